@@ -37,7 +37,7 @@ from coseek.training.rl.settings import OverlongSettings, RlSettings
 from coseek.training.rl.trainer import train_rl
 from coseek.training.tracker import Timer
 from coseek.training.trainer.data_order import QuestionStream
-from coseek.training.trainer.logprobs import entropies, logprobs_and_entropy, target_logprobs
+from coseek.training.trainer.logprobs import entropies, target_logprobs
 from coseek.training.trainer.policy import Policy
 
 groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=9)
@@ -233,7 +233,7 @@ def test_the_entropy_is_that_of_the_sampling_distribution_where_the_loss_looks(g
     logits_BTV = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
     wanted_BT = torch.tensor([[False, False, True]])
     ids_BT = torch.tensor([[0, 1, 2]])
-    both = logprobs_and_entropy(logits_BTV, lambda raw: raw, ids_BT, wanted_BT, 0.5, gradient=gradient)
+    both = target_logprobs(logits_BTV, lambda raw: raw, ids_BT, wanted_BT, 0.5, "trained" if gradient else "seen")
     p = (logits_BTV[0, 1] / 0.5).softmax(0)
     assert both[1, 0, 2].item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-5)
     assert torch.equal(both[0], target_logprobs(logits_BTV, lambda raw: raw, ids_BT, wanted_BT, 0.5))

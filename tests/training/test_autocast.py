@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.learner import Learner
-from coseek.training.trainer.logprobs import KNOWN, LENGTHS, POSITIONS, ReplacedAttention, pad_length, pad_positions
+from coseek.training.trainer.logprobs import (
+    LENGTH_MULTIPLE,
+    POSITION_MULTIPLE,
+    TORCH_ATTENTION,
+    ReplacedAttention,
+    pad_length,
+    pad_positions,
+)
 from coseek.training.trainer.policy import Critic, Policy
 from coseek.training.trainer.settings import LearnerSettings
 
@@ -43,7 +50,7 @@ def test_padding_to_common_shapes_changes_no_output_and_no_gradient(
     assert isinstance(trunk, nn.Module)
     trunk.register_forward_pre_hook(lambda _, __, named: lengths.add(named["input_ids"].shape[1]), with_kwargs=True)
     padded_BT, padded = learn(second)
-    assert lengths and all(length % LENGTHS == 0 for length in lengths)
+    assert lengths and all(length % LENGTH_MULTIPLE == 0 for length in lengths)
     assert torch.allclose(plain_BT, padded_BT, atol=1e-6)
     assert plain.keys() == padded.keys() and plain
     for name, gradient in plain.items():
@@ -62,8 +69,8 @@ def test_batches_of_any_length_meet_few_shapes() -> None:
             module.register_forward_pre_hook(lambda _, given, seen=seen: seen.add(given[0].shape[-2]))
     for seed in range(4):
         learn(policy, seed)
-    assert positions and all(number % POSITIONS == 0 for number in positions)
-    assert lengths and all(length % LENGTHS == 0 for length in lengths)
+    assert positions and all(number % POSITION_MULTIPLE == 0 for number in positions)
+    assert lengths and all(length % LENGTH_MULTIPLE == 0 for length in lengths)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -79,7 +86,7 @@ def test_attention_and_its_gradient_are_computed_in_float32_unless_layers_are_re
 
         def seen(*args: object, **named: object) -> object:
             dtypes.update(value.dtype for value in args if isinstance(value, Tensor))
-            return KNOWN(*args, **named)
+            return TORCH_ATTENTION(*args, **named)
 
         with ReplacedAttention(seen):
             rough_BT, rough = learn(policy)
@@ -93,6 +100,6 @@ def test_nothing_is_padded_in_float32() -> None:
     block = torch.ones(3, 5)
     assert pad_length(block) is block and pad_positions(block) is block
     with torch.autocast("cpu", torch.bfloat16):
-        assert pad_length(block).shape == (3, LENGTHS) and pad_positions(block).shape == (POSITIONS, 5)
+        assert pad_length(block).shape == (3, LENGTH_MULTIPLE) and pad_positions(block).shape == (POSITION_MULTIPLE, 5)
         assert float(pad_length(block).sum()) == float(pad_positions(block).sum()) == 15.0
         assert pad_length(block.to("meta")).shape == (3, 5)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.training.sft.trainer import LENGTHS, LONGEST_GAP, repeat_batch, varied_batch
+from coseek.training.sft.trainer import LENGTH_RANGE, MAX_GAP, repeat_batch, varied_batch
 
 
 @given(st.integers(2, 30), st.integers(0, 30), st.integers(0, 2**31))
@@ -22,8 +22,8 @@ def test_lengths_and_distances_spread_from_one_distance_to_all(spread: float, se
     rows, width = batch.ids_BT.shape
     distance = int(batch.agent_BT[0].nonzero()[0])
     length = width - distance
-    assert LENGTHS[0] - 1 <= length <= LENGTHS[1]
-    assert distance <= LENGTHS[1] + LONGEST_GAP + 1
+    assert LENGTH_RANGE[0] - 1 <= length <= LENGTH_RANGE[1]
+    assert distance <= LENGTH_RANGE[1] + MAX_GAP + 1
     assert rows * width <= max(1536, width)
     if spread == 0.0:
         assert (length, distance) == (24, 24)

@@ -382,7 +382,7 @@ def test_a_micro_batch_in_bytes_is_a_count_of_tokens_and_the_same_gradient() -> 
     for learner in (LearnerSettings(), LearnerSettings(micro_batch_gib=1e-4)):
         policy = Policy(tiny_model(), learner, 1)
         policy.forward_backward(batch, wanted_BT, loss)
-        found.append((policy._part_tokens, gradients(policy)))
+        found.append((policy._micro_batch_tokens, gradients(policy)))
     shape = shape_of_config(tiny_model().config.to_dict())
     (_, whole), (tokens, parts) = found
     assert tokens * pass_bytes(shape, LearnerSettings(), 1, 1) <= 1e-4 * 2**30
@@ -402,7 +402,7 @@ def test_all_samplers_of_a_policy_share_one_copy_of_the_weights() -> None:
 class Half(Workers):
     """One of two workers, which waits for nobody."""
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         pass
 
 
@@ -410,7 +410,7 @@ class Gathered(Policy):
     """A policy of two workers whose weights are where this one can read them all."""
 
     @cached_property
-    def _trained(self) -> nn.Module:
+    def _entry(self) -> nn.Module:
         return self.entry(self.module)
 
 

@@ -14,7 +14,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.logprobs import Entropy
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.prefixes import PrefixTree, tree_parts
+from coseek.training.trainer.prefixes import PrefixTree, tree_micro_batches
 from coseek.training.trainer.settings import LearnerSettings
 
 
@@ -69,14 +69,14 @@ def test_a_tree_holds_every_beginning_once_and_every_row_is_a_path(rows: list[li
     ids_BT = torch.tensor([row + [0] * (9 - len(row)) for row in rows])
     ends_B = torch.tensor([len(row) for row in rows])
     tree = PrefixTree.of(ids_BT, ends_B)
-    paths = [path[: len(row)] for row, path in zip(rows, tree.places_BT.tolist(), strict=True)]
+    paths = [path[: len(row)] for row, path in zip(rows, tree.nodes_BT.tolist(), strict=True)]
     beginnings = {tuple(row[: at + 1]) for row in rows for at in range(len(row))}
     assert {place for path in paths for place in path} == set(range(len(beginnings)))
     for row, path in zip(rows, paths, strict=True):
         for at, place in enumerate(path):
-            assert int(tree.places_BT.flatten()[tree.tokens_U[place]]) == place
+            assert int(tree.nodes_BT.flatten()[tree.tokens_U[place]]) == place
             assert int(tree.ids_1U[0, place]) == row[at] and int(tree.positions_1U[0, place]) == at
-    parts = [part.tolist() for part in tree_parts(ids_BT, ends_B, torch.arange(len(rows)), most)]
+    parts = [part.tolist() for part in tree_micro_batches(ids_BT, ends_B, torch.arange(len(rows)), most)]
     assert sorted(row for part in parts for row in part) == list(range(len(rows)))
     for part in parts:
         held = {tuple(rows[row][: at + 1]) for row in part for at in range(len(rows[row]))}

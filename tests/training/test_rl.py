@@ -196,7 +196,7 @@ def test_every_epoch_brings_every_question_once_wherever_it_is_cut() -> None:
 def test_a_step_with_balanced_hops_forgets_no_long_question(position: int, count: int) -> None:
     hops = [1] * 20 + [2] * 9 + [4] * 2 + [None]
     asked = [Question(str(number), "?", hops=one) for number, one in enumerate(hops)]
-    order = QuestionStream(asked, 1, by_hops=True)
+    order = QuestionStream(asked, 1, balance_hops=True)
     taken = order.take(position, count)
     shares = Counter(one.hops for one in taken)
     assert max(shares.values()) - min(shares[one] for one in (1, 2, 4, None)) <= 1

@@ -86,16 +86,16 @@ class MetricsLog:
 
 def as_written(row: Mapping[str, float]) -> dict[str, float]:
     """Return the row as it is written: numbers rounded to 6 digits, without non-finite ones, which JSON cannot hold."""
-    return {name: _short(value) for name, value in row.items() if math.isfinite(value)}
+    return {
+        name: value if isinstance(value, int) else float(f"{value:.6g}")
+        for name, value in row.items()
+        if math.isfinite(value)
+    }
 
 
 def _step_of(row: JsonObject) -> int | None:
     step = row.get("step")
     return int(step) if isinstance(step, int | float) else None
-
-
-def _short(value: float) -> float | int:
-    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 # Timer: measures the seconds of each part of a step.
@@ -109,9 +109,9 @@ class Timer:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        began = time.perf_counter()
+        started_s = time.perf_counter()
         yield
-        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - started_s
 
 
 CONTRACT: PluginSpec = {"open_run": None}
@@ -233,11 +233,11 @@ class Mlflow:
 
         self._client = client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", run.store.resolve().as_uri()))
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "coseek")
-        known = client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known is not None else client.create_experiment(name)
-        found = client.search_runs([experiment], f"tags.`coseek.run` = '{run.id}'", max_results=1)
-        if found:
-            self._id = found[0].info.run_id
+        existing = client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing is not None else client.create_experiment(name)
+        earlier_runs = client.search_runs([experiment], f"tags.`coseek.run` = '{run.id}'", max_results=1)
+        if earlier_runs:
+            self._id = earlier_runs[0].info.run_id
             client.update_run(self._id, status="RUNNING")
             return
         self._id = client.create_run(experiment, tags={"coseek.run": run.id}, run_name=run.name).info.run_id
@@ -259,15 +259,15 @@ class Mlflow:
 def _flat(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
     """Flatten a tree to (dotted name, value as text), without empty or unset values."""
     if isinstance(value, dict):
-        for key, inside in value.items():
-            yield from _flat(inside, f"{name}.{key}" if name else key)
+        for key, child in value.items():
+            yield from _flat(child, f"{name}.{key}" if name else key)
     elif value not in (None, "", []):
         yield _allowed(name), str(value)
 
 
 def _allowed(name: str) -> str:
     """Replace the characters that MLflow refuses: `held/recall@5` becomes `held/recall-5`."""
-    return "".join(sign if sign.isalnum() or sign in "_-. :/" else "-" for sign in name)
+    return "".join(char if char.isalnum() or char in "_-. :/" else "-" for char in name)
 
 
 ADAPTERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
@@ -315,7 +315,7 @@ class _Sender:
         if self._tracker is None or self._path != path:
             self._close()
             part, store = path.parent.relative_to(self._folder), self._folder / FOLDER
-            name, ident = str(self._folder.resolve().name / part), uuid.uuid5(_id_of(store), str(part)).hex
+            name, ident = str(self._folder.resolve().name / part), uuid.uuid5(_folder_id(store), str(part)).hex
             run = TrackedRun(name, ident, part, store / plugin_name(self._name), self._config, last_step)
             self._tracker, self._path = self._open_run(run), path
         values = dict(row)
@@ -344,8 +344,8 @@ class _Sender:
             return False
 
 
-def _id_of(store: Path) -> uuid.UUID:
-    """The id of a training folder, drawn on first use: services know a resumed run by it."""
+def _folder_id(store: Path) -> uuid.UUID:
+    """The id of a training folder, drawn on first use, by which services recognise a resumed training."""
     path = store / "id"
     if not path.exists():
         with atomic_write(path) as file:

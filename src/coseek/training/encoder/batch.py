@@ -48,12 +48,13 @@ class EncoderBatch:
     ) -> "EncoderBatch":
         """Make a batch of each row's positive and negatives, with `in_batch` also those of all other rows, or of those
         in the same block of `in_batch_rows` rows."""
-        slots = [(number, given) for number, row in enumerate(rows) for given in (row.positive, *row.negatives)]
-        owner_S = torch.tensor([number for number, _ in slots])
+        slots = [(row, passage) for row, each in enumerate(rows) for passage in (each.positive, *each.negatives)]
+        owner_S = torch.tensor([row for row, _ in slots])
         own_BS = owner_S == torch.arange(len(rows))[:, None]
         positive_B = own_BS.int().argmax(dim=1)  # a row's first slot
         question_B, query_B = _numbered([row.question for row in rows]), _numbered([row.query for row in rows])
-        id_S, text_S = _numbered([given.id for _, given in slots]), _numbered([given.text for _, given in slots])
+        id_S = _numbered([passage.id for _, passage in slots])
+        text_S = _numbered([passage.text for _, passage in slots])
 
         kin_BB = _same(question_B, question_B) | _same(query_B, query_B)
         holds_BS = _same(id_S[positive_B], id_S) | _same(text_S[positive_B], text_S)  # the positive of row B
@@ -64,27 +65,21 @@ class EncoderBatch:
         if mask:
             negative_BS = ~right_BS & (own_BS | (~_same(question_B, question_B[owner_S]) & shared_BS))
         allowed_BS = negative_BS | (torch.arange(len(slots)) == positive_B[:, None])
-        return cls._of(rows, [given for _, given in slots], allowed_BS, positive_B, torch.zeros(allowed_BS.shape))
+        return cls._of(rows, [passage for _, passage in slots], allowed_BS, positive_B, torch.zeros(allowed_BS.shape))
 
     @classmethod
     def weighed(cls, rows: Sequence[TrainingExample]) -> "EncoderBatch":
         """Make a batch of each row's candidates with their targets. Other rows' slots are masked."""
-        slots = [given for row in rows for given in row.candidates]
-        owner_S = torch.tensor([number for number, row in enumerate(rows) for _ in row.candidates])
+        slots = [passage for row in rows for passage in row.candidates]
+        owner_S = torch.tensor([row for row, example in enumerate(rows) for _ in example.candidates])
         own_BS = owner_S == torch.arange(len(rows))[:, None]
         targets_S = torch.tensor([target for row in rows for target in row.targets])
         targets_BS = torch.where(own_BS, targets_S, torch.zeros(()))
         return cls._of(rows, slots, own_BS, torch.zeros(len(rows), dtype=torch.long), targets_BS)
 
     def structure(self) -> dict[str, Tensor]:
-        """How queries and passages belong together, by name."""
-        return {
-            "query_B": self.query_B,
-            "passage_S": self.passage_S,
-            "allowed_BS": self.allowed_BS,
-            "positive_B": self.positive_B,
-            "targets_BS": self.targets_BS,
-        }
+        """Return the tensors by name: how queries and passages belong together."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     @classmethod
     def _of(
@@ -97,14 +92,14 @@ class EncoderBatch:
     ) -> "EncoderBatch":
         # Longest first: micro-batches of texts of similar length need little padding.
         queries = _longest_first(row.query for row in rows)
-        passages = _longest_first(given.text for given in slots)
-        query_at = {text: place for place, text in enumerate(queries)}
-        passage_at = {text: place for place, text in enumerate(passages)}
+        passages = _longest_first(passage.text for passage in slots)
+        query_index = {text: index for index, text in enumerate(queries)}
+        passage_index = {text: index for index, text in enumerate(passages)}
         return cls(
             queries=queries,
             passages=passages,
-            query_B=torch.tensor([query_at[row.query] for row in rows]),
-            passage_S=torch.tensor([passage_at[given.text] for given in slots]),
+            query_B=torch.tensor([query_index[row.query] for row in rows]),
+            passage_S=torch.tensor([passage_index[passage.text] for passage in slots]),
             allowed_BS=allowed_BS,
             positive_B=positive_B,
             targets_BS=targets_BS,
@@ -185,8 +180,8 @@ class Collator:
         features: Features = {}
         sides: list[tuple[Side, tuple[str, ...]]] = [("query", batch.queries), ("passage", batch.passages)]
         for side, texts in sides:
-            # A worker without a text could make no vector for the others to wait for. A vector behind the last one is
-            # in no score and has no gradient.
+            # A worker without a text would have no vector for the others to gather. A vector after the last one is in
+            # no score and has no gradient.
             spare = texts[-1:] * max(0, self.workers.world_size - len(texts))
             for name, value in self.builder.features(side, self.workers.strided_share([*texts, *spare])).items():
                 features[f"{side}_{name}"] = value

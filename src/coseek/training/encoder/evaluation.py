@@ -38,7 +38,7 @@ from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors
 from coseek.retrieval.vectors.store import VectorStore
 from coseek.retrieval.vectors.token_vectors import MaxSimSearch, TokenEncoder, padded
-from coseek.training.encoder.examples import Seen
+from coseek.training.encoder.examples import QueryText
 from coseek.training.encoder.recipe import HeldOutSettings, RetrieverRecipe
 
 Ranks: TypeAlias = NDArray[np.int64]
@@ -66,22 +66,23 @@ class HeldOut:
         texts are one passage, with the id of the first.
         """
         rng = random.Random(f"{seed}/held out")
-        every = [(name, label) for name, labels in groups.items() for label in labels]
-        kept = set(rng.sample(range(len(every)), min(len(every), settings.turns)))
-        chosen = {
-            name: [label for number, (group, label) in enumerate(every) if group == name and number in kept]
-            for name in groups
-        }
-        needed = [label.passage(label.positive) for labels in chosen.values() for label in labels]
-        wanted = {ident for labels in chosen.values() for label in labels for ident in label.question.gold_ids}
-        needed += [passage for passage in others if passage.id in wanted]
-        texts = {passage_text(passage) for passage in needed}
-        rest = list({passage_text(one): one for one in reversed(others) if passage_text(one) not in texts}.values())
-        room = max(0, settings.passages - len(texts))
-        pool = [*needed, *(rng.sample(rest, room) if room < len(rest) else rest)]
+        turns = [(name, label) for name, labels in groups.items() for label in labels]
+        sampled: dict[str, list[LabelSet]] = {name: [] for name in groups}
+        for index in sorted(rng.sample(range(len(turns)), min(len(turns), settings.turns))):
+            name, label = turns[index]
+            sampled[name].append(label)
+        labels = [label for group in sampled.values() for label in group]
+        gold_ids = {ident for label in labels for ident in label.question.gold_ids}
+        needed = [label.passage(label.positive) for label in labels]
+        needed += [passage for passage in others if passage.id in gold_ids]
+        needed_texts = {passage_text(passage) for passage in needed}
+        by_text = {passage_text(passage): passage for passage in reversed(others)}
+        fillers = [passage for text, passage in by_text.items() if text not in needed_texts]
+        room = max(0, settings.passages - len(needed_texts))
+        pool = [*needed, *(rng.sample(fillers, room) if room < len(fillers) else fillers)]
         rng.shuffle(pool)  # ties are broken by the pool's order, so it must be random
-        once = {passage_text(passage): passage for passage in reversed(pool)}
-        return cls({name: labels for name, labels in chosen.items() if labels}, list(once.values()))
+        distinct = {passage_text(passage): passage for passage in reversed(pool)}
+        return cls({name: group for name, group in sampled.items() if group}, list(distinct.values()))
 
     @property
     def labels(self) -> list[LabelSet]:
@@ -90,20 +91,20 @@ class HeldOut:
     @property
     def turns(self) -> dict[str, list[int]]:
         """Indices of turns in `labels`: all of them, then those of each group if there are several."""
-        found = {ALL: list(range(len(self.labels)))}
+        turns = {ALL: list(range(len(self.labels)))}
         start = 0
         for name, labels in self.groups.items() if len(self.groups) > 1 else ():
-            found[name] = list(range(start, start + len(labels)))
+            turns[name] = list(range(start, start + len(labels)))
             start += len(labels)
-        return found
+        return turns
 
 
 def ranks_of(scores_QU: NDArray[np.float32], row_Q: Ranks) -> Ranks:
     """Return the rank of one row per query by descending score, from 1; ties in the order of rows. Shape Q."""
-    own_Q1 = np.take_along_axis(scores_QU, row_Q[:, None], axis=1)
-    above_QU = scores_QU > own_Q1
-    level_QU = (scores_QU == own_Q1) & (np.arange(scores_QU.shape[1]) < row_Q[:, None])
-    return cast(Ranks, 1 + above_QU.sum(axis=1) + level_QU.sum(axis=1))
+    score_Q1 = np.take_along_axis(scores_QU, row_Q[:, None], axis=1)
+    above_QU = scores_QU > score_Q1
+    tied_QU = (scores_QU == score_Q1) & (np.arange(scores_QU.shape[1]) < row_Q[:, None])
+    return cast(Ranks, 1 + above_QU.sum(axis=1) + tied_QU.sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -117,31 +118,32 @@ class EvaluationResult:
 
     def metrics(self, held_out: HeldOut, k: Sequence[int]) -> dict[str, float]:
         """Return the means over all turns, and over each group's turns if there are several groups."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for group, turns in held_out.turns.items():
             prefix = "held" if group == ALL else f"held/{group}"
-            found |= {f"{prefix}/{name}": value for name, value in self._means(turns, k).items()}
-        return found
+            metrics |= {f"{prefix}/{name}": value for name, value in self._means(turns, k).items()}
+        return metrics
 
     def _means(self, turns: Sequence[int], k: Sequence[int]) -> dict[str, float]:
         ranks = self.ranks[turns]
         means = {f"recall@{depth}": float((ranks <= depth).mean()) for depth in k}
         means["mrr"] = float((1.0 / ranks).mean())
-        gold = [found for turn in turns if (found := self.gold[turn]) is not None]
-        if gold:
-            means |= {f"gold@{depth}": fmean(fmean(rank <= depth for rank in found) for found in gold) for depth in k}
+        gold = [gold_ranks for turn in turns if (gold_ranks := self.gold[turn]) is not None]
+        for depth in k if gold else ():
+            means[f"gold@{depth}"] = fmean(fmean(rank <= depth for rank in gold_ranks) for gold_ranks in gold)
         return means
 
     def to_json(self) -> JsonObject:
         return {
             "ranks": cast(list[Json], self.ranks.tolist()),
-            "gold": [None if found is None else cast(list[Json], [*found]) for found in self.gold],
+            "gold": [None if ranks is None else cast(list[Json], [*ranks]) for ranks in self.gold],
         }
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "EvaluationResult":
         gold = cast("list[list[int] | None]", row["gold"])
-        return cls(np.array(row["ranks"], dtype=np.int64), tuple(None if one is None else tuple(one) for one in gold))
+        gold_ranks = tuple(None if each is None else tuple(each) for each in gold)
+        return cls(np.array(row["ranks"], dtype=np.int64), gold_ranks)
 
     def values(self, name: str) -> list[float]:
         """Return `mrr` or `recall@K` of each turn."""
@@ -154,12 +156,12 @@ class EvaluationResult:
 class EncoderEvaluator:
     """Evaluates an encoder on held-out turns."""
 
-    def __init__(self, held_out: HeldOut, card: EncoderCard, seen: Seen) -> None:
+    def __init__(self, held_out: HeldOut, card: EncoderCard, query_text: QueryText) -> None:
         self.held_out, self._card = held_out, card
-        self._queries = [seen(label.query) for label in held_out.labels]
+        self._queries = [query_text(label.query) for label in held_out.labels]
         self._texts = [passage_text(passage) for passage in held_out.pool]
-        self._row = {text: row for row, text in enumerate(self._texts)}
-        self._rows_by_id: dict[str, int] = {passage.id: row for row, passage in enumerate(held_out.pool)}
+        self._row_by_text = {text: row for row, text in enumerate(self._texts)}
+        self._row_by_id = {passage.id: row for row, passage in enumerate(held_out.pool)}
 
     def evaluate(self, model: BaseModel) -> EvaluationResult:
         """Evaluate the model with the prompts, lengths and normalisation of the card, as in retrieval."""
@@ -180,7 +182,7 @@ class EncoderEvaluator:
         card = self._card
         passages_U = encoder.encode(self._texts, "document", card.passage_prompt, card.passage_tokens, BATCH)
         queries_Q = encoder.encode(self._queries, "query", card.query_prompt, card.query_tokens, BATCH)
-        ends_U = np.cumsum([len(one_TD) for one_TD in passages_U])
+        ends_U = np.cumsum([len(vectors_TD) for vectors_TD in passages_U])
         store = VectorStore.of(np.concatenate(passages_U))
         return MaxSimSearch(store, ends_U, str(encoder.model.device)).scores(padded(queries_Q))
 
@@ -190,43 +192,43 @@ class EncoderEvaluator:
         queries_QV = word_weights(model, self._queries, "query", card.query_prompt, card.query_tokens, BATCH)
         return cast(Vectors, (queries_QV @ passages_UV.T).toarray())
 
-    def beside(self) -> dict[str, EvaluationResult]:
-        """Evaluate what the table shows besides: BM25, which reads the query alone. Passages that it does not return
+    def baselines(self) -> dict[str, EvaluationResult]:
+        """Evaluate the baselines of the table: BM25, which reads the query alone. Passages that it does not return
         rank last."""
         return {BM25: self._result(self._bm25_scores)}
 
     @cached_property
     def _bm25_scores(self) -> Vectors:
         corpus = self._corpus()
-        return self._searched(Bm25.over(corpus), [label.query.text for label in self.held_out.labels], corpus)
+        return self._search_scores(Bm25.over(corpus), [label.query.text for label in self.held_out.labels], corpus)
 
     def hybrid(self, folder: Path) -> EvaluationResult:
         """Evaluate BM25 and the encoder in a folder, together as `hybrid` fuses them."""
         corpus = self._corpus()
         dense = Dense.over(corpus, DenseSettings(encoder=str(folder)))
-        both = Hybrid([Bm25.over(corpus), dense], HybridSettings(parts=["bm25", "dense"], depth=len(corpus)))
-        return self._result(self._searched(both, [label.query for label in self.held_out.labels], corpus))
+        hybrid = Hybrid([Bm25.over(corpus), dense], HybridSettings(parts=["bm25", "dense"], depth=len(corpus)))
+        return self._result(self._search_scores(hybrid, [label.query for label in self.held_out.labels], corpus))
 
     def _corpus(self) -> Corpus:
         """The pool, with rows as ids."""
-        return Corpus([Passage(str(row), one.title, one.text) for row, one in enumerate(self.held_out.pool)])
+        return Corpus([Passage(str(row), each.title, each.text) for row, each in enumerate(self.held_out.pool)])
 
-    def _searched(self, retriever: Retriever, asked: Sequence[QueryLike], corpus: Corpus) -> Vectors:
+    def _search_scores(self, retriever: Retriever, queries: Sequence[QueryLike], corpus: Corpus) -> Vectors:
         """The scores of all passages, Q × U; −1 for those that are not returned."""
-        scores_QU = np.full((len(asked), len(corpus)), -1.0, dtype=np.float32)
-        for scores_U, hits in zip(scores_QU, retriever.search(asked, len(corpus)), strict=True):
+        scores_QU = np.full((len(queries), len(corpus)), -1.0, dtype=np.float32)
+        for scores_U, hits in zip(scores_QU, retriever.search(queries, len(corpus)), strict=True):
             for hit in hits:
                 scores_U[int(hit.passage.id)] = hit.score
         return scores_QU
 
     def _result(self, scores_QU: Vectors) -> EvaluationResult:
         labels = self.held_out.labels
-        positives = [self._row[passage_text(label.passage(label.positive))] for label in labels]
+        positives = [self._row_by_text[passage_text(label.passage(label.positive))] for label in labels]
         gold: list[tuple[int, ...] | None] = []
         for scores_U, label in zip(scores_QU, labels, strict=True):
-            rows = [self._rows_by_id[ident] for ident in label.question.gold_ids if ident in self._rows_by_id]
-            same = np.broadcast_to(scores_U, (len(rows), len(scores_U)))
-            gold.append(tuple(ranks_of(same, np.array(rows, dtype=np.int64)).tolist()) if rows else None)
+            rows = [self._row_by_id[ident] for ident in label.question.gold_ids if ident in self._row_by_id]
+            scores_GU = np.broadcast_to(scores_U, (len(rows), len(scores_U)))
+            gold.append(tuple(ranks_of(scores_GU, np.array(rows, dtype=np.int64)).tolist()) if rows else None)
         return EvaluationResult(ranks_of(scores_QU, np.array(positives, dtype=np.int64)), tuple(gold))
 
 
@@ -252,7 +254,7 @@ PAIRS = ((TRAINED, BEFORE), (TRAINED, BM25), (HYBRID, BM25), (HYBRID, TRAINED))
 """Pairs of searchers that a verdict compares."""
 
 
-def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, recipe: RetrieverRecipe) -> Table:
+def results_table(results: Mapping[str, EvaluationResult], held_out: HeldOut, recipe: RetrieverRecipe) -> Table:
     """Make a table with one row per searcher and group, one column per metric, and last the change by training.
 
     The interval of a mean is a bootstrap over turns. Turns of one question are not independent, so with many turns per
@@ -261,45 +263,44 @@ def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, reci
     metrics = [*(f"recall@{depth}" for depth in recipe.held_out.k), "mrr"]
     rows: list[tuple[str, ...]] = []
     for group, turns in held_out.turns.items():
-        for name, one in found.items():
-            cells = [
-                str(bootstrap_mean([one.values(metric)[turn] for turn in turns], np.random.default_rng(recipe.seed)))
-                for metric in metrics
-            ]
+        for name, result in results.items():
+            cells: list[str] = []
+            for metric in metrics:
+                values = [result.values(metric)[turn] for turn in turns]
+                cells.append(str(bootstrap_mean(values, np.random.default_rng(recipe.seed))))
             rows.append((name, group, str(len(turns)), *cells))
-    if BEFORE in found and TRAINED in found:
-        changes = (change(found, metric, recipe.seed) for metric in metrics)
-        cells = ["–" if one is None else str(one.difference) for one in changes]
+    if BEFORE in results and TRAINED in results:
+        changes = [change(results, metric, recipe.seed) for metric in metrics]
+        cells = ["–" if difference is None else str(difference.difference) for difference in changes]
         rows.append(("trained − before", ALL, str(len(held_out.labels)), *cells))
     note = f"{counted(len(held_out.pool), 'passage')} are searched; no question of these turns was trained on."
-    said = verdict(claims(found, recipe.seed))
-    return Table(("searcher", "turns of", "turns", *metrics), tuple(rows), tuple(filter(None, (said, note))))
+    notes = (verdict(claims(results, recipe.seed)), note)
+    return Table(("searcher", "turns of", "turns", *metrics), tuple(rows), tuple(filter(None, notes)))
 
 
-def claims(found: Mapping[str, EvaluationResult], seed: int) -> list[PairedClaim]:
-    """Whether training helped, and what the trained encoder and both together are beside BM25."""
+def claims(results: Mapping[str, EvaluationResult], seed: int) -> list[PairedClaim]:
+    """Whether training helped, and how the trained encoder and its hybrid compare with BM25."""
     return [
-        PairedClaim(run, against, "mrr", change(found, "mrr", seed, run, against), unit="turn")
-        for run, against in PAIRS
-        if run in found and against in found
+        PairedClaim(name, against, "mrr", change(results, "mrr", seed, name, against), unit="turn")
+        for name, against in PAIRS
+        if name in results and against in results
     ]
 
 
 def change(
-    found: Mapping[str, EvaluationResult], metric: str, seed: int, run: str = TRAINED, against: str = BEFORE
+    results: Mapping[str, EvaluationResult], metric: str, seed: int, name: str = TRAINED, against: str = BEFORE
 ) -> Difference | None:
     """The paired difference of two searchers over all turns."""
     before, after = (
-        {str(turn): value for turn, value in enumerate(found[name].values(metric))} for name in (against, run)
+        {str(turn): value for turn, value in enumerate(results[each].values(metric))} for each in (against, name)
     )
     return paired_difference(before, after, np.random.default_rng(seed))
 
 
-def results_json(found: Mapping[str, EvaluationResult], held_out: HeldOut, recipe: RetrieverRecipe) -> JsonObject:
+def results_json(results: Mapping[str, EvaluationResult], held_out: HeldOut, recipe: RetrieverRecipe) -> JsonObject:
     """Return the metrics of each searcher, for programs."""
-    metrics: dict[str, Json] = {}
-    for name, one in found.items():
-        metrics[name] = {
-            metric.removeprefix("held/"): value for metric, value in one.metrics(held_out, recipe.held_out.k).items()
-        }
-    return {"turns": len(held_out.labels), "passages": len(held_out.pool), "searchers": metrics}
+    searchers: dict[str, Json] = {}
+    for name, result in results.items():
+        metrics = result.metrics(held_out, recipe.held_out.k)
+        searchers[name] = {metric.removeprefix("held/"): value for metric, value in metrics.items()}
+    return {"turns": len(held_out.labels), "passages": len(held_out.pool), "searchers": searchers}

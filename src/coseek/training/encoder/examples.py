@@ -30,7 +30,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.hybrid import sentence_of
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 
-Seen: TypeAlias = Callable[[Query], str]
+QueryText: TypeAlias = Callable[[Query], str]
 """Query → the text that the encoder's view makes of it."""
 
 
@@ -65,12 +65,12 @@ class TrainingExample:
     targets: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, label: LabelSet, seen: Seen) -> "TrainingExample":
+    def of(cls, label: LabelSet, query_text: QueryText) -> "TrainingExample":
         passages = {candidate.passage.id: ExamplePassage.of(candidate.passage) for candidate in label.candidates}
         return cls(
             turn=label.turn.key,
             question=label.question.question,
-            query=seen(label.query),
+            query=query_text(label.query),
             positive=passages[label.positive],
             negatives=tuple(passages[ident] for ident in label.negatives),
             candidates=tuple(passages.values()) if label.targets is not None else (),
@@ -82,13 +82,13 @@ def read_labels(folders: Iterable[str]) -> list[LabelSet]:
     """Read all label sets of the label folders, in their order. Raises `DataError` for an empty folder."""
     labels: list[LabelSet] = []
     for name in folders:
-        found = list(LabelFolder(Path(name)).sets())
-        if not found:
+        label_sets = list(LabelFolder(Path(name)).sets())
+        if not label_sets:
             raise DataError(
                 f"{name} holds no label sets; its dropped.jsonl gives the reason for each turn without labels; turns "
                 "that faults left unlabelled are not listed there, and `coseek label --resume` tries them again"
             )
-        labels += found
+        labels += label_sets
     return labels
 
 
@@ -98,13 +98,16 @@ def split_by_question(labels: Sequence[LabelSet], share: float, seed: int) -> tu
     The side depends on the question's text and the seed alone: not on other questions, their order, or ids.
     """
 
-    def held(text: str) -> bool:
-        digest = hashlib.blake2b(f"{seed}/{text}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") < share * 2**64
+    texts = {label.question.question for label in labels}
+    held_out = {text: _is_sampled(text, share, seed) for text in texts}
+    train = [label for label in labels if not held_out[label.question.question]]
+    return train, [label for label in labels if held_out[label.question.question]]
 
-    out = {text: held(text) for text in {label.question.question for label in labels}}
-    train = [label for label in labels if not out[label.question.question]]
-    return train, [label for label in labels if out[label.question.question]]
+
+def _is_sampled(text: str, share: float, seed: int) -> bool:
+    """Whether a text is in the sample of this share, by its hash."""
+    digest = hashlib.blake2b(f"{seed}/{text}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +131,9 @@ class ExampleOrder:
         """Return the examples of update `step`, from 0. Each occurs once, even if there are fewer than `batch_size`."""
         chosen: dict[int, int] = {}
         for position in range(step * self.batch_size, (step + 1) * self.batch_size):
-            epoch, place = divmod(position, len(self.rows))
-            chosen.setdefault(self._shuffled(epoch)[place], epoch)
-        return [self._row(number, epoch) for number, epoch in chosen.items()]
+            epoch, offset = divmod(position, len(self.rows))
+            chosen.setdefault(self._shuffled(epoch)[offset], epoch)
+        return [self._example(number, epoch) for number, epoch in chosen.items()]
 
     @lru_cache(maxsize=4)  # noqa: B019 (an order lives as long as its training)
     def _shuffled(self, epoch: int) -> list[int]:
@@ -138,30 +141,29 @@ class ExampleOrder:
         random.Random(f"{self.seed}/epoch/{epoch}").shuffle(numbers)
         return numbers
 
-    def _row(self, number: int, epoch: int) -> TrainingExample:
-        row = self.rows[number]
-        if len(row.negatives) <= self.negatives:
-            return row
+    def _example(self, number: int, epoch: int) -> TrainingExample:
+        example = self.rows[number]
+        if len(example.negatives) <= self.negatives:
+            return example
         rng = random.Random(f"{self.seed}/negatives/{epoch}/{number}")
-        places = sorted(rng.sample(range(len(row.negatives)), self.negatives))
-        kept = tuple(row.negatives[place] for place in places)
-        return TrainingExample(row.turn, row.question, row.query, row.positive, kept, row.candidates, row.targets)
+        sampled = sorted(rng.sample(range(len(example.negatives)), self.negatives))
+        return replace(example, negatives=tuple(example.negatives[index] for index in sampled))
 
 
-_LEAST_WORDS = 8
+_MIN_WORDS = 8
 """Words that a passage must keep when its sentence is taken out."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledSearch:
-    """A query, the passage that it is to find, and what no negative may hold."""
+    """A query, the passage that it is to find, and the answers that no negative may hold."""
 
     question: Question
     number: int
     """Its number among the searches of the question."""
     query: str
     positive: Passage
-    sought: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 def question_labels(questions: Sequence[Question], corpus: Corpus, bm25: Bm25, candidates: int) -> list[LabelSet]:
@@ -173,14 +175,13 @@ def question_labels(questions: Sequence[Question], corpus: Corpus, bm25: Bm25, c
 def passage_labels(passages: Sequence[Passage], bm25: Bm25, candidates: int, seed: int) -> list[LabelSet]:
     """At most one label set a passage, of its own words. Passages that are too short give none."""
     headings = Counter(passage.title.rpartition(TITLE_STEP)[2] for passage in bm25.corpus)
-    searches = [found for one in passages if (found := _own_words(one, headings, seed)) is not None]
-    return _labels(searches, bm25, candidates)
+    searches = [_passage_search(passage, headings, seed) for passage in passages]
+    return _labels([search for search in searches if search is not None], bm25, candidates)
 
 
 def is_held_out(passage: Passage, share: float, seed: int) -> bool:
     """Whether the document of a passage is held out: that depends on its name and the seed alone."""
-    hashed = hashlib.blake2b(f"{seed}/{document_of(passage)}".encode(), digest_size=8).digest()
-    return int.from_bytes(hashed, "big") < share * 2**64
+    return _is_sampled(document_of(passage), share, seed)
 
 
 def document_of(passage: Passage) -> str:
@@ -197,48 +198,50 @@ def _searches(question: Question, corpus: Corpus) -> Iterator[LabelledSearch]:
         for number, ident in enumerate(question.gold_ids):
             yield LabelledSearch(question, number, question.searched, corpus.by_id(ident), question.answers)
         return
-    found = {question.searched: (question.gold_ids[0], question.answers)}
+    targets = {question.searched: (question.gold_ids[0], question.answers)}
     for step in path:
         for query in (step.question, *([f"{step.source} {step.phrase}"] if step.phrase else [])):
-            found.setdefault(query, (step.passage, (step.target,)))
-    for number, (query, (ident, sought)) in enumerate(found.items()):
-        yield LabelledSearch(question, number, query, corpus.by_id(ident), sought)
+            targets.setdefault(query, (step.passage, (step.target,)))
+    for number, (query, (ident, answers)) in enumerate(targets.items()):
+        yield LabelledSearch(question, number, query, corpus.by_id(ident), answers)
 
 
-def _own_words(passage: Passage, headings: Counter[str], seed: int) -> LabelledSearch | None:
+def _passage_search(passage: Passage, headings: Counter[str], seed: int) -> LabelledSearch | None:
     rng = random.Random(f"{seed}/words of {passage.id}")
-    above, _, heading = passage.title.rpartition(TITLE_STEP)
-    telling = bool(above) and headings[heading] == 1 and len(heading.split()) > 1
-    if telling and rng.random() < 0.5:
-        query, less = heading, replace(passage, title=above)
+    parent, _, heading = passage.title.rpartition(TITLE_STEP)
+    is_specific = bool(parent) and headings[heading] == 1 and len(heading.split()) > 1
+    if is_specific and rng.random() < 0.5:
+        query, positive = heading, replace(passage, title=parent)
     else:
         sentence = sentence_of(passage.text, rng)
-        query, less = " ".join(sentence.split()), replace(passage, text=passage.text.replace(sentence, " ", 1).strip())
-    if not words(query) or len(words(less.text)) < _LEAST_WORDS:
+        query = " ".join(sentence.split())
+        positive = replace(passage, text=passage.text.replace(sentence, " ", 1).strip())
+    if not words(query) or len(words(positive.text)) < _MIN_WORDS:
         return None
-    return LabelledSearch(Question(f"words of {passage.id}", query, (), (passage.id,)), 0, query, less)
+    return LabelledSearch(Question(f"words of {passage.id}", query, (), (passage.id,)), 0, query, positive)
 
 
 def _labels(searches: Sequence[LabelledSearch], bm25: Bm25, candidates: int) -> list[LabelSet]:
-    found = bm25.search([search.query for search in searches], candidates + 1) if searches else []
-    return [_label(search, hits) for search, hits in zip(searches, found, strict=True)]
+    rankings = bm25.search([search.query for search in searches], candidates + 1) if searches else []
+    return [_label(search, hits) for search, hits in zip(searches, rankings, strict=True)]
 
 
 def _label(search: LabelledSearch, hits: Sequence[Hit]) -> LabelSet:
-    gold, good = {search.positive.id, *search.question.gold_ids}, search.positive
-    rank = next((rank for rank, hit in enumerate(hits, start=1) if hit.passage.id == good.id), 0)
-    others = [
+    positive = search.positive
+    gold_ids = {positive.id, *search.question.gold_ids}
+    positive_rank = next((rank for rank, hit in enumerate(hits, start=1) if hit.passage.id == positive.id), 0)
+    negatives = [
         Candidate(hit.passage, rank)
         for rank, hit in enumerate(hits, start=1)
-        if hit.passage.id not in gold
-        and passage_text(hit.passage) != passage_text(good)
-        and not has_words(passage_text(hit.passage), *search.sought)
+        if hit.passage.id not in gold_ids
+        and passage_text(hit.passage) != passage_text(positive)
+        and not has_words(passage_text(hit.passage), *search.answers)
     ]
     return LabelSet(
         turn=TurnId(search.question.id, 0, search.number),
         question=search.question,
         query=Query(search.query, search.question.searched),
-        candidates=(Candidate(good, rank), *others),
-        positive=good.id,
-        negatives=tuple(other.passage.id for other in others),
+        candidates=(Candidate(positive, positive_rank), *negatives),
+        positive=positive.id,
+        negatives=tuple(negative.passage.id for negative in negatives),
     )

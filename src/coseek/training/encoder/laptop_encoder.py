@@ -18,7 +18,7 @@ from coseek.training.encoder.recipe import LaptopEncoderSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PAD, FIRST, LAST = "[PAD]", "[CLS]", "[SEP]"
+PAD, CLS, SEP = "[PAD]", "[CLS]", "[SEP]"
 
 
 def make_laptop_encoder(settings: LaptopEncoderSettings, texts: Iterable[str], folder: Path, seed: int) -> None:
@@ -26,7 +26,7 @@ def make_laptop_encoder(settings: LaptopEncoderSettings, texts: Iterable[str], f
     if settings.hidden % settings.heads:
         raise SettingError(f"heads must divide hidden; got hidden {settings.hidden}, heads {settings.heads}")
     tokenizer = learn_tokenizer(texts, settings.vocabulary)
-    atomic_folder(folder, lambda part: _write(settings, tokenizer, part, seed))
+    atomic_folder(folder, lambda temp_folder: _write(settings, tokenizer, temp_folder, seed))
 
 
 def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast", folder: Path, seed: int) -> None:
@@ -88,12 +88,12 @@ def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int) -> 
         torch.nn.init.orthogonal_(head.linear.weight)
     card = EncoderCard.of(start).model_copy(update={"pooling": "none", "normalise": True, "similarity": "maxsim"})
 
-    def fill(part: Path) -> None:
+    def write(temp_folder: Path) -> None:
         with quiet():
-            with_head(whole, [head], start).save(str(part), create_model_card=False)
-        card.save(part)
+            with_head(whole, [head], start).save(str(temp_folder), create_model_card=False)
+        card.save(temp_folder)
 
-    atomic_folder(folder, fill)
+    atomic_folder(folder, write)
 
 
 def make_sparse_encoder(start: Path, folder: Path, seed: int) -> None:
@@ -119,15 +119,15 @@ def make_sparse_encoder(start: Path, folder: Path, seed: int) -> None:
             torch.nn.init.eye_(weight)
     card = EncoderCard.of(start).model_copy(update={"pooling": "none", "normalise": False, "similarity": "words"})
 
-    def fill(part: Path) -> None:
+    def write(temp_folder: Path) -> None:
         with quiet():
-            network.save_pretrained(part)
-            tokenizer.save_pretrained(part)
-            body = Transformer(str(part), max_seq_length=whole.max_seq_length, transformer_task="fill-mask")
-            SparseEncoder(modules=[body, SpladePooling()], device="cpu").save(str(part), create_model_card=False)
-        card.save(part)
+            network.save_pretrained(temp_folder)
+            tokenizer.save_pretrained(temp_folder)
+            body = Transformer(str(temp_folder), max_seq_length=whole.max_seq_length, transformer_task="fill-mask")
+            SparseEncoder(modules=[body, SpladePooling()], device="cpu").save(str(temp_folder), create_model_card=False)
+        card.save(temp_folder)
 
-    atomic_folder(folder, fill)
+    atomic_folder(folder, write)
 
 
 def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> "PreTrainedTokenizerFast":
@@ -141,13 +141,13 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> "PreTrainedTokeniz
     rust.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[PAD, FIRST, LAST],
+        special_tokens=[PAD, CLS, SEP],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     rust.train_from_iterator(texts, trainer)
-    ends = [(name, rust.token_to_id(name)) for name in (FIRST, LAST)]
-    rust.post_processor = processors.TemplateProcessing(single=f"{FIRST} $A {LAST}", special_tokens=ends)
+    ends = [(name, rust.token_to_id(name)) for name in (CLS, SEP)]
+    rust.post_processor = processors.TemplateProcessing(single=f"{CLS} $A {SEP}", special_tokens=ends)
     return PreTrainedTokenizerFast(
-        tokenizer_object=rust, pad_token=PAD, cls_token=FIRST, sep_token=LAST, clean_up_tokenization_spaces=False
+        tokenizer_object=rust, pad_token=PAD, cls_token=CLS, sep_token=SEP, clean_up_tokenization_spaces=False
     )

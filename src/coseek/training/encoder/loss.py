@@ -69,8 +69,8 @@ def checkpoint_activations(model: nn.Module) -> None:
 def contrastive(scores_BS: Tensor, allowed_BS: Tensor, positive_B: Tensor) -> Tensor:
     """Return the loss of each row, shape B; `scores_BS` are already divided by the temperature."""
     masked_BS = torch.where(allowed_BS, scores_BS, -torch.inf)
-    right_B = scores_BS.gather(1, positive_B[:, None]).squeeze(1)
-    return masked_BS.logsumexp(dim=1) - right_B
+    positive_scores_B = scores_BS.gather(1, positive_B[:, None]).squeeze(1)
+    return masked_BS.logsumexp(dim=1) - positive_scores_B
 
 
 def divergence(scores_BS: Tensor, allowed_BS: Tensor, targets_BS: Tensor) -> Tensor:
@@ -78,8 +78,8 @@ def divergence(scores_BS: Tensor, allowed_BS: Tensor, targets_BS: Tensor) -> Ten
     log_p_BS = torch.where(allowed_BS, scores_BS, -torch.inf).log_softmax(dim=1)
     # 0 · (−∞) is NaN, and so is its gradient: replace other rows' slots before the multiplication.
     log_p_BS = torch.where(allowed_BS, log_p_BS, torch.zeros(()).to(log_p_BS))
-    apart_BS = log_p_BS.exp() * (log_p_BS - targets_BS.clamp(min=TARGET_FLOOR).log())
-    return torch.where(allowed_BS, apart_BS, torch.zeros(()).to(apart_BS)).sum(dim=1)
+    divergence_BS = log_p_BS.exp() * (log_p_BS - targets_BS.clamp(min=TARGET_FLOOR).log())
+    return torch.where(allowed_BS, divergence_BS, torch.zeros(()).to(divergence_BS)).sum(dim=1)
 
 
 def similarities(queries: Tensor, passages: Tensor) -> Tensor:
@@ -194,23 +194,23 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         loss.backward()
         return loss.detach()
 
-    def _gather(self, mine_MD: Tensor) -> Tensor:
+    def _gather(self, local_MD: Tensor) -> Tensor:
         """Gather the vectors of all workers in the batch's order. Only this worker's own have a gradient."""
         world, rank = self._workers.world_size, self._workers.rank
         if world == 1:
-            return mine_MD
-        if mine_MD.ndim == 3:
-            most = max(self._workers.gather(mine_MD.shape[1]))
-            mine_MD = F.pad(mine_MD, (0, 0, 0, most - mine_MD.shape[1]))
-        counts = self._workers.gather(len(mine_MD))
-        most, total = max(counts), sum(counts)
-        padded_KD = F.pad(mine_MD.detach(), (0, 0) * (mine_MD.ndim - 1) + (0, most - len(mine_MD)))
+            return local_MD
+        if local_MD.ndim == 3:
+            most = max(self._workers.gather(local_MD.shape[1]))
+            local_MD = F.pad(local_MD, (0, 0, 0, most - local_MD.shape[1]))
+        counts = self._workers.gather(len(local_MD))
+        longest, total = max(counts), sum(counts)
+        padded_KD = F.pad(local_MD.detach(), (0, 0) * (local_MD.ndim - 1) + (0, longest - len(local_MD)))
         gathered = [torch.empty_like(padded_KD) for _ in range(world)]
         dist.all_gather(gathered, padded_KD)
-        parts = [mine_MD if other == rank else gathered[other][: counts[other]] for other in range(world)]
+        shards = [local_MD if other == rank else gathered[other][: counts[other]] for other in range(world)]
         starts = [sum(counts[:other]) for other in range(world)]
-        places = [starts[number % world] + number // world for number in range(total)]
-        return torch.cat(parts)[torch.tensor(places, device=mine_MD.device)]
+        order = [starts[number % world] + number // world for number in range(total)]
+        return torch.cat(shards)[torch.tensor(order, device=local_MD.device)]
 
     def _add_metrics(self, loss: Tensor, scores_BS: Tensor, labels: Target) -> None:
         """Add a batch's metrics to `sums`."""

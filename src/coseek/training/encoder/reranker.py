@@ -25,7 +25,7 @@ from coseek.retrieval.retrievers.rerank import CrossEncoder
 from coseek.retrieval.vectors.encoder import EncoderCard, load_encoder
 from coseek.training.encoder.batch import EncoderBatch, Features
 from coseek.training.encoder.evaluation import BATCH, BM25, ORACLE, EncoderEvaluator, EvaluationResult, HeldOut
-from coseek.training.encoder.examples import Seen, TrainingExample
+from coseek.training.encoder.examples import QueryText, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective, Target
 from coseek.training.encoder.recipe import RetrieverLoss
 from coseek.training.trainer.workers import Workers
@@ -36,8 +36,8 @@ DEPTH = 50
 
 def make_reranker(encoder: Path, folder: Path, seed: int, *, trust: bool = False) -> None:
     """Write a cross-encoder atomically: an encoder's language model and an untrained layer for the score."""
-    whole = load_encoder(encoder, Placement(device="cpu"), "float32", trust=trust)
-    trunk, tokenizer = whole.transformers_model, whole.tokenizer
+    base = load_encoder(encoder, Placement(device="cpu"), "float32", trust=trust)
+    trunk, tokenizer = base.transformers_model, base.tokenizer
     assert trunk is not None
     config = copy.deepcopy(trunk.config)
     config.num_labels = 1
@@ -46,20 +46,20 @@ def make_reranker(encoder: Path, folder: Path, seed: int, *, trust: bool = False
         torch.manual_seed(seed)
         network = AutoModelForSequenceClassification.from_config(config, trust_remote_code=trust)
     network.base_model.load_state_dict(trunk.state_dict(), strict=False)  # some have no pooler below a score
-    first, last = tokenizer.cls_token, tokenizer.sep_token
-    if first and last and not tokenizer.num_special_tokens_to_add(pair=True):  # made for single texts
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    if cls and sep and not tokenizer.num_special_tokens_to_add(pair=True):  # made for single texts
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=f"{first} $A {last}",
-            pair=f"{first} $A {last} $B:1 {last}:1",
-            special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in (first, last)],
+            single=f"{cls} $A {sep}",
+            pair=f"{cls} $A {sep} $B:1 {sep}:1",
+            special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in (cls, sep)],
         )
 
-    def fill(part: Path) -> None:
+    def write(temp_folder: Path) -> None:
         with quiet():
-            network.save_pretrained(part)
-            tokenizer.save_pretrained(part)
+            network.save_pretrained(temp_folder)
+            tokenizer.save_pretrained(temp_folder)
 
-    atomic_folder(folder, fill)
+    atomic_folder(folder, write)
 
 
 @dataclass
@@ -76,17 +76,18 @@ class PairCollator:
             batch = EncoderBatch.weighed(rows)
         else:
             batch = EncoderBatch.contrastive(rows, in_batch=False, mask=self.loss.mask_false_negatives)
-        places = [(row, slot) for row, slot in batch.allowed_BS.nonzero().tolist()]
-        texts = [
-            self.reader.pairs(rows[row].query, [batch.passages[int(batch.passage_S[slot])]])[0] for row, slot in places
+        slots = [(row, slot) for row, slot in batch.allowed_BS.nonzero().tolist()]
+        pairs = [
+            self.reader.pairs(rows[row].query, [batch.passages[int(batch.passage_S[slot])]])[0] for row, slot in slots
         ]
-        order = sorted(range(len(texts)), key=lambda at: -len(texts[at][0]) - len(texts[at][1]))  # little padding
-        pairs = [texts[at] for at in order]
+        # longest first: little padding
+        order = sorted(range(len(pairs)), key=lambda index: -len(pairs[index][0]) - len(pairs[index][1]))
+        pairs = [pairs[index] for index in order]
         spare = pairs[-1:] * max(0, self.workers.world_size - len(pairs))  # see `Collator`
         encoded = self.reader.model.preprocess(self.workers.strided_share([*pairs, *spare]))
-        features: Features = {f"pair_{name}": one for name, one in encoded.items() if isinstance(one, Tensor)}
-        place_P2 = torch.tensor([places[at] for at in order])
-        features["label"] = batch.structure() | {"row_P": place_P2[:, 0], "slot_P": place_P2[:, 1]}
+        features: Features = {f"pair_{name}": value for name, value in encoded.items() if isinstance(value, Tensor)}
+        slots_P2 = torch.tensor([slots[index] for index in order])
+        features["label"] = batch.structure() | {"row_P": slots_P2[:, 0], "slot_P": slots_P2[:, 1]}
         return features
 
 
@@ -103,8 +104,8 @@ class RerankerEvaluator(EncoderEvaluator):
     """Evaluates a cross-encoder on held-out turns: it orders BM25's best `DEPTH` passages; the others keep their ranks
     below them."""
 
-    def __init__(self, held_out: HeldOut, card: EncoderCard, seen: Seen, folder: Path) -> None:
-        super().__init__(held_out, card, seen)
+    def __init__(self, held_out: HeldOut, card: EncoderCard, query_text: QueryText, folder: Path) -> None:
+        super().__init__(held_out, card, query_text)
         self._folder = folder
 
     def evaluate(self, model: BaseModel) -> EvaluationResult:
@@ -112,20 +113,21 @@ class RerankerEvaluator(EncoderEvaluator):
         reader = CrossEncoder(model, self._folder)
         scores_QU = self._bm25_scores.copy()
         for query, scores_U in zip(self._queries, scores_QU, strict=True):
-            best = np.argsort(-scores_U, kind="stable")[:DEPTH]
-            best = best[scores_U[best] >= 0]  # what BM25 returned
-            read = reader.scores(query, [self._texts[row] for row in best], BATCH)
-            scores_U[best[np.argsort(-np.array(read), kind="stable")]] = scores_U.max() + np.arange(len(best), 0, -1)
+            top_K = np.argsort(-scores_U, kind="stable")[:DEPTH]
+            top_K = top_K[scores_U[top_K] >= 0]  # what BM25 returned
+            scores_K = np.array(reader.scores(query, [self._texts[row] for row in top_K], BATCH))
+            reranked_K = top_K[np.argsort(-scores_K, kind="stable")]
+            scores_U[reranked_K] = scores_U.max() + np.arange(len(top_K), 0, -1)
         return self._result(scores_QU)
 
-    def beside(self) -> dict[str, EvaluationResult]:
+    def baselines(self) -> dict[str, EvaluationResult]:
         """BM25, and the ceiling: its candidates in the perfect order, for the positive and for the gold passages."""
-        first = super().beside()[BM25]
+        bm25 = super().baselines()[BM25]
         depth_Q = np.minimum(DEPTH, (self._bm25_scores >= 0).sum(axis=1))
-        gold = [found and _moved_up(found, depth) for found, depth in zip(first.gold, depth_Q.tolist(), strict=True)]
-        return {BM25: first, ORACLE: EvaluationResult(np.where(first.ranks <= depth_Q, 1, first.ranks), tuple(gold))}
+        gold = [ranks and _moved_up(ranks, depth) for ranks, depth in zip(bm25.gold, depth_Q.tolist(), strict=True)]
+        return {BM25: bm25, ORACLE: EvaluationResult(np.where(bm25.ranks <= depth_Q, 1, bm25.ranks), tuple(gold))}
 
 
 def _moved_up(ranks: Sequence[int], depth: int) -> tuple[int, ...]:
     """Ranks when those up to `depth` come first."""
-    return tuple(place if rank <= depth else rank for place, rank in enumerate(sorted(ranks), start=1))
+    return tuple(new if rank <= depth else rank for new, rank in enumerate(sorted(ranks), start=1))

@@ -6,7 +6,7 @@ of its next row. It is valid once `trainer_state.json`, which the library writes
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
@@ -18,15 +18,8 @@ from sentence_transformers.base.model import BaseModel
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Sampler
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from coseek.core.errors import CoseekError, DiskFault
 from coseek.core.files import read_json, read_json_object, shaped, write_json
@@ -39,7 +32,7 @@ from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
 from coseek.training.tracker import MetricsLog
 from coseek.training.trainer.checkpoint import KEEP_CHECKPOINTS, SaveClock, save_state
-from coseek.training.trainer.optimizer import rate_at
+from coseek.training.trainer.optimizer import adam_groups, rate_at
 from coseek.training.trainer.workers import Workers
 
 WEIGHTS = "weights.pt"
@@ -64,19 +57,6 @@ class CheckpointNotes(Record):
         row = read_json_object(checkpoint / NOTES)
         with shaped(checkpoint / NOTES, "delete this checkpoint, to go on from the one before it"):
             return cls.from_json(row)
-
-
-class UpdateSampler(Sampler[list[int]]):
-    """Yields the numbers of the updates, one per batch: the data set returns an update's examples."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter([number] for number in range(self._steps))
-
-    def __len__(self) -> int:
-        return self._steps
 
 
 class UpdateDataset(torch.utils.data.Dataset[list[TrainingExample]]):
@@ -125,7 +105,7 @@ class EncoderTrainer(SentenceTransformerTrainer):
         def collate(batches: list[list[TrainingExample]]) -> object:
             return collator(batches[0])
 
-        return DataLoader(self._updates, batch_sampler=UpdateSampler(len(self._updates)), collate_fn=collate)
+        return DataLoader(self._updates, batch_size=1, collate_fn=collate)
 
     def _save(self, output_dir: str | None = None, state_dict: object = None) -> None:
         """Write a checkpoint's weights and notes. Raises `DiskFault` if they cannot be written."""
@@ -161,27 +141,20 @@ def _not_written(folder: Path, why: str) -> DiskFault:
 class _MetricsCallback(TrainerCallback):
     """Writes `metrics.jsonl` and reports progress."""
 
-    def __init__(
-        self,
-        objective: RetrieverObjective,
-        metrics: MetricsLog | None,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, objective: RetrieverObjective, metrics: MetricsLog | None, progress: Progress) -> None:
         self._objective, self._metrics, self._progress = objective, metrics, progress
-        self._began, self._note = time.monotonic(), ""
+        self._started_s, self._note = time.monotonic(), ""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        self._began = time.monotonic()
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        self._started_s = time.monotonic()
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_log(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """Called every `log_every` updates. The library also calls it at the end and after evaluations."""
         logs = cast(dict[str, float], kwargs["logs"])
         if "loss" not in logs:
             return
         now, metrics = time.monotonic(), self._objective.pop_metrics()
-        seconds, self._began = now - self._began, now
+        seconds, self._started_s = now - self._started_s, now
         row = {
             "step": state.global_step,
             **metrics,
@@ -194,20 +167,16 @@ class _MetricsCallback(TrainerCallback):
         if self._metrics is not None:
             self._metrics.write(row)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_evaluate(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """Write the metrics of an evaluation on held-out turns."""
-        metrics = cast(dict[str, float], kwargs["metrics"])
-        found = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_held/")}
-        if self._metrics is not None and found:
-            self._metrics.write({"step": state.global_step, **found})
-        if "held/mrr" in found:
-            self._progress.say(f"after {state.global_step} updates: MRR {found['held/mrr']:.3f} on held-out turns")
+        metrics = cast(dict[str, float], kwargs["metrics"]).items()
+        held = {name.removeprefix("eval_"): value for name, value in metrics if name.startswith("eval_held/")}
+        if self._metrics is not None and held:
+            self._metrics.write({"step": state.global_step, **held})
+        if "held/mrr" in held:
+            self._progress.say(f"after {state.global_step} updates: MRR {held['held/mrr']:.3f} on held-out turns")
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         self._progress.advance(state.global_step, self._note)
 
 
@@ -216,27 +185,23 @@ class SaveOnStop(TrainerCallback):
 
     def __init__(self, stop: PendingStop, workers: Workers) -> None:
         self._stop, self._workers, self._clock = stop, workers, SaveClock()
-        self._began = time.monotonic()
+        self._saving_since = time.monotonic()
         self.stopped = False
         """Whether the training ended early; `PendingStop.act` is then due."""
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: object, state: object, control: TrainerControl, **kwargs: object) -> None:
         self.stopped = any(self._workers.gather(self._stop.asked))
         if self.stopped or self._workers.broadcast(lambda: self._clock.is_due):
             control.should_save = True
         control.should_training_stop = control.should_training_stop or self.stopped
-        self._began = time.monotonic()
+        self._saving_since = time.monotonic()
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """An evaluation stands between a step and its checkpoint."""
-        self._began = time.monotonic()
+    def on_evaluate(self, *_: object, **__: object) -> None:
+        """An evaluation comes between a step and its checkpoint."""
+        self._saving_since = time.monotonic()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._clock.saved(self._began)
+    def on_save(self, *_: object, **__: object) -> None:
+        self._clock.saved(self._saving_since)
 
 
 def arguments(
@@ -285,19 +250,14 @@ def arguments(
 def optimizer_of(model: nn.Module, updates: RetrieverUpdates, steps: int) -> tuple[AdamW, LambdaLR]:
     """Return AdamW, with weight decay on matrices (and vectors, if set), and our schedule."""
     settings = updates.optimizer
-    on_vectors = settings.weight_decay if settings.decay_vectors else 0.0
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [one for one in trained if one.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [one for one in trained if one.ndim < 2], "weight_decay": on_vectors},
-    ]
-    adam = AdamW([group for group in groups if group["params"]], lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    groups = adam_groups((parameter for parameter in model.parameters() if parameter.requires_grad), settings)
+    adam = AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
     return adam, LambdaLR(adam, lambda update: rate_at(settings, update, steps) / settings.lr)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint: its state, written last, can be read. `None` if there is none."""
-    found: list[tuple[int, Path]] = []
+    complete: list[tuple[int, Path]] = []
     for path in folder.glob("checkpoint-*"):
         number = path.name.removeprefix("checkpoint-")
         if number.isdigit() and (path / STATE).is_file() and (path / WEIGHTS).is_file():
@@ -305,5 +265,5 @@ def last_checkpoint(folder: Path) -> Path | None:
                 read_json(path / STATE)
             except CoseekError:
                 continue
-            found.append((int(number), path))
-    return max(found)[1] if found else None
+            complete.append((int(number), path))
+    return max(complete)[1] if complete else None

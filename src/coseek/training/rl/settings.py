@@ -18,33 +18,33 @@ AlarmName: TypeAlias = Literal[
 
 
 class MonitorSettings(Settings):
-    """Thresholds of the alarms of a run. `rl/monitor.py` defines each alarm."""
+    """Thresholds of the alarms of a training. `rl/monitor.py` defines each alarm."""
 
     stop: bool = False
-    """Stop the run at the first alarm. The last checkpoint before any alarm is kept either way."""
+    """Stop the training at the first alarm. The last checkpoint before any alarm is kept either way."""
     ignore: tuple[AlarmName, ...] = ()
     """Alarms that are turned off."""
     outcome: str = "exact_match"
     """Metric of correctness: `exact_match`, or a part of the reward such as `reward/gen_acc` if the agent gives no
-    answer. A run with 0.5 or more counts as right."""
+    answer. A trajectory with 0.5 or more counts as right."""
     window: int = Field(default=5, ge=1)
     """Steps in a moving average. A checkpoint counts as healthy after this many further steps without an alarm."""
     probe_runs: int = Field(default=16, ge=0)
-    """Right runs per step whose likelihood is measured before and after the updates; 0 saves the two passes."""
+    """Right trajectories per step whose likelihood is measured before and after the updates; 0 saves the two passes."""
 
     search_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """`no-search`: raised if the share of runs that search is below this fraction of its best."""
+    """`no-search`: raised if the share of trajectories that search is below this fraction of its best."""
     answer_share: float = Field(default=0.75, ge=0.0, le=1.0)
-    """`no-answer`: raised if the share of runs that answer is below this fraction of its best."""
+    """`no-answer`: raised if the share of trajectories that answer is below this fraction of its best."""
     truncated_rise: float = Field(default=0.25, ge=0.0, le=1.0)
-    """`endless-search`: raised if the share of truncated runs is above its lowest by more than this."""
+    """`endless-search`: raised if the share of truncated trajectories is above its lowest by more than this."""
     outcome_share: float = Field(default=0.67, ge=0.0, le=1.0)
     """`format-hacking`: raised if the outcome is below this fraction of its best, the reward is no lower …"""
     valid_rise: float = Field(default=0.03, ge=0.0, le=1.0)
-    """… and the share of valid runs rose by more than this since then."""
+    """… and the share of valid trajectories rose by more than this since then."""
     likelihood_fall: float = Field(default=0.05, ge=0.0)
     """`likelihood-decay`: raised if the updates of two windows, nearly all of them downward, lower the log-probability
-    of right runs by more than this, in nats per token."""
+    of right trajectories by more than this, in nats per token."""
     gradient_factor: float = Field(default=10.0, gt=1.0)
     """`exploding`: raised if every gradient norm of a window exceeds this times the median before it."""
     logprob_gap: float = Field(default=0.05, gt=0.0)
@@ -54,11 +54,11 @@ class MonitorSettings(Settings):
     flat_share: float = Field(default=0.95, ge=0.0, le=1.0)
     """`no-signal`: raised if at least this share of groups have equal rewards and the task is not solved."""
     fault_share: float = Field(default=0.5, gt=0.0, le=1.0)
-    """`faults`: raised if at least this share of runs is left out because a retriever or a model failed."""
+    """`faults`: raised if at least this share of trajectories is left out because a retriever or a model failed."""
 
 
 class OverlongSettings(Settings):
-    """A soft penalty on long runs, a part of their reward (DAPO, Yu et al. 2025, eq. 13). See `rl/rollout.py`."""
+    """A soft penalty on long trajectories, part of their reward (DAPO, Yu et al. 2025, eq. 13). See `rl/rollout.py`."""
 
     max_tokens: int = Field(ge=1)
     """Tokens after the prompt, observations included, from which the full penalty applies."""
@@ -68,7 +68,7 @@ class OverlongSettings(Settings):
     """The full penalty."""
 
     @model_validator(mode="after")
-    def _begins_behind_the_prompt(self) -> "OverlongSettings":
+    def _begins_after_the_prompt(self) -> "OverlongSettings":
         if self.margin_tokens > self.max_tokens:
             raise ValueError(f"margin_tokens is at most max_tokens ({self.max_tokens}), not {self.margin_tokens}")
         return self
@@ -133,30 +133,30 @@ class RlSettings(Settings):
     """Training backend: `local`, `tinker`, or the path of a Python file: see `rl/backend.py`."""
     backend_settings: dict[str, object] = Field(default_factory=dict)
     """Settings of the backend, such as `{url: "http://127.0.0.1:8800", reduction: mean}` of `tinker`. May change when a
-    run is resumed."""
+    training is resumed."""
     steps: int = Field(default=40, ge=0)
     """Steps, each a rollout and its updates (Search-R1: 500)."""
     questions_per_step: int = Field(default=32, ge=1)
-    """Questions per step; a step has this times `group_size` runs (Search-R1: 512)."""
+    """Questions per step; a step has this times `group_size` trajectories (Search-R1: 512)."""
     group_size: int = Field(default=8, ge=1)
-    """Runs per question (Search-R1: 5)."""
+    """Trajectories per question (Search-R1: 5)."""
     tree_roots: int | None = Field(default=None, ge=1)
-    """How many runs of a group begin at the question; the others fork from a search of one of these (Tree-GRPO). None:
-    all."""
+    """How many trajectories of a group begin at the question; the others fork from a search of one of these
+    (Tree-GRPO). None: all."""
     balance_hops: bool = False
     """Give every number of hops the same share of each step, rather than its share of the questions. Without it, a step
     may hold no long question, or few that are paid."""
     num_minibatches: int = Field(default=2, ge=1)
-    """Updates per pass over a step's runs."""
+    """Updates per pass over a step's trajectories."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over a step's runs."""
+    """Passes over a step's trajectories."""
     temperature: float = Field(default=1.0, gt=0.0)
     """Sampling temperature of the rollouts (s3: 0.6). The trainer divides logits by it too."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus of the rollouts (Search-R1's code: 0.95). Below 1 the sampler's log-probabilities are of the nucleus and
     the trainer's of the whole softmax, so that `old_logprobs: recompute` is needed."""
     seed: int = 0
-    """Seed of all randomness in the run."""
+    """Seed of all randomness in the training."""
 
     policy: LearnerSettings = LearnerSettings()
     """Training of the policy (Search-R1: lr 1e-6, GRPO 5e-7)."""
@@ -192,7 +192,7 @@ class RlSettings(Settings):
     """`dynamic_sampling`: take at most this times `questions_per_step` questions; the step trains on the groups with
     spread among them."""
     overlong: OverlongSettings | None = None
-    """Soft penalty on long runs; none turns it off."""
+    """Soft penalty on long trajectories; none turns it off."""
 
     kl_coef: float = Field(default=0.0, ge=0.0)
     """β of the KL to the initial policy; 0 turns it off and saves the reference's pass (Search-R1: 0.001)."""
@@ -204,33 +204,34 @@ class RlSettings(Settings):
     """Clamp the estimate of a token to ± this (Search-R1's code: 10)."""
 
     truncated: Literal["keep", "mask", "penalise"] = "keep"
-    """Truncated runs: treated like others, left out of the loss (they still count in their group), or penalised."""
+    """Truncated trajectories: treated like others, left out of the loss (they still count in their group), or
+    penalised."""
     truncation_penalty: float = Field(default=0.5, ge=0.0)
     """Penalty that `penalise` subtracts from their reward."""
 
     monitor: MonitorSettings = MonitorSettings()
-    """Alarms, and whether to stop at one. May change when a run is resumed."""
+    """Alarms, and whether to stop at one. May change when a training is resumed."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Steps between checkpoints; the last step always has one."""
     keep_rollouts: KeepRolloutsSettings = KeepRolloutsSettings()
-    """Rollouts that are kept. May change when a run is resumed."""
+    """Rollouts that are kept. May change when a training is resumed."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 evaluates only after the last step."""
 
     @model_validator(mode="after")
-    def _has_runs_that_fork(self) -> "RlSettings":
+    def _has_trajectories_that_fork(self) -> "RlSettings":
         if self.tree_roots is not None and self.tree_roots >= self.group_size:
             raise ValueError(f"tree_roots={self.tree_roots} leaves no run of group_size={self.group_size} to fork")
         return self
 
     @model_validator(mode="after")
-    def _has_groups_to_resample(self) -> "RlSettings":
+    def _has_groups_to_compare(self) -> "RlSettings":
         if self.dynamic_sampling and self.group_size == 1:
             raise ValueError("dynamic_sampling needs several runs of a question to compare; give a group_size above 1")
         return self
 
     @model_validator(mode="after")
-    def _has_old_logprobs_of_the_softmax_that_it_trains(self) -> "RlSettings":
+    def _has_old_logprobs_of_the_whole_softmax(self) -> "RlSettings":
         if self.top_p < 1.0 and self.old_logprobs == "rollout":
             raise ValueError(
                 f"rollouts with top_p={self.top_p:g} have log-probabilities of a part of the softmax that is trained; "
@@ -249,12 +250,14 @@ class RlSettings(Settings):
 
     @property
     def tree(self) -> Tree | None:
-        """The shape of a group whose runs fork."""
+        """The shape of a group whose trajectories fork."""
         return None if self.tree_roots is None else Tree(self.group_size, self.tree_roots)
 
     @property
     def updates(self) -> int:
-        """Updates of the whole run, the length of the learning-rate schedule. Under `group-mean` a minibatch
+        """Updates of the whole training, the length of the learning-rate schedule. Under `group-mean` a minibatch
         has at least one group."""
-        most = self.questions_per_step if self.loss_agg_mode == "group-mean" else self.num_minibatches
-        return self.steps * self.epochs * min(self.num_minibatches, most)
+        minibatches = self.num_minibatches
+        if self.loss_agg_mode == "group-mean":
+            minibatches = min(minibatches, self.questions_per_step)
+        return self.steps * self.epochs * minibatches

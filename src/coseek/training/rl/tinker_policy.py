@@ -31,7 +31,18 @@ if TYPE_CHECKING:
     from tinker.types import Datum, ModelInput, SampleResponse
 
 
-class TinkerPolicy:
+class ServerWeights:
+    """The part of `ForwardModel` about weights, which the server has."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return none: the server has them."""
+        return {}
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Do nothing: the server has the weights."""
+
+
+class TinkerPolicy(ServerWeights):
     """Implements `Trainable`. The weights are the server's; a checkpoint holds the path of its saved state."""
 
     def __init__(self, client: TinkerClient, settings: LearnerSettings, updates: int, reduction: Reduction) -> None:
@@ -54,7 +65,7 @@ class TinkerPolicy:
 
     @property
     def adapter(self) -> "TrainingClient":
-        """The adapter, made at first use: some servers load a state into a new one only."""
+        """The adapter, created at first use: some servers load a state only into a new one."""
         if self._adapter is None:
             adapter, path = self.client.new_adapter(self.lora), self._path
             if path:
@@ -66,9 +77,9 @@ class TinkerPolicy:
         rows_N, outputs_BT = wanted_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
         if len(rows_N):
             data = [_datum(_ids(batch, int(row))) for row in rows_N]
-            answer = self.client.wait(lambda: self.adapter.forward(data, "cross_entropy"))
-            for row, found in zip(rows_N, answer.loss_fn_outputs, strict=True):
-                outputs_BT[row, 1 : batch.lengths_B[row]] = found["logprobs"].to_torch()
+            response = self.client.wait(lambda: self.adapter.forward(data, "cross_entropy"))
+            for row, outputs in zip(rows_N, response.loss_fn_outputs, strict=True):
+                outputs_BT[row, 1 : batch.lengths_B[row]] = outputs["logprobs"].to_torch()
         return torch.where(wanted_BT, outputs_BT, 0.0)
 
     def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
@@ -87,7 +98,7 @@ class TinkerPolicy:
         return float(value.detach())
 
     def optim_step(self) -> float:
-        """Make one update. Returns the norm of the gradient; NaN if the server does not tell it."""
+        """Make one update. Returns the norm of the gradient; NaN if the server does not report it."""
         from tinker.types import AdamParams
 
         adam, rows = self.settings.optimizer, self._pending
@@ -100,7 +111,7 @@ class TinkerPolicy:
         )
         scales = [len(rows) * len(logprobs) if self.reduction == "mean" else 1 for _, logprobs, _ in rows]
         data = [_datum(*row[:2], row[2] * scale) for row, scale in zip(rows, scales, strict=True)]
-        with self.client.asked():
+        with self.client.errors():
             gradient = self.adapter.forward_backward(data, "importance_sampling")
             step = self.adapter.optim_step(params)
             gradient.result()
@@ -115,13 +126,6 @@ class TinkerPolicy:
         self.updates_done += 1
         return float("nan") if norm is None else norm
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return none: the server has them."""
-        return {}
-
-    def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Do nothing: the server has the weights."""
-
     def state(self) -> LearnerState:
         """Return the path of the server's state, which is saved there if it is not."""
         if self._path is None:
@@ -134,7 +138,7 @@ class TinkerPolicy:
         self._path, self.updates_done = str(state["optimizer"]["adam"]["path"]), state["optimizer"]["update"]
 
 
-class TinkerReference:
+class TinkerReference(ServerWeights):
     """Implements `ForwardModel`: the base model of a server."""
 
     def __init__(self, client: TinkerClient) -> None:
@@ -143,23 +147,16 @@ class TinkerReference:
 
     def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
         rows_N, outputs_BT = wanted_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
-        with self.client.asked():
-            asked = [self._base.compute_logprobs(_input(_ids(batch, int(row)))) for row in rows_N]
-            for row, answer in zip(rows_N, asked, strict=True):
+        with self.client.errors():
+            futures = [self._base.compute_logprobs(_input(_ids(batch, int(row)))) for row in rows_N]
+            for row, future in zip(rows_N, futures, strict=True):
                 length = int(batch.lengths_B[row])
-                outputs_BT[row, 1:length] = torch.tensor(answer.result()[1 - length :])
+                outputs_BT[row, 1:length] = torch.tensor(future.result()[1 - length :])
         return torch.where(wanted_BT, outputs_BT, 0.0)
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return none: the server has them."""
-        return {}
-
-    def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Do nothing: the server has the weights."""
 
 
 def _ids(batch: Batch, row: int) -> list[int]:
-    return [int(ident) for ident in batch.ids_BT[row, : batch.lengths_B[row]]]
+    return [int(token) for token in batch.ids_BT[row, : batch.lengths_B[row]]]
 
 
 def _input(ids: list[int]) -> "ModelInput":

@@ -73,39 +73,39 @@ class SftSettings(Settings):
 
 
 class KeepSettings(Settings):
-    """Which runs are learnt from."""
+    """Which trajectories are trained on."""
 
     at_least: float = 1.0
-    """A run counts as right if its reward is at least this."""
+    """A trajectory counts as right if its reward is at least this."""
     keep: int = Field(default=1, ge=1)
-    """Maximum number of right runs kept per question."""
+    """Maximum number of right trajectories kept per question."""
     prefer: Literal["any", "economical"] = "any"
     """Which are kept: a random sample with the recipe's seed, or those of the fewest searches, and among them of the
     fewest tokens of the agent."""
 
 
 class KeptRunsSettings(KeepSettings):
-    """Which stored runs are learnt from."""
+    """Which stored trajectories are trained on."""
 
     reward: RewardSpec = Field(default={"exact_match": 1.0})
     """The reward that decides, of parts that ask no grader."""
 
 
 class RejectionSettings(KeepSettings):
-    """Rejection sampling: supervised fine-tuning on the agent's own right runs."""
+    """Rejection sampling: supervised fine-tuning on the agent's own right trajectories."""
 
     samples: int = Field(default=5, ge=1)
-    """Runs per question."""
+    """Trajectories per question."""
     temperature: float = Field(default=1.0, gt=0.0)
-    """Sampling temperature of the runs."""
+    """Sampling temperature of the trajectories."""
     sft: SftSettings = SftSettings()
-    """Supervised fine-tuning on the kept runs, without the copy task (`repeat_steps`)."""
+    """Supervised fine-tuning on the kept trajectories, without the copy task (`repeat_steps`)."""
 
 
 # Curriculum: chooses the next demonstration, as a function of the progress of training.
 
 Draw: TypeAlias = Callable[[float, random.Random], Trajectory]
-"""(share of training that is done, random generator) → a demonstration. It uses no other state, so runs can resume."""
+"""(share of training that is done, random generator) → a demonstration. No other state is used, so trainings resume."""
 
 
 def draw_any(demonstrations: Sequence[Trajectory]) -> Draw:
@@ -124,24 +124,26 @@ def draw_by_hops(demonstrations: Sequence[Trajectory], phases: Sequence[Phase]) 
     draw_from_all = draw_any(demonstrations)
     by_hops: dict[int, list[Trajectory]] = {}
     unknown: list[Trajectory] = []
-    for run in demonstrations:
-        (unknown if run.question.hops is None else by_hops.setdefault(run.question.hops, [])).append(run)
-    share = len(unknown) / len(demonstrations)
+    for demonstration in demonstrations:
+        hops = demonstration.question.hops
+        (unknown if hops is None else by_hops.setdefault(hops, [])).append(demonstration)
+    unknown_share = len(unknown) / len(demonstrations)
 
     def draw(done: float, rng: random.Random) -> Trajectory:
         hops = hops_at(phases, done, by_hops, rng)
         if hops is None:
             return draw_from_all(done, rng)
-        if unknown and rng.random() < share:  # a draw more would change what a seed gives where all hops are known
+        # Another draw would change what a seed gives where all hops are known.
+        if unknown and rng.random() < unknown_share:
             return rng.choice(unknown)
         return rng.choice(by_hops[hops])
 
     return draw
 
 
-def hops_at(phases: Sequence[Phase], done: float, known: Collection[int], rng: random.Random) -> int | None:
+def hops_at(phases: Sequence[Phase], done: float, known_hops: Collection[int], rng: random.Random) -> int | None:
     """Draw a number of hops by the shares of the phase at `done`; `None` if the phase has no known number of hops."""
     phase = next((phase for phase in phases if done < phase.until), phases[-1] if phases else None)
-    named = sorted(phase.hops.items()) if phase else []
-    shares = {hops: share for hops, share in named if hops in known and share > 0}
+    phase_shares = sorted(phase.hops.items()) if phase else []
+    shares = {hops: share for hops, share in phase_shares if hops in known_hops and share > 0}
     return rng.choices(list(shares), weights=list(shares.values()))[0] if shares else None

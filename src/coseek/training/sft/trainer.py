@@ -1,4 +1,4 @@
-"""Loop: supervised fine-tuning on demonstrations, the warm start of reinforcement learning.
+"""Trainer: supervised fine-tuning on demonstrations, the warm start of reinforcement learning.
 
 Demonstrations are ordinary trajectories: training uses their token ids, whoever wrote them.
 """
@@ -20,7 +20,6 @@ from coseek.training.trainer.checkpoint import TrainingState
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings
 
 # Copy task: random sequences written twice. To predict the second copy, a model must copy the first.
 #
@@ -30,9 +29,9 @@ from coseek.training.trainer.settings import LearnerSettings
 # variation from the start, or without the gradual increase, the task is not learnt in that time
 # (bench/results/log.md).
 
-LENGTHS = (6, 40)
+LENGTH_RANGE = (6, 40)
 """Shortest and longest sequence at full variation, in tokens."""
-LONGEST_GAP = 100
+MAX_GAP = 100
 """Longest gap between a sequence and its copy at full variation, in tokens."""
 
 
@@ -42,9 +41,9 @@ def repeat_batch(vocabulary: int, rows: int, length: int, generator: torch.Gener
     The second x is marked as the agent's. After a gap its first token is not, because the end of a gap is not
     predictable.
     """
-    first = torch.randint(vocabulary, (rows, length), generator=generator)
-    between = torch.randint(vocabulary, (rows, gap), generator=generator)
-    ids_BT = torch.cat([first, between, first], dim=1)
+    sequence_BN = torch.randint(vocabulary, (rows, length), generator=generator)
+    gap_BN = torch.randint(vocabulary, (rows, gap), generator=generator)
+    ids_BT = torch.cat([sequence_BN, gap_BN, sequence_BN], dim=1)
     agent_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
     agent_BT[:, length + gap + (gap > 0) :] = True
     return Batch(ids_BT, agent_BT, torch.zeros(ids_BT.shape), torch.full((rows,), 2 * length + gap))
@@ -53,22 +52,22 @@ def repeat_batch(vocabulary: int, rows: int, length: int, generator: torch.Gener
 def varied_batch(vocabulary: int, tokens: int, length: int, spread: float, generator: torch.Generator) -> Batch:
     """Make about `tokens` tokens of rows with one random length and gap, from ranges that widen as `spread` goes 0 → 1.
 
-    At 0 the length is `length` and the gap 0. At 1 they are drawn from `LENGTHS` and from 0 to `LONGEST_GAP`.
+    At 0 the length is `length` and the gap 0. At 1 they are drawn from `LENGTH_RANGE` and from 0 to `MAX_GAP`.
     """
 
     def draw(low: float, high: float) -> int:
         return int(torch.randint(round(low), round(high) + 1, (), generator=generator))
 
-    shortest, longest = LENGTHS
+    shortest, longest = LENGTH_RANGE
     size = draw(length + spread * (shortest - length), length + spread * (longest - length))
-    gap = draw(0, spread**2 * LONGEST_GAP)  # squared: wide gaps too early make the model unlearn copying by position
+    gap = draw(0, spread**2 * MAX_GAP)  # squared: wide gaps too early make the model unlearn copying by position
     return repeat_batch(vocabulary, max(1, tokens // (2 * size + gap)), size, generator, gap)
 
 
 CHUNK_STEPS = 16
 """Number of steps for which demonstrations are drawn at once, so that rows of similar length can share a step."""
 RESUMABLE_SETTINGS = frozenset({"rounds", "later_steps", "gate", "evaluate_every", "checkpoint_every", "log_every"})
-"""Settings that may change when a run is resumed."""
+"""Settings that may change when a training is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +100,15 @@ def train_sft(
     progress = progress or NoProgress()
     evaluation: Mapping[str, float] = {}
     for number in range(1, settings.rounds + 1):
-        evaluation = _round(number, policy, draw, settings, folder / f"round-{number}", resume, evaluate, progress)
-        reached = evaluation.get(settings.gate_metric)
-        if settings.gate is None or (reached is not None and reached >= settings.gate):
+        evaluation = _run_round(number, policy, draw, settings, folder / f"round-{number}", resume, evaluate, progress)
+        value = evaluation.get(settings.gate_metric)
+        if settings.gate is None or (value is not None and value >= settings.gate):
             return SftOutcome(number, True, evaluation)
-        progress.warn(f"round {number}: {settings.gate_metric} {reached} is below the gate of {settings.gate}")
+        progress.warn(f"round {number}: {settings.gate_metric} {value} is below the gate of {settings.gate}")
     return SftOutcome(settings.rounds, False, evaluation)
 
 
-def _round(
+def _run_round(
     number: int,
     policy: Policy,
     draw: Draw,
@@ -124,20 +123,22 @@ def _round(
         settings = settings.model_copy(update={"steps": settings.later_steps})
     repeats = settings.repeat_steps + settings.varied_steps if number == 1 else 0
     total = repeats + settings.steps
-    policy.restart(_scaled_lr(settings.learner, settings.later_lr ** (number - 1)), total)
+    optimizer = settings.learner.optimizer
+    optimizer = optimizer.model_copy(update={"lr": optimizer.lr * settings.later_lr ** (number - 1)})
+    policy.restart(settings.learner.model_copy(update={"optimizer": optimizer}), total)
     models, resumable = {"policy": policy}, RESUMABLE_SETTINGS
     state = TrainingState(folder, settings, models, {}, resume=resume, resumable=resumable, workers=policy.workers)
     policy.release()  # what samplers hold is not needed until the first evaluation
-    feed = BatchFeed(draw, settings, number, repeats, policy.model.config.get_text_config().vocab_size, state)
+    batches = BatchFeed(draw, settings, number, repeats, policy.model.config.get_text_config().vocab_size, state)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
-    began, tokens = time.perf_counter(), cast(int, state.notes.get("tokens", 0))
-    before, first = tokens, state.step
+    started_s, tokens = time.perf_counter(), cast(int, state.notes.get("tokens", 0))
+    first_step, first_tokens = state.step, tokens
     with waiting_stops() as stop:
-        for step in range(first, total):
-            batch = feed.batch(step)
+        for step in range(first_step, total):
+            batch = batches.batch(step)
             weights_BT = token_weights(batch, settings.environment_weight if step >= repeats else 0.0)
             loss = policy.forward_backward(batch, weights_BT != 0.0, weighted_loss(weights_BT))
-            if step == first and not bool((weights_BT != 0.0).any()):
+            if step == first_step and not bool((weights_BT != 0.0).any()):
                 progress.warn(f"step {step + 1}: no token is trained on, so the loss is 0; see environment_weight")
             row = {"step": step + 1, "loss": loss, "lr": policy.optimizer.rate, "grad_norm": policy.optim_step()}
             tokens += int(batch.lengths_B.sum())
@@ -152,12 +153,12 @@ def _round(
                 state.notes["evaluation"] = {**evaluation}
                 progress.say(f"step {done}: {', '.join(f'{name} {value:.3f}' for name, value in evaluation.items())}")
                 row |= {f"eval/{name}": value for name, value in evaluation.items()}
-            pace = (tokens - before) / (time.perf_counter() - began)
+            tokens_per_s = (tokens - first_tokens) / (time.perf_counter() - started_s)
             if done % settings.log_every == 0 or done == total or len(row) > 4:
-                state.log_metrics(row | {"tokens": tokens, "tokens_per_s": pace})
+                state.log_metrics(row | {"tokens": tokens, "tokens_per_s": tokens_per_s})
             if done % settings.checkpoint_every == 0 or done == total:
                 state.save()
-            progress.advance(done, f"loss {loss:.2f}, {pace:,.0f} tokens/s")
+            progress.advance(done, f"loss {loss:.2f}, {tokens_per_s:,.0f} tokens/s")
             state.end_step(stop)
     state.release()
     return cast(Mapping[str, float], state.notes.get("evaluation", {}))
@@ -181,34 +182,34 @@ class BatchFeed:
         settings = self._settings
         if step < self._repeats:
             generator = torch.Generator().manual_seed(derive_seed(settings.seed, "repeats", step))
-            varied = step - settings.repeat_steps
-            if varied >= 0 and varied % 2 == 0:
-                spread = varied / settings.varied_steps
+            varied_step = step - settings.repeat_steps
+            if varied_step >= 0 and varied_step % 2 == 0:
+                spread = varied_step / settings.varied_steps
                 return varied_batch(self._vocabulary, settings.repeat_tokens, settings.repeat_length, spread, generator)
             rows = max(1, settings.repeat_tokens // (2 * settings.repeat_length))
             return repeat_batch(self._vocabulary, rows, settings.repeat_length, generator)
-        self._open(cast(int, self._notes["chunk"]))
-        if step - cast(int, self._notes["chunk_began"]) >= len(self._chunk):
-            self._notes["chunk"] = cast(int, self._notes["chunk"]) + 1
-            self._notes["chunk_began"] = step
-            self._open(cast(int, self._notes["chunk"]))
-        return self._chunk[step - cast(int, self._notes["chunk_began"])]
+        number, first_step = (cast(int, self._notes[name]) for name in ("chunk", "chunk_began"))
+        self._open_chunk(number, first_step)
+        if step - first_step >= len(self._chunk):
+            number, first_step = number + 1, step
+            self._notes |= {"chunk": number, "chunk_began": first_step}
+            self._open_chunk(number, first_step)
+        return self._chunk[step - first_step]
 
-    def _open(self, number: int) -> None:
+    def _open_chunk(self, number: int, first_step: int) -> None:
         """Draw the demonstrations of a chunk and split them into steps of similar lengths, in random order."""
         if number == self._chunk_number:
             return
         settings = self._settings
         rng = random.Random(f"{settings.seed}/{self._round}/chunk/{number}")
-        done = (cast(int, self._notes["chunk_began"]) - self._repeats) / max(1, settings.steps)
-        if self._round > 1:  # the curriculum is over: repeating its drills unlearns later skills
-            done = 1.0
-        runs = []
+        # The curriculum ends with the first round: repeating its drills unlearns later skills.
+        done = (first_step - self._repeats) / max(1, settings.steps) if self._round == 1 else 1.0
+        demonstrations = []
         tokens = 0
         while tokens < CHUNK_STEPS * settings.tokens_per_step:
-            runs.append(self._draw(done, rng))
-            tokens += len(runs[-1].ids)
-        batch = make_batch(runs)
+            demonstrations.append(self._draw(done, rng))
+            tokens += len(demonstrations[-1].ids)
+        batch = make_batch(demonstrations)
         self._chunk = [batch.select(rows_B) for rows_B in micro_batches(batch.lengths_B, settings.tokens_per_step)]
         rng.shuffle(self._chunk)
         self._chunk_number = number
@@ -222,17 +223,12 @@ def token_weights(batch: Batch, environment_weight: float) -> Tensor:
 
 
 def weighted_loss(weights_BT: Tensor) -> Loss:
-    """Return the weighted negative log-likelihood as a loss over parts of a batch."""
+    """Return the weighted negative log-likelihood as a loss over micro-batches."""
 
     def loss(logprobs_bt: Tensor, rows_b: Tensor) -> Tensor:
         return weighted_nll(logprobs_bt, weights_BT[rows_b, : logprobs_bt.shape[1]].to(logprobs_bt.device))
 
     return loss
-
-
-def _scaled_lr(learner: LearnerSettings, share: float) -> LearnerSettings:
-    optimizer = learner.optimizer.model_copy(update={"lr": learner.optimizer.lr * share})
-    return learner.model_copy(update={"optimizer": optimizer})
 
 
 def weighted_nll(logprobs_BT: Tensor, weights_BT: Tensor) -> Tensor:

@@ -62,25 +62,26 @@ class Batch:
 
 
 def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
-    """Make a batch of the ids of trajectories, one row each. Raises `DataError` for runs without exact ids."""
+    """Make a batch of the ids of trajectories, one row each. Raises `DataError` for those without exact ids."""
     if not trajectories:
         raise DataError("a batch needs at least one trajectory")
-    lengths_B = torch.tensor([sum(len(segment.ids) for segment in run.segments) for run in trajectories])
+    lengths_B = torch.tensor([len(trajectory.ids) for trajectory in trajectories])
     shape = (len(trajectories), int(lengths_B.max()))
     ids_BT = torch.full(shape, FILLER_ID, dtype=torch.long)
     agent_BT = torch.zeros(shape, dtype=torch.bool)
     logprobs_BT = torch.zeros(shape, dtype=torch.float32)
-    for row, run in enumerate(trajectories):
-        if not run.exact:
+    for row, trajectory in enumerate(trajectories):
+        segments, question = trajectory.segments, trajectory.question.id
+        if not trajectory.exact:
             raise DataError(
-                f"the run of question {run.question.id!r} cannot be trained on: the server or log that it is from does "
-                "not hold the ids that were sampled with their log-probabilities; run the agent from its folder, or on "
-                "a server that returns both (vLLM, SGLang)"
+                f"the run of question {question!r} cannot be trained on: the server or log that it is from does not "
+                "hold the ids that were sampled with their log-probabilities; run the agent from its folder, or on a "
+                "server that returns both (vLLM, SGLang)"
             )
-        if not run.segments or not run.segments[0].ids or run.segments[0].author is Author.AGENT:
-            raise DataError(f"the trajectory of question {run.question.id!r} begins without a prompt")
+        if not segments or not segments[0].ids or segments[0].author is Author.AGENT:
+            raise DataError(f"the trajectory of question {question!r} begins without a prompt")
         start = 0
-        for segment in run.segments:
+        for segment in segments:
             end = start + len(segment.ids)
             ids_BT[row, start:end] = torch.tensor(segment.ids, dtype=torch.long)
             if segment.author is Author.AGENT:
@@ -104,10 +105,10 @@ def micro_batches(lengths_B: Tensor, max_tokens: int) -> list[Tensor]:
     keep the rows' order, so equal lengths always give the same groups.
     """
     order = sorted(range(len(lengths_B)), key=lambda row: -int(lengths_B[row]))
-    cut: list[Tensor] = []
-    at = 0
-    while at < len(order):
-        rows = max(1, max_tokens // max(1, int(lengths_B[order[at]])))
-        cut.append(torch.tensor(order[at : at + rows], dtype=torch.long))
-        at += rows
-    return cut
+    groups: list[Tensor] = []
+    start = 0
+    while start < len(order):
+        count = max(1, max_tokens // max(1, int(lengths_B[order[start]])))
+        groups.append(torch.tensor(order[start : start + count], dtype=torch.long))
+        start += count
+    return groups

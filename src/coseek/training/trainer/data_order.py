@@ -12,12 +12,12 @@ from coseek.data.question import Question
 
 @dataclass(frozen=True)
 class QuestionStream:
-    """An endless stream of questions, shuffled anew every epoch."""
+    """An endless stream of questions, reshuffled every epoch."""
 
     questions: Sequence[Question]
     seed: int
-    by_hops: bool = False
-    """Take the numbers of hops in turn, each from a stream of its own, so that any part of the stream has equal shares
+    balance_hops: bool = False
+    """Take the numbers of hops in turn, each from a stream of its own, so that any slice of the stream has equal shares
     of them. Otherwise they have their shares of the questions."""
 
     def __post_init__(self) -> None:
@@ -26,24 +26,25 @@ class QuestionStream:
 
     def take(self, position: int, count: int) -> list[Question]:
         """Return the `count` questions from `position` on."""
-        if self.by_hops:
+        if self.balance_hops:
             return self._take_in_turn(position, count)
         taken: list[Question] = []
         while len(taken) < count:
             epoch, start = divmod(position + len(taken), len(self.questions))
-            rows = list(range(len(self.questions)))
-            random.Random(f"{self.seed}/epoch/{epoch}").shuffle(rows)
-            taken += [self.questions[row] for row in rows[start : start + count - len(taken)]]
+            order = list(range(len(self.questions)))
+            random.Random(f"{self.seed}/epoch/{epoch}").shuffle(order)
+            taken += [self.questions[index] for index in order[start : start + count - len(taken)]]
         return taken
 
     def _take_in_turn(self, position: int, count: int) -> list[Question]:
         """The questions from `position` on, of the streams in turn."""
+        streams = len(self._streams)
         taken: dict[int, Question] = {}
         for number, stream in enumerate(self._streams):
-            places = [place for place in range(position, position + count) if place % len(self._streams) == number]
-            start = places[0] // len(self._streams) if places else 0
-            taken |= zip(places, stream.take(start, len(places)), strict=True)
-        return [taken[place] for place in sorted(taken)]
+            positions = [each for each in range(position, position + count) if each % streams == number]
+            start = positions[0] // streams if positions else 0
+            taken |= zip(positions, stream.take(start, len(positions)), strict=True)
+        return [taken[each] for each in sorted(taken)]
 
     @cached_property
     def _streams(self) -> list["QuestionStream"]:
@@ -55,6 +56,6 @@ class QuestionStream:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Hash a run's seed and a position in the run to a seed. Unlike sums, hashes of neighbours do not coincide."""
+    """Hash a training's seed and a position in it to a seed. Unlike sums, hashes of neighbours do not coincide."""
     digest = hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -26,8 +26,8 @@ from coseek.training.trainer.settings import LearnerSettings, micro_batch_tokens
 from coseek.training.trainer.workers import ALONE, Workers, layers_of, pass_device, shard
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs of the module, shape bt; their rows in the batch, shape b) → a scalar. The scalars of all parts sum to the
-loss of the batch. t may be less than the batch's T: a part is cut to its longest row."""
+"""(outputs of the module, shape bt; their rows in the batch, shape b) → a scalar. The scalars of all micro-batches sum
+to the loss of the batch. t may be less than the batch's T: a micro-batch is cut to its longest row."""
 
 
 class LearnerState(TypedDict):
@@ -63,11 +63,11 @@ class Trainable(ForwardModel, Protocol):
         ...
 
     def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
-        """Add the gradient of `loss`, summed over the parts of the batch. Returns the loss."""
+        """Add the gradient of `loss`, summed over the micro-batches. Returns the loss."""
         ...
 
     def optim_step(self) -> float:
-        """Make one update. Returns the norm of the gradient; NaN if an engine does not tell it."""
+        """Make one update. Returns the norm of the gradient; NaN if an engine does not report it."""
         ...
 
     def state(self) -> LearnerState:
@@ -91,19 +91,19 @@ class Learner(ABC):
         self.workers = workers
         self.is_sharded = settings.workers == "fsdp2" and workers.world_size > 1
         if settings.checkpointing:
-            _prepare_recomputing(module)
+            _enable_recomputing(module)
 
     @cached_property
     def optimizer(self) -> Optimizer:
         """Created on first use: a frozen copy never needs one."""
-        entry = self._trained
+        entry = self._entry
         hidden = [weight for layer in layers_of(entry) for weight in layer.parameters()]
         dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
         offload = self.is_sharded and "moments" in self.settings.offload
         return Optimizer(entry.parameters(), self.settings.optimizer, self.updates, hidden, dtype, offload=offload)
 
     @cached_property
-    def _trained(self) -> nn.Module:
+    def _entry(self) -> nn.Module:
         """`entry(...)` of the module, which is sharded here if the workers shard the weights."""
         entry = self.entry(self.module)
         if self.is_sharded:
@@ -123,43 +123,43 @@ class Learner(ABC):
         return self.optimizer.rate
 
     @abstractmethod
-    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+    def outputs(self, entry: nn.Module, batch: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         """Return one float32 number for each wanted token, 0 elsewhere; shape BT. With entropies, which only a policy
         has, shape 2BT."""
 
     def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
         """Return `outputs` of a whole batch, without gradients."""
         outputs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32)
-        entry, parts = self._trained, self._parts(batch, wanted_BT)
-        mine = self.workers.strided_share(parts)
+        entry, splits = self._entry, self._split(batch, wanted_BT)
+        share = self.workers.strided_share(splits)
         with torch.no_grad():
-            for rows_B in mine:
-                part, wanted = self._part(batch, wanted_BT, rows_B)
-                outputs_BT[rows_B, : part.ids_BT.shape[1]] = self.outputs(entry, part, wanted).cpu()
-            if self._lacks_a_part(mine, parts):
-                self.outputs(entry, *self._part(batch, wanted_BT, parts[-1]))
+            for rows_b in share:
+                micro_batch, wanted_bt = self._micro_batch(batch, wanted_BT, rows_b)
+                outputs_BT[rows_b, : wanted_bt.shape[1]] = self.outputs(entry, micro_batch, wanted_bt).cpu()
+            if self._needs_empty_pass(share, splits):
+                self.outputs(entry, *self._micro_batch(batch, wanted_BT, splits[-1]))
         if isinstance(entry, FSDPModule):
             entry.reshard()  # without a backward pass the weights outside the layers would stay whole
         return self.workers.all_reduce(outputs_BT)
 
     def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
-        """Add the gradient of `loss`, summed over the parts of the batch. Returns the loss.
+        """Add the gradient of `loss`, summed over the micro-batches. Returns the loss.
 
-        Rows without a wanted token are skipped. Each worker runs its own parts, and all return the loss of the whole
-        batch.
+        Rows without a wanted token are skipped. Each worker runs its own micro-batches, and all return the loss of the
+        whole batch.
         """
         total = torch.zeros((), dtype=torch.float64)
-        entry, parts = self._trained, self._parts(batch, wanted_BT)
-        mine = self.workers.strided_share(parts)
+        entry, splits = self._entry, self._split(batch, wanted_BT)
+        share = self.workers.strided_share(splits)
         with self._recomputing():
-            for rows_B in mine:
-                part, wanted = self._part(batch, wanted_BT, rows_B)
-                value = loss(self.outputs(entry, part, wanted, entropy), rows_B)
+            for rows_b in share:
+                micro_batch, wanted_bt = self._micro_batch(batch, wanted_BT, rows_b)
+                value = loss(self.outputs(entry, micro_batch, wanted_bt, entropy), rows_b)
                 value.backward()
                 total += float(value.detach())
-            if self._lacks_a_part(mine, parts):
-                part, wanted = self._part(batch, wanted_BT, parts[-1])
-                (self.outputs(entry, part, wanted).sum() * 0.0).backward()
+            if self._needs_empty_pass(share, splits):
+                outputs_bt = self.outputs(entry, *self._micro_batch(batch, wanted_BT, splits[-1]))
+                (outputs_bt.sum() * 0.0).backward()
         return float(self.workers.all_reduce(total))
 
     def optim_step(self) -> float:
@@ -172,24 +172,25 @@ class Learner(ABC):
         """Begin a new schedule with a new optimizer, from the current weights. Only optimizer and sizes may differ."""
         self.settings, self.updates = settings, updates
         self.__dict__.pop("optimizer", None)
-        self.__dict__.pop("_part_tokens", None)
+        self.__dict__.pop("_micro_batch_tokens", None)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the trained weights by name, once each: all of the module, or the adapters and other unfrozen weights.
 
         They are the live tensors, sharded if the workers shard them.
         """
-        named: dict[str, Tensor] = self._held.state_dict(keep_vars=True)
-        skipped = self.settings.lora is not None
-        own = untied(named)
+        state: dict[str, Tensor] = self._ready_module.state_dict(keep_vars=True)
+        skips_frozen = self.settings.lora is not None
+        untied_names = untied(state)
         return {
             name: weight.detach()
-            for name, weight in named.items()
-            if name in own and not (skipped and isinstance(weight, nn.Parameter) and not weight.requires_grad)
+            for name, weight in state.items()
+            if name in untied_names
+            and not (skips_frozen and isinstance(weight, nn.Parameter) and not weight.requires_grad)
         }
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        self._held.load_state_dict({**self._held.state_dict(), **weights})
+        self._ready_module.load_state_dict({**self._ready_module.state_dict(), **weights})
 
     def state(self) -> LearnerState:
         return {"module": self.weights(), "optimizer": self.optimizer.state()}
@@ -201,40 +202,37 @@ class Learner(ABC):
     @property
     def device(self) -> torch.device:
         """Device of the passes."""
-        return pass_device(next(self._held.parameters()))
+        return pass_device(next(self._ready_module.parameters()))
 
     def shard(self) -> None:
-        """Shard the module now, if it is to be, and not at its first use."""
-        _ = self._trained
+        """Shard the module now, if the workers shard it, rather than at its first use."""
+        _ = self._entry
 
     @property
-    def _held(self) -> nn.Module:
-        """The module, sharded by now if it is to be."""
+    def _ready_module(self) -> nn.Module:
+        """The module, sharded if the workers shard it."""
         self.shard()
         return self.module
 
-    def _lacks_a_part(self, mine: Sequence[Tensor], parts: Sequence[Tensor]) -> bool:
-        """Whether other workers run one more part than this one, for which they need its shards."""
-        return self.is_sharded and len(mine) < math.ceil(len(parts) / self.workers.world_size)
+    def _needs_empty_pass(self, share: Sequence[Tensor], splits: Sequence[Tensor]) -> bool:
+        """Whether other workers run one more micro-batch than this one, for which they need its shards."""
+        return self.is_sharded and len(share) < math.ceil(len(splits) / self.workers.world_size)
 
-    def _parts(self, batch: Batch, wanted_BT: Tensor) -> list[Tensor]:
-        return self._split(batch, wanted_BT, wanted_BT.any(dim=1).nonzero()[:, 0])
-
-    def _split(self, batch: Batch, wanted_BT: Tensor, rows_N: Tensor) -> list[Tensor]:
-        """Split rows into those of each pass."""
-        return [rows_N[part] for part in micro_batches(batch.lengths_B[rows_N], self._part_tokens)]
+    def _split(self, batch: Batch, wanted_BT: Tensor) -> list[Tensor]:
+        """Return the rows of each micro-batch: those with a wanted token."""
+        rows_N = wanted_BT.any(dim=1).nonzero()[:, 0]
+        return [rows_N[chosen] for chosen in micro_batches(batch.lengths_B[rows_N], self._micro_batch_tokens)]
 
     @cached_property
-    def _part_tokens(self) -> int:
-        """Maximum tokens of a part."""
+    def _micro_batch_tokens(self) -> int:
         if self.settings.micro_batch_gib is None:
             return self.settings.micro_batch_tokens
-        model = next(one for one in self.module.modules() if isinstance(one, PreTrainedModel))
+        model = next(module for module in self.module.modules() if isinstance(module, PreTrainedModel))
         return micro_batch_tokens(shape_of_config(model.config.get_text_config().to_dict()), self.settings)
 
-    def _part(self, batch: Batch, wanted_BT: Tensor, rows_B: Tensor) -> tuple[Batch, Tensor]:
-        part = batch.select(rows_B)
-        return part.to(self.device), wanted_BT[rows_B, : part.ids_BT.shape[1]].to(self.device)
+    def _micro_batch(self, batch: Batch, wanted_BT: Tensor, rows_b: Tensor) -> tuple[Batch, Tensor]:
+        micro_batch = batch.select(rows_b)
+        return micro_batch.to(self.device), wanted_BT[rows_b, : micro_batch.ids_BT.shape[1]].to(self.device)
 
     @cached_property
     def precision(self) -> Precision:
@@ -253,7 +251,7 @@ class Learner(ABC):
         Hugging Face's layers do so in training mode only. The layers are switched to it without their dropout modules,
         and only while gradients are computed: in that mode they would disable a sampler's cache.
         """
-        layers = layers_of(self._trained) if self.settings.checkpointing else []
+        layers = layers_of(self._entry) if self.settings.checkpointing else []
         for layer in layers:
             layer.training = True
         try:
@@ -263,15 +261,15 @@ class Learner(ABC):
                 layer.training = False
 
 
-def untied(named: Mapping[str, Tensor]) -> set[str]:
+def untied(state: Mapping[str, Tensor]) -> set[str]:
     """Return the first name of each tensor: tied weights have several."""
-    first: dict[int, str] = {}
-    for name, tensor in named.items():
-        first.setdefault(id(tensor), name)
-    return set(first.values())
+    first_names: dict[int, str] = {}
+    for name, tensor in state.items():
+        first_names.setdefault(id(tensor), name)
+    return set(first_names.values())
 
 
-def _prepare_recomputing(module: nn.Module) -> None:
+def _enable_recomputing(module: nn.Module) -> None:
     for model in module.modules():
         if isinstance(model, PreTrainedModel):
             try:

@@ -22,7 +22,7 @@ from coseek.training.trainer.workers import layers_of
 Attention: TypeAlias = Callable[..., object]
 """A function with the arguments of `scaled_dot_product_attention`."""
 
-KNOWN: Attention = F.scaled_dot_product_attention
+TORCH_ATTENTION: Attention = F.scaled_dot_product_attention
 """The function that networks call."""
 
 
@@ -40,7 +40,7 @@ class ReplacedAttention(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        return (self.attend if func is KNOWN else func)(*args, **(kwargs or {}))
+        return (self.attend if func is TORCH_ATTENTION else func)(*args, **(kwargs or {}))
 
 
 # Autocast: the forward pass in bfloat16, and what makes it fast on a CPU.
@@ -51,9 +51,9 @@ class ReplacedAttention(TorchFunctionMode):
 #
 # Float32 has neither cost, and a GPU has its own kernels: there nothing changes.
 
-LENGTHS = 16
+LENGTH_MULTIPLE = 16
 """Rows are padded to a multiple of this many tokens."""
-POSITIONS = 64
+POSITION_MULTIPLE = 64
 """Wanted positions are padded to a multiple of this number."""
 
 
@@ -71,13 +71,13 @@ def bfloat16_autocast(device: torch.device, *, checkpointing: bool) -> Iterator[
 
 
 def pad_length(values_BT: Tensor) -> Tensor:
-    """Pad rows on the right, with 0, to a length that few batches differ in."""
-    return _padded(values_BT, 1, LENGTHS)
+    """Pad rows on the right, with 0, to a multiple of `LENGTH_MULTIPLE`, so that few lengths occur."""
+    return _padded(values_BT, 1, LENGTH_MULTIPLE)
 
 
 def pad_positions(values_ND: Tensor) -> Tensor:
-    """Append positions of zeros, to a number of them that few batches differ in."""
-    return _padded(values_ND, 0, POSITIONS)
+    """Append positions of zeros, to a multiple of `POSITION_MULTIPLE`, so that few shapes occur."""
+    return _padded(values_ND, 0, POSITION_MULTIPLE)
 
 
 def _padded(values: Tensor, dim: int, multiple: int) -> Tensor:
@@ -87,12 +87,12 @@ def _padded(values: Tensor, dim: int, multiple: int) -> Tensor:
     return F.pad(values, (0, 0) * (values.ndim - 1 - dim) + (0, missing))
 
 
-def _attention_in_float32(*args: object, **named: object) -> object:
+def _attention_in_float32(*args: object, **kwargs: object) -> object:
     with torch.autocast("cpu", enabled=False):
-        return KNOWN(*map(_widened, args), **{name: _widened(value) for name, value in named.items()})
+        return TORCH_ATTENTION(*map(_to_float32, args), **{name: _to_float32(value) for name, value in kwargs.items()})
 
 
-def _widened(value: object) -> object:
+def _to_float32(value: object) -> object:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
@@ -113,7 +113,7 @@ ATTENTION = "attention"
 """Suffix to the name of a layer that stands for its attention, a function and not a module."""
 TEST_LENGTH = 7
 """Number of positions of the input that tests a network."""
-WANTED = (2, 5)
+TEST_WANTED = (2, 5)
 """The wanted positions among them; others are before, between and after them."""
 
 
@@ -130,7 +130,7 @@ def reducible_parts(trunk: nn.Module) -> tuple[str, ...]:
     last = next(name for name, module in trunk.named_modules() if module is layers[-1])
     ids_BT = torch.arange(TEST_LENGTH, device=next(trunk.parameters()).device)[None, :]
     wanted_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
-    wanted_BT[0, WANTED] = True
+    wanted_BT[0, TEST_WANTED] = True
 
     def wanted_outputs() -> Tensor:
         hidden_BTD = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
@@ -140,23 +140,23 @@ def reducible_parts(trunk: nn.Module) -> tuple[str, ...]:
     def poison(values: Tensor) -> Tensor:
         return values.masked_fill(~wanted_BT.view(1, TEST_LENGTH, *(1,) * (values.ndim - 2)), math.nan)
 
-    def poisoned_attention(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
-        return poison(_attention(queries, keys, values, named).transpose(1, 2)).transpose(1, 2)
+    def poisoned_attention(queries: Tensor, keys: Tensor, values: Tensor, kwargs: dict[str, object]) -> Tensor:
+        return poison(_attention(queries, keys, values, kwargs).transpose(1, 2)).transpose(1, 2)
 
-    found: list[str] = []
+    reducible: list[str] = []
     with torch.no_grad():
         candidates, plain_ND = _candidates(trunk, last, wanted_outputs)
         for name in candidates:
-            if any(name.startswith(f"{whole}.") for whole in found):
+            if any(name.startswith(f"{parent}.") for parent in reducible):
                 continue
-            with _around(trunk, name, poison, poison, poisoned_attention):
+            with _hooked(trunk, name, poison, poison, poisoned_attention):
                 poisoned_ND = wanted_outputs()
-            if _same(poisoned_ND, plain_ND):
+            if _is_close(poisoned_ND, plain_ND):
                 with reduced_last_layer(trunk, [name], wanted_BT):
                     reduced_ND = wanted_outputs()
-                if _same(reduced_ND, plain_ND):
-                    found.append(name)
-    return tuple(found)
+                if _is_close(reduced_ND, plain_ND):
+                    reducible.append(name)
+    return tuple(reducible)
 
 
 @contextmanager
@@ -168,75 +168,74 @@ def reduced_last_layer(trunk: nn.Module, names: Sequence[str], wanted_BT: Tensor
     if not names:
         yield
         return
-    at_N = wanted_BT.flatten().nonzero()[:, 0]
+    positions_N = wanted_BT.flatten().nonzero()[:, 0]
 
-    def pick(values: Tensor) -> Tensor:
-        return pad_positions(values.flatten(0, 1).index_select(0, at_N))[None]
+    def gather(values: Tensor) -> Tensor:
+        return pad_positions(values.flatten(0, 1).index_select(0, positions_N))[None]
 
-    def put_back(values: Tensor) -> Tensor:
-        everywhere = values.new_zeros(wanted_BT.numel(), *values.shape[2:])
-        return everywhere.index_copy(0, at_N, values[0, : len(at_N)]).view(*wanted_BT.shape, *values.shape[2:])
+    def scatter(values: Tensor) -> Tensor:
+        zeros, wanted_values = values.new_zeros(wanted_BT.numel(), *values.shape[2:]), values[0, : len(positions_N)]
+        return zeros.index_copy(0, positions_N, wanted_values).view(*wanted_BT.shape, *values.shape[2:])
 
     attend = _attention_at(wanted_BT)
     with ExitStack() as stack:
         for name in names:
-            stack.enter_context(_around(trunk, name, pick, put_back, attend))
+            stack.enter_context(_hooked(trunk, name, gather, scatter, attend))
         yield
 
 
 def _attention_at(wanted_BT: Tensor) -> Attend:
     """Return causal attention for the wanted queries alone. Rows with fewer of them are padded with other queries."""
-    most = int(wanted_BT.sum(dim=1).max())
-    at_BN = (~wanted_BT).byte().argsort(dim=1, stable=True)[:, :most]
-    sees_B1NT = (torch.arange(wanted_BT.shape[1], device=at_BN.device) <= at_BN[:, :, None])[:, None]
+    width = int(wanted_BT.sum(dim=1).max())
+    positions_BN = (~wanted_BT).byte().argsort(dim=1, stable=True)[:, :width]
+    mask_B1NT = (torch.arange(wanted_BT.shape[1], device=positions_BN.device) <= positions_BN[:, :, None])[:, None]
 
-    def attend(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
-        at_BHND = at_BN[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[3])
-        chosen = _attention(
-            queries.gather(2, at_BHND), keys, values, {**named, "attn_mask": sees_B1NT, "is_causal": False}
-        )
+    def attend(queries: Tensor, keys: Tensor, values: Tensor, kwargs: dict[str, object]) -> Tensor:
+        index_BHND = positions_BN[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[3])
+        masked = {**kwargs, "attn_mask": mask_B1NT, "is_causal": False}
+        outputs_BHND = _attention(queries.gather(2, index_BHND), keys, values, masked)
         # Keep the heads of a position adjacent in memory, the layout that the next operation reads.
-        everywhere = chosen.new_zeros(*wanted_BT.shape, *chosen.shape[1::2])
-        at_BNHD = at_BN[:, :, None, None].expand(-1, -1, *chosen.shape[1::2])
-        return everywhere.scatter(1, at_BNHD, chosen.transpose(1, 2)).transpose(1, 2)
+        zeros_BTHD = outputs_BHND.new_zeros(*wanted_BT.shape, *outputs_BHND.shape[1::2])
+        index_BNHD = positions_BN[:, :, None, None].expand(-1, -1, *outputs_BHND.shape[1::2])
+        return zeros_BTHD.scatter(1, index_BNHD, outputs_BHND.transpose(1, 2)).transpose(1, 2)
 
     return attend
 
 
-class _Attention(ReplacedAttention):
+class _CausalAttention(ReplacedAttention):
     """Replaces causal attention without a mask, from `enter` to `leave`."""
 
     def __init__(self, attend: Attend) -> None:
-        def causal_or_other(*args: object, **named: object) -> object:
-            if len(args) == 3 and named.get("is_causal") and named.get("attn_mask") is None:
+        def causal_or_other(*args: object, **kwargs: object) -> object:
+            if len(args) == 3 and kwargs.get("is_causal") and kwargs.get("attn_mask") is None:
                 queries, keys, values = args
                 assert isinstance(queries, Tensor) and isinstance(keys, Tensor) and isinstance(values, Tensor)
                 if queries.shape[2] == keys.shape[2]:
-                    return attend(queries, keys, values, named)
-            return KNOWN(*args, **named)
+                    return attend(queries, keys, values, kwargs)
+            return TORCH_ATTENTION(*args, **kwargs)
 
         super().__init__(causal_or_other)
-        self._on = ExitStack()
+        self._entered = ExitStack()
 
     def enter(self) -> None:
-        self._on.enter_context(self)
+        self._entered.enter_context(self)
 
     def leave(self) -> None:
         """Leave the mode. Safe if it was never entered, as when a layer fails before that."""
-        self._on.close()
+        self._entered.close()
 
 
-def _attention(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
+def _attention(queries: Tensor, keys: Tensor, values: Tensor, kwargs: dict[str, object]) -> Tensor:
     attend: Callable[..., Tensor] = F.scaled_dot_product_attention
-    return attend(queries, keys, values, **named)
+    return attend(queries, keys, values, **kwargs)
 
 
 @contextmanager
-def _around(trunk: nn.Module, name: str, before: Change, after: Change, attend: Attend) -> Iterator[None]:
+def _hooked(trunk: nn.Module, name: str, before: Change, after: Change, attend: Attend) -> Iterator[None]:
     """Apply `before` to a part's input and `after` to its output; replace an attention by `attend`."""
-    whole, _, last = name.rpartition(".")
-    if last == ATTENTION:
-        module, mode = trunk.get_submodule(whole), _Attention(attend)
+    parent, _, child = name.rpartition(".")
+    if child == ATTENTION:
+        module, mode = trunk.get_submodule(parent), _CausalAttention(attend)
         hooks = [
             module.register_forward_pre_hook(lambda *_: mode.enter()),
             module.register_forward_hook(lambda *_: mode.leave(), always_call=True),
@@ -244,7 +243,7 @@ def _around(trunk: nn.Module, name: str, before: Change, after: Change, attend: 
     else:
         module = trunk.get_submodule(name)
         hooks = [
-            module.register_forward_pre_hook(lambda _, given: (before(given[0]),)),
+            module.register_forward_pre_hook(lambda _, inputs: (before(inputs[0]),)),
             module.register_forward_hook(lambda _, __, output: after(output)),
         ]
     try:
@@ -254,40 +253,36 @@ def _around(trunk: nn.Module, name: str, before: Change, after: Change, attend: 
             hook.remove()
 
 
-def _candidates(trunk: nn.Module, layer: str, run: Callable[[], Tensor]) -> tuple[list[str], Tensor]:
-    """Return the candidates for reduction, and the output of `run`.
+def _candidates(trunk: nn.Module, layer: str, forward: Callable[[], Tensor]) -> tuple[list[str], Tensor]:
+    """Return the candidates for reduction, and the output of `forward`.
 
     Candidates are the layer's attention and its parts with weights that are called once and map one tensor of positions
     to another. A part comes before its own parts.
     """
-    inside = trunk.get_submodule(layer).named_modules()
-    names = [f"{layer}.{name}" for name, part in inside if name and any(True for _ in part.parameters())]
-    calls: dict[str, list[bool]] = {name: [] for name in [f"{layer}.{ATTENTION}", *names]}
+    attention = f"{layer}.{ATTENTION}"
+    modules = trunk.get_submodule(layer).named_modules()
+    names = [f"{layer}.{name}" for name, module in modules if name and any(True for _ in module.parameters())]
+    calls: dict[str, list[bool]] = {name: [] for name in [attention, *names]}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[object, ...], dict[str, object], object], None]:
-        def hook(_: nn.Module, given: tuple[object, ...], named: dict[str, object], output: object) -> None:
-            calls[name].append(
-                len(given) == 1 and not named and _is_of_positions(given[0]) and _is_of_positions(output)
-            )
+        def hook(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
+            calls[name].append(len(args) == 1 and not kwargs and _is_of_positions(args[0]) and _is_of_positions(output))
 
         return hook
 
-    def attend(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
+    def attend(queries: Tensor, keys: Tensor, values: Tensor, kwargs: dict[str, object]) -> Tensor:
         # On a GPU the kernels without a mask are faster than attention with a mask on fewer queries.
-        calls[f"{layer}.{ATTENTION}"].append(queries.device.type == "cpu")
-        return _attention(queries, keys, values, named)
-
-    def same(value: Tensor) -> Tensor:
-        return value
+        calls[attention].append(queries.device.type == "cpu")
+        return _attention(queries, keys, values, kwargs)
 
     hooks = [trunk.get_submodule(name).register_forward_hook(watch(name), with_kwargs=True) for name in names]
     try:
-        with _around(trunk, f"{layer}.{ATTENTION}", same, same, attend):
-            plain = run()
+        with _hooked(trunk, attention, nn.Identity(), nn.Identity(), attend):
+            plain = forward()
     finally:
         for hook in hooks:
             hook.remove()
-    return [name for name, called in calls.items() if called == [True]], plain
+    return [name for name, outcomes in calls.items() if outcomes == [True]], plain
 
 
 def _is_of_positions(value: object) -> bool:
@@ -299,10 +294,10 @@ def _is_of_positions(value: object) -> bool:
     )
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _is_close(values: Tensor, expected: Tensor) -> bool:
     """Whether the tensors are equal up to rounding. NaN equals nothing."""
-    tolerance = float(other.abs().max()) * math.sqrt(torch.finfo(other.dtype).eps)
-    return bool(((one - other).abs() <= tolerance).all())
+    tolerance = float(expected.abs().max()) * math.sqrt(torch.finfo(expected.dtype).eps)
+    return bool(((values - expected).abs() <= tolerance).all())
 
 
 Head: TypeAlias = Callable[[Tensor], Tensor]
@@ -311,36 +306,31 @@ Entropy: TypeAlias = Literal["no", "seen", "trained"]
 
 
 def target_logprobs(
-    hidden_BTD: Tensor, head: Head, ids_BT: Tensor, wanted_BT: Tensor, temperature: float = 1.0
-) -> Tensor:
-    """Return log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; shape BT."""
-    hidden_ND, targets_N = _before(hidden_BTD, wanted_BT), _targets(ids_BT, wanted_BT)
-    return placed(logprobs_at(hidden_ND, head, targets_N, temperature), wanted_BT)
-
-
-def logprobs_and_entropy(
     hidden_BTD: Tensor,
     head: Head,
     ids_BT: Tensor,
     wanted_BT: Tensor,
     temperature: float = 1.0,
-    *,
-    gradient: bool = False,
+    entropy: Entropy = "no",
 ) -> Tensor:
-    """Return `target_logprobs` and the exact entropy of the distribution of each wanted token; shape 2BT.
-
-    Without `gradient` the entropy has no gradient and keeps no activations.
-    """
-    hidden_ND, targets_N = _before(hidden_BTD, wanted_BT), _targets(ids_BT, wanted_BT)
-    entropy: Entropy = "trained" if gradient else "seen"
-    return placed(logprobs_at(hidden_ND, head, targets_N, temperature, entropy), wanted_BT)
+    """Return log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; shape BT. With `entropy` also
+    the exact entropy of the distribution of each wanted token; shape 2BT."""
+    check_wanted(wanted_BT)
+    # The head runs only there: logits of retrieved tokens are not needed.
+    hidden_ND, targets_N = hidden_BTD[:, :-1][wanted_BT[:, 1:]], ids_BT[:, 1:][wanted_BT[:, 1:]]
+    return scatter_wanted(logprobs_at(hidden_ND, head, targets_N, temperature, entropy), wanted_BT)
 
 
 def logprobs_at(
     hidden_ND: Tensor, head: Head, targets_N: Tensor, temperature: float, entropy: Entropy = "no"
 ) -> Tensor:
-    """Return the log-probability of each target, shape N; with `entropy` also that of its distribution, shape 2N."""
-    logits_NV = _logits(hidden_ND, head, temperature)
+    """Return the log-probability of each target, shape N; with `entropy` also that of its distribution, shape 2N.
+    Logits are at least float32."""
+    logits_NV = head(pad_positions(hidden_ND))[: len(hidden_ND)]
+    if logits_NV.dtype is not torch.float64:
+        logits_NV = logits_NV.float()
+    if temperature != 1.0:
+        logits_NV = logits_NV / temperature
     logprobs_N = -F.cross_entropy(logits_NV, targets_N, reduction="none")
     if entropy == "no":
         return logprobs_N
@@ -353,8 +343,8 @@ def entropies(logits_NV: Tensor, rows: int = 512) -> Tensor:
     Computes `rows` rows at a time and recomputes them in the backward pass: only the logits, which the
     log-probabilities need anyway, stay in memory.
     """
-    parts: list[Tensor] = [checkpoint(_entropy, part, use_reentrant=False) for part in logits_NV.split(rows)]
-    return torch.cat(parts)
+    chunks: list[Tensor] = [checkpoint(_entropy, chunk, use_reentrant=False) for chunk in logits_NV.split(rows)]
+    return torch.cat(chunks)
 
 
 def _entropy(logits_NV: Tensor) -> Tensor:
@@ -363,32 +353,13 @@ def _entropy(logits_NV: Tensor) -> Tensor:
     return -(logprobs_NV.exp() * logprobs_NV.clamp(min=torch.finfo(logits_NV.dtype).min)).sum(dim=1)
 
 
-def _before(hidden_BTD: Tensor, wanted_BT: Tensor) -> Tensor:
-    """Return the states that predict the wanted tokens; shape ND. The head runs only there: logits of retrieved tokens
-    are not needed."""
-    check_wanted(wanted_BT)
-    return hidden_BTD[:, :-1][wanted_BT[:, 1:]]
-
-
 def check_wanted(wanted_BT: Tensor) -> None:
     """Raise `DataError` where a row's first token is wanted."""
     if bool(wanted_BT[:, 0].any()):
         raise DataError("the first token of a row has nothing before it, so it has no log-probability")
 
 
-def _logits(hidden_ND: Tensor, head: Head, temperature: float) -> Tensor:
-    """Return the logits of states, at least float32; shape NV."""
-    logits_NV = head(pad_positions(hidden_ND))[: len(hidden_ND)]
-    if logits_NV.dtype is not torch.float64:
-        logits_NV = logits_NV.float()
-    return logits_NV if temperature == 1.0 else logits_NV / temperature
-
-
-def _targets(ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
-    return ids_BT[:, 1:][wanted_BT[:, 1:]]
-
-
-def placed(values_N: Tensor, wanted_BT: Tensor) -> Tensor:
+def scatter_wanted(values_N: Tensor, wanted_BT: Tensor) -> Tensor:
     """Put values at the wanted positions, row by row, 0 elsewhere; shape N → BT, 2N → 2BT."""
     everywhere = torch.zeros(*values_N.shape[:-1], *wanted_BT.shape, dtype=values_N.dtype, device=wanted_BT.device)
     return everywhere.masked_scatter(wanted_BT, values_N)

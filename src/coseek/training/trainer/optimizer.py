@@ -13,17 +13,17 @@ from torch.nn.utils import clip_grad_norm_
 
 from coseek.core.errors import RunError
 from coseek.training.trainer.settings import OptimizerSettings
-from coseek.training.trainer.workers import whole
+from coseek.training.trainer.workers import full_tensor
 
 # Muon: an optimizer of matrices whose update is the orthogonalised momentum (Jordan, 2024).
 #
 # `torch.optim.Muon` computes in bfloat16 alone, also on processors without bfloat16 instructions, and one matrix at a
 # time.
 
-STEPS = 5
+NEWTON_SCHULZ_STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic iteration: the steepest at 0 that leaves singular values between .7 and 1.2 (Jordan, 2024)."""
-RMS = 0.2
+UPDATE_RMS = 0.2
 """Root mean square of an update over the learning rate, about that of AdamW's (Liu et al., 2025)."""
 
 
@@ -46,13 +46,14 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever evaluated here
         for group in self.param_groups:
-            alike: dict[torch.Size, list[Parameter]] = {}
+            by_shape: dict[torch.Size, list[Parameter]] = {}
             for parameter in cast("list[Parameter]", group["params"]):
                 if parameter.grad is not None:
-                    alike.setdefault(parameter.shape, []).append(parameter)
-            for shape, matrices in alike.items():
-                updates_NIO = orthogonalise(torch.stack([self._nesterov(one, group) for one in matrices]), self._dtype)
-                scale = RMS * math.sqrt(max(shape))
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            for shape, matrices in by_shape.items():
+                momenta_NIO = torch.stack([self._nesterov(matrix, group) for matrix in matrices])
+                updates_NIO = orthogonalise(momenta_NIO, self._dtype)
+                scale = UPDATE_RMS * math.sqrt(max(shape))
                 for matrix, update_IO in zip(matrices, updates_NIO, strict=True):
                     matrix.mul_(1.0 - group["lr"] * group["weight_decay"])
                     matrix.add_(update_IO, alpha=-group["lr"] * scale)
@@ -81,7 +82,7 @@ def orthogonalise(matrices_NIO: Tensor, dtype: torch.dtype = torch.float32) -> T
     x = (matrices_NIO.mT if flipped else matrices_NIO).to(dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = COEFFICIENTS
-    for _ in range(STEPS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if flipped else x).to(matrices_NIO.dtype)
@@ -94,9 +95,9 @@ def rate_at(settings: OptimizerSettings, update: int, updates: int) -> float:
     start = settings.decay_from * updates
     if settings.decay == "constant" or update < start:
         return settings.lr
-    gone = min(1.0, (update - start) / max(1.0, updates - start))
-    left = 1.0 - gone if settings.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * gone))
-    return settings.lr * (settings.floor + (1.0 - settings.floor) * left)
+    progress = min(1.0, (update - start) / max(1.0, updates - start))
+    factor = 1.0 - progress if settings.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return settings.lr * (settings.floor + (1.0 - settings.floor) * factor)
 
 
 MOMENTS = {"exp_avg", "exp_avg_sq"}
@@ -109,6 +110,17 @@ class OptimizerState(TypedDict):
     adam: dict[str, object]
     muon: NotRequired[dict[str, object]]
     update: int
+
+
+def adam_groups(parameters: Iterable[Parameter], settings: OptimizerSettings) -> list[dict[str, object]]:
+    """Return AdamW's parameter groups: weight decay on matrices, and on vectors if set."""
+    parameters = [*parameters]
+    groups: list[dict[str, object]] = []
+    for is_matrix, decays in ((True, True), (False, settings.decay_vectors)):
+        members = [parameter for parameter in parameters if (parameter.ndim >= 2) == is_matrix]
+        if members:
+            groups.append({"params": members, "weight_decay": settings.weight_decay if decays else 0.0})
+    return groups
 
 
 class Optimizer:
@@ -133,28 +145,19 @@ class Optimizer:
         self.updates = updates
         self.update = 0
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        inner = {id(one) for one in hidden if one.ndim == 2} if settings.algorithm == "muon" else set[int]()
-        muon = [parameter for parameter in self._parameters if id(parameter) in inner]
-        self._adams = [parameter for parameter in self._parameters if id(parameter) not in inner]
-        matrices = [parameter for parameter in self._adams if parameter.ndim >= 2]
-        others = [parameter for parameter in self._adams if parameter.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": others, "weight_decay": settings.weight_decay if settings.decay_vectors else 0.0},
-        ]
-        self._adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        hidden_matrices = {id(parameter) for parameter in hidden if parameter.ndim == 2}
+        muon_ids = hidden_matrices if settings.algorithm == "muon" else set[int]()
+        muon = [parameter for parameter in self._parameters if id(parameter) in muon_ids]
+        self._adam_parameters = [parameter for parameter in self._parameters if id(parameter) not in muon_ids]
+        groups = adam_groups(self._adam_parameters, settings)
+        self._adam = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
         self._offload = offload
         self._muon = Muon(muon, settings.lr, weight_decay=settings.weight_decay, dtype=dtype) if muon else None
 
     def step(self) -> float:
         """Make one update from the accumulated gradients and clear them. Returns their norm before clipping."""
-        norm = self._clip()
+        max_norm = self.settings.clip_norm if self.settings.clip_norm > 0 else math.inf
+        norm = float(full_tensor(clip_grad_norm_(self._parameters, max_norm)))
         if not math.isfinite(norm):
             raise RunError(
                 f"the gradient of update {self.update} is {norm}; start again from the last good weights "
@@ -184,18 +187,13 @@ class Optimizer:
         """Learning rate of the next update."""
         return rate_at(self.settings, self.update, self.updates)
 
-    def _clip(self) -> float:
-        limit = self.settings.clip_norm if self.settings.clip_norm > 0 else math.inf
-        norm: Tensor = clip_grad_norm_(self._parameters, limit)
-        return float(whole(norm))
-
     def state(self) -> OptimizerState:
         """Return the state for a checkpoint: live tensors, sharded like their parameters.
 
         A parameter without a gradient so far has the moments that an optimizer begins with, so all states have the same
         names.
         """
-        for parameter in self._adams:
+        for parameter in self._adam_parameters:
             if not self._adam.state[parameter]:
                 self._adam.state[parameter] = {
                     "step": torch.zeros((), device=parameter.device),

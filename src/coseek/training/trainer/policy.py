@@ -27,17 +27,16 @@ from coseek.training.trainer.logprobs import (
     Entropy,
     Head,
     check_wanted,
-    logprobs_and_entropy,
     logprobs_at,
     pad_length,
-    placed,
     reduced_last_layer,
     reducible_parts,
+    scatter_wanted,
     target_logprobs,
 )
-from coseek.training.trainer.prefixes import PrefixTree, check_shares, ends_of, tree_parts
+from coseek.training.trainer.prefixes import PrefixTree, check_shares, ends_of, tree_micro_batches
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings
-from coseek.training.trainer.workers import ALONE, Workers, whole
+from coseek.training.trainer.workers import ALONE, Workers, full_tensor
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -48,18 +47,18 @@ ADAPTER = "adapter"
 
 
 def learner_placement(placement: Placement, settings: LearnerSettings, workers: Workers, width: int) -> Placement:
-    """Device and precision to load a model with that is trained; `width` is its hidden size.
+    """Device and precision with which a model to train is loaded; `width` is its hidden size.
 
     Trained weights are float32. Those that adapters freeze are bfloat16 where forward pass and sampler are, whose
     precision is the placement's: one copy serves both. Shards hold float32, since all of a shard has one number type.
     """
-    whole = placement.in_float32()
+    float32 = placement.in_float32()
     if settings.workers == "fsdp2" and workers.world_size > 1:
-        return whole.model_copy(update={"device": "cpu"})
+        return float32.model_copy(update={"device": "cpu"})
     trained = precision_of(settings.precision, Use.TRAINING, device=placement.device)
     if settings.lora is None or {trained, placement.precision_at(width)} != {"bfloat16"}:
-        return whole
-    return whole.model_copy(update={"precision": "bfloat16"})
+        return float32
+    return float32.model_copy(update={"precision": "bfloat16"})
 
 
 def load_learner(folder: Path, placement: Placement, settings: LearnerSettings, workers: Workers) -> PreTrainedModel:
@@ -77,12 +76,12 @@ def attach(module: nn.Module, settings: LoraSettings, head: nn.Module | None = N
     linear = {
         name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and layer is not head
     }
-    known = {name.rpartition(".")[2] for name in linear}
+    layer_names = {name.rpartition(".")[2] for name in linear}
     for target in settings.targets:
-        if target not in known:
-            hint = nearest(target, known)
+        if target not in layer_names:
+            hint = nearest(target, layer_names)
             raise SettingError(
-                f"lora.targets: no linear layer is called {target!r}{hint} Known: {', '.join(sorted(known))}"
+                f"lora.targets: no linear layer is called {target!r}{hint} Known: {', '.join(sorted(layer_names))}"
             )
     module.requires_grad_(False)
     generator = torch.Generator().manual_seed(settings.seed)
@@ -97,22 +96,22 @@ def adapter_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return the whole weights of all adapters, as the library `peft` names them; empty if none differs from its
     initial value. All workers must call it."""
     weights = {
-        f"base_model.model.{name}.lora_{letter}.weight": whole(layer.lora_A if letter == "A" else layer.lora_B)
+        f"base_model.model.{name}.lora_{letter}.weight": full_tensor(layer.lora_A if letter == "A" else layer.lora_B)
         .detach()
         .cpu()
         .contiguous()
         for name, layer in adapted_layers(module).items()
         for letter in "AB"
     }
-    learnt = any(bool(weight.any()) for name, weight in weights.items() if name.endswith("lora_B.weight"))
-    return weights if learnt else {}
+    has_changed = any(bool(weight.any()) for name, weight in weights.items() if name.endswith("lora_B.weight"))
+    return weights if has_changed else {}
 
 
 def save_adapter(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
     """Write the adapter, as `adapter_weights` returns it, to a new folder in the format of the library `peft`."""
     layers = adapted_layers(model)
-    first = next(iter(layers.values()))
-    rank = first.lora_A.shape[0]
+    layer = next(iter(layers.values()))
+    rank = layer.lora_A.shape[0]
     folder.mkdir()
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     write_json(
@@ -122,7 +121,7 @@ def save_adapter(model: PreTrainedModel, weights: dict[str, Tensor], folder: Pat
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": None,
             "r": rank,
-            "lora_alpha": first.scale * rank,
+            "lora_alpha": layer.scale * rank,
             "lora_dropout": 0.0,
             "bias": "none",
             "fan_in_fan_out": False,
@@ -167,14 +166,15 @@ class Policy(Learner):
         assert isinstance(module, PreTrainedModel)
         return Scorer(module, self.temperature, self._is_plain, self._reduced, self.settings.share_prefixes)
 
-    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+    def outputs(self, entry: nn.Module, batch: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         with self._autocast():
-            return _tensor(entry(part.ids_BT, wanted_BT, entropy))
+            return _tensor(entry(batch.ids_BT, wanted_BT, entropy))
 
-    def _split(self, batch: Batch, wanted_BT: Tensor, rows_N: Tensor) -> list[Tensor]:
+    def _split(self, batch: Batch, wanted_BT: Tensor) -> list[Tensor]:
         if not self.settings.share_prefixes:
-            return super()._split(batch, wanted_BT, rows_N)
-        return tree_parts(batch.ids_BT, ends_of(wanted_BT), rows_N, self._part_tokens)
+            return super()._split(batch, wanted_BT)
+        rows_N = wanted_BT.any(dim=1).nonzero()[:, 0]
+        return tree_micro_batches(batch.ids_BT, ends_of(wanted_BT), rows_N, self._micro_batch_tokens)
 
     def sampler(
         self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings, *, on_policy: bool = True
@@ -238,10 +238,10 @@ class Policy(Learner):
     def _gather(self, targets: Sequence[PreTrainedModel]) -> None:
         """Copy all weights to these modules, one at a time, with adapters merged. All workers must call this."""
         states = [target.state_dict() for target in targets]
-        own = untied(self._held.state_dict(keep_vars=True))
+        untied_names = untied(self._ready_module.state_dict(keep_vars=True))
         for name, weight in merged_state_dict(self.model).items():
-            if name in own:
-                gathered = whole(weight)
+            if name in untied_names:
+                gathered = full_tensor(weight)
                 for state in states:
                     state[name].copy_(gathered)
 
@@ -265,16 +265,16 @@ class Policy(Learner):
             model = self._empty(torch.float32, torch.device("cpu")) if self.workers.is_main else self._skeleton
             self._gather([model] if self.workers.is_main else [])
 
-        def fill(part: Path) -> None:
+        def write(temp_folder: Path) -> None:
             with quiet():
-                model.save_pretrained(part, state_dict=merged_state_dict(model))
+                model.save_pretrained(temp_folder, state_dict=merged_state_dict(model))
             if adapter:
-                save_adapter(self.model, adapter, part / ADAPTER)
+                save_adapter(self.model, adapter, temp_folder / ADAPTER)
             if extra is not None:
-                extra(part)
+                extra(temp_folder)
 
         if self.workers.is_main:
-            atomic_folder(folder, fill)
+            atomic_folder(folder, write)
         self.workers.barrier()
 
 
@@ -282,17 +282,17 @@ class AdapterOff(Policy):
     """A policy with its adapter disabled, which is the initial policy. Shares the policy's weights."""
 
     def __init__(self, policy: Policy) -> None:
-        plain = policy.settings.model_copy(update={"lora": None})
-        super().__init__(policy.model, plain, 0, policy.temperature, policy.workers)
+        settings = policy.settings.model_copy(update={"lora": None})
+        super().__init__(policy.model, settings, 0, policy.temperature, policy.workers)
         self._policy = policy
 
     @cached_property
-    def _trained(self) -> nn.Module:
-        return self._policy._trained
+    def _entry(self) -> nn.Module:
+        return self._policy._entry
 
-    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+    def outputs(self, entry: nn.Module, batch: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         with adapters_disabled(entry):
-            return super().outputs(entry, part, wanted_BT, entropy)
+            return super().outputs(entry, batch, wanted_BT, entropy)
 
     def weights(self) -> dict[str, Tensor]:
         """Return no weights: they are the policy's."""
@@ -311,30 +311,29 @@ class Scorer(nn.Module):
         self.is_plain = is_plain
         self.reduced = reduced
         self.shares = shares
-        """Whether rows run as one tree of their beginnings."""
+        """Whether rows run as one tree of their prefixes."""
 
     def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         if self.shares:
-            return self._of_tree(ids_BT, wanted_BT, entropy)
+            return self._tree_outputs(ids_BT, wanted_BT, entropy)
         length = ids_BT.shape[1]
         return self._outputs(pad_length(ids_BT), pad_length(wanted_BT), entropy)[..., :length]
 
-    def _of_tree(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy) -> Tensor:
-        """The same with what the rows begin with in common computed once."""
+    def _tree_outputs(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy) -> Tensor:
+        """The same with shared prefixes computed once."""
         check_wanted(wanted_BT)
         tree = PrefixTree.of(ids_BT, ends_of(wanted_BT))
-        wanted_BT, everywhere_BT = wanted_BT[:, : tree.places_BT.shape[1]], wanted_BT
-        places_N = tree.places_BT[wanted_BT]
-        nodes_M, node_of_N = places_N.unique(return_inverse=True)
+        cut_BT = wanted_BT[:, : tree.nodes_BT.shape[1]]
+        nodes_M, node_of_N = tree.nodes_BT[cut_BT].unique(return_inverse=True)
         parents_M = torch.empty_like(nodes_M)
-        parents_M[node_of_N] = tree.places_BT[:, :-1][wanted_BT[:, 1:]]
+        parents_M[node_of_N] = tree.nodes_BT[:, :-1][cut_BT[:, 1:]]
         needed_1U = torch.zeros_like(tree.ids_1U, dtype=torch.bool)
         needed_1U[0, parents_M] = True
         with reduced_last_layer(self.model.base_model, self.reduced, needed_1U):
             hidden_MD = tree.hidden(self.model.base_model)[parents_M]
         head: Head = self.model.get_output_embeddings()
         values_M = logprobs_at(hidden_MD, head, tree.ids_1U[0, nodes_M], self.temperature, entropy)
-        return placed(values_M[..., node_of_N], everywhere_BT)
+        return scatter_wanted(values_M[..., node_of_N], wanted_BT)
 
     def _outputs(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy) -> Tensor:
         if self.is_plain:
@@ -343,10 +342,8 @@ class Scorer(nn.Module):
                 hidden = _tensor(trunk(input_ids=ids_BT, use_cache=False).last_hidden_state)
             head: Head = self.model.get_output_embeddings()
         else:
-            hidden, head = _tensor(self.model(input_ids=ids_BT, use_cache=False).logits), _same
-        if entropy == "no":
-            return target_logprobs(hidden, head, ids_BT, wanted_BT, self.temperature)
-        return logprobs_and_entropy(hidden, head, ids_BT, wanted_BT, self.temperature, gradient=entropy == "trained")
+            hidden, head = _tensor(self.model(input_ids=ids_BT, use_cache=False).logits), nn.Identity()
+        return target_logprobs(hidden, head, ids_BT, wanted_BT, self.temperature, entropy)
 
 
 def _copy_with(model: M, make: Callable[[Tensor], Tensor]) -> M:
@@ -378,10 +375,6 @@ def _has_plain_head(module: PreTrainedModel) -> bool:
         logits = _tensor(module(input_ids=ids_BT, use_cache=False).logits)
         plain = _tensor(head(_tensor(module.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)))
     return plain.shape == logits.shape and torch.allclose(plain, logits, rtol=1e-4, atol=1e-5)
-
-
-def _same(logits: Tensor) -> Tensor:
-    return logits
 
 
 def _tensor(value: object) -> Tensor:
@@ -434,9 +427,9 @@ class Critic(Learner):
             attach(module.trunk, settings.lora)
         super().__init__(module, settings, updates, workers)
 
-    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+    def outputs(self, entry: nn.Module, batch: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         """Return the value of the state *before* each wanted token, the output one position to its left; shape BT."""
         with self._autocast():
-            values_BT = entry(part.ids_BT, wanted_BT).float()
-        before_BT = torch.cat([torch.zeros_like(values_BT[:, :1]), values_BT[:, :-1]], dim=1)
-        return torch.where(wanted_BT, before_BT, 0.0)
+            values_BT = entry(batch.ids_BT, wanted_BT).float()
+        shifted_BT = torch.cat([torch.zeros_like(values_BT[:, :1]), values_BT[:, :-1]], dim=1)
+        return torch.where(wanted_BT, shifted_BT, 0.0)

@@ -1,9 +1,9 @@
-"""Prefixes: rows that begin alike run through a network as one tree, so what they share is computed once.
+"""Prefixes: rows with common prefixes run through a network as one tree, so a shared prefix is computed once.
 
-The runs of a question share its prompt, all prompts of a protocol their instructions, and forked runs their turns. All
-products with weights run over the tree. Attention, which is little of the work and differs from row to row, runs over
-the rows: their queries, keys and values are copied out of the tree, and one row's output of a shared token back into
-it. Outputs and gradients are those of the rows apart, up to floating-point summation order.
+The trajectories of a question share its prompt, all prompts of a protocol their instructions, and forked trajectories
+their turns. All products with weights run over the tree. Attention, which is little of the work and differs from row to
+row, runs over the rows: their queries, keys and values are copied out of the tree, and one row's output of a shared
+token back into it. Outputs and gradients are those of the rows apart, up to floating-point summation order.
 
 Shapes: B rows · T tokens · U tokens of the tree · H heads · D size.
 """
@@ -18,43 +18,43 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError
-from coseek.training.trainer.logprobs import KNOWN, ReplacedAttention
+from coseek.training.trainer.logprobs import TORCH_ATTENTION, ReplacedAttention
 
-MULTIPLE = 16
-"""Trees are filled up to a multiple of this many tokens: few shapes of products (see `logprobs`)."""
+TREE_MULTIPLE = 16
+"""Trees are padded to a multiple of this many tokens: few shapes of products (see `logprobs`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """The distinct beginnings of rows."""
+    """The distinct prefixes of rows."""
 
     ids_1U: Tensor
     positions_1U: Tensor
-    """Of a token in its rows, from 0."""
-    places_BT: Tensor
+    """Position of each node's token in its rows, from 0."""
+    nodes_BT: Tensor
     """Index in the tree of every token of the rows; 0 from their ends on."""
     tokens_U: Tensor
-    """A token of the rows for every one of the tree, counted through all rows."""
+    """For each node, the index of one of its tokens in the flattened rows."""
 
     @classmethod
     def of(cls, ids_BT: Tensor, ends_B: Tensor) -> "PrefixTree":
         """The tree of the first `ends_B` tokens of every row."""
         rows = [row[:end] for row, end in zip(ids_BT.tolist(), ends_B.tolist(), strict=True)]
         width = max(map(len, rows))
-        places: list[list[int]] = [[]] * len(rows)
+        nodes: list[list[int]] = [[]] * len(rows)
         ids, positions, tokens = list[int](), list[int](), list[int]()
-        before, path = list[int](), list[int]()
+        previous, path = list[int](), list[int]()
         for row in sorted(range(len(rows)), key=rows.__getitem__):  # neighbours in this order share the most
-            shared = common_prefix(before, rows[row])
+            shared = common_prefix(previous, rows[row])
             path = [*path[:shared], *range(len(ids), len(ids) + len(rows[row]) - shared)]
             ids += rows[row][shared:]
             positions += range(shared, len(rows[row]))
-            tokens += (row * width + at for at in range(shared, len(rows[row])))
-            places[row] = [*path, *[0] * (width - len(path))]
-            before = rows[row]
-        filler = [0] * (-len(ids) % MULTIPLE)
-        parts = ([ids + filler], [positions + filler], places, tokens + filler)
-        return cls(*(torch.tensor(part, device=ids_BT.device) for part in parts))
+            tokens += (row * width + position for position in range(shared, len(rows[row])))
+            nodes[row] = [*path, *[0] * (width - len(path))]
+            previous = rows[row]
+        padding = [0] * (-len(ids) % TREE_MULTIPLE)
+        fields = ([ids + padding], [positions + padding], nodes, tokens + padding)
+        return cls(*(torch.tensor(field, device=ids_BT.device) for field in fields))
 
     def hidden(self, trunk: torch.nn.Module) -> Tensor:
         """The network's last hidden states of the tree; shape UD."""
@@ -65,42 +65,42 @@ class PrefixTree:
             ).last_hidden_state
         return states[0]
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, **named: object) -> Tensor:
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, **kwargs: object) -> Tensor:
         """Causal attention of every row; shape 1HUD."""
-        rows = (part[0][:, self.places_BT].transpose(0, 1) for part in (queries, keys, values))
-        attend = cast(Callable[..., Tensor], KNOWN)
-        found_BHTD = attend(*rows, **{**named, "attn_mask": None, "is_causal": True})
-        return found_BHTD.transpose(1, 2).flatten(0, 1)[self.tokens_U].transpose(0, 1)[None]
+        rows = (tensor[0][:, self.nodes_BT].transpose(0, 1) for tensor in (queries, keys, values))
+        attend = cast(Callable[..., Tensor], TORCH_ATTENTION)
+        outputs_BHTD = attend(*rows, **{**kwargs, "attn_mask": None, "is_causal": True})
+        return outputs_BHTD.transpose(1, 2).flatten(0, 1)[self.tokens_U].transpose(0, 1)[None]
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two rows begin with in common."""
-    most = min(len(one), len(other))
-    return next((at for at in range(most) if one[at] != other[at]), most)
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the common prefix of two rows."""
+    shorter = min(len(left), len(right))
+    return next((position for position in range(shorter) if left[position] != right[position]), shorter)
 
 
 def ends_of(wanted_BT: Tensor) -> Tensor:
     """The number of tokens of each row up to its last wanted one; shape B."""
-    places_T = torch.arange(1, wanted_BT.shape[1] + 1, device=wanted_BT.device)
-    return (wanted_BT * places_T).amax(dim=1)
+    ends_T = torch.arange(1, wanted_BT.shape[1] + 1, device=wanted_BT.device)
+    return (wanted_BT * ends_T).amax(dim=1)
 
 
-def tree_parts(ids_BT: Tensor, ends_B: Tensor, rows_N: Tensor, most: int) -> list[Tensor]:
-    """Split rows into parts whose trees have at most `most` tokens, rows that begin alike together. A longer row is a
-    part of its own."""
+def tree_micro_batches(ids_BT: Tensor, ends_B: Tensor, rows_N: Tensor, max_tokens: int) -> list[Tensor]:
+    """Split rows into groups whose trees have at most `max_tokens` tokens, rows with common prefixes together. A longer
+    row is a group of its own."""
     rows = {row: ids_BT[row, : ends_B[row]].tolist() for row in rows_N.tolist()}
-    parts: list[list[int]] = []
-    before: list[int] = []
-    size = 0
+    groups: list[list[int]] = []
+    previous: list[int] = []
+    tokens = 0
     for row in sorted(rows, key=rows.__getitem__):
-        added = len(rows[row]) - common_prefix(before, rows[row])
-        if not parts or size + added > most:
-            parts.append([])
-            size, added = 0, len(rows[row])
-        parts[-1].append(row)
-        size += added
-        before = rows[row]
-    return [torch.tensor(part) for part in parts]
+        added = len(rows[row]) - common_prefix(previous, rows[row])
+        if not groups or tokens + added > max_tokens:
+            groups.append([])
+            tokens, added = 0, len(rows[row])
+        groups[-1].append(row)
+        tokens += added
+        previous = rows[row]
+    return [torch.tensor(group) for group in groups]
 
 
 def check_shares(model: PreTrainedModel, has_plain_head: bool) -> None:
@@ -110,7 +110,7 @@ def check_shares(model: PreTrainedModel, has_plain_head: bool) -> None:
     trunk, same = model.base_model, False
     with suppress(RuntimeError, ValueError, TypeError, IndexError), torch.no_grad():
         tree = PrefixTree.of(ids_BT, torch.tensor([4, 4, 4]))
-        shared_BTD = tree.hidden(trunk)[tree.places_BT].float()
+        shared_BTD = tree.hidden(trunk)[tree.nodes_BT].float()
         apart_BTD: Tensor = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state.float()
         same = torch.allclose(shared_BTD, apart_BTD, rtol=1e-2, atol=1e-2 * float(apart_BTD.abs().max()))
     config = model.config.get_text_config()

@@ -137,7 +137,7 @@ def shard(entry: nn.Module, workers: Workers, *, offload: bool = False) -> None:
         sharded.set_force_sum_reduction_for_comms(True)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor that may be sharded, on the workers' devices. All workers must call it."""
     if not isinstance(tensor, DTensor):
         return tensor

@@ -72,10 +72,10 @@ class TinkerClient:
         self.url = parse_base_url(settings.url)
         _check_reachable(self.url)
         key = read_key(settings.key_env)
-        with self.asked():
+        with self.errors():
             self._service = tinker.ServiceClient(base_url=self.url, api_key=key or KEYLESS)
             models = self._service.get_server_capabilities().supported_models
-        names = [str(one.model_name) for one in models]
+        names = [str(model.model_name) for model in models]
         if settings.base_model not in names and (settings.base_model is not None or len(names) != 1):
             raise SettingError(
                 f"{self.url} has no model {settings.base_model!r}; name one with rl.backend_settings.base_model: "
@@ -84,7 +84,7 @@ class TinkerClient:
         self.base_model = settings.base_model or names[0]
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
         """Raise `ModelError` for what the library raises in the block."""
         import tinker
 
@@ -93,21 +93,21 @@ class TinkerClient:
         except (tinker.TinkerError, ValueError) as error:
             raise ModelError(f"{self.url}: {' '.join(str(error).split())[:500]}") from None
 
-    def wait(self, ask: "Callable[[], Future[T]]") -> T:
-        """Ask for something and wait for it."""
-        with self.asked():
-            return ask().result()
+    def wait(self, submit: "Callable[[], Future[T]]") -> T:
+        """Submit a request and wait for its result."""
+        with self.errors():
+            return submit().result()
 
     def new_adapter(self, lora: "LoraSettings") -> "TrainingClient":
         """A new LoRA adapter of the base model, in training."""
-        with self.asked():
+        with self.errors():
             return self._service.create_lora_training_client(
                 self.base_model, rank=lora.rank, seed=lora.seed, train_unembed=False
             )
 
     def base_sampler(self) -> "SamplingClient":
         """The base model, without an adapter."""
-        with self.asked():
+        with self.errors():
             return self._service.create_sampling_client(base_model=self.base_model)
 
     def download(self, path: str) -> "tuple[dict[str, Tensor], JsonObject]":
@@ -135,8 +135,9 @@ class TinkerClient:
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
     """The bytes of a file of the archive, in whichever folder. Raises `KeyError` without one."""
-    for one in archive:
-        file = archive.extractfile(one) if one.isfile() and one.name.rpartition("/")[2] == name else None
+    for member in archive:
+        matches = member.isfile() and member.name.rpartition("/")[2] == name
+        file = archive.extractfile(member) if matches else None
         if file is not None:
             return file.read()
     raise KeyError(name)
@@ -155,7 +156,7 @@ def _check_reachable(url: str) -> None:
 
 
 SETTINGS = TinkerSettings
-CHECKED = 48
+CHECKED_TOKENS = 48
 """Tokens on which the server's base model is compared with the recipe's policy."""
 
 
@@ -163,7 +164,7 @@ def check(settings: RlSettings) -> None:
     """Raise `SettingError` for what the protocol cannot do, by name."""
     lora, optimizer = settings.policy.lora, settings.policy.optimizer
     critic = open_algorithm(settings).needs_critic
-    for asked, why in (
+    for unsupported, reason in (
         (lora is None, "rl.policy.lora=null trains all weights; set rl.policy.lora.rank"),
         (lora and lora.targets, "rl.policy.lora.targets adapts some layers; leave it out to adapt all"),
         (lora and lora.alpha != ALPHA, f"rl.policy.lora.alpha is not {ALPHA:g}, which servers scale by"),
@@ -175,8 +176,8 @@ def check(settings: RlSettings) -> None:
         (optimizer.algorithm != "adamw", f"rl.policy.optimizer.algorithm={optimizer.algorithm}; take adamw"),
         (optimizer.clip_norm, f"rl.policy.optimizer.clip_norm={optimizer.clip_norm:g} clips; set it to 0"),
     ):
-        if asked:
-            raise SettingError(f"a Tinker server cannot do this: {why}, or take rl.backend=local")
+        if unsupported:
+            raise SettingError(f"a Tinker server cannot do this: {reason}, or take rl.backend=local")
     if find_spec("tinker") is None:
         raise MissingExtra("tinker", "rl.backend=tinker", "tinker")
 
@@ -226,7 +227,7 @@ class TinkerBackend:
         """Do nothing: the server has the caches."""
 
     def refresh(self) -> None:
-        with self._client.asked():
+        with self._client.errors():
             weights = self.policy.adapter.save_weights_and_get_sampling_client()
         for sampler in self._samplers:
             sampler.use(weights, self.policy.updates_done)
@@ -247,8 +248,10 @@ class TinkerBackend:
         name = f"policy-{self.policy.updates_done:06}-{self._saved}"
         path = str(self._client.wait(lambda: self.policy.adapter.save_weights_for_sampler(name)).path)
         weights, config = self._client.download(path)
-        here, there = ({key: one.shape for key, one in found.items()} for found in (self._adapter_of_twin(), weights))
-        if here != there or config.get("lora_alpha") != ALPHA:
+        expected, received = (
+            {name: weight.shape for name, weight in adapter.items()} for adapter in (self._adapter_of_twin(), weights)
+        )
+        if expected != received or config.get("lora_alpha") != ALPHA:
             raise ModelError(
                 f"{self._client.url} adapted other layers than all linear ones with alpha {ALPHA:g}, so they cannot be "
                 f"merged here; the adapter is at {path}"
@@ -264,19 +267,21 @@ class TinkerBackend:
             for letter in "AB"
         }
 
-    def _check_base(self, base: "TinkerReference", most: float) -> None:
+    def _check_base(self, base: "TinkerReference", max_gap: float) -> None:
         import torch
 
         from coseek.training.trainer.batch import Batch
 
         generator = torch.Generator().manual_seed(0)
-        ids_BT = torch.randint(self._twin.model.config.get_text_config().vocab_size, (1, CHECKED), generator=generator)
-        nothing_BT = torch.zeros(ids_BT.shape)
-        batch = Batch(ids_BT, nothing_BT.bool(), nothing_BT, torch.tensor([CHECKED]))
+        ids_BT = torch.randint(
+            self._twin.model.config.get_text_config().vocab_size, (1, CHECKED_TOKENS), generator=generator
+        )
+        zeros_BT = torch.zeros(ids_BT.shape)
+        batch = Batch(ids_BT, zeros_BT.bool(), zeros_BT, torch.tensor([CHECKED_TOKENS]))
         wanted_BT = batch.predicted_BT
         gap = float((base.forward(batch, wanted_BT) - self._twin.forward(batch, wanted_BT))[wanted_BT].abs().mean())
-        if not gap <= most:
+        if not gap <= max_gap:
             raise SettingError(
                 f"the log-probabilities of {self._client.base_model} at {self._client.url} are {gap:.3g} from those of "
-                f"the policy that the run starts from, more than {most:g}; serve that policy's folder"
+                f"the policy that the run starts from, more than {max_gap:g}; serve that policy's folder"
             )
