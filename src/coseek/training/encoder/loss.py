@@ -176,23 +176,27 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         """Return the whole batch's loss times the number of workers (see the module's docstring)."""
         assert isinstance(labels, dict)
         allowed_BS = labels["allowed_BS"]
-        queries, passages = (self._gather(stacked(parts)) for parts in reps)
-        scores_BS = similarities(queries, passages)[labels["query_B"]][:, labels["passage_S"]]
-        scores_BS = scores_BS / self._settings.temperature
+        vectors = [self._gather(stacked(parts)) for parts in reps]
+        scores_BS = self._scores(vectors, labels) / self._settings.temperature
         if self._settings.kind == "kl":
             loss = divergence(scores_BS, allowed_BS, labels["targets_BS"]).mean()
         else:
             loss = contrastive(scores_BS, allowed_BS, labels["positive_B"]).mean()
         if self._words:
             counts = (int(labels[name].max()) + 1 for name in ("query_B", "passage_S"))
-            for weight, side_NV, count in zip(self._settings.flops, (queries, passages), counts, strict=True):
-                loss = loss + weight * side_NV[:count].mean(dim=0).square().sum()
+            for weight, vectors_NV, count in zip(self._settings.flops, vectors, counts, strict=True):
+                loss = loss + weight * vectors_NV[:count].mean(dim=0).square().sum()
         self._add_metrics(loss, scores_BS.detach(), labels)
         loss = loss * self._workers.world_size
         if not with_backward:
             return loss
         loss.backward()
         return loss.detach()
+
+    def _scores(self, vectors: Sequence[Tensor], labels: Target) -> Tensor:
+        """Return the score of every row and slot, shape B × S."""
+        queries, passages = vectors
+        return similarities(queries, passages)[labels["query_B"]][:, labels["passage_S"]]
 
     def _gather(self, local_MD: Tensor) -> Tensor:
         """Gather the vectors of all workers in the batch's order. Only this worker's own have a gradient."""

@@ -94,9 +94,9 @@ class PairCollator:
 class RerankerObjective(RetrieverObjective):
     """The loss of the scores of pairs."""
 
-    def _scores(self, reps: list[list[Tensor]], labels: Target) -> Tensor:
+    def _scores(self, vectors: Sequence[Tensor], labels: Target) -> Tensor:
         row_P, slot_P = labels["row_P"], labels["slot_P"]
-        scores_P = self._gather(torch.cat(reps[0]))[: len(row_P), 0]
+        scores_P = vectors[0][: len(row_P), 0]
         return scores_P.new_zeros(labels["allowed_BS"].shape).index_put((row_P, slot_P), scores_P)
 
 
