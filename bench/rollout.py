@@ -48,7 +48,7 @@ from coseek.models import sampler as sampler_module
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.pretrained import load_model, save_model
-from coseek.models.sampler import Sampler, SamplerSettings, drawn_tokens, uniforms
+from coseek.models.sampler import Sampler, SamplerSettings, sample_filtered, uniforms
 from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
@@ -202,7 +202,7 @@ def profile(side: Side, protocol: Protocol, retriever: Retriever, questions: Seq
     clock.watch(side.model, "step", "sampler's own")
     clock.watch(retriever, "search", "retrieval")
     with (
-        patch.object(sampler_module, "drawn_tokens", clock.timed("drawing", drawn_tokens)),
+        patch.object(sampler_module, "sample_filtered", clock.timed("drawing", sample_filtered)),
         patch.object(sampler_module, "uniforms", clock.timed("drawing", uniforms)),
     ):
         clock.timed("driver and tokenizer", side.go)(protocol, retriever, questions, 0)

@@ -26,7 +26,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import LAST_WORD, Author, StopReason, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
-from coseek.models.chat import templated
+from coseek.models.chat import render_template
 from coseek.models.model import Request, Tokenizer, Turn
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.demonstrations import retokenised
@@ -166,7 +166,7 @@ def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
     turns = [(thought, "", calls[: 1 if style.name == "llama3" else 2]), (thought, "1815", ())]
     ((run,), _) = played(tokenizer, [[style.write(*turn) for turn in turns]], Shelf())
     talk = conversation(run, turns, tokenizer)
-    rendered, row = templated(tokenizer, talk, PROTOCOL.grammar.schemas, answers=False), tokenizer.decode(run.ids)
+    rendered, row = render_template(tokenizer, talk, PROTOCOL.grammar.schemas, answers=False), tokenizer.decode(run.ids)
     assert rendered.startswith(row) or row.startswith(rendered)
 
 

@@ -16,7 +16,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import Json
 from coseek.data.trajectory import Author, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
-from coseek.models.chat import templated
+from coseek.models.chat import render_template
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.run_checks import Derivation
 from coseek.training.trainer.batch import make_batch
@@ -65,7 +65,9 @@ def test_native_calls_stand_as_the_template_writes_them(tokenizer: HfTokenizer, 
     (run,) = rollout(agent, Shelf(), [QUESTION], [7], WIDE)
     check("tools", tokenizer, run, model.read[0])
     if tokenizer.fast.chat_template:
-        rendered = templated(tokenizer, conversation(run, turns, tokenizer), protocol.grammar.schemas, answers=False)
+        rendered = render_template(
+            tokenizer, conversation(run, turns, tokenizer), protocol.grammar.schemas, answers=False
+        )
         assert rendered == f"{tokenizer.decode(run.ids)}\n"
         assert list(run.ids) == tokenizer.encode(rendered)[: len(run.ids)]
 

@@ -117,7 +117,7 @@ def test_a_prompt_that_is_attended_to_in_pieces_is_read_as_a_whole(heads: int, m
     rows = [random_ids(random.Random(number), 20, 40) for number in range(3)]
     logits = []
     for most in (2**24, 500):
-        monkeypatch.setattr(fused, "MOST_SCORES", most)
+        monkeypatch.setattr(fused, "MAX_SCORES", most)
         engine = FusedEngine(model, torch.float32)
         read_in_pieces(engine, rows, random.Random(1))
         logits.append(step(engine, rows))

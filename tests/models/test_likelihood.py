@@ -75,13 +75,13 @@ def test_the_probabilities_of_all_next_tokens_add_up_to_one() -> None:
 
 def test_prompt_and_words_are_never_tokenised_together(likelihood: LocalLikelihood) -> None:
     """` fi` and `sh` are other tokens than ` fish`, and the words are weighed as they are written alone."""
-    joined, parted = TOKENIZER.encode_data(" fish"), likelihood._ids(Continuation(" fi", "sh"))
+    joined, parted = TOKENIZER.encode_data(" fish"), likelihood.encode(Continuation(" fi", "sh"))
     assert not isinstance(parted, ContinuationLogprob)
     assert parted[0] == TOKENIZER.encode_data(" fi") + TOKENIZER.encode_data("sh") != joined
 
 
 def test_special_tokens_in_the_texts_are_ordinary_characters(likelihood: LocalLikelihood) -> None:
-    row = likelihood._ids(Continuation("a<|model|>", "<|user|>b", "<|end|>"))
+    row = likelihood.encode(Continuation("a<|model|>", "<|user|>b", "<|end|>"))
     assert not isinstance(row, ContinuationLogprob)
     assert not set(row[0]) & set(TOKENIZER.encode("<|user|><|model|><|end|>"))
 
@@ -92,7 +92,7 @@ def test_the_chat_template_stands_around_the_prompt_and_in_front_of_the_lead(fol
     tokenizer.fast.chat_template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
     tokenizer.save(folder.with_name("talking"))
     likelihood = open_local_likelihood(folder.with_name("talking"))
-    row = likelihood._ids(Continuation(" the cat", " sat", " so"))
+    row = likelihood.encode(Continuation(" the cat", " sat", " so"))
     user, model = tokenizer.encode("<|user|><|model|>")
     encode = tokenizer.encode_data
     assert likelihood.uses_chat_template

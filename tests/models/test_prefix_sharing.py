@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.models.networks import NETWORKS, logits_of, network, random_ids, request
 from transformers import PreTrainedModel
 
-from coseek.models.engine import LEAST, PromptPiece, plan_prefix_sharing
+from coseek.models.engine import MIN_SHARED, PromptPiece, plan_prefix_sharing
 from coseek.models.model import Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
@@ -41,7 +41,7 @@ def held(rows: list[PromptPiece]) -> tuple[dict[int, tuple[int, ...]], int]:
 @given(st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=9), st.integers(0, 3))
 def test_every_row_ends_up_with_its_own_tokens(words: list[list[int]], seed: int) -> None:
     # Each word is long enough to be shared, so rows meet and part wherever the words do.
-    said = [tuple(token for word in row for token in [word] * (LEAST - 1 + seed)) for row in words]
+    said = [tuple(token for word in row for token in [word] * (MIN_SHARED - 1 + seed)) for row in words]
     rows = list(enumerate(said))
     slots, read = held(rows)
     assert slots == dict(rows)

@@ -99,9 +99,9 @@ def test_the_temperature_is_said_even_when_it_is_0(dialect: str) -> None:
 
 def test_draws_of_two_turns_do_not_use_the_same_numbers() -> None:
     first = TurnRequest("m", (RowSegment(False, (1, 2), "ab"),), 8, (), 1.0, seed=5)
-    second = TurnRequest("m", (*first.parts, RowSegment(True, (3,), "c")), 8, (), 1.0, seed=5)
+    second = TurnRequest("m", (*first.segments, RowSegment(True, (3,), "c")), 8, (), 1.0, seed=5)
     assert first.turn_seed != second.turn_seed
-    assert first.turn_seed == TurnRequest("x", first.parts, 9, (), 0.5, seed=5).turn_seed
+    assert first.turn_seed == TurnRequest("x", first.segments, 9, (), 0.5, seed=5).turn_seed
     assert 0 <= first.turn_seed < 2**31
 
 

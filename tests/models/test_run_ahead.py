@@ -20,7 +20,7 @@ from coseek.models.sampler import Sampler
 def ahead(model: PreTrainedModel, stops: Sequence[str] = (), **settings: object) -> Sampler:
     """A sampler whose engine does on the CPU what it does on a GPU, but for the capture of its steps."""
     made = sampler(model, stops, **settings)
-    made._engine.stretch = 8
+    made._engine.run_ahead = 8
     if isinstance(made._engine, FusedEngine):
         made._engine.pads = True
     return made

@@ -193,7 +193,7 @@ def _watch(learner: object, counts: Counts) -> None:
 def work(folder: Path) -> None:
     """What one worker does; the first writes down the counts of every algorithm."""
     gc.freeze()  # what was there before is not counted, and need not be looked through
-    fused.MOST_COPIED = 0  # the estimate is of accelerators, where sampler and trainer share their weights
+    fused.MAX_COPIED_BYTES = 0  # the estimate is of accelerators, where sampler and trainer share their weights
     workers, rows = workers_here(), []
     for algorithm in ALGORITHMS:
         counts, memory = count(algorithm, folder / f"{algorithm}-{workers.world_size}", folder / "model", workers)

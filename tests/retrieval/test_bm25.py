@@ -11,7 +11,7 @@ from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings, weigh
+from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings, build_postings
 
 VOCABULARY = ["ada", "bob", "cat", "dog", "elm", "fig"]
 TEXTS = st.lists(st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=8), min_size=1, max_size=12)
@@ -51,7 +51,7 @@ def test_a_query_finds_the_same_alone_and_in_a_batch(texts: list[list[str]], que
 def test_looking_at_few_passages_finds_what_looking_at_all_finds(
     texts: list[list[str]], query: list[int], k: int
 ) -> None:
-    postings, vocabulary = weigh(corpus_of([" ".join(text) for text in texts]), Bm25Settings())
+    postings, vocabulary = build_postings(corpus_of([" ".join(text) for text in texts]), Bm25Settings())
     words = [word for word in query if word < len(vocabulary)]
     few_rows, few_scores = postings.best(words, k, few_rows=0)
     rows, scores = postings.best(words, k)
@@ -62,7 +62,7 @@ def test_looking_at_few_passages_finds_what_looking_at_all_finds(
 def test_words_in_many_passages_and_rare_ones_are_ranked_alike_either_way(k: int) -> None:
     rng = np.random.default_rng(0)
     texts = (np.minimum(rng.zipf(1.3, size=(4000, 12)), 3000)).astype(str)
-    postings, vocabulary = weigh(corpus_of([" ".join(text) for text in texts]), Bm25Settings())
+    postings, vocabulary = build_postings(corpus_of([" ".join(text) for text in texts]), Bm25Settings())
     pruned: list[bool] = []
     for _ in range(40):
         words = [vocabulary[word] for word in texts[rng.integers(4000), : rng.integers(1, 12)]]
@@ -77,7 +77,10 @@ def test_words_in_many_passages_and_rare_ones_are_ranked_alike_either_way(k: int
 @given(TEXTS, st.integers(1, 5))
 def test_an_index_made_in_small_chunks_is_the_same(texts: list[list[str]], chunk_rows: int) -> None:
     corpus = corpus_of([" ".join(text) for text in texts])
-    (whole, words), (parts, same) = weigh(corpus, Bm25Settings()), weigh(corpus, Bm25Settings(), chunk_rows)
+    (whole, words), (parts, same) = (
+        build_postings(corpus, Bm25Settings()),
+        build_postings(corpus, Bm25Settings(), chunk_rows),
+    )
     assert words == same and all(
         np.array_equal(getattr(whole, name), getattr(parts, name))
         for name in ("weights_P", "rows_P", "starts_V1", "maxima_V")
@@ -113,7 +116,7 @@ def test_stop_words_and_plurals_can_be_dropped() -> None:
 
 def test_a_stop_word_is_known_as_it_is_written_whatever_the_stemmer_would_make_of_it() -> None:
     for stem in ("plural", "english"):
-        assert Bm25Settings(stop_words=True, stem=stem).cut("this was the cities") in (["city"], ["citi"])
+        assert Bm25Settings(stop_words=True, stem=stem).tokenize("this was the cities") in (["city"], ["citi"])
 
 
 def test_a_view_gives_words_to_look_up_and_none_of_its_labels() -> None:

@@ -6,7 +6,7 @@ import yaml
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json
-from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, settled
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, fill_from_card
 from coseek.retrieval.vectors.encoder import EncoderCard, check_prompts, encoder_folder, most_read
 
 
@@ -135,10 +135,10 @@ def test_of_several_prompts_for_a_query_none_is_taken_until_one_is_chosen(tmp_pa
     folder = folder_of(tmp_path, config={"prompts": {"s2p_query": "find: ", "s2s_query": "alike: "}})
     settings = EmbeddingSettings(precision="float32", encoder=str(folder))
     with pytest.raises(DataError, match=r"for a query: s2p_query 'find: ', s2s_query 'alike: '; .*query_prompt='…'"):
-        settled(settings)
-    assert settled(settings.model_copy(update={"query_prompt": "find: "})).query_prompt == "find: "
+        fill_from_card(settings)
+    assert fill_from_card(settings.model_copy(update={"query_prompt": "find: "})).query_prompt == "find: "
     (folder / "coseek.yaml").write_text("query_prompt: ''\n", encoding="utf-8")
-    assert settled(settings).query_prompt == ""
+    assert fill_from_card(settings).query_prompt == ""
 
 
 def test_prompts_for_other_tasks_alone_are_said_to_be_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,7 +35,7 @@ Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
 @given(hard_cases(), st.sampled_from([33, 100]), st.sampled_from([3, 20]))
 def test_what_is_found_is_the_float64_ranking_to_the_last_id(case: Case, block_rows: int, together: int) -> None:
     vectors, queries, k = case
-    search = ExactSearch(VectorStore.of(vectors), block_rows=block_rows, together=together)
+    search = ExactSearch(VectorStore.of(vectors), block_rows=block_rows, queries_per_tile=together)
     check_ranking(search.search(queries, k), vectors, queries, k)
 
 
@@ -137,7 +137,7 @@ def test_many_rows_of_hard_kinds_are_ranked_right(maker: object) -> None:
 def test_parts_on_several_devices_find_what_one_search_finds_to_the_last_id(case: Case, parts: int, tiles: int) -> None:
     vectors, queries, k = case
     store = VectorStore.of(vectors)
-    whole = ExactSearch(store, block_rows=33, together=2, tiles=tiles).find(queries, k)
+    whole = ExactSearch(store, block_rows=33, queries_per_tile=2, tiles=tiles).find(queries, k)
     parted = ShardedSearch.over(store, ["cpu"] * parts, block_rows=33).find(queries, k)
     assert np.array_equal(whole.rows_QK, brute_force(vectors, queries, k))
     assert np.array_equal(parted.rows_QK, whole.rows_QK)

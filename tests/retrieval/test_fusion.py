@@ -47,11 +47,11 @@ def test_one_hit_and_equal_scores_count_as_found() -> None:
 
 
 def test_a_short_ranking_counts_as_one_over_all_places() -> None:
-    (alone,) = scaled([14.0], "z", places=100, absent=0.0)
+    (alone,) = scaled([14.0], "z", max_hits=100, absent=0.0)
     assert round(alone, 3) == 10.05  # 14 over 14 · √(.01 · .99)
-    assert scaled([3.0, 1.0], "min-max", places=4, absent=0.0) == [1.0, 1 / 3]
-    assert scaled([3.0, 1.0], "z", places=4) == scaled([3.0, 1.0], "z")  # its other scores are not known
-    assert scaled([3.0, 1.0], "z", places=2, absent=0.0) == scaled([3.0, 1.0], "z")
+    assert scaled([3.0, 1.0], "min-max", max_hits=4, absent=0.0) == [1.0, 1 / 3]
+    assert scaled([3.0, 1.0], "z", max_hits=4) == scaled([3.0, 1.0], "z")  # its other scores are not known
+    assert scaled([3.0, 1.0], "z", max_hits=2, absent=0.0) == scaled([3.0, 1.0], "z")
 
 
 def test_tiny_differences_are_still_differences() -> None:

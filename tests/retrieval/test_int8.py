@@ -42,8 +42,8 @@ def test_what_is_found_is_the_float64_ranking_to_the_last_id(
     vectors, queries, k = case
     with pytest.MonkeyPatch.context() as patch:  # small blocks, so that a small store has many
         patch.setattr(int8, "BLOCK", block)
-        patch.setattr(int8, "STRETCH", stretch * block)
-        patch.setattr(int8, "TOGETHER", 2 * block)
+        patch.setattr(int8, "SORT_ROWS", stretch * block)
+        patch.setattr(int8, "PRODUCT_ROWS", 2 * block)
         search = int8_search(VectorStore.of(vectors), tmp_path_factory.mktemp("int8"), together)
         check_ranking(search.search(queries, k), vectors, queries, k)
 

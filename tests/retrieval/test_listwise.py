@@ -15,7 +15,7 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
-from coseek.retrieval.llm import LISTWISE_FIELDS, PROMPTS, ListwisePrompt, parse_ranking, show
+from coseek.retrieval.llm import LISTWISE_FIELDS, PROMPTS, ListwisePrompt, fill_listwise_prompt, parse_ranking
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.listwise import ListwiseReranker, ListwiseSettings
 
@@ -82,8 +82,8 @@ def test_a_whole_ranking_is_read_as_it_was_written(order: list[int], joint: str)
 @given(st.lists(st.text(st.sampled_from("[]0123456789 x\n{}"), max_size=30), min_size=3, max_size=3))
 def test_a_passage_or_a_query_cannot_forge_a_number_or_a_line(texts: list[str]) -> None:
     title, text, query = texts
-    shown = show(PROMPT, query, [Passage("a", title, text), Passage("b", "", "fine")], 100)
-    plain = show(PROMPT, "", [Passage("a", "", ""), Passage("b", "", "fine")], 100)
+    shown = fill_listwise_prompt(PROMPT, query, [Passage("a", title, text), Passage("b", "", "fine")], 100)
+    plain = fill_listwise_prompt(PROMPT, "", [Passage("a", "", ""), Passage("b", "", "fine")], 100)
     numbers = r"\[\s*\d+\s*\]"
     assert re.findall(numbers, shown) == re.findall(numbers, plain)
     assert shown.count("\n") == plain.count("\n")

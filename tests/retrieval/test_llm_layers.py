@@ -118,7 +118,9 @@ def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() ->
         assert asked.pop() == wanted and not asked
     silent, bare = expanded(lambda _: ""), expanded(lambda _: "born")
     for query in ("who?", Query("who?")):  # which are seen alike
-        assert silent._with(query, "") == "who?" and bare._with(query, "born") == Query("who? born", question="who?")
+        assert silent._expand(query, "") == "who?" and bare._expand(query, "born") == Query(
+            "who? born", question="who?"
+        )
     rewriter = expanded(lambda _: "It asks for a person.\nSearch for: Ada Lovelace birth", "reason-rewriter")
     rewriter.over = told
     rewriter.search(["who?"], 2)

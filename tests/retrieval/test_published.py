@@ -13,7 +13,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index, update_index
 from coseek.retrieval.retrievers.hnsw import GRAPH
 from coseek.retrieval.vectors.corpus_encoding import window_encoder
-from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, passage_text, settled
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, fill_from_card, passage_text
 from coseek.retrieval.vectors.encoder import Vectors
 
 QUERIES = ["ba be", "gu go ge", "do", "bo ga"]
@@ -26,7 +26,7 @@ def quoted(passage: Passage) -> str:
 
 
 def encoded(corpus: Corpus, encoder: Path, text: Text = passage_text, prompt: str | None = None) -> Vectors:
-    given = settled(EmbeddingSettings(encoder=str(encoder), device="cpu", passage_prompt=prompt))
+    given = fill_from_card(EmbeddingSettings(encoder=str(encoder), device="cpu", passage_prompt=prompt))
     return window_encoder(given)([text(passage) for passage in corpus])
 
 

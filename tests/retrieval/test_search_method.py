@@ -15,7 +15,7 @@ from coseek.hardware.device import memory_bytes
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers.dense import CODES, Dense
 from coseek.retrieval.vectors import exact as way
-from coseek.retrieval.vectors.exact import FEWEST, chosen, fastest_method
+from coseek.retrieval.vectors.exact import MIN_ROWS, choose_method, fastest_method
 from coseek.retrieval.vectors.store import VectorStore
 
 WINS, LOSES = 3.0, 0.3
@@ -30,7 +30,7 @@ def scans(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
 def test_auto_takes_int8_only_where_it_wins_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for ratio, expected in ((LOSES, "exact"), (1.0, "exact"), (1.19, "exact"), (1.21, "int8"), (WINS, "int8")):
         scans(tmp_path, monkeypatch, ratio)
-        found = chosen(FEWEST, 24, "float32", "cpu")
+        found = choose_method(MIN_ROWS, 24, "float32", "cpu")
         assert found.taken == expected and f"{ratio:.2g} × the speed" in found.why
 
 
@@ -38,7 +38,7 @@ def test_few_vectors_need_no_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = VectorStore.of(unit_rows(np.random.default_rng(0), 1_000, 24))
     assert fastest_method(store, "cpu").taken == "exact"
-    assert chosen(10**9, 140_000, "float32", "cpu").taken == "exact"  # sums of so many do not fit into 32 bits
+    assert choose_method(10**9, 140_000, "float32", "cpu").taken == "exact"  # sums of so many do not fit into 32 bits
     assert not list(tmp_path.iterdir())
 
 
@@ -46,13 +46,13 @@ def test_vectors_that_do_not_fit_into_memory_are_scanned_in_int8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scans(tmp_path, monkeypatch, LOSES)
-    fit = int(memory_bytes() * way.FITS) // (4 * 384)
-    assert [chosen(rows, 384, "float32", "cpu").taken for rows in (fit - 1, fit + 1)] == ["exact", "int8"]
+    fit = int(memory_bytes() * way.MEMORY_SHARE) // (4 * 384)
+    assert [choose_method(rows, 384, "float32", "cpu").taken for rows in (fit - 1, fit + 1)] == ["exact", "int8"]
 
 
 @pytest.mark.slow
 def test_auto_finds_what_every_way_finds_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way, "FEWEST", 100)
+    monkeypatch.setattr(way, "MIN_ROWS", 100)
     make_encoder(tmp_path / "encoder")
     corpus, settings = sentences(300), {"encoder": str(tmp_path / "encoder")}
     scans(tmp_path / "cache", monkeypatch, WINS)  # so that all encode in one precision

@@ -191,7 +191,7 @@ def test_a_failed_query_costs_no_other_its_call_again(site: Site) -> None:
 def test_a_service_whose_credit_is_used_up_says_so(site: Site) -> None:
     site.says("/poor", Said(b"your key abc", status=402))
     with pytest.raises(RetrieverError, match=r"^it: it answered 402; its credit is used up$"):
-        service(f"{site.url}/poor", []).ask(ProviderRequest("GET", {}))
+        service(f"{site.url}/poor", []).send(ProviderRequest("GET", {}))
 
 
 # Pages

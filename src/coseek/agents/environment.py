@@ -411,7 +411,7 @@ class NativeTurns:
         assert isinstance(self.tokenizer, HfTokenizer)
         end = self.chat.end_of(written[-1].ids) if written else ""
         frame = self.chat.frame(self.template.roles(episode.question), names or [()], end)
-        return frame.filled([self.tokenizer.decode(result) for result in results], self.tokenizer)
+        return frame.fill([self.tokenizer.decode(result) for result in results], self.tokenizer)
 
     def _names(self, message: JsonObject) -> Names:
         """The tools that a turn called. A template writes their names, so that one of nobody's may hold no marks."""

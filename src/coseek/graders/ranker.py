@@ -27,7 +27,7 @@ from coseek.graders.structured_output import (
 )
 from coseek.models.text_model import TextModel
 from coseek.retrieval.lexical.analyzer import words
-from coseek.retrieval.llm import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show, sliding_together
+from coseek.retrieval.llm import LISTWISE_FIELDS, ListwisePrompt, fill_listwise_prompt, parse_ranking, sliding_together
 from coseek.retrieval.query import Query
 
 REPAIRED = "orders_repaired"
@@ -170,7 +170,7 @@ class ModelRanker:
         return [one.order(places) for one, places in zip(state, ranked, strict=True)]
 
     def _ask(self, asked: RankingRequest, places: Sequence[int]) -> OutputRequest[tuple[int, ...]]:
-        prompt = show(
+        prompt = fill_listwise_prompt(
             self.prompt,
             asked.query.text,
             [asked.passages[place] for place in places],

@@ -1,9 +1,9 @@
 """Chat: encodes messages with a tokenizer's chat template, or a plain one. Message contents are data.
 
 The template is rendered with placeholders instead of contents and split at them, so that only the template's own text
-may contain special tokens. What it writes behind a turn with tool calls is the difference of two renderings of the
-conversation, with and without the results. The contents of both are placeholders: what was sampled and what tools
-return never passes through a template, and a row only grows.
+may contain special tokens. Its text after a turn with tool calls is the difference of two renderings of the
+conversation, with and without the results. The contents of both are placeholders: sampled text and tool results never
+pass through a template, and a row only grows.
 """
 
 import json
@@ -40,21 +40,21 @@ ROLES = ("system", "user", "assistant")
 _MARK = re.compile("(\u2003?)\ue000([0-9]+)\ue001(\u2003?)")
 """A placeholder with a space on either side, which templates that trim contents remove. No template contains these
 characters, and contents never pass through one."""
-_DAY = datetime(2025, 1, 1)
-"""The day for templates that write today's date into a prompt (gpt-oss, Llama 3.2): with the real one a run could be
+_DATE = datetime(2025, 1, 1)
+"""The date for templates that write today's date into a prompt (gpt-oss, Llama 3.2): with the real one a run could be
 neither resumed nor audited on another day."""
-_CLOCK = "".join(f"|replace('%{code}', '{_DAY.strftime(f'%{code}')}')" for code in "YymBbdAaHMSfj")
-_ON_THAT_DAY = f"{{%- macro strftime_now(form) -%}}{{{{ form{_CLOCK} }}}}{{%- endmacro -%}}"
-"""In front of a template, which then knows no other clock. The library hands no function into a template."""
+_CLOCK = "".join(f"|replace('%{code}', '{_DATE.strftime(f'%{code}')}')" for code in "YymBbdAaHMSfj")
+_FIXED_DATE = f"{{%- macro strftime_now(form) -%}}{{{{ form{_CLOCK} }}}}{{%- endmacro -%}}"
+"""Put before a template, which then has no other clock. The library passes no function into a template."""
 
 
-def _spelt(value: object) -> object:
-    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+def _as_text(value: object) -> object:
+    return ("on" if value else "off") if isinstance(value, bool) else value
 
 
-ChatTemplate: TypeAlias = Annotated[Literal["auto", "on", "off"], BeforeValidator(_spelt)]
-"""Whether a policy's prompt stands in its tokenizer's chat template: `auto` where the tokenizer has one. YAML reads
-`on` and `off` as booleans."""
+ChatTemplate: TypeAlias = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_text)]
+"""Whether a policy's prompt uses its tokenizer's chat template: `auto` if the tokenizer has one. YAML reads `on` and
+`off` as booleans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class TextPart:
 
     text: str
     trusted: bool = False
-    """Whether it is ours or the template's, so that special tokens in it are tokens."""
+    """Whether it is coseek's or the template's text, so that special tokens in it are tokens."""
 
 
 Content: TypeAlias = Sequence[TextPart | tuple[int, ...]]
-"""What a message says, in pieces of text or as ids."""
+"""The content of a message, in pieces of text or as ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +79,19 @@ class Message:
 
 
 def encode_content(tokenizer: Tokenizer, content: Content) -> tuple[int, ...]:
-    """Encode adjacent pieces of text as one text, as if the whole were encoded. Where data spell a special token, each
-    piece is encoded alone, so that they stay characters."""
+    """Encode adjacent pieces of text as one text. If data contain a special token, each piece is encoded alone, so that
+    it remains ordinary characters."""
     ids: list[int] = []
     for is_text, group in groupby(content, lambda piece: isinstance(piece, TextPart)):
         pieces = [*group]
         texts = [piece for piece in pieces if isinstance(piece, TextPart)]
         if not is_text:
             ids += chain.from_iterable(piece for piece in pieces if isinstance(piece, tuple))
-        elif all(one.trusted or tokenizer.encode(one.text) == tokenizer.encode_data(one.text) for one in texts):
-            ids += tokenizer.encode("".join(one.text for one in texts))
+        elif all(part.trusted or tokenizer.encode(part.text) == tokenizer.encode_data(part.text) for part in texts):
+            ids += tokenizer.encode("".join(part.text for part in texts))
         else:
-            for one in texts:
-                ids += tokenizer.encode(one.text) if one.trusted else tokenizer.encode_data(one.text)
+            for part in texts:
+                ids += tokenizer.encode(part.text) if part.trusted else tokenizer.encode_data(part.text)
     return tuple(ids)
 
 
@@ -101,15 +101,15 @@ def has_chat_template(tokenizer: Tokenizer) -> bool:
 
 
 def uses_chat_template(tokenizer: Tokenizer, wanted: ChatTemplate) -> bool:
-    """Whether prompts are framed. Raises `SettingError` where a chat template is wanted and there is none."""
+    """Whether prompts use the chat template. Raises `SettingError` if one is required and there is none."""
     if wanted == "on" and not has_chat_template(tokenizer):
         raise SettingError("chat_template=on, and the model's tokenizer has no chat template; take auto or off")
     return wanted != "off" and has_chat_template(tokenizer)
 
 
 def chat_frame(tokenizer: Tokenizer, given: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids before and after a user's message, up to the assistant's answer. In front of an answer that is `given`, and
-    follows no thought, reasoning that the template opens is closed.
+    """Ids before and after a user's message, up to the assistant's answer. Before an answer that is `given`, without
+    reasoning, reasoning that the template opens is closed.
 
     Without a chat template: the beginning-of-text token if the tokenizer puts one in front of texts. Raises `DataError`
     for a template that drops or repeats the message.
@@ -121,10 +121,8 @@ def chat_frame(tokenizer: Tokenizer, given: bool = False) -> tuple[tuple[int, ..
         raise DataError(f"the chat template of {tokenizer.source} repeats what a user says; correct its chat_template")
     end = encode_content(tokenizer, [after])
     opened = opened_at_end(tokenizer.decode(end)) if given else ""
-    return encode_content(tokenizer, [before]), (
-        *end,
-        *tokenizer.encode(f"\n{closing_of(opened)}\n\n" if opened else ""),
-    )
+    closing = tokenizer.encode(f"\n{closing_of(opened)}\n\n" if opened else "")
+    return encode_content(tokenizer, [before]), (*end, *closing)
 
 
 def chat_pieces(
@@ -135,38 +133,39 @@ def chat_pieces(
     tools: Sequence[JsonObject] = (),
 ) -> list[TextPart | tuple[int, ...]]:
     """Put messages, (role, content) each, into the chat template, up to the assistant's answer. The last piece is the
-    text after the last content. The template is given `tools`, the JSON schemas of what the assistant can call.
+    text after the last content. The template gets `tools`, the JSON schemas of what the assistant can call.
 
     Contents are trimmed where the template trims them, except the end of one that `goes_on`. A system message that the
-    template refuses or drops opens the user's message, as in Gemma 3's template. Raises `DataError` for a template
-    that does not take the messages, or drops one that is not empty.
+    template refuses or drops is put at the start of the user's message, as in Gemma 3's template. Raises `DataError`
+    for a template that refuses the messages, or drops one that is not empty.
     """
     roles = [role for role, _ in messages]
     marks: list[JsonObject] = [
-        {"role": role, "content": f"\u2003\ue000{place}\ue001\u2003"} for place, role in enumerate(roles)
+        {"role": role, "content": f"\u2003\ue000{index}\ue001\u2003"} for index, role in enumerate(roles)
     ]
     try:
-        split = _MARK.split(templated(tokenizer, marks, tools))
-        shown = set(map(int, split[2::4]))
-        for dropped in (role for place, (role, content) in enumerate(messages) if content and place not in shown):
-            raise DataError(
-                f"the chat template of {tokenizer.source} drops what the {dropped} says; correct its chat_template"
-            )
+        split = _MARK.split(render_template(tokenizer, marks, tools))
+        rendered = set(map(int, split[2::4]))
+        for index, (role, content) in enumerate(messages):
+            if content and index not in rendered:
+                raise DataError(
+                    f"the chat template of {tokenizer.source} drops what the {role} says; correct its chat_template"
+                )
     except DataError:
         if roles[:2] != ["system", "user"]:
             raise
         user = ("user", [*messages[0][1], TextPart("\n\n"), *messages[1][1]])
         return chat_pieces(tokenizer, [user, *messages[2:]], goes_on=goes_on, tools=tools)
     pieces: list[TextPart | tuple[int, ...]] = [TextPart(split[0], trusted=True)]
-    for at in range(1, len(split), 4):
-        before, place, after, text = split[at : at + 4]
-        ends = not after and not (goes_on and int(place) == len(messages) - 1)
-        pieces += [*_stripped(messages[int(place)][1], not before, ends), TextPart(text, trusted=True)]
+    for start in range(1, len(split), 4):
+        before, number, after, text = split[start : start + 4]
+        trims_end = not after and not (goes_on and int(number) == len(messages) - 1)
+        pieces += [*_strip(messages[int(number)][1], not before, trims_end), TextPart(text, trusted=True)]
     return pieces
 
 
-def _stripped(content: Content, start: bool, end: bool) -> list[TextPart | tuple[int, ...]]:
-    """The content without white space at its start and its end, as far as that is text."""
+def _strip(content: Content, start: bool, end: bool) -> list[TextPart | tuple[int, ...]]:
+    """The content without white space at its start and its end, where these are text."""
     pieces = [*content]
     while start and pieces and isinstance(first := pieces[0], TextPart):
         pieces[:1] = [TextPart(text, first.trusted)] if (text := first.text.lstrip()) else []
@@ -178,28 +177,28 @@ def _stripped(content: Content, start: bool, end: bool) -> list[TextPart | tuple
 
 
 def begin_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The beginning-of-text token, if the tokenizer puts one in front of texts."""
+    """The beginning-of-text token, if the tokenizer puts one before texts."""
     bos_id = tokenizer.fast.bos_token_id if isinstance(tokenizer, HfTokenizer) else None
     if not isinstance(tokenizer, HfTokenizer) or not isinstance(bos_id, int):
         return ()
     return (bos_id,) if list(tokenizer.fast("").input_ids)[:1] == [bos_id] else ()
 
 
-def templated(
+def render_template(
     tokenizer: HfTokenizer,
     messages: Sequence[JsonObject],
     tools: Sequence[JsonObject] = (),
     *,
     answers: bool = True,
 ) -> str:
-    """Render messages with the chat template, where it `answers` up to the assistant's answer. Raises `DataError` for a
-    template that does not take them."""
+    """Render messages with the chat template, with `answers` up to the assistant's answer. Raises `DataError` for a
+    template that refuses them."""
     from jinja2 import TemplateError
 
     given = cast("list[dict[str, str]]", [*messages])  # what the library declares; templates take any JSON
     try:
         template = tokenizer.fast.get_chat_template(tools=[*tools] or None)
-        template = template if "strftime_now" not in template else _ON_THAT_DAY + template
+        template = template if "strftime_now" not in template else _FIXED_DATE + template
         text = tokenizer.fast.apply_chat_template(
             given, [*tools] or None, chat_template=template, tokenize=False, add_generation_prompt=answers
         )
@@ -212,14 +211,14 @@ _SLOT = re.compile("\ue000([0-9]+)(\n|\\\\n)\ue001")
 """A placeholder. A template that writes a content as JSON escapes its line break."""
 _NOTHING = re.compile("(?!)")
 _FORMS = ((False, False), (True, False), (False, True), (True, True))
-"""(arguments as JSON texts, one call a turn): what templates take instead of several calls with objects."""
+"""(arguments as JSON texts, one call per turn): alternatives for templates that refuse several calls with objects."""
 Names: TypeAlias = tuple[str, ...]
 """The tools that one turn called, in order; empty for a turn that a user's message answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultFrame:
-    """What stands around the results of one turn."""
+    """The template's text around the results of one turn."""
 
     before: tuple[str, ...]
     """The text in front of each result."""
@@ -230,7 +229,7 @@ class ResultFrame:
     closer: str
     """The special token with which the template ends such a turn; "" without one."""
 
-    def filled(self, results: Sequence[str], tokenizer: HfTokenizer) -> list[tuple[int, ...]]:
+    def fill(self, results: Sequence[str], tokenizer: HfTokenizer) -> list[tuple[int, ...]]:
         """The ids of each result in its frame, encoded as one text. The last one of the turn ends where the assistant's
         next turn begins."""
         parts: list[TextPart] = []
@@ -243,12 +242,12 @@ class ResultFrame:
             parts.append(TextPart(self.after, trusted=True))
         ids = encode_content(tokenizer, parts)
 
-        def reaches(count: int) -> int:
+        def decoded_length(count: int) -> int:
             return len(tokenizer.decode(ids[:count]))
 
         cuts = [0]
         for end in ends[:-1]:
-            cuts.append(bisect_left(range(len(ids)), end, lo=cuts[-1], key=reaches))
+            cuts.append(bisect_left(range(len(ids)), end, lo=cuts[-1], key=decoded_length))
         cuts.append(len(ids))
         return [ids[start:end] for start, end in pairwise(cuts)]
 
@@ -263,10 +262,10 @@ class ToolChat:
     _frames: dict[tuple[tuple[str, ...], tuple[Names, ...], str], ResultFrame] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise `SettingError` for a template that does not show tools, or that no result can be appended to."""
+        """Raise `SettingError` for a template that does not show tools, or to which no result can be appended."""
         source, way_out = self.tokenizer.source, "take a protocol whose calls are plain text, such as react"
-        shown = "".join(self._prompt)
-        if unknown := [name for name in parameters_of(self.tools) if name not in shown]:
+        prompt = "".join(self._prompt)
+        if unknown := [name for name in parameters_of(self.tools) if name not in prompt]:
             raise SettingError(f"the chat template of {source} does not show the tool {unknown[0]!r}; {way_out}")
         try:
             self.frame(("user",), (tuple(parameters_of(self.tools))[:1],))
@@ -275,7 +274,7 @@ class ToolChat:
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
-        """The special tokens with which the template ends turns. Base models go on after those that their generation
+        """The special tokens with which the template ends turns. Base models continue after those that their generation
         settings do not name, and would write results themselves."""
         closers: dict[str, None] = {}
         for names in (tuple(parameters_of(self.tools))[:1], ()):
@@ -289,24 +288,24 @@ class ToolChat:
         return text if self._special.fullmatch(text) else ""
 
     def read(self, ids: Sequence[int]) -> JsonObject:
-        """The assistant's message in a turn: by the tokenizer's response template, else by `read_turn`."""
+        """Parse the assistant's message in a turn, with the tokenizer's response template, else with `read_turn`."""
         text = self.tokenizer.decode(ids[:-1] if self.end_of(ids) else ids)
         prefix = self._prompt[-1]
         if getattr(self.tokenizer.fast, "response_template", None) is None:
             return read_turn(text, opened_at_end(prefix), self.tools)
         try:
-            read = self.tokenizer.fast.parse_response(text, prefix=prefix, tools=[*self.tools])
-            content, _ = content_of(read.get("content"))
-            calls = [unread(call.name) if fault_in({call.name: call.arguments}) else call for call in calls_in(read)]
-            return message_of(content, reasoning_in(read), calls)
+            message = self.tokenizer.fast.parse_response(text, prefix=prefix, tools=[*self.tools])
+            content, _ = content_of(message.get("content"))
+            calls = [unread(call.name) if fault_in({call.name: call.arguments}) else call for call in calls_in(message)]
+            return message_of(content, reasoning_in(message), calls)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return message_of("", "", [unread(text)])
 
     def frame(self, roles: Sequence[str], turns: Sequence[Names], end: str = "") -> ResultFrame:
-        """What stands around the results of the last of `turns`, which ended with the special token `end`. `roles` are
-        those of the prompt's messages.
+        """The template's text around the results of the last of `turns`, which ended with the special token `end`.
+        `roles` are those of the prompt's messages.
 
-        Raises `DataError` where the template takes no such conversation, or where the row would not be extended.
+        Raises `DataError` if the template refuses such a conversation, or changes the row before its end.
         """
         key = (tuple(roles), tuple(turns), end)
         if key not in self._frames:
@@ -325,45 +324,47 @@ class ToolChat:
         return alternatives(special) or _NOTHING
 
     def _frame(self, roles: tuple[str, ...], turns: tuple[Names, ...], end: str) -> ResultFrame:
-        refused: DataError | None = None
+        first_error: DataError | None = None
         for as_text, single in _FORMS:
             try:
-                return self._difference(_Talk(as_text, single), roles, turns, end)
+                return self._difference(_PlaceholderChat(as_text, single), roles, turns, end)
             except DataError as error:
-                refused = refused or error
-        assert refused is not None
-        raise refused
+                first_error = first_error or error
+        assert first_error is not None
+        raise first_error
 
-    def _difference(self, talk: "_Talk", roles: tuple[str, ...], turns: tuple[Names, ...], end: str) -> ResultFrame:
-        past = [*map(talk.said, roles), *(one for names in turns[:-1] for one in talk.turn(names))]
-        last = talk.last
-        turn, *results = talk.turn(turns[-1])
-        expected = [str(number) for number in range(talk.last - len(results) + 1, talk.last + 1)]
-        anchor = talk.last - len(results)
-        before, done, full = (
-            templated(self.tokenizer, messages, self.tools, answers=answers)
+    def _difference(
+        self, chat: "_PlaceholderChat", roles: tuple[str, ...], turns: tuple[Names, ...], end: str
+    ) -> ResultFrame:
+        past = [*map(chat.message, roles), *(message for names in turns[:-1] for message in chat.turn(names))]
+        last = chat.last
+        turn, *results = chat.turn(turns[-1])
+        anchor = chat.last - len(results)
+        expected = [str(number) for number in range(anchor + 1, chat.last + 1)]
+        before, closed, full = (
+            render_template(self.tokenizer, messages, self.tools, answers=answers)
             for messages, answers in (([*past], True), ([*past, turn], False), ([*past, turn, *results], True))
         )
-        kept = before[: _after(before, last)]
-        if not full.startswith(kept):
-            at = next((at for at, (a, b) in enumerate(zip(full, kept, strict=False)) if a != b), len(full))
-            raise DataError(f"the chat template changes earlier messages, from {kept[at : at + 40]!r} on")
-        done, full = done[_after(done, anchor) :], full[_after(full, anchor) :]
+        prefix = before[: _end_of(before, last)]
+        if not full.startswith(prefix):
+            index = next((i for i, (a, b) in enumerate(zip(full, prefix, strict=False)) if a != b), len(full))
+            raise DataError(f"the chat template changes earlier messages, from {prefix[index : index + 40]!r} on")
+        closed, full = closed[_end_of(closed, anchor) :], full[_end_of(full, anchor) :]
         first, *pieces = _SLOT.split(full)
         if pieces[::3] != expected:
             raise DataError("the chat template drops or moves what a tool returns")
-        texts = [first[self._joint(done, first, end) :], *pieces[2::3]]
-        closers = self._special.findall(done) or self._special.findall(texts[0])[:1] or [""]
+        texts = [first[self._frame_start(closed, first, end) :], *pieces[2::3]]
+        closers = self._special.findall(closed) or self._special.findall(texts[0])[:1] or [""]
         quoted = tuple(line != "\n" for line in pieces[1::3])
         return ResultFrame(tuple(texts[:-1]), quoted, texts[-1], closers[-1])
 
-    def _joint(self, done: str, frame: str, end: str) -> int:
-        """Where the frame goes on after what was sampled. `done` closes a turn that nothing follows, and `frame` one
-        that results follow; both begin inside the turn."""
-        if end and (at := frame.find(end)) >= 0:
-            return at + len(end)
-        closers = list(self._special.finditer(done))
-        body = done[: closers[-1].start()] if closers else done.rstrip()
+    def _frame_start(self, closed: str, frame: str, end: str) -> int:
+        """Where the frame continues after the sampled text. `closed` ends a turn without results, and `frame` one with
+        results; both begin inside the turn."""
+        if end and (index := frame.find(end)) >= 0:
+            return index + len(end)
+        closers = list(self._special.finditer(closed))
+        body = closed[: closers[-1].start()] if closers else closed.rstrip()
         if not frame.startswith(body):
             raise DataError("the chat template writes a turn otherwise when a result follows")
         closer = self._special.search(frame, len(body)) if closers else None
@@ -373,8 +374,8 @@ class ToolChat:
 
 
 @dataclass
-class _Talk:
-    """Messages with numbered placeholders for contents, in a form that a template takes."""
+class _PlaceholderChat:
+    """Creates messages with numbered placeholders for contents, in one of the `_FORMS`."""
 
     as_text: bool
     single: bool
@@ -382,33 +383,33 @@ class _Talk:
     last: int = -1
     """The number of the latest placeholder."""
 
-    def said(self, role: str) -> JsonObject:
-        return {"role": role, "content": self._mark()}
+    def message(self, role: str) -> JsonObject:
+        return {"role": role, "content": self._placeholder()}
 
     def turn(self, names: Names) -> list[JsonObject]:
-        """A turn of the assistant, without its reasoning, and what answers it."""
+        """A turn of the assistant, without its reasoning, and the results or the user's message after it."""
         if not names:
-            return [self.said("assistant"), self.said("user")]
-        idents = [f"call{number:05d}" for number in range(len(names))]  # nine letters and digits, as Mistral wants
-        called = list(zip(idents, names, strict=True))
-        calls = [self._call(ident, name) for ident, name in (called[:1] if self.single else called)]
+            return [self.message("assistant"), self.message("user")]
+        # Mistral requires ids of nine letters and digits.
+        named = [(f"call{number:05d}", name) for number, name in enumerate(names)]
+        calls = [self._call(call_id, name) for call_id, name in (named[:1] if self.single else named)]
         results: list[JsonObject] = [
-            {**self.said("tool"), "name": name, "tool_call_id": ident} for ident, name in called
+            {**self.message("tool"), "name": name, "tool_call_id": call_id} for call_id, name in named
         ]
         return [{"role": "assistant", "content": "", "tool_calls": [*calls]}, *results]
 
-    def _call(self, ident: str, name: str) -> JsonObject:
-        given: JsonObject = {"query": self._mark()}
-        arguments = json.dumps(given, ensure_ascii=False) if self.as_text else given
-        return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
+    def _call(self, call_id: str, name: str) -> JsonObject:
+        query: JsonObject = {"query": self._placeholder()}
+        arguments = json.dumps(query, ensure_ascii=False) if self.as_text else query
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    def _mark(self) -> str:
+    def _placeholder(self) -> str:
         self.last = next(self.numbers)
         return f"\ue000{self.last}\n\ue001"
 
 
-def _after(text: str, number: int) -> int:
-    """The position after a placeholder. Raises `DataError` where the template dropped it."""
+def _end_of(text: str, number: int) -> int:
+    """The position after a placeholder. Raises `DataError` if the template dropped it."""
     ends = [mark.end() for mark in _SLOT.finditer(text) if int(mark[1]) == number]
     if not ends:
         raise DataError("the chat template drops what a message says")

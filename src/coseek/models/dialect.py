@@ -5,17 +5,17 @@ A module of `coseek.models.dialects` defines
     PATH                the path of requests
     EXACT               whether it takes ids, and returns the sampled ids with log-probabilities
     SCALED              whether log-probabilities are those at the sampling temperature
-    body(ask)           the request
+    body(request)       the JSON body of a request
     read(answer)        the turn; a `ValueError` for an answer of another form
 
 and, if it returns exact log-probabilities of a prompt's own tokens,
 
-    prompt_body(ask)            the request
-    read_prompt(answer, ask)    the log-probabilities; a `ValueError` for an answer of another form or to other ids
+    prompt_body(request)            the JSON body of a request
+    read_prompt(answer, request)    the log-probabilities; a `ValueError` for an answer of another form or to other ids
 
 and, if new weights can be loaded while it serves,
 
-    ADAPTERS                    whether it loads LoRA adapters, each under a model's name of its own
+    ADAPTERS                    whether it loads LoRA adapters, each under a separate model name
     update_calls(update)        the requests that load them
 """
 
@@ -37,12 +37,12 @@ FULL_SOFTMAX: JsonObject = {
 }
 """Fields of vLLM and SGLang that sample from the full softmax."""
 ENDED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn")
-"""Reasons of turns that the model ended, or a stop string."""
+"""Finish reasons of turns that the model or a stop string ended."""
 CUT = ("length", "max_tokens", "model_length", "max_output_tokens")
-"""Reasons of turns that the token limit ended."""
+"""Finish reasons of turns that the token limit ended."""
 CALLED = ("tool_calls", "function_call", "tool_use")
-"""Reasons of turns that a tool call ended."""
-_LEAST = -1e30
+"""Finish reasons of turns that a tool call ended."""
+_MIN_LOGPROB = -1e30
 """Lower bound of a sampled token's log-probability."""
 _ROUNDING = 1e-6
 """Tolerance of a float32 log-probability above 0."""
@@ -56,7 +56,7 @@ def turn_seed(seed: int, read: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowSegment:
-    """A part of a row by one author."""
+    """Consecutive tokens of a row by one author."""
 
     by_model: bool
     ids: tuple[int, ...]
@@ -69,24 +69,24 @@ class TurnRequest:
 
     model: str
     """The model's name at the server."""
-    parts: tuple[RowSegment, ...]
+    segments: tuple[RowSegment, ...]
     max_tokens: int
     stops: tuple[str, ...]
     temperature: float
     seed: int
     tools: tuple[JsonObject, ...] = ()
-    """Schemas of the tools that the server is given."""
+    """Schemas of the tools in the request."""
     reasoning_field: str = "reasoning_content"
-    """The field of a message in which the server takes its model's earlier reasoning."""
+    """The field of a message in which the server accepts its model's earlier reasoning."""
 
     @property
     def ids(self) -> list[int]:
         """The ids of the whole row."""
-        return [ident for part in self.parts for ident in part.ids]
+        return [ident for segment in self.segments for ident in segment.ids]
 
     @property
     def turn_seed(self) -> int:
-        return turn_seed(self.seed, sum(len(part.ids) for part in self.parts))
+        return turn_seed(self.seed, sum(len(segment.ids) for segment in self.segments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,15 @@ class ServerTurn:
     cut_off: bool
     """Whether `max_tokens` ended it."""
     reasoning: str = ""
-    """Reasoning that the server returns apart from the text."""
+    """Reasoning that the server returns separate from the text."""
     reasoning_field: str = ""
-    """The field of the message that holds it, `content` for reasoning in the text; "" for another place."""
+    """The field of the message with the reasoning, `content` for reasoning in the text; "" for any other."""
     calls: tuple[ToolCallText, ...] = ()
-    """Tool calls that the server took out of the text."""
+    """Tool calls that the server removed from the text."""
     ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] = ()
     version: int | None = None
-    """The version of the weights that wrote it, if the server tells one that is a number."""
+    """The version of the weights that sampled it, if the server states a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,13 @@ class WeightUpdate:
     """The model folder, at a path that the server can read."""
     version: int
     adapter: str | None = None
-    """The folder of a LoRA adapter that holds all that is new."""
+    """The folder of a LoRA adapter with all changed weights."""
     run: str = ""
-    """Tells the versions of two trainings apart, also those of one that was resumed."""
+    """Distinguishes the versions of two trainings, also those of one that was resumed."""
 
     @property
     def name(self) -> str:
-        """The adapter's name at the server: a new one for each version, so that no cache of an older one is met."""
+        """The adapter's name at the server: a new one for each version, so that no cache of an older one is used."""
         return f"coseek-{self.run}-{self.version}"
 
 
@@ -163,7 +163,7 @@ class Dialect(Protocol):
     EXACT: bool
     SCALED: bool
 
-    def body(self, ask: TurnRequest) -> JsonObject: ...
+    def body(self, request: TurnRequest) -> JsonObject: ...
 
     def read(self, answer: JsonObject) -> ServerTurn: ...
 
@@ -171,9 +171,9 @@ class Dialect(Protocol):
 class PromptDialect(Dialect, Protocol):
     """The interface of a dialect module with log-probabilities of prompts."""
 
-    def prompt_body(self, ask: PromptRequest) -> JsonObject: ...
+    def prompt_body(self, request: PromptRequest) -> JsonObject: ...
 
-    def read_prompt(self, answer: JsonObject, ask: PromptRequest) -> PromptScores: ...
+    def read_prompt(self, answer: JsonObject, request: PromptRequest) -> PromptScores: ...
 
 
 class WeightDialect(Dialect, Protocol):
@@ -211,20 +211,20 @@ def version_of(value: Json) -> int | None:
 
 def item(value: Json, *path: str | int) -> Json:
     """The value at a path of keys and indices; a `ValueError` if it is missing."""
-    for step in path:
-        if isinstance(value, dict) and isinstance(step, str):
-            found = step in value
+    for key in path:
+        if isinstance(value, dict) and isinstance(key, str):
+            exists = key in value
         else:
-            found = isinstance(value, list) and isinstance(step, int) and step < len(value)
-        if not found:
+            exists = isinstance(value, list) and isinstance(key, int) and key < len(value)
+        if not exists:
             raise ValueError(f"its answer has no {'.'.join(map(str, path))}")
-        value = cast("dict[str | int, Json]", value)[step]
+        value = cast("dict[str | int, Json]", value)[key]
     return value
 
 
 def choice_of(answer: JsonObject) -> JsonObject:
-    """The first choice of an answer. Raises `ValueError` for an error in or beside it: text before an error is not a
-    turn."""
+    """The first choice of an answer. Raises `ValueError` for an error in it or in the answer: text before an error is
+    not a turn."""
     choice = item(answer, "choices", 0)
     if not isinstance(choice, dict):
         raise ValueError("its answer holds no message")
@@ -235,8 +235,8 @@ def choice_of(answer: JsonObject) -> JsonObject:
 
 
 def is_cut_off(finish: Json, text: str, calls: bool = False) -> bool:
-    """Whether `max_tokens` ended a turn, by the server's reason; `calls`: it holds tool calls. Raises `ValueError` for
-    a turn that neither that nor the model ended (`abort`, `error`, `content_filter`): a fault of the server."""
+    """Whether `max_tokens` ended a turn, by the server's finish reason; `calls`: it has tool calls. Raises `ValueError`
+    for a turn that the server ended (`abort`, `error`, `content_filter`)."""
     reason = finish.lower() if isinstance(finish, str) else finish
     if reason in ENDED or (calls and reason in CALLED):
         return False
@@ -249,7 +249,7 @@ def is_cut_off(finish: Json, text: str, calls: bool = False) -> bool:
 
 
 def why_wordless(turn: ServerTurn, max_tokens: int) -> str:
-    """Why a reply without words has none."""
+    """The reason why a reply has no words."""
     if turn.cut_off:
         return f"{max_tokens} tokens were used up before an answer"
     if turn.calls:
@@ -269,7 +269,7 @@ def logprobs_of(value: Json) -> tuple[float, ...]:
     if not isinstance(value, list):
         raise ValueError("its answer holds no log-probabilities")
     for number in value:
-        if isinstance(number, bool) or not isinstance(number, int | float) or not _LEAST < number <= _ROUNDING:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not _MIN_LOGPROB < number <= _ROUNDING:
             raise ValueError(f"its answer holds {str(number)[:40]!r} as a log-probability")
     return tuple(float(cast(float, number)) for number in value)
 

@@ -1,5 +1,5 @@
-"""Engine: a network with a key-value cache for many rows, and what the sampler keeps of them: the state of every slot,
-and which common prefixes are read once. Knows token ids and slots, but no requests.
+"""Engine: a network with a key-value cache for many rows, the state of every slot, and the plan of shared prefixes.
+Knows token ids and slots, but no requests.
 
 A row occupies one slot. Its tokens fill columns 0, 1, 2, …, so that a token's column is its position and no row holds
 padding. Columns beyond a row's length are never attended to.
@@ -18,8 +18,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """New tokens of B rows, right-padded to W columns. What is known of it on the host is said here, since to read it
-    off an accelerator is to wait for all that was asked of it."""
+    """New tokens of B rows, right-padded to W columns. Sizes that the host knows are fields, since reading them from an
+    accelerator is a synchronisation."""
 
     ids_BW: Tensor
     slots_B: Tensor
@@ -70,7 +70,7 @@ class KVCache:
         self._most_slots, self._most_columns = max(slots, self._most_slots), max(columns, self._most_columns)
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Allocate at least this many slots and columns; what is in them stays."""
+        """Allocate at least this many slots and columns; their contents are kept."""
         if slots <= self.slots and columns <= self.columns:
             return
         self.version += 1
@@ -135,7 +135,7 @@ class Engine(Protocol):
     device: torch.device
     cache: KVCache
     """Its slots are reserved through the engine."""
-    stretch: int
+    run_ahead: int
     """Number of tokens to sample before the host checks them. On an accelerator every check is a synchronisation."""
 
     def padded(self, rows: int) -> int:
@@ -199,7 +199,7 @@ class SlotTable:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Tokens that the cache holds of each row at the end of its turn, at most, but for those still to be read."""
+        """Maximum tokens of each row in the cache at the end of its turn, without those still to be read."""
         ends: NDArray[np.int64] = self.length + self.budget - self.written
         return ends
 
@@ -218,7 +218,7 @@ class SlotTable:
         self.open[self.slot_of.pop(key)] = False
 
     def begin_turn(self, slot: int, seed: int, budget: int) -> None:
-        """Start a turn: allocate room for its tokens."""
+        """Start a turn: allocate space for its tokens."""
         self.seed[slot] = seed
         self.written[slot] = 0
         self.budget[slot] = budget
@@ -228,20 +228,20 @@ class SlotTable:
             self.logprobs = np.pad(self.logprobs, ((0, 0), (0, missing)))
 
     def trim(self) -> None:
-        """Free the room for tokens of turns that have ended, where it is three quarters or more."""
+        """Free the space for tokens of ended turns, if it is three quarters or more."""
         needed = int(self.budget[: self.used].max(initial=0))
         if 4 * needed <= self.ids.shape[1]:
             self.ids, self.logprobs = self.ids[:, :needed].copy(), self.logprobs[:, :needed].copy()
 
     def record(self, going: NDArray[np.bool_], ids: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
-        """Append a token to the `going` ones of the live rows; their pending tokens are now in the cache."""
-        lines = np.flatnonzero(going)
-        at = self.written[lines]
-        self.ids[lines, at] = ids[lines]
-        self.logprobs[lines, at] = logprobs[lines]
-        self.written[lines] += 1
-        self.length[lines] += 1
-        self.pending[lines] = ids[lines]
+        """Append a token to the `going` live rows; their pending tokens are now in the cache."""
+        slots = np.flatnonzero(going)
+        columns = self.written[slots]
+        self.ids[slots, columns] = ids[slots]
+        self.logprobs[slots, columns] = logprobs[slots]
+        self.written[slots] += 1
+        self.length[slots] += 1
+        self.pending[slots] = ids[slots]
 
     def turn(self, slot: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The ids and log-probabilities of this turn."""
@@ -265,8 +265,8 @@ class SlotTable:
         return first, second
 
 
-LEAST = 32
-"""The minimum length of a shared piece for which a separate pass pays off."""
+MIN_SHARED = 32
+"""The minimum length of a shared prefix for which a separate pass is faster."""
 
 PromptPiece: TypeAlias = tuple[int, tuple[int, ...]]
 """A slot and the tokens to read into it."""
@@ -283,33 +283,33 @@ class SharingRound:
 def plan_prefix_sharing(rows: Sequence[PromptPiece]) -> tuple[list[SharingRound], dict[int, tuple[int, ...]]]:
     """Plan the reading of new rows: consecutive rounds, and the remaining tokens of each slot."""
     rounds: list[SharingRound] = []
-    left: dict[int, tuple[int, ...]] = {}
+    remaining: dict[int, tuple[int, ...]] = {}
     level = [(0, sorted(rows, key=lambda row: row[1]))]
     while level:
-        below: list[tuple[int, list[PromptPiece]]] = []
+        next_level: list[tuple[int, list[PromptPiece]]] = []
         pieces: list[PromptPiece] = []
         copies: list[tuple[int, int]] = []
-        for depth, alike in level:
-            for branch in _branches(alike, depth + LEAST):
+        for depth, group in level:
+            for branch in _branches(group, depth + MIN_SHARED):
                 (slot, ids), (_, last) = branch[0], branch[-1]
                 if len(branch) == 1:
-                    left[slot] = ids[depth:]
+                    remaining[slot] = ids[depth:]
                     continue
-                reach = _in_common(ids, last)  # rows are sorted, so all rows between share it
-                pieces.append((slot, ids[depth:reach]))
+                shared = _common_length(ids, last)  # rows are sorted, so all rows between share it
+                pieces.append((slot, ids[depth:shared]))
                 copies += [(slot, other) for other, _ in branch[1:]]
-                below.append((reach, branch))
+                next_level.append((shared, branch))
         if pieces:
             rounds.append(SharingRound(tuple(pieces), tuple(copies)))
-        level = below
-    return _last_copies(rounds), left
+        level = next_level
+    return _last_copies(rounds), remaining
 
 
-def _branches(rows: Sequence[PromptPiece], least: int) -> Iterator[list[PromptPiece]]:
-    """Split sorted rows where neighbours share fewer than `least` tokens."""
+def _branches(rows: Sequence[PromptPiece], min_shared: int) -> Iterator[list[PromptPiece]]:
+    """Split sorted rows where neighbours share fewer than `min_shared` tokens."""
     branch: list[PromptPiece] = []
     for row in rows:
-        if branch and _in_common(branch[-1][1], row[1]) < least:
+        if branch and _common_length(branch[-1][1], row[1]) < min_shared:
             yield branch
             branch = []
         branch.append(row)
@@ -317,20 +317,20 @@ def _branches(rows: Sequence[PromptPiece], least: int) -> Iterator[list[PromptPi
         yield branch
 
 
-def _in_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+def _common_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """The length of the common prefix of two rows."""
-    if one == other:
-        return len(one)
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    if first == second:
+        return len(first)
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _last_copies(rounds: Sequence[SharingRound]) -> list[SharingRound]:
     """Drop copies to rows that a later round overwrites."""
-    kept: list[SharingRound] = []
-    again: set[int] = set()
-    for one in reversed(rounds):
-        copies = tuple(pair for pair in one.copies if pair[1] not in again)
-        again.update(to for _, to in copies)
-        kept.append(SharingRound(one.pieces, copies))
-    return kept[::-1]
+    reduced: list[SharingRound] = []
+    overwritten: set[int] = set()
+    for sharing_round in reversed(rounds):
+        copies = tuple(pair for pair in sharing_round.copies if pair[1] not in overwritten)
+        overwritten.update(target for _, target in copies)
+        reduced.append(SharingRound(sharing_round.pieces, copies))
+    return reduced[::-1]

@@ -1,9 +1,9 @@
-"""Judge text: verdicts in what judges really write, and the parts of an answer that are not the answer.
+"""Judge text: parses verdicts in the outputs of judges, and removes code fences.
 
-Read are one word, a sentence that begins or ends with one (`Yes, it names the town.`), a labelled line (`Verdict: no`;
-`correct: yes` is BrowseComp-Plus's), `\\boxed{yes}` at the end, and a JSON object with such a label. Reasoning and code
-fences are left out. Text that says both, or neither, has no verdict: it is never guessed. Nor is what a judge quotes or
-reports its verdict: a response that says "the answer is yes" is not a yes.
+A verdict is one word, a sentence that begins or ends with one (`Yes, it names the town.`), a labelled line (`Verdict:
+no`; `correct: yes` is BrowseComp-Plus's), `\\boxed{yes}` at the end, or a JSON object with such a label. Reasoning and
+code fences are skipped. A text with both verdicts, or neither, has none: it is never guessed. Quotations and reported
+answers are not verdicts: a response that says "the answer is yes" is not a yes.
 """
 
 import re
@@ -41,7 +41,7 @@ _ENDING = re.compile(
     r"(?:(?:so|and|thus|hence|therefore|overall)\s++)?(?:i\s++(?:think|conclude|judge)\s++(?:that\s++)?)?"
     r"(?:(?:the|my)\s++)?(?:final\s++)?(?:answer|verdict|judge?ment|decision|conclusion|response)\s++is:?\s++(\w++)"
 )
-"""All of the last clause, in lower case: one inside a longer clause is what somebody else says."""
+"""The whole last clause, in lower case: inside a longer clause it is a report of someone else's answer."""
 
 
 def unfenced(text: str) -> str:
@@ -50,15 +50,15 @@ def unfenced(text: str) -> str:
 
 
 def read_verdict(text: str, after: str = "", plain: tuple[str, ...] = _PLAIN) -> bool | None:
-    """True for a yes, False for a no, `None` for anything else. With `after`, the text after the last `after` is read,
-    which must occur. `plain` are the words that are verdicts by themselves."""
-    shown = visible_after(text, after)
-    if shown is None:
+    """True for a yes, False for a no, `None` for anything else. With `after`, only the text after its last occurrence
+    is parsed, which must exist. `plain` are the words that are verdicts by themselves."""
+    relevant = visible_after(text, after)
+    if relevant is None:
         return None
-    text = unfenced(shown)
-    for found in (_marked(text), _in_json(text), _labelled(text), _sentences(text, plain)):
-        if found:
-            return found.pop() if len(found) == 1 else None
+    text = unfenced(relevant)
+    for verdicts in (_marked(text), _in_json(text), _labelled(text), _sentences(text, plain)):
+        if verdicts:
+            return verdicts.pop() if len(verdicts) == 1 else None
     return None
 
 
@@ -66,53 +66,53 @@ def _marked(text: str) -> set[bool]:
     r"""The verdict in `\boxed{…}`, or between the tags of an answer or a verdict, that a text ends with."""
     bare = _QUOTED.sub("", text).rstrip(" \t\n.$*)]\\")
     last = [box for box in _BOXED.finditer(bare) if box.end() == len(bare)]
-    words = (_word(_TEXT.sub(r"\1", box[1] or box[2])) for box in last)
-    return {word for word in words if word is not None}
+    verdicts = (_verdict(_TEXT.sub(r"\1", box[1] or box[2])) for box in last)
+    return {verdict for verdict in verdicts if verdict is not None}
 
 
 def _in_json(text: str) -> set[bool]:
-    at = 0 if text.startswith("{") else text.find("\n{") + 1
+    start = 0 if text.startswith("{") else text.find("\n{") + 1
     try:
-        row: Json = parse_lenient(text[at:]) if text.endswith("}") else None
+        row: Json = parse_lenient(text[start:]) if text.endswith("}") else None
     except InvalidJson:
         return set()
     values = [value for name, value in row.items() if _is_label(name)] if isinstance(row, dict) else []
-    words = [value if isinstance(value, bool) else _word(value) for value in values]
-    return {word for word in words if word is not None}
+    verdicts = [value if isinstance(value, bool) else _verdict(value) for value in values]
+    return {verdict for verdict in verdicts if verdict is not None}
 
 
 def _labelled(text: str) -> set[bool]:
-    """Verdicts of the lines `Label: verdict`, where what follows a verdict is a reason."""
-    found: set[bool] = set()
+    """Verdicts of the lines `Label: verdict`; the text after a verdict is its reason."""
+    verdicts: set[bool] = set()
     plain = text.replace("*", "").replace("`", "")
     for line in _HEADING.sub(lambda label: f"{label[1] or label[2]}: ", plain).splitlines():
         match = _LABELLED.fullmatch(line.strip())
         if match and _is_label(match[1]) and match[2].strip():
-            word = _word(_WORD_END.split(match[2].strip(), maxsplit=1)[0])
-            found |= set() if word is None else {word}
-    return found
+            verdict = _verdict(_WORD_END.split(match[2].strip(), maxsplit=1)[0])
+            verdicts |= set() if verdict is None else {verdict}
+    return verdicts
 
 
 def _sentences(text: str, plain: tuple[str, ...]) -> set[bool]:
-    """The verdict that a text begins with, and the one that it ends with."""
+    """The verdict at the beginning of a text, and the one at its end."""
     bare = text.replace("*", "").strip(_MARKS)
     if _QUOTED.fullmatch(bare):
         bare = bare[1:-1].strip(_MARKS)
-    found: set[bool] = set()
+    verdicts: set[bool] = set()
     first = _FIRST.match(bare)
     if first and first[2].lower() in ("but", "and", "or", "yes", "no", "however"):
         return {True, False}
     if first:
-        found.add(_WORDS[first[1].lower()])
+        verdicts.add(_WORDS[first[1].lower()])
     last = _SENTENCE.split(bare)[-1].strip(_MARKS).lower()
     ending = _ENDING.fullmatch(_CLAUSE.split(last)[-1])
     word = ending[1] if ending else last if last in plain else ""
-    return found | {_WORDS[word]} if word in _WORDS else found
+    return verdicts | {_WORDS[word]} if word in _WORDS else verdicts
 
 
 def _is_label(name: str) -> bool:
     return "_".join(name.strip().lower().split()) in _LABELS
 
 
-def _word(value: object) -> bool | None:
+def _verdict(value: object) -> bool | None:
     return _WORDS.get(value.strip(_MARKS + _QUOTES).lower()) if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""Likelihood: the probability that a language model gives to a continuation of a prompt.
+"""Likelihood: the probability of a continuation of a prompt under a language model.
 
 Prompt and continuation are tokenised separately, so a continuation has the same tokens after every prompt and its
 likelihoods are comparable. Special tokens in texts are encoded as ordinary characters; only the model's chat template
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _Row: TypeAlias = tuple[int, list[int], int]
-"""Its index, its ids, and the start of its continuation."""
+"""The index of a row, its ids, and the start of its continuation."""
 
 
 class LikelihoodSettings(Placement):
@@ -62,7 +62,7 @@ class Continuation:
     """The user's message, which the chat template wraps."""
     text: str
     lead: str = ""
-    """Text of the model between the two, such as `Answer:`, which is given and not scored."""
+    """Text between the two, such as `Answer:`, in the model's turn, which is not scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,13 @@ class RowEncoder:
         """The ids of a row and the start ≥ 1 of its continuation, or a fault."""
         before, after = self.around
         encode = self.tokenizer.encode_data
-        given = [*before, *encode(row.prompt), *after, *encode(row.lead)]
-        whole = [*given, *encode(row.text)]
-        if len(whole) == len(given):
+        prompt_ids = [*before, *encode(row.prompt), *after, *encode(row.lead)]
+        ids = [*prompt_ids, *encode(row.text)]
+        if len(ids) == len(prompt_ids):
             return ContinuationLogprob(None, fault="there are no words to weigh")
-        if not given:
+        if not prompt_ids:
             return ContinuationLogprob(None, fault="the prompt is empty; a model needs at least one token")
-        return whole, len(given)
+        return ids, len(prompt_ids)
 
 
 @dataclass(frozen=True)
@@ -134,27 +134,24 @@ class LocalLikelihood(RowEncoder):
 
     def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         """Score rows in batches of similar length, right-padded, which a causal model does not see."""
-        asked = [self._ids(row) for row in rows]
-        found = {place: one for place, one in enumerate(asked) if isinstance(one, ContinuationLogprob)}
-        left = sorted(
-            ((place, *one) for place, one in enumerate(asked) if not isinstance(one, ContinuationLogprob)),
-            key=lambda row: len(row[1]),
-        )
-        for batch in self._batches(left):
-            numbers = self._nats([(ids, start) for _, ids, start in batch])
-            for (place, ids, start), nats in zip(batch, numbers, strict=True):
-                tokens, finite = len(ids) - start, math.isfinite(nats)
-                fault = None if finite else f"the likelihood is {nats}, which is not finite"
-                found[place] = ContinuationLogprob(nats if finite else None, tokens, fault)
-        return [found[place] for place in range(len(rows))]
-
-    def _ids(self, row: Continuation) -> tuple[list[int], int] | ContinuationLogprob:
-        """The ids of the row and the start of its continuation, or a fault."""
-        asked = self.encode(row)
-        if not isinstance(asked, ContinuationLogprob) and len(asked[0]) > self.max_context:
-            fault = f"{len(asked[0])} tokens are more than the model's {self.max_context}"
-            return ContinuationLogprob(None, fault=fault)
-        return asked
+        scores: dict[int, ContinuationLogprob] = {}
+        encoded_rows: list[_Row] = []
+        for index, row in enumerate(rows):
+            encoded = self.encode(row)
+            if isinstance(encoded, ContinuationLogprob):
+                scores[index] = encoded
+            elif len(encoded[0]) > self.max_context:
+                fault = f"{len(encoded[0])} tokens are more than the model's {self.max_context}"
+                scores[index] = ContinuationLogprob(None, fault=fault)
+            else:
+                encoded_rows.append((index, *encoded))
+        for batch in self._batches(sorted(encoded_rows, key=lambda row: len(row[1]))):
+            sums = self._nats([(ids, start) for _, ids, start in batch])
+            for (index, ids, start), nats in zip(batch, sums, strict=True):
+                finite = math.isfinite(nats)
+                nonfinite = None if finite else f"the likelihood is {nats}, which is not finite"
+                scores[index] = ContinuationLogprob(nats if finite else None, len(ids) - start, nonfinite)
+        return [scores[index] for index in range(len(rows))]
 
     def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
         """Split rows of ascending length into batches of at most `batch_tokens` padded tokens."""
@@ -218,9 +215,9 @@ def open_local_likelihood(folder: Path, settings: LikelihoodSettings | None = No
     )
 
 
-_ABLE = "vLLM or SGLang"
+_SUPPORTED = "vLLM or SGLang"
 _PROBE = Continuation("Which city is the capital of France?", " The capital of France is Paris.")
-"""Plain letters, whose tokens have the same texts alone and together."""
+"""Plain letters, whose tokens have the same text alone and together."""
 
 
 class RemoteLikelihoodSettings(ServerSettings):
@@ -240,7 +237,7 @@ class RemoteLikelihood(RowEncoder):
 
     calls: HttpClient
     served: ServerInfo
-    speech: PromptDialect
+    dialect: PromptDialect
     identity: str
     """A digest of the server's URL, dialect and model, and of the tokenizer."""
     send: Mapping[str, object] = field(default_factory=dict)
@@ -253,51 +250,51 @@ class RemoteLikelihood(RowEncoder):
 
     def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         """Score each row with one call. A failed call is a fault of its row only."""
-        asked = [self.encode(row) for row in rows]
-        requests = [
-            None if isinstance(one, ContinuationLogprob) else PromptRequest(self.served.model, tuple(one[0]), one[1])
-            for one in asked
-        ]
-        answers = [None if one is None else self._submit(one) for one in requests]
+        pending: list[ContinuationLogprob | tuple[PromptRequest, Future[JsonObject]]] = []
+        for row in rows:
+            encoded = self.encode(row)
+            if isinstance(encoded, ContinuationLogprob):
+                pending.append(encoded)
+            else:
+                request = PromptRequest(self.served.model, tuple(encoded[0]), encoded[1])
+                pending.append((request, self._submit(request)))
         try:
-            return [
-                one if isinstance(one, ContinuationLogprob) else self._scored(cast(PromptRequest, ask), answer)
-                for one, ask, answer in zip(asked, requests, answers, strict=True)
-            ]
+            return [call if isinstance(call, ContinuationLogprob) else self._logprob(*call) for call in pending]
         finally:
-            for answer in answers:
-                if answer is not None:
-                    answer.cancel()  # Ctrl-C while waiting
+            for call in pending:
+                if not isinstance(call, ContinuationLogprob):
+                    call[1].cancel()  # Ctrl-C while waiting
 
     def probe(self) -> None:
         """Raise `SettingError` for a server that returns no log-probabilities of prompts, or has another tokenizer."""
-        whole, start = cast(tuple[list[int], int], self.encode(_PROBE))
-        ask = PromptRequest(self.served.model, tuple(whole), start)
+        ids, start = cast(tuple[list[int], int], self.encode(_PROBE))
+        request = PromptRequest(self.served.model, tuple(ids), start)
         try:
-            found = self.speech.read_prompt(self._submit(ask).result(), ask)
+            scores = self.dialect.read_prompt(self._submit(request).result(), request)
         except HttpFailure as error:
             raise SettingError(
                 f"{error}; likelihoods need a server that returns log-probabilities of prompts"
             ) from None
         except ValueError as error:
             raise SettingError(
-                f"{self.calls.base} returns no exact log-probabilities of prompts ({error}); likelihoods need {_ABLE}"
+                f"{self.calls.base} returns no exact log-probabilities of prompts ({error}); likelihoods need "
+                f"{_SUPPORTED}"
             ) from None
-        if not same_text(self.tokenizer.decode(ask.scored), found.text):
+        if not same_text(self.tokenizer.decode(request.scored), scores.text):
             raise SettingError(
                 f"the tokens of {self.served.model} at {self.calls.base} are not those of {self.folder}; set tokenizer "
                 "to the folder of its model"
             )
 
-    def _submit(self, ask: PromptRequest) -> "Future[JsonObject]":
-        body = with_changes(self.speech.prompt_body(ask), self.send)
-        return self.calls.submit("POST", self.served.paths.path(self.speech.PATH), body)
+    def _submit(self, request: PromptRequest) -> "Future[JsonObject]":
+        body = with_changes(self.dialect.prompt_body(request), self.send)
+        return self.calls.submit("POST", self.served.paths.path(self.dialect.PATH), body)
 
-    def _scored(self, ask: PromptRequest, answer: "Future[JsonObject] | None") -> ContinuationLogprob:
+    def _logprob(self, request: PromptRequest, answer: "Future[JsonObject]") -> ContinuationLogprob:
         """The sum of the log-probabilities in an answer, or its fault."""
-        tokens = len(ask.scored)
+        tokens = len(request.scored)
         try:
-            logprobs = self.speech.read_prompt(cast("Future[JsonObject]", answer).result(), ask).logprobs
+            logprobs = self.dialect.read_prompt(answer.result(), request).logprobs
         except (HttpFailure, ValueError, CancelledError) as error:
             return ContinuationLogprob(None, tokens, str(error) or "the connection to the server was closed")
         return ContinuationLogprob(math.fsum(logprobs), tokens)
@@ -313,18 +310,21 @@ def open_remote_likelihood(settings: RemoteLikelihoodSettings) -> RemoteLikeliho
     """Open the client of a server, and probe it. A server that cannot do this is a `SettingError`."""
     calls, paths = open_client(settings.url, settings)
     try:
-        return _probed(calls, paths, settings)
+        likelihood = _make_client(calls, paths, settings)
+        likelihood.probe()
     except BaseException:
         calls.close()
         raise
+    return likelihood
 
 
-def _probed(calls: HttpClient, paths: ServerPaths, settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
+def _make_client(calls: HttpClient, paths: ServerPaths, settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
     served = detect_server(calls, paths, settings.dialect, settings.model, samples=False)
-    speech = prompt_dialect_of(served.dialect)
-    if speech is None:
+    dialect = prompt_dialect_of(served.dialect)
+    if dialect is None:
         raise SettingError(
-            f"{calls.base} speaks {served.dialect}, which has no log-probabilities of prompts; likelihoods need {_ABLE}"
+            f"{calls.base} speaks {served.dialect}, which has no log-probabilities of prompts; likelihoods need "
+            f"{_SUPPORTED}"
         )
     folder = model_path(settings.tokenizer or served.model)
     if settings.tokenizer is None and not folder.is_dir():
@@ -333,9 +333,6 @@ def _probed(calls: HttpClient, paths: ServerPaths, settings: RemoteLikelihoodSet
             "`tokenizer`, the folder of its model"
         )
     tokenizer = HfTokenizer.load(folder)
-    sent = (calls.base, served.dialect, served.model, fingerprint(folder, TOKENIZER))
-    opened = RemoteLikelihood(
-        tokenizer, chat_frame(tokenizer, given=True), calls, served, speech, digest_of(*sent), settings.send
-    )
-    opened.probe()
-    return opened
+    identity = digest_of(calls.base, served.dialect, served.model, fingerprint(folder, TOKENIZER))
+    around = chat_frame(tokenizer, given=True)
+    return RemoteLikelihood(tokenizer, around, calls, served, dialect, identity, settings.send)

@@ -1,4 +1,4 @@
-"""Model: the interface of what continues token sequences. Knows no tags, questions or passages beyond a request.
+"""Model: the interface of models that continue token sequences. Knows no tags, questions or passages beyond a request.
 
 The calls for a row are `start → step → extend → step … → close`. The model keeps a row's cache, so that no token is
 read twice.
@@ -67,7 +67,7 @@ class Request:
     written: tuple[tuple[int, int], ...] = ()
     """For `start`: the (start, end) ranges of the model's earlier turns in `ids`. Token models ignore it."""
     rank: int = 0
-    """Where requests wait for a server, those of a lower rank go first. No token depends on it."""
+    """Priority in a server's queue: lower ranks go first. No token depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Turn:
     cost_usd: float | None = 0.0
     """The cost of the turn; `None` if there is a price and the server reports no token counts."""
     version: int | None = None
-    """The version of the weights that sampled it, if the model tells."""
+    """The version of the weights that sampled it, if the model states it."""
 
 
 class Model(Protocol):
@@ -124,7 +124,7 @@ class ServedModel(Model, Protocol):
         """Rows that the server continues at once."""
 
     def wake(self) -> None:
-        """Let a `step` that waits return at once, with the turns that there are. Called from any thread."""
+        """Make a waiting `step` return at once, with the finished turns. Called from any thread."""
 
 
 @runtime_checkable

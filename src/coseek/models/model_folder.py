@@ -1,11 +1,11 @@
-"""Model folders: which models are shipped, how to fetch a missing one, the sizes in its configuration, and errors that
+"""Model folders: the shipped models, download commands for missing ones, the sizes in a configuration, and errors that
 name the folder. Imports no torch and downloads nothing.
 
-`weights/policy/NAME` of the package holds a language model and `weights/encoder/NAME` an encoder, each a Hugging Face
+`weights/policy/NAME` of the package is a language model and `weights/encoder/NAME` an encoder, each a Hugging Face
 folder with float16 weights and a model card (README.md). `python -m bench.ship` writes them.
 
-Four libraries read weights, configuration, architecture and tokenizer, and each passes on what a broken file makes its
-own code raise: any `Exception`, and for panics of Rust code a `BaseException`. All become a `DataError`.
+Four libraries read weights, configuration, architecture and tokenizer. For a broken file each raises any `Exception`,
+or a `BaseException` for a panic of Rust code. All become a `DataError`.
 """
 
 import os
@@ -22,42 +22,42 @@ from coseek.core.files import WRONG_SHAPE, JsonObject, read_json, read_json_obje
 from coseek.core.strict_json import parse_lenient
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""What the library `peft` writes beside the weights of an adapter."""
-_LONGEST_HEAD = 100_000_000
-"""Bytes of a header of safetensors, by its format."""
+"""The file that the library `peft` writes next to the weights of an adapter."""
+_MAX_HEADER_BYTES = 100_000_000
+"""Maximum header of safetensors, by its format."""
 _PANIC = "PanicException"
-"""What tokenizers raises for a panic; it lies in a module that cannot be imported."""
+"""The exception of tokenizers for a panic, in a module that cannot be imported."""
 
 
 def check_is_model(folder: Path) -> None:
-    """Raise `DataError` for a folder without a model; of a training it names the policy inside, and of an adapter or a
-    GGUF file what to do with it."""
-    if other := of_another_kind(folder):
-        raise DataError(other)
+    """Raise `DataError` for a folder without a model. The error names the policy in a training's folder, and how to use
+    an adapter or a GGUF file."""
+    if hint := of_another_kind(folder):
+        raise DataError(hint)
     if not (folder / "config.json").is_file():
-        inside = [path for name in ("trained", "warm") if (path := folder / "policy" / name).is_dir()]
-        hint = f"; the policy of this training is {inside[0]}" if inside else ""
+        policies = [path for name in ("trained", "warm") if (path := folder / "policy" / name).is_dir()]
+        hint = f"; the policy of this training is {policies[0]}" if policies else ""
         raise DataError(f"{folder} is not a model folder: it has no config.json{hint}")
 
 
 def of_another_kind(path: Path) -> str:
-    """Say what to do with an adapter's folder, and with a GGUF file or its folder; empty for any other path."""
+    """How to use an adapter's folder, a GGUF file or its folder; empty for any other path."""
     if (path / ADAPTER_CONFIG).is_file():
-        return _adapter(path)
+        return _adapter_hint(path)
     if path.suffix == ".gguf" and path.is_file():
-        return _gguf(f"{path} is", path)
+        return _gguf_hint(f"{path} is", path)
     files = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
-    return _gguf(f"{path} holds", files[0]) if files else ""
+    return _gguf_hint(f"{path} holds", files[0]) if files else ""
 
 
-def _gguf(subject: str, file: Path) -> str:
+def _gguf_hint(subject: str, file: Path) -> str:
     return (
         f"{subject} a GGUF file, which coseek does not run; serve it (llama-server --model {file})"
         " and name the server's URL, or fetch the model's safetensors"
     )
 
 
-def _adapter(folder: Path) -> str:
+def _adapter_hint(folder: Path) -> str:
     config = read_json_object(folder / ADAPTER_CONFIG, foreign=True)
     base, kind = config.get("base_model_name_or_path"), str(config.get("peft_type") or "LORA").upper()
     name = "LoRA adapter" if kind == "LORA" else f"{kind} adapter"
@@ -70,8 +70,11 @@ def _adapter(folder: Path) -> str:
 
 @contextmanager
 def library_reads(folder: Path, what: str) -> Iterator[None]:
-    """Open a folder with a library inside the block. `what` it should hold is named in errors."""
-    _check_config(folder)
+    """Open a folder with a library inside the block. Errors name `what` it should contain."""
+    # Before the library, which would accept NaN and any depth, or continue without the file.
+    for name in ("config.json", "generation_config.json"):
+        if os.path.lexists(folder / name):
+            read_json_object(folder / name, foreign=True)
     try:
         yield
     except CoseekError:
@@ -84,20 +87,13 @@ def library_reads(folder: Path, what: str) -> Iterator[None]:
         raise DataError(f"{folder} holds no {what} that can be opened: {first_line(error)}") from None
 
 
-def _check_config(folder: Path) -> None:
-    """Read the configuration before the library does, which would take NaN and any depth, or go on without it."""
-    for name in ("config.json", "generation_config.json"):
-        if os.path.lexists(folder / name):
-            read_json_object(folder / name, foreign=True)
-
-
 def tensor_types(path: Path) -> dict[str, str]:
     """The number type of each tensor of a safetensors file: `F32`, `BF16`, `I8`, … Raises `DataError`."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        head = file.read(length) if length <= min(_LONGEST_HEAD, path.stat().st_size - 8) else b""
+        header = file.read(length) if length <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8) else b""
     try:
-        tensors = cast(JsonObject, parse_lenient(head.decode("utf-8")))
+        tensors = cast(JsonObject, parse_lenient(header.decode("utf-8")))
         tensors.pop("__metadata__", None)
         return {name: str(tensor.get("dtype")) for name, tensor in tensors.items() if isinstance(tensor, dict)}
     except WRONG_SHAPE as error:
@@ -105,7 +101,7 @@ def tensor_types(path: Path) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message, which libraries make long, without its full stop."""
+    """The first line of a message, without its full stop. Libraries write long ones."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')[:300]}" if lines else type(error).__name__
 
@@ -127,7 +123,7 @@ class Shape:
     attention_layers: int | None = None
     """Layers with a key-value cache; all layers when not given."""
     lfm2: bool = False
-    """Whether it is an Lfm2, whose sampler joins weights in a copy of its own."""
+    """Whether it is an Lfm2, whose sampler has its own copy of concatenated weights."""
 
     @property
     def cached_layers(self) -> int:
@@ -135,7 +131,7 @@ class Shape:
 
     @property
     def trunk_parameters(self) -> int:
-        """Number of weights without an output layer of its own, as in a value model."""
+        """Number of weights without a separate output layer, as in a value model."""
         return self.parameters - (0 if self.tied else self.vocabulary * self.hidden)
 
     @property
@@ -177,11 +173,11 @@ def vocabulary_size(folder: Path) -> int:
 def _size(folder: Path, name: str) -> int:
     path = folder / "config.json"
     config = read_json(path, foreign=True) if path.is_file() else None
-    whole = config if isinstance(config, dict) else {}
-    for row in (whole.get("text_config"), whole):
-        found = row.get(name) if isinstance(row, dict) else None
-        if isinstance(found, int):
-            return found
+    config = config if isinstance(config, dict) else {}
+    for part in (config.get("text_config"), config):
+        size = part.get(name) if isinstance(part, dict) else None
+        if isinstance(size, int):
+            return size
     return 0
 
 
@@ -224,8 +220,8 @@ FAMILIES = {
 
 def missing(kind: str, path: Path | str, setting: str = "", known: Sequence[str] = ()) -> str:
     """The sentence for a missing folder, with the download command for a model on the hub; `setting` names it."""
-    named = f", which the recipe names as {setting}" if setting else ""
-    return f"there is no {kind + ' ' if kind else ''}{path}{named}; {way_out(str(path), known)}"
+    named_as = f", which the recipe names as {setting}" if setting else ""
+    return f"there is no {kind + ' ' if kind else ''}{path}{named_as}; {way_out(str(path), known)}"
 
 
 def way_out(name: str, known: Sequence[str] = ()) -> str:
@@ -244,7 +240,7 @@ def fetch_command(name: str) -> tuple[str, str] | None:
     """The name on the hub and the download folder; `None` for a plain path."""
     parts = Path(name).parts
     last = parts[-1] if parts else ""
-    owner = next((owner for begins, owner in FAMILIES.items() if last.startswith(begins)), None)
+    owner = next((owner for prefix, owner in FAMILIES.items() if last.startswith(prefix)), None)
     if owner is not None and _NAME.fullmatch(f"{owner}/{last}"):
         return f"{owner}/{last}", name if parts[:-1] not in ((), (owner,)) else f"models/{last}"
     if _NAME.fullmatch(name) and not Path(parts[0]).is_dir():
@@ -263,8 +259,8 @@ PUBLISHED_AS = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 def shipped_models(kind: Kind = "policy", root: Path = WEIGHTS) -> list[str]:
     """The names of the shipped models of a kind, in alphabetical order."""
     folder = root / kind
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path.name for path in found if path.is_dir() and not path.name.startswith("."))
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path.name for path in paths if path.is_dir() and not path.name.startswith("."))
 
 
 def model_path(name: str | Path, kind: Kind = "policy", root: Path = WEIGHTS) -> Path:

@@ -1,4 +1,4 @@
-"""New tokens for a model that was trained without them: tags of a protocol, and words that it would have to spell."""
+"""New tokens for a pretrained model: tags of a protocol, and frequent words that its tokenizer splits."""
 
 import json
 from collections import Counter
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     import torch
 
 SPREAD = 1e-3
-"""The standard deviation of a tag's new vector around the mean, relative to that of the known ones."""
-OWN = 0.5
-"""Share of a word's new vector that is drawn: words of the same pieces have to differ."""
+"""The standard deviation of a tag's new vector around the mean, relative to that of the existing ones."""
+RANDOM_SHARE = 0.5
+"""Random share of a word's new vector: words of the same pieces must differ."""
 
 
 def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: Path, seed: int) -> None:
     """Write the model of `source` with one token for each tag and each word to `folder`, atomically.
 
-    The vector of a tag is close to the mean of the known ones: as distant as other words, it would disturb the model.
-    The vector of a word is near the sum of its pieces' vectors, with the mean length of the known ones. Known tokens
-    keep their ids and vectors, so that adding them again changes nothing. `words` are as `spelt_words` returns them.
+    The vector of a tag is close to the mean of the existing ones: farther away, it would disturb the model. The vector
+    of a word is near the sum of its pieces' vectors, with the mean length of the existing ones. Existing tokens keep
+    their ids and vectors, so that adding them again is a no-op. `words` are those of `spelt_words`.
     """
     import torch
 
@@ -34,13 +34,13 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
 
     before = HfTokenizer.load(source)
     old = before.fast.get_vocab()
-    fast = _with_words(before, words).fast  # which `before` has copied: it goes on to cut the new words into pieces
-    known = before.fast.get_added_vocab()
-    if added_tags := [tag for tag in dict.fromkeys(tags) if tag not in known]:
+    fast = _with_words(before, words).fast  # a copy: `before` still splits the new words into pieces
+    existing = before.fast.get_added_vocab()
+    if added_tags := [tag for tag in dict.fromkeys(tags) if tag not in existing]:
         fast.add_special_tokens({"additional_special_tokens": added_tags})
     tokenizer = HfTokenizer(fast, str(source))
     _check_ids(old, before.size, tokenizer)
-    model = load_model(source, Placement(device="cpu", precision="float32"))  # which is written to disk and not run
+    model = load_model(source, Placement(device="cpu", precision="float32"))  # saved, not run
     if tokenizer.size > _weight_of(model.get_input_embeddings()).shape[0]:  # else the table has spare rows
         model.resize_token_embeddings(tokenizer.size, mean_resizing=False)
     added = range(before.size, before.size + len(words))
@@ -52,11 +52,11 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
         old_VD = weight_VD[: before.size]
         mean_D, std_D = old_VD.mean(0), old_VD.std(0)
         new_VD = weight_VD[before.size : tokenizer.size]  # also where the table had spare rows, which nothing trained
-        new_VD[:] = mean_D + SPREAD * std_D * _drawn(new_VD, generator)
+        new_VD[:] = mean_D + SPREAD * std_D * _randn_like(new_VD, generator)
         length = old_VD.norm(dim=1).mean()
-        for ident, parts in pieces.items():
-            own_D, sum_D = std_D * _drawn(std_D, generator), old_VD[parts].sum(0)
-            vector_D = (1 - OWN) * sum_D / sum_D.norm() + OWN * own_D / own_D.norm()
+        for ident, piece_ids in pieces.items():
+            random_D, sum_D = std_D * _randn_like(std_D, generator), old_VD[piece_ids].sum(0)
+            vector_D = (1 - RANDOM_SHARE) * sum_D / sum_D.norm() + RANDOM_SHARE * random_D / random_D.norm()
             weight_VD[ident] = length * vector_D / vector_D.norm()
     save_model(model, tokenizer, folder)
 
@@ -78,9 +78,9 @@ def _check_ids(old: Mapping[str, int], size: int, after: HfTokenizer) -> None:
 
 
 def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
-    """The `most` frequent words of `texts` that the tokenizer of a model folder cuts into pieces, each with the space
-    before it, in the tokenizer's own alphabet. Words that were added before count among the `most` and are skipped, so
-    that the same texts add nothing twice. Raises `SettingError` for a tokenizer that is no BPE of words."""
+    """The `most` frequent words of `texts` that the tokenizer of a model folder splits, each with the space before it,
+    in the tokenizer's own alphabet. Words that were added before count among the `most` and are skipped, so that the
+    same texts add nothing twice. Raises `SettingError` for a tokenizer that is not a BPE of words."""
     from tokenizers.models import BPE
 
     if not most:
@@ -90,46 +90,46 @@ def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
         raise SettingError(
             f"words cannot be added to the tokenizer of {folder}, which is not a BPE; set policy.words=0"
         )
-    known = rust.get_vocab()
+    vocab = rust.get_vocab()
     counts = Counter(word for text in texts for word, _ in rust.pre_tokenizer.pre_tokenize_str(text))
-    taken_whole = rust.model.ignore_merges
-    rust.model.ignore_merges = False  # a word that was added is in the vocabulary, and no merges lead to it
-    spelt = [
+    ignores_merges = rust.model.ignore_merges
+    rust.model.ignore_merges = False  # an added word is in the vocabulary, and no merges lead to it
+    split = [
         (word, count)
         for word, count in counts.items()
-        if word not in known or (taken_whole and len(rust.model.tokenize(word)) > 1)
+        if word not in vocab or (ignores_merges and len(rust.model.tokenize(word)) > 1)
     ]
-    frequent = [word for word, _ in sorted(spelt, key=lambda found: (-found[1], found[0]))[:most]]
-    return [word for word in frequent if word not in known]
+    frequent = [word for word, _ in sorted(split, key=lambda pair: (-pair[1], pair[0]))[:most]]
+    return [word for word in frequent if word not in vocab]
 
 
 def new_tags(folder: Path, tags: Iterable[str]) -> list[str]:
     """The tags that are not yet tokens of a model folder; all of them if it has no tokenizer.json. Needs no torch."""
-    known = added_tokens(folder / "tokenizer.json") or {}
-    return [tag for tag in dict.fromkeys(tags) if tag not in known]
+    existing = added_tokens(folder / "tokenizer.json") or {}
+    return [tag for tag in dict.fromkeys(tags) if tag not in existing]
 
 
 def _with_words(tokenizer: HfTokenizer, words: Sequence[str]) -> HfTokenizer:
-    """A tokenizer to which these words are whole."""
+    """A tokenizer with these words as single tokens."""
     if not words:
         return tokenizer
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
         tokenizer.save(folder)
         file = folder / "tokenizer.json"
         tree = read_json_object(file, foreign=True)
         model = cast("dict[str, object]", tree["model"])
         vocab = cast("dict[str, int]", model["vocab"])
-        # An added token gets the id that the vocabulary says, and would otherwise be moved after the new words.
+        # Added tokens get their ids in the vocabulary, too. Otherwise they would move after the new words.
         for token in cast("list[dict[str, object]]", tree["added_tokens"]):
             vocab.setdefault(str(token["content"]), cast(int, token["id"]))
         vocab |= {word: tokenizer.size + number for number, word in enumerate(words)}
-        model["ignore_merges"] = True  # a word of the vocabulary is taken whole
+        model["ignore_merges"] = True  # a word of the vocabulary is not split
         file.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")
         return HfTokenizer.load(folder)
 
 
-def _drawn(like: "torch.Tensor", generator: "torch.Generator") -> "torch.Tensor":
+def _randn_like(like: "torch.Tensor", generator: "torch.Generator") -> "torch.Tensor":
     """Numbers of a standard normal distribution, in the shape of `like`."""
     import torch
 

@@ -1,8 +1,8 @@
 """Pretrained models: loads and saves Hugging Face folders, with user errors as `DataError`.
 
-A folder that lacks weights of the model that it is loaded as is refused: transformers fills missing weights with random
-numbers and only logs a report. Here every load is recorded, and what was filled in, or left out although the model has
-a place for it, is a `DataError`.
+A folder without some of the model's weights is refused: transformers initialises missing weights randomly and only logs
+a report. Here every load is recorded. Weights that were initialised, or ignored although the model has their layer, are
+a `DataError`.
 """
 
 import logging
@@ -28,12 +28,12 @@ from coseek.models.tokenizer import HfTokenizer
 log = logging.getLogger(__name__)
 
 _LOADING = threading.Lock()
-"""The library makes empty weights by a setting of the whole process, so that two threads would leave some empty."""
-_OPEN = "from_pretrained"
+"""The library creates empty weights by a process-wide setting, so that two threads would leave some empty."""
+_LOADER = "from_pretrained"
 
 
 class LoadInfo(TypedDict):
-    """What transformers returns for `output_loading_info`, as far as it is read here."""
+    """The part of transformers' `output_loading_info` that is used here."""
 
     missing_keys: set[str]
     mismatched_keys: set[tuple[str, Sequence[int], Sequence[int]]]
@@ -52,14 +52,14 @@ class Load:
     mismatched: tuple[str, ...]
     """Tensors of another shape than the configuration says, as `NAME (shape in the file, shape in the model)`."""
     unexpected: tuple[str, ...]
-    """Names of tensors in the folder that the model did not take."""
+    """Names of tensors in the folder that the model did not load."""
 
 
 @contextmanager
 def recorded_loads() -> Iterator[list[Load]]:
-    """Record what transformers loads inside the block, whichever library asks it to. One thread loads at a time."""
+    """Record all loads by transformers inside the block, from any library. One thread loads at a time."""
     loads: list[Load] = []
-    original = PreTrainedModel.__dict__[_OPEN]
+    original = PreTrainedModel.__dict__[_LOADER]
 
     def load(cls: type[PreTrainedModel], /, *args: object, **kwargs: object) -> object:
         wants_info = kwargs.pop("output_loading_info", False)
@@ -70,17 +70,17 @@ def recorded_loads() -> Iterator[list[Load]]:
         return (model, info) if wants_info else model
 
     with _LOADING:
-        setattr(PreTrainedModel, _OPEN, classmethod(load))
+        setattr(PreTrainedModel, _LOADER, classmethod(load))
         try:
             yield loads
         finally:
-            setattr(PreTrainedModel, _OPEN, original)
+            setattr(PreTrainedModel, _LOADER, original)
 
 
 def _report(model: PreTrainedModel, info: LoadInfo) -> Load:
     state = model.state_dict()
-    place = {name: number for number, name in enumerate(state)}
-    missing = sorted(info["missing_keys"], key=lambda name: (place.get(name, len(place)), name))
+    order = {name: index for index, name in enumerate(state)}
+    missing = sorted(info["missing_keys"], key=lambda name: (order.get(name, len(order)), name))
     return Load(
         model,
         tuple(name for name in missing if name not in state or state[name].is_floating_point()),
@@ -94,42 +94,42 @@ def _shape(sizes: Sequence[int]) -> str:
 
 
 def check_whole(folder: Path, loads: Sequence[Load], spare: Sequence[str] = ()) -> None:
-    """Raise `DataError` for weights that are missing, of another shape, or not taken although the model has their
-    layer. Missing weights in `spare` are accepted."""
+    """Raise `DataError` for weights that are missing, of another shape, or ignored although the model has their layer.
+    Missing weights in `spare` are accepted."""
     for load in loads:
         missing = [name for name in load.missing if name not in spare]
         if missing:
-            raise DataError(f"{folder} lacks the weights of {listed(missing)}{_other(load)}; fetch or save it again")
+            raise DataError(f"{folder} lacks the weights of {listed(missing)}{_saved_as(load)}; fetch or save it again")
         if load.mismatched:
             raise DataError(
                 f"{folder} holds weights of another shape than its config.json says: {listed(load.mismatched)}; fetch "
                 "or save it again"
             )
         _check_ignored(folder, load)
-        _check_numbers(folder, load)
+        _check_quantized(folder, load)
 
 
-def _check_numbers(folder: Path, load: Load) -> None:
-    """Raise `DataError` for weights that are stored as integers and whose scales the configuration does not name: they
-    would be taken for the numbers themselves."""
+def _check_quantized(folder: Path, load: Load) -> None:
+    """Raise `DataError` for weights that are stored as integers without a quantization in the configuration: they would
+    be used without their scales."""
     if getattr(load.model.config, "quantization_config", None) is not None:
         return
     state, prefix = load.model.state_dict(), f"{load.model.base_model_prefix}."
-    whole: list[str] = []
+    integers: list[str] = []
     for file in sorted(folder.glob("*.safetensors")):
         for name, kind in tensor_types(file).items():
-            own = state.get(name, state.get(prefix + name))
-            if own is not None and own.is_floating_point() and kind[0] in "IU":
-                whole.append(name)
-    if whole:
+            tensor = state.get(name, state.get(prefix + name))
+            if tensor is not None and tensor.is_floating_point() and kind[0] in "IU":
+                integers.append(name)
+    if integers:
         raise DataError(
-            f"{folder} holds {listed(whole)} as integers, and its config.json names no quantization; fetch the "
+            f"{folder} holds {listed(integers)} as integers, and its config.json names no quantization; fetch the "
             "unquantized model, or its config.json again"
         )
 
 
 def check_language_model(folder: Path, model: PreTrainedModel, loads: Sequence[Load]) -> None:
-    """`check_whole`, and raise `DataError` for an encoder, whose tokens see those after them."""
+    """`check_whole`, and raise `DataError` for an encoder, whose tokens attend to later ones."""
     check_whole(folder, loads)
     config = model.config
     if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and getattr(config, "is_decoder", True) is False:
@@ -145,37 +145,35 @@ def listed(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 2} more" if len(names) > 2 else shown
 
 
-def _other(load: Load) -> str:
-    """Say which architecture the folder was saved from, if it is another than the one that it is loaded as."""
+def _saved_as(load: Load) -> str:
+    """The architecture that the folder was saved from, if it is not the one that it is loaded as."""
     saved = [str(name) for name in getattr(load.model.config, "architectures", None) or ()]
     own = type(load.model).__name__
     return f" (it was saved from {saved[0]} and is opened as {own})" if saved and own not in saved else ""
 
 
 def _check_ignored(folder: Path, load: Load) -> None:
-    """Refuse weights that were left out although the model has their layer: adapters, biases or scales that the
-    configuration does not mention. A whole part that is not used here (another head, an image encoder) is accepted.
-    """
+    """Raise `DataError` for weights that were ignored although the model has their layer: adapters, biases or scales
+    that the configuration does not mention. A whole unused module (another head, an image encoder) is accepted."""
     layers = dict(load.model.named_modules())
-    # A layer of the model, or a tensor below one: `q_proj.bias`, `q_proj.lora_A.weight`.
-    inside = [name for name in load.unexpected if _leaf_above(name, layers)]
+    # Tensors of a layer of the model, or below one: `q_proj.bias`, `q_proj.lora_A.weight`.
+    ignored = [name for name in load.unexpected if _is_in_layer(name, layers)]
     if adapters := [name for name in load.unexpected if ".lora_" in name or "lora_A" in name]:
         raise DataError(
             f"{folder} holds a LoRA adapter beside its weights ({listed(adapters)}), which would be left out; merge "
             "it: PeftModel.from_pretrained(…).merge_and_unload()"
         )
-    if inside:
+    if ignored:
         raise DataError(
-            f"{folder} holds weights that its config.json leaves out: {listed(inside)}; correct config.json, or fetch "
+            f"{folder} holds weights that its config.json leaves out: {listed(ignored)}; correct config.json, or fetch "
             "or save the folder again"
         )
-    beyond = [name for name in load.unexpected if _list_above(name, layers)]
-    if beyond:
-        log.warning("%s: config.json asks for fewer layers than are stored; left out: %s", folder, listed(beyond))
+    if extra := [name for name in load.unexpected if _is_extra_layer(name, layers)]:
+        log.warning("%s: config.json asks for fewer layers than are stored; left out: %s", folder, listed(extra))
 
 
-def _leaf_above(name: str, layers: dict[str, nn.Module]) -> bool:
-    """Whether the tensor lies in or below a layer of the model that has weights and no layers inside."""
+def _is_in_layer(name: str, layers: dict[str, nn.Module]) -> bool:
+    """Whether the tensor is in or below a layer of the model that has weights and no sublayers."""
     parents = name.split(".")
     for end in range(len(parents) - 1, 0, -1):
         layer = layers.get(".".join(parents[:end]))
@@ -184,7 +182,7 @@ def _leaf_above(name: str, layers: dict[str, nn.Module]) -> bool:
     return False
 
 
-def _list_above(name: str, layers: dict[str, nn.Module]) -> bool:
+def _is_extra_layer(name: str, layers: dict[str, nn.Module]) -> bool:
     """Whether the tensor belongs to a list of layers that is longer in the folder than in the model."""
     parents = name.split(".")
     return any(
@@ -237,11 +235,11 @@ def kernel_of(placement: DevicePlacement) -> str | None:
 def save_model(model: PreTrainedModel, tokenizer: HfTokenizer, folder: Path) -> None:
     """Write weights and tokenizer as a Hugging Face folder, atomically."""
 
-    def fill(part: Path) -> None:
+    def fill(target: Path) -> None:
         with quiet():
-            model.save_pretrained(part)
-        tokenizer.save(part)
-        for file in part.iterdir():  # the library makes the weights private
+            model.save_pretrained(target)
+        tokenizer.save(target)
+        for file in target.iterdir():  # the library makes the weights private
             file.chmod(0o644)
 
     atomic_folder(folder, fill)

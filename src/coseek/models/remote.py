@@ -1,6 +1,6 @@
 """Remote: a model behind HTTP, with the sampled ids and log-probabilities if the server returns them.
 
-Each request contains the whole row, which servers find in their prefix caches; no state is kept there.
+Each request contains the whole row, which servers have in their prefix caches; servers keep no other state.
 
 If a server returns text only, the text is tokenised and the turn is marked as inexact: usable for evaluation, not for
 training.
@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from queue import Empty, SimpleQueue
@@ -44,9 +45,9 @@ class CalledRow:
     """A row so far."""
 
     max_tokens: int = 0
-    """Of the turn that was asked for last."""
+    """Of the latest request."""
     version: int | None = None
-    """The version of the weights when the turn was asked for."""
+    """The version of the weights at the latest request."""
 
 
 AnswerT = TypeVar("AnswerT")
@@ -56,17 +57,17 @@ EndedCall = tuple[int, "Future[AnswerT]"]
 
 
 class RowCalls(ABC, Generic[RowT, AnswerT]):
-    """Implements `ServedModel` but for `tokenizer` and `concurrency`. Driven by one thread."""
+    """Implements `ServedModel` except `tokenizer` and `concurrency`. Driven by one thread."""
 
     done: "SimpleQueue[EndedCall[AnswerT] | None]"
     """Rows with their ended calls; `None` wakes `step`."""
     failures: ClassVar[tuple[type[Exception], ...]]
-    """What a call raises when it fails, and `ValueError` for text that is not an answer."""
+    """The exceptions of failed calls, and `ValueError` for an invalid response."""
 
     def __init__(self) -> None:
         self._rows: dict[int, RowT] = {}
         self._calls: dict[int, Future[AnswerT]] = {}
-        """The calls of turns that were asked for and not taken yet, by row."""
+        """The calls of turns that were requested and not returned yet, by row."""
 
     @abstractmethod
     def _opened(self) -> RowT:
@@ -74,14 +75,14 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
 
     @abstractmethod
     def _call(self, row: RowT, request: Request) -> "Future[AnswerT]":
-        """Add a request's ids to its row, and ask for the next turn."""
+        """Add a request's ids to its row, and request the next turn."""
 
     @abstractmethod
     def _read(self, key: int, row: RowT, answer: AnswerT) -> Turn:
-        """The turn in an answer, whose ids are added to the row. Raises `ValueError` for text that is not an answer."""
+        """Parse a turn from a response and append its ids to the row. Raises `ValueError` for an invalid response."""
 
     def _why(self, row: RowT, error: Exception) -> str:
-        """The fault of a row whose call failed."""
+        """The description of a failed call."""
         return str(error) or type(error).__name__
 
     def start(self, request: Request) -> None:
@@ -97,7 +98,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
 
     @property
     def pending(self) -> "list[Future[AnswerT]]":
-        """The calls of turns that were asked for and not taken yet."""
+        """The calls of turns that were requested and not returned yet."""
         return list(self._calls.values())
 
     def wake(self) -> None:
@@ -125,7 +126,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
             call.cancel()
 
     def taken(self, key: int, call: "Future[AnswerT]") -> list[Turn]:
-        """The turn of an ended call; none for a row that was closed meanwhile."""
+        """The turn of an ended call; empty for a row that was closed in the meantime."""
         if self._calls.get(key) is not call:
             return []
         del self._calls[key]
@@ -145,7 +146,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
 
 
 def check_turn(ids: Sequence[int], logprobs: Sequence[float]) -> None:
-    """Raises `ValueError` unless each token has its log-probability."""
+    """Raise `ValueError` unless each token has its log-probability."""
     if len(ids) != len(logprobs):
         raise ValueError(f"its answer holds {len(ids)} token ids and {len(logprobs)} log-probabilities")
 
@@ -153,8 +154,8 @@ def check_turn(ids: Sequence[int], logprobs: Sequence[float]) -> None:
 def cut_at_stop(
     ids: tuple[int, ...], end: TurnEnd, stops: Sequence[str], tokenizer: Tokenizer, max_tokens: int
 ) -> tuple[tuple[int, ...], TurnEnd]:
-    """The ids up to the first stop string, which a server may check for only every few tokens, and why they end.
-    Raises `ValueError` if they are more than were requested."""
+    """Cut the ids after the first stop string, which some servers check only every few tokens, and return why they end.
+    Raises `ValueError` for more ids than requested."""
     length = stopped_after(ids, stops, tokenizer)
     if length is not None:
         ids, end = ids[:length], TurnEnd.STOP
@@ -181,24 +182,24 @@ class RemoteModelSettings(ServerSettings):
     temperature 1, and samples at another temperature are not for training."""
 
 
-_MOSTLY = 0.75
+_MIN_READ_SHARE = 0.75
 """Minimum share of the sent tokens that a server must have read; a related model's tokenizer counts about as many."""
-_UNCOUNTED = 64
+_COUNT_TOLERANCE = 64
 """Tokens by which counts may differ."""
-_MOST_REPEATS = 2
-_DECODED = 512
-"""Stretches of ids whose text is kept."""
+_MAX_REPEATS = 2
+_DECODED_SEGMENTS = 512
+"""Segments of ids whose text is cached."""
 
 
 @dataclass(slots=True)
 class _RemoteRow(CalledRow):
-    parts: list[RowSegment] = field(default_factory=list)
+    segments: list[RowSegment] = field(default_factory=list)
     sent: tuple[str, ...] = ()
     """Fields of the latest turn's request."""
     calls: tuple[ToolCallText, ...] = ()
-    """Tool calls that the server took out of the latest turn's text."""
+    """Tool calls that the server removed from the latest turn's text."""
     repeats: int = 0
-    """Turns in a row with the same calls."""
+    """Consecutive turns with the same calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +210,11 @@ class ServerInfo:
     model: str
     paths: ServerPaths = field(default_factory=lambda: ServerPaths(""))
     owner: str = ""
-    """`owned_by` in the server's list of models, by which kinds of servers differ; "" if unknown."""
+    """`owned_by` in the server's list of models, which identifies the kind of server; "" if unknown."""
 
     @property
     def neutral(self) -> JsonObject:
-        """Fields that undo what the model's own generation settings add, where the server takes such fields."""
+        """Fields that reset the model's own generation settings, if the server accepts such fields."""
         return {} if dialect_of(self.dialect).EXACT else NEUTRAL.get(self.owner, {})
 
 
@@ -230,36 +231,36 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     temperature: float = 0.0
     scaled_logprobs: bool = False
     send: Mapping[str, object] = field(default_factory=dict)
-    """Changes of the request's fields: see `ServerSettings.send`."""
+    """Changes of the request fields: see `ServerSettings.send`."""
     words_of: Callable[[ServerTurn], str] = field(default=lambda turn: turn.text)
-    """Maps a reply of a server that is asked for text to the text of the turn: its reasoning and its tool calls are
-    written as the agent's protocol has them. Raises `ValueError` where it has none."""
+    """Maps a reply of a text-only server to the text of the turn, with its reasoning and its tool calls in the format
+    of the agent's protocol. Raises `ValueError` if the protocol has none."""
     lost_stop: Callable[[str], str] = field(default=lambda text: "")
     """Maps a text ended by a stop string to that string, which OpenAI's interface omits."""
     neutral: Callable[[str], str] = field(default=without_role_marks)
-    """Makes role marks in the model's own turns harmless where these are sent back as text."""
+    """Neutralises role marks in the model's own turns where these are sent back as text."""
     tools: tuple[JsonObject, ...] = ()
-    """Schemas of the tools that a server of the dialect `tools` is given."""
+    """Schemas of the tools for a server of the dialect `tools`."""
     text_stops: tuple[str, ...] | None = None
-    """Stop strings sent to a server that is asked for text, which cuts them off; the others are looked for here."""
+    """Stop strings sent to a text-only server, which cuts them off; the others are detected here."""
     ids_per_token: int = 1
-    """Ids for which the server is allowed one token: more than 1 where ids are bytes and its tokens are not."""
+    """Ids per token of the server: more than 1 if ids are bytes and its tokens are not."""
     usage: Usage = field(default_factory=Usage)
     prices: Prices = field(default_factory=Prices)
     done: "SimpleQueue[EndedCall[JsonObject] | None]" = field(default_factory=SimpleQueue)
     """Models of one pool share it."""
     version: int | None = None
-    """The version of the weights that the server was given; turns of another one are faults."""
+    """The version of the server's weights; turns of another one are faults."""
 
     def __post_init__(self) -> None:
         super().__init__()
         self._dialect = dialect_of(self.served.dialect)
         self._reasoning_field = "reasoning_content"
-        """Where the server returned reasoning last, and is sent it back."""
-        self._decode = lru_cache(_DECODED)(self.tokenizer.decode)
+        """The field in which the server returned reasoning last, and in which it is sent back."""
+        self._decode = lru_cache(_DECODED_SEGMENTS)(self.tokenizer.decode)
         """Branches of one run begin with the same ids."""
         self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs, self.send)
-        """Why the turns cannot be trained on; empty if they can."""
+        """Why the turns cannot be trained on; empty if they can be."""
 
     def _opened(self) -> _RemoteRow:
         return _RemoteRow()
@@ -270,20 +271,24 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         return self.calls.patience.concurrency
 
     def _call(self, row: _RemoteRow, request: Request) -> "Future[JsonObject]":
-        row.parts += [self._part(by_model, ids) for by_model, ids in _stretches(request)]
-        stops = self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops
-        most = self._allowed(request.max_tokens)
-        ask = TurnRequest(
-            *(self.served.model, tuple(row.parts), most, stops, self.temperature, request.seed),
-            *(self.tools, self._reasoning_field),
+        row.segments += [self._segment(by_model, ids) for by_model, ids in _split_by_author(request)]
+        turn_request = TurnRequest(
+            model=self.served.model,
+            segments=tuple(row.segments),
+            max_tokens=self._allowed(request.max_tokens),
+            stops=self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops,
+            temperature=self.temperature,
+            seed=request.seed,
+            tools=self.tools,
+            reasoning_field=self._reasoning_field,
         )
         row.version = self.version
-        body = with_changes({**self.served.neutral, **self._dialect.body(ask)}, self.send)
+        body = with_changes({**self.served.neutral, **self._dialect.body(turn_request)}, self.send)
         row.sent = tuple(body)
         return self.calls.submit("POST", self.served.paths.path(self._dialect.PATH), body, request.rank)
 
-    def _part(self, by_model: bool, ids: tuple[int, ...]) -> RowSegment:
-        """A stretch as it is sent: by its ids, or by its text, in which a server reads marks."""
+    def _segment(self, by_model: bool, ids: tuple[int, ...]) -> RowSegment:
+        """A segment as it is sent: its ids, or its text, in which a server would recognise marks."""
         text = self._decode(ids)
         return RowSegment(by_model, ids, self.neutral(text) if by_model and not self._dialect.EXACT else text)
 
@@ -291,10 +296,10 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         tokens = read_usage(answer)
         self.usage.add(tokens)
         self._check_read(row, tokens)
-        written = self._dialect.read(answer)
-        self._reasoning_field = written.reasoning_field or self._reasoning_field
-        turn = self._turn(key, row, written)
-        row.parts.append(self._part(True, turn.ids))
+        reply = self._dialect.read(answer)
+        self._reasoning_field = reply.reasoning_field or self._reasoning_field
+        turn = self._turn(key, row, reply)
+        row.segments.append(self._segment(True, turn.ids))
         return replace(turn, cost_usd=self.prices.of(tokens))
 
     def _allowed(self, ids: int) -> int:
@@ -306,53 +311,52 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         return super()._why(row, error) + hint
 
     def _check_read(self, row: _RemoteRow, tokens: tuple[int, int] | None) -> None:
-        """Raise `ValueError` if the server read much less than it was sent: some cut long prompts silently."""
-        sent = sum(len(part.ids) for part in row.parts)
+        """Raise `ValueError` if the server read much less than was sent: some truncate long prompts silently."""
+        sent = sum(len(segment.ids) for segment in row.segments)
         if tokens is None or tokens[0] == 0 or isinstance(self.tokenizer, ByteTokenizer):
             return
-        if sent - tokens[0] > _UNCOUNTED and tokens[0] < _MOSTLY * sent:
+        if sent - tokens[0] > _COUNT_TOLERANCE and tokens[0] < _MIN_READ_SHARE * sent:
             raise ValueError(
                 f"it read {tokens[0]} of the {sent} tokens that were sent; raise the server's context (num_ctx of "
                 "Ollama, --ctx-size of llama.cpp), or lower the limit max_tokens"
             )
 
-    def _turn(self, key: int, row: _RemoteRow, written: ServerTurn) -> Turn:
+    def _turn(self, key: int, row: _RemoteRow, reply: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
             if not self.tools:
-                _check_repeats(row, written)
-            return self._encoded(key, row.max_tokens, written)
-        ids, logprobs = written.ids or (), written.logprobs
-        if None not in (written.version, row.version) and written.version != row.version:
-            raise ValueError(f"it sampled with version {written.version} of the weights, and not with {row.version}")
+                _check_repeats(row, reply)
+            return self._encoded(key, row.max_tokens, reply)
+        ids, logprobs = reply.ids or (), reply.logprobs
+        if None not in (reply.version, row.version) and reply.version != row.version:
+            raise ValueError(f"it sampled with version {reply.version} of the weights, and not with {row.version}")
         check_turn(ids, logprobs)
-        if not same_text(self.tokenizer.decode(ids), written.text):
+        if not same_text(self.tokenizer.decode(ids), reply.text):
             raise ValueError("its tokens are not those of the tokenizer that was named; name the folder of its model")
-        end = TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
+        end = TurnEnd.LENGTH if reply.cut_off else TurnEnd.EOS
         ids, end = cut_at_stop(ids, end, self.stops, self.tokenizer, row.max_tokens)
-        version = row.version if written.version is None else written.version
+        version = row.version if reply.version is None else reply.version
         return Turn(key, ids, logprobs[: len(ids)], end, exact=not self.inexact, version=version)
 
-    def _words(self, written: ServerTurn, max_tokens: int) -> str:
-        """The turn's text. Reasoning that the server returns apart is cut where it does not fit the turn's budget, so
-        that the turn keeps its action."""
-        text = self.words_of(written)
-        if not written.reasoning or len(self.tokenizer.encode_data(text)) <= max_tokens:
+    def _words(self, reply: ServerTurn, max_tokens: int) -> str:
+        """The turn's text. Separate reasoning is cut to the turn's budget, so that the turn keeps its action."""
+        text = self.words_of(reply)
+        if not reply.reasoning or len(self.tokenizer.encode_data(text)) <= max_tokens:
             return text
-        bare = self.tokenizer.encode_data(self.words_of(replace(written, reasoning="…")))
-        left = max(0, max_tokens - len(bare))
-        kept = self.tokenizer.decode(self.tokenizer.encode_data(written.reasoning)[:left]).rstrip("\ufffd")
-        return self.words_of(replace(written, reasoning=kept))
+        bare = self.tokenizer.encode_data(self.words_of(replace(reply, reasoning="…")))
+        budget = max(0, max_tokens - len(bare))
+        reasoning = self.tokenizer.decode(self.tokenizer.encode_data(reply.reasoning)[:budget]).rstrip("\ufffd")
+        return self.words_of(replace(reply, reasoning=reasoning))
 
-    def _encoded(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:
+    def _encoded(self, key: int, max_tokens: int, reply: ServerTurn) -> Turn:
         """A turn from text. Its log-probabilities are unknown and set to 0."""
-        if not written.text.strip() and not written.calls:
-            way_out = "; raise the limit max_turn_tokens" if written.cut_off else ""
-            raise ValueError(why_wordless(written, self._allowed(max_tokens)) + way_out)
-        text, end = self._words(written, max_tokens), TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
-        places = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
-        if places:
-            text, end = text[: min(places)], TurnEnd.STOP
-        elif not written.cut_off and (lost := self.lost_stop(text)):
+        if not reply.text.strip() and not reply.calls:
+            way_out = "; raise the limit max_turn_tokens" if reply.cut_off else ""
+            raise ValueError(why_wordless(reply, self._allowed(max_tokens)) + way_out)
+        text, end = self._words(reply, max_tokens), TurnEnd.LENGTH if reply.cut_off else TurnEnd.EOS
+        stop_ends = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
+        if stop_ends:
+            text, end = text[: min(stop_ends)], TurnEnd.STOP
+        elif not reply.cut_off and (lost := self.lost_stop(text)):
             text, end = text + lost, TurnEnd.STOP
         ids = tuple(self.tokenizer.encode_data(text))
         if len(ids) > max_tokens:
@@ -360,26 +364,26 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         return Turn(key, ids, (0.0,) * len(ids), end, exact=False)
 
 
-def _check_repeats(row: _RemoteRow, written: ServerTurn) -> None:
-    """Raise `ValueError` if a server takes the same calls out of the text again and again: its model does not see their
-    results, and each turn is paid for."""
-    row.repeats = row.repeats + 1 if written.calls and written.calls == row.calls else 0
-    row.calls = written.calls
-    if row.repeats >= _MOST_REPEATS:
+def _check_repeats(row: _RemoteRow, reply: ServerTurn) -> None:
+    """Raise `ValueError` if a server keeps removing the same calls from the text: its model does not see their results,
+    and each turn costs money."""
+    row.repeats = row.repeats + 1 if reply.calls and reply.calls == row.calls else 0
+    row.calls = reply.calls
+    if row.repeats >= _MAX_REPEATS:
         raise ValueError(
             f"it returned the same call of the tool {row.calls[0].name!r} {row.repeats + 1} times in a row; take the "
             "protocol tools, or start the server without its tool parser (vLLM: without --enable-auto-tool-choice)"
         )
 
 
-def _stretches(request: Request) -> list[tuple[bool, tuple[int, ...]]]:
+def _split_by_author(request: Request) -> list[tuple[bool, tuple[int, ...]]]:
     """Split a request's ids by author: (by the model, ids)."""
-    stretches: list[tuple[bool, tuple[int, ...]]] = []
-    done = 0
+    spans: list[tuple[bool, tuple[int, ...]]] = []
+    last_end = 0
     for start, end in request.written:
-        stretches += [(False, request.ids[done:start]), (True, request.ids[start:end])]
-        done = end
-    return [*stretches, (False, request.ids[done:])]
+        spans += [(False, request.ids[last_end:start]), (True, request.ids[start:end])]
+        last_end = end
+    return [*spans, (False, request.ids[last_end:])]
 
 
 def same_text(decoded: str, text: str) -> bool:
@@ -393,7 +397,7 @@ def same_text(decoded: str, text: str) -> bool:
 def why_inexact(
     dialect: str, temperature: float, scaled_logprobs: bool = False, send: Mapping[str, object] | None = None
 ) -> str:
-    """Why a server's turns cannot be trained on; empty if they can."""
+    """Why a server's turns cannot be trained on; empty if they can be."""
     module = dialect_of(dialect)
     if not module.EXACT:
         return (
@@ -416,47 +420,41 @@ def detect_server(
     """Determine the server's dialect (if `auto`) and model (if not named), asking the server if needed. An unreachable
     server, an unknown model, or a choice between several is a `SettingError`."""
     if model is not None and dialect != "auto":
-        owner = _owner(calls, paths, model) if samples and not dialect_of(dialect).EXACT else ""
-        return _warned(ServerInfo(dialect, model, paths, owner))
-    try:
-        listed = _listed(calls.request("GET", paths.path("/v1/models")))
-    except HttpFailure as error:
-        raise SettingError(f"{error}; check its address and key, or say which dialect and model it has") from None
-    names = [name for name, _ in listed]
+        owner = ""
+        if samples and not dialect_of(dialect).EXACT:
+            with suppress(HttpFailure):  # some servers have no list
+                owner = _list_models(calls, paths, attempts=1).get(model, "")
+    else:
+        try:
+            owners = _list_models(calls, paths)
+        except HttpFailure as error:
+            raise SettingError(f"{error}; check its address and key, or say which dialect and model it has") from None
+        model = _pick_model(calls.base, [*owners], model)
+        owner = owners.get(model, "")
+        dialect = _OWNERS.get(owner, "chat") if dialect == "auto" else dialect
+    if owner in FIXED and not dialect_of(dialect).EXACT:
+        log.warning("%s", FIXED[owner])
+    return ServerInfo(dialect, model, paths, owner)
+
+
+def _pick_model(address: str, names: Sequence[str], model: str | None) -> str:
+    """The named model, or the server's only one. Raises `SettingError` for an unknown model or a choice of several."""
+    listed = ", ".join(map(repr, names[:20]))
     if model is not None and names and model not in names:
-        known = ", ".join(map(repr, names[:20]))
         raise SettingError(
-            f"{calls.base} has no model {model!r}; it has {known} (its list is not asked for when a dialect is named)"
+            f"{address} has no model {model!r}; it has {listed} (its list is not asked for when a dialect is named)"
         )
     if model is None and len(names) != 1:
-        known = f"one of {', '.join(map(repr, names[:20]))}" if names else "its name"
-        raise SettingError(f"{calls.base} lists {len(names)} models; say which one to ask with model: {known}")
-    name = model or names[0]
-    owner = dict(listed).get(name, "")
-    return _warned(ServerInfo(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name, paths, owner))
+        choice = f"one of {listed}" if names else "its name"
+        raise SettingError(f"{address} lists {len(names)} models; say which one to ask with model: {choice}")
+    return model or names[0]
 
 
-def _owner(calls: HttpClient, paths: ServerPaths, model: str) -> str:
-    """The owner of a model by the server's list, which is requested once: some servers have no list."""
-    try:
-        listed = dict(_listed(calls.request("GET", paths.path("/v1/models"), attempts=1)))
-    except HttpFailure:
-        return ""
-    return listed.get(model, "")
-
-
-def _warned(served: ServerInfo) -> ServerInfo:
-    """The server, after a warning of what it adds to greedy decoding."""
-    if served.owner in FIXED and not dialect_of(served.dialect).EXACT:
-        log.warning("%s", FIXED[served.owner])
-    return served
-
-
-def _listed(answer: JsonObject) -> list[tuple[str, str]]:
-    """The (name, owner) of each model in a server's list."""
-    listed = answer.get("data")
-    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
-    return [(str(row["id"]), str(row.get("owned_by", ""))) for row in rows if isinstance(row.get("id"), str)]
+def _list_models(calls: HttpClient, paths: ServerPaths, attempts: int | None = None) -> dict[str, str]:
+    """The name and owner of each model in a server's list."""
+    data = calls.request("GET", paths.path("/v1/models"), attempts=attempts).get("data")
+    rows = [row for row in data if isinstance(row, dict)] if isinstance(data, list) else []
+    return {str(row["id"]): str(row.get("owned_by", "")) for row in rows if isinstance(row.get("id"), str)}
 
 
 def open_remote(
@@ -471,8 +469,8 @@ def open_remote(
     text_only: bool = False,
     tools: Sequence[JsonObject] = (),
 ) -> RemoteModel:
-    """Open the model at a URL. With `text_only`, a server that is detected as vLLM or SGLang is sent chat messages
-    instead of ids. A server that is sent chat messages is given `tools`, where there are some."""
+    """Open the model at a URL. With `text_only`, a server that is detected as vLLM or SGLang gets chat messages instead
+    of ids. A server that gets chat messages also gets the `tools`, if any."""
     calls, paths = open_client(url, settings)
     served = detect_server(calls, paths, settings.dialect, settings.model)
     if text_only and settings.dialect == "auto" and served.dialect in ("vllm", "sglang"):
@@ -480,8 +478,8 @@ def open_remote(
     if tools and settings.dialect == "auto" and served.dialect == "chat":
         served = replace(served, dialect="tools")
     if served.dialect == ("chat" if tools else "tools"):
-        other = "native tool calls, such as tools" if not tools else "calls in plain text, such as react"
-        raise SettingError(f"the dialect {served.dialect} needs a protocol with {other}")
+        calls_format = "native tool calls, such as tools" if not tools else "calls in plain text, such as react"
+        raise SettingError(f"the dialect {served.dialect} needs a protocol with {calls_format}")
     return RemoteModel(
         calls,
         served,

@@ -75,20 +75,20 @@ class Sampler:
         """`engine`: an engine of the model to share with other samplers, of which one may have open rows."""
         self.settings = settings or SamplerSettings()
         self.tokenizer = tokenizer
-        if isinstance(tokenizer, HfTokenizer):  # it may be of another folder than the model
+        if isinstance(tokenizer, HfTokenizer):  # it may be from another folder than the model
             tokenizer.check_embedded(len(cast(nn.Embedding, model.get_input_embeddings()).weight))
         config = model.config.get_text_config()
         dtype = pick_dtype(self.settings.dtype, model)
         self._engine = engine or make_engine(model, DTYPES[dtype])
         self._stops = StopStrings(stops, tokenizer, int(config.vocab_size))
         self._is_end = _eos_table(model, tokenizer)
-        longest = int(getattr(config, "max_position_embeddings", 0) or 2**31)
-        self._longest = min(longest, self.settings.max_tokens or longest)
+        max_positions = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+        self._max_length = min(max_positions, self.settings.max_tokens or max_positions)
         self._max_rows = self.settings.max_rows
         if self.settings.cache_gib is not None:
-            row = self._longest * shape_of_config(config.to_dict()).cache_bytes(DTYPES[dtype].itemsize)
-            self._max_rows = max(1, min(self._max_rows, int(self.settings.cache_gib * 2**30 / max(1, row))))
-        self._engine.cache.expect(self._max_rows, self._longest)
+            row_bytes = self._max_length * shape_of_config(config.to_dict()).cache_bytes(DTYPES[dtype].itemsize)
+            self._max_rows = max(1, min(self._max_rows, int(self.settings.cache_gib * 2**30 / max(1, row_bytes))))
+        self._engine.cache.expect(self._max_rows, self._max_length)
         self._table = SlotTable(self._max_rows)
         self._waiting: dict[int, Request] = {}
         """Requests that wait for a free slot."""
@@ -155,15 +155,15 @@ class Sampler:
         self._table.trim()
 
     @torch.inference_mode()
-    def step(self, most_tokens: int | None = None) -> list[Turn]:
-        """Like `Model.step`, but returns after at most `most_tokens` tokens per row, so that others may join."""
+    def step(self, max_tokens: int | None = None) -> list[Turn]:
+        """Like `Model.step`, but returns after at most `max_tokens` tokens per row, so that others may join."""
         self._compact()
         self._admit()
         self._prefill()
-        enough = max(1, int(self._table.live * self.settings.patience))
-        left = sys.maxsize if most_tokens is None else most_tokens
-        while self._table.live and len(self._stopped) < enough and left:
-            left -= self._decode(left)
+        min_stopped = max(1, int(self._table.live * self.settings.patience))
+        budget = sys.maxsize if max_tokens is None else max_tokens
+        while self._table.live and len(self._stopped) < min_stopped and budget:
+            budget -= self._decode(budget)
         turns, self._stopped = self._stopped, []
         return turns
 
@@ -183,14 +183,13 @@ class Sampler:
         return slot
 
     def _queue(self, request: Request, slot: int, ids: tuple[int, ...]) -> None:
-        """Record the tokens that a row has to read; too long a row is a fault."""
-        room = self._longest - int(self._table.length[slot]) - len(ids)
-        if room < 1:
-            held = self._longest - room
-            fault = f"row {request.key} would hold {held} tokens before its turn, and the limit is {self._longest}"
+        """Record the tokens that a row has to read; a row that is too long is a fault."""
+        length = int(self._table.length[slot]) + len(ids)
+        if length >= self._max_length:
+            fault = f"row {request.key} would hold {length} tokens before its turn, and the limit is {self._max_length}"
             self._stopped.append(Turn(request.key, (), (), TurnEnd.FAULT, fault))
             return
-        self._table.budget[slot] = min(request.max_tokens, room)
+        self._table.budget[slot] = min(request.max_tokens, self._max_length - length)
         self._unread[request.key] = ids
 
     def _compact(self) -> None:
@@ -241,11 +240,12 @@ class Sampler:
 
     def _prefill_shared(self, pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
         """Read common prefixes of new rows once; returns the remaining pieces."""
-        rounds, left = plan_prefix_sharing([(slot, ids) for slot, ids in pieces if self._table.length[slot] == 0])
-        for one in rounds:
-            self._prefill_pieces(one.pieces)
-            self._copy(one.copies)
-        return [(slot, left.get(slot, ids)) for slot, ids in pieces]
+        new_rows = [(slot, ids) for slot, ids in pieces if self._table.length[slot] == 0]
+        rounds, remaining = plan_prefix_sharing(new_rows)
+        for sharing_round in rounds:
+            self._prefill_pieces(sharing_round.pieces)
+            self._copy(sharing_round.copies)
+        return [(slot, remaining.get(slot, ids)) for slot, ids in pieces]
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy the cache of rows to other rows."""
@@ -281,40 +281,40 @@ class Sampler:
         self.tokens_read += int(lengths.sum())
 
     def _reserve(self, columns: int) -> None:
-        """Have room for so many columns of all open rows, and for what they hold."""
+        """Reserve at least this many columns for all open rows, and at least their lengths."""
         used = self._table.used
         self._engine.reserve(used, max(columns, int(self._table.length[:used].max())))
 
-    def _decode(self, most: int) -> int:
-        """Sample at most `most` tokens, and at most the engine's stretch, on every live row; returns their number.
-        Tokens that a row sampled after the end of its turn are dropped."""
+    def _decode(self, max_tokens: int) -> int:
+        """Sample at most `max_tokens` tokens, and at most the engine's `run_ahead`, on every live row; returns their
+        number. Tokens that a row sampled after the end of its turn are dropped."""
         table, device = self._table, self._engine.device
         live = table.live
-        left = (table.budget - table.written)[:live]
-        count = min(most, self._engine.stretch, int(left.max()))
-        needed = int((table.length[:live] + np.minimum(left, count - 1)).max()) + 1
+        budget_B = (table.budget - table.written)[:live]
+        count = min(max_tokens, self._engine.run_ahead, int(budget_B.max()))
+        needed = int((table.length[:live] + np.minimum(budget_B, count - 1)).max()) + 1
         padded = min(self._engine.padded(live), len(table.length))
         self._reserve(needed if padded == live else max(needed, int(table.length[: table.used].max()) + 1))
         # Rows that wait, and rows with no budget left, rewrite the column after their end, which is read before use.
         starts_SB = np.repeat(np.where(table.open, table.length, 0)[None, :padded], count, axis=0)
-        starts_SB[:, :live] += np.minimum(np.arange(count)[:, None], left)
+        starts_SB[:, :live] += np.minimum(np.arange(count)[:, None], budget_B)
         # The sampled token's position is one after the pending token's.
         uniform_SB = torch.from_numpy(uniforms(table.seed[:live], starts_SB[:, :live] + 1)).to(device)
         starts_S, ids_B = _indices(starts_SB, device), _indices(table.pending[:padded], device)
-        drawn_S = []
+        samples_S = []
         for number in range(count):
             end = int(starts_SB[number].max()) + 1
             logits_BV = self._engine.step(ids_B, starts_S[number], end)[:live]
-            drawn_B, logprobs_B = self._drawn(logits_BV, uniform_SB[number])
-            ids_B = drawn_B if padded == live else torch.cat((drawn_B, ids_B[live:]))
-            drawn_S.append(torch.stack((drawn_B.double(), logprobs_B.double())))
+            sampled_B, logprobs_B = self._sample(logits_BV, uniform_SB[number])
+            ids_B = sampled_B if padded == live else torch.cat((sampled_B, ids_B[live:]))
+            samples_S.append(torch.stack((sampled_B.double(), logprobs_B.double())))
         # One transfer, since each waits for the device. A double represents every id.
-        drawn_S2B: NDArray[np.float64] = torch.stack(drawn_S).cpu().numpy()
-        self._record(drawn_S2B[:, 0].astype(np.int64), drawn_S2B[:, 1])
+        samples_S2B: NDArray[np.float64] = torch.stack(samples_S).cpu().numpy()
+        self._record(samples_S2B[:, 0].astype(np.int64), samples_S2B[:, 1])
         return count
 
     def _record(self, ids_SB: NDArray[np.int64], logprobs_SB: NDArray[np.float64]) -> None:
-        """Append the sampled tokens to the live rows, each up to the end of its turn, and retire rows that ended."""
+        """Append the sampled tokens to the live rows, each up to the end of its turn, and stop rows that ended."""
         table = self._table
         going = np.ones(table.live, np.bool_)
         for ids, logprobs in zip(ids_SB, logprobs_SB, strict=True):
@@ -330,10 +330,10 @@ class Sampler:
         self._exchange(*table.partition(going))
         table.live = int(going.sum())
 
-    def _drawn(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    def _sample(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens of the live rows, with their log-probabilities."""
-        one = self.settings
-        return drawn_tokens(logits_BV, uniform_B, one.temperature, one.top_p, one.top_k)
+        settings = self.settings
+        return sample_filtered(logits_BV, uniform_B, settings.temperature, settings.top_p, settings.top_k)
 
     def _turn(self, slot: int, broken: bool) -> Turn | None:
         """The turn in a slot, if it has ended."""
@@ -362,9 +362,9 @@ def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
     return FusedEngine(model, dtype) if FusedEngine.can_run(model) else GeneralEngine(model, dtype)
 
 
-def pick_dtype(wish: PrecisionSetting, model: PreTrainedModel) -> Precision:
+def pick_dtype(setting: PrecisionSetting, model: PreTrainedModel) -> Precision:
     """The precision in which the network is sampled."""
-    return precision_of(wish, Use.SAMPLING, int(model.config.get_text_config().hidden_size), str(model.device))
+    return precision_of(setting, Use.SAMPLING, int(model.config.get_text_config().hidden_size), str(model.device))
 
 
 def _groups(pieces: Sequence[PromptPiece]) -> list[list[PromptPiece]]:
@@ -387,9 +387,9 @@ def _indices(values: NDArray[np.int64] | Sequence[int], device: torch.device) ->
 def _eos_table(model: PreTrainedModel, tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """Which ids are end-of-text tokens of the tokenizer or the model's generation settings."""
     table = np.zeros(int(model.config.get_text_config().vocab_size), np.bool_)
-    settings = model.generation_config
-    named = settings.eos_token_id if settings is not None else None
-    ends = {tokenizer.eos_id, *(named if isinstance(named, list) else [named] if named is not None else [])}
+    config = model.generation_config
+    eos_ids = config.eos_token_id if config is not None else None
+    ends = {tokenizer.eos_id, *(eos_ids if isinstance(eos_ids, list) else [eos_ids] if eos_ids is not None else [])}
     table[[end for end in ends if end < len(table)]] = True
     return table
 
@@ -421,15 +421,15 @@ def sample_tokens(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> t
     shifted_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     if temperature != 1.0:
         shifted_BV /= temperature
-    below_BV = shifted_BV.exp().cumsum(dim=-1)
-    total_B1 = below_BV[:, -1:]
+    cumulative_BV = shifted_BV.exp().cumsum(dim=-1)
+    total_B1 = cumulative_BV[:, -1:]
     # Rounding must not lift the threshold to the total, beyond the last token with probability.
-    aim_B1 = torch.minimum(uniform_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
-    drawn_B1 = torch.searchsorted(below_BV, aim_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
-    return drawn_B1[:, 0], (shifted_BV.gather(1, drawn_B1) - total_B1.log())[:, 0]
+    threshold_B1 = torch.minimum(uniform_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    ids_B1 = torch.searchsorted(cumulative_BV, threshold_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
+    return ids_B1[:, 0], (shifted_BV.gather(1, ids_B1) - total_B1.log())[:, 0]
 
 
-def drawn_tokens(
+def sample_filtered(
     logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: float, top_k: int
 ) -> tuple[Tensor, Tensor]:
     """`sample_tokens` of filtered logits."""
@@ -441,11 +441,11 @@ def drawn_tokens(
 def filter_logits(logits_BV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
     """Set logits to −∞ beyond the `top_k` most likely tokens (0: none) and the mass `top_p`, except the most likely."""
     sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
-    gone_BV = torch.zeros_like(sorted_BV, dtype=torch.bool)
+    removed_BV = torch.zeros_like(sorted_BV, dtype=torch.bool)
     if top_k:
-        gone_BV[:, top_k:] = True
+        removed_BV[:, top_k:] = True
     if top_p < 1.0:
         mass_BV = (sorted_BV / (temperature or 1.0)).softmax(dim=-1)
-        gone_BV |= mass_BV.cumsum(dim=-1) - mass_BV >= top_p
-    gone_BV[:, 0] = False
-    return logits_BV.masked_fill(torch.zeros_like(gone_BV).scatter(1, order_BV, gone_BV), -torch.inf)
+        removed_BV |= mass_BV.cumsum(dim=-1) - mass_BV >= top_p
+    removed_BV[:, 0] = False
+    return logits_BV.masked_fill(torch.zeros_like(removed_BV).scatter(1, order_BV, removed_BV), -torch.inf)

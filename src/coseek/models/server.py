@@ -1,4 +1,4 @@
-"""Server: what all clients of model servers share: settings, address, fields of a request, refused fields, usage."""
+"""Server: shared by all clients of model servers: settings, address, request fields, refused fields, usage."""
 
 import json
 import re
@@ -15,15 +15,15 @@ from coseek.core.http import HttpClient, HttpFailure, HttpSettings, read_key
 from coseek.core.settings import Settings, VariableName, apply_overrides
 
 _VERSION = "/v1"
-"""The beginning of the usual paths."""
+"""The usual prefix of paths."""
 _ENDS = ("/chat/completions", "/completions")
-"""Ends of a path that users copy from a server's documentation; what is in front of them is taken as it is."""
+"""Path endings that users copy from a server's documentation; the part before is used unchanged."""
 _OWN_VERSION = re.compile(r"/v[0-9]+(?:alpha|beta)?[0-9]*(?=/|$)")
 _NAMED = re.compile(
     r"""(?:["'`\[.]|\b(?:parameters?|fields?|arguments?|property|name|supplied):? )(?!supplied)(\w+)"""
     r"|\b(\w+)(?= is not (?:supported|permitted|allowed)| does not support|: Extra inputs)"
 )
-"""A field that an error names."""
+"""A field name in an error message."""
 _REFUSALS = (400, 404, 422)
 _INPUT = ("model", "messages", "prompt", "input_ids", "tools")
 _RENAMES = {"max_tokens": "max_completion_tokens"}
@@ -37,24 +37,24 @@ NEUTRAL: Mapping[str, JsonObject] = {
     "llamacpp": {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0},
     "organization_owner": {"repeat_penalty": 1.0},  # LM Studio
 }
-"""Owner in a server's model list → fields that undo what the model's own generation settings add: a penalty for
-repetitions changes greedy decoding. Requests with ids have these fields anyway."""
+"""Owner in a server's model list → fields that reset the model's own generation settings: a repetition penalty changes
+greedy decoding. Requests with ids always have these fields."""
 FIXED: Mapping[str, str] = {
     "library": (
         "Ollama adds the repetition penalty of the model's Modelfile, which no request can change: for greedy decoding "
         "set `PARAMETER repeat_penalty 1.0` there"
     )
 }
-"""Owner → what the server adds that no request can undo."""
+"""Owner → a warning of a server setting that no request can reset."""
 
 
 class ServerSettings(Settings):
-    """How a model server is asked."""
+    """Requests to a model server."""
 
     model: str | None = None
     """The model's name at the server; optional if it has only one."""
     key_env: VariableName | None = None
-    """The environment variable with the server's key, which is stored nowhere."""
+    """The environment variable with the server's key, which is never stored."""
     send: dict[str, object] = Field(default={})
     """Changes of the request's fields, by name: `null` omits a field (`seed: null`), a name renames it (`max_tokens:
     max_completion_tokens`), another value replaces it, and a field that is not sent otherwise is added
@@ -76,21 +76,21 @@ def split_settings(url: str) -> tuple[str, JsonObject]:
 def with_settings(url: str, settings: JsonObject) -> str:
     """Append settings of one level (`{"model": …, "send.seed": None}`) to a URL, for `split_settings`."""
     texts = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items())
-    parts = [quote(text, safe='=:/" ') for text in texts]
-    return f"{url}{'&' if '#' in url else '#'}{'&'.join(parts)}" if parts else url
+    quoted = [quote(text, safe='=:/" ') for text in texts]
+    return f"{url}{'&' if '#' in url else '#'}{'&'.join(quoted)}" if quoted else url
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPaths:
-    """The address of a server, and where its paths begin."""
+    """The address of a server, and the prefix of its paths."""
 
     base: str
     version: str = _VERSION
 
     @classmethod
     def of(cls, url: str) -> "ServerPaths":
-        """Parse a URL: of a server (`http://HOST:PORT`, with or without `/v1`), of an interface with a version of its
-        own (`https://HOST/api/paas/v4`), or the whole address of its requests (`…/chat/completions`)."""
+        """Parse a URL: of a server (`http://HOST:PORT`, with or without `/v1`), of an API with another version prefix
+        (`https://HOST/api/paas/v4`), or the full URL of its requests (`…/chat/completions`)."""
         base = parse_base_url(url, ("/generate",))
         for end in _ENDS:
             if base.endswith(end):
@@ -101,12 +101,12 @@ class ServerPaths:
         return cls(base, "" if _OWN_VERSION.search(base) else _VERSION)
 
     def path(self, usual: str) -> str:
-        """The path at this server of one that usually begins with `/v1`."""
+        """This server's path for one that usually begins with `/v1`."""
         return self.version + usual.removeprefix(_VERSION) if usual.startswith(_VERSION) else usual
 
 
 def open_client(url: str, settings: ServerSettings) -> tuple[HttpClient, ServerPaths]:
-    """The client of a server, and its paths. Nothing is asked yet."""
+    """The client of a server, and its paths. Sends nothing yet."""
     paths = ServerPaths.of(url)
     return HttpClient(paths.base, settings.patience, read_key(settings.key_env)), paths
 
@@ -125,8 +125,8 @@ def with_changes(body: JsonObject, send: Mapping[str, object]) -> JsonObject:
 
 
 def refused_field(error: HttpFailure, fields: Iterable[str]) -> str:
-    """The setting that would omit or rename the one of a request's `fields` that a server refuses, as the end of a
-    sentence; "" for another error."""
+    """The setting that omits or renames the one of a request's `fields` that a server refuses, as the end of an error
+    message; "" for another error."""
     if error.status not in _REFUSALS:
         return ""
     named = {match[1] or match[2] for match in _NAMED.finditer(str(error))}

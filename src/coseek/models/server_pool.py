@@ -1,7 +1,7 @@
-"""Server pool: one model behind several servers. A row stays at one server, whose prefix cache holds it.
+"""Server pool: one model behind several servers. A row stays at one server, which has it in its prefix cache.
 
-Every request holds the whole row, so a row whose server fails goes on at another one, and no episode is lost. Only
-servers with the current weights are asked.
+Every request contains the whole row, so a row whose server fails continues at another one, and no episode is lost. Only
+servers with the current weights are used.
 """
 
 import time
@@ -17,7 +17,7 @@ from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.remote import EndedCall, RemoteModel, RemoteModelSettings, open_remote
 
 REST_S = 30.0
-"""Seconds for which a server that failed is asked last."""
+"""Seconds for which a server that failed is tried last."""
 
 
 @dataclass(slots=True)
@@ -26,37 +26,37 @@ class _PooledRow:
 
     request: Request
     """The last one, with the ids of the whole row and the ranges that the model wrote."""
-    place: int = -1
-    """Its server; none while it is held back."""
-    tried: set[int] = field(default_factory=set)
-    """Servers that failed at its present turn."""
-    waits: bool = True
+    server: int = -1
+    """The index of its server; −1 while it is held back."""
+    failed: set[int] = field(default_factory=set)
+    """Servers that failed at its current turn."""
+    is_pending: bool = True
 
 
 class ServerPool:
-    """Implements `ServedModel`. Driven by one thread; another one may change the servers' weights meanwhile, between
-    `pause` and `use`. Calls run in the background."""
+    """Implements `ServedModel`. Driven by one thread; another one may change the servers' weights between `pause` and
+    `use`. Calls run in the background."""
 
     def __init__(self, servers: Sequence[RemoteModel]) -> None:
         """`servers` share one `done` queue."""
         self.servers = servers
         self.tokenizer: Tokenizer = servers[0].tokenizer
         self.moved = 0
-        """Turns that were asked again at another server."""
+        """Turns that were requested again from another server."""
         self._current = set(range(len(servers)))
         """Servers with the current weights."""
         self._rests_until = [0.0] * len(servers)
         self._rows: dict[int, _PooledRow] = {}
         self._done = servers[0].done
         self._lost: list[Turn] = []
-        """Faults of rows for which there is no server."""
+        """Faults of rows without a server."""
         self._lock = RLock()
         self._paused = self._stopped = False
 
     @property
     def concurrency(self) -> int:
         """Rows that the servers continue at once."""
-        return sum(self.servers[place].concurrency for place in self._current)
+        return sum(self.servers[index].concurrency for index in self._current)
 
     def pause(self) -> None:
         """Hold turns back until `use`, and wait for those that are being sampled: each is of one version of the
@@ -67,17 +67,17 @@ class ServerPool:
         wait(pending)
 
     def use(self, current: Sequence[int], version: int, names: Mapping[int, str] | None = None) -> None:
-        """Ask only the servers at these places from now on, which have the weights of a version. `names`: what the
-        model is called now, by place, where that changed. Sends the turns that were held back."""
+        """Use only the servers with these indices from now on, which have the weights of a version. `names`: the new
+        names of the model by index, if they changed. Sends the turns that were held back."""
         with self._lock:
             self._current, self._paused = set(current), False
-            for place in current:
-                server = self.servers[place]
+            for index in current:
+                server = self.servers[index]
                 server.version = version
-                if names and place in names:
-                    server.served = replace(server.served, model=names[place])
+                if names and index in names:
+                    server.served = replace(server.served, model=names[index])
             for row in self._rows.values():
-                if row.waits and row.place < 0:
+                if row.is_pending and row.server < 0:
                     self._send(row)
             if self._lost:
                 self.wake()
@@ -96,13 +96,13 @@ class ServerPool:
 
     def extend(self, request: Request) -> None:
         row = self._rows.get(request.key)
-        if row is None or row.waits:
+        if row is None or row.is_pending:
             raise ValueError(f"row {request.key} is not open or has not stopped yet, so it cannot be extended")
         with self._lock:
             row.request = replace(request, ids=row.request.ids + request.ids, written=row.request.written)
-            row.waits, row.tried = True, set()
-            if row.place in self._current and not self._paused:
-                self.servers[row.place].extend(request)
+            row.is_pending, row.failed = True, set()
+            if row.server in self._current and not self._paused:
+                self.servers[row.server].extend(request)
             else:
                 self._leave(row)
                 self._send(row)
@@ -116,7 +116,7 @@ class ServerPool:
             raise ModelError("the rollout was stopped")
         with self._lock:
             turns, self._lost = self._lost, []
-        if not any(row.waits for row in self._rows.values()):
+        if not any(row.is_pending for row in self._rows.values()):
             return turns
         try:
             ended = self._done.get(block=not turns)
@@ -137,24 +137,24 @@ class ServerPool:
 
     def _taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
         row = self._rows.get(key)
-        if row is None or row.place < 0:
+        if row is None or row.server < 0:
             return []
-        turns = self.servers[row.place].taken(key, future)
+        turns = self.servers[row.server].taken(key, future)
         for turn in turns:
             if turn.end is TurnEnd.FAULT:
-                row.tried.add(row.place)
-                self._rests_until[row.place] = time.monotonic() + REST_S
-                if self._current - row.tried:
+                row.failed.add(row.server)
+                self._rests_until[row.server] = time.monotonic() + REST_S
+                if self._current - row.failed:
                     self.moved += 1
                     self._leave(row)
                     self._send(row)
                     return []
-            row.waits = False
-            begin = len(row.request.ids)
+            row.is_pending = False
+            start = len(row.request.ids)
             row.request = replace(
                 row.request,
                 ids=row.request.ids + turn.ids,
-                written=(*row.request.written, (begin, begin + len(turn.ids))),
+                written=(*row.request.written, (start, start + len(turn.ids))),
             )
         return turns
 
@@ -162,20 +162,20 @@ class ServerPool:
         """Open the whole row at the server with the fewest rows; hold it back during a pause."""
         if self._paused:
             return
-        choices = self._current - row.tried
+        choices = self._current - row.failed
         if not choices:
-            row.waits = False
-            lost = Turn(row.request.key, (), (), TurnEnd.FAULT, "no rollout server has the current weights")
-            self._lost.append(lost)
+            row.is_pending = False
+            fault = "no rollout server has the current weights"
+            self._lost.append(Turn(row.request.key, (), (), TurnEnd.FAULT, fault))
             return
-        now, rows = time.monotonic(), [other.place for other in self._rows.values() if other.waits]
-        row.place = min(choices, key=lambda place: (self._rests_until[place] > now, rows.count(place), place))
-        self.servers[row.place].start(row.request)
+        now, busy = time.monotonic(), [other.server for other in self._rows.values() if other.is_pending]
+        row.server = min(choices, key=lambda index: (self._rests_until[index] > now, busy.count(index), index))
+        self.servers[row.server].start(row.request)
 
     def _leave(self, row: _PooledRow) -> None:
-        if row.place >= 0:
-            self.servers[row.place].close(row.request.key)
-            row.place = -1
+        if row.server >= 0:
+            self.servers[row.server].close(row.request.key)
+            row.server = -1
 
 
 def open_pool(

@@ -1,8 +1,8 @@
-"""Text model: models that map prompts to texts: the interface, faults of single prompts, a cache, and such a model here
-or behind HTTP.
+"""Text model: models that map prompts to texts: the interface, failures of single prompts, a cache, and models here or
+on a server.
 
-Here it decodes greedily. Special tokens in a prompt are encoded as ordinary characters; only the model's chat template
-adds special tokens. A server is named by
+A local model decodes greedily. Special tokens in a prompt are encoded as ordinary characters; only the model's chat
+template adds special tokens. A server is named by
 
     url: https://api.example.org      # a server with `/v1/chat/completions`, or the whole address of its requests
     model: its-name
@@ -79,13 +79,13 @@ class PartialFailure(ModelError):
 
     def __init__(self, outputs: Sequence[Output]) -> None:
         """`outputs` holds a text or an error for every prompt, in order, and at least one error."""
-        super().__init__(str(next(one for one in outputs if isinstance(one, ModelError))))
+        super().__init__(str(next(output for output in outputs if isinstance(output, ModelError))))
         self.outputs = list(outputs)
 
 
 def texts_of(outputs: Sequence[Output]) -> list[str]:
-    """The texts. Raises `PartialFailure` where one is missing."""
-    texts = [one for one in outputs if isinstance(one, str)]
+    """The texts. Raises `PartialFailure` if one is missing."""
+    texts = [output for output in outputs if isinstance(output, str)]
     if len(texts) < len(outputs):
         raise PartialFailure(outputs)
     return texts
@@ -100,8 +100,8 @@ def generate_each(model: TextModel, prompts: Sequence[str], max_tokens: int) -> 
         outputs = error.outputs
     except ModelError as error:
         outputs = [error] * len(unique)
-    written = dict(zip(unique, outputs, strict=True))
-    return [written[prompt] for prompt in prompts]
+    by_prompt = dict(zip(unique, outputs, strict=True))
+    return [by_prompt[prompt] for prompt in prompts]
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ class CachedTextModel:
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         keys = [digest_of(self.identity, prompt, str(max_tokens)) for prompt in prompts]
-        known: dict[str, Output] = dict(self.store.read(list(dict.fromkeys(keys))))
-        missing = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in known}
+        outputs: dict[str, Output] = dict(self.store.read(list(dict.fromkeys(keys))))
+        missing = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in outputs}
         if missing:
             fresh = dict(zip(missing, generate_each(self.model, list(missing.values()), max_tokens), strict=True))
             self.store.write({key: text for key, text in fresh.items() if isinstance(text, str)})
-            known |= fresh
-        return texts_of([known[key] for key in keys])
+            outputs |= fresh
+        return texts_of([outputs[key] for key in keys])
 
 
 S = TypeVar("S", bound=Settings)
@@ -138,11 +138,11 @@ class RemoteTextModelSettings(ServerSettings):
     dialect: Literal["chat", "completions"] = "chat"
     """Send a prompt as the first message of a chat, or as text to complete."""
     temperature: float | None = Field(default=0.0, ge=0)
-    """0 selects the most likely token; `null` sends none, for models that refuse it and sample as they like."""
+    """0 selects the most likely token; `null` sends none, for models that refuse it and use their own."""
     seed: int | None = 0
     """The seed sent to the server, for reproducible texts if the server supports it; `null` sends none."""
     reasoning_tokens: int = Field(default=0, ge=0)
-    """Tokens for reasoning, on top of those that a part allows for its answer: thousands for a reasoning model."""
+    """Tokens for reasoning, in addition to those for the answer: thousands for a reasoning model."""
     cache: str | None = None
     """The SQLite file of the cache, created if missing."""
     prices: Prices = Field(default=Prices())
@@ -161,21 +161,21 @@ class RemoteTextModel:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._speech = dialect_of(self.settings.dialect)
-        self._path = self.served.paths.path(self._speech.PATH)
+        self._dialect = dialect_of(self.settings.dialect)
+        self._path = self.served.paths.path(self._dialect.PATH)
         optional = {"temperature": self.settings.temperature, "seed": self.settings.seed}
         self._send = {**{name: None for name, value in optional.items() if value is None}, **self.settings.send}
 
     @property
     def temperature(self) -> float:
-        """The temperature that is asked for; 0 where none is sent."""
+        """The requested temperature; 0 if none is sent."""
         return self.settings.temperature or 0.0
 
     @property
     def identity(self) -> str:
         """A digest of the server's URL and of everything besides the prompt that is sent."""
         settings, model = self.settings, self.served.model
-        changes = [each for each in (self._send, settings.reasoning_tokens, self.served.neutral) if each]
+        changes = [change for change in (self._send, settings.reasoning_tokens, self.served.neutral) if change]
         return _digest([self.calls.base, settings.dialect, model, self.temperature, settings.seed or 0, *changes])
 
     @property
@@ -188,11 +188,10 @@ class RemoteTextModel:
 
         Equal prompts are sent once. Each text is cached as soon as it arrives.
         """
-        most = max_tokens + self.settings.reasoning_tokens
-        asks = [{**self.served.neutral, **self._speech.body(self._ask(prompt, most))} for prompt in prompts]
-        sent = [with_changes(body, self._send) for body in asks]
-        keys = [_digest([self.calls.base, self._path, body]) for body in sent]
-        bodies = dict(zip(keys, sent, strict=True))
+        max_tokens += self.settings.reasoning_tokens
+        requests = [self._body(prompt, max_tokens) for prompt in prompts]
+        keys = [_digest([self.calls.base, self._path, body]) for body in requests]
+        bodies = dict(zip(keys, requests, strict=True))
         stored = {} if self.store is None else self.store.read(list(bodies))
         # Older caches hold empty replies.
         outputs: dict[str, Output] = {key: text for key, text in stored.items() if visible(text).strip()}
@@ -203,7 +202,7 @@ class RemoteTextModel:
             for call in as_completed(calls):
                 key = calls[call]
                 try:
-                    outputs[key] = self._text(call.result(), most)
+                    outputs[key] = self._text(call.result(), max_tokens)
                 except HttpFailure as error:
                     outputs[key] = ModelError(f"{error}{refused_field(error, bodies[key])}")
                 except (ValueError, CancelledError) as error:
@@ -215,19 +214,20 @@ class RemoteTextModel:
                 call.cancel()
         return texts_of([outputs[key] for key in keys])
 
-    def _ask(self, prompt: str, max_tokens: int) -> TurnRequest:
-        segments = (RowSegment(False, (), prompt),)
-        return TurnRequest(self.served.model, segments, max_tokens, (), self.temperature, self.settings.seed or 0)
+    def _body(self, prompt: str, max_tokens: int) -> JsonObject:
+        segments, seed = (RowSegment(False, (), prompt),), self.settings.seed or 0
+        request = TurnRequest(self.served.model, segments, max_tokens, (), self.temperature, seed)
+        return with_changes({**self.served.neutral, **self._dialect.body(request)}, self._send)
 
     def _text(self, answer: JsonObject, max_tokens: int) -> Output:
         """The text in an answer. A reply without words is a failure."""
         with self._lock:
             self.usage.add(read_usage(answer))
-        turn = self._speech.read(answer)
+        turn = self._dialect.read(answer)
         if visible(turn.text).strip():
             return turn.text
-        why = why_wordless(turn, max_tokens)
-        return OutOfTokens(f"{why}; raise reasoning_tokens of its server") if turn.cut_off else ModelError(why)
+        reason = why_wordless(turn, max_tokens)
+        return OutOfTokens(f"{reason}; raise reasoning_tokens of its server") if turn.cut_off else ModelError(reason)
 
 
 def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
@@ -244,7 +244,7 @@ def named_server(name: str) -> RemoteTextModelSettings | None:
 
 
 def server_settings(name: str, kind: type[S]) -> S | None:
-    """The settings of a kind with a `url`, named by a URL (see `split_settings`) or a YAML file; `None` for another
+    """Settings of the type `kind` from a URL (see `split_settings`) or a YAML file with a `url`; `None` for another
     name."""
     if is_url(name):
         url, settings = split_settings(name)
@@ -295,7 +295,7 @@ class LocalTextModel:
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         """One text per prompt, in order, each of at most `max_tokens` tokens. Failures are a `PartialFailure`."""
-        keys = [self._next + place for place in range(len(prompts))]
+        keys = range(self._next, self._next + len(prompts))
         self._next += len(prompts)
         outputs: dict[int, Output] = {}
         opened: list[int] = []
@@ -309,7 +309,9 @@ class LocalTextModel:
                 self.model.start(Request(key, ids, max_tokens, seed=0, state=EpisodeState(Question(str(key), prompt))))
                 opened.append(key)
             while len(outputs) < len(prompts):
-                self._collect(outputs)
+                for turn in self.model.step():
+                    self.model.close(turn.key)
+                    outputs[turn.key] = self._output(turn)
         finally:
             for key in opened:
                 if key not in outputs:
@@ -317,18 +319,12 @@ class LocalTextModel:
         return texts_of([outputs[key] for key in keys])
 
     def holds(self, prompt: str, max_tokens: int) -> bool:
-        """Whether the prompt fits without truncation beside `max_tokens` tokens."""
+        """Whether the prompt and `max_tokens` tokens fit without truncation."""
         before, after = self.around
         return len(before) + len(self.model.tokenizer.encode_data(prompt)) + len(after) + max_tokens <= self.max_context
 
-    def _collect(self, outputs: dict[int, Output]) -> None:
-        """Collect finished texts."""
-        for turn in self.model.step():
-            self.model.close(turn.key)
-            outputs[turn.key] = self._output(turn)
-
     def _output(self, turn: Turn) -> Output:
-        """The text of a finished row, with the mark of reasoning that the chat template wrote in front of it."""
+        """The text of a finished row, after the mark of reasoning at the end of the chat template."""
         if turn.end is TurnEnd.FAULT:
             return ModelError(turn.fault)
         ids = turn.ids[:-1] if turn.end is TurnEnd.EOS else turn.ids
@@ -341,20 +337,20 @@ class LocalTextModel:
         """The prompt in its frame. A long prompt keeps its beginning and end, where instructions are."""
         before, after = self.around
         ids = self.model.tokenizer.encode_data(prompt)
-        room = self.max_context - max_tokens - len(before) - len(after)
-        if len(ids) > room:
-            sentence = self.model.tokenizer.encode_data(CUT)
-            kept = room - len(sentence)
+        max_ids = self.max_context - max_tokens - len(before) - len(after)
+        if len(ids) > max_ids:
+            notice = self.model.tokenizer.encode_data(CUT)
+            kept = max_ids - len(notice)
             if kept < 2:
                 raise ModelError(
                     f"{self.max_context} tokens of context leave no room for a prompt and {max_tokens} output tokens"
                 )
-            ids = [*ids[: kept - kept // 2], *sentence, *ids[len(ids) - kept // 2 :]]
+            ids = [*ids[: kept - kept // 2], *notice, *ids[len(ids) - kept // 2 :]]
             self.cut_prompts += 1
-        whole = (*before, *ids, *after)
-        if not whole:
+        framed = (*before, *ids, *after)
+        if not framed:
             raise ModelError("the prompt is empty; a model needs at least one token")
-        return whole
+        return framed
 
 
 def open_text_model(name: str, settings: TextModelSettings | None = None) -> LocalTextModel | RemoteTextModel:
@@ -384,6 +380,7 @@ def load_local(
     """Load a folder's model and tokenizer. Also returns the precision, and the smaller of both context limits."""
     from coseek.models.pretrained import load_model  # imports torch
 
-    model, chosen = load_model(folder, placement).requires_grad_(False), placement.precision_at(hidden_size(folder))
-    longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or max_context)
-    return model, HfTokenizer.load(folder), chosen, min(longest, max_context)
+    model = load_model(folder, placement).requires_grad_(False)
+    max_positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or max_context)
+    precision = placement.precision_at(hidden_size(folder))
+    return model, HfTokenizer.load(folder), precision, min(max_positions, max_context)

@@ -25,7 +25,7 @@ END = "<|end|>"
 SMALLEST_VOCABULARY = 256
 """Byte-level BPE needs all 256 bytes to encode any text."""
 _MEDIA = re.compile("image|audio|video|vision|sound", re.IGNORECASE)
-"""Names of tokens that stand for a picture or a sound."""
+"""Names of placeholder tokens for images and sound."""
 
 
 class HfTokenizer:
@@ -41,8 +41,8 @@ class HfTokenizer:
         self.fast, self.source = fast, source
         self.eos_id: int = eos_id
         # Two copies, since `fast` belongs to the caller and must not change.
-        written = fast.backend_tokenizer.to_str()
-        self._trusted, self._untrusted = RustTokenizer.from_str(written), RustTokenizer.from_str(written)
+        serialised = fast.backend_tokenizer.to_str()
+        self._trusted, self._untrusted = RustTokenizer.from_str(serialised), RustTokenizer.from_str(serialised)
         for rust in (self._trusted, self._untrusted):
             rust.no_truncation()
             rust.no_padding()
@@ -65,7 +65,7 @@ class HfTokenizer:
             fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if not isinstance(fast, PreTrainedTokenizerFast):
             raise DataError(f"{folder} holds a slow tokenizer; a fast one is needed, with a tokenizer.json")
-        if _begins_texts(folder) and list(fast("").input_ids)[:1] != [fast.bos_token_id]:
+        if _adds_bos(folder) and list(fast("").input_ids)[:1] != [fast.bos_token_id]:
             fast.add_bos_token = True  # type: ignore[misc]  # its setter does not follow its getter
         tokenizer = cls(fast, source=str(folder))
         tokenizer._check_ids(folder / "tokenizer.json")
@@ -79,8 +79,8 @@ class HfTokenizer:
         return max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
 
     def _check_ids(self, file: Path) -> None:
-        """Raise `DataError` for an added token to which the library gave another id than the file, as it does after a
-        gap in the ids: the token would be read and written with the vector of another one."""
+        """Raise `DataError` for an added token whose id in the library differs from the file, as after a gap in the
+        ids: the token would get the embedding of another one."""
         for content, token in (added_tokens(file) or {}).items():
             loaded, ident = self._trusted.token_to_id(content), token.get("id")
             if loaded is not None and loaded != ident:
@@ -118,7 +118,7 @@ class HfTokenizer:
         if self._not_special is None:
             return list(self._untrusted.encode(text, add_special_tokens=False).ids)
         ids: list[int] = []
-        for piece in _cut_inside(self._not_special, text):
+        for piece in _split_inside(self._not_special, text):
             ids += self._untrusted.encode(piece, add_special_tokens=False).ids
         return ids
 
@@ -136,7 +136,7 @@ class ByteTokenizer:
     eos_id = 256
 
     def __init__(self, special_tokens: Sequence[str] = ()) -> None:
-        self._special_ids = {token: self.eos_id + place for place, token in enumerate((END, *special_tokens))}
+        self._special_ids = {token: self.eos_id + index for index, token in enumerate((END, *special_tokens))}
         self._bytes = {byte: bytes((byte,)) for byte in range(self.eos_id)}
         self._bytes |= {ident: token.encode() for token, ident in self._special_ids.items()}
         self._pattern = alternatives(list(self._special_ids))
@@ -145,11 +145,11 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         assert self._pattern is not None
         ids: list[int] = []
-        done = 0
-        for found in self._pattern.finditer(text):
-            ids += [*text[done : found.start()].encode(), self._special_ids[found.group()]]
-            done = found.end()
-        return [*ids, *text[done:].encode()]
+        end = 0
+        for match in self._pattern.finditer(text):
+            ids += [*text[end : match.start()].encode(), self._special_ids[match.group()]]
+            end = match.end()
+        return [*ids, *text[end:].encode()]
 
     def encode_data(self, text: str) -> list[int]:
         return list(text.encode())
@@ -187,14 +187,13 @@ def train_tokenizer(
         show_progress=False,
     )
     rust.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=rust,
         pad_token=PAD,
         eos_token=END,
         additional_special_tokens=list(special_tokens),
         clean_up_tokenization_spaces=False,
     )
-    return fast
 
 
 def added_tokens(file: Path) -> dict[str, JsonObject] | None:
@@ -206,9 +205,9 @@ def added_tokens(file: Path) -> dict[str, JsonObject] | None:
     return {text: token for token in tokens if isinstance(text := token.get("content"), str)}
 
 
-def _begins_texts(folder: Path) -> bool:
-    """Whether a folder's settings put the beginning-of-text token in front of texts. The library drops this setting
-    where it opens another class than the one that the folder names (DeepSeek-V3)."""
+def _adds_bos(folder: Path) -> bool:
+    """Whether a folder's settings put the beginning-of-text token before texts. The library drops this setting if it
+    opens another class than the one that the folder names (DeepSeek-V3)."""
     file = folder / "tokenizer_config.json"
     return file.is_file() and read_json_object(file, foreign=True).get("add_bos_token") is True
 
@@ -220,16 +219,13 @@ def alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))
 
 
-def _cut_inside(pattern: re.Pattern[str], text: str) -> list[str]:
+def _split_inside(pattern: re.Pattern[str], text: str) -> list[str]:
     """Split the text after the first character of every match, so that no piece contains a match."""
-    pieces, done = [], 0
-    place = pattern.search(text)
-    while place is not None:
-        cut = place.start() + 1
-        pieces.append(text[done:cut])
-        done = cut
-        place = pattern.search(text, cut)
-    return [*pieces, text[done:]]
+    pieces, start = [], 0
+    while match := pattern.search(text, start):
+        pieces.append(text[start : match.start() + 1])
+        start = match.start() + 1
+    return [*pieces, text[start:]]
 
 
 REPLACEMENT = "\ufffd"

@@ -1,13 +1,13 @@
-"""Written: reads what a model wrote: visible text, reasoning, refusal and tool calls. Everything that takes a model's
-words reads them here: agents on servers, generators, judges, rankers, simulators, label methods, imported logs.
+"""Written: parses the output of a model: visible text, reasoning, refusal and tool calls. All users of models' texts
+parse them here: agents on servers, generators, judges, rankers, simulators, label methods, imported logs.
 
-Models mark their reasoning in different spellings, and a chat template may write the opening mark itself, so that only
-the closing one appears. Reasoning that the token limit cut is not closed. Harmony (gpt-oss) writes channels instead; a
+Models mark their reasoning in different ways, and a chat template may write the opening mark itself, so that only the
+closing one appears. Reasoning that the token limit cut is not closed. Harmony (gpt-oss) writes channels instead; a
 server that drops special tokens leaves only the channels' names.
 
-`read_turn` reads a whole turn as an assistant's message: its reasoning, its words and its tool calls, in order. The
-spelling follows from the text: `<tool_call>` with JSON (Hermes, Qwen) or with a name and `<arg_key>` (GLM), JSON alone
-or after `<|python_tag|>` (Llama 3), or Harmony's channels (gpt-oss). A call inside reasoning is no call.
+`read_turn` parses a whole turn as an assistant's message: its reasoning, its words and its tool calls, in order. The
+format follows from the text: `<tool_call>` with JSON (Hermes, Qwen) or with a name and `<arg_key>` (GLM), JSON alone
+or after `<|python_tag|>` (Llama 3), or Harmony's channels (gpt-oss). Calls inside reasoning are ignored.
 """
 
 import json
@@ -40,8 +40,8 @@ _CLOSES = "|".join(
     + tuple(re.escape(end) for _, end in _PAIRS)
 )
 _STARTS = re.compile("(?:start|begin)(?=_)|(?<=_)start", re.I)
-"""The word in an opening mark for which its closing mark has `end`."""
-_LONGEST = 64
+"""The word in an opening mark that is `end` in its closing mark."""
+_MAX_MARK_CHARS = 64
 """Maximum number of characters of a mark at the end of a text."""
 MARK = re.compile(f"(?P<closes>{_CLOSES})|{_OPENS}", re.I)
 """A mark of reasoning; the group `closes` is one that closes it."""
@@ -49,17 +49,17 @@ _FRAMES = re.compile(
     r"<\|(?:begin|end)_of_(?:solution|box)\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>|\[END FINAL RESPONSE\]"
     r"|<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end|return)\|>\s*+\Z|(?:</s>|<end_of_turn>|<eos>)\s*+\Z"
 )
-"""Marks around an answer, and the token that ends a turn where a server leaves it in the text."""
+"""Marks around an answer, and the token that ends a turn if a server leaves it in the text."""
 _ARGUMENTS = ("arguments", "args", "input", "parameters")
-"""Fields that hold the arguments of a call, the first that is there."""
+"""Fields with the arguments of a call, in order of preference."""
 _TEXTS = ("thinking", "text", "content", "value", "summary")
-"""Fields that hold the text of a part, the first that is there."""
+"""Fields with the text of a content part, in order of preference."""
 _REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
-"""Fields of a message that hold its reasoning, the first that is there."""
+"""Fields of a message with its reasoning, in order of preference."""
 _NAMESPACE = re.compile(r"(?:functions|default_api|tools)[.:]")
-"""What some models write in front of a tool's name."""
+"""Prefixes that some models put before a tool's name."""
 _CALL_PARTS = ("tool_use", "tool_call", "function_call")
-"""Types of the parts of a content that are tool calls."""
+"""Types of content parts that are tool calls."""
 _JSON_LIKE = re.compile(r'^\s*["\[{]|["\]}]\s*$|":')
 CHANNEL_END = re.compile(r"<\|(?:end|return|call|start)\|>")
 _BARE_CHANNELS = re.compile(r"\A\s*+(?:(?:analysis(.*))?assistantfinal|analysis(?=[A-Z][a-z' ])(.*)\Z)", re.DOTALL)
@@ -68,7 +68,7 @@ _BARE_CHANNELS = re.compile(r"\A\s*+(?:(?:analysis(.*))?assistantfinal|analysis(
 
 @dataclass(frozen=True, slots=True)
 class ToolCallText:
-    """A tool call that a server or a log holds apart from the text."""
+    """A tool call that a server or a log keeps separate from the text."""
 
     ident: str | None = field(compare=False)
     name: str
@@ -77,43 +77,43 @@ class ToolCallText:
 
     @property
     def is_malformed(self) -> bool:
-        """Whether the arguments are broken JSON rather than words."""
+        """Whether the arguments are invalid JSON rather than plain text."""
         return isinstance(self.arguments, str) and _JSON_LIKE.search(self.arguments) is not None
 
     @property
     def object(self) -> JsonObject:
-        """The arguments as an object, as formats and tools want them."""
+        """The arguments as an object, as formats and tools need them."""
         return self.arguments if isinstance(self.arguments, dict) else {"arguments": self.arguments}
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
-    """The reasoning and the visible text of what a model wrote, without their marks. Runs in linear time."""
+    """The reasoning and the visible text in a model's output, without their marks. Runs in linear time."""
     if "<|channel|>" in text:
         return _split_channels(text)
     if bare := _BARE_CHANNELS.match(text):
         return (bare[1] or bare[2] or "").strip(), text[bare.end() :].strip()
     reasoning: list[str] = []
-    shown: list[str] = []
-    thinks, at = False, 0
+    visible_pieces: list[str] = []
+    is_reasoning, start = False, 0
     for mark in MARK.finditer(text):
-        piece, at = text[at : mark.start()], mark.end()
+        piece, start = text[start : mark.start()], mark.end()
         closes = mark["closes"] is not None
-        if closes and not thinks:  # the template opened it: all before is reasoning
-            reasoning += [*shown, piece]
-            shown = []
+        if closes and not is_reasoning:  # the template opened it: all text before is reasoning
+            reasoning += [*visible_pieces, piece]
+            visible_pieces = []
         else:
-            (reasoning if thinks else shown).append(piece)
-        thinks = not closes
-    (reasoning if thinks else shown).append(text[at:])
-    return "\n".join(filter(None, map(str.strip, reasoning))), _FRAMES.sub("", _joined(shown)).strip()
+            (reasoning if is_reasoning else visible_pieces).append(piece)
+        is_reasoning = not closes
+    (reasoning if is_reasoning else visible_pieces).append(text[start:])
+    return "\n".join(filter(None, map(str.strip, reasoning))), _FRAMES.sub("", _join(visible_pieces)).strip()
 
 
-def _joined(pieces: list[str]) -> str:
-    """Pieces of an answer that reasoning interrupts; a line break keeps their words apart."""
+def _join(pieces: list[str]) -> str:
+    """Join the pieces of an answer that reasoning interrupts; a line break separates their words."""
     text = ""
     for piece in pieces:
-        apart = text and piece and not text[-1].isspace() and not piece[0].isspace()
-        text += f"\n{piece}" if apart else piece
+        needs_break = text and piece and not text[-1].isspace() and not piece[0].isspace()
+        text += f"\n{piece}" if needs_break else piece
     return text
 
 
@@ -126,8 +126,7 @@ def _split_channels(text: str) -> tuple[str, str]:
 
 
 def visible(text: str) -> str:
-    """A text without reasoning; empty where the tokens ran out before an answer. A text without marks stays as it
-    is."""
+    """A text without reasoning; empty if the tokens ran out before an answer. A text without marks is unchanged."""
     if "<|channel|>" not in text and not MARK.search(text) and not _BARE_CHANNELS.match(text):
         return _FRAMES.sub("", text) if "<" in text or "[" in text else text
     return split_reasoning(text)[1]
@@ -140,11 +139,10 @@ def opens_reasoning(mark: str) -> bool:
 
 
 def opened_at_end(text: str) -> str:
-    """The mark that opens reasoning at the end of a text, as some chat templates end their prompts; "" for another
-    end."""
+    """The mark that opens reasoning at the end of a text, as some chat templates end their prompts; "" without one."""
     end = text.rstrip()
-    marks = [mark for mark in MARK.finditer(end[-_LONGEST:]) if opens_reasoning(mark[0])]
-    return marks[-1][0] if marks and marks[-1].end() == len(end[-_LONGEST:]) else ""
+    marks = [mark for mark in MARK.finditer(end[-_MAX_MARK_CHARS:]) if opens_reasoning(mark[0])]
+    return marks[-1][0] if marks and marks[-1].end() == len(end[-_MAX_MARK_CHARS:]) else ""
 
 
 def closing_of(mark: str) -> str:
@@ -158,7 +156,7 @@ def closing_of(mark: str) -> str:
 
 
 def after_opened(text: str) -> str | None:
-    """The text after reasoning that was opened in front of it; `None` if the reasoning is not closed."""
+    """The text after reasoning that the prompt opened; `None` if the reasoning is not closed."""
     end = next((mark for mark in MARK.finditer(text) if mark["closes"] is not None), None)
     return None if end is None else text[end.end() :]
 
@@ -169,12 +167,13 @@ def visible_after(text: str, mark: str) -> str | None:
     if (end := MARK.fullmatch(mark.strip())) and end["closes"] is not None:
         return visible(text) if mark in text else None
     text = visible(text)
-    _, found, after = text.rpartition(mark) if mark else ("", "", text)
-    return after if found or not mark else None
+    if mark and mark not in text:
+        return None
+    return text.rpartition(mark)[2] if mark else text
 
 
 def repeatable(text: str) -> str:
-    """A text for a prompt that a model may repeat in its answer: marks of reasoning in it are made harmless."""
+    """A text for a prompt that a model may repeat in its answer: marks of reasoning in it are neutralised."""
     return MARK.sub(harmless, text)
 
 
@@ -211,18 +210,19 @@ def _part_text(value: Json) -> str:
 
 
 def reasoning_in(message: JsonObject) -> str:
-    """The reasoning that a server returns beside or inside the content of a message."""
-    beside = (text for key in _REASONING if (text := _part_text(message.get(key))))
-    if found := next(beside, ""):
-        return found
+    """The reasoning that a server returns in a field of its own or in the content of a message."""
+    for key in _REASONING:
+        if text := _part_text(message.get(key)):
+            return text
     content = message.get("content")
     return content_of(content)[1] if isinstance(content, list) else ""
 
 
 def reasoning_field(message: JsonObject) -> str:
-    """The field of a server's message that holds its reasoning as a text, and takes it back; "" without one."""
-    if name := next((name for name in _REASONING[:2] if isinstance(message.get(name), str) and message[name]), ""):
-        return name
+    """The field of a server's message with its reasoning as a text, and in which it accepts it; "" without one."""
+    for name in _REASONING[:2]:
+        if isinstance(message.get(name), str) and message[name]:
+            return name
     content = message.get("content")
     return "content" if isinstance(content, str) and split_reasoning(content)[0] else ""
 
@@ -237,8 +237,8 @@ def refusal_in(message: JsonObject) -> str:
 
 def calls_in(message: JsonObject) -> list[ToolCallText]:
     """The tool calls of an assistant message, those of the older form `function_call` and of LangChain (`args`) too."""
-    listed = message.get("tool_calls")
-    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    tool_calls = message.get("tool_calls")
+    rows = [row for row in tool_calls if isinstance(row, dict)] if isinstance(tool_calls, list) else []
     rows += [part for part in _parts(message) if part.get("type") in _CALL_PARTS]
     if isinstance(message.get("function_call"), dict):
         rows.append({"function": message["function_call"]})
@@ -258,19 +258,19 @@ def _parts(message: JsonObject) -> list[JsonObject]:
 
 
 def _arguments(function: JsonObject) -> Json:
-    given = next((function[name] for name in _ARGUMENTS if function.get(name) is not None), None)
+    arguments = next((function[name] for name in _ARGUMENTS if function.get(name) is not None), None)
     for _ in range(2):  # some programs encode the arguments twice
-        if isinstance(given, str):
+        if isinstance(arguments, str):
             with suppress(InvalidJson):
-                given = parse_strict(given)
-    return given
+                arguments = parse_strict(arguments)
+    return arguments
 
 
 CALL = ("<tool_call>", "</tool_call>")
 RESPONSE = ("<tool_response>", "</tool_response>")
-"""Marks of a result in our own spelling, for models without a template for it."""
-MOST_CALLS = 32
-"""Calls in one turn; a model that goes round in circles writes thousands."""
+"""Marks of a result in coseek's own format, for models without a template for it."""
+MAX_CALLS = 32
+"""Calls in one turn; a model in a loop writes thousands."""
 _PYTHON_TAG = "<|python_tag|>"
 _HEAD = re.compile(r"<\|channel\|>([^<]*+(?:<\|constrain\|>[^<]*+)?)<\|message\|>")
 _RECIPIENT = re.compile(r"\bto=([\w.:-]{1,128})")
@@ -282,11 +282,11 @@ _CALL_NAME = re.compile(r"[\w.:-]{1,128}")
 
 
 def read_turn(text: str, opened: str = "", tools: Sequence[JsonObject] = ()) -> JsonObject:
-    """The assistant's message in a turn: `content`, `reasoning_content` and `tool_calls`, those that are there.
+    """Parse the assistant's message in a turn: `content`, `reasoning_content` and `tool_calls`, each if present.
 
-    `opened` is the mark of reasoning that the prompt ends with. `tools` are the schemas that the model was given: they
-    tell which JSON alone is a call, and the types of GLM's arguments. A call that cannot be read has no name, and its
-    text as arguments.
+    `opened` is the mark of reasoning at the end of the prompt. `tools` are the schemas in the prompt: they determine
+    which plain JSON is a call, and the types of GLM's arguments. An unreadable call has no name, and its text as
+    arguments.
     """
     if _HEAD.search(text):
         return _harmony(text)
@@ -296,10 +296,10 @@ def read_turn(text: str, opened: str = "", tools: Sequence[JsonObject] = ()) -> 
 
 
 def message_of(content: str, reasoning: str, calls: Sequence[ToolCallText]) -> JsonObject:
-    """An assistant's message with the parts that are not empty. Of more than `MOST_CALLS` calls the first are kept, and
-    a last one that cannot be carried out stands for the others."""
-    if len(calls) > MOST_CALLS:
-        calls = [*calls[:MOST_CALLS], unread(f"more than {MOST_CALLS} calls in one turn")]
+    """An assistant's message with its non-empty parts. Of more than `MAX_CALLS` calls the first are kept, and the
+    others are replaced by an unreadable one."""
+    if len(calls) > MAX_CALLS:
+        calls = [*calls[:MAX_CALLS], unread(f"more than {MAX_CALLS} calls in one turn")]
     message: JsonObject = {"content": content.strip()} if content.strip() else {}
     if reasoning.strip():
         message["reasoning_content"] = reasoning.strip()
@@ -310,28 +310,28 @@ def message_of(content: str, reasoning: str, calls: Sequence[ToolCallText]) -> J
 
 def parameters_of(tools: Sequence[JsonObject]) -> dict[str, Mapping[str, Json]]:
     """The properties of each tool's parameters, by the tool's name."""
-    found: dict[str, Mapping[str, Json]] = {}
+    parameters: dict[str, Mapping[str, Json]] = {}
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, dict) and isinstance(name := function.get("name"), str):
             schema = function.get("parameters")
             properties = schema.get("properties") if isinstance(schema, dict) else None
-            found[name] = properties if isinstance(properties, dict) else {}
-    return found
+            parameters[name] = properties if isinstance(properties, dict) else {}
+    return parameters
 
 
 def _harmony(text: str) -> JsonObject:
     """Channels: a message with a recipient is a call, the last `final` one the content, all others reasoning."""
     reasoning: list[str] = []
     calls: list[ToolCallText] = []
-    content, before = "", 0
+    content, body_end = "", 0
     heads = list(_HEAD.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)]
     for head, end in zip(heads, ends, strict=True):
-        body, between = text[head.end() : end], text[before : head.start()]
+        body, between = text[head.end() : end], text[body_end : head.start()]
         if closed := CHANNEL_END.search(body):
             body = body[: closed.start()]
-        before = head.end() + len(body)
+        body_end = head.end() + len(body)
         if recipient := _RECIPIENT.search(head[1]) or _RECIPIENT.search(between):
             calls += _read_call({"name": recipient[1], "arguments": body}) or [unread(body)]
         elif re.match(r"\s*final\b", head[1]):
@@ -342,13 +342,13 @@ def _harmony(text: str) -> JsonObject:
 
 
 def _marked(words: str, tools: Sequence[JsonObject]) -> tuple[str, list[ToolCallText]]:
-    """The words outside `<tool_call>`, and the calls. The last one may lack its end, where that ended the turn."""
-    content, *pieces = words.split(CALL[0], MOST_CALLS + 1)
+    """The words outside `<tool_call>`, and the calls. The last one may lack its closing mark, if it ended the turn."""
+    content, *pieces = words.split(CALL[0], MAX_CALLS + 1)
     calls: list[ToolCallText] = []
-    for place, piece in enumerate(pieces, start=1):
+    for number, piece in enumerate(pieces, start=1):
         inside, closed, rest = piece.partition(CALL[1])
-        whole = closed or place == len(pieces)
-        calls += (whole and (_in_json(inside) or _in_tags(inside, tools))) or [unread(inside)]
+        is_complete = closed or number == len(pieces)
+        calls += (is_complete and (_in_json(inside) or _in_tags(inside, tools))) or [unread(inside)]
         content += rest if rest.strip() else ""
     return content, calls
 
@@ -371,7 +371,7 @@ def _in_tags(text: str, tools: Sequence[JsonObject]) -> list[ToolCallText]:
 
 
 def _typed(text: str, schema: Json) -> Json:
-    """An argument that was written as plain text: JSON, unless it may be a text."""
+    """Parse an argument in plain text as JSON, unless its type may be a string."""
     kinds = schema.get("type") if isinstance(schema, dict) else None
     if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
         return text.strip()
@@ -381,7 +381,7 @@ def _typed(text: str, schema: Json) -> Json:
 
 
 def _bare(words: str, tools: Sequence[JsonObject]) -> tuple[str, list[ToolCallText]]:
-    """Llama 3: JSON objects after the tag, or as the whole text where each calls one of the tools."""
+    """Llama 3: JSON objects after the tag, or as the whole text if each is a call."""
     content, tag, text = words.rpartition(_PYTHON_TAG)
     if not tag and words.lstrip()[:1] not in ("{", "["):
         return words, []
@@ -389,20 +389,19 @@ def _bare(words: str, tools: Sequence[JsonObject]) -> tuple[str, list[ToolCallTe
     calls = [call for row in rows for call in _read_call(row)]
     if tag:
         return content, calls or [unread(text)]
-    known = [*parameters_of(tools)]
-    whole = len(calls) == len(rows) and all(_is_call(row, known) for row in rows)
-    return ("", calls) if calls and whole else (words, [])
+    all_calls = len(calls) == len(rows) and all(_is_call(row, [*parameters_of(tools)]) for row in rows)
+    return ("", calls) if calls and all_calls else (words, [])
 
 
-def _is_call(row: Json, known: Sequence[str]) -> bool:
-    """Whether JSON without any mark calls one of the tools, or holds a name and arguments and nothing else."""
+def _is_call(row: Json, tools: Sequence[str]) -> bool:
+    """Whether JSON without any mark calls one of the tools, or has exactly a name and arguments."""
     if not isinstance(row, dict):
         return False
-    return row.get("name") in known or any({"name", given} == row.keys() for given in ("parameters", "arguments"))
+    return row.get("name") in tools or any({"name", field} == row.keys() for field in ("parameters", "arguments"))
 
 
 def _values(text: str) -> list[Json]:
-    """The JSON values of a text that holds nothing else, those of lists too; empty for any other text."""
+    """The JSON values of a text, those in lists too; empty if it has any other text."""
     rows: list[Json] = []
     with suppress(InvalidJson):
         for value in parse_lenient_values(text):
@@ -412,7 +411,7 @@ def _values(text: str) -> list[Json]:
 
 
 def _read_call(row: Json) -> list[ToolCallText]:
-    """A call in an object with a name and arguments; none for anything that no file can hold."""
+    """A call in an object with a name and arguments; empty for values that cannot be stored."""
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         return []
     calls = calls_in({"tool_calls": [{"function": row}]})
@@ -420,4 +419,5 @@ def _read_call(row: Json) -> list[ToolCallText]:
 
 
 def unread(text: str) -> ToolCallText:
+    """A call that cannot be parsed: no name, and the text as arguments."""
     return ToolCallText(None, "", text.strip())

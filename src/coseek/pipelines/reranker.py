@@ -73,7 +73,7 @@ class RerankerTraining(RetrieverTraining):
     def seen(self) -> Callable[[Query], str]:
         """Maps a query to the text that is read with every passage, as the retriever `rerank` does."""
         reader, card = CrossEncoder.open(self.start_folder, Placement(device="cpu")), self.card
-        return lambda query: reader.shown(card.view or "query", query, card.query_tokens)
+        return lambda query: reader.render(card.view or "query", query, card.query_tokens)
 
     @cached_property
     def evaluator(self) -> EncoderEvaluator | None:

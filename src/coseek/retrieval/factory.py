@@ -10,6 +10,7 @@ A module of `coseek.retrieval.retrievers` that needs no index defines two names:
     depth: 50
 """
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,13 +36,12 @@ if TYPE_CHECKING:
 
 # Function retriever: a function of the user, or an object with `search`, as a retriever.
 
-Found: TypeAlias = Hit | Passage | str
-SearchFunction: TypeAlias = Callable[[str, int], Sequence[Found]]
+SearchFunction: TypeAlias = Callable[[str, int], Sequence[Hit | Passage | str]]
 """(query, k) → at most k passages, best first: hits, passages, or texts."""
 
 
 class FunctionRetriever:
-    """Asks a function once for each query. What it raises is a failed search, which ends the trajectory as a fault."""
+    """Calls a function once per query. An exception is a failed search, which ends the trajectory as a fault."""
 
     corpus = None
     reads = ContextFields()
@@ -65,26 +65,26 @@ class FunctionRetriever:
 
     def _hits(self, query: str, k: int) -> list[Hit]:
         try:
-            found = list(self._function(query, k))[:k]
+            results = list(self._function(query, k))[:k]
         except CoseekError:
             raise
         except Exception as error:
             raise RetrieverError(f"{self.name}: {type(error).__name__}: {error}") from error
-        return [self._hit(one, float(k - rank)) for rank, one in enumerate(found)]
+        return [self._hit(result, float(k - rank)) for rank, result in enumerate(results)]
 
-    def _hit(self, found: object, score: float) -> Hit:
-        match found:
+    def _hit(self, result: object, score: float) -> Hit:
+        match result:
             case Hit():
-                return found
+                return result
             case Passage():
-                return Hit(found, score)
+                return Hit(result, score)
             case str():
-                return Hit(Passage(digest_of(found)[:16], "", found), score)
-        raise SettingError(f"the retriever {self.name} returned {found!r}; let it return passages, hits or texts")
+                return Hit(Passage(digest_of(result)[:16], "", result), score)
+        raise SettingError(f"the retriever {self.name} returned {result!r}; let it return passages, hits or texts")
 
 
 def as_retriever(given: Retriever | SearchFunction) -> Retriever:
-    """A retriever as it is, or one that asks a function. Raises `SettingError` for anything else."""
+    """The retriever itself, or one that calls the given function. Raises `SettingError` for anything else."""
     if isinstance(given, str | Path) or not (callable(getattr(given, "search", None)) or callable(given)):
         raise SettingError(
             f"a retriever is a path, a URL, a mapping, an object with `search` or a function of (query, k), not "
@@ -96,16 +96,16 @@ def as_retriever(given: Retriever | SearchFunction) -> Retriever:
 
 
 def retriever_name(given: str | Path | Retriever | SearchFunction) -> str:
-    """A retriever as settings name it: a path or URL, or a function or object, which becomes a part."""
+    """The name of a retriever in settings: a path or URL, or that of a function or object, which becomes a plug-in."""
     if isinstance(given, str | Path):
         return str(given)
-    opened = as_retriever(given)
+    retriever = as_retriever(given)
 
-    def open_given(settings: Settings, opening: object) -> Retriever:
-        return opened
+    def open_given(settings: Settings, context: object) -> Retriever:
+        return retriever
 
-    known = "" if isinstance(opened, FunctionRetriever) else opened.identity
-    return offer("retriever", given, {"SETTINGS": Settings, "open": open_given}, known)
+    digest = "" if isinstance(retriever, FunctionRetriever) else retriever.identity
+    return offer("retriever", given, {"SETTINGS": Settings, "open": open_given}, digest)
 
 
 CONTRACT: PluginSpec = {"SETTINGS": Settings, "open": None}
@@ -133,7 +133,7 @@ class OpenContext:
     """The corpus of an index, if it has been read already."""
     model: "Callable[[str], TextModel] | None" = None
     """Opens a language model by name; `models.text_model.open_text_model` if not set."""
-    above: tuple[Path, ...] = ()
+    parents: tuple[Path, ...] = ()
     """The YAML files that are being opened, outermost first."""
 
     def path(self, name: str) -> Path:
@@ -142,44 +142,49 @@ class OpenContext:
     def open(self, source: Source) -> Retriever:
         """Open an index folder, a URL, a YAML file, or a mapping, also as text in braces."""
         if isinstance(source, Mapping):
-            return self._part(source, "the retriever")
-        if typed := settings_in(str(source)):
-            return self._part(typed, "the retriever")
+            return self._open(source, "the retriever")
+        if settings := settings_in(str(source)):
+            return self._open(settings, "the retriever")
         if not isinstance(source, str | Path):
             raise SettingError(f"a retriever is an index folder, a URL, a YAML file or a mapping, not {source!r}")
         if is_function(str(source)):
-            return self._part({"retriever": str(source)}, str(source))
+            return self._open({"retriever": str(source)}, str(source))
         if is_url(str(source)):
-            return self._part({"retriever": "remote", "url": str(source)}, str(source))
+            return self._open({"retriever": "remote", "url": str(source)}, str(source))
         path = self.path(str(source))
         if path.suffix in (".yaml", ".yml"):
-            inside = replace(self, folder=path.parent, above=_deeper(path, self.above))
-            return inside._part(read_yaml(path, "retriever file"), str(path))
+            inside = replace(self, folder=path.parent, parents=_with_parent(path, self.parents))
+            return inside._open(read_yaml(path, "retriever file"), str(path))
         return open_index(path, self.corpus)
 
-    def writer(self, name: str, local: "TextModelSettings") -> "TextModel":
-        """Open a language model by name, a shipped one or a folder with the settings `local`. Its path is relative to
+    def open_model(self, name: str, local: "TextModelSettings") -> "TextModel":
+        """Open a language model by name: a shipped one or a folder, with the settings `local`. A path is relative to
         `folder`."""
         path = self.path(name)
         name = str(path.absolute()) if path.is_dir() and name not in shipped_models() else name
         if self.model is not None:
             return self.model(name)
-        from coseek.models.text_model import open_text_model  # few retrievers write
+        from coseek.models.text_model import open_text_model  # few retrievers need it
 
         return open_text_model(name, local)
 
-    def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
+    def _open(self, tree: Mapping[str, object], where: str) -> Retriever:
         module, settings = self.check(tree, where)
-        path = self._file(str(tree["retriever"]))
-        with running("retriever", path):
-            opened = module.open(settings, self)
-        lacking = [name for name in _INTERFACE if not _has(opened, name)]
-        if lacking:
+        name = self._plugin_name(str(tree["retriever"]))
+        with running("retriever", name):
+            retriever = module.open(settings, self)
+        # A property is not computed, since that may read a whole index.
+        missing = [
+            member
+            for member in _INTERFACE
+            if inspect.getattr_static(retriever, member, None) is None and not hasattr(retriever, member)
+        ]
+        if missing:
             raise SettingError(
-                f"the retriever that {path} opens has no {', '.join(map(repr, lacking))}; a retriever has "
+                f"the retriever that {name} opens has no {', '.join(map(repr, missing))}; a retriever has "
                 f"{', '.join(_INTERFACE)}, where `corpus` may be None"
             )
-        return opened
+        return retriever
 
     def check(self, tree: Mapping[str, object], where: str) -> tuple[RetrieverModule, Settings]:
         """The module and the settings that a mapping names. Raises `SettingError` for a wrong name or setting. Opens
@@ -187,48 +192,43 @@ class OpenContext:
         name = tree.get("retriever")
         if not isinstance(name, str):
             raise SettingError(f"{where} needs a setting `retriever: NAME`")
-        module = plugins.find_plugin("retriever", PACKAGE, self._file(name), CONTRACT)
+        module = plugins.find_plugin("retriever", PACKAGE, self._plugin_name(name), CONTRACT)
         if not hasattr(module, "open"):
             raise SettingError(f"{name!r} searches an index; make one with `coseek index`, and name its folder")
-        found = cast(RetrieverModule, module)
-        given = load_views({k: v for k, v in tree.items() if k != "retriever"}, self.folder)
-        return found, make_settings(found.SETTINGS, given, where)
+        retriever_module = cast(RetrieverModule, module)
+        settings = load_views({key: value for key, value in tree.items() if key != "retriever"}, self.folder)
+        return retriever_module, make_settings(retriever_module.SETTINGS, settings, where)
 
-    def _file(self, name: str) -> str:
-        """A retriever's name, or the path of its file seen from `folder`."""
+    def _plugin_name(self, name: str) -> str:
+        """A retriever's name, or the path of its file relative to `folder`."""
         return str(self.path(name)) if is_plugin_path(name) and not is_function(name) else name
 
 
 _INTERFACE = ("name", "corpus", "identity", "seen", "search")
 
 
-def _has(part: object, name: str) -> bool:
-    """Whether an object has an attribute. A property is not computed, which may read a whole index."""
-    return inspect.getattr_static(part, name, None) is not None or hasattr(part, name)
-
-
-def _deeper(path: Path, above: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The YAML files that are being read, with one more. Raises `SettingError` for one that names itself."""
-    if (here := real_path(path)) in above:
-        names = " → ".join(one.name for one in (*above[above.index(here) :], here))
+def _with_parent(path: Path, parents: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Append a YAML file to those that are being read. Raises `SettingError` for a file that names itself."""
+    if (file := real_path(path)) in parents:
+        names = " → ".join(parent.name for parent in (*parents[parents.index(file) :], file))
         raise SettingError(f"the retriever file {path} is composed of itself ({names}); name another part in it")
-    return *above, here
+    return *parents, file
 
 
 def plugin_files(source: Source, folder: Path = Path()) -> list[str]:
     """The `.py` files that a retriever is composed of, those named in nested YAML files included."""
-    return [str(path) for path in _named(source, folder) if path.suffix == ".py"]
+    return [str(path) for path in _possible_paths(source, folder) if path.suffix == ".py"]
 
 
-def _named(source: Source, folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """Every text in settings as the path that it may be, those in nested YAML files included."""
+def _possible_paths(source: Source, folder: Path, parents: tuple[Path, ...] = ()) -> list[Path]:
+    """Every text in settings, read as a path, those in nested YAML files included."""
     if isinstance(source, Mapping):
-        each = [one for value in source.values() for one in (value if isinstance(value, list) else [value])]
-        named = [one for one in each if isinstance(one, str | Mapping)]
-        return [found for one in named for found in _named(one, folder, above)]
+        values = [value for group in source.values() for value in (group if isinstance(group, list) else [group])]
+        nested = [value for value in values if isinstance(value, str | Mapping)]
+        return [path for value in nested for path in _possible_paths(value, folder, parents)]
     path = folder / Path(source).expanduser()
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        return _named(read_yaml(path, "retriever file"), path.parent, _deeper(path, above))
+        return _possible_paths(read_yaml(path, "retriever file"), path.parent, _with_parent(path, parents))
     return [path]
 
 
@@ -241,8 +241,6 @@ def open_retriever(
 
 def require_library(library: str, for_what: str, extra: str) -> None:
     """Raise `MissingExtra`, which names the pip command, unless an optional library is installed."""
-    import importlib.util
-
     if importlib.util.find_spec(library) is None:
         raise MissingExtra(library, for_what, extra)
 
@@ -259,8 +257,8 @@ def check_source(name: str) -> None:
     path = Path(name).expanduser()
     if is_url(name):
         return
-    if typed := settings_in(name):
-        OpenContext().check(typed, "the retriever")
+    if settings := settings_in(name):
+        OpenContext().check(settings, "the retriever")
     elif path.suffix in (".yaml", ".yml"):
         OpenContext(path.parent).check(read_yaml(path, "retriever file"), str(path))
     else:

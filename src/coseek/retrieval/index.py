@@ -11,8 +11,8 @@ It may define five more:
 
     resume(corpus, settings, folder, report)   replaces `build`: continues what a killed build left in `folder`
     update(corpus, settings, folder, old, report)   writes its files with what an older index has (`update_index`)
-    settle(settings)                  returns the settings with defaults filled in, as stored; refuses invalid ones
-    suit(settings, corpus)            returns the settings with what depends on the corpus filled in, as stored
+    resolve(settings)                 returns the settings with defaults filled in, as stored; refuses invalid ones
+    adapt(settings, corpus)           returns the settings with the values that depend on the corpus, as stored
     SEARCH_TIME                       names of settings that may be overridden when an index is opened
 """
 
@@ -152,7 +152,7 @@ def retriever_names() -> list[str]:
 
 def check_retriever(retriever: str, settings: Mapping[str, object]) -> None:
     """Raise `UserError` for settings that an index of this retriever cannot be built with. Reads and writes nothing."""
-    _settings(index_module(retriever), settings)
+    _validated(index_module(retriever), settings)
 
 
 def build_index(
@@ -171,32 +171,32 @@ def build_index(
     source = source if isinstance(source, Corpus) else as_path(source, "a data-set folder or corpus file")
     out = as_path(out, "an index folder")
     module = index_module(retriever)
-    checked = _settings(module, settings)
-    if settle := getattr(module, "settle", None):
-        checked = cast(Settings, settle(checked))
+    checked = _validated(module, settings)
+    if resolve := getattr(module, "resolve", None):
+        checked = cast(Settings, resolve(checked))
     if out.exists() and not (out.is_dir() and ((out / INDEX_CARD).is_file() or not any(out.iterdir()))):
         raise DataError(f"{out} exists and is not an index; choose another folder for the index")
     check_own_files(out)
     with lock_beside(out, again=False):  # two concurrent builds would mix their rows
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source)
-        if suit := getattr(module, "suit", None):
-            checked = cast(Settings, suit(checked, corpus))
+        if adapt := getattr(module, "adapt", None):
+            checked = cast(Settings, adapt(checked, corpus))
         card = IndexCard.of(retriever, dump_settings(checked), corpus, path, out)
-        install(out, card, corpus, module, lambda folder: fill_anew(module, corpus, checked, folder, report))
+        write_index(out, card, corpus, module, lambda folder: build_files(module, corpus, checked, folder, report))
     return module.load(out, corpus, checked)
 
 
 def check_own_files(out: Path) -> None:
-    """Refuse an index folder with files of somebody else, which would be lost when it is replaced."""
+    """Refuse an index folder with foreign files, which would be lost when the index is replaced."""
     try:
         own = {CHECKSUMS, STAMP, *read_checksums(out)}
-    except DataError:  # of no index, or of a damaged one nobody knows which files it had
+    except DataError:  # not an index, or a damaged one, whose files are unknown
         return
     check_replaceable(out, lambda name: name in own or name.startswith("."), "its index")
 
 
-def fill_anew(module: IndexModule, corpus: Corpus, settings: Settings, folder: Path, report: Report) -> None:
+def build_files(module: IndexModule, corpus: Corpus, settings: Settings, folder: Path, report: Report) -> None:
     """Write the retriever's files without an older index."""
     if isinstance(module, _Resumable):
         module.resume(corpus, settings, folder, report)
@@ -204,10 +204,10 @@ def fill_anew(module: IndexModule, corpus: Corpus, settings: Settings, folder: P
         module.build(corpus, settings, folder)
 
 
-def install(out: Path, card: IndexCard, corpus: Corpus, module: IndexModule, fill: Callable[[Path], None]) -> None:
-    """Write an index with what `fill` puts into its folder, resumably if `module` can. The caller holds the lock."""
+def write_index(out: Path, card: IndexCard, corpus: Corpus, module: IndexModule, fill: Callable[[Path], None]) -> None:
+    """Write an index with the retriever's files from `fill`, resumably if `module` can. The caller holds the lock."""
 
-    def whole(folder: Path) -> None:
+    def fill_all(folder: Path) -> None:
         fill(folder)
         if isinstance(corpus, CorpusFile):
             corpus.keep(folder)
@@ -218,9 +218,9 @@ def install(out: Path, card: IndexCard, corpus: Corpus, module: IndexModule, fil
         write_checksums(folder)
 
     if isinstance(module, _Resumable):
-        build_resumably(out, card.to_json(), whole)
+        build_resumably(out, card.to_json(), fill_all)
     else:
-        atomic_folder(out, whole)
+        atomic_folder(out, fill_all)
 
 
 def open_index(
@@ -244,16 +244,16 @@ def open_index(
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """What `verify_index` read."""
+class VerifiedIndex:
+    """The result of `verify_index`."""
 
     files: int
     bytes: int
     corpus: Path | None
-    """The corpus file, which is as it was indexed; `None` for a corpus in memory."""
+    """The corpus file, which is kept; `None` for a corpus in memory."""
 
 
-def verify_index(folder: Path | str, report: Report = silent) -> Verified:
+def verify_index(folder: Path | str, report: Report = silent) -> VerifiedIndex:
     """Read every byte of an index and of its corpus. Raises `DataError` for a damaged file, `IndexMismatch` for another
     corpus."""
     folder = as_path(folder, "an index folder")
@@ -262,7 +262,7 @@ def verify_index(folder: Path | str, report: Report = silent) -> Verified:
     path = None if card.corpus_path is None else _corpus_file(folder, card.corpus_path)
     if path is not None and read_corpus(path).digest != card.digest:
         raise IndexMismatch(f"{path} has changed since {folder} was made; use `coseek index --update`, or rebuild it")
-    return Verified(len(read_checksums(folder)), size, path)
+    return VerifiedIndex(len(read_checksums(folder)), size, path)
 
 
 def _corpus_file(folder: Path, relative: str) -> Path:
@@ -283,14 +283,16 @@ def corpus_of(folder: Path, card: IndexCard) -> Corpus:
 
 def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
     """The settings of an index, with overrides for searching."""
-    # A card is data: it does not say what its maker's settings keep out of it, such as whether code may run.
-    unsaid = {name for name, field in module.SETTINGS.model_fields.items() if field.exclude}
-    stored = {name: value for name, value in card.settings.items() if name not in unsaid}
+    # A card is data: settings that are excluded from it, such as whether code may run, are not read from it.
+    excluded = {name for name, field in module.SETTINGS.model_fields.items() if field.exclude}
+    stored = {name: value for name, value in card.settings.items() if name not in excluded}
     settings = make_settings(module.SETTINGS, {**stored, **overrides})  # raises for an unknown name
-    free: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
+    allowed: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
     for name, value in overrides.items():
-        if name not in free and not (name == "view" and value == card.settings.get("view")):
-            choice = f"what may be chosen when opening it: {', '.join(sorted(free))}" if free else "nothing may be"
+        if name not in allowed and not (name == "view" and value == card.settings.get("view")):
+            choice = (
+                f"what may be chosen when opening it: {', '.join(sorted(allowed))}" if allowed else "nothing may be"
+            )
             raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; {choice}")
     return resolve_here(settings)
 
@@ -323,11 +325,11 @@ def index_module(name: str) -> IndexModule:
     return cast(IndexModule, module)
 
 
-def _settings(module: IndexModule, given: Settings | Mapping[str, object] | None) -> Settings:
-    return given if isinstance(given, Settings) else make_settings(module.SETTINGS, load_views(given or {}))
+def _validated(module: IndexModule, settings: Settings | Mapping[str, object] | None) -> Settings:
+    return settings if isinstance(settings, Settings) else make_settings(module.SETTINGS, load_views(settings or {}))
 
 
-# Update: an index over a changed corpus, made with what the old index holds of it.
+# Update: an index over a changed corpus, made from the old index as far as possible.
 #
 # Passages are compared by digests of their ids and contents, so that only new and changed texts are encoded. The
 # results are those of a rebuild. The old index stays in place until the new one is complete.
@@ -341,7 +343,7 @@ class OldIndex:
 
     folder: Path
     rows_N: Rows
-    """For every passage of the new corpus, a row of the old one with the same title and text; −1 for none."""
+    """For every passage of the new corpus, a row of the old one with the same title and text; −1 without one."""
 
 
 @runtime_checkable
@@ -365,16 +367,16 @@ class CorpusChange:
     def between(cls, old_M4: Digests, new_N4: Digests) -> "CorpusChange":
         """Compare the `digests` of two corpora."""
         same_id_N = first_rows(old_M4[:, :2], new_N4[:, :2])
-        is_other_N = (old_M4[same_id_N, 2:] != new_N4[:, 2:]).any(axis=1)
-        changed = np.flatnonzero((same_id_N < 0) | is_other_N)
-        rows_N = same_id_N.copy()  # the same id first: a text that occurs twice then stays in its place
+        differs_N = (old_M4[same_id_N, 2:] != new_N4[:, 2:]).any(axis=1)
+        changed = np.flatnonzero((same_id_N < 0) | differs_N)
+        rows_N = same_id_N.copy()  # the same id first, so that a repeated text keeps its row
         rows_N[changed] = first_rows(old_M4[:, 2:], new_N4[changed, 2:])
         added = int((same_id_N < 0).sum())
         return cls(rows_N, added, len(changed) - added, len(old_M4) - len(new_N4) + added)
 
     @property
     def kept(self) -> int:
-        """Passages that are as they were."""
+        """Passages with the same id, title and text."""
         return len(self.rows_N) - self.added - self.changed
 
     def __str__(self) -> str:
@@ -403,7 +405,7 @@ def update_index(
     checked = stored_settings(module, card, load_views(settings or {}))
     check_own_files(out)
     with lock_beside(out, again=False):
-        check_files(out, report)  # in full: the new index takes bytes over, and vouches for them
+        check_files(out, report)  # in full: the new index copies bytes, and its checksums would hide damage
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source)
         old_M4 = cast(Digests, read_array(out / DIGESTS, "i", 4))
@@ -413,7 +415,7 @@ def update_index(
             if isinstance(module, Updatable):
                 module.update(corpus, checked, folder, OldIndex(out, change.rows_N), report)
             else:
-                fill_anew(module, corpus, checked, folder, report)
+                build_files(module, corpus, checked, folder, report)
 
-        install(out, IndexCard.of(card.retriever, card.settings, corpus, path, out), corpus, module, fill)
+        write_index(out, IndexCard.of(card.retriever, card.settings, corpus, path, out), corpus, module, fill)
     return change

@@ -34,22 +34,22 @@ def build_resumably(out: Path, card: JsonObject, fill: Callable[[Path], None]) -
     build that had just started; any other failure keeps what is finished. The caller holds the lock of `out`."""
     make_folder(out.parent)
     recover_folder(out)
-    part = out.with_name(f".{out.name}.building")
-    part.mkdir(exist_ok=True)
-    fresh = not (part / INDEX_CARD).is_file() or read_json(part / INDEX_CARD) != card
-    if fresh:
-        (part / INDEX_CARD).unlink(missing_ok=True)  # first: without it, nothing that is left is continued
-        empty(part)
-        write_json(part / INDEX_CARD, card)
+    building = out.with_name(f".{out.name}.building")
+    building.mkdir(exist_ok=True)
+    is_new = not (building / INDEX_CARD).is_file() or read_json(building / INDEX_CARD) != card
+    if is_new:
+        (building / INDEX_CARD).unlink(missing_ok=True)  # first: without it, no remaining file is continued
+        empty(building)
+        write_json(building / INDEX_CARD, card)
     try:
-        fill(part)
-    except UserError as mistake:
-        if fresh and not isinstance(mistake, DiskFault):
-            shutil.rmtree(part)
+        fill(building)
+    except UserError as error:
+        if is_new and not isinstance(error, DiskFault):
+            shutil.rmtree(building)
         raise
-    sweep(part)
-    sync(part)
-    replace_folder(part, out)
+    sweep(building)
+    sync(building)
+    replace_folder(building, out)
 
 
 def empty(folder: Path, keep: str | None = None) -> None:
@@ -65,8 +65,8 @@ def empty(folder: Path, keep: str | None = None) -> None:
 #
 #     {"schema": 1, "files": {"weights.npy": {"bytes": 4000128, "blocks": "9c1f…"}, …}}
 #
-# `blocks` joins the first half of the SHA-256 of each block of 1 MiB, in hexadecimal digits. Hidden files are left
-# out, and so is the stamp of the corpus file, which is renewed when the corpus turns out to be unchanged.
+# `blocks` joins the first half of the SHA-256 of each block of 1 MiB, in hexadecimal digits. Hidden files are
+# excluded, and so is the stamp of the corpus file, which is renewed when the corpus turns out to be unchanged.
 
 CHECKSUMS = "checksums.json"
 SCHEMA = 1
@@ -76,40 +76,40 @@ _WAY_OUT = "rebuild the index with `coseek index`, or restore the file from a co
 
 def write_checksums(folder: Path) -> None:
     """Read every file of a complete index, and write `checksums.json`."""
-    sums: JsonObject = {}
+    files: JsonObject = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder)
         if name.as_posix() not in (CHECKSUMS, STAMP) and not any(part.startswith(".") for part in name.parts):
-            sums[name.as_posix()] = {"bytes": path.stat().st_size, "blocks": _digests(path)}
-    write_json(folder / CHECKSUMS, {"schema": SCHEMA, "files": sums})
+            files[name.as_posix()] = {"bytes": path.stat().st_size, "blocks": _digests(path)}
+    write_json(folder / CHECKSUMS, {"schema": SCHEMA, "files": files})
 
 
 def read_checksums(folder: Path) -> dict[str, tuple[int, str]]:
-    """Bytes and digests of each file. Raises `DataError` where there are none that this version can read."""
+    """Bytes and digests of each file. Raises `DataError` if the checksums are missing or unreadable."""
     path = folder / CHECKSUMS
     if not path.is_file():
         raise DataError(f"{path} is missing; {_WAY_OUT}")
     try:
-        sums = read_json_object(path)
+        content = read_json_object(path)
     except DataError as error:
         raise DataError(f"{error}; {_WAY_OUT}") from None
     with shaped(path, _WAY_OUT):
-        schema, files = sums["schema"], cast(dict[str, JsonObject], sums["files"])
-        found = {name: (int(cast(int, file["bytes"])), str(file["blocks"])) for name, file in files.items()}
+        schema, files = content["schema"], cast(dict[str, JsonObject], content["files"])
+        sums = {name: (int(cast(int, file["bytes"])), str(file["blocks"])) for name, file in files.items()}
     if schema != SCHEMA:
         raise DataError(f"{path} is of schema {schema!r}, and this coseek reads schema {SCHEMA}; {_WAY_OUT}")
-    return found
+    return sums
 
 
 def check_files(folder: Path, report: Report | None = None) -> int:
-    """Compare the files of an index with its checksums: their sizes, and with a `report` their contents, too. Returns
-    their bytes. Raises `DataError` with the damaged file."""
+    """Compare the files of an index with its checksums: their sizes, and with a `report` also their contents. Returns
+    their total bytes. Raises `DataError` with the damaged file."""
     sums = read_checksums(folder)
     for name, (size, _) in sums.items():
         if not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing; {_WAY_OUT}")
-        if (found := (folder / name).stat().st_size) != size:
-            raise DataError(f"{folder / name} is damaged (it has {found:,} bytes instead of {size:,}); {_WAY_OUT}")
+        if (actual := (folder / name).stat().st_size) != size:
+            raise DataError(f"{folder / name} is damaged (it has {actual:,} bytes instead of {size:,}); {_WAY_OUT}")
     if report is not None:
         for number, (name, (_, digests)) in enumerate(sums.items(), start=1):
             if _digests(folder / name) != digests:

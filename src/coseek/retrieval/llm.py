@@ -29,7 +29,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 class ModelRetrieverSettings(Settings):
-    """The other retriever, and what the model is shown of a query."""
+    """The other retriever, the model, its prompt and its view."""
 
     over: str | dict[str, object]
     """The other retriever: an index folder, a URL, a YAML file, or settings."""
@@ -46,7 +46,7 @@ class ModelRetrieverSettings(Settings):
 
 
 class ModelRetrieverStats(Protocol):
-    """Counts of what was asked of the model since the retriever was opened."""
+    """Counts since the retriever was opened."""
 
     @property
     def shortfall(self) -> Shortfall: ...
@@ -58,12 +58,13 @@ class ModelRetriever(LayeredRetriever):
     name: ClassVar[str]
     PROMPT: ClassVar[type[PromptFile]]
     FIELDS: ClassVar[dict[str, set[str]]]
-    """The fields that each template of the prompt may hold."""
-    stats: ModelRetrieverStats
+    """The fields that each template of the prompt may have."""
+    STATS: ClassVar[type[ModelRetrieverStats]]
 
     def __init__(self, over: Retriever, settings: ModelRetrieverSettings, model: TextModel, prompt: PromptFile) -> None:
         super().__init__(over)
         self.settings = settings
+        self.stats = self.STATS()
         self._model = model
         self._prompt = prompt
 
@@ -71,7 +72,7 @@ class ModelRetriever(LayeredRetriever):
     def open(cls, settings: ModelRetrieverSettings, opening: OpenContext) -> Self:
         """Open the prompt, the other retriever and the model."""
         prompt = load_prompt(cls.PROMPT, settings.prompt, opening.folder, cls.FIELDS, PROMPTS)
-        return cls(opening.open(settings.over), settings, opening.writer(settings.model, settings.local), prompt)
+        return cls(opening.open(settings.over), settings, opening.open_model(settings.model, settings.local), prompt)
 
     @property
     def identity(self) -> str:
@@ -84,15 +85,15 @@ class ModelRetriever(LayeredRetriever):
         return (self.stats.shortfall,)
 
     def seen(self, query: QueryLike) -> str:
-        """What the other retriever sees, and the untruncated view of the model."""
+        """The text that the other retriever sees, and the untruncated view of the model."""
         return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
-    def _shown(self, queries: Sequence[QueryLike]) -> list[str]:
-        """The view of the model of each query, truncated."""
+    def _rendered(self, queries: Sequence[QueryLike]) -> list[str]:
+        """Each query in the model's view, truncated."""
         limit = self.settings.query_words
         return [render_view(self.settings.view, query, limit=limit, count=count_words) for query in queries]
 
-    def _write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
+    def _generate(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         try:
             return self._model.write(prompts, max_tokens) if prompts else []
         except ModelError as error:
@@ -101,11 +102,11 @@ class ModelRetriever(LayeredRetriever):
 
 # Listwise prompt: numbered passages for a ranking model, and the parser of its answer.
 #
-# Parsing never fails: every passage gets exactly one place.
+# Parsing never fails: every passage gets exactly one rank.
 
 _NUMBER = re.compile(r"\[\s*([0-9]{1,9})\s*\]")
 _NUMBER_IN_DATA = re.compile(r"\[(\s*\d+\s*)\]")
-_JOINTS = ("", ">", ",")
+_SEPARATORS = ("", ">", ",")
 
 
 class ListwisePrompt(PromptFile):
@@ -130,7 +131,7 @@ class ParsedRanking:
     repeated: int = 0
     """Repeated numbers, which are ignored."""
     invented: int = 0
-    """Numbers of no passage, which are ignored."""
+    """Numbers without a passage, which are ignored."""
 
     @property
     def unreadable(self) -> bool:
@@ -142,12 +143,12 @@ def parse_ranking(answer: str, count: int) -> ParsedRanking:
     """Parse `[2] > [1] > [3]` as positions from 0. The ranking is the longest chain of bracketed numbers separated only
     by `>`, commas or white space, the last one of equal length, since a model that reasons first mentions passages
     earlier. Numbers without brackets are ignored."""
-    named = [number - 1 for number in _longest_chain(visible(answer))]
-    known = [place for place in named if 0 <= place < count]
-    order = dict.fromkeys(known)
-    rest = [place for place in range(count) if place not in order]
+    indices = [number - 1 for number in _longest_chain(visible(answer))]
+    valid = [index for index in indices if 0 <= index < count]
+    order = dict.fromkeys(valid)
+    rest = [index for index in range(count) if index not in order]
     return ParsedRanking(
-        order=(*order, *rest), missing=len(rest), repeated=len(known) - len(order), invented=len(named) - len(known)
+        order=(*order, *rest), missing=len(rest), repeated=len(valid) - len(order), invented=len(indices) - len(valid)
     )
 
 
@@ -155,19 +156,21 @@ def _longest_chain(answer: str) -> list[int]:
     best: list[int] = []
     chain: list[int] = []
     end = 0
-    for found in _NUMBER.finditer(answer):
-        if answer[end : found.start()].strip() not in _JOINTS:
+    for match in _NUMBER.finditer(answer):
+        if answer[end : match.start()].strip() not in _SEPARATORS:
             chain = []
-        chain.append(int(found.group(1)))
-        end = found.end()
+        chain.append(int(match.group(1)))
+        end = match.end()
         if len(chain) >= len(best):
             best = chain  # an alias: grows with the chain
     return best
 
 
-def show(prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_words: int, **more: str) -> str:
-    """Fill the prompt; `more` fills further fields. Passages have at most `max_words` words, `[n]` becomes `(n)`."""
-    shown = (
+def fill_listwise_prompt(
+    prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_words: int, **fields: str
+) -> str:
+    """Fill the prompt and its further `fields`. Passages have at most `max_words` words; `[n]` becomes `(n)`."""
+    numbered = (
         fill_template(
             prompt.passage,
             number=str(number),
@@ -178,10 +181,10 @@ def show(prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_wo
     )
     return fill_template(
         prompt.prompt,
-        passages="".join(shown).rstrip("\n"),
+        passages="".join(numbered).rstrip("\n"),
         query=neutralise_numbers(one_line(query)),
         count=str(len(passages)),
-        **{name: neutralise_numbers(one_line(text)) for name, text in more.items()},
+        **{name: neutralise_numbers(one_line(text)) for name, text in fields.items()},
     )
 
 
@@ -198,7 +201,7 @@ def neutralise_numbers(text: str) -> str:
 T = TypeVar("T")
 
 RankWindows: TypeAlias = Callable[[list[tuple[int, list[T]]]], Sequence[Sequence[int]]]
-"""Windows of several lists, each with its list's number → the order of each, best first, as indices into it."""
+"""(list number, window) pairs → the order of each window, best first, as indices into it."""
 
 
 def spans(count: int, window: int, step: int) -> list[tuple[int, int]]:
@@ -217,15 +220,15 @@ def spans(count: int, window: int, step: int) -> list[tuple[int, int]]:
 def sliding_together(
     orders: Sequence[Sequence[T]], rank_windows: RankWindows[T], window: int = 20, step: int = 10
 ) -> list[list[T]]:
-    """Each list as its windows were ranked: all first windows in one call, then all second ones, and so on."""
+    """Rank each list window by window: the first windows of all lists in one call, then all second ones, and so on."""
     lists = [list(order) for order in orders]
-    plans = [spans(len(order), window, step) for order in lists]
-    for turn in range(max(map(len, plans), default=0)):
-        due = [(number, *plan[turn]) for number, plan in enumerate(plans) if turn < len(plan)]
-        ranked = rank_windows([(number, lists[number][start:end]) for number, start, end in due])
-        for (number, start, end), places in zip(due, ranked, strict=True):
-            if sorted(places) != list(range(end - start)):
-                raise ValueError(f"a window of {end - start} items was ranked as {list(places)}: no permutation")
+    windows = [spans(len(order), window, step) for order in lists]
+    for turn in range(max(map(len, windows), default=0)):
+        batch = [(number, *starts[turn]) for number, starts in enumerate(windows) if turn < len(starts)]
+        rankings = rank_windows([(number, lists[number][start:end]) for number, start, end in batch])
+        for (number, start, end), ranking in zip(batch, rankings, strict=True):
+            if sorted(ranking) != list(range(end - start)):
+                raise ValueError(f"a window of {end - start} items was ranked as {list(ranking)}: no permutation")
             items = lists[number][start:end]
-            lists[number][start:end] = [items[place] for place in places]
+            lists[number][start:end] = [items[index] for index in ranking]
     return lists

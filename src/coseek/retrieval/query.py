@@ -24,12 +24,12 @@ class PastTurn(Record):
     documents: tuple[str, ...] = ()
     """The passages that the search returned, best first: `Passage.contents`."""
     same_turn: Annotated[bool, OMIT_EMPTY] = False
-    """Whether the turn of the search before it made this one, too. In rows that are older than this field every search
-    is a turn."""
+    """Whether this search is in the same turn as the one before it. Rows older than this field have one search a
+    turn."""
 
     @classmethod
     def _to_read(cls, row: JsonObject) -> JsonObject:
-        return {"query": "", "reasoning": "", "documents": [], **_given(row)}
+        return {"query": "", "reasoning": "", "documents": [], **_without_nulls(row)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Query(Record):
     history: tuple[PastTurn, ...] = ()
     """The searches of earlier turns, oldest first."""
     given: Annotated[bool, OMIT_EMPTY] = False
-    """The text is what a view made elsewhere (imported labels): every view leaves it as it is."""
+    """Whether the text is the output of a view (imported labels): every view returns it unchanged."""
 
     @classmethod
-    def of(cls, asked: "QueryLike") -> "Query":
-        return cls(asked) if isinstance(asked, str) else asked
+    def of(cls, query: "QueryLike") -> "Query":
+        return cls(query) if isinstance(query, str) else query
 
     def past_turns(self, latest: int | None = None) -> list[list[PastTurn]]:
-        """`history` by turn, since a turn may make several searches; with `latest`, of that many latest turns, the
+        """`history` by turn, since a turn may make several searches; with `latest`, only that many latest turns, the
         current one included."""
         turns: list[list[PastTurn]] = []
         for search in self.history:
@@ -68,7 +68,7 @@ class Query(Record):
 
     @classmethod
     def _to_read(cls, row: JsonObject) -> JsonObject:
-        return {"text": "", "question": "", "reasoning": "", "history": [], **_given(row)}
+        return {"text": "", "question": "", "reasoning": "", "history": [], **_without_nulls(row)}
 
 
 QueryLike: TypeAlias = str | Query
@@ -82,30 +82,30 @@ def check_k(k: int) -> None:
 
 
 def as_queries(queries: QueryLike | Sequence[QueryLike], k: int) -> list[QueryLike]:
-    """Check the arguments of `Retriever.search`, and return the Q queries as a list. Every `search` begins with it.
+    """Check the arguments of `Retriever.search`, and return the Q queries as a list. Every `search` calls it first.
 
-    A bare text or `Query` is one query, never a sequence of characters: Q is then 1, and the result of the search still
-    a list of Q lists. Raises `SettingError` for what is no query, `ValueError` for a `k` below 1.
+    A bare text or `Query` is one query, never a sequence of characters: Q is then 1, and the search still returns a
+    list of Q lists. Raises `SettingError` for anything but queries, `ValueError` for a `k` below 1.
     """
     check_k(k)
-    found = [queries] if isinstance(queries, str | Query) else queries
-    if not isinstance(found, Sequence):
+    batch = [queries] if isinstance(queries, str | Query) else queries
+    if not isinstance(batch, Sequence):
         raise SettingError(f"queries are one text, one Query or a list of them, not {queries!r}; write search([…], k)")
-    for query in found:
+    for query in batch:
         if not isinstance(query, str | Query):
             raise SettingError(f"a query is a text or a Query, not {query!r}; write search([…], k) with texts inside")
-    return list(found)
+    return list(batch)
 
 
-def _given(row: JsonObject) -> JsonObject:
-    """The fields of a client's query; those that are missing or null are empty."""
+def _without_nulls(row: JsonObject) -> JsonObject:
+    """The fields of a client's query that are not null; the others are empty."""
     return {name: value for name, value in row.items() if value is not None}
 
 
-# Context fields: the parts of a query's context that a retriever reads. What it does not read need not be sent.
+# Context fields: the parts of a query's context that a retriever reads. A client need not send the others.
 
 Past: TypeAlias = Literal["", "queries", "reasonings", "documents"]
-"""What is read of past turns: nothing; queries; also reasonings; also documents."""
+"""What is read from past turns: nothing; queries; also reasonings; also documents."""
 _PAST: tuple[Past, ...] = get_args(Past)
 
 
@@ -122,7 +122,7 @@ class ContextFields:
 
     def __or__(self, other: "ContextFields") -> "ContextFields":
         """The fields that either reads."""
-        turns = [one.turns for one in (self, other) if one.past]
+        turns = [fields.turns for fields in (self, other) if fields.past]
         return ContextFields(
             self.question or other.question,
             self.reasoning or other.reasoning,
@@ -132,7 +132,7 @@ class ContextFields:
 
     def of(self, query: QueryLike) -> Query:
         """The query without the fields that are not read."""
-        asked = Query.of(query)
+        query = Query.of(query)
         level = _PAST.index(self.past)
         history = tuple(
             PastTurn(
@@ -141,17 +141,17 @@ class ContextFields:
                 search.documents if level > 2 else (),
                 search.same_turn,
             )
-            for search in chain.from_iterable(asked.past_turns(self.turns) if level else ())
+            for search in chain.from_iterable(query.past_turns(self.turns) if level else ())
         )
-        kept = asked.question if self.question else "", asked.reasoning if self.reasoning else ""
-        return Query(asked.text, *kept, history, asked.given)
+        question, reasoning = query.question if self.question else "", query.reasoning if self.reasoning else ""
+        return Query(query.text, question, reasoning, history, query.given)
 
     def to_json(self) -> JsonObject:
         return {"question": self.question, "reasoning": self.reasoning, "past": self.past, "turns": self.turns}
 
     @classmethod
     def from_json(cls, row: Json) -> "ContextFields":
-        """Read what `to_json` wrote; anything else, such as the answer of an older server, means everything."""
+        """Parse the output of `to_json`; anything else, such as the answer of an older server, means all fields."""
         if not isinstance(row, dict) or row.get("past") not in _PAST:
             return EVERYTHING
         turns = row.get("turns")
@@ -163,7 +163,7 @@ EVERYTHING = ContextFields(question=True, reasoning=True, past="documents")
 
 
 def fitted(query: Query, max_chars: int) -> Query:
-    """The query with at most `max_chars` characters of context, where dropping documents and past turns is enough.
+    """Drop documents and past turns until the context has at most `max_chars` characters, or none are left.
 
     They are dropped whole, in the order in which views truncate: documents, oldest turn first and last document first,
     then past turns, oldest first. So a retriever whose view is truncated further sees the same text.
@@ -171,11 +171,11 @@ def fitted(query: Query, max_chars: int) -> Query:
     excess = query.context_chars - max_chars
     turns = query.past_turns()
     for turn in turns:
-        for place, search in reversed([*enumerate(turn)]):
+        for index, search in reversed([*enumerate(turn)]):
             documents = list(search.documents)
             while excess > 0 and documents:
                 excess -= len(documents.pop())
-            turn[place] = replace(search, documents=tuple(documents))
+            turn[index] = replace(search, documents=tuple(documents))
     while excess > 0 and turns:
         excess -= sum(len(search.query) + len(search.reasoning) for search in turns.pop(0))
     return replace(query, history=tuple(chain.from_iterable(turns)))

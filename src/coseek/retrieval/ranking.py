@@ -1,4 +1,4 @@
-"""Ranking: the top rows of a score array in a deterministic order, and one ranking out of several."""
+"""Ranking: the top rows of a score array in a deterministic order, and the fusion of several rankings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from coseek.data.passage import Hit, Passage
 from coseek.retrieval.query import check_k
-
-# Ranking: the top rows of a score array, in a deterministic order.
 
 Scores: TypeAlias = NDArray[np.float32]
 Rows: TypeAlias = NDArray[np.intp]
@@ -61,36 +59,38 @@ def weighted_fusion(
     lists: Sequence[Mapping[str, float]],
     weights: Sequence[float],
     scale: Scale,
-    places: int = 0,
+    max_hits: int = 0,
     absent: Sequence[float | None] | None = None,
 ) -> dict[str, float]:
-    """Score of each id: Σ over lists of weight · scaled score. A list without the id contributes 0. `places` and
-    `absent`, one a list, are those of `scaled`. Sorted best first; ties keep the order of first occurrence."""
+    """Score of each id: Σ over lists of weight · scaled score. A list without the id contributes 0. `max_hits` and
+    `absent`, one value per list, are those of `scaled`. Sorted best first; ties keep the order of first occurrence."""
     scores: dict[str, float] = {}
-    for ranked, weight, floor in zip(lists, weights, absent or [None] * len(lists), strict=True):
-        for ident, score in zip(ranked, scaled(list(ranked.values()), scale, places, floor), strict=True):
+    for ranked, weight, absent_score in zip(lists, weights, absent or [None] * len(lists), strict=True):
+        for ident, score in zip(ranked, scaled(list(ranked.values()), scale, max_hits, absent_score), strict=True):
             scores[ident] = scores.get(ident, 0.0) + weight * score
     return best_first(scores)
 
 
-def scaled(scores: Sequence[float], scale: Scale, places: int = 0, absent: float | None = None) -> list[float]:
+def scaled(scores: Sequence[float], scale: Scale, max_hits: int = 0, absent: float | None = None) -> list[float]:
     """Normalise the finite scores of one ranking so that the lowest becomes 0, the value of an absent id.
 
     `min-max`: (s − min) / (max − min). `z`: (s − min) / standard deviation, that is the z-score shifted to a minimum of
-    0. If all scores are equal, each becomes 1. A ranking of fewer than `places` ids is filled up with the score
-    `absent` of all others, where that is known: else the one passage that a part finds stands out from nothing.
+    0. If all scores are equal, each becomes 1. A ranking of fewer than `max_hits` ids is padded with the score
+    `absent` of all others, if known: otherwise a single hit would have nothing to stand out from.
     """
     if not scores:
         return []
     values = np.asarray(scores, dtype=np.float64)
     if absent is not None:
-        values = np.concatenate([values, np.full(max(0, places - len(values)), absent)])
+        values = np.concatenate([values, np.full(max(0, max_hits - len(values)), absent)])
     # Halving before subtracting avoids overflow over the widest float64 range.
-    spread = float(values.max() / 2 - values.min() / 2)
-    if spread == 0.0:
+    half_range = float(values.max() / 2 - values.min() / 2)
+    if half_range == 0.0:
         return [1.0] * len(scores)
-    unit = (values / 2 - values.min() / 2) / spread  # z is computed from min-max, so that its squares cannot underflow
-    return [float(value) for value in (unit if scale == "min-max" else unit / unit.std())[: len(scores)]]
+    scaled_01 = (
+        values / 2 - values.min() / 2
+    ) / half_range  # z is computed from min-max, so that its squares cannot underflow
+    return [float(value) for value in (scaled_01 if scale == "min-max" else scaled_01 / scaled_01.std())[: len(scores)]]
 
 
 def best_first(scores: Mapping[str, float]) -> dict[str, float]:

@@ -14,13 +14,14 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import fault_in, is_deep
 from coseek.data.passage import DEEPEST_META, Hit, Passage
+from coseek.retrieval.ranking import rank_hits
 
 IDENTITY = "x-index-identity"
-"""The header of an answer of coseek's own servers that names the index which it came from."""
+"""The response header with which coseek's own servers name their index."""
 _IDS = ("id", "docid", "doc_id", "_id", "pid")
 _TEXTS = ("content", "snippet", "passage")
 """Alternative keys of the body, used if neither `text` nor `contents` is present."""
-_NOTHING = (-1, "-1")
+_MISSING = (-1, "-1")
 """The id that faiss returns for missing hits."""
 
 
@@ -43,29 +44,29 @@ def _hits(rows: Json, k: int) -> list[Hit]:
         return []
     if not isinstance(rows, list):
         raise ValueError(f"a {type(rows).__name__} where a list of documents belongs")
-    found = [hit for hit in map(_hit, rows) if hit is not None][:k]
-    scores = [score for _, score in found if score is not None]
-    if len(scores) < len(found) or any(first < second for first, second in pairwise(scores)):
-        scores = [1.0 / rank for rank in range(1, len(found) + 1)]
-    return [Hit(passage, score) for (passage, _), score in zip(found, scores, strict=True)]
+    results = [result for result in map(_passage_and_score, rows) if result is not None][:k]
+    scores = [score for _, score in results if score is not None]
+    if len(scores) < len(results) or any(first < second for first, second in pairwise(scores)):
+        return rank_hits(passage for passage, _ in results)
+    return [Hit(passage, score) for (passage, _), score in zip(results, scores, strict=True)]
 
 
-def _hit(row: Json) -> tuple[Passage, float | None] | None:
-    """A document and its score; `None` for an empty place."""
-    if row is None or row in _NOTHING:
+def _passage_and_score(row: Json) -> tuple[Passage, float | None] | None:
+    """A document and its score; `None` for a missing hit."""
+    if row is None or row in _MISSING:
         return None
     if isinstance(row, str):
         return _passage({"contents": row}), None
     if not isinstance(row, dict):
         raise ValueError(f"a {type(row).__name__} where a document belongs")
     document = row.get("document", row)
-    if document is None or document in _NOTHING:
+    if document is None or document in _MISSING:
         return None
     if isinstance(document, str):
         document = {"contents": document, "id": row.get("id")}
     if not isinstance(document, dict):
         raise ValueError(f"a {type(document).__name__} where a document belongs")
-    if _first(document, _IDS) in _NOTHING:
+    if _first(document, _IDS) in _MISSING:
         return None
     return _passage(document), _score(row.get("score"))
 

@@ -43,65 +43,67 @@ class ScheduledRetriever(Protocol):
         ...
 
 
-def with_all_under(retriever: Retriever) -> Iterator[Retriever]:
-    """The retriever, and those that lie under it: its optional attribute `under`, a tuple."""
+def retriever_stack(retriever: Retriever) -> Iterator[Retriever]:
+    """The retriever, then those that it searches: its optional attribute `under`, a tuple."""
     yield retriever
     under = getattr(retriever, "under", ())
-    for one in under if isinstance(under, tuple) else ():
-        yield from with_all_under(one)
+    for layer in under if isinstance(under, tuple) else ():
+        yield from retriever_stack(layer)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSchedule:
-    """All that changes of a retriever, which may lie under others. Implements `ScheduledRetriever`."""
+    """All retrievers of a stack that change during training. Implements `ScheduledRetriever`."""
 
-    parts: Sequence[ScheduledRetriever]
+    retrievers: Sequence[ScheduledRetriever]
 
     def progress(self, step: int, steps: int) -> None:
-        for part in self.parts:
-            part.progress(step, steps)
+        for retriever in self.retrievers:
+            retriever.progress(step, steps)
 
 
 def schedule_of(retriever: Retriever) -> SharedSchedule | None:
-    """What changes over the run of a retriever and of those under it; `None` if nothing does."""
-    parts = [one for one in with_all_under(retriever) if isinstance(one, ScheduledRetriever)]
-    return SharedSchedule(parts) if parts else None
+    """The retrievers of a stack that change during training; `None` if none does."""
+    scheduled = [layer for layer in retriever_stack(retriever) if isinstance(layer, ScheduledRetriever)]
+    return SharedSchedule(scheduled) if scheduled else None
 
 
 def tell_step(retriever: ScheduledRetriever, step: int, steps: int) -> None:
-    """Tell a retriever that step `step` of `steps`, from 1, begins: the first has its first rate, the last its last."""
+    """Set the progress of a retriever to step `step` of `steps`, from 1: the first step has the first noise rate, the
+    last the last."""
     retriever.progress(step - 1, max(1, steps - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """What a retriever could not do and that is no fault, so that its hits look like all others."""
+    """A count of what a retriever could not do, without a failure that its hits would show."""
 
     count: int
     total: int
-    what: str
+    problem: str
     """Such as `orders could not be read`."""
 
     def __str__(self) -> str:
-        return f"{self.count:,} of {self.total:,} {self.what}"
+        return f"{self.count:,} of {self.total:,} {self.problem}"
 
 
 def shortfalls_of(retriever: Retriever) -> list[Shortfall]:
-    """Those since the retriever and all under it were opened that are not zero: their optional attribute `shortfalls`,
-    a tuple."""
-    told = [getattr(one, "shortfalls", ()) for one in with_all_under(retriever)]
-    return [one for some in told if isinstance(some, tuple) for one in some if isinstance(one, Shortfall) and one.count]
+    """The non-zero shortfalls of a retriever and of those that it searches, since they were opened: their optional
+    attribute `shortfalls`, a tuple."""
+    reported = [getattr(layer, "shortfalls", ()) for layer in retriever_stack(retriever)]
+    shortfalls = [shortfall for group in reported if isinstance(group, tuple) for shortfall in group]
+    return [shortfall for shortfall in shortfalls if isinstance(shortfall, Shortfall) and shortfall.count]
 
 
 def fields_read(retriever: Retriever) -> ContextFields:
-    """What the retriever reads of a query's context: its optional attribute `reads`, or else everything."""
+    """The context fields that the retriever reads: its optional attribute `reads`; all without one."""
     reads = getattr(retriever, "reads", None)
     return reads if isinstance(reads, ContextFields) else EVERYTHING
 
 
 def absent_score(retriever: Retriever) -> float | None:
-    """The score of a passage that is not found: the retriever's optional attribute `absent_score`; `None` where it is
-    not known."""
+    """The score of a passage that is not among the hits: the retriever's optional attribute `absent_score`; `None` if
+    unknown."""
     score = getattr(retriever, "absent_score", None)
     return score if isinstance(score, float) else None
 
@@ -118,7 +120,7 @@ def fault_of_hits(hits: Sequence[Hit]) -> str:
 
 
 class LayeredRetriever:
-    """Base of a retriever over another one, with its corpus and view. It may have a view of its own in `settings`."""
+    """Base of a retriever over another one, with its corpus and view. Its `settings` may have a second view."""
 
     def __init__(self, over: Retriever) -> None:
         self.over = over
@@ -160,7 +162,5 @@ class FixedRetriever:
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The passages listed for exactly this query, with scores k, k−1, …"""
         queries = as_queries(queries, k)
-        found = [self._results.get(self.seen(query), [])[:k] for query in queries]
-        return [
-            [Hit(self.corpus.by_id(ident), float(k - rank)) for rank, ident in enumerate(idents)] for idents in found
-        ]
+        ids_Q = [self._results.get(self.seen(query), [])[:k] for query in queries]
+        return [[Hit(self.corpus.by_id(ident), float(k - rank)) for rank, ident in enumerate(ids)] for ids in ids_Q]

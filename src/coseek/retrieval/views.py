@@ -66,15 +66,15 @@ class Piece:
 # Templates: layouts that keep the line breaks of their fields, as published retrievers read them.
 #
 # A template is a text with {question}, {turns}, {reasoning} and {query}; the template of a turn, which is repeated for
-# each earlier search, has {turn}, {reasoning}, {query}, {documents} and {count}. Fields are filled in once. A line
-# inside a field that would begin like a line of the template gets a backslash in front, so that no text from an agent
-# or a passage can pose as another field.
+# each earlier search, has {turn}, {reasoning}, {query}, {documents} and {count}. Fields are filled in once. A backslash
+# is put before a line of a field that begins like a line of the template, so that no text from an agent or a passage
+# can imitate another field.
 
 NO_REASONING = "Empty"
-"""Stands for missing reasoning, as in AgentIR's training data."""
+"""Replaces missing reasoning, as in AgentIR's training data."""
 _FIELD = re.compile(r"\{([a-z]*)\}")
 _OTHER_FIELD = re.compile(r"\{(?!turn\})")
-"""Where a field but `{turn}` begins."""
+"""The start of a field other than `{turn}`."""
 _TEXT_FIELDS = ("question", "turns", "reasoning", "query")
 _TURN_FIELDS = ("turn", "reasoning", "query", "documents", "count")
 _LINE_ENDS = "\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
@@ -89,10 +89,10 @@ class ViewTemplate:
     """One earlier search. Needed if `text` has `{turns}`."""
 
     def __post_init__(self) -> None:
-        for name, template, known in (("text", self.text, _TEXT_FIELDS), ("turn", self.turn, _TURN_FIELDS)):
-            unknown = [field for field in _FIELD.findall(template) if field not in known]
+        for name, template, fields in (("text", self.text, _TEXT_FIELDS), ("turn", self.turn, _TURN_FIELDS)):
+            unknown = [field for field in _FIELD.findall(template) if field not in fields]
             if unknown:
-                raise SettingError(f"a view's {name} has no field {{{unknown[0]}}}; use {', '.join(known)} in braces")
+                raise SettingError(f"a view's {name} has no field {{{unknown[0]}}}; use {', '.join(fields)} in braces")
         if self.text.count("{query}") != 1:
             raise SettingError(f"a view's text needs {{query}} once: {self.text!r}")
         if ("{turns}" in self.text) != bool(self.turn):
@@ -103,17 +103,17 @@ class ViewTemplate:
         return f"{{{field}}}" in self.text + self.turn
 
     def fill(self, fields: Mapping[str, str]) -> str:
-        """Fill in the current turn; `turns` holds what `fill_turn` returned."""
-        return _filled(self.text, fields)
+        """Fill in the current turn; the field `turns` holds the texts of `fill_turn`."""
+        return _fill(self.text, fields)
 
     def fill_turn(self, number: int, reasoning: str, query: str, documents: list[str]) -> str:
         """Fill in an earlier search."""
         fields = {"turn": str(number), "reasoning": reasoning or NO_REASONING, "query": query}
-        return _filled(self.turn, {**fields, "documents": "\n\n".join(documents), "count": str(len(documents))})
+        return _fill(self.turn, {**fields, "documents": "\n\n".join(documents), "count": str(len(documents))})
 
     def escape(self, field: str, text: str) -> str:
-        """Put a backslash in front of each line of a field's text that begins like a line of the template. The first
-        line counts if the field begins a line."""
+        """Put a backslash before each line of a field's text that begins like a line of the template. The first line
+        counts if the field begins a line."""
         begins_line = f"\n{{{field}}}" in f"\n{self.text}\n{self.turn}"
         return self._imitation.sub(r"\1\\", f"\n{text}")[1:] if begins_line else self._imitation.sub(r"\1\\", text)
 
@@ -124,15 +124,15 @@ class ViewTemplate:
         return re.compile(rf"([{_LINE_ENDS}])(?=[^\S{_LINE_ENDS}]*(?:{labels or '(?!)'}))", re.IGNORECASE)
 
 
-def _filled(template: str, fields: Mapping[str, str]) -> str:
-    return _FIELD.sub(lambda found: fields[found[1]], template)
+def _fill(template: str, fields: Mapping[str, str]) -> str:
+    return _FIELD.sub(lambda match: fields[match[1]], template)
 
 
 def _labels(templates: str) -> Iterator[str]:
-    """Patterns of what the lines of templates begin with: up to a colon, else up to the first field."""
+    """Patterns of the beginnings of the templates' lines: up to a colon, else up to the first field."""
     for line in templates.replace("{turns}", "\n").splitlines():
-        begins, colon, _ = line.partition(":")
-        label = _OTHER_FIELD.split(begins + colon)[0].strip()
+        start, colon, _ = line.partition(":")
+        label = _OTHER_FIELD.split(start + colon)[0].strip()
         if label and label != "{turn}":
             yield r"\d+".join(map(re.escape, label.split("{turn}")))
 
@@ -144,7 +144,7 @@ class QueryView:
     about: str
     question: bool = False
     past: Past = ""
-    """What it takes of past turns."""
+    """What it includes of past turns."""
     reasoning: bool = False
     """Includes the current turn's reasoning. Missing reasoning reads `Empty`, as in AgentIR's training data."""
     lines: bool = True
@@ -156,7 +156,7 @@ class QueryView:
 
     @property
     def fields(self) -> ContextFields:
-        """The fields of a query's context that it reads."""
+        """The context fields that the view reads."""
         return ContextFields(self.question, self.reasoning, self.past, self.turns)
 
     def pieces(self, query: Query) -> list[Piece]:
@@ -234,7 +234,7 @@ _NO_LETTERS = re.compile(r"[\W_]+")
 
 CONTRACT: PluginSpec = {"VIEW": QueryView}
 """The name that a user's own view file must define."""
-_own: dict[str, QueryView] = {}
+_loaded: dict[str, QueryView] = {}
 """The views of loaded files, by `load_view`'s name."""
 
 
@@ -246,22 +246,22 @@ class FunctionView(QueryView):
 
     @property
     def fields(self) -> ContextFields:
-        """Nobody knows what the function reads."""
+        """All, since it is unknown which the function reads."""
         return EVERYTHING
 
     def pieces(self, query: Query) -> list[Piece]:
-        """The function's text, of which the end is cut where an encoder reads less."""
+        """The function's text, whose end is truncated to an encoder's limit."""
         assert self.function is not None
         return [Piece(Role.QUESTION, self.function(query)), Piece(Role.QUERY, "")]
 
 
 def view_name(given: str | Path | Callable[[Query], str]) -> str:
-    """A view as settings name it: a name, a file, or a function of a `Query` to the text that is searched."""
+    """The name of a view in settings. `given` is a name, a file, or a function of a `Query` to the search text."""
     if not callable(given):
         return str(given)
     check_takes("query view", given, "query")
     name = offer("query view", given, {})
-    _own[name] = FunctionView("a function", lines=False, function=given)
+    _loaded[name] = FunctionView("a function", lines=False, function=given)
     return name
 
 
@@ -273,12 +273,12 @@ def load_view(path: str) -> str:
     module = load_plugin("query view", path, CONTRACT)
     file = Path(path).expanduser()
     name = f"{file.name}#{file_digest(file)[:16]}"
-    _own[name] = module.VIEW
+    _loaded[name] = module.VIEW
     return name
 
 
 def load_views(tree: Mapping[str, object], folder: Path = Path()) -> dict[str, object]:
-    """Settings that the user wrote, with the file that `view` names loaded; its path is relative to `folder`."""
+    """Load the file that the setting `view` of a user's settings names; its path is relative to `folder`."""
     view = tree.get("view")
     if isinstance(view, str) and is_plugin_path(view) and not is_function(view):
         return {**tree, "view": load_view(str(folder / Path(view).expanduser()))}
@@ -288,10 +288,10 @@ def load_views(tree: Mapping[str, object], folder: Path = Path()) -> dict[str, o
 def find_view(name: str) -> QueryView:
     """The view of this name. Raises `UnknownName` with the nearest known one, and `SettingError` for a file that is not
     loaded."""
-    if name in _own:
-        return _own[name]
+    if name in _loaded:
+        return _loaded[name]
     if is_function(name):
-        function_module("query view", name)  # says that this process does not have it
+        function_module("query view", name)  # raises, since this process does not have it
     if is_plugin_path(name.partition("#")[0]):
         raise SettingError(
             f"the view {name} is a Python file, which runs only where you name it, and only with this content: write "
@@ -302,10 +302,10 @@ def find_view(name: str) -> QueryView:
             figure = "reasoning+query@paper" if last[1] == "1" else "prior-queries+reasonings@paper"
             return replace(TEMPLATES[figure], turns=int(last[1]))
         return QueryView(LAST_TURNS_ABOUT, past="reasonings", reasoning=True, turns=int(last[1]))
-    found = VIEWS.get(name) or TEMPLATES.get(name)
-    if found is None:
+    view = VIEWS.get(name) or TEMPLATES.get(name)
+    if view is None:
         raise UnknownName("query view", name, [*VIEWS, LAST_TURNS, *TEMPLATES])
-    return found
+    return view
 
 
 def check_view(name: str) -> str:
@@ -342,32 +342,34 @@ def render_view(
     Remaining turns are numbered from 1. If the query with labels alone is too long, it is returned without labels. A
     blank query gives an empty text. `bare` omits labels and separators, one piece per line, for lexical retrievers.
     """
-    asked, part = Query.of(query), find_view(view)
-    if view == "query" or asked.given:
-        return asked.text
-    if not asked.text.strip():
+    query, query_view = Query.of(query), find_view(view)
+    if view == "query" or query.given:
+        return query.text
+    if not query.text.strip():
         return ""
-    disarm = partial(_disarmed, part, separator)
-    pieces = [replace(piece, text=disarm(piece.role, piece.text)) for piece in part.pieces(asked)]
-    layout: _Layout = _in_lines if part.template is None else partial(_in_template, part.template)
-    if bare or not (part.lines or part.template):
+    neutralise = partial(_neutralise, query_view, separator)
+    pieces = [replace(piece, text=neutralise(piece.role, piece.text)) for piece in query_view.pieces(query)]
+    layout: _Layout = _in_lines if query_view.template is None else partial(_in_template, query_view.template)
+    if bare or not (query_view.lines or query_view.template):
         layout = partial(_joined, "\n" if bare else f" {separator.strip()} ")
-    whole = layout(pieces)
-    if limit is None or count(whole) <= limit:
-        return whole
-    fitting = _fitting(pieces, layout, limit, count)
-    return disarm(Role.QUERY, asked.text) if fitting is None else fitting
+    text = layout(pieces)
+    if limit is None or count(text) <= limit:
+        return text
+    truncated = _truncate(pieces, layout, limit, count)
+    return neutralise(Role.QUERY, query.text) if truncated is None else truncated
 
 
-def _disarmed(part: QueryView, separator: str, role: Role, text: str) -> str:
-    """A field that can neither end itself nor imitate another."""
-    if part.template is None:
+def _neutralise(view: QueryView, separator: str, role: Role, text: str) -> str:
+    """Change a field so that it can neither end itself nor imitate another."""
+    if view.template is None:
         return neutralise_separator(text, separator)
     mark = separator.strip()
     if mark and mark in text:
-        lines = text.splitlines(keepends=True)
-        text = "".join(_without_separator(line, separator) if mark in line else line for line in lines)
-    return part.template.escape(_FIELD_OF[role], text)
+        text = "".join(
+            neutralise_separator(line, separator) + line[len(line.rstrip()) :] if mark in line else line
+            for line in text.splitlines(keepends=True)
+        )
+    return view.template.escape(_FIELD_OF[role], text)
 
 
 _FIELD_OF = {
@@ -381,42 +383,37 @@ _FIELD_OF = {
 """The field of a template that a piece fills."""
 
 
-def _without_separator(line: str, separator: str) -> str:
-    end = line[len(line.rstrip()) :]
-    return neutralise_separator(line, separator) + end
-
-
 def neutralise_separator(text: str, separator: str) -> str:
     """Collapse text to one line and remove the punctuation of the separator from it."""
     text, mark = " ".join(text.split()), separator.strip()
     if not mark or mark not in text:
         return text
     letters = _NO_LETTERS.sub(" ", mark)
-    instead = f" {letters} " if letters != mark else " "
-    text = " ".join(text.replace(mark, instead).split())
-    return _without(text, mark, instead) if mark in text else text
+    replacement = f" {letters} " if letters != mark else " "
+    text = " ".join(text.replace(mark, replacement).split())
+    return _replace_nested(text, mark, replacement) if mark in text else text
 
 
-def _without(text: str, mark: str, instead: str) -> str:
+def _replace_nested(text: str, mark: str, replacement: str) -> str:
     """Replace every `mark` in collapsed text, including those that a replacement creates, in linear time."""
-    kept: list[str] = []
-    left = list(reversed(text))
-    while left:
-        letter = left.pop()
-        if letter == " " and kept[-1:] in ([], [" "]):
+    done: list[str] = []
+    rest = list(reversed(text))
+    while rest:
+        letter = rest.pop()
+        if letter == " " and done[-1:] in ([], [" "]):
             continue
-        kept.append(letter)
-        if letter == mark[-1] and "".join(kept[-len(mark) :]) == mark:
-            del kept[-len(mark) :]
-            left += reversed(instead)
-    return "".join(kept).strip()
+        done.append(letter)
+        if letter == mark[-1] and "".join(done[-len(mark) :]) == mark:
+            del done[-len(mark) :]
+            rest += reversed(replacement)
+    return "".join(done).strip()
 
 
 _Layout: TypeAlias = Callable[[Sequence[Piece]], str]
 
 
-def _joined(between: str, pieces: Sequence[Piece]) -> str:
-    return between.join(piece.text for piece in pieces if piece.text)
+def _joined(separator: str, pieces: Sequence[Piece]) -> str:
+    return separator.join(piece.text for piece in pieces if piece.text)
 
 
 def _in_lines(pieces: Sequence[Piece]) -> str:
@@ -431,59 +428,60 @@ def _in_lines(pieces: Sequence[Piece]) -> str:
 
 
 def _in_template(template: ViewTemplate, pieces: Sequence[Piece]) -> str:
-    """Each earlier search that has text left is a turn of its own, with the reasoning of its turn."""
+    """Fill the template. Each earlier search that still has text is a turn, with the reasoning of its turn."""
     searches: list[tuple[str, str, list[str]]] = []
-    reasoning, now = dict[int, str](), dict.fromkeys(Role, "")
+    reasoning, current = dict[int, str](), dict.fromkeys(Role, "")
     for piece in pieces:
         if not piece.turn:
-            now[piece.role] = piece.text
+            current[piece.role] = piece.text
         elif piece.role is Role.PAST_REASONING:
             reasoning[piece.turn] = piece.text
         elif piece.role is Role.PAST_QUERY:
             searches.append((reasoning.get(piece.turn, ""), piece.text, []))
         elif piece.text:
             searches[-1][2].append(piece.text)
-    left = [search for search in searches if any(search)]
+    turns = [search for search in searches if any(search)]
     return template.fill(
         {
-            "question": now[Role.QUESTION],
-            "turns": "".join(template.fill_turn(number, *search) for number, search in enumerate(left, start=1)),
-            "reasoning": now[Role.REASONING] or NO_REASONING,
-            "query": now[Role.QUERY],
+            "question": current[Role.QUESTION],
+            "turns": "".join(template.fill_turn(number, *turn) for number, turn in enumerate(turns, start=1)),
+            "reasoning": current[Role.REASONING] or NO_REASONING,
+            "query": current[Role.QUERY],
         }
     )
 
 
-def _fitting(pieces: Sequence[Piece], layout: _Layout, limit: int, count: Count) -> str | None:
-    """The rendered text with the fewest words removed that fits, by binary search; `None` if the query is too long."""
-    order = sorted((at for at, piece in enumerate(pieces) if piece.role is not Role.QUERY), key=partial(_loss, pieces))
-    borders = [[word.start() for word in _WORD.finditer(pieces[at].text)] for at in order]  # where words begin
-    ends = list(accumulate(map(len, borders)))  # words removed when the pieces up to here are empty
+def _truncate(pieces: Sequence[Piece], layout: _Layout, limit: int, count: Count) -> str | None:
+    """Remove the fewest words so that the text fits, by binary search; `None` if the query is too long."""
+    indices = [index for index, piece in enumerate(pieces) if piece.role is not Role.QUERY]
+    order = sorted(indices, key=partial(_truncation_key, pieces))
+    word_starts = [[word.start() for word in _WORD.finditer(pieces[index].text)] for index in order]
+    ends = list(accumulate(map(len, word_starts)))  # words removed when the pieces up to here are empty
     best: str | None = None
-    least, most = 1, ends[-1] if ends else 0
-    while least <= most:
-        lost = (least + most) // 2
-        left = list(pieces)
-        last = bisect_left(ends, lost)
-        for at in order[:last]:
-            left[at] = replace(pieces[at], text="")
-        inside = lost - (ends[last] - len(borders[last]))
-        left[order[last]] = _shortened(pieces[order[last]], borders[last], inside)
-        text = layout(left)
+    low, high = 1, ends[-1] if ends else 0
+    while low <= high:
+        removed = (low + high) // 2
+        shortened = list(pieces)
+        last = bisect_left(ends, removed)
+        for index in order[:last]:
+            shortened[index] = replace(pieces[index], text="")
+        removed_here = removed - (ends[last] - len(word_starts[last]))
+        shortened[order[last]] = _shorten(pieces[order[last]], word_starts[last], removed_here)
+        text = layout(shortened)
         if count(text) <= limit:
-            best, most = text, lost - 1
+            best, high = text, removed - 1
         else:
-            least = lost + 1
+            low = removed + 1
     return best
 
 
-def _loss(pieces: Sequence[Piece], at: int) -> tuple[int, int, int, int]:
+def _truncation_key(pieces: Sequence[Piece], index: int) -> tuple[int, int, int, int]:
     """Sort key of pieces by order of truncation; see `render_view`."""
-    piece = pieces[at]
+    piece = pieces[index]
     if piece.role is Role.DOCUMENT:
-        return 0, piece.turn, -at, 0  # documents are ranked, so the last is removed first
+        return 0, piece.turn, -index, 0  # documents are ranked, so the last is removed first
     rank = list(Role).index(piece.role)
-    return (1, piece.turn, rank, at) if piece.turn else (2, rank, at, 0)
+    return (1, piece.turn, rank, index) if piece.turn else (2, rank, index, 0)
 
 
 # A word is a run without blanks. In scripts without spaces, each character is a word.
@@ -491,10 +489,10 @@ _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 
-def _shortened(piece: Piece, borders: Sequence[int], lost: int) -> Piece:
-    """The piece without `lost` of its words: the first ones of a reasoning, the last ones of anything else."""
-    if lost == len(borders):
+def _shorten(piece: Piece, word_starts: Sequence[int], removed: int) -> Piece:
+    """The piece without `removed` of its words: the first ones of a reasoning, the last ones of anything else."""
+    if removed == len(word_starts):
         return replace(piece, text="")
     if piece.role in (Role.REASONING, Role.PAST_REASONING):
-        return replace(piece, text=piece.text[borders[lost] :])
-    return replace(piece, text=piece.text[: borders[len(borders) - lost]].rstrip())
+        return replace(piece, text=piece.text[word_starts[removed] :])
+    return replace(piece, text=piece.text[: word_starts[len(word_starts) - removed]].rstrip())

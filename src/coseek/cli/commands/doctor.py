@@ -167,10 +167,10 @@ def precision() -> str:
 def exact_search() -> str:
     """Time exact search against int8, or read an earlier measurement."""
     from coseek.hardware.device import instructions
-    from coseek.retrieval.vectors.exact import chosen
+    from coseek.retrieval.vectors.exact import choose_method
 
     importlib.import_module("torch")
-    taken, why = chosen(10**6, 384, "float32", "auto")
+    taken, why = choose_method(10**6, 384, "float32", "auto")
     return f"auto is {taken} for a million vectors of 384 dimensions ({why}); {instructions()}"
 
 

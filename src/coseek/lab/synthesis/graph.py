@@ -22,7 +22,7 @@ from coseek.data.passage import Corpus
 from coseek.data.question import plain_name
 from coseek.lab.synthesis.statements import PREPOSITIONS, Statement, key_of, read_facts
 from coseek.retrieval.lexical.analyzer import words
-from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings, weigh
+from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings, build_postings
 
 Rows = NDArray[np.int32]
 Chain = tuple[Statement, ...]
@@ -46,7 +46,7 @@ class HopGraph:
         self.types = facts.types
         """Key of a subject → what it is (`film`), where its passage says so."""
         self._row_of = {key: row for row, key in reversed([*enumerate(keys)])}
-        self._postings, self._vocabulary = weigh(corpus, Bm25Settings())
+        self._postings, self._vocabulary = build_postings(corpus, Bm25Settings())
         self.bm25 = Bm25(corpus, Bm25Settings(), self._postings, self._vocabulary)
         self._held: dict[str, set[int]] = {}
         typed: defaultdict[str, Counter[str]] = defaultdict(Counter)

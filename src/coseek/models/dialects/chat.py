@@ -10,11 +10,11 @@ EXACT = False
 SCALED = False
 
 
-def body(ask: TurnRequest) -> JsonObject:
+def body(request: TurnRequest) -> JsonObject:
     messages: list[JsonObject] = [
-        {"role": "assistant" if part.by_model else "user", "content": part.text} for part in ask.parts
+        {"role": "assistant" if segment.by_model else "user", "content": segment.text} for segment in request.segments
     ]
-    return {"messages": [*messages], **sampling(ask)}
+    return {"messages": [*messages], **sampling(request)}
 
 
 def read(answer: JsonObject) -> ServerTurn:

@@ -10,23 +10,23 @@ MOST_STOPS = 4
 """OpenAI's maximum; the client detects the other stop strings in the text."""
 
 
-def body(ask: TurnRequest) -> JsonObject:
-    return {"prompt": "".join(part.text for part in ask.parts), **sampling(ask)}
+def body(request: TurnRequest) -> JsonObject:
+    return {"prompt": "".join(segment.text for segment in request.segments), **sampling(request)}
 
 
-def sampling(ask: TurnRequest) -> JsonObject:
+def sampling(request: TurnRequest) -> JsonObject:
     """Sampling fields of every OpenAI-compatible server. The temperature is always sent, since its default is 1."""
-    said: JsonObject = {
-        "model": ask.model,
-        "max_tokens": ask.max_tokens,
-        "temperature": ask.temperature,
-        "seed": ask.turn_seed,
+    fields: JsonObject = {
+        "model": request.model,
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "seed": request.turn_seed,
     }
-    if ask.temperature > 0:
-        said["top_p"] = 1.0
-    if ask.stops:
-        said["stop"] = [*ask.stops[:MOST_STOPS]]
-    return said
+    if request.temperature > 0:
+        fields["top_p"] = 1.0
+    if request.stops:
+        fields["stop"] = [*request.stops[:MOST_STOPS]]
+    return fields
 
 
 def read(answer: JsonObject) -> ServerTurn:

@@ -26,21 +26,21 @@ SCALED = True
 """True unless the server was started with SGLANG_RETURN_ORIGINAL_LOGPROB."""
 
 
-def body(ask: TurnRequest) -> JsonObject:
+def body(request: TurnRequest) -> JsonObject:
     """The request. All sampling fields are explicit, since defaults come from the model's own settings."""
     sampling: JsonObject = {
-        "max_new_tokens": ask.max_tokens,
-        "temperature": ask.temperature,
+        "max_new_tokens": request.max_tokens,
+        "temperature": request.temperature,
         **FULL_SOFTMAX,
-        "stop": [*ask.stops],
+        "stop": [*request.stops],
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
     }
-    if ask.temperature > 0:
+    if request.temperature > 0:
         # Used by servers started with --enable-deterministic-inference.
-        sampling["sampling_seed"] = ask.turn_seed
-    return {"input_ids": [*ask.ids], "sampling_params": sampling, "return_logprob": True, "stream": False}
+        sampling["sampling_seed"] = request.turn_seed
+    return {"input_ids": [*request.ids], "sampling_params": sampling, "return_logprob": True, "stream": False}
 
 
 def read(answer: JsonObject) -> ServerTurn:
@@ -64,24 +64,24 @@ def update_calls(update: WeightUpdate) -> list[ServerCall]:
     return [ServerCall("/update_weights_from_disk", body)]
 
 
-def prompt_body(ask: PromptRequest) -> JsonObject:
+def prompt_body(request: PromptRequest) -> JsonObject:
     """The request. The token at `logprob_start_len` itself has no log-probability."""
     return {
-        "input_ids": [*ask.ids],
+        "input_ids": [*request.ids],
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0, **FULL_SOFTMAX},
         "return_logprob": True,
-        "logprob_start_len": ask.start - 1,
+        "logprob_start_len": request.start - 1,
         "return_text_in_logprobs": True,
         "stream": False,
     }
 
 
-def read_prompt(answer: JsonObject, ask: PromptRequest) -> PromptScores:
+def read_prompt(answer: JsonObject, request: PromptRequest) -> PromptScores:
     """Parse (log-probability, id, text) of the last tokens of the prompt."""
     pairs = item(answer, "meta_info", "input_token_logprobs")
-    last = pairs[-len(ask.scored) :] if isinstance(pairs, list) else []
+    last = pairs[-len(request.scored) :] if isinstance(pairs, list) else []
     _is_cut_off(answer, "")
-    if ids_of(cast(Json, [item(pair, 1) for pair in last])) != ask.scored:
+    if ids_of(cast(Json, [item(pair, 1) for pair in last])) != request.scored:
         raise ValueError("its answer holds log-probabilities of other tokens than those that were sent")
     logprobs = logprobs_of(cast(Json, [item(pair, 0) for pair in last]))
     return PromptScores(logprobs, "".join(text_of(item(pair, 2)) for pair in last))

@@ -27,16 +27,16 @@ _NO_CHANCE = -9999.0
 """Written by vLLM for −∞, which JSON cannot hold."""
 
 
-def body(ask: TurnRequest) -> JsonObject:
+def body(request: TurnRequest) -> JsonObject:
     """The request. All sampling fields are explicit, since defaults come from the model's own settings."""
     return {
-        "model": ask.model,
-        "prompt": [*ask.ids],
-        "max_tokens": ask.max_tokens,
-        "temperature": ask.temperature,
+        "model": request.model,
+        "prompt": [*request.ids],
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
         **FULL_SOFTMAX,
-        "seed": ask.turn_seed,
-        "stop": [*ask.stops],
+        "seed": request.turn_seed,
+        "stop": [*request.stops],
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
@@ -66,11 +66,11 @@ def update_calls(update: WeightUpdate) -> list[ServerCall]:
     return [ServerCall("/collective_rpc", reload), ServerCall("/reset_prefix_cache", {})]
 
 
-def prompt_body(ask: PromptRequest) -> JsonObject:
+def prompt_body(request: PromptRequest) -> JsonObject:
     """The request. One token is sampled, since a completion has at least one; it is not read."""
     return {
-        "model": ask.model,
-        "prompt": [*ask.ids],
+        "model": request.model,
+        "prompt": [*request.ids],
         "max_tokens": 1,
         "temperature": 1.0,
         **FULL_SOFTMAX,
@@ -79,13 +79,13 @@ def prompt_body(ask: PromptRequest) -> JsonObject:
     }
 
 
-def read_prompt(answer: JsonObject, ask: PromptRequest) -> PromptScores:
+def read_prompt(answer: JsonObject, request: PromptRequest) -> PromptScores:
     """Parse a list of {id: {logprob, decoded_token}}, one for each token of the prompt."""
     rows = item(answer, "choices", 0, "prompt_logprobs")
-    if not isinstance(rows, list) or len(rows) != len(ask.ids):
-        raise ValueError(f"its answer holds no log-probabilities of the {len(ask.ids)} tokens of the prompt")
-    found = [item(row, str(ident)) for row, ident in zip(rows[ask.start :], ask.scored, strict=True)]
-    logprobs = logprobs_of(cast(Json, [item(one, "logprob") for one in found]))
+    if not isinstance(rows, list) or len(rows) != len(request.ids):
+        raise ValueError(f"its answer holds no log-probabilities of the {len(request.ids)} tokens of the prompt")
+    scores = [item(row, str(ident)) for row, ident in zip(rows[request.start :], request.scored, strict=True)]
+    logprobs = logprobs_of(cast(Json, [item(score, "logprob") for score in scores]))
     if min(logprobs) <= _NO_CHANCE:
         raise ValueError("its answer holds a token of probability 0")
-    return PromptScores(logprobs, "".join(text_of(item(one, "decoded_token")) for one in found))
+    return PromptScores(logprobs, "".join(text_of(item(score, "decoded_token")) for score in scores))

@@ -54,27 +54,27 @@ class StepGraphs:
         if shape not in self._graphs:
             self._graphs[shape] = None
             return self._step(ids_B, starts_B, columns)
-        made = self._graphs[shape]
-        if made is None:
-            made = self._graphs[shape] = self._capture(ids_B.clone(), starts_B.clone(), columns)
-        made.ids_B.copy_(ids_B)
-        made.starts_B.copy_(starts_B)
-        made.graph.replay()
-        return made.logits_BV
+        captured = self._graphs[shape]
+        if captured is None:
+            captured = self._graphs[shape] = self._capture(ids_B.clone(), starts_B.clone(), columns)
+        captured.ids_B.copy_(ids_B)
+        captured.starts_B.copy_(starts_B)
+        captured.graph.replay()
+        return captured.logits_BV
 
     def _capture(self, ids_B: Tensor, starts_B: Tensor, columns: int) -> _Graph:
         graph = torch.cuda.CUDAGraph()
-        pool = next((one.graph.pool() for one in self._graphs.values() if one is not None), None)
+        pool = next((captured.graph.pool() for captured in self._graphs.values() if captured is not None), None)
         # Other threads, such as a retriever's, may use the device during the capture.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits_BV = self._step(ids_B, starts_B, columns)
         return _Graph(graph, ids_B, starts_B, logits_BV)
 
 
-MOST_SCORES = 2**24
-"""Scores of queries and keys that are computed at a time, unless a single query has more: those of a whole prompt grow
-with the square of its length, and would be most of a small model's memory."""
-MOST_COPIED = 4 * 2**30
+MAX_SCORES = 2**24
+"""Attention scores per operation, unless a single query has more: those of a whole prompt grow with the square of its
+length, and would use most of a small model's memory."""
+MAX_COPIED_BYTES = 4 * 2**30
 """Maximum bytes of weights to copy on a CPU only for faster products."""
 
 # N packed tokens of all rows · H hidden size · D size of a head · K width of the convolution
@@ -87,7 +87,7 @@ WeightState: TypeAlias = list[tuple[int, int]] | None
 
 class FusedEngine:
     """Implements `Engine` with copies of the weights in `dtype`. Shares the module's weights if they are in `dtype`
-    and either have adapters, are on an accelerator, or take more than `MOST_COPIED` bytes."""
+    and either have adapters, are on an accelerator, or take more than `MAX_COPIED_BYTES` bytes."""
 
     @staticmethod
     def can_run(model: PreTrainedModel) -> bool:
@@ -104,17 +104,17 @@ class FusedEngine:
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self._eps = float(config.norm_eps if family.laptop else config.rms_norm_eps)
-        copied = dtype.itemsize * sum(weight.numel() for weight in model.parameters())
+        weight_bytes = dtype.itemsize * sum(weight.numel() for weight in model.parameters())
         self._shares = model.dtype == dtype and (
-            bool(adapted_layers(model)) or self.device.type != "cpu" or copied > MOST_COPIED
+            bool(adapted_layers(model)) or self.device.type != "cpu" or weight_bytes > MAX_COPIED_BYTES
         )
         # A convolution's state has no columns, so tokens after the end of a turn could not be dropped from it.
-        states = "conv" in (getattr(config, "layer_types", None) or ())
-        self.stretch = 8 if self.device.type == "cuda" and not states else 1
-        self.pads = self.device.type == "cuda" and not states
+        has_states = "conv" in (getattr(config, "layer_types", None) or ())
+        self.pads = self.device.type == "cuda" and not has_states
+        self.run_ahead = 8 if self.pads else 1
         self.cache = KVCache()
         self._graphs = StepGraphs(self._step)
-        self._turns_PD = (torch.empty(0, device=self.device), torch.empty(0, device=self.device))
+        self._rotary_PD = (torch.empty(0, device=self.device), torch.empty(0, device=self.device))
         self._state: WeightState = None
         self.refresh()
 
@@ -138,40 +138,40 @@ class FusedEngine:
 
     def reserve(self, slots: int, columns: int) -> None:
         self.cache.reserve(slots, columns)
-        if columns > len(self._turns_PD[0]):
+        if columns > len(self._rotary_PD[0]):
             self._graphs.clear()
-            self._turns_PD = self._rotations(columns * 3 // 2)
+            self._rotary_PD = self._rotations(columns * 3 // 2)
 
     @torch.inference_mode()
     def read(self, block: TokenBlock) -> None:
         tokens = _Tokens(block)
         # Query heads that share a key-value head are concatenated along W.
-        asking_BW = block.positions_BW.repeat(1, self._heads // self._kv_heads)
-        parts = _parts(asking_BW.shape[1], len(asking_BW) * self._kv_heads * block.end)
-        whole = self._causal(asking_BW, block.end) if len(parts) == 1 else None  # the same in all layers
-        turns = self._turns_at(tokens.positions_N)
+        queries_BW = block.positions_BW.repeat(1, self._heads // self._kv_heads)
+        slices = _query_slices(queries_BW.shape[1], len(queries_BW) * self._kv_heads * block.end)
+        whole_bias = self._causal(queries_BW, block.end) if len(slices) == 1 else None  # the same in all layers
+        rotary = self._rotary_at(tokens.positions_N)
         attend = _attend if self._family.laptop else _attend_many
 
         def mix(number: int, layer: Layer, projected_N: Tensor) -> Tensor:
             if layer.taps_KH is not None:
                 return self._convolve_block(number, layer.taps_KH, projected_N, tokens)
-            queries_NHD, keys_NHD, values_NHD = self._heads_of(layer, projected_N, turns)
-            self._remember(number, tokens.slots_N, tokens.positions_N, keys_NHD, values_NHD)
+            queries_NHD, keys_NHD, values_NHD = self._project_heads(layer, projected_N, rotary)
+            self._write_cache(number, tokens.slots_N, tokens.positions_N, keys_NHD, values_NHD)
             if number == len(self._weights.layers) - 1:
                 return projected_N  # only the cache of the last layer is needed
             padded = queries_NHD.new_zeros((block.ids_BW.numel(), self._heads, self._dim))
             padded[block.real_N] = queries_NHD
             padded = padded.view(*block.ids_BW.shape, self._heads, self._dim)
             queries = padded.transpose(1, 2).reshape(len(block.slots_B), self._kv_heads, -1, self._dim)
-            seen = (block.slots_B, slice(None), slice(0, block.end))
-            keys, values = self.cache.keys[number][seen], self.cache.values[number][seen]
-            if whole is not None:
-                mixed = attend(queries, keys, values, whole)
+            cached = (block.slots_B, slice(None), slice(0, block.end))
+            keys, values = self.cache.keys[number][cached], self.cache.values[number][cached]
+            if whole_bias is not None:
+                mixed = attend(queries, keys, values, whole_bias)
             else:
                 mixed = queries.new_empty(queries.shape)
-                for part in parts:
-                    bias = self._causal(asking_BW[:, part], block.end)
-                    mixed[:, :, part] = attend(queries[:, :, part], keys, values, bias)
+                for some in slices:
+                    bias = self._causal(queries_BW[:, some], block.end)
+                    mixed[:, :, some] = attend(queries[:, :, some], keys, values, bias)
             mixed = mixed.view(len(block.slots_B), self._heads, -1, self._dim).transpose(1, 2)
             return mixed.flatten(0, 1)[block.real_N].flatten(1)
 
@@ -192,16 +192,16 @@ class FusedEngine:
         seen_BL = starts_B[:, None] >= torch.arange(end, device=self.device)
         bias = _bias(seen_BL[:, None, None], self._dtype)
         attend = _attend if self._family.laptop else _attend_one
-        turns = self._turns_at(starts_B)
+        rotary = self._rotary_at(starts_B)
 
         def mix(number: int, layer: Layer, projected_N: Tensor) -> Tensor:
             if layer.taps_KH is not None:
                 return self._convolve_one(number, layer.taps_KH, projected_N)
-            queries_NHD, keys_NHD, values_NHD = self._heads_of(layer, projected_N, turns)
-            self._remember(number, rows_B, starts_B, keys_NHD, values_NHD)
+            queries_NHD, keys_NHD, values_NHD = self._project_heads(layer, projected_N, rotary)
+            self._write_cache(number, rows_B, starts_B, keys_NHD, values_NHD)
             queries = queries_NHD.view(len(ids_B), self._kv_heads, -1, self._dim)
-            seen = (slice(0, len(ids_B)), slice(None), slice(0, end))
-            return attend(queries, self.cache.keys[number][seen], self.cache.values[number][seen], bias).flatten(1)
+            cached = (slice(0, len(ids_B)), slice(None), slice(0, end))
+            return attend(queries, self.cache.keys[number][cached], self.cache.values[number][cached], bias).flatten(1)
 
         hidden_NH = self._run(ids_B, mix, last_matters=True)
         return self._weights.head(self._normed(hidden_NH, self._weights.last_H)).float()
@@ -221,30 +221,30 @@ class FusedEngine:
     def _normed(self, hidden_NH: Tensor, weight_H: Tensor | None) -> Tensor:
         return F.rms_norm(hidden_NH, (hidden_NH.shape[-1],), weight_H, self._eps)
 
-    def _heads_of(self, layer: Layer, projected_N: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    def _project_heads(self, layer: Layer, projected_N: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """Queries and keys, normalised and rotated to their positions, and values. Queries are scaled for the
         softmax."""
         heads_NHD = projected_N.view(len(projected_N), -1, self._dim)
-        turned = self._heads + self._kv_heads
-        plain_NHD = heads_NHD[:, :turned]
+        rotated_heads = self._heads + self._kv_heads
+        plain_NHD = heads_NHD[:, :rotated_heads]
         if layer.scale is not None:
             plain_NHD = F.rms_norm(plain_NHD, (self._dim,), eps=self._eps) * layer.scale
-        halves = plain_NHD.view(len(projected_N), turned, 2, -1)
-        cos_N1D, sin_N1D = turns
-        turned_NHD = torch.addcmul(plain_NHD * cos_N1D, halves.flip(2).view(plain_NHD.shape), sin_N1D)
-        queries_NHD = turned_NHD[:, : self._heads]
+        halves = plain_NHD.view(len(projected_N), rotated_heads, 2, -1)
+        cos_N1D, sin_N1D = rotary
+        rotated_NHD = torch.addcmul(plain_NHD * cos_N1D, halves.flip(2).view(plain_NHD.shape), sin_N1D)
+        queries_NHD = rotated_NHD[:, : self._heads]
         if layer.scale is None:
             queries_NHD = queries_NHD * self._dim**-0.5
-        return queries_NHD, turned_NHD[:, self._heads :], heads_NHD[:, turned:]
+        return queries_NHD, rotated_NHD[:, self._heads :], heads_NHD[:, rotated_heads:]
 
-    def _remember(self, number: int, slots_N: Tensor, positions_N: Tensor, keys: Tensor, values: Tensor) -> None:
+    def _write_cache(self, number: int, slots_N: Tensor, positions_N: Tensor, keys: Tensor, values: Tensor) -> None:
         self.cache.use(number, self._kv_heads, self._dim, keys)
         self.cache.keys[number][slots_N, :, positions_N] = keys
         self.cache.values[number][slots_N, :, positions_N] = values
 
-    def _causal(self, asking_BW: Tensor, end: int) -> Tensor:
+    def _causal(self, queries_BW: Tensor, end: int) -> Tensor:
         """The mask of queries at these positions over the columns below `end`."""
-        seen_BWL = asking_BW[:, :, None] >= torch.arange(end, device=self.device)
+        seen_BWL = queries_BW[:, :, None] >= torch.arange(end, device=self.device)
         return _bias(seen_BWL[:, None], self._dtype)
 
     def _convolve_one(self, number: int, taps_KH: Tensor, projected_N: Tensor) -> Tensor:
@@ -270,22 +270,22 @@ class FusedEngine:
         now_NH = before_gate * value
         self.cache.use_state(number, (kernel - 1, now_NH.shape[1]), now_NH)
         state = self.cache.states[number]
-        behind = torch.arange(kernel - 1, device=self.device)
-        laid = now_NH.new_empty((len(now_NH) + len(tokens.slots_B) * (kernel - 1), now_NH.shape[1]))
+        offsets = torch.arange(kernel - 1, device=self.device)
+        padded_NH = now_NH.new_empty((len(now_NH) + len(tokens.slots_B) * (kernel - 1), now_NH.shape[1]))
         rows_B = torch.arange(len(tokens.slots_B), device=self.device)
         places_N = torch.arange(len(now_NH), device=self.device) + (tokens.rows_N + 1) * (kernel - 1)
         starts_B = tokens.firsts_B + rows_B * (kernel - 1)
-        laid[places_N] = now_NH
-        laid[starts_B[:, None] + behind] = state[tokens.slots_B]
-        state[tokens.slots_B] = laid[(starts_B + tokens.lengths_B)[:, None] + behind]
-        count = len(laid) - kernel + 1
-        sums = laid[:count] * taps_KH[0]
+        padded_NH[places_N] = now_NH
+        padded_NH[starts_B[:, None] + offsets] = state[tokens.slots_B]
+        state[tokens.slots_B] = padded_NH[(starts_B + tokens.lengths_B)[:, None] + offsets]
+        count = len(padded_NH) - kernel + 1
+        sums = padded_NH[:count] * taps_KH[0]
         for k in range(1, kernel):
-            sums.addcmul_(laid[k : k + count], taps_KH[k])
+            sums.addcmul_(padded_NH[k : k + count], taps_KH[k])
         return after_gate * sums[places_N - (kernel - 1)]
 
-    def _turns_at(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        cos_PD, sin_PD = self._turns_PD
+    def _rotary_at(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        cos_PD, sin_PD = self._rotary_PD
         return cos_PD[positions_N][:, None], sin_PD[positions_N][:, None]
 
     @torch.inference_mode()
@@ -298,8 +298,8 @@ class FusedEngine:
 
 
 def _state_of(model: PreTrainedModel) -> WeightState:
-    """The state of frozen weights; `None` if an optimizer may change them, since fused ones leave versions as they are.
-    So a served model is copied once and not for every request."""
+    """The state of frozen weights; `None` if an optimizer may change them, since fused ones do not update versions. So
+    a served model is copied once and not for every request."""
     weights = list(model.parameters())
     if any(weight.requires_grad or weight.is_inference() for weight in weights):
         return None
@@ -324,9 +324,9 @@ def _bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
-def _parts(queries: int, scores: int) -> list[slice]:
-    """Pieces of so many queries, each of which has so many scores."""
-    size = max(1, MOST_SCORES // scores)
+def _query_slices(queries: int, scores: int) -> list[slice]:
+    """Slices of the queries, of at most `MAX_SCORES` scores each; a query has `scores`."""
+    size = max(1, MAX_SCORES // scores)
     return [slice(start, start + size) for start in range(0, queries, size)]
 
 
@@ -346,14 +346,14 @@ def _attend_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> 
     """`_attend` for a single token. Multiplies keys by queries: on a CPU in bfloat16 this takes a third of the time of
     queries by keys, which transposes the keys."""
     rows, heads, columns, dim = keys.shape
-    lines = (rows * heads, columns, dim)
-    scores = torch.bmm(keys.reshape(lines), queries.reshape(rows * heads, -1, dim).transpose(1, 2))
+    flat = (rows * heads, columns, dim)
+    scores = torch.bmm(keys.reshape(flat), queries.reshape(rows * heads, -1, dim).transpose(1, 2))
     scores = scores.view(rows, heads, columns, -1).transpose(-1, -2) + bias
-    mixed = torch.bmm(scores.softmax(dim=-1).reshape(rows * heads, -1, columns), values.reshape(lines))
+    mixed = torch.bmm(scores.softmax(dim=-1).reshape(rows * heads, -1, columns), values.reshape(flat))
     return mixed.view(rows, heads, -1, dim)
 
 
-def _padded(count: int, least: int) -> int:
-    """Round up to a multiple of `least`, with at most four sizes between a power of two and the next."""
-    unit = max(least, (1 << (count - 1).bit_length()) // 8)
+def _padded(count: int, multiple: int) -> int:
+    """Round up to a multiple of `multiple`, with at most four sizes between a power of two and the next."""
+    unit = max(multiple, (1 << (count - 1).bit_length()) // 8)
     return -(-count // unit) * unit

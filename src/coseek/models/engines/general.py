@@ -23,12 +23,12 @@ class GeneralEngine:
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self._source = model
-        self._module = model if model.dtype == dtype else _copy_in(model, dtype)
+        self._module = model if model.dtype == dtype else _copy_as(model, dtype)
         self.device = model.device
         self._dtype = dtype
         self._kinds = _layer_kinds(model)
         self._window = int(getattr(model.config.get_text_config(), "sliding_window", None) or 0)
-        self.stretch = 8 if self.device.type == "cuda" and "conv" not in self._kinds else 1
+        self.run_ahead = 8 if self.device.type == "cuda" and "conv" not in self._kinds else 1
         self.cache = KVCache()
         self._view = CacheView(self.cache)
 
@@ -77,7 +77,7 @@ class GeneralEngine:
     def _masks(self, positions_BW: Tensor, columns: int) -> Tensor | Mapping[str, Tensor | None]:
         """Additive masks by layer kind, 0 where a column may be attended to, so that the module builds none."""
         columns_L = torch.arange(columns, device=self.device)
-        least = torch.finfo(self._dtype).min
+        lowest = torch.finfo(self._dtype).min
 
         def mask(kind: str) -> Tensor | None:
             if kind == "conv":
@@ -85,7 +85,7 @@ class GeneralEngine:
             seen = positions_BW[:, :, None] >= columns_L
             if kind == "sliding_attention":
                 seen &= (positions_BW - self._window)[:, :, None] < columns_L
-            return torch.zeros((), dtype=self._dtype, device=self.device).where(seen, least)[:, None]
+            return torch.zeros((), dtype=self._dtype, device=self.device).where(seen, lowest)[:, None]
 
         masks = {kind: mask(kind) for kind in self._kinds}
         if len(masks) == 1:
@@ -109,8 +109,8 @@ class CacheView(Cache):
         self.slots.use(layer_idx, key_states.shape[1], key_states.shape[3], key_states, value_states.shape[3])
         keys, values = self.slots.keys[layer_idx], self.slots.values[layer_idx]
         block = self.block
-        places = (block.slots_B[:, None], slice(None), block.positions_BW)
-        keys[places], values[places] = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        written = (block.slots_B[:, None], slice(None), block.positions_BW)
+        keys[written], values[written] = key_states.transpose(1, 2), value_states.transpose(1, 2)
         rows = slice(0, len(block.ids_BW)) if block.first else block.slots_B
         return keys[rows, :, : block.end], values[rows, :, : block.end]
 
@@ -146,7 +146,7 @@ def _without_dropout(module: torch.nn.Module) -> Iterator[None]:
             module.train()
 
 
-def _copy_in(model: PreTrainedModel, dtype: torch.dtype) -> torch.nn.Module:
+def _copy_as(model: PreTrainedModel, dtype: torch.dtype) -> torch.nn.Module:
     module: torch.nn.Module = copy.deepcopy(model)
     merge_adapters(module)
     # Buffers stay as they are: the frequencies of rotary positions would be wrong by radians in bfloat16.
@@ -159,8 +159,8 @@ def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
     """The layer kinds of the model. An unknown kind is a `SettingError`."""
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    listed = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    kinds = tuple(dict.fromkeys(str(kind) for kind in listed))
+    layer_types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    kinds = tuple(dict.fromkeys(map(str, layer_types)))
     name = type(model).__name__
     for kind in kinds:
         if kind not in KNOWN_LAYERS:

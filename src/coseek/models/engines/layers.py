@@ -103,14 +103,14 @@ def family_of(model: PreTrainedModel) -> Family | None:
         and set(kinds) <= {"full_attention", "conv"}
         and getattr(config, "hidden_act", "silu") == "silu"
         and not getattr(config, "conv_bias", False)
-        and all(type(part) in (nn.Linear, LoraLinear) for part in model.modules() if isinstance(part, nn.Linear))
+        and all(type(layer) in (nn.Linear, LoraLinear) for layer in model.modules() if isinstance(layer, nn.Linear))
         and all(weight.is_floating_point() for weight in model.parameters())
     )
     return FAMILIES.get(type(model)) if known else None
 
 
 def weights_of(model: PreTrainedModel, family: Family, dtype: torch.dtype, shares: bool) -> DecoderWeights:
-    """The model's own weights if it `shares`, else copies in `dtype` with merged adapters."""
+    """The model's own weights with `shares`, else copies in `dtype` with merged adapters."""
     state = model.state_dict() if shares else merged_state_dict(model)
     named = {name: weight.detach() for name, weight in state.items()}
     folds = family.laptop and not shares
@@ -121,22 +121,22 @@ def weights_of(model: PreTrainedModel, family: Family, dtype: torch.dtype, share
 
     def product(names: Sequence[str], gain_H: Tensor | None = None) -> Product:
         if shares:
-            return _side_by_side([cast(Product, model.get_submodule(name)) for name in names])
+            return _concatenated([cast(Product, model.get_submodule(name)) for name in names])
         weights = [named[f"{name}.weight"] for name in names]
         joined = torch.cat(weights) if gain_H is None else torch.cat(weights) * gain_H
         biases = [bias for name in names if (bias := named.get(f"{name}.bias")) is not None]  # all of them, or none
         return _product(copied(joined), copied(torch.cat(biases)) if biases else None, pack)
 
-    def layer(place: str) -> Layer:
-        taps = named.get(f"{place}conv.conv.weight")
+    def layer(prefix: str) -> Layer:
+        taps = named.get(f"{prefix}conv.conv.weight")
         into, out = (QKV, family.out) if taps is None else (("conv.in_proj",), "conv.out_proj")
-        before, between = named[f"{place}{family.before}.weight"], named[f"{place}{family.between}.weight"]
-        norms = named.get(f"{place}{family.query_norm}.weight"), named.get(f"{place}{family.key_norm}.weight")
+        before, between = named[f"{prefix}{family.before}.weight"], named[f"{prefix}{family.between}.weight"]
+        norms = named.get(f"{prefix}{family.query_norm}.weight"), named.get(f"{prefix}{family.key_norm}.weight")
         return Layer(
-            into=product([place + name for name in into], before if folds else None),
-            out=product([place + out]),
-            up=product([place + name for name in family.up], between if folds else None),
-            down=product([place + family.down]),
+            into=product([prefix + name for name in into], before if folds else None),
+            out=product([prefix + out]),
+            up=product([prefix + name for name in family.up], between if folds else None),
+            down=product([prefix + family.down]),
             before_H=None if folds else copied(before),
             between_H=None if folds else copied(between),
             scale=None if norms[0] is None or norms[1] is None else copied(_scale(model, norms[0], norms[1])),
@@ -145,12 +145,12 @@ def weights_of(model: PreTrainedModel, family: Family, dtype: torch.dtype, share
 
     last, embedding_VH = named[f"{family.last}.weight"], copied(named["model.embed_tokens.weight"])
     tied = named["lm_head.weight"].data_ptr() == named["model.embed_tokens.weight"].data_ptr()
-    one_matrix = tied and not (shares or folds or pack)
+    shares_embedding = tied and not (shares or folds or pack)
     return DecoderWeights(
         embedding_VH,
         [layer(f"model.layers.{number}.") for number in range(model.config.num_hidden_layers)],
         None if folds else copied(last),
-        _product(embedding_VH, None, pack) if one_matrix else product(["lm_head"], last if folds else None),
+        _product(embedding_VH, None, pack) if shares_embedding else product(["lm_head"], last if folds else None),
     )
 
 
@@ -159,8 +159,8 @@ def _scale(model: PreTrainedModel, queries_D: Tensor, keys_D: Tensor) -> Tensor:
     return torch.cat((queries_D.expand(heads, -1) * len(queries_D) ** -0.5, keys_D.expand(kv_heads, -1)))
 
 
-def _side_by_side(parts: Sequence[Product]) -> Product:
-    return parts[0] if len(parts) == 1 else lambda x: torch.cat([part(x) for part in parts], dim=-1)
+def _concatenated(products: Sequence[Product]) -> Product:
+    return products[0] if len(products) == 1 else lambda x: torch.cat([product(x) for product in products], dim=-1)
 
 
 def _packs(dtype: torch.dtype, device: torch.device) -> bool:

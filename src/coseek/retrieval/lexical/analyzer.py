@@ -26,19 +26,19 @@ _BLOCKS = (
     (0x16A00, 0x17000),
     (0x1BC00, 0x1F000),
 )
-"""Where marks are; not those of Han and kana, whose texts have no words, nor the selectors of a sign's look, which
-stand behind signs that are no letters."""
+"""Blocks with marks, except those of Han and kana, whose texts have no words, and variation selectors, which follow
+characters that are not letters."""
 
 
 @cache
 def marks() -> frozenset[str]:
     """All marks. Python's `\\w` matches none of them, and each ends a run of letters."""
-    signs = map(chr, chain.from_iterable(range(*block) for block in _BLOCKS))
-    return frozenset(sign for sign in signs if unicodedata.category(sign) in ("Mn", "Mc"))
+    characters = map(chr, chain.from_iterable(range(*block) for block in _BLOCKS))
+    return frozenset(character for character in characters if unicodedata.category(character) in ("Mn", "Mc"))
 
 
 def undotted(text: str) -> str:
-    """A lower-case text without the dot above that `"İ".lower()` leaves behind an i, which has one already."""
+    """A lower-case text without the second dot above an i, which `"İ".lower()` leaves."""
     return unicodedata.normalize("NFC", text.replace("i\u0307", "i")) if "\u0307" in text else text
 
 
@@ -50,7 +50,7 @@ _SPACELESS_BLOCKS = (
     (0xE00, 0xF00), (0x1000, 0x10A0), (0x1780, 0x1800), (0x1950, 0x19E0), (0x1A20, 0x1AB0), (0x1B00, 0x1B80),
     (0xA980, 0xAA00), (0xAA60, 0xAAE0),
 )  # fmt: skip
-"""Scripts that do not write blanks between words (Unicode's line-breaking class SA, Balinese, Javanese): Thai, Lao,
+"""Scripts without blanks between words (Unicode's line-breaking class SA, Balinese, Javanese): Thai, Lao,
 Burmese, Khmer, Tai Le, New Tai Lue, Tai Tham, Tai Viet. Pairs of letters with their marks replace words."""
 _POINTS = re.compile(
     "[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7"
@@ -59,20 +59,20 @@ _POINTS = re.compile(
 """Vowel points of Hebrew, Arabic and Syriac, which most texts omit, and the Arabic tatweel, which stretches a word."""
 _LINE_END_HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010][ \t]*\r?\n[ \t]*(?=[^\W\d_])")
 _HYPHENATED = SOFT_HYPHEN
-"""Stands for a hyphen at the end of a line, inside a word. Soft hyphens of the text itself are removed before."""
+"""Replaces a hyphen at the end of a line, inside a word. Soft hyphens of the text itself are removed before."""
 _SOFT_HYPHEN = re.compile(rf"{SOFT_HYPHEN}+([ \t]*\r?\n)?")
 
 _PLAIN = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
 """Maps each ASCII character to its lower case, or to a blank. Twice as fast as a regular expression on ASCII text."""
 AUTO = "auto"
-_OURS = ("none", "plural", AUTO)
+_BUILT_IN = ("none", "plural", AUTO)
 _LOCAL = threading.local()
 """Snowball stemmers by language, per thread: a stemmer has a buffer and is not thread-safe."""
 
 
 def check_stem(name: str) -> str:
     """Validate the name of a stemmer. A Snowball language needs PyStemmer."""
-    if name not in _OURS:
+    if name not in _BUILT_IN:
         try:
             _snowball(name)
         except UnknownName as error:
@@ -97,35 +97,35 @@ def words(text: str, stem: str = "none") -> list[str]:
     if "\n" in text:
         text = _LINE_END_HYPHEN.sub(_joined, text)
     if text.isascii():
-        found = text.translate(_PLAIN).split()
+        tokens = text.translate(_PLAIN).split()
     else:
-        unified = undotted(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower())
-        found = _runs().findall(unified)
-        if _patterns().spaceless.search(unified) or _HYPHENATED in unified:
-            found = [word for run in found for word in _split(run)]
-    return found if stem == "none" else list(map(stemmer(stem), found))
+        normalised = undotted(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower())
+        tokens = _runs().findall(normalised)
+        if _patterns().spaceless.search(normalised) or _HYPHENATED in normalised:
+            tokens = [word for run in tokens for word in _split(run)]
+    return tokens if stem == "none" else list(map(stemmer(stem), tokens))
 
 
-def has_words(text: str, *parts: str) -> bool:
-    """Whether a text has the words of one of the parts in a row. A part without words is in no text."""
+def has_words(text: str, *phrases: str) -> bool:
+    """Whether a text has the words of one of the phrases in a row. A phrase without words is in no text."""
     padded = f" {' '.join(words(text))} "
-    return any(part and f" {' '.join(part)} " in padded for part in map(words, parts))
+    return any(phrase and f" {' '.join(phrase)} " in padded for phrase in map(words, phrases))
 
 
 def _displayed(soft_hyphen: re.Match[str]) -> str:
-    """What a soft hyphen looks like: a hyphen at the end of a line, nothing elsewhere."""
+    """A soft hyphen as it is displayed: a hyphen at the end of a line, nothing elsewhere."""
     return f"-{soft_hyphen[1]}" if soft_hyphen[1] else ""
 
 
 def _joined(hyphen: re.Match[str]) -> str:
-    """A sign that continues the word, unless a capital says that another word begins (`Anglo-Saxon`)."""
+    """A character that continues the word, unless a capital begins another word (`Anglo-Saxon`)."""
     before, after = hyphen.string[hyphen.start() - 1], hyphen.string[hyphen.end()]
     return hyphen[0] if after.isupper() and not before.isupper() else _HYPHENATED
 
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """Patterns made of Unicode's tables."""
+    """Patterns from Unicode's tables."""
 
     spaceless: re.Pattern[str]
     """A character of a script without blanks."""
@@ -137,29 +137,29 @@ class _Patterns:
 
 @cache
 def _patterns() -> _Patterns:
-    letters, signs = "", ""
+    letters, marks = "", ""
     for character in map(chr, chain.from_iterable(range(*block) for block in _SPACELESS_BLOCKS)):
-        kind = unicodedata.category(character)[0]
-        letters += character if kind == "L" else ""
-        signs += character if kind == "M" else ""
+        category = unicodedata.category(character)[0]
+        letters += character if category == "L" else ""
+        marks += character if category == "M" else ""
     return _Patterns(
         spaceless=re.compile(f"[{_CJK}{letters}]"),
-        pieces=re.compile(f"([{_CJK}]+)|([{letters}][{letters}{signs}]*)|([^{_CJK}{letters}]+)"),
-        units=re.compile(f"[{_CJK}]|[{letters}][{signs}]*"),
+        pieces=re.compile(f"([{_CJK}]+)|([{letters}][{letters}{marks}]*)|([^{_CJK}{letters}]+)"),
+        units=re.compile(f"[{_CJK}]|[{letters}][{marks}]*"),
     )
 
 
 @cache
 def _runs() -> re.Pattern[str]:
-    """Letters and digits, and the marks between and behind them. Most words end at a sign that is looked up faster in
-    a range than among all marks."""
+    """Letters and digits, and the marks between and after them. Most words end at a character that is looked up faster
+    in a range than among all marks."""
     inner = "".join(sorted(marks())) + _HYPHENATED
     return re.compile(rf"[^\W_]+(?:(?=[{_HYPHENATED}\u0300-\u1fff\u20d0-\U0001efff])[{inner}]+[^\W_]*)*")
 
 
 def fold_accents(word: str) -> str:
     """The letters of a word without accents (`café` → `cafe`, `straße` → `strasse`). Marks that are vowel signs or
-    make another letter (Devanagari, kana) are kept."""
+    form another letter (Devanagari, kana) are kept."""
     if word.isascii():
         return word
     bare = _ACCENTS.sub("", unicodedata.normalize("NFD", word))
@@ -179,11 +179,11 @@ def spaced(text: str) -> str:
 
 
 def units(word: str) -> list[str]:
-    """The characters of a word of a script without blanks, with their marks; none for other words."""
+    """The characters of a word of a script without blanks, with their marks; empty for other words."""
     if word.isascii() or not _patterns().spaceless.match(word):
         return []
-    found = _patterns().units.findall(word)
-    return found if sum(map(len, found)) == len(word) else []
+    characters = _patterns().units.findall(word)
+    return characters if sum(map(len, characters)) == len(word) else []
 
 
 def stemmer(stem: str) -> Callable[[str], str]:
@@ -195,17 +195,17 @@ def stemmer(stem: str) -> Callable[[str], str]:
 
 def _snowball(language: str) -> Callable[[str], str]:
     """The Snowball stemmer of a language, for this thread."""
-    made = cast(dict[str, Callable[[str], str]], _LOCAL.__dict__)
-    if language not in made:
+    stemmers = cast(dict[str, Callable[[str], str]], _LOCAL.__dict__)
+    if language not in stemmers:
         try:
             import Stemmer  # type: ignore[import-not-found]
         except ModuleNotFoundError:
             raise MissingExtra("PyStemmer", f"the stemmer {language!r} of BM25", "stem") from None
-        known = Stemmer.algorithms()
-        if language not in known:
-            raise UnknownName("stemmer", language, [*_OURS, *known])
-        made[language] = Stemmer.Stemmer(language).stemWord
-    return made[language]
+        languages = Stemmer.algorithms()
+        if language not in languages:
+            raise UnknownName("stemmer", language, [*_BUILT_IN, *languages])
+        stemmers[language] = Stemmer.Stemmer(language).stemWord
+    return stemmers[language]
 
 
 def singular(word: str) -> str:
@@ -227,18 +227,18 @@ def _split(run: str) -> list[str]:
         return [word for part in (*parts, "".join(parts)) for word in _split(part)]
     if not _patterns().spaceless.search(run):
         return [run]
-    found: list[str] = []
+    tokens: list[str] = []
     for cjk, spaceless, other in _patterns().pieces.findall(run):
         if other:
-            found.extend(_runs().findall(other))  # a mark behind a CJK character continues no word
+            tokens.extend(_runs().findall(other))  # a mark after a CJK character continues no word
         else:
             characters = cjk or _patterns().units.findall(spaceless)
             pairs = ["".join(characters[start : start + 2]) for start in range(len(characters) - 1)]
-            found.extend(pairs or characters)
-    return found
+            tokens.extend(pairs or characters)
+    return tokens
 
 
-# Language: which language a corpus is written in, by the function words that its texts hold.
+# Language: the language of a corpus, by the function words in its texts.
 
 _FUNCTION_WORDS = {
     "danish": "og i at det en er til af på som med den for ikke der var de jeg har han et også men efter hun eller fra",
@@ -257,14 +257,14 @@ _FUNCTION_WORDS = {
     "swedish": "och i att det som en på är av för med till den har de inte om ett han men var jag från vi sig så kan",
     "turkish": "ve bir bu da de için ile olarak çok daha olan ne gibi kadar sonra en ama ya ki her olduğu mi değil ise",
 }
-"""Frequent words that no Snowball stemmer needs to touch, by the stemmer's name."""
-_LEAST = 0.1
-"""Share of a text's words that its language's function words hold; in running text about a third."""
+"""Frequent words, by the name of the language's Snowball stemmer."""
+_MIN_SHARE = 0.1
+"""Minimum share of function words among a text's words; in running text it is about a third."""
 
 
 def language_of(texts: Iterable[str]) -> str | None:
-    """The language with the largest share of function words, as Snowball names it; `None` where no share reaches .1."""
+    """The language with the largest share of function words, by Snowball's name; `None` if no share is above .1."""
     counts = Counter(word for text in texts for word in words(text))
-    known = {name: sum(counts[word] for word in listed.split()) for name, listed in _FUNCTION_WORDS.items()}
-    best = max(known, key=lambda name: known[name])
-    return best if known[best] > _LEAST * counts.total() else None
+    totals = {name: sum(counts[word] for word in listed.split()) for name, listed in _FUNCTION_WORDS.items()}
+    best = max(totals, key=lambda name: totals[name])
+    return best if totals[best] > _MIN_SHARE * counts.total() else None

@@ -37,8 +37,8 @@ class Postings:
 
     def of(self, word: int) -> tuple[Rows32, Scores]:
         """Rows and weights of one word."""
-        place = slice(self.starts_V1[word], self.starts_V1[word + 1])
-        return self.rows_P[place], self.weights_P[place]
+        span = slice(self.starts_V1[word], self.starts_V1[word + 1])
+        return self.rows_P[span], self.weights_P[span]
 
     def scores(self, words: Sequence[int]) -> Scores:
         """The score of every passage: the float32 sum of its weights in the order of `words`, repetitions included."""
@@ -60,44 +60,44 @@ class Postings:
         return candidates[order].astype(np.intp), scores[order]
 
     def _candidates(self, words: Sequence[int], k: int) -> Rows32:
-        """Ascending rows that contain the `k` best."""
+        """Ascending rows, the `k` best among them."""
         counts = {word: words.count(word) for word in words}
         rarest = sorted(counts, key=lambda word: int(self.starts_V1[word + 1] - self.starts_V1[word]))
         bounds = [counts[word] * float(self.maxima_V[word]) for word in rarest]
         # The sums here are float64; the final float32 scores may deviate by 2⁻²⁴ per addition.
-        safe = 1.0 - (len(words) + 2) * 2.0**-21
+        rounding = 1.0 - (len(words) + 2) * 2.0**-21
         rows, sums, floor = np.zeros(0, dtype=np.int32), np.zeros(0), 0.0
-        for place, word in enumerate(rarest):
-            rest = sum(bounds[place + 1 :])  # upper bound of what later words can add
+        for number, word in enumerate(rarest):
+            rest = sum(bounds[number + 1 :])  # upper bound of the gains by later words
             sums = sums + counts[word] * self._weights(word, rows)
-            if bounds[place] + rest >= floor:
-                own, weights = self.of(word)
+            if bounds[number] + rest >= floor:
+                word_rows, weights = self.of(word)
                 gains = weights.astype(np.float64) * counts[word]
                 # A dropped row may re-enter with too small a sum; it cannot reach the top k in either case.
                 enters = gains + rest >= floor
-                rows, sums = _joined(rows, sums, own[enters], gains[enters])
-            if len(rows) >= k and sum(bounds[: place + 1]) > rest:
-                floor = max(floor, safe * float(np.partition(sums, len(sums) - k)[len(sums) - k]))
-                kept = sums + rest >= floor
-                rows, sums = rows[kept], sums[kept]
+                rows, sums = _merge(rows, sums, word_rows[enters], gains[enters])
+            if len(rows) >= k and sum(bounds[: number + 1]) > rest:
+                floor = max(floor, rounding * float(np.partition(sums, len(sums) - k)[len(sums) - k]))
+                reaches = sums + rest >= floor
+                rows, sums = rows[reaches], sums[reaches]
         return rows
 
     def _weights(self, word: int, rows: Rows32) -> Scores:
         """The weight of a word in each row, 0 if absent."""
-        own, weights = self.of(word)
-        places = np.minimum(np.searchsorted(own, rows), len(own) - 1)
-        return np.where(own[places] == rows, weights[places], np.float32(0))
+        word_rows, weights = self.of(word)
+        indices = np.minimum(np.searchsorted(word_rows, rows), len(word_rows) - 1)
+        return np.where(word_rows[indices] == rows, weights[indices], np.float32(0))
 
     def _scores_of(self, rows: Rows32, words: Sequence[int]) -> Scores:
         """Like `scores`, for some rows. Adding 0 for an absent word changes no bit."""
-        known = {word: self._weights(word, rows) for word in set(words)}
+        weights = {word: self._weights(word, rows) for word in set(words)}
         scores = np.zeros(len(rows), dtype=np.float32)
         for word in words:
-            scores += known[word]
+            scores += weights[word]
         return scores
 
 
-def _joined(rows_A: Rows32, sums_A: Sums, rows_B: Rows32, sums_B: Sums) -> tuple[Rows32, Sums]:
+def _merge(rows_A: Rows32, sums_A: Sums, rows_B: Rows32, sums_B: Sums) -> tuple[Rows32, Sums]:
     """Merge two ascending lists of rows; a row in both keeps the sum of A."""
     if not len(rows_A):
         return rows_B, sums_B
@@ -107,9 +107,9 @@ def _joined(rows_A: Rows32, sums_A: Sums, rows_B: Rows32, sums_B: Sums) -> tuple
     return rows[order], np.concatenate([sums_A, sums_B[new]])[order]
 
 
-# Word counts: how often each word occurs in each passage, from which an index is weighed.
+# Word counts: how often each word occurs in each passage, from which the weights of an index are computed.
 #
-# They are counted in chunks, so that only numbers are held for the whole corpus.
+# They are counted in chunks, so that only numbers are in memory for the whole corpus.
 #
 # U distinct words of a chunk
 
@@ -129,7 +129,7 @@ class WordCounts:
     rows_P: Rows32
     """Ascending within a word."""
     times_P: Times
-    """In an unsigned type that holds them all."""
+    """In the smallest sufficient unsigned type."""
     lengths_N: Ints
     """Words of each passage, repetitions included."""
 
@@ -149,13 +149,13 @@ class ChunkCounts:
 def count_words(words_T: Rows32, lengths_N: Ints) -> ChunkCounts:
     """Count a chunk. `words_T` is the concatenation of its passages' words; negative words are ignored."""
     rows_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
-    counted = words_T >= 0
-    keys_T = words_T[counted].astype(np.int64) << 32 | rows_T[counted]
-    lengths_N = np.bincount(rows_T[counted], minlength=len(lengths_N))
+    is_term_T = words_T >= 0
+    keys_T = words_T[is_term_T].astype(np.int64) << 32 | rows_T[is_term_T]
+    lengths_N = np.bincount(rows_T[is_term_T], minlength=len(lengths_N))
     keys_T.sort()
-    first_P = _firsts(keys_T)
+    first_P = _run_starts(keys_T)
     keys_P = keys_T[first_P]
-    first_U = _firsts(keys_P >> 32)
+    first_U = _run_starts(keys_P >> 32)
     return ChunkCounts(
         words_U=keys_P[first_U] >> 32,
         passages_U=np.diff(first_U, append=len(keys_P)),
@@ -165,14 +165,14 @@ def count_words(words_T: Rows32, lengths_N: Ints) -> ChunkCounts:
     )
 
 
-def _firsts(sorted_T: Ints) -> Ints:
+def _run_starts(sorted_T: Ints) -> Ints:
     """The start of each run of equal values in a sorted array."""
     if not len(sorted_T):
         return np.zeros(0, dtype=np.int64)
     return np.flatnonzero(np.concatenate([[True], sorted_T[1:] != sorted_T[:-1]]))
 
 
-def joined_counts(chunks: list[ChunkCounts], words: Sequence[str]) -> WordCounts:
+def join_counts(chunks: list[ChunkCounts], words: Sequence[str]) -> WordCounts:
     """Join the counts of consecutive chunks, whose word u is `words[u]`. The list is emptied, to free memory."""
     order_V = sorted(range(len(words)), key=words.__getitem__)
     ranks_V = np.empty(len(words), dtype=np.int64)
@@ -191,9 +191,9 @@ def joined_counts(chunks: list[ChunkCounts], words: Sequence[str]) -> WordCounts
         ranks_U = ranks_V[chunk.words_U]
         # The chunk's pairs of word w go to next_V[w], next_V[w] + 1, …
         before_U = np.cumsum(chunk.passages_U) - chunk.passages_U
-        places_P = np.repeat(next_V[ranks_U] - before_U, chunk.passages_U) + np.arange(len(chunk.rows_P))
-        times_P[places_P] = chunk.times_P
-        rows_P[places_P] = row + chunk.rows_P
+        targets_P = np.repeat(next_V[ranks_U] - before_U, chunk.passages_U) + np.arange(len(chunk.rows_P))
+        times_P[targets_P] = chunk.times_P
+        rows_P[targets_P] = row + chunk.rows_P
         next_V[ranks_U] += chunk.passages_U
         row += len(chunk.lengths_N)
     lengths_N = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
@@ -201,7 +201,7 @@ def joined_counts(chunks: list[ChunkCounts], words: Sequence[str]) -> WordCounts
 
 
 def blocks_of(counts: WordCounts) -> Iterator[tuple[slice, Ints]]:
-    """The pairs in blocks of about `BLOCK_PAIRS`: the places of the pairs of consecutive words, and the passages of
+    """Blocks of about `BLOCK_PAIRS` pairs: the slice of the pairs of consecutive words, and the number of passages of
     each word."""
     starts_V1 = counts.starts_V1
     ends = np.searchsorted(starts_V1, np.arange(BLOCK_PAIRS, starts_V1[-1], BLOCK_PAIRS))

@@ -9,7 +9,7 @@ bit-identical in float32 to the library bm25s; a search only sums them.
 import json
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -36,7 +36,7 @@ from coseek.retrieval.lexical.postings import (
     WordCounts,
     blocks_of,
     count_words,
-    joined_counts,
+    join_counts,
 )
 from coseek.retrieval.query import ContextFields, QueryLike, as_queries
 from coseek.retrieval.ranking import Scores, top_rows
@@ -46,9 +46,9 @@ CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
 VOCABULARY = "vocabulary.json"
 VERSION = "analyzer.json"
-"""Holds the version of the tokenisation; version 1 wrote no such file."""
+"""The file with the version of the tokenisation; version 1 did not write it."""
 LANGUAGE_SAMPLE = 1_000
-"""Passages in which the language is looked for."""
+"""Passages that determine the language."""
 
 
 class Bm25Settings(Settings):
@@ -66,11 +66,11 @@ class Bm25Settings(Settings):
     """Drop Lucene's 33 English stop words from passages and queries."""
     stem: Stem = "none"
     """`plural` removes English plural endings; a language (`english`, `german`, …) selects its Snowball stemmer; `auto`
-    that of the language that the corpus is written in, or none, and is stored as the one found."""
+    that of the corpus's language, or none, and is stored as the selected one."""
     fold_accents: bool = False
     """Remove the accents of Latin, Greek, Cyrillic and Arabic letters, so that `cafe` finds `café`."""
     view: View = "query"
-    """The view of a search turn. Labels and separators are omitted, since they would be searched as words."""
+    """The view of a search turn. Labels and separators are omitted, since they would be search words."""
 
     @model_validator(mode="after")
     def _reads_something(self) -> "Bm25Settings":
@@ -78,16 +78,16 @@ class Bm25Settings(Settings):
             raise PydanticCustomError("nothing_read", "title_weight and text_weight are both 0; give one of them 1")
         return self
 
-    def cut(self, text: str) -> list[str]:
+    def tokenize(self, text: str) -> list[str]:
         """The terms of a query or a passage."""
-        return self.kept(words(text))
+        return self.terms(words(text))
 
-    def kept(self, found: Sequence[str]) -> list[str]:
+    def terms(self, words: Sequence[str]) -> list[str]:
         """Fold accents, drop stop words, and stem."""
         if self.fold_accents:
-            found = list(map(fold_accents, found))
+            words = list(map(fold_accents, words))
         stem = stemmer(self.stem)
-        return [stem(word) for word in found if not (self.stop_words and word in _STOP_WORDS)]
+        return [stem(word) for word in words if not (self.stop_words and word in _STOP_WORDS)]
 
 
 _STOP_WORDS = frozenset(
@@ -113,8 +113,8 @@ class Bm25:
     @classmethod
     def over(cls, corpus: Corpus, settings: Bm25Settings | None = None) -> "Bm25":
         """Index a corpus in memory."""
-        settings = suit(settings or Bm25Settings(), corpus)
-        return cls(corpus, settings, *weigh(corpus, settings))
+        settings = adapt(settings or Bm25Settings(), corpus)
+        return cls(corpus, settings, *build_postings(corpus, settings))
 
     @property
     def reads(self) -> ContextFields:
@@ -135,21 +135,21 @@ class Bm25:
 
     def scores(self, query: str) -> Scores:
         """The score of every passage, in corpus order; 0 without a shared word."""
-        return self._scores(self.settings.cut(query))
+        return self._scores(self.settings.tokenize(query))
 
     def _search(self, query: str, k: int) -> list[Hit]:
-        terms = self.settings.cut(query)
+        terms = self.settings.tokenize(query)
         if any(len(units(term)) == 1 for term in terms):
             scores_N = self._scores(terms)
             rows = top_rows(scores_N, k, above=0.0)
             scores = scores_N[rows]
         else:
-            rows, scores = self._postings.best(self._known(terms), k)
+            rows, scores = self._postings.best(self._term_ids(terms), k)
         return [Hit(self.corpus[row], score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)]
 
     def _scores(self, terms: Sequence[str]) -> Scores:
         single = [term for term in terms if len(units(term)) == 1]
-        scores_N = self._postings.scores(self._known(term for term in terms if term not in single))
+        scores_N = self._postings.scores(self._term_ids(term for term in terms if term not in single))
         for term in single:
             scores_N += self._unit_scores(term)
         return scores_N
@@ -158,23 +158,23 @@ class Bm25:
         """The score of every passage for one character of a script without blanks, of which the vocabulary holds pairs.
         The term frequency is that of the pair that is most frequent in the passage."""
         scores_N = np.zeros(len(self.corpus), dtype=np.float32)
-        for number in self._by_unit.get(unit, ()):
-            rows, weights = self._postings.of(number)
+        for term_id in self._terms_by_unit.get(unit, ()):
+            rows, weights = self._postings.of(term_id)
             scores_N[rows] = np.maximum(scores_N[rows], weights / np.float32(_idf(len(rows), len(scores_N))))
         scores_N *= np.float32(_idf(int(np.count_nonzero(scores_N)), len(scores_N)))
         return scores_N
 
     @cached_property
-    def _by_unit(self) -> dict[str, list[int]]:
-        """The words that hold each character of a script without blanks."""
-        numbers: dict[str, list[int]] = {}
-        for word, number in self._vocabulary.items():
-            for unit in set(units(word)):
-                numbers.setdefault(unit, []).append(number)
-        return numbers
+    def _terms_by_unit(self) -> dict[str, list[int]]:
+        """The terms that contain each character of a script without blanks."""
+        terms: dict[str, list[int]] = {}
+        for term, term_id in self._vocabulary.items():
+            for unit in set(units(term)):
+                terms.setdefault(unit, []).append(term_id)
+        return terms
 
-    def _known(self, terms: Iterable[str]) -> list[int]:
-        """The numbers of the terms that are in the vocabulary, in order."""
+    def _term_ids(self, terms: Iterable[str]) -> list[int]:
+        """The ids of the terms that are in the vocabulary, in order."""
         return [self._vocabulary[term] for term in terms if term in self._vocabulary]
 
 
@@ -182,21 +182,26 @@ def _idf(df: int, passages: int) -> float:
     return math.log(1 + (passages - df + 0.5) / (df + 0.5))
 
 
-def weigh(corpus: Corpus, settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> tuple[Postings, dict[str, int]]:
-    """The postings of a corpus, and the vocabulary (word → number)."""
-    counts = count(corpus, settings, chunk_rows)
-    return weighed(counts, settings), _numbered(counts.vocabulary)
+def build_postings(
+    corpus: Corpus, settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS
+) -> tuple[Postings, dict[str, int]]:
+    """The postings of a corpus, and the vocabulary (term → id)."""
+    counts = count_terms(corpus, settings, chunk_rows)
+    return weigh(counts, settings), _number_terms(counts.vocabulary)
 
 
-def count(passages: Iterable[Passage], settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> WordCounts:
-    """The word counts of passages. Words are in the order of their code points, whatever the passages' order."""
-    numbers = _Numbers(settings)
-    chunks = [_counted(chunk, settings, numbers) for chunk in _chunks(passages, chunk_rows)]
-    return joined_counts(chunks, list(numbers.vocabulary))
+def count_terms(passages: Iterable[Passage], settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> WordCounts:
+    """The term counts of passages. Terms are in the order of their code points, whatever the passages' order."""
+    term_ids = _TermIds(settings)
+    remaining = iter(passages)  # a corpus on disk is read once
+    chunks: list[ChunkCounts] = []
+    while chunk := list(islice(remaining, chunk_rows)):
+        chunks.append(_count_chunk(chunk, settings, term_ids))
+    return join_counts(chunks, list(term_ids.vocabulary))
 
 
-def weighed(counts: WordCounts, settings: Bm25Settings) -> Postings:
-    """The weight of every word in every passage."""
+def weigh(counts: WordCounts, settings: Bm25Settings) -> Postings:
+    """The weight of every term in every passage."""
     weights = _Weights(counts.lengths_N, settings)
     weights_P = np.empty(len(counts.rows_P), dtype=np.float32)
     for pairs, passages_W in blocks_of(counts):
@@ -212,66 +217,58 @@ class _Weights:
         self._passages = len(lengths_N)
         mean = lengths_N.mean() or 1.0  # a corpus without words has no weights either
         self._norms_N = settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
-        """The summand beside tf in the denominator, per passage."""
+        """The summand that is added to tf in the denominator, per passage."""
         self._idfs_N1 = np.zeros(len(lengths_N) + 1)
-        """Of words in so many passages each, as float32 has it; 0 where none was met."""
+        """The float32 idf by document frequency; 0 if not computed yet."""
 
     def of(self, passages_W: Ints, rows_P: Rows32, times_P: Times) -> Scores:
         """The weight of each pair of consecutive words, which occur in `passages_W` passages each."""
-        below_P = self._norms_N.take(rows_P, mode="clip")
-        below_P += times_P
-        share_P = np.divide(times_P, below_P, out=below_P)
-        share_P *= np.repeat(self._idf(passages_W), passages_W)
-        return share_P.astype(np.float32)
+        denominators_P = self._norms_N.take(rows_P, mode="clip")
+        denominators_P += times_P
+        weights_P = np.divide(times_P, denominators_P, out=denominators_P)
+        weights_P *= np.repeat(self._idf(passages_W), passages_W)
+        return weights_P.astype(np.float32)
 
     def _idf(self, passages_W: Ints) -> Sums:
-        """The idf of words in so many passages each. Few of these numbers differ, so Python's exact logarithm is
+        """The idf of words by their document frequencies. Few of these differ, so Python's exact logarithm is
         affordable."""
-        found_W = self._idfs_N1[passages_W]
-        for df in set(passages_W[found_W == 0].tolist()):
+        idfs_W = self._idfs_N1[passages_W]
+        for df in set(passages_W[idfs_W == 0].tolist()):
             self._idfs_N1[df] = np.float32(_idf(df, self._passages))
         return self._idfs_N1[passages_W]
 
 
-class _Numbers(dict[str, int]):
-    """Maps a word to the number of its stem, −1 for a stop word. Each word is stemmed once."""
+class _TermIds(dict[str, int]):
+    """Maps a word to the id of its stem, −1 for a stop word. Each word is stemmed once."""
 
     def __init__(self, settings: Bm25Settings) -> None:
         super().__init__()
         self.vocabulary: dict[str, int] = {}
-        self._kept = settings.kept
+        self._settings = settings
 
     def __missing__(self, word: str) -> int:
-        stems = self._kept([word])
-        number = self.vocabulary.setdefault(stems[0], len(self.vocabulary)) if stems else -1
-        self[word] = number
-        return number
+        stems = self._settings.terms([word])
+        term_id = self.vocabulary.setdefault(stems[0], len(self.vocabulary)) if stems else -1
+        self[word] = term_id
+        return term_id
 
 
-def _chunks(passages: Iterable[Passage], rows: int) -> Iterator[list[Passage]]:
-    """The passages in order; a corpus on disk is read once."""
-    left = iter(passages)
-    while chunk := list(islice(left, rows)):
-        yield chunk
-
-
-def _counted(passages: Sequence[Passage], settings: Bm25Settings, numbers: _Numbers) -> ChunkCounts:
-    found, lengths = array("i"), array("q")
+def _count_chunk(passages: Sequence[Passage], settings: Bm25Settings, term_ids: _TermIds) -> ChunkCounts:
+    ids, lengths = array("i"), array("q")
     for passage in passages:
-        before = len(found)
+        start = len(ids)
         for text, weight in ((passage.title, settings.title_weight), (passage.text, settings.text_weight)):
             for _ in range(weight):
-                found.extend(map(numbers.__getitem__, words(text)))
-        lengths.append(len(found) - before)
-    return count_words(np.frombuffer(found, dtype=np.int32), np.frombuffer(lengths, dtype=np.int64))
+                ids.extend(map(term_ids.__getitem__, words(text)))
+        lengths.append(len(ids) - start)
+    return count_words(np.frombuffer(ids, dtype=np.int32), np.frombuffer(lengths, dtype=np.int64))
 
 
 SETTINGS = Bm25Settings
 
 
-def suit(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
-    """The settings with the stemmer of the corpus's language in the place of `auto`; some passages, spread
-    over the corpus, are read."""
+def adapt(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
+    """Replace the stemmer `auto` by that of the corpus's language. Some passages, spread over the corpus, are read."""
     if settings.stem != AUTO:
         return settings
     every = max(1, len(corpus) // LANGUAGE_SAMPLE)
@@ -281,8 +278,8 @@ def suit(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
 
 def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
     """Write the index files into `folder`."""
-    counts = count(corpus, settings)
-    postings = weighed(counts, settings)
+    counts = count_terms(corpus, settings)
+    postings = weigh(counts, settings)
     write_json(folder / VERSION, {"analyzer": ANALYZER})
     (folder / VOCABULARY).write_text(json.dumps(counts.vocabulary, ensure_ascii=False), encoding="utf-8")
     np.save(folder / "weights.npy", postings.weights_P)
@@ -301,13 +298,13 @@ def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     starts_V1 = cast(Ints, read_array(folder / "starts.npy", "i", mapped="r"))
     maxima_V = cast(Scores, read_array(folder / "maxima.npy", "f"))
-    # The rows themselves are vouched for by checksums.
+    # Checksums cover the rows themselves.
     fits = isinstance(vocabulary, list) and len(vocabulary) == len(maxima_V) == len(starts_V1) - 1
     if not fits or not starts_V1[-1] == len(rows_P) == len(weights_P):
         raise DataError(f"the arrays of {folder} do not fit each other; {WAY_OUT}")
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
-    return Bm25(corpus, settings, postings, _numbered(cast(list[str], vocabulary)))
+    return Bm25(corpus, settings, postings, _number_terms(cast(list[str], vocabulary)))
 
 
-def _numbered(vocabulary: Sequence[str]) -> dict[str, int]:
-    return {word: number for number, word in enumerate(vocabulary)}
+def _number_terms(vocabulary: Sequence[str]) -> dict[str, int]:
+    return {term: term_id for term_id, term in enumerate(vocabulary)}

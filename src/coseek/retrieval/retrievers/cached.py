@@ -26,13 +26,7 @@ from coseek.core.strict_json import parse_strict
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import (
-    LayeredRetriever,
-    Retriever,
-    ScheduledRetriever,
-    absent_score,
-    with_all_under,
-)
+from coseek.retrieval.retriever import LayeredRetriever, Retriever, absent_score, schedule_of
 
 
 class CachedSettings(Settings):
@@ -63,15 +57,15 @@ class CachedRetriever(LayeredRetriever):
     def __init__(self, over: Retriever, path: Path, max_lists: int = 1_000_000) -> None:
         super().__init__(over)
         self.stats = CacheStats()
-        self._changes = any(isinstance(one, ScheduledRetriever) for one in with_all_under(over))
+        self._is_scheduled = schedule_of(over) is not None
         self._store = TextCache(path, max_lists)
         self._counting = threading.Lock()
 
     @property
     def identity(self) -> str:
-        """The other retriever's identity. Read once, since it may need files or a network, but where a training tells
-        a retriever under this one to change."""
-        return self.over.identity if self._changes else self._identity
+        """The other retriever's identity. Read once, since it may need files or a network, unless the other retriever
+        changes during training."""
+        return self.over.identity if self._is_scheduled else self._identity
 
     @property
     def absent_score(self) -> float | None:
@@ -84,35 +78,31 @@ class CachedRetriever(LayeredRetriever):
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The other retriever's lists. Missing ones are searched in one batch, equal queries once."""
         queries = as_queries(queries, k)
-        # JSON first: external text may hold lone surrogates, which cannot be encoded.
+        # JSON first: external text may contain lone surrogates, which cannot be encoded.
         identity = self.identity
         keys = [digest_of(identity, json.dumps(self.seen(query)), str(k)) for query in queries]
-        known = self._store.read(list(dict.fromkeys(keys)))
-        found = {key: self._hits(text) for key, text in known.items()}
+        cached = self._store.read(list(dict.fromkeys(keys)))
+        lists = {key: self._parse(text) for key, text in cached.items()}
         missing: dict[str, QueryLike] = {}
         for key, query in zip(keys, queries, strict=True):
-            if key not in found:
+            if key not in lists:
                 missing.setdefault(key, query)
         if missing:
             fresh = dict(zip(missing, self.over.search(list(missing.values()), k), strict=True))
-            self._store.write({key: _text(hits) for key, hits in fresh.items()})
-            found = {**found, **fresh}
+            self._store.write({key: json.dumps([hit.to_json() for hit in hits]) for key, hits in fresh.items()})
+            lists |= fresh
         with self._counting:
             self.stats.hits += len(queries) - len(missing)
             self.stats.misses += len(missing)
-        return [list(found[key]) for key in keys]
+        return [list(lists[key]) for key in keys]
 
     def close(self) -> None:
         """Close the file."""
         self._store.close()
 
-    def _hits(self, text: str) -> list[Hit]:
+    def _parse(self, text: str) -> list[Hit]:
         with shaped(f"the cache {self._store.path}", "delete it, or choose another path"):
             return [Hit.from_json(hit) for hit in cast(list[JsonObject], parse_strict(text))]
-
-
-def _text(hits: Sequence[Hit]) -> str:
-    return json.dumps([hit.to_json() for hit in hits])
 
 
 SETTINGS = CachedSettings

@@ -26,8 +26,8 @@ from coseek.retrieval.vectors.embedding_retriever import (
     Nearest,
     QueryEncoder,
     Rows,
+    fill_from_card,
     passage_text,
-    settled,
 )
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.exact import BLOCK_ROWS, ClusterSearch, ExactSearch, ShardedSearch, fastest_method
@@ -70,12 +70,12 @@ class StoreSearch:
     def _searcher(self) -> Nearest:
         if self.method == "int8" and self._codes is not None:
             return Int8Search(self._store, self._codes)
-        settings, rows = self._settings, self._settings.block_rows
+        settings, block_rows = self._settings, self._settings.block_rows
         if settings.cluster is not None and self._store.folder is not None:
-            return ClusterSearch(connect(settings.cluster), self._store, settings.device, rows)
+            return ClusterSearch(connect(settings.cluster), self._store, settings.device, block_rows)
         if devices := settings.spread:
-            return ShardedSearch.over(self._store, devices, rows)
-        return ExactSearch(self._store, str(settings.torch_device()), rows)
+            return ShardedSearch.over(self._store, devices, block_rows)
+        return ExactSearch(self._store, str(settings.torch_device()), block_rows)
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:
         return self._searcher.search(queries_QD, k)
@@ -98,7 +98,7 @@ class Dense(EmbeddingRetriever):
     @classmethod
     def over(cls, corpus: Corpus, settings: DenseSettings | None = None) -> "Dense":
         """Encode a corpus in memory."""
-        settings = settle((settings or DenseSettings()).model_copy(update={"search": "exact"}))
+        settings = resolve((settings or DenseSettings()).model_copy(update={"search": "exact"}))
         folder = encoder_folder(settings.encoder)
         card = EncoderCard.of(folder)
         encoder = Encoder.open(folder, settings, trust=settings.trust_remote_code)
@@ -112,25 +112,25 @@ SETTINGS = DenseSettings
 SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"search", "block_rows"}
 
 
-settle = settled
+resolve = fill_from_card
 """Fills in the values of the encoder's card."""
 
 
 def resume(corpus: Corpus, settings: DenseSettings, folder: Path, report: Report) -> None:
     """Encode the corpus; write the int8 copy if the method needs one."""
     begin(settings, folder)
-    _copy(vectors_of(corpus, settings, folder / VECTORS, report), settings, folder)
+    _write_codes(vectors_of(corpus, settings, folder / VECTORS, report), settings, folder)
 
 
 def update(corpus: Corpus, settings: DenseSettings, folder: Path, old: OldIndex, report: Report) -> None:
     """Write the files that `resume` writes; only new texts are encoded."""
     settings = same_encoder(old.folder, settings)
     begin(settings, folder)
-    known = VectorStore.open(old.folder / VECTORS)
-    _copy(encode_changed(corpus, settings, folder / VECTORS, known, old.rows_N, report), settings, folder)
+    old_vectors = VectorStore.open(old.folder / VECTORS)
+    _write_codes(encode_changed(corpus, settings, folder / VECTORS, old_vectors, old.rows_N, report), settings, folder)
 
 
-def _copy(store: VectorStore, settings: DenseSettings, folder: Path) -> None:
+def _write_codes(store: VectorStore, settings: DenseSettings, folder: Path) -> None:
     """Write the int8 copy of the vectors, if the search method needs one."""
     method = fastest_method(store, settings.device).taken if settings.search == "auto" else settings.search
     if method == "int8" and not (folder / CODES).exists():

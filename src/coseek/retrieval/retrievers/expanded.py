@@ -13,11 +13,10 @@ from pydantic import Field
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
 from coseek.models.judge_text import unfenced
-from coseek.models.text_model import TextModel
 from coseek.models.written import visible_after
 from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import Query, QueryLike, as_queries
-from coseek.retrieval.retriever import Retriever, Shortfall
+from coseek.retrieval.retriever import Shortfall
 
 
 class ExpansionPrompt(PromptFile):
@@ -38,7 +37,7 @@ class ExpandedSettings(ModelRetrieverSettings):
     prompt: str = "hyde"
     """`hyde`, `reason-rewriter`, or a YAML file with `prompt` and `text_after`."""
     combine: Literal["replace", "append"] = "append"
-    """Search what the model wrote in place of the query, or behind it."""
+    """Replace the query by the model's text, or append the text to it."""
     max_tokens: int = Field(default=200, ge=1)
     """Tokens that the model may write."""
 
@@ -60,32 +59,28 @@ class ExpandedRetriever(ModelRetriever):
     """A retriever whose queries a language model rewrites."""
 
     name = "expanded"
-    PROMPT, FIELDS = ExpansionPrompt, EXPANSION_FIELDS
+    PROMPT, FIELDS, STATS = ExpansionPrompt, EXPANSION_FIELDS, ExpansionStats
     stats: ExpansionStats
     settings: ExpandedSettings
     _prompt: ExpansionPrompt
 
-    def __init__(self, over: Retriever, settings: ExpandedSettings, model: TextModel, prompt: ExpansionPrompt) -> None:
-        super().__init__(over, settings, model, prompt)
-        self.stats = ExpansionStats()
-
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
-        prompts = [fill_template(self._prompt.prompt, query=one_line(shown)) for shown in self._shown(queries)]
-        outputs = self._write(prompts, self.settings.max_tokens)
-        return self.over.search([self._with(query, text) for query, text in zip(queries, outputs, strict=True)], k)
+        prompts = [fill_template(self._prompt.prompt, query=one_line(text)) for text in self._rendered(queries)]
+        outputs = self._generate(prompts, self.settings.max_tokens)
+        return self.over.search([self._expand(query, text) for query, text in zip(queries, outputs, strict=True)], k)
 
-    def _with(self, query: QueryLike, output: str) -> QueryLike:
-        """The query with the text that the model wrote. A bare query remains the question."""
+    def _expand(self, query: QueryLike, output: str) -> QueryLike:
+        """The query with the model's text. A query without context keeps its text as the question."""
         text = one_line(unfenced(visible_after(output, self._prompt.text_after) or ""))
         self.stats.queries += 1
         self.stats.unexpanded += not text
-        asked = Query.of(query)
-        bare = asked == Query(asked.text)
+        query = Query.of(query)
+        has_context = query != Query(query.text)
         if not text:
-            return asked.text if bare else asked
-        asked = replace(asked, question=asked.text) if bare else asked
-        return replace(asked, text=f"{asked.text} {text}" if self.settings.combine == "append" else text)
+            return query if has_context else query.text
+        query = query if has_context else replace(query, question=query.text)
+        return replace(query, text=f"{query.text} {text}" if self.settings.combine == "append" else text)
 
 
 SETTINGS = ExpandedSettings

@@ -1,8 +1,8 @@
-"""Gold: the gold passages of the question first, then what another retriever finds. The ceiling of every retriever.
+"""Gold: the gold passages of the question first, then the hits of another retriever. The ceiling of every retriever.
 
-With `k` no larger than the number of gold passages it is reading with the evidence given (oracle passages); with more,
-they come before what the other retriever shows. `within: 50` is the ceiling of a reranker instead: only the gold
-passages among the other retriever's best 50 come first.
+With `k` up to the number of gold passages, the agent reads the evidence alone (oracle passages); with more, the other
+retriever's hits follow. `within: 50` is the ceiling of a reranker instead: only the gold passages among the other
+retriever's best 50 come first.
 """
 
 import json
@@ -31,11 +31,12 @@ class GoldRankingSettings(Settings):
     data: str
     """The data-set folder whose questions, of every split, have gold passages."""
     within: int | None = Field(default=None, ge=1)
-    """Put only those gold passages first that are among this many best of `over` (oracle ranking); all by default."""
+    """Put only those gold passages first that are among this many best hits of `over` (oracle ranking); all by
+    default."""
 
 
 class GoldRetriever(LayeredRetriever):
-    """Knows a question by its text: that of the episode, or for a search without one the query itself."""
+    """Identifies a question by its text: that of the episode, or else the query itself."""
 
     name = "gold"
 
@@ -43,11 +44,11 @@ class GoldRetriever(LayeredRetriever):
         super().__init__(over)
         self._within = within
         self._gold: dict[str, list[str]] = defaultdict(list)
-        """Question → gold ids; of questions that two sets ask, those of both."""
+        """Question → gold ids; a question in two sets has those of both."""
         for split in data.splits:
             for question in data.questions(split):
-                known = self._gold[question.searched]
-                known += [ident for ident in question.gold_ids if ident not in known]
+                gold_ids = self._gold[question.searched]
+                gold_ids += [ident for ident in question.gold_ids if ident not in gold_ids]
         if not any(self._gold.values()):
             raise SettingError(f"no question of {data.folder} names a gold passage, so none can be put first")
         self._passages = data.corpus
@@ -75,22 +76,21 @@ class GoldRetriever(LayeredRetriever):
         queries = as_queries(queries, k)
         self._searches += len(queries)
         self._unknown += sum(not self._gold.get(_question(query)) for query in queries)
-        found = self.over.search(queries, max(k, self._within or k))
-        return [self._first(query, hits, k) for query, hits in zip(queries, found, strict=True)]
+        candidates = self.over.search(queries, max(k, self._within or k))
+        return [self._gold_first(query, hits, k) for query, hits in zip(queries, candidates, strict=True)]
 
-    def _first(self, query: QueryLike, hits: Sequence[Hit], k: int) -> list[Hit]:
-        idents: Sequence[str] = self._gold.get(_question(query), ())
+    def _gold_first(self, query: QueryLike, hits: Sequence[Hit], k: int) -> list[Hit]:
+        gold_ids: Sequence[str] = self._gold.get(_question(query), ())
         if self._within is not None:
-            shown = {hit.passage.id for hit in hits[: self._within]}
-            idents = [ident for ident in idents if ident in shown]
-        gold = [self._passages.by_id(ident) for ident in idents]
-        known = {passage.id for passage in gold}
-        return rank_hits([*gold, *(hit.passage for hit in hits if hit.passage.id not in known)][:k])
+            candidate_ids = {hit.passage.id for hit in hits[: self._within]}
+            gold_ids = [ident for ident in gold_ids if ident in candidate_ids]
+        gold = [self._passages.by_id(ident) for ident in gold_ids]
+        return rank_hits([*gold, *(hit.passage for hit in hits if hit.passage.id not in gold_ids)][:k])
 
 
 def _question(query: QueryLike) -> str:
-    asked = Query.of(query)
-    return asked.question or asked.text
+    query = Query.of(query)
+    return query.question or query.text
 
 
 SETTINGS = GoldRankingSettings

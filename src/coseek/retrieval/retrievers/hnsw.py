@@ -18,7 +18,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
     EmbeddingRetriever,
     EmbeddingSettings,
     Rows,
-    settled,
+    fill_from_card,
 )
 from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.faiss_index import FileVectors, Lift, add_all, build_file, open_file, search_file
@@ -50,8 +50,9 @@ def build_graph(
 
     lift = Lift(store, normalised)
     kind = "SQfp16" if settings.dtype == "float16" else "Flat"
-    made = faiss.index_factory(lift.dim, f"HNSW{settings.m},{kind}", faiss.METRIC_INNER_PRODUCT)
-    graph = cast("faiss.IndexHNSW", made)
+    graph = cast(
+        "faiss.IndexHNSW", faiss.index_factory(lift.dim, f"HNSW{settings.m},{kind}", faiss.METRIC_INNER_PRODUCT)
+    )
     graph.hnsw.efConstruction = settings.ef_construction
     add_all(graph, store, lift, report, "passages linked")
     return graph
@@ -78,10 +79,10 @@ SETTINGS = HnswSettings
 SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"ef_search"}
 
 
-def settle(settings: HnswSettings) -> HnswSettings:
+def resolve(settings: HnswSettings) -> HnswSettings:
     """Fill in the values of the encoder's card."""
     require_library("faiss", "the hnsw retriever", "faiss")
-    return settled(settings)
+    return fill_from_card(settings)
 
 
 def resume(corpus: Corpus, settings: HnswSettings, folder: Path, report: Report) -> None:
@@ -100,8 +101,8 @@ def update(corpus: Corpus, settings: HnswSettings, folder: Path, old: OldIndex, 
     settings = same_encoder(old.folder, settings)
 
     def encode(vectors: Path) -> VectorStore:
-        known = FileVectors(old.folder / GRAPH, EncoderCard.of(encoder_folder(settings.encoder)).normalise)
-        return encode_changed(corpus, settings, vectors, known, old.rows_N, report)
+        old_vectors = FileVectors(old.folder / GRAPH, EncoderCard.of(encoder_folder(settings.encoder)).normalise)
+        return encode_changed(corpus, settings, vectors, old_vectors, old.rows_N, report)
 
     build_file(settings, folder / GRAPH, encode, build_graph, report, keep_vectors=False)
 

@@ -1,10 +1,10 @@
 """Hybrid: fuses the rankings of several retrievers, by weighted scores or by reciprocal ranks.
 
-Equal weights are no safe choice: a part that cannot read the corpus drags the fusion far below the others. Where every
-part is an index, weights that are not given come from the corpus (`corpus_weights`), at the first search.
+Equal weights are not safe: a part that cannot read the corpus makes the fusion much worse than the others. Where every
+part is an index, weights that are not set are computed from the corpus (`corpus_weights`), at the first search.
 
-A passage found by one part only keeps that part's share. A failed part fails the search, since a partial fusion would
-be a different retriever.
+A passage among the hits of one part only gets that part's share. A failed part fails the search, since a partial fusion
+would be a different retriever.
 """
 
 import json
@@ -30,30 +30,30 @@ from coseek.retrieval.query import ContextFields, QueryLike, as_queries
 from coseek.retrieval.ranking import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
 from coseek.retrieval.retriever import Retriever, absent_score, fields_read
 
-# Corpus weights: how far each part of a hybrid can be trusted with a corpus, found without questions.
+# Corpus weights: how well each part of a hybrid searches a corpus, measured without questions.
 #
-# Every part searches for passages of the corpus with one of their own sentences. A part that does not find them cannot
-# read this corpus, such as an English encoder over Chinese text, and is given less or no weight:
+# Every part searches for passages of the corpus with one of their own sentences. A part that does not retrieve them
+# cannot read this corpus, such as an English encoder over Chinese text, and gets less or no weight:
 #
 #     weight = prior · (MRR / best MRR − LOW) / (HIGH − LOW), the fraction between 0 and 1
 #
 # where MRR is the mean of 1 / rank of the sentence's passage, 0 beyond rank `DEPTH`, and the prior is 3 for a part
-# that compares vectors and 1 for BM25: a passage's own words favour BM25, so how far above HIGH a part is says little.
+# that compares vectors and 1 for BM25: a passage's own words favour BM25, so a ratio above HIGH carries no information.
 #
 # The constants were chosen on the eight public sets of `bench.real`, with MiniLM: it has .79 to .97 of BM25's MRR in
 # English and .43 in Chinese, and with equal weights the fusion is .04 all-gold@5 below MiniLM on MuSiQue.
 
 LOW, HIGH = 1 / 2, 3 / 4
 VECTORS = 3.0
-"""Weight of a part that compares vectors, beside that of BM25."""
+"""Weight of a part that compares vectors, relative to BM25."""
 SENTENCES = 100
 DEPTH = 10
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
-_LONG_ENOUGH = 15
-"""Characters of a sentence that may tell its passage."""
-_LONGEST = 300
-_READ = 5_000
-"""Characters of a passage that are cut into sentences."""
+_MIN_CHARS = 15
+"""Characters of a sentence that can identify its passage."""
+_MAX_CHARS = 300
+_PASSAGE_CHARS = 5_000
+"""Characters of a passage that are split into sentences."""
 
 
 def corpus_weights(parts: Sequence[Retriever], corpus: Corpus) -> tuple[float, ...]:
@@ -61,34 +61,34 @@ def corpus_weights(parts: Sequence[Retriever], corpus: Corpus) -> tuple[float, .
     are a seeded sample."""
     rng = random.Random(0)
     rows = rng.sample(range(len(corpus)), min(SENTENCES, len(corpus)))
-    wanted = [corpus[row].id for row in rows]
+    gold_ids = [corpus[row].id for row in rows]
     queries = [sentence_of(corpus[row].text, rng) or corpus[row].title for row in rows]
-    means: list[float] = []
+    mrrs: list[float] = []
     for part in parts:
-        found = [[hit.passage.id for hit in hits] for hits in part.search(queries, DEPTH)]
-        means.append(fmean(_reciprocal_rank(ident, ids) for ident, ids in zip(wanted, found, strict=True)))
-    if not any(means):
+        ids_Q = [[hit.passage.id for hit in hits] for hits in part.search(queries, DEPTH)]
+        ranks = (ids.index(gold) + 1 if gold in ids else math.inf for gold, ids in zip(gold_ids, ids_Q, strict=True))
+        mrrs.append(fmean(1 / rank for rank in ranks))
+    if not any(mrrs):
         return (1.0,) * len(parts)
-    trust = [min(1.0, max(0.0, (mean / max(means) - LOW) / (HIGH - LOW))) for mean in means]
-    return tuple(one if part.name == "bm25" else VECTORS * one for part, one in zip(parts, trust, strict=True))
+    fractions = [min(1.0, max(0.0, (mrr / max(mrrs) - LOW) / (HIGH - LOW))) for mrr in mrrs]
+    return tuple(
+        (1.0 if part.name == "bm25" else VECTORS) * share for part, share in zip(parts, fractions, strict=True)
+    )
 
 
 def sentence_of(text: str, rng: random.Random) -> str:
-    """One sentence of a text; the whole text where it has none that is long enough."""
-    sentences = [one.strip() for one in _SENTENCE_END.split(text[:_READ]) if len(one.strip()) >= _LONG_ENOUGH]
-    return (rng.choice(sentences) if sentences else text.strip())[:_LONGEST]
-
-
-def _reciprocal_rank(ident: str, ids: Sequence[str]) -> float:
-    return 1 / (ids.index(ident) + 1) if ident in ids else 0.0
+    """One sentence of a text; the whole text if no sentence is long enough."""
+    sentences = [sentence.strip() for sentence in _SENTENCE_END.split(text[:_PASSAGE_CHARS])]
+    sentences = [sentence for sentence in sentences if len(sentence) >= _MIN_CHARS]
+    return (rng.choice(sentences) if sentences else text.strip())[:_MAX_CHARS]
 
 
 log = logging.getLogger(__name__)
 
 _INDEXES = ("bm25", "dense", "hnsw", "ivf-pq")
-"""Parts that a hundred searches more do not cost much."""
+"""Parts with cheap searches, of which a hundred compute the weights."""
 
-LARGEST = 1e6
+MAX_WEIGHT = 1e6
 """The largest weight: scores stay finite."""
 
 
@@ -100,7 +100,7 @@ class HybridSettings(Settings):
     method: Literal["rrf", "weighted"] = "weighted"
     """`weighted` sums scaled scores; `rrf` sums reciprocal ranks and needs no comparable scores."""
     weights: list[float] | None = None
-    """One weight ≥ 0 per part. Not given: those of the corpus where every part is an index, else equal ones."""
+    """One weight ≥ 0 per part. Default: those of the corpus if every part is an index, else equal ones."""
     smoothing: float = Field(default=SMOOTHING, ge=0)
     """`rrf`: the constant k; larger values flatten the ranks."""
     scale: Scale = "z"
@@ -118,7 +118,7 @@ class Hybrid:
         self.parts = tuple(parts)
         self.settings = settings
         self.corpus = _shared_corpus(self.parts)
-        self._weights = None if self._asks_corpus() else _weights(settings.weights, len(self.parts))
+        self._weights = None if self._weighs_by_corpus() else _check_weights(settings.weights, len(self.parts))
 
     @property
     def under(self) -> tuple[Retriever, ...]:
@@ -126,32 +126,32 @@ class Hybrid:
 
     @property
     def reads(self) -> ContextFields:
-        """What any part reads."""
+        """The fields that any part reads."""
         return reduce(or_, map(fields_read, self.parts))
 
     @property
     def identity(self) -> str:
         settings = self.settings.model_dump_json(exclude={"parts"})
-        weighed = ["weights of the corpus"] if self._asks_corpus() else []
-        weighed += ["short rankings filled up"] if self.settings.method == "weighted" else []
-        return digest_of(self.name, settings, *weighed, *(part.identity for part in self.parts))
+        variants = ["weights of the corpus"] if self._weighs_by_corpus() else []
+        variants += ["short rankings filled up"] if self.settings.method == "weighted" else []
+        return digest_of(self.name, settings, *variants, *(part.identity for part in self.parts))
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """One weight a part. Those of the corpus are found when they are first needed, which takes about a second for
-        a small encoder."""
+        """One weight per part. Those of the corpus are computed at first use, which takes about a second for a small
+        encoder."""
         if self._weights is None and self.corpus is not None:
             self._weights = corpus_weights(self.parts, self.corpus)
-            shown = (f"{part.name} {weight:.2f}" for part, weight in zip(self.parts, self._weights, strict=True))
-            log.info("weights of the hybrid: %s", ", ".join(shown))
+            named = (f"{part.name} {weight:.2f}" for part, weight in zip(self.parts, self._weights, strict=True))
+            log.info("weights of the hybrid: %s", ", ".join(named))
         return self._weights or ()
 
-    def _asks_corpus(self) -> bool:
-        searched = all(part.name in _INDEXES for part in self.parts)
-        return self.settings.weights is None and searched and self.corpus is not None and len(self.corpus) > 0
+    def _weighs_by_corpus(self) -> bool:
+        are_indexes = all(part.name in _INDEXES for part in self.parts)
+        return self.settings.weights is None and are_indexes and self.corpus is not None and len(self.corpus) > 0
 
     def seen(self, query: QueryLike) -> str:
-        """What every part sees, as a JSON list."""
+        """The text that each part sees, as a JSON list."""
         return json.dumps([part.seen(query) for part in self.parts], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
@@ -159,24 +159,24 @@ class Hybrid:
         if not queries:
             return []
         depth = max(k, self.settings.depth)
-        found = [self._ask(number, part, queries, depth) for number, part in enumerate(self.parts, start=1)]
-        places = depth if self.corpus is None else min(depth, len(self.corpus))
-        return [self._fuse(rankings, k, places) for rankings in zip(*found, strict=True)]
+        lists = [self._search_part(number, part, queries, depth) for number, part in enumerate(self.parts, start=1)]
+        max_hits = depth if self.corpus is None else min(depth, len(self.corpus))
+        return [self._fuse(rankings, k, max_hits) for rankings in zip(*lists, strict=True)]
 
-    def _ask(self, number: int, part: Retriever, queries: Sequence[QueryLike], depth: int) -> list[list[Hit]]:
+    def _search_part(self, number: int, part: Retriever, queries: Sequence[QueryLike], depth: int) -> list[list[Hit]]:
         name = f"part {number} of the hybrid ({part.name})"
         try:
-            found = part.search(queries, depth)
+            lists = part.search(queries, depth)
         except RetrieverError as error:
             raise RetrieverError(f"{name} failed: {error}") from error
-        if len(found) != len(queries):
-            raise RetrieverError(f"{name} gave {len(found)} rankings for {len(queries)} queries")
-        if not all(math.isfinite(hit.score) for hits in found for hit in hits):
+        if len(lists) != len(queries):
+            raise RetrieverError(f"{name} gave {len(lists)} rankings for {len(queries)} queries")
+        if not all(math.isfinite(hit.score) for hits in lists for hit in hits):
             raise RetrieverError(f"{name} gave a score that is not a number")
-        return found
+        return lists
 
-    def _fuse(self, rankings: Sequence[Sequence[Hit]], k: int, places: int) -> list[Hit]:
-        """Fuse one query's rankings, one per part, which could have had `places` hits."""
+    def _fuse(self, rankings: Sequence[Sequence[Hit]], k: int, max_hits: int) -> list[Hit]:
+        """Fuse one query's rankings, one per part, of at most `max_hits` hits each."""
         passages: dict[str, Passage] = {}
         scores: list[dict[str, float]] = []
         for hits in rankings:
@@ -190,7 +190,7 @@ class Hybrid:
             fused = reciprocal_rank_fusion(map(list, scores), self.settings.smoothing, self.weights)
         else:
             absent = [absent_score(part) for part in self.parts]
-            fused = weighted_fusion(scores, self.weights, self.settings.scale, places, absent)
+            fused = weighted_fusion(scores, self.weights, self.settings.scale, max_hits, absent)
         hits = [Hit(passages[key], score) for key, score in fused.items()]
         ident, count = Counter(hit.passage.id for hit in hits).most_common(1)[0] if hits else ("", 1)
         if count > 1:
@@ -206,25 +206,27 @@ class Hybrid:
         return digest_of(*(" ".join(text.split()) for text in (passage.title, passage.text)))
 
 
-def _weights(given: Sequence[float] | None, parts: int) -> tuple[float, ...]:
+def _check_weights(given: Sequence[float] | None, parts: int) -> tuple[float, ...]:
     weights = tuple(given) if given is not None else (1.0,) * parts
     if len(weights) != parts:
-        raise SettingError(f"{len(weights)} weights for {parts} parts of a hybrid; give one weight a part")
-    if not all(0 <= weight <= LARGEST for weight in weights) or not any(weights):
-        raise SettingError(f"the weights {list(weights)} of a hybrid must be 0 to {LARGEST:g}, and one of them above 0")
+        raise SettingError(f"{len(weights)} weights for {parts} parts of a hybrid; give one weight per part")
+    if not all(0 <= weight <= MAX_WEIGHT for weight in weights) or not any(weights):
+        raise SettingError(
+            f"the weights {list(weights)} of a hybrid must be 0 to {MAX_WEIGHT:g}, and one of them above 0"
+        )
     return weights
 
 
 def _shared_corpus(parts: Sequence[Retriever]) -> Corpus | None:
     """The corpus of all parts; `None` if one of them has no local corpus."""
-    known = [part.corpus for part in parts if part.corpus is not None]
-    for corpus in known[1:]:
-        if corpus.digest != known[0].digest:
+    corpora = [part.corpus for part in parts if part.corpus is not None]
+    for corpus in corpora[1:]:
+        if corpus.digest != corpora[0].digest:
             raise IndexMismatch(
-                f"the parts of a hybrid search different corpora (digests {known[0].digest[:12]} and "
+                f"the parts of a hybrid search different corpora (digests {corpora[0].digest[:12]} and "
                 f"{corpus.digest[:12]}), so their ids do not correspond; make the indexes from one corpus"
             )
-    return known[0] if len(known) == len(parts) else None
+    return corpora[0] if len(corpora) == len(parts) else None
 
 
 SETTINGS = HybridSettings

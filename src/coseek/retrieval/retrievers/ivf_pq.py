@@ -21,8 +21,8 @@ from coseek.retrieval.vectors.embedding_retriever import (
     EmbeddingRetriever,
     EmbeddingSettings,
     Rows,
+    fill_from_card,
     in_order,
-    settled,
 )
 from coseek.retrieval.vectors.encoder import Vectors
 from coseek.retrieval.vectors.faiss_index import VECTORS, Lift, add_all, build_file, open_file, search_file
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import faiss
 
 CELLS = "cells.faiss"
-_LEAST_A_CELL = 39
+_MIN_PER_CELL = 39
 """The minimum number of training vectors per cell (faiss warns below it)."""
 
 
@@ -47,7 +47,7 @@ class IvfPqSettings(EmbeddingSettings):
     """Subvectors per vector, of `nbits` bits each; `None` for one per 8 dimensions."""
     nbits: int = Field(default=8, ge=4, le=12)
     """Bits per subvector. Training needs at least 2^nbits passages."""
-    train_a_cell: int = Field(default=64, ge=_LEAST_A_CELL)
+    train_a_cell: int = Field(default=64, ge=_MIN_PER_CELL)
     """Training passages per cell."""
     seed: int = 0
     """Seed of the training sample and of k-means."""
@@ -64,20 +64,20 @@ def fill_cells(
     """Train cells and codes on a sample and add all vectors, which have length 1 if `normalised`."""
     import faiss
 
-    pieces = settings.m or max(1, store.dim // 8)
+    subvectors = settings.m or max(1, store.dim // 8)
     cells = cells_for(len(store), settings)
-    lift = Lift(store, normalised, multiple=pieces, unit=True)  # faiss normalises the cells' centres
+    lift = Lift(store, normalised, multiple=subvectors, unit=True)  # faiss normalises the cells' centres
     metric = faiss.METRIC_INNER_PRODUCT
     # `np` turns off polysemous codes, which this search does not use and which are slow to train.
-    made = faiss.index_factory(lift.dim, f"IVF{cells},PQ{pieces}x{settings.nbits}np", metric)
-    index = cast("faiss.IndexIVFPQ", made)
-    wanted = max(cells * settings.train_a_cell, 64 * 2**settings.nbits)
+    factory = f"IVF{cells},PQ{subvectors}x{settings.nbits}np"
+    index = cast("faiss.IndexIVFPQ", faiss.index_factory(lift.dim, factory, metric))
+    sample_size = max(cells * settings.train_a_cell, 64 * 2**settings.nbits)
     rng = np.random.default_rng(settings.seed)
-    rows_M = np.sort(rng.permutation(len(store))[:wanted])
-    for learner in (index.cp, index.pq.cp):
-        learner.seed = settings.seed
+    rows_M = np.sort(rng.permutation(len(store))[:sample_size])
+    for clustering in (index.cp, index.pq.cp):
+        clustering.seed = settings.seed
         # The sample is drawn above: faiss must not subsample it or warn about a small corpus.
-        learner.min_points_per_centroid, learner.max_points_per_centroid = 1, len(rows_M)
+        clustering.min_points_per_centroid, clustering.max_points_per_centroid = 1, len(rows_M)
     report("training vectors", 0, len(rows_M))
     index.train(lift.rows(rows_M))
     report("training vectors", len(rows_M), len(rows_M))
@@ -93,7 +93,7 @@ def cells_for(passages: int, settings: IvfPqSettings) -> int:
             f"ivf-pq trains {codes} codes (nbits={settings.nbits}) on at least as many passages, and the corpus has "
             f"{passages}; use the retriever dense, or fewer bits"
         )
-    cells = settings.nlist or max(1, min(round(4 * passages**0.5), passages // _LEAST_A_CELL))
+    cells = settings.nlist or max(1, min(round(4 * passages**0.5), passages // _MIN_PER_CELL))
     if cells > passages:
         raise SettingError(f"nlist={cells} cells for {passages} passages; use fewer")
     return cells
@@ -111,13 +111,13 @@ class IvfPqSearch:
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:
         if self._store is None:
             return search_file(self._index, queries_QD, k)
-        deeper = min(k * self._refine, len(self._store))
-        rows_QS, _ = search_file(self._index, queries_QD, deeper)
+        depth = min(k * self._refine, len(self._store))
+        rows_QS, _ = search_file(self._index, queries_QD, depth)
         scores_QS = np.full(rows_QS.shape, -np.inf, dtype=np.float32)
         for rows_S, scores_S, query_D in zip(rows_QS, scores_QS, queries_QD, strict=True):
-            found = rows_S >= 0
-            vectors_MD = self._store.gather(rows_S[found])
-            scores_S[found] = scores_of(vectors_MD, np.broadcast_to(query_D, vectors_MD.shape))
+            exists = rows_S >= 0
+            vectors_MD = self._store.gather(rows_S[exists])
+            scores_S[exists] = scores_of(vectors_MD, np.broadcast_to(query_D, vectors_MD.shape))
         rows_QS, scores_QS = in_order(rows_QS, scores_QS)
         return rows_QS[:, :k], scores_QS[:, :k]
 
@@ -132,10 +132,10 @@ SETTINGS = IvfPqSettings
 SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"nprobe", "refine"}
 
 
-def settle(settings: IvfPqSettings) -> IvfPqSettings:
+def resolve(settings: IvfPqSettings) -> IvfPqSettings:
     """Fill in the values of the encoder's card."""
     require_library("faiss", "the ivf-pq retriever", "faiss")
-    return settled(settings)
+    return fill_from_card(settings)
 
 
 def resume(corpus: Corpus, settings: IvfPqSettings, folder: Path, report: Report) -> None:

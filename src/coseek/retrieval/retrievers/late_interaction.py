@@ -19,8 +19,8 @@ from coseek.retrieval.vectors.embedding_retriever import (
     EmbeddingRetriever,
     EmbeddingSettings,
     Rows,
+    fill_from_card,
     passage_text,
-    settled,
 )
 from coseek.retrieval.vectors.store import VectorStore
 from coseek.retrieval.vectors.token_vectors import MaxSimSearch, TokenQueries, token_ends, token_windows
@@ -48,9 +48,9 @@ SETTINGS = LateInteractionSettings
 SEARCH_TIME = EMBEDDING_SEARCH_TIME - {"cluster"}
 
 
-def settle(settings: LateInteractionSettings) -> LateInteractionSettings:
+def resolve(settings: LateInteractionSettings) -> LateInteractionSettings:
     """Fill in the values of the encoder's card."""
-    return settled(settings, "late-interaction", "dense")
+    return fill_from_card(settings, "late-interaction", "dense")
 
 
 def resume(corpus: Corpus, settings: LateInteractionSettings, folder: Path, report: Report) -> None:

@@ -18,8 +18,8 @@ from coseek.retrieval.llm import (
     ModelRetriever,
     ModelRetrieverSettings,
     ParsedRanking,
+    fill_listwise_prompt,
     parse_ranking,
-    show,
     sliding_together,
 )
 from coseek.retrieval.query import QueryLike, as_queries
@@ -59,21 +59,21 @@ class ListwiseStats:
     def shortfall(self) -> Shortfall:
         return Shortfall(self.unreadable, self.windows, "orders could not be read")
 
-    def add(self, reading: ParsedRanking) -> None:
+    def add(self, ranking: ParsedRanking) -> None:
         self.windows += 1
-        self.invented += reading.invented
-        if reading.unreadable:
+        self.invented += ranking.invented
+        if ranking.unreadable:
             self.unreadable += 1
         else:
-            self.missing += reading.missing
-            self.repeated += reading.repeated
+            self.missing += ranking.missing
+            self.repeated += ranking.repeated
 
 
 class ListwiseReranker(ModelRetriever):
     """A retriever ranked by a language model. Scores are 1, 1/2, 1/3, …, since the model gives an order only."""
 
     name = "listwise"
-    PROMPT, FIELDS = ListwisePrompt, LISTWISE_FIELDS
+    PROMPT, FIELDS, STATS = ListwisePrompt, LISTWISE_FIELDS, ListwiseStats
     stats: ListwiseStats
     settings: ListwiseSettings
     _prompt: ListwisePrompt
@@ -82,28 +82,30 @@ class ListwiseReranker(ModelRetriever):
         if settings.step >= settings.window:
             raise SettingError(f"step {settings.step} skips passages; it must be less than window {settings.window}")
         super().__init__(over, settings, model, prompt)
-        self.stats = ListwiseStats()
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
-        shown = self._shown(queries)
+        rendered = self._rendered(queries)
 
         def rank(windows: list[tuple[int, list[Passage]]]) -> list[tuple[int, ...]]:
-            return self._rank([(shown[number], passages) for number, passages in windows])
+            return self._rank([(rendered[number], passages) for number, passages in windows])
 
         orders = [[hit.passage for hit in hits] for hits in candidates]
-        ranked = sliding_together(orders, rank, self.settings.window, self.settings.step)
-        return [rank_hits(found[:k]) for found in ranked]
+        rankings = sliding_together(orders, rank, self.settings.window, self.settings.step)
+        return [rank_hits(passages[:k]) for passages in rankings]
 
     def _rank(self, windows: Sequence[tuple[str, list[Passage]]]) -> list[tuple[int, ...]]:
         """The model's order of each window."""
-        prompts = [show(self._prompt, query, passages, self.settings.passage_words) for query, passages in windows]
-        pairs = zip(self._write(prompts, self.settings.answer_tokens), windows, strict=True)
-        readings = [parse_ranking(answer, len(passages)) for answer, (_, passages) in pairs]
-        for reading in readings:
-            self.stats.add(reading)
-        return [reading.order for reading in readings]
+        words = self.settings.passage_words
+        prompts = [fill_listwise_prompt(self._prompt, query, passages, words) for query, passages in windows]
+        answers = self._generate(prompts, self.settings.answer_tokens)
+        rankings = [
+            parse_ranking(answer, len(passages)) for answer, (_, passages) in zip(answers, windows, strict=True)
+        ]
+        for ranking in rankings:
+            self.stats.add(ranking)
+        return [ranking.order for ranking in rankings]
 
 
 SETTINGS = ListwiseSettings

@@ -1,7 +1,7 @@
 """Noisy: answers a growing share of the searches of any retriever with random passages.
 
 The curriculum of ZeroSearch without a language model: small enough for a laptop, and a control whose noise contains no
-model errors. The trainer sets its progress with `progress`.
+model errors. The trainer calls `progress`.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import LayeredRetriever, Retriever, Shortfall
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
 
-# Noise curriculum: how many searches of a simulated or noisy retriever are answered with noise, and when.
+# Noise curriculum: the share of noisy searches of a simulated or noisy retriever at each training step.
 #
 # p_i = p_s + (b^(i/m) − 1) / (b − 1) · (p_e − p_s) at step i of m (Sun et al. 2025, ZeroSearch, arXiv 2505.04588).
 # With b > 1 the noise grows slowly at first and faster later.
@@ -53,13 +53,13 @@ class NoiseSchedule(Settings):
 
     def rate(self, at: TrainingProgress) -> float:
         """p_i."""
-        done = at.step / at.steps
-        log = math.log(self.base)
+        progress = at.step / at.steps
+        log_base = math.log(self.base)
         # expm1 is accurate for b near 1, whose limit is linear.
-        share = done if log == 0.0 else math.expm1(done * log) / math.expm1(log)
+        share = progress if log_base == 0.0 else math.expm1(progress * log_base) / math.expm1(log_base)
         return self.start + share * (self.end - self.start)
 
-    def strikes(self, query: str, at: TrainingProgress) -> bool:
+    def is_noisy(self, query: str, at: TrainingProgress) -> bool:
         """Whether this query gets noise at this step. A hash decides, so that other queries do not matter."""
         digest = hashlib.sha256(f"{self.seed}:{at.step}:{query}".encode()).digest()
         return int.from_bytes(digest[:8], "big") / 2**64 < self.rate(at)
@@ -101,9 +101,9 @@ class Curriculum:
         """Set the training progress: later searches get the noise of `step` of `steps`."""
         self._at = TrainingProgress(step, steps)
 
-    def _struck(self, seen: Iterable[str]) -> list[bool]:
-        """Which queries get noise."""
-        return [self._noise.strikes(text, self._at) for text in seen]
+    def _are_noisy(self, texts: Iterable[str]) -> list[bool]:
+        """Whether each query text gets noise."""
+        return [self._noise.is_noisy(text, self._at) for text in texts]
 
 
 class NoisySettings(CurriculumSettings):
@@ -112,7 +112,7 @@ class NoisySettings(CurriculumSettings):
     over: str | dict[str, object]
     """The retriever for the other searches: an index folder, a URL, a YAML file, or settings."""
     shows: Literal["random", "nothing"] = "random"
-    """What noise is: random passages, or no passage."""
+    """The kind of noise: random passages, or no passage."""
 
 
 class NoisyRetriever(LayeredRetriever, Curriculum):
@@ -131,8 +131,8 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
 
     @property
     def identity(self) -> str:
-        own = () if self.settings.shows == "random" else (self.settings.shows,)
-        return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._at), self.over.identity, *own)
+        kind = () if self.settings.shows == "random" else (self.settings.shows,)
+        return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._at), self.over.identity, *kind)
 
     @property
     def shortfalls(self) -> tuple[Shortfall, ...]:
@@ -140,15 +140,16 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
-        # Noise depends on what the retriever sees, so queries that look the same to it get the same answer.
-        seen = [self.seen(query) for query in queries]
-        struck = self._struck(seen)
-        texts = [text for text, bad in zip(seen, struck, strict=True) if bad]
-        noise = iter(self._random.search(texts, k) if self.settings.shows == "random" else [[] for _ in texts])
-        found = iter(self.over.search([query for query, bad in zip(queries, struck, strict=True) if not bad], k))
+        # Noise depends on the text that the retriever sees, so that equal texts get equal hits.
+        texts = [self.seen(query) for query in queries]
+        noisy = self._are_noisy(texts)
+        noisy_texts = [text for text, is_noisy in zip(texts, noisy, strict=True) if is_noisy]
+        noise = self._random.search(noisy_texts, k) if self.settings.shows == "random" else [[] for _ in noisy_texts]
+        clean = self.over.search([query for query, is_noisy in zip(queries, noisy, strict=True) if not is_noisy], k)
         self.stats.searches += len(queries)
-        self.stats.noisy += sum(struck)
-        return [next(noise if bad else found) for bad in struck]
+        self.stats.noisy += sum(noisy)
+        noise_hits, clean_hits = iter(noise), iter(clean)
+        return [next(noise_hits if is_noisy else clean_hits) for is_noisy in noisy]
 
 
 SETTINGS = NoisySettings

@@ -15,12 +15,11 @@ from pydantic import Field
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
 from coseek.models.judge_text import read_verdict, unfenced
-from coseek.models.text_model import TextModel
 from coseek.models.written import repeatable
 from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
-from coseek.retrieval.retriever import Retriever, Shortfall
+from coseek.retrieval.retriever import Shortfall
 
 _SCORE = re.compile(r"(?:[A-Za-z ]{1,40}:\s*+)?([0-9]{1,3})(?:\s?/\s?100)?\.?")
 HIGHEST = 100
@@ -68,41 +67,37 @@ class PointwiseReranker(ModelRetriever):
     """A retriever ranked passage by passage. Scores are 1, 1/2, 1/3, …; ties keep the candidates' order."""
 
     name = "pointwise"
-    PROMPT, FIELDS = PointwisePrompt, POINTWISE_FIELDS
+    PROMPT, FIELDS, STATS = PointwisePrompt, POINTWISE_FIELDS, PointwiseStats
     stats: PointwiseStats
     settings: PointwiseSettings
     _prompt: PointwisePrompt
 
-    def __init__(self, over: Retriever, settings: PointwiseSettings, model: TextModel, prompt: PointwisePrompt) -> None:
-        super().__init__(over, settings, model, prompt)
-        self.stats = PointwiseStats()
-
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
-        shown = zip(self._shown(queries), candidates, strict=True)
-        prompts = [self._asked(query, hit) for query, hits in shown for hit in hits]
-        outputs = iter(self._write(prompts, self.settings.max_tokens))
-        return [self._order(hits, [self._read(next(outputs)) for _ in hits])[:k] for hits in candidates]
+        rendered = zip(self._rendered(queries), candidates, strict=True)
+        prompts = [self._fill_prompt(query, hit) for query, hits in rendered for hit in hits]
+        outputs = iter(self._generate(prompts, self.settings.max_tokens))
+        return [self._rank(hits, [self._parse_score(next(outputs)) for _ in hits])[:k] for hits in candidates]
 
-    def _asked(self, query: str, hit: Hit) -> str:
+    def _fill_prompt(self, query: str, hit: Hit) -> str:
         words = self.settings.passage_words
-        title, text = (repeatable(one_line(part, words)) for part in (hit.passage.title, hit.passage.text))
+        title, text = (repeatable(one_line(field, words)) for field in (hit.passage.title, hit.passage.text))
         return fill_template(self._prompt.prompt, query=one_line(query), title=title, text=text)
 
-    def _read(self, output: str) -> float | None:
+    def _parse_score(self, output: str) -> float | None:
         if self._prompt.form == "verdict":
             relevant = read_verdict(output, plain=("true", "false", "yes", "no"))
             return None if relevant is None else float(relevant)
-        found = _SCORE.fullmatch(unfenced(output).replace("*", "").strip())
-        return None if found is None or int(found[1]) > HIGHEST else float(found[1])
+        match = _SCORE.fullmatch(unfenced(output).replace("*", "").strip())
+        return None if match is None or int(match[1]) > HIGHEST else float(match[1])
 
-    def _order(self, hits: Sequence[Hit], scores: Sequence[float | None]) -> list[Hit]:
-        """The hits by score; those without one stay where they are."""
+    def _rank(self, hits: Sequence[Hit], scores: Sequence[float | None]) -> list[Hit]:
+        """Sort the hits by score; those without a score keep their ranks."""
         self.stats.passages += len(scores)
         self.stats.unreadable += sum(score is None for score in scores)
-        told = [(score, hit) for score, hit in zip(scores, hits, strict=True) if score is not None]
-        best = iter(sorted(told, key=lambda pair: -pair[0]))
+        scored = [(score, hit) for score, hit in zip(scores, hits, strict=True) if score is not None]
+        best = iter(sorted(scored, key=lambda pair: -pair[0]))
         order = [hit if score is None else next(best)[1] for score, hit in zip(scores, hits, strict=True)]
         return rank_hits([hit.passage for hit in order])
 

@@ -43,12 +43,12 @@ class RandomRetriever:
     def _draw(self, query: str, count: int) -> list[Hit]:
         rng = random.Random(f"{self.settings.seed}:{query}")
         # A Fisher–Yates shuffle of `count` steps: unlike in random.sample, a short draw is a prefix of a longer one.
-        moved: dict[int, int] = {}
+        shuffled: dict[int, int] = {}
         rows: list[int] = []
-        for place in range(count):
-            other = rng.randrange(place, len(self.corpus))
-            rows.append(moved.get(other, other))
-            moved[other] = moved.get(place, place)
+        for index in range(count):
+            other = rng.randrange(index, len(self.corpus))
+            rows.append(shuffled.get(other, other))
+            shuffled[other] = shuffled.get(index, index)
         return rank_hits(self.corpus[row] for row in rows)
 
 

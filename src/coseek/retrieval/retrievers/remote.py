@@ -4,7 +4,7 @@ The `/info` of a coseek server states what it reads of a query's context, and it
 larger batches become several requests. A request that is refused as too large (413) is halved. Every answer of such a
 server names the index that it came from: an answer of another index than the first is a `RetrieverError`.
 
-Transient faults are retried with growing pauses; then the search is a `RetrieverError`. A token comes from the
+Transient faults are retried with growing pauses; then the search raises `RetrieverError`. A token is read from the
 environment and appears in no message.
 """
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Annotated, Literal, Protocol, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias, cast
 from urllib.parse import quote
 
 from pydantic import Field
@@ -33,136 +33,19 @@ from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries, fitted
 from coseek.retrieval.responses import IDENTITY, parse_response
-from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import View, find_view, render_view
 
-# Replicas: one index behind several servers. A batch is dealt to all of them; a server that fails is left alone for a
-# while, and its queries are asked elsewhere. Servers of different indexes are refused, so hits depend on no server.
-
-REST_S = 30.0
-"""Seconds for which a server that failed is asked last."""
-
-
-class Replica(Retriever, Protocol):
-    """A thread-safe client of one server."""
-
-    @property
-    def served(self) -> str:
-        """The identity that the server states; empty where it states none."""
-        ...
-
-    @property
-    def reads(self) -> ContextFields: ...
-    @property
-    def concurrency(self) -> int: ...
-    def close(self) -> None: ...
-
-
-class Replicas:
-    """A retriever over at least one replica. Thread-safe."""
-
-    corpus = None
-
-    def __init__(self, servers: Sequence[Replica]) -> None:
-        self.name = servers[0].name
-        self.servers = servers
-        self.moved = 0
-        """Parts of batches that were asked again at another server."""
-        self._rests_until = [0.0] * len(servers)
-        self._searches = itertools.count()
-        self._counting = threading.Lock()
-
-    @property
-    def identity(self) -> str:
-        told = self._first.served
-        return digest_of(self.name, "replicas", *([told] if told else [server.identity for server in self.servers]))
-
-    @property
-    def reads(self) -> ContextFields:
-        return self._first.reads
-
-    @property
-    def concurrency(self) -> int:
-        """Searches that may be under way at once."""
-        return sum(server.concurrency for server in self.servers)
-
-    def seen(self, query: QueryLike) -> str:
-        return self._first.seen(query)
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """Raises `RetrieverError` for queries that every server failed at."""
-        queries = as_queries(queries, k)
-        order = self._order()
-        awake = [place for place in order if self._rests_until[place] <= time.monotonic()] or order[:1]
-        count = min(len(awake), len(queries))
-        if count < 2:
-            return self._ask(order, queries, k)
-        borders = [len(queries) * part // count for part in range(count + 1)]
-        with ThreadPoolExecutor(count, "coseek-replicas") as pool:
-            asked = [
-                pool.submit(self._ask, [place, *(other for other in order if other != place)], queries[first:last], k)
-                for place, (first, last) in zip(awake, itertools.pairwise(borders), strict=False)
-            ]
-            return [hits for part in asked for hits in part.result()]
-
-    def close(self) -> None:
-        """Close the connections."""
-        for server in self.servers:
-            server.close()
-
-    @cached_property
-    def _first(self) -> Replica:
-        """The first server that says what it serves."""
-        said = RetrieverError("no server is left")
-        for server in self.servers:
-            try:
-                _ = server.served
-            except RetrieverError as error:
-                said = error
-            else:
-                return server
-        raise said
-
-    def _order(self) -> list[int]:
-        """All servers, those that rest last, and each search's first another one."""
-        count, first, now = len(self.servers), next(self._searches), time.monotonic()
-        turned = [(first + place) % count for place in range(count)]
-        return sorted(turned, key=lambda place: self._rests_until[place] > now)
-
-    def _ask(self, order: Sequence[int], queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """The hits of the first server in this order that answers."""
-        for place in order:
-            server = self.servers[place]
-            try:
-                self._check(place)
-                return server.search(queries, k)
-            except RetrieverError as error:
-                said = error
-                self._rests_until[place] = time.monotonic() + REST_S
-                with self._counting:
-                    self.moved += place != order[-1]
-        raise said
-
-    def _check(self, place: int) -> None:
-        """Refuse a server of another index than the first one's."""
-        if self.servers[place].served != self._first.served:
-            raise SettingError(
-                f"server {place + 1} of {len(self.servers)} searches another index than server "
-                f"{self.servers.index(self._first) + 1}; serve one index at all of them"
-            )
-
-
-_NO_CARD = frozenset({400, 403, 404, 405, 422, 501})
+_NO_INFO = frozenset({400, 403, 404, 405, 422, 501})
 """Statuses of servers without `/info`."""
-_MOST_AT_ONCE = 1024
+_MAX_CONCURRENCY = 1024
 """Concurrent requests over all threads; each search has its own limit."""
-_MOST_BYTES = 2**30
-"""The longest answer in bytes; thousands of passages per query are long."""
+_MAX_BYTES = 2**30
+"""The longest response in bytes; thousands of passages per query are long."""
 _TOO_LARGE = 413
-_BESIDE_BYTES = 128
-"""Bytes of a request beside its queries, and of a query beside its text and context, at most."""
+_OVERHEAD_BYTES = 128
+"""Maximum bytes of a request besides its queries, and of a query besides its text and context."""
 
-_Sent: TypeAlias = tuple[str, JsonObject | None]
+_QueryPayload: TypeAlias = tuple[str, JsonObject | None]
 """A query's text, and its context."""
 
 
@@ -171,7 +54,7 @@ class RemoteRetrieverSettings(Settings):
 
     url: str | Annotated[list[str], Field(min_length=1)]
     """The server's URL, with or without `/retrieve` at its end; a list for replicas of one index, which share the
-    queries, and of which each may die."""
+    queries; a search needs one of them."""
     index: str | None = None
     """The name of the index, on a server with several."""
     dialect: Literal["coseek", "search-r1", "single"] = "coseek"
@@ -186,7 +69,7 @@ class RemoteRetrieverSettings(Settings):
     concurrency: int = Field(default=4, ge=1)
     """Concurrent requests per search."""
     searches: int = Field(default=32, ge=1)
-    """Searches under way at once, where an agent behind a server or a label maker makes several."""
+    """Concurrent searches, where an agent behind a server or a label maker makes several."""
     connect_s: float = Field(default=5.0, gt=0)
     """Seconds to wait for a connection."""
     timeout_s: float = Field(default=60.0, gt=0)
@@ -194,7 +77,7 @@ class RemoteRetrieverSettings(Settings):
     retries: int = Field(default=3, ge=0)
     """Retries after a transient fault."""
     backoff_s: float = Field(default=0.5, ge=0)
-    """Seconds before the first retry; doubled before each further one, less a random part of up to half."""
+    """Seconds before the first retry; doubled before each further one, minus a random share of up to half."""
     max_backoff_s: float = Field(default=20.0, ge=0)
     """The longest pause, even if `Retry-After` asks for more."""
     break_after: int = Field(default=5, ge=1)
@@ -210,7 +93,7 @@ class RemoteRetriever:
     corpus = None
 
     def __init__(self, settings: RemoteRetrieverSettings, rng: random.Random | None = None) -> None:
-        """`rng` draws the random part of pauses; no result depends on it."""
+        """`rng` draws the random share of pauses; no result depends on it."""
         assert isinstance(settings.url, str)
         self.settings = settings
         self._base = parse_base_url(settings.url, ("/retrieve",))
@@ -218,13 +101,14 @@ class RemoteRetriever:
             self._base += f"/{quote(settings.index, safe='')}"
         self._name = f"{self._base}/retrieve"
         token = read_key(settings.token_env, "token")
-        self._calls = HttpClient(self._base, _patience(settings), token, rng, name=self._name, most_bytes=_MOST_BYTES)
+        self._calls = HttpClient(
+            self._base, _http_settings(settings), token, rng, name=self._name, most_bytes=_MAX_BYTES
+        )
 
     @property
     def identity(self) -> str:
         """A digest of the address and of the identity in the server's `/info`, if it has one."""
-        parts = (self.name, self._base, self.settings.dialect, self.settings.view)
-        return digest_of(*parts, self.served)
+        return digest_of(self.name, self._base, self.settings.dialect, self.settings.view, self.served)
 
     @property
     def served(self) -> str:
@@ -233,105 +117,105 @@ class RemoteRetriever:
 
     @property
     def reads(self) -> ContextFields:
-        """What is sent of a query's context: what the server reads, or what the client's own view reads."""
+        """The context fields that are sent: those that the server reads, or those of the client's own view."""
         if self.settings.dialect == "coseek" and self.settings.view == "query":
             return ContextFields.from_json(self._info.get("reads"))
         return find_view(self.settings.view).fields
 
     @property
     def concurrency(self) -> int:
-        """Searches that may be under way at once."""
+        """The maximum number of concurrent searches."""
         return self.settings.searches
 
     def seen(self, query: QueryLike) -> str:
-        """What is sent: the view's string, or query and context as JSON if the server reads the context."""
-        text, context = self._sent(query)
+        """The text that is sent: the view's string, or query and context as JSON if the server reads the context."""
+        text, context = self._payload(query)
         return text if context is None else json.dumps({"text": text, **context}, ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Up to `k` passages per query; blank queries are not sent."""
         queries = as_queries(queries, k)
-        asked = [place for place, query in enumerate(queries) if Query.of(query).text.strip()]
-        parts = self._parts([self._sent(queries[place]) for place in asked], k) if asked else []
+        sent = [index for index, query in enumerate(queries) if Query.of(query).text.strip()]
+        batches = self._batches([self._payload(queries[index]) for index in sent], k) if sent else []
         lists: list[list[Hit]] = [[] for _ in queries]
-        found = (hits for part in self._ask_all(parts, k) for hits in part)
-        for place, hits in zip(asked, found, strict=True):
-            lists[place] = hits
+        results = (hits for batch in self._send_all(batches, k) for hits in batch)
+        for index, hits in zip(sent, results, strict=True):
+            lists[index] = hits
         return lists
 
     def close(self) -> None:
         """Close the connections."""
         self._calls.close()
 
-    def _parts(self, sent: list[_Sent], k: int) -> list[list[_Sent]]:
-        """Requests within the server's limits. A query that is too large alone has a request of its own."""
-        most = min(self.settings.max_queries, self._limit("max_queries"), max(1, self._limit("max_hits") // k))
-        most = 1 if self.settings.dialect == "single" else most
-        room = self._limit("max_body_bytes") - _BESIDE_BYTES
-        parts: list[list[_Sent]] = [[]]
-        used = 0
-        for one in sent:
-            size = len(json.dumps(one)) + _BESIDE_BYTES
-            if parts[-1] and (len(parts[-1]) == most or used + size > room):
-                parts.append([])
-                used = 0
-            parts[-1].append(one)
-            used += size
-        return parts
+    def _batches(self, payloads: list[_QueryPayload], k: int) -> list[list[_QueryPayload]]:
+        """Requests within the server's limits. A query that alone exceeds them is sent alone."""
+        max_queries = min(self.settings.max_queries, self._limit("max_queries"), max(1, self._limit("max_hits") // k))
+        max_queries = 1 if self.settings.dialect == "single" else max_queries
+        max_bytes = self._limit("max_body_bytes") - _OVERHEAD_BYTES
+        batches: list[list[_QueryPayload]] = [[]]
+        batch_bytes = 0
+        for payload in payloads:
+            size = len(json.dumps(payload)) + _OVERHEAD_BYTES
+            if batches[-1] and (len(batches[-1]) == max_queries or batch_bytes + size > max_bytes):
+                batches.append([])
+                batch_bytes = 0
+            batches[-1].append(payload)
+            batch_bytes += size
+        return batches
 
     def _limit(self, name: str) -> int:
         """A limit of the server; a very large number if it states none."""
         limits = self._info.get("limits")
-        found = limits.get(name) if isinstance(limits, dict) else None
-        return found if isinstance(found, int) and found > 0 else sys.maxsize
+        limit = limits.get(name) if isinstance(limits, dict) else None
+        return limit if isinstance(limit, int) and limit > 0 else sys.maxsize
 
-    def _ask_all(self, parts: list[list[_Sent]], k: int) -> list[list[list[Hit]]]:
-        """Send requests concurrently; answers in order. The first fault cancels the rest."""
-        if len(parts) < 2:
-            return [self._ask(part, k) for part in parts]
-        pool = ThreadPoolExecutor(min(self.settings.concurrency, len(parts)), "coseek-remote")
+    def _send_all(self, batches: list[list[_QueryPayload]], k: int) -> list[list[list[Hit]]]:
+        """Send requests concurrently; returns the results in order. The first failure cancels the rest."""
+        if len(batches) < 2:
+            return [self._send(batch, k) for batch in batches]
+        pool = ThreadPoolExecutor(min(self.settings.concurrency, len(batches)), "coseek-remote")
         try:
-            return list(pool.map(lambda part: self._ask(part, k), parts))
+            return list(pool.map(lambda batch: self._send(batch, k), batches))
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _ask(self, queries: list[_Sent], k: int) -> list[list[Hit]]:
+    def _send(self, batch: list[_QueryPayload], k: int) -> list[list[Hit]]:
         try:
-            answer, index = self._calls.fetch_json_with_header("POST", "/retrieve", self._body(queries, k), IDENTITY)
-            self._check(index)
-            return parse_response(answer, len(queries), k)
+            answer, identity = self._calls.fetch_json_with_header("POST", "/retrieve", self._body(batch, k), IDENTITY)
+            self._check(identity)
+            return parse_response(answer, len(batch), k)
         except HttpFailure as error:
-            if error.status == _TOO_LARGE and (half := len(queries) // 2):
-                return self._ask(queries[:half], k) + self._ask(queries[half:], k)
+            if error.status == _TOO_LARGE and (half := len(batch) // 2):
+                return self._send(batch[:half], k) + self._send(batch[half:], k)
             raise RetrieverError(str(error)) from None
         except ValueError as error:
-            said = self._calls.quoted(str(error))
-            raise RetrieverError(f"{self._name}: its answer cannot be understood: {said}") from None
+            reason = self._calls.quoted(str(error))
+            raise RetrieverError(f"{self._name}: its answer cannot be understood: {reason}") from None
 
-    def _check(self, index: str | None) -> None:
-        """Refuse an answer of another index than that of `_info`: one identity is recorded for a run."""
-        if index is not None and self.served and index != self.served:
+    def _check(self, identity: str | None) -> None:
+        """Refuse a response from another index than that of `_info`: a run records one identity."""
+        if identity is not None and self.served and identity != self.served:
             raise RetrieverError(
                 f"the server at {self._name} switched to another index during this run; start a new run"
             )
 
-    def _body(self, queries: list[_Sent], k: int) -> JsonObject:
-        texts = [text for text, _ in queries]
+    def _body(self, batch: list[_QueryPayload], k: int) -> JsonObject:
+        texts = [text for text, _ in batch]
         if self.settings.dialect == "single":
             return {"query": texts[0], "topk": k, "return_scores": True}
         body: JsonObject = {"queries": cast(Json, texts), "topk": k, "return_scores": True}
-        contexts = [context for _, context in queries]
+        contexts = [context for _, context in batch]
         return body | {"contexts": cast(Json, contexts)} if any(contexts) else body
 
-    def _sent(self, query: QueryLike) -> _Sent:
-        """The text and the context that are sent of a query; no context where nothing of it is read."""
+    def _payload(self, query: QueryLike) -> _QueryPayload:
+        """The text and the context to send; no context if the server reads none of it."""
         text = render_view(self.settings.view, query)
         if isinstance(query, str) or self.settings.dialect != "coseek" or self.settings.view != "query":
             return text, None
         if not query.context_chars:
             return text, None
-        read = fitted(self.reads.of(query), self._limit("max_context_chars"))
-        return text, {key: value for key, value in read.to_json().items() if value and key != "text"} or None
+        context = fitted(self.reads.of(query), self._limit("max_context_chars"))
+        return text, {key: value for key, value in context.to_json().items() if value and key != "text"} or None
 
     @cached_property
     def _info(self) -> JsonObject:
@@ -339,25 +223,128 @@ class RemoteRetriever:
         if self.settings.dialect != "coseek":
             return {}
         try:
-            card = parse_lenient(self._calls.fetch("GET", "/info"))
+            info = parse_lenient(self._calls.fetch("GET", "/info"))
         except HttpFailure as error:
-            if error.status in _NO_CARD:
+            if error.status in _NO_INFO:
                 return {}
             raise RetrieverError(str(error)) from None
         except InvalidJson:
             return {}
-        return card if isinstance(card, dict) else {}
+        return info if isinstance(info, dict) else {}
 
 
-def _patience(settings: RemoteRetrieverSettings) -> HttpSettings:
+def _http_settings(settings: RemoteRetrieverSettings) -> HttpSettings:
     return HttpSettings(
-        concurrency=_MOST_AT_ONCE,
+        concurrency=_MAX_CONCURRENCY,
         attempts=settings.retries + 1,
         first_wait_s=settings.backoff_s,
         longest_wait_s=settings.max_backoff_s,
         insistent=True,
         **settings.model_dump(include={"connect_s", "timeout_s", "break_after", "cool_down_s"}),
     )
+
+
+# Replicas: one index behind several servers. A batch is split over all of them. A server that fails is avoided for a
+# while, and its queries are sent to another one. Servers of different indexes are refused, so that hits do not depend
+# on the server.
+
+REST_S = 30.0
+"""Seconds for which a server that failed is tried last."""
+
+
+class Replicas:
+    """A retriever over at least one replica. Thread-safe."""
+
+    corpus = None
+
+    def __init__(self, servers: Sequence[RemoteRetriever]) -> None:
+        self.name = servers[0].name
+        self.servers = servers
+        self.moved = 0
+        """Batches that were sent again to another server."""
+        self._rests_until = [0.0] * len(servers)
+        self._searches = itertools.count()
+        self._counting = threading.Lock()
+
+    @property
+    def identity(self) -> str:
+        served = self._first.served
+        return digest_of(self.name, "replicas", *([served] if served else [server.identity for server in self.servers]))
+
+    @property
+    def reads(self) -> ContextFields:
+        return self._first.reads
+
+    @property
+    def concurrency(self) -> int:
+        """The maximum number of concurrent searches."""
+        return sum(server.concurrency for server in self.servers)
+
+    def seen(self, query: QueryLike) -> str:
+        return self._first.seen(query)
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        """Raises `RetrieverError` for queries that failed at every server."""
+        queries = as_queries(queries, k)
+        order = self._order()
+        available = [index for index in order if self._rests_until[index] <= time.monotonic()] or order[:1]
+        count = min(len(available), len(queries))
+        if count < 2:
+            return self._search_in(order, queries, k)
+        bounds = [len(queries) * number // count for number in range(count + 1)]
+        with ThreadPoolExecutor(count, "coseek-replicas") as pool:
+            batches = [
+                pool.submit(
+                    self._search_in, [index, *(other for other in order if other != index)], queries[start:end], k
+                )
+                for index, (start, end) in zip(available, itertools.pairwise(bounds), strict=False)
+            ]
+            return [hits for batch in batches for hits in batch.result()]
+
+    def close(self) -> None:
+        """Close the connections."""
+        for server in self.servers:
+            server.close()
+
+    @cached_property
+    def _first(self) -> RemoteRetriever:
+        """The first server that states its identity."""
+        failure = RetrieverError("no server is left")
+        for server in self.servers:
+            try:
+                _ = server.served
+            except RetrieverError as error:
+                failure = error
+            else:
+                return server
+        raise failure
+
+    def _order(self) -> list[int]:
+        """The indices of all servers, rotated by one per search; those that failed lately are last."""
+        count, first, now = len(self.servers), next(self._searches), time.monotonic()
+        rotated = [(first + offset) % count for offset in range(count)]
+        return sorted(rotated, key=lambda index: self._rests_until[index] > now)
+
+    def _search_in(self, order: Sequence[int], queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        """The hits of the first server in this order that answers."""
+        for index in order:
+            try:
+                self._check(index)
+                return self.servers[index].search(queries, k)
+            except RetrieverError as error:
+                failure = error
+                self._rests_until[index] = time.monotonic() + REST_S
+                with self._counting:
+                    self.moved += index != order[-1]
+        raise failure
+
+    def _check(self, index: int) -> None:
+        """Raise `SettingError` for a server of another index than the first one's."""
+        if self.servers[index].served != self._first.served:
+            raise SettingError(
+                f"server {index + 1} of {len(self.servers)} searches another index than server "
+                f"{self.servers.index(self._first) + 1}; serve one index at all of them"
+            )
 
 
 SETTINGS = RemoteRetrieverSettings

@@ -59,7 +59,7 @@ class CrossEncoder:
             model = sentence_transformers.CrossEncoder(
                 str(folder), device=device, local_files_only=True, model_kwargs=kwargs, trust_remote_code=trust
             )
-        if head := [name for load in loads for name in load.missing if _is_of_head(name, load)]:
+        if head := [name for load in loads for name in load.missing if _is_in_head(name, load)]:
             raise DataError(f"{folder} has no weights for its score ({listed(head)}); it is not a cross-encoder")
         check_whole(folder, loads)
         if model.num_labels != 1:
@@ -77,16 +77,16 @@ class CrossEncoder:
         """The number of tokens in a text, without special tokens."""
         return len(self.model.tokenizer.tokenize(text))
 
-    def shown(self, view: View, query: QueryLike, limit: int) -> str:
+    def render(self, view: View, query: QueryLike, limit: int) -> str:
         """The text of a search turn: its view, truncated to `limit` tokens, but never the query itself."""
         return render_view(view, query, separator=self.separator, limit=limit, count=self.count)
 
     def pairs(self, query: str, passages: Sequence[str]) -> list[tuple[str, str]]:
-        """What is read: the query with each passage. Special tokens inside them are broken up into ordinary characters.
-        Only the separator in a query stays, since the view puts it there."""
+        """The model's inputs: the query with each passage. Special tokens in them become ordinary characters, except
+        the separator in a query, which is from the view."""
         specials = [token for token in self.model.tokenizer.all_special_tokens if token]
-        asked = _disarmed(query, [token for token in specials if token != self.separator])
-        return [(asked, _disarmed(passage, specials)) for passage in passages]
+        query = _neutralise(query, [token for token in specials if token != self.separator])
+        return [(query, _neutralise(passage, specials)) for passage in passages]
 
     def scores(self, query: str, passages: Sequence[str], batch_size: int) -> list[float]:
         """One score per passage, after the activation function that the folder names; higher is better. A score that
@@ -115,12 +115,12 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def _is_of_head(name: str, load: "Load") -> bool:
-    """Whether a tensor belongs to what turns the trunk's output into a score."""
+def _is_in_head(name: str, load: "Load") -> bool:
+    """Whether a tensor belongs to the head, which maps the trunk's output to a score."""
     return not name.startswith(f"{load.model.base_model_prefix}.")
 
 
-def _disarmed(text: str, tokens: Sequence[str]) -> str:
+def _neutralise(text: str, tokens: Sequence[str]) -> str:
     for token in tokens:
         text = text.replace(token, f"{token[0]} {token[1:]}")
     return text
@@ -150,7 +150,7 @@ class RerankSettings(Placement):
     """Pairs per forward pass. A batch holds pairs of one query, so that its scores do not depend on other queries."""
 
 
-def settled(settings: RerankSettings, folder: Path) -> RerankSettings:
+def fill_from_training(settings: RerankSettings, folder: Path) -> RerankSettings:
     """Fill view and lengths from the card of a folder that was trained here. Raises `SettingError` for another view."""
     card = trained_card(folder)
     if card is not None and card.view is not None and settings.view not in (None, card.view):
@@ -158,8 +158,8 @@ def settled(settings: RerankSettings, folder: Path) -> RerankSettings:
             f"{folder} was trained with the view {card.view!r}, not {settings.view!r}; leave `view` out of the reranker"
         )
     view = settings.view or (card and card.view) or "query"
-    tokens = settings.query_tokens or (card.query_tokens if card else QUERY_TOKENS)
-    return settings.model_copy(update={"view": view, "query_tokens": tokens})
+    query_tokens = settings.query_tokens or (card.query_tokens if card else QUERY_TOKENS)
+    return settings.model_copy(update={"view": view, "query_tokens": query_tokens})
 
 
 class Reranker(LayeredRetriever):
@@ -170,7 +170,7 @@ class Reranker(LayeredRetriever):
     def __init__(self, over: Retriever, settings: RerankSettings, folder: Path) -> None:
         check_folder(folder)
         super().__init__(over)
-        self.settings = settled(settings, folder)
+        self.settings = fill_from_training(settings, folder)
         self._folder = folder
         self._fingerprint = fingerprint(folder)
         self._model: CrossEncoder | None = None
@@ -181,7 +181,7 @@ class Reranker(LayeredRetriever):
         return digest_of(self.name, settings, self.settings.precision_at(), self._fingerprint, self.over.identity)
 
     def seen(self, query: QueryLike) -> str:
-        """What the other retriever sees, and the untruncated view of the cross-encoder."""
+        """The text that the other retriever sees, and the untruncated view of the cross-encoder."""
         return json.dumps(
             [self.over.seen(query), render_view(self.settings.view or "query", query)], ensure_ascii=False
         )
@@ -189,14 +189,14 @@ class Reranker(LayeredRetriever):
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
-        return [self._order(query, hits)[:k] for query, hits in zip(queries, candidates, strict=True)]
+        return [self._rank(query, hits)[:k] for query, hits in zip(queries, candidates, strict=True)]
 
-    def _order(self, query: QueryLike, hits: Sequence[Hit]) -> list[Hit]:
+    def _rank(self, query: QueryLike, hits: Sequence[Hit]) -> list[Hit]:
         if not hits:
             return []
         model = self._open()
-        shown = model.shown(self.settings.view or "query", query, self.settings.query_tokens or QUERY_TOKENS)
-        scores = model.scores(shown, [passage_text(hit.passage) for hit in hits], self.settings.batch_size)
+        text = model.render(self.settings.view or "query", query, self.settings.query_tokens or QUERY_TOKENS)
+        scores = model.scores(text, [passage_text(hit.passage) for hit in hits], self.settings.batch_size)
         # The sort is stable: ties keep the candidates' order.
         ranked = sorted(zip(hits, scores, strict=True), key=lambda pair: -pair[1])
         return [Hit(hit.passage, score) for hit, score in ranked]
@@ -205,8 +205,10 @@ class Reranker(LayeredRetriever):
         if self._model is None:
             if fingerprint(self._folder) != self._fingerprint:
                 raise IndexMismatch(f"the cross-encoder {self._folder} has changed since it was opened; open it again")
-            own = self.settings
-            self._model = CrossEncoder.open(self._folder, own, own.max_tokens, trust=own.trust_remote_code)
+            settings = self.settings
+            self._model = CrossEncoder.open(
+                self._folder, settings, settings.max_tokens, trust=settings.trust_remote_code
+            )
         return self._model
 
 

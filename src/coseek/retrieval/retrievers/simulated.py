@@ -1,7 +1,7 @@
 """Simulated: a language model plays the search engine, with a scheduled share of useless answers.
 
 ZeroSearch (Sun et al. 2025, arXiv 2505.04588): an agent learns to search without a search engine, on documents that get
-worse during training. The trainer sets its progress with `progress`.
+worse during training. The trainer calls `progress`.
 """
 
 import json
@@ -27,12 +27,12 @@ from coseek.retrieval.retrievers.noisy import Curriculum, CurriculumSettings, No
 from coseek.retrieval.views import View, find_view, render_view
 
 _HEADING = re.compile(
-    # Possessive (`*+`) to avoid backtracking: a model decides how many blanks there are.
+    # Possessive (`*+`) to avoid backtracking: the model's text may have any number of blanks.
     r"^[ \t]*+[*#]*+[ \t]*+doc(?:ument)?[ \t]*+\[?[0-9]{1,4}\]?[ \t]*+[:.)\-–][ \t*]*+(.*)$",
     re.I | re.M,
 )
 _BRACKETS = re.compile("([<>])")
-_TAG_BEGINS = re.compile("</?[a-zA-Z]")
+_TAG_START = re.compile("</?[a-zA-Z]")
 
 
 class SimulatedPrompt(PromptFile):
@@ -57,8 +57,8 @@ class SimulatedSettings(CurriculumSettings):
     local: TextModelSettings = TextModelSettings()
     """Limits and placement of a model folder."""
     questions: str | None = None
-    """A questions file. The model is then told the question and its first gold answer, as in the paper, so that it can
-    write about facts that it does not know."""
+    """A questions file. The prompt then has the question and its first gold answer, as in the paper, so that the model
+    can write about facts that it does not know."""
     query_words: int = Field(default=300, ge=1)
     """The view is truncated to this many words, but never the query itself."""
     document_tokens: int = Field(default=150, ge=1)
@@ -66,7 +66,7 @@ class SimulatedSettings(CurriculumSettings):
     prompt: str = "simulated"
     """The name of a built-in prompt, or a YAML file with `useful`, `noisy` and `hint`."""
     view: View = "query"
-    """The view of a search turn that the model is shown."""
+    """The view of a search turn for the model."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class SimulatedRetriever(Curriculum):
 
     @property
     def reads(self) -> ContextFields:
-        """What its view reads, and the question of the hint."""
+        """The fields of its view, and the question of the hint."""
         return find_view(self.settings.view).fields | ContextFields(question=bool(self._answers))
 
     @property
@@ -108,7 +108,9 @@ class SimulatedRetriever(Curriculum):
 
     def seen(self, query: QueryLike) -> str:
         """The untruncated view, with the question and answer if known."""
-        return json.dumps([render_view(self.settings.view, query), *self._known(query)], ensure_ascii=False)
+        return json.dumps(
+            [render_view(self.settings.view, query), *self._question_and_answer(query)], ensure_ascii=False
+        )
 
     @property
     def shortfalls(self) -> tuple[Shortfall, ...]:
@@ -119,23 +121,23 @@ class SimulatedRetriever(Curriculum):
         queries = as_queries(queries, k)
         if not queries:
             return []
-        noisy = self._struck(self.seen(query) for query in queries)
-        prompts = [self._asked(query, k, bad) for query, bad in zip(queries, noisy, strict=True)]
+        noisy = self._are_noisy(self.seen(query) for query in queries)
+        prompts = [self._fill_prompt(query, k, is_noisy) for query, is_noisy in zip(queries, noisy, strict=True)]
         try:
             answers = self._model.write(prompts, self.settings.document_tokens * k)
         except ModelError as error:
             raise RetrieverError(f"the model that plays the search engine failed: {error}") from error
-        found = [parse_documents(answer, k) for answer in answers]
+        lists = [parse_documents(answer, k) for answer in answers]
         self.stats.searches += len(queries)
         self.stats.noisy += sum(noisy)
-        self.stats.short += sum(len(passages) < k for passages in found)
-        return [rank_hits(passages) for passages in found]
+        self.stats.short += sum(len(passages) < k for passages in lists)
+        return [rank_hits(passages) for passages in lists]
 
-    def _asked(self, query: QueryLike, k: int, noisy: bool) -> str:
-        shown = render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
-        return simulation_prompt(self._prompt, shown, k, noisy, self._known(query))
+    def _fill_prompt(self, query: QueryLike, k: int, noisy: bool) -> str:
+        text = render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
+        return simulation_prompt(self._prompt, text, k, noisy, self._question_and_answer(query))
 
-    def _known(self, query: QueryLike) -> tuple[()] | tuple[str, str]:
+    def _question_and_answer(self, query: QueryLike) -> tuple[()] | tuple[str, str]:
         """The question and its answer, each on one line; empty if no answer is known."""
         question = Query.of(query).question
         if question not in self._answers:
@@ -144,17 +146,19 @@ class SimulatedRetriever(Curriculum):
 
 
 def simulation_prompt(
-    prompt: SimulatedPrompt, query: str, count: int, noisy: bool, known: tuple[()] | tuple[str, str]
+    prompt: SimulatedPrompt, query: str, count: int, noisy: bool, hint_fields: tuple[()] | tuple[str, str]
 ) -> str:
-    """What the model is asked: `count` documents, useful or noisy. `known` is the question and its answer, or empty."""
-    hint = fill_template(prompt.hint, question=known[0], answer=known[1]).rstrip("\n") if known else ""
+    """The prompt for `count` documents, useful or noisy. `hint_fields`: the question and its answer, or empty."""
+    hint = ""
+    if hint_fields:
+        hint = fill_template(prompt.hint, question=hint_fields[0], answer=hint_fields[1]).rstrip("\n")
     return fill_template(prompt.noisy if noisy else prompt.useful, query=one_line(query), count=str(count), hint=hint)
 
 
 def parse_documents(answer: str, count: int) -> list[Passage]:
     """Parse at most `count` passages, one per `Document n: title` heading. Any text is accepted.
 
-    Reasoning is left out. A text without headings is one passage. Text before the first heading, documents without
+    Reasoning is skipped. A text without headings is one passage. Text before the first heading, documents without
     words and repeated documents are dropped. Tags are removed, so that the model cannot write tags of the agent's
     protocol. The id is a digest of title and text, the same in every run.
     """
@@ -165,31 +169,31 @@ def parse_documents(answer: str, count: int) -> list[Passage]:
     else:
         ends = [*(heading.start() for heading in headings[1:]), len(text)]
         pieces = [(heading.group(1), text[heading.end() : end]) for heading, end in zip(headings, ends, strict=True)]
-    found: dict[str, Passage] = {}
+    passages: dict[str, Passage] = {}
     for title, body in pieces:
         title, body = " ".join(title.split()).strip("*# "), " ".join(body.split())
         if not body:  # the document is on the heading's own line
             title, body = "", title
         if body:
             ident = f"simulated-{digest_of(title, body)[:16]}"
-            found.setdefault(ident, Passage(ident, title, body))
-    return list(found.values())[:count]
+            passages.setdefault(ident, Passage(ident, title, body))
+    return list(passages.values())[:count]
 
 
 def without_tags(text: str) -> str:
     """Remove `<tags>`, including those that a removal creates. Runs in linear time."""
-    kept: list[str] = []
-    opened: list[int] = []  # positions of unclosed `<` in `kept`
+    result: list[str] = []
+    opened: list[int] = []  # positions of unclosed `<` in `result`
     for piece in _BRACKETS.split(text):
-        kept.append(piece)
+        result.append(piece)
         if piece == "<":
-            opened.append(len(kept) - 1)
+            opened.append(len(result) - 1)
         elif piece == ">" and opened:
-            if _TAG_BEGINS.match("".join(kept[opened[-1] :])):
-                del kept[opened.pop() :]
+            if _TAG_START.match("".join(result[opened[-1] :])):
+                del result[opened.pop() :]
             else:
                 opened.clear()  # no tag spans this `>`
-    return "".join(kept)
+    return "".join(result)
 
 
 SETTINGS = SimulatedSettings
@@ -200,4 +204,4 @@ def open(settings: SimulatedSettings, opening: OpenContext) -> SimulatedRetrieve
     prompt = load_prompt(SimulatedPrompt, settings.prompt, opening.folder, SIMULATED_FIELDS, PROMPTS)
     questions = load_questions(opening.path(settings.questions)) if settings.questions else []
     answers = {question.searched: question.answers[0] for question in questions if question.answers}
-    return SimulatedRetriever(settings, opening.writer(settings.model, settings.local), prompt, answers)
+    return SimulatedRetriever(settings, opening.open_model(settings.model, settings.local), prompt, answers)

@@ -26,9 +26,9 @@ from coseek.retrieval.vectors.embedding_retriever import (
     EmbeddingSettings,
     QueryEncoder,
     Rows,
+    fill_from_card,
     in_order,
     passage_text,
-    settled,
 )
 from coseek.retrieval.vectors.encoder import MOST_TOKENS, Vectors, encoder_folder, load_as
 
@@ -134,9 +134,9 @@ SETTINGS = SparseSettings
 SEARCH_TIME = EMBEDDING_SEARCH_TIME - {"cluster", "devices"}
 
 
-def settle(settings: SparseSettings) -> SparseSettings:
+def resolve(settings: SparseSettings) -> SparseSettings:
     """Fill in the values of the encoder's card."""
-    return settled(settings, "sparse")
+    return fill_from_card(settings, "sparse")
 
 
 def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Report) -> None:

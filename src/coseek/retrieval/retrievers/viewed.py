@@ -1,7 +1,7 @@
-"""Viewed: searches the text that a query view makes of the whole query, over any retriever.
+"""Viewed: renders each query with a query view, then searches the text with any retriever.
 
-An encoder that was trained with a view has it in its index. This one is for a retriever that reads the query alone:
-BM25, a server, a web search.
+For retrievers that read the query alone: BM25, a server, a web search. An encoder that was trained with a view has it
+in its index.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class ViewedSettings(Settings):
     view: View
     """A query view by name, or the path of a Python file."""
     bare: bool = True
-    """Leave out the view's labels and separators, which are words to BM25."""
+    """Omit the view's labels and separators, which are words to BM25."""
 
 
 class ViewedRetriever(LayeredRetriever):
@@ -40,11 +40,13 @@ class ViewedRetriever(LayeredRetriever):
         return digest_of(self.name, self.settings.view, str(self.settings.bare), self.over.identity)
 
     def seen(self, query: QueryLike) -> str:
-        return self.over.seen(render_view(self.settings.view, query, bare=self.settings.bare))
+        return self.over.seen(self._render(query))
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        queries = as_queries(queries, k)
-        return self.over.search([render_view(self.settings.view, one, bare=self.settings.bare) for one in queries], k)
+        return self.over.search([self._render(query) for query in as_queries(queries, k)], k)
+
+    def _render(self, query: QueryLike) -> str:
+        return render_view(self.settings.view, query, bare=self.settings.bare)
 
 
 SETTINGS = ViewedSettings

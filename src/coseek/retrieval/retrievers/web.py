@@ -1,6 +1,6 @@
-"""Web: passages from a web search provider, as its snippets or as the best passages of the pages found.
+"""Web: passages from a web search provider: its snippets, or the best passages of the pages.
 
-The provider's key comes from the environment and is stored nowhere. Web results change, so put a cache around this
+The provider's key is read from the environment and stored nowhere. Web results change, so put a cache around this
 retriever in a study.
 """
 
@@ -32,9 +32,10 @@ from coseek.retrieval.web.pages import Fetcher, Page, PageLimits, cut, read
 from coseek.retrieval.web.providers import ProviderRequest, SearchProvider, WebResult, distinct, find_provider
 
 MOST_BYTES = 8_000_000
-"""The longest answer of a provider that is read."""
+"""The longest response of a provider that is read."""
 _PAYMENT_REQUIRED = 402
-_MOST_KEPT = 10_000
+_MAX_UNRETURNED = 10_000
+"""Queries whose results are kept after another query of their batch failed."""
 
 
 class WebSettings(Settings):
@@ -47,7 +48,7 @@ class WebSettings(Settings):
     parameters: dict[str, str | int | bool] = Field(default={})
     """Added to every call, by the provider's names: country, language, dates, …"""
     view: View = "query"
-    """The view of a search turn that is searched."""
+    """The view of a search turn."""
     query_words: int = Field(default=40, ge=1)
     """The view is truncated to this many words, but never the query itself. Brave accepts 50."""
     url: str | None = None
@@ -70,7 +71,7 @@ class WebSettings(Settings):
     """The price of one call, for `stats.cost_usd`."""
 
 
-_HITS_DEPEND_ON = {
+_IDENTITY_SETTINGS = {
     *("provider", "url", "fetch", "parameters", "view"),
     *("query_words", "passage_words", "page_passages", "limits"),
 }
@@ -83,23 +84,22 @@ _SECRETS = {"key", "apikey", "token", "authorization", "secret"}
 @dataclass(frozen=True)
 class SearchApi:
     """The API of one provider. The key is sent in a header and appears in no URL, error or log. Error texts of the
-    provider are not repeated, since some contain the key. An answer is paid for, so an unreadable one is not requested
-    again."""
+    provider are not repeated, since some contain the key. Responses cost money, so an unreadable one is not retried."""
 
     name: str
     calls: HttpClient
     """A client with `quotes=False` and the same name."""
 
-    def ask(self, ask: ProviderRequest) -> JsonObject:
-        """Send a request and return the answer, a JSON object. Raises `RetrieverError`."""
+    def send(self, request: ProviderRequest) -> JsonObject:
+        """Send a request and return the response, a JSON object. Raises `RetrieverError`."""
         import httpx  # encodes True as `true`, which providers expect
 
-        query = f"?{httpx.QueryParams(dict(ask.parameters))}" if ask.parameters else ""
+        query = f"?{httpx.QueryParams(dict(request.parameters))}" if request.parameters else ""
         try:
-            answer = parse_lenient(self.calls.fetch(ask.method, query, ask.body, ask.headers))
+            answer = parse_lenient(self.calls.fetch(request.method, query, request.body, request.headers))
         except HttpFailure as error:
-            why = "; its credit is used up" if error.status == _PAYMENT_REQUIRED else ""
-            raise RetrieverError(f"{error}{why}") from None
+            reason = "; its credit is used up" if error.status == _PAYMENT_REQUIRED else ""
+            raise RetrieverError(f"{error}{reason}") from None
         except InvalidJson:
             raise RetrieverError(f"{self.name} answered with something that is not JSON") from None
         if not isinstance(answer, dict):
@@ -137,7 +137,7 @@ class Web:
         self.stats = WebStats(service.calls.stats, settings.price_usd)
         self._provider = provider
         self._service = service
-        self._kept: dict[tuple[str, int], list[WebResult]] = {}
+        self._unreturned: dict[tuple[str, int], list[WebResult]] = {}
         self._fetcher = fetcher
 
     @property
@@ -146,7 +146,7 @@ class Web:
 
     @property
     def identity(self) -> str:
-        return digest_of(self.name, self.settings.model_dump_json(include=_HITS_DEPEND_ON))
+        return digest_of(self.name, self.settings.model_dump_json(include=_IDENTITY_SETTINGS))
 
     def seen(self, query: QueryLike) -> str:
         return render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
@@ -159,36 +159,36 @@ class Web:
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Up to `k` passages per query, limited by the provider's maximum per call. An empty query costs nothing."""
         queries = as_queries(queries, k)
-        seen = [self.seen(query).strip() for query in queries]
-        asked = list(dict.fromkeys(query for query in seen if query))
+        texts = [self.seen(query).strip() for query in queries]
+        unique = list(dict.fromkeys(text for text in texts if text))
         with ThreadPoolExecutor(self.settings.at_once, thread_name_prefix="coseek-web") as pool:
-            found = self._ask_all(pool, asked, k)
-            pages = self._read(pool, [page.url for results in found.values() for page in results])
-        hits = {query: rank_hits(islice(self._passages(query, results, pages), k)) for query, results in found.items()}
-        return [hits.get(query, []) for query in seen]
+            results = self._call_all(pool, unique, k)
+            pages = self._read(pool, [result.url for group in results.values() for result in group])
+        hits = {query: rank_hits(islice(self._passages(query, group, pages), k)) for query, group in results.items()}
+        return [hits.get(text, []) for text in texts]
 
-    def _ask_all(self, pool: Executor, queries: Sequence[str], k: int) -> dict[str, list[WebResult]]:
-        """The results of each query. Where one fails, those of the others are kept until they are asked for again, so
-        that no call is paid for twice."""
-        found = {query: self._kept.pop((query, k)) for query in queries if (query, k) in self._kept}
-        calls = {query: pool.submit(self._ask, query, k) for query in queries if query not in found}
+    def _call_all(self, pool: Executor, queries: Sequence[str], k: int) -> dict[str, list[WebResult]]:
+        """The results of each query. If one fails, those of the others are kept until the next search for them, so that
+        no call is paid for twice."""
+        results = {query: self._unreturned.pop((query, k)) for query in queries if (query, k) in self._unreturned}
+        calls = {query: pool.submit(self._call, query, k) for query in queries if query not in results}
         faults: list[RetrieverError] = []
         for query, call in calls.items():
             try:
-                found[query] = call.result()
+                results[query] = call.result()
                 self.stats.queries += 1
             except RetrieverError as error:
                 faults.append(error)
         if faults:
-            kept = self._kept | {(query, k): results for query, results in found.items()}
-            self._kept = dict(list(kept.items())[-_MOST_KEPT:])
+            unreturned = self._unreturned | {(query, k): group for query, group in results.items()}
+            self._unreturned = dict(list(unreturned.items())[-_MAX_UNRETURNED:])
             raise faults[0]
-        return found
+        return results
 
-    def _ask(self, query: str, k: int) -> list[WebResult]:
-        count = min(k, self._provider.most)
+    def _call(self, query: str, k: int) -> list[WebResult]:
+        count = min(k, self._provider.max_results)
         key = read_key(self.settings.key_env or self._provider.key)  # read at every call, never stored
-        answer = self._service.ask(self._provider.request(query, count, key, self.settings.parameters))
+        answer = self._service.send(self._provider.request(query, count, key, self.settings.parameters))
         try:
             return distinct(self._provider.results(answer))[:count]
         except ValueError as error:
@@ -199,9 +199,9 @@ class Web:
         if self._fetcher is None:
             return {}
         fetcher = self._fetcher
-        addresses = list(dict.fromkeys(urls))
+        unique = list(dict.fromkeys(urls))
         pages: dict[str, Page] = {}
-        for url, page in zip(addresses, pool.map(lambda url: read(fetcher, url), addresses), strict=True):
+        for url, page in zip(unique, pool.map(lambda url: read(fetcher, url), unique), strict=True):
             if isinstance(page, Page):
                 pages[url] = page
             else:
@@ -210,20 +210,20 @@ class Web:
         return pages
 
     def _passages(self, query: str, results: Sequence[WebResult], pages: Mapping[str, Page]) -> Iterator[Passage]:
-        for found in results:
-            if found.url in pages:
-                yield from self._best(query, found, pages[found.url])
-            elif found.title or found.snippet:
-                yield Passage(found.url, found.title, found.snippet)
+        for result in results:
+            if result.url in pages:
+                yield from self._best_passages(query, result, pages[result.url])
+            elif result.title or result.snippet:
+                yield Passage(result.url, result.title, result.snippet)
 
-    def _best(self, query: str, found: WebResult, page: Page) -> list[Passage]:
+    def _best_passages(self, query: str, result: WebResult, page: Page) -> list[Passage]:
         """The best passages of a page; its first ones if no query word occurs."""
-        pieces = [
-            Passage(f"{found.url}#{number}", page.title or found.title, text)
+        passages = [
+            Passage(f"{result.url}#{number}", page.title or result.title, text)
             for number, text in enumerate(cut(page.text, self.settings.passage_words), start=1)
         ]
-        best = [hit.passage for hit in Bm25.over(Corpus(pieces)).search([query], self.settings.page_passages)[0]]
-        return best or pieces[: self.settings.page_passages]
+        best = [hit.passage for hit in Bm25.over(Corpus(passages)).search([query], self.settings.page_passages)[0]]
+        return best or passages[: self.settings.page_passages]
 
 
 SETTINGS = WebSettings

@@ -93,7 +93,7 @@ EMBEDDING_SEARCH_TIME = frozenset(
 E = TypeVar("E", bound=EmbeddingSettings)
 
 
-def settled(settings: E, *retrievers: str) -> E:
+def fill_from_card(settings: E, *retrievers: str) -> E:
     """Fill every `None` from the encoder's card. A view that contradicts the card's is a `SettingError`; a prompt that
     the folder leaves open, or an encoder for none of these `retrievers` (without any: `dense`), is a `DataError`."""
     folder = encoder_folder(settings.encoder)
@@ -107,9 +107,8 @@ def settled(settings: E, *retrievers: str) -> E:
         )
     values = {"view": settings.view or card.view or "query"}
     for name in ("query_prompt", "passage_prompt", "query_tokens", "passage_tokens"):
-        values[name] = getattr(card, name) if (own := getattr(settings, name)) is None else own
-    whole = settings.model_copy(update=values)
-    return resolve_here(whole)
+        values[name] = getattr(card, name) if (value := getattr(settings, name)) is None else value
+    return resolve_here(settings.model_copy(update=values))
 
 
 def view_renderer(folder: Path, prompt: str, max_tokens: int) -> "partial[str]":
@@ -124,15 +123,15 @@ def view_renderer(folder: Path, prompt: str, max_tokens: int) -> "partial[str]":
     def count(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    used = count(prompt) + tokenizer.num_special_tokens_to_add(is_pair=False)
-    return partial(render_view, separator=_separator(folder), limit=max(1, max_tokens - used), count=count)
+    overhead = count(prompt) + tokenizer.num_special_tokens_to_add(is_pair=False)
+    return partial(render_view, separator=_separator(folder), limit=max(1, max_tokens - overhead), count=count)
 
 
 def _separator(folder: Path) -> str:
     """The tokenizer's separator; `[SEP]` if it has none."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        found = read_json_object(folder / name, foreign=True) if (folder / name).is_file() else {}
-        token = found.get("sep_token")
+        config = read_json_object(folder / name, foreign=True) if (folder / name).is_file() else {}
+        token = config.get("sep_token")
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str) and text:
             return text
@@ -158,37 +157,37 @@ class QueryEncoder:
         return view_renderer(self._folder, self.settings.query_prompt or "", tokens)
 
     def seen(self, query: QueryLike) -> str:
-        """The text to encode; empty for a blank query. A query without context is its own question, as it is in the
-        first search of a question: no view was trained on one without."""
-        asked, view = Query(query, query) if isinstance(query, str) else query, self.settings.view or "query"
-        if not asked.text.strip():
+        """The text to encode; empty for a blank query. A query without context is its own question, as in the first
+        search of a question: views are trained with questions."""
+        query, view = Query(query, query) if isinstance(query, str) else query, self.settings.view or "query"
+        if not query.text.strip():
             return ""
         if view == "query":
-            return asked.text  # this view never truncates, so the tokenizer need not be read
-        return self._render(view, asked)
+            return query.text  # this view never truncates, so the tokenizer is not needed
+        return self._render(view, query)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Encode texts to float32 vectors, Q × D (Q × T × D of T tokens, then zeros). A vector that is not finite is a
         `RetrieverError`."""
-        found = self._vectors(texts)
-        for place in np.flatnonzero(~np.isfinite(found).reshape(len(found), -1).all(axis=1)).tolist():
+        vectors = self._vectors(texts)
+        for index in np.flatnonzero(~np.isfinite(vectors).reshape(len(vectors), -1).all(axis=1)).tolist():
             raise RetrieverError(
-                f"the encoder {self.settings.encoder} gave a vector that is not finite for {texts[place]!r}"
+                f"the encoder {self.settings.encoder} gave a vector that is not finite for {texts[index]!r}"
             )
-        return found
+        return vectors
 
     def _vectors(self, texts: Sequence[str]) -> Vectors:
         settings = self.settings
         if self._encoder is None:
             self._encoder = Encoder.open(self._folder, settings, trust=settings.trust_remote_code)
         prompt, tokens = settings.query_prompt or "", settings.query_tokens or MOST_TOKENS
-        together = settings.queries_together
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # reduces padding
-        found = []
-        for start in range(0, len(texts), together):
-            batch = [texts[place] for place in order[start : start + together]]
-            found.append(self._encoder.encode(batch, prompt, tokens, together, normalise=self._card.normalise))
-        return np.concatenate(found)[np.argsort(order)]
+        batch_size = settings.queries_together
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # reduces padding
+        vectors = []
+        for start in range(0, len(texts), batch_size):
+            batch = [texts[index] for index in order[start : start + batch_size]]
+            vectors.append(self._encoder.encode(batch, prompt, tokens, batch_size, normalise=self._card.normalise))
+        return np.concatenate(vectors)[np.argsort(order)]
 
 
 class Nearest(Protocol):
@@ -226,13 +225,13 @@ class EmbeddingRetriever:
         queries = as_queries(queries, k)
         lists: list[list[Hit]] = [[] for _ in queries]
         texts = [self.seen(query) for query in queries]
-        asked = [place for place, text in enumerate(texts) if text]
-        if asked:
-            vectors_QD = self._queries.encode([texts[place] for place in asked])
+        nonblank = [index for index, text in enumerate(texts) if text]
+        if nonblank:
+            vectors_QD = self._queries.encode([texts[index] for index in nonblank])
             rows_QK, scores_QK = self._nearest.search(vectors_QD, min(k, len(self.corpus)))
-            for place, rows, scores in zip(asked, rows_QK.tolist(), scores_QK.tolist(), strict=True):
-                found = zip(rows, scores, strict=True)
-                lists[place] = [Hit(self.corpus[row], score) for row, score in found if row >= 0]
+            for index, rows, scores in zip(nonblank, rows_QK.tolist(), scores_QK.tolist(), strict=True):
+                pairs = zip(rows, scores, strict=True)
+                lists[index] = [Hit(self.corpus[row], score) for row, score in pairs if row >= 0]
         return lists
 
 

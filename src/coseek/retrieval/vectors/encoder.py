@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 # Encoder card: prompts, lengths, pooling and similarity of an encoder, stored in its folder as `coseek.yaml`.
 #
-# Values missing in `coseek.yaml` are read from the folder's own files (modules, prompts, lengths, similarity), never
+# Values missing in `coseek.yaml` are read from the folder's other files (modules, prompts, lengths, similarity), never
 # guessed from names. Needs no torch.
 
 log = logging.getLogger(__name__)
 
 CARD = "coseek.yaml"
 KIND = "SentenceTransformer"
-"""What sentence-transformers calls a model that maps a text to one vector."""
+"""sentence-transformers' name of a model that maps a text to one vector."""
 TOKENS_KIND = "MultiVectorEncoder"
-"""What it calls a model that maps a text to a vector per token (late interaction)."""
+"""Its name of a model that maps a text to a vector per token (late interaction)."""
 SPARSE_KIND = "SparseEncoder"
-"""What it calls a model that maps a text to a weight per word of its vocabulary."""
+"""Its name of a model that maps a text to a weight per word of its vocabulary."""
 _SIMILARITIES = {KIND: ("cosine", "dot"), TOKENS_KIND: ("maxsim",), SPARSE_KIND: ("words",)}
-"""Those that can be searched, of each kind of model; the first is the default."""
+"""The searchable similarities of each kind of model; the first is the default."""
 _RETRIEVERS = {"maxsim": "late-interaction", "words": "sparse"}
-"""The retriever that searches by a similarity, besides `dense`."""
+"""Similarity → retriever; `dense` for the others."""
 MOST_TOKENS = 512
 """The default token limit. Some encoders could read 32,768 tokens at a high cost."""
 
@@ -64,11 +64,11 @@ _POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Pooling flags of older folders → names in newer ones."""
-_SIDES = {"query": ("query",), "passage": ("document", "passage", "corpus")}
-"""What sentence-transformers calls the prompt of a query, and of a passage, in its order."""
-_INSIDE = {"query": ("query", "question"), "passage": ("doc", "passage", "corpus", "context")}
+_PROMPT_NAMES = {"query": ("query",), "passage": ("document", "passage", "corpus")}
+"""sentence-transformers' names of the prompts of queries and passages, in its order."""
+_PROMPT_WORDS = {"query": ("query", "question"), "passage": ("doc", "passage", "corpus", "context")}
 """Words in other names of these prompts."""
-_BEHIND_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+_POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
 """Model types whose positions start after the padding id: with 514 positions they read 512 tokens."""
 
 
@@ -99,10 +99,9 @@ class EncoderCard(Settings):
     @classmethod
     def of(cls, folder: Path) -> "EncoderCard":
         """Read the card of a folder. Raises `DataError` if it contradicts the folder's own files."""
-        said = read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
-        own = _own(folder, said)
+        stored = _stored_card(folder)
         try:
-            card = make_settings(cls, {**own, **said})
+            card = make_settings(cls, {**_card_of_files(folder, stored), **stored})
         except SettingError as error:
             raise DataError(f"{folder / CARD}: {error}") from None
         card._check(folder)
@@ -115,10 +114,9 @@ class EncoderCard(Settings):
 
     def difference(self, other: "EncoderCard") -> str | None:
         """Describe the first value that differs from another card's; `None` if there is none."""
-        for name, mine in dump_settings(self).items():
-            theirs = getattr(other, name)
-            if mine != theirs:
-                return f"{name} {mine!r} instead of {theirs!r}"
+        for name, value in dump_settings(self).items():
+            if value != getattr(other, name):
+                return f"{name} {value!r} instead of {getattr(other, name)!r}"
         return None
 
     def _check(self, folder: Path) -> None:
@@ -136,8 +134,13 @@ class EncoderCard(Settings):
             )
 
 
-def _own(folder: Path, said: Mapping[str, object]) -> dict[str, object]:
-    """The card that the folder's own files imply."""
+def _stored_card(folder: Path) -> JsonObject:
+    """The content of `coseek.yaml`; empty without one."""
+    return read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
+
+
+def _card_of_files(folder: Path, stored: Mapping[str, object]) -> dict[str, object]:
+    """The card by the folder's other files."""
     config = _object(folder / "config_sentence_transformers.json")
     prompts = _prompts(folder, config)
     kind = "CrossEncoder" if is_cross_encoder(folder) else str(config.get("model_type") or KIND)
@@ -146,7 +149,7 @@ def _own(folder: Path, said: Mapping[str, object]) -> dict[str, object]:
             f"{folder} is a {kind} of sentence-transformers and no encoder of whole texts; {_way_out(kind)}"
         )
     possible = _SIMILARITIES[kind]
-    similarity = said.get("similarity") or config.get("similarity_fn_name") or possible[0]
+    similarity = stored.get("similarity") or config.get("similarity_fn_name") or possible[0]
     if kind == SPARSE_KIND and similarity == "dot":
         similarity = "words"
     if similarity not in possible:
@@ -154,10 +157,13 @@ def _own(folder: Path, said: Mapping[str, object]) -> dict[str, object]:
             f"{folder}: its similarity is {similarity!r}, and only {' and '.join(possible)} can be searched"
         )
     pooling, normalises = _modules(folder)
-    tokens = min(_longest(folder), MOST_TOKENS)
+    tokens = min(_token_limit(folder), MOST_TOKENS)
     lengths = _object(folder / "sentence_bert_config.json")  # of one side, in encoders of token vectors
     return {
-        **{f"{side}_prompt": prompts[names[0]] if len(names) == 1 else "" for side, names in _chosen(config, prompts)},
+        **{
+            f"{side}_prompt": prompts[names[0]] if len(names) == 1 else ""
+            for side, names in _candidates(config, prompts)
+        },
         "query_tokens": lengths.get("query_length") or tokens,
         "passage_tokens": lengths.get("document_length") or tokens,
         "pooling": pooling,
@@ -175,29 +181,29 @@ def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
     """Raise `DataError` if the folder names several prompts for queries or passages, and neither its card nor the
     settings `given` choose one. Log a warning if it names prompts and none for a side."""
     config = _object(folder / "config_sentence_transformers.json")
-    said = read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
+    stored = _stored_card(folder)
     prompts = _prompts(folder, config)
-    chosen = _chosen(config, prompts)
+    candidates = _candidates(config, prompts)
     undecided = [
         (side, names)
-        for side, names in chosen
-        if given.get(f"{side}_prompt") is None and said.get(f"{side}_prompt") is None
+        for side, names in candidates
+        if given.get(f"{side}_prompt") is None and stored.get(f"{side}_prompt") is None
     ]
     for side, names in undecided:
         if len(names) > 1:
-            shown = ", ".join(f"{name} {prompts[name][:40]!r}" for name in names)
+            listed = ", ".join(f"{name} {prompts[name][:40]!r}" for name in names)
             raise DataError(
-                f"{folder} names several prompts for a {side}: {shown}; choose one with {side}_prompt='…' (in the "
+                f"{folder} names several prompts for a {side}: {listed}; choose one with {side}_prompt='…' (in the "
                 f"settings of the index or of the training, or in {folder / CARD}), '' for none"
             )
-    words = [*chain(*_INSIDE.values())]
-    used = {name for _, names in chosen for name in names}
-    left = [name for name in prompts if name not in used and not any(word in name.lower() for word in words)]
+    words = [*chain(*_PROMPT_WORDS.values())]
+    used = {name for _, names in candidates for name in names}
+    unused = [name for name in prompts if name not in used and not any(word in name.lower() for word in words)]
     sides = [side for side, names in undecided if not names]
-    if left and sides:
+    if unused and sides:
         log.warning(
             "%s names prompts (%s), and none for a %s: none is used; set %s if one should be",
-            *(folder, ", ".join(left), " or a ".join(sides), " and ".join(f"{side}_prompt" for side in sides)),
+            *(folder, ", ".join(unused), " or a ".join(sides), " and ".join(f"{side}_prompt" for side in sides)),
         )
 
 
@@ -212,28 +218,28 @@ def _prompts(folder: Path, config: JsonObject) -> dict[str, str]:
     return {name: text for name, text in prompts.items() if isinstance(text, str) and text}
 
 
-def _chosen(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """(side, names of the prompts that it may have) of both sides: one name, none, or several to choose from.
+def _candidates(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """(side, names of its possible prompts) of both sides: one name, none, or several to choose from.
 
-    The names of sentence-transformers come first (`query`; `document`, `passage`, `corpus`), then names that contain
-    one of these or a like word (`s2p_query`, `retrieval.passage`, `doc`), of which its `default_prompt_name` may
-    choose. A default that names no side is for both, as in `SentenceTransformer.encode`.
+    The names of sentence-transformers have precedence (`query`; `document`, `passage`, `corpus`), then names that
+    contain one of these or a similar word (`s2p_query`, `retrieval.passage`, `doc`), among which `default_prompt_name`
+    decides. A default that names neither side is for both, as in `SentenceTransformer.encode`.
     """
     default = config.get("default_prompt_name")
-    inside = {
+    similar = {
         side: [name for name in prompts if any(word in name.lower() for word in words)]
-        for side, words in _INSIDE.items()
+        for side, words in _PROMPT_WORDS.items()
     }
-    found: list[tuple[str, list[str]]] = []
-    for side, words in _SIDES.items():
+    candidates: list[tuple[str, list[str]]] = []
+    for side, words in _PROMPT_NAMES.items():
         exact = [word for word in words if word in prompts][:1]
-        named = [name for name in inside[side] if name == default] or inside[side]
-        if len({prompts[name] for name in named}) == 1:
-            named = named[:1]
-        if not named and isinstance(default, str) and default in prompts and default not in chain(*inside.values()):
-            named = [default]
-        found.append((side, exact or named))
-    return found
+        names = [name for name in similar[side] if name == default] or similar[side]
+        if len({prompts[name] for name in names}) == 1:
+            names = names[:1]
+        if not names and isinstance(default, str) and default in prompts and default not in chain(*similar.values()):
+            names = [default]
+        candidates.append((side, exact or names))
+    return candidates
 
 
 def check_retriever_of(folder: Path, *possible: str) -> None:
@@ -255,45 +261,45 @@ def _way_out(kind: str) -> str:
 def _modules(folder: Path) -> tuple[str, bool]:
     """The folder's pooling (`none` without a pooling module), and whether it normalises."""
     pooling, normalises = "none", False
-    for kind, module in _listed(folder):
+    for kind, module in _module_entries(folder):
         if kind == "Pooling":
             pooling = _pooling(_object(folder / str(module.get("path", "")) / "config.json"))
         normalises = normalises or kind == "Normalize"
     return pooling, normalises
 
 
-def _listed(folder: Path) -> list[tuple[str, JsonObject]]:
+def _module_entries(folder: Path) -> list[tuple[str, JsonObject]]:
     """(class, entry) of each module in modules.json."""
     modules = read_json(folder / "modules.json", foreign=True)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise DataError(f"{folder / 'modules.json'} must hold a list of modules")
-    return [(str(one.get("type", "")).rpartition(".")[2], one) for one in cast(list[JsonObject], modules)]
+    return [(str(module.get("type", "")).rpartition(".")[2], module) for module in cast(list[JsonObject], modules)]
 
 
 def check_modules(folder: Path) -> None:
-    """Raise `DataError` where the configuration of a language model that modules.json names is missing."""
-    for kind, module in _listed(folder):
-        place = folder / str(module.get("path", ""))
-        if kind == "Transformer" and not any((place / name).is_file() for name in _MODEL_CONFIGS):
+    """Raise `DataError` if the configuration of a language model in modules.json is missing."""
+    for kind, module in _module_entries(folder):
+        module_folder = folder / str(module.get("path", ""))
+        if kind == "Transformer" and not any((module_folder / name).is_file() for name in _MODEL_CONFIGS):
             raise DataError(
-                f"{place / _MODEL_CONFIGS[0]} is missing, which modules.json needs; fetch the encoder again"
+                f"{module_folder / _MODEL_CONFIGS[0]} is missing, which modules.json needs; fetch the encoder again"
             )
 
 
 def _pooling(config: JsonObject) -> str:
-    named = config.get("pooling_mode")
-    if isinstance(named, str):
-        return named
-    if isinstance(named, list):
-        return "+".join(str(name) for name in named)
+    mode = config.get("pooling_mode")
+    if isinstance(mode, str):
+        return mode
+    if isinstance(mode, list):
+        return "+".join(map(str, mode))
     return "+".join(name for key, name in _POOLINGS.items() if config.get(key)) or "mean"
 
 
-def _longest(folder: Path) -> int:
+def _token_limit(folder: Path) -> int:
     """The token limit that the folder's files state."""
-    own = _object(folder / "sentence_bert_config.json").get("max_seq_length")
-    if isinstance(own, int):
-        return own
+    stated = _object(folder / "sentence_bert_config.json").get("max_seq_length")
+    if isinstance(stated, int):
+        return stated
     limits = [_object(folder / "tokenizer_config.json").get("model_max_length"), most_read(folder)]
     # Tokenizers without a limit store 1e30, as a float.
     return int(
@@ -307,8 +313,8 @@ def most_read(folder: Path) -> int | None:
     positions, padding = config.get("max_position_embeddings"), config.get("pad_token_id")
     if not isinstance(positions, int):
         return None
-    behind = padding + 1 if isinstance(padding, int) and config.get("model_type") in _BEHIND_PADDING else 0
-    return positions - behind
+    offset = padding + 1 if isinstance(padding, int) and config.get("model_type") in _POSITIONS_AFTER_PADDING else 0
+    return positions - offset
 
 
 def architecture(folder: Path) -> str:
@@ -354,10 +360,10 @@ class Encoder:
         # The fingerprint distinguishes versions of an encoder in one folder.
         key = (str(folder.resolve()), device, precision, placement.attention, fingerprint(folder), str(trust))
         with _opening:
-            found = _loaded.get(key)
-            if found is None:
-                found = _loaded[key] = cls(load_encoder(folder, placement, precision, trust=trust))
-            return found
+            encoder = _loaded.get(key)
+            if encoder is None:
+                encoder = _loaded[key] = cls(load_encoder(folder, placement, precision, trust=trust))
+            return encoder
 
     def encode(
         self, texts: Sequence[str], prompt: str, max_tokens: int, batch_size: int, *, normalise: bool = True
@@ -381,8 +387,8 @@ class Encoder:
             tokenizer = self.model.tokenizer
             if not callable(tokenizer):
                 return [len(text) for text in texts]
-            found = tokenizer([prompt + text for text in texts], truncation=True, max_length=max_tokens)
-        return [len(ids) for ids in found["input_ids"]]
+            encoding = tokenizer([prompt + text for text in texts], truncation=True, max_length=max_tokens)
+        return [len(ids) for ids in encoding["input_ids"]]
 
 
 _loaded: WeakValueDictionary[tuple[str, ...], Encoder] = WeakValueDictionary()
@@ -391,7 +397,7 @@ _opening = threading.Lock()
 
 @contextmanager
 def remote_code_asked(folder: Path) -> Iterator[None]:
-    """Turn the refusal of a folder that brings Python code into a `UserError`: it runs on request only."""
+    """Turn the refusal of a folder with Python code into a `UserError`: it runs on request only."""
     try:
         yield
     except ValueError as error:
@@ -427,7 +433,7 @@ def load_as(kind: "type[M]", folder: Path, placement: DevicePlacement, precision
                 trust_remote_code=trust,
             )
         spare = _unread_poolers(model, loads)
-        model.encode("", show_progress_bar=False)  # what a module should read or write is looked up only here
+        model.encode("", show_progress_bar=False)  # inputs and outputs of modules are checked only here
     check_whole(folder, loads, spare)
     return model
 
@@ -467,9 +473,9 @@ def encoder_folder(name: str) -> Path:
     if not folder.is_dir():
         if fetch_command(name):
             raise DataError(missing("encoder folder", name))
-        known = [*shipped_models("encoder"), *_SHIPPED]
-        shipped = " or ".join(map(repr, known))
-        raise UserError(f"no encoder {name!r}{nearest(name, known)} Give a sentence-transformers folder, or {shipped}")
+        shipped = [*shipped_models("encoder"), *_SHIPPED]
+        names = " or ".join(map(repr, shipped))
+        raise UserError(f"no encoder {name!r}{nearest(name, shipped)} Give a sentence-transformers folder, or {names}")
     if not (folder / "modules.json").is_file() and not is_cross_encoder(folder):
         raise DataError(f"{folder} is not a sentence-transformers folder (it has no modules.json)")
     return folder

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coseek.core.cluster import Cluster, check_same
 from coseek.hardware.device import device_of, memory_bytes
 from coseek.hardware.placement import MIN_SPEEDUP, Choice, speedups
-from coseek.retrieval.vectors.int8 import holds, largest_query_code
+from coseek.retrieval.vectors.int8 import fits_int32, largest_query_code
 from coseek.retrieval.vectors.shortlist import (
     GROUP,
     Bounds,
@@ -29,6 +28,7 @@ from coseek.retrieval.vectors.shortlist import (
     ScanSearch,
     SearchResult,
     Shortlist,
+    VectorSearch,
     peaks_of,
     score_error,
 )
@@ -40,7 +40,7 @@ _UNIT = 2.0**-24
 """Unit roundoff of float32."""
 _REDUCED = 2.0**-7
 """Bound on the relative error of a product of two numbers rounded to bfloat16 (8 bits of precision)."""
-_FITS = 1e37
+_MAX_NORM = 1e37
 """Products of vectors with smaller norms cannot overflow float32."""
 _STREAMED_TILES = 16
 """Tiles for which a block is sent to a device once; each needs its own shortlist."""
@@ -54,37 +54,37 @@ class ExactSearch(ScanSearch):
         store: VectorStore,
         device: str = "cpu",
         block_rows: int = BLOCK_ROWS,
-        together: int = 64,
+        queries_per_tile: int = 64,
         tiles: int | None = None,
     ) -> None:
         """`device` is `cpu`, `cuda`, `cuda:1`, …; a GPU keeps as many blocks as fit into most of its free memory.
 
-        A product has `block_rows` rows and `together` queries. `tiles` such products share one pass over the store, so
-        that blocks that are not kept are sent once for all of them; by default 1, or 16 where some are not kept. No
-        argument changes the result.
+        A product has `block_rows` rows and `queries_per_tile` queries. `tiles` such products share one pass over the
+        store, so that blocks that are not resident are sent once for all of them; by default 1, or 16 if some are not
+        resident. No argument changes the result.
         """
         with_torch = device != "cpu" or importlib.util.find_spec("torch") is not None
         self._products = _TorchProducts(store, device, block_rows) if with_torch else _NumpyProducts()
-        super().__init__(store, together, tiles or (_STREAMED_TILES if self._products.streams else 1))
+        super().__init__(store, queries_per_tile, tiles or (_STREAMED_TILES if self._products.streams else 1))
         self._block_rows = block_rows
 
     def _scan(self, tiles: Sequence[tuple[Queries, Shortlist]]) -> None:
         scans = [_TileScan(queries_QD, shortlist, self._products) for queries_QD, shortlist in tiles]
-        outs: dict[tuple[int, int], Product] = {}
+        outputs: dict[tuple[int, int], Product] = {}
         for start, vectors_BD in self._store.blocks(self._block_rows):
             norms_B = self._store.norms_N[start : start + len(vectors_BD)]
-            fits = float(norms_B.max()) * self._store.dim**0.5 < _FITS
+            fits = float(norms_B.max()) * self._store.dim**0.5 < _MAX_NORM
             block_BD = self._products.block(start, vectors_BD) if fits else None
             for scan in scans:
                 shape = (padded(len(vectors_BD)), len(scan.scaled_QD))
-                if shape not in outs:
-                    outs = {other: out for other, out in outs.items() if other[0] == shape[0]}
-                    outs[shape] = self._products.new(shape)
+                if shape not in outputs:
+                    outputs = {other: out for other, out in outputs.items() if other[0] == shape[0]}
+                    outputs[shape] = self._products.zeros(shape)
                 if block_BD is None:
                     product_BQ = _wide_product(vectors_BD, scan.scaled_QD)
                 else:
-                    product_BQ = self._products.multiply(block_BD, scan.queries_DQ, outs[shape])
-                scan.take(product_BQ, np.arange(start, start + len(vectors_BD)), norms_B)
+                    product_BQ = self._products.multiply(block_BD, scan.queries_DQ, outputs[shape])
+                scan.add_block(product_BQ, np.arange(start, start + len(vectors_BD)), norms_B)
 
 
 class _TileScan:
@@ -99,14 +99,14 @@ class _TileScan:
         self.queries_DQ = products.queries(self.scaled_QD)
         self._unit_Q = np.ldexp(1.0, power_Q)
         norms_Q = np.sqrt(np.square(queries_QD, dtype=np.float64).sum(axis=1))
-        self._whole_Q = norms_Q * (product_error(dim) + products.cut + score_error(dim))
+        self._whole_Q = norms_Q * (product_error(dim) + products.factor_error + score_error(dim))
         # CPUs may flush numbers below 2⁻¹²⁶ to 0 in the vector, in a product and in a sum.
         self._rest_Q = self._unit_Q * (4.0 * dim * 2.0**-126)
 
-    def take(self, product_BQ: Product, rows_B: Rows, norms_B: Doubles) -> None:
+    def add_block(self, product_BQ: Product, rows_B: Rows, norms_B: Doubles) -> None:
         """Pass a block's product to the shortlist."""
         bounds = Bounds(self._unit_Q, norms_B, self._whole_Q, np.ones(len(norms_B)), self._rest_Q)
-        self._shortlist.take(product_BQ, peaks_of(product_BQ), rows_B, bounds)
+        self._shortlist.add_block(product_BQ, peaks_of(product_BQ), rows_B, bounds)
 
 
 class _NumpyProducts:
@@ -116,7 +116,7 @@ class _NumpyProducts:
     """Whether some blocks must be sent to the device for every pass."""
 
     @property
-    def cut(self) -> float:
+    def factor_error(self) -> float:
         """Relative error of the factors: 0 for float32."""
         return 0.0
 
@@ -129,7 +129,7 @@ class _NumpyProducts:
         """A block as the first factor; `start` is its first row."""
         return vectors_BD.astype(np.float32, copy=False)
 
-    def new(self, shape: tuple[int, int]) -> Product:
+    def zeros(self, shape: tuple[int, int]) -> Product:
         """A product of zeros."""
         return np.zeros(shape, dtype=np.float32)
 
@@ -150,16 +150,16 @@ class _TorchProducts(_NumpyProducts):
         self._resident: dict[int, torch.Tensor] = {}
         if self._device.type == "cpu":
             return
-        room = 0.8 * torch.accelerator.get_memory_info(self._device)[0]
+        free_bytes = 0.8 * torch.accelerator.get_memory_info(self._device)[0]
         for start, vectors_BD in store.blocks(block_rows):
-            room -= vectors_BD.nbytes
-            if room < 0:
+            free_bytes -= vectors_BD.nbytes
+            if free_bytes < 0:
                 self.streams = True
                 return
             self._resident[start] = torch.from_numpy(vectors_BD).to(self._device)
 
     @property
-    def cut(self) -> float:
+    def factor_error(self) -> float:
         """TF32 or bfloat16 products, if the user enabled them, need a wider bound and give the same hits."""
         import torch
 
@@ -174,10 +174,10 @@ class _TorchProducts(_NumpyProducts):
     def block(self, start: int, vectors_BD: Floats) -> Product:
         import torch
 
-        kept = self._resident.get(start)
-        return (torch.from_numpy(vectors_BD).to(self._device) if kept is None else kept).float()
+        resident = self._resident.get(start)
+        return (torch.from_numpy(vectors_BD).to(self._device) if resident is None else resident).float()
 
-    def new(self, shape: tuple[int, int]) -> Product:
+    def zeros(self, shape: tuple[int, int]) -> Product:
         import torch
 
         return torch.zeros(shape, dtype=torch.float32, device=self._device)
@@ -208,66 +208,58 @@ def product_error(dim: int) -> float:
     return dim * _UNIT / (1.0 - dim * _UNIT)
 
 
-# Sharded search: exact search over parts of a store, each on a device and in a thread, or a node, of its own.
+# Sharded search: exact search over shards of a store, each on its own device in a thread, or on its own node.
 #
-# Every part finds its own best rows, certified; the best of these are the best of the store. So the result is that of
-# one search over all rows, to the last id.
+# Every shard returns its certified best rows; the best of these are the best of the store. So the result is that of one
+# search over all rows, to the last id.
 
 
-class ShardedSearch:
-    """Searches parts of a store at once. Parts are neighbouring rows, in order."""
+class ShardedSearch(VectorSearch):
+    """Searches shards of a store concurrently. Shards are consecutive rows, in order."""
 
-    def __init__(self, parts: Sequence[tuple[int, ScanSearch]]) -> None:
-        """`parts` are searches, each after the number of its first row."""
-        self._parts = parts
+    def __init__(self, shards: Sequence[tuple[int, ScanSearch]]) -> None:
+        """`shards` are (first row, search) pairs."""
+        self._shards = shards
 
     @classmethod
     def over(cls, store: VectorStore, devices: Sequence[str], block_rows: int = BLOCK_ROWS) -> "ShardedSearch":
-        """Deal the rows to the devices in equal parts."""
+        """Split the rows into equal shards, one per device."""
         spans = zip(_spans(store, len(devices)), devices, strict=False)
-        return cls([(first, ExactSearch(store.part(first, last), one, block_rows)) for (first, last), one in spans])
-
-    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
-        """See `ScanSearch.search`."""
-        found = self.find(queries_QD, k)
-        return found.rows_QK, found.scores_QK
+        return cls(
+            [(first, ExactSearch(store.part(first, last), device, block_rows)) for (first, last), device in spans]
+        )
 
     def find(self, queries_QD: Queries, k: int) -> SearchResult:
-        """See `ScanSearch.find`."""
-        with ThreadPoolExecutor(len(self._parts), "coseek-shard") as pool:
-            found = list(pool.map(lambda part: part[1].find(queries_QD, k), self._parts))
-        return merged([first for first, _ in self._parts], found, k)
+        """See `VectorSearch.find`."""
+        with ThreadPoolExecutor(len(self._shards), "coseek-shard") as pool:
+            results = list(pool.map(lambda shard: shard[1].find(queries_QD, k), self._shards))
+        return merge_shards([first for first, _ in self._shards], results, k)
 
 
-class ClusterSearch:
-    """Searches parts of a stored store, each on a node of a cluster that keeps it in memory."""
+class ClusterSearch(VectorSearch):
+    """Searches shards of a stored store, each on a node of a cluster that keeps it in memory."""
 
     def __init__(self, cluster: Cluster, store: VectorStore, device: str, block_rows: int = BLOCK_ROWS) -> None:
         assert store.folder is not None
         self._cluster = cluster
         self._spans = _spans(store, cluster.nodes)
-        self._job = PartJob(store.folder.resolve(), store.fingerprint, device, block_rows)
-
-    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
-        """See `ScanSearch.search`."""
-        found = self.find(queries_QD, k)
-        return found.rows_QK, found.scores_QK
+        self._job = ShardJob(store.folder.resolve(), store.fingerprint, device, block_rows)
 
     def find(self, queries_QD: Queries, k: int) -> SearchResult:
-        """See `ScanSearch.find`."""
-        asked = [(span, queries_QD, k) for span in self._spans]
-        found = [one for _, one in self._cluster.map(self._job, asked, ordered=True, pinned=True)]
-        return merged([first for first, _ in self._spans], found, k)
+        """See `VectorSearch.find`."""
+        tasks = [(span, queries_QD, k) for span in self._spans]
+        results = [result for _, result in self._cluster.map(self._job, tasks, ordered=True, pinned=True)]
+        return merge_shards([first for first, _ in self._spans], results, k)
 
 
 @dataclass(frozen=True)
-class PartJob:
-    """Searches parts (first row, last row) of a store, in a process of a cluster."""
+class ShardJob:
+    """Searches shards (first row, last row) of a store, in a process of a cluster."""
 
     folder: Path
     fingerprint: str
     device: str
-    """That of the settings: `auto` is a node's own choice."""
+    """The device in the settings; each node resolves `auto`."""
     block_rows: int
 
     def open(self) -> Callable[[tuple[tuple[int, int], Queries, int]], SearchResult]:
@@ -275,28 +267,28 @@ class PartJob:
         check_same(store.fingerprint, self.fingerprint, f"the store {self.folder}")
 
         @cache
-        def part(span: tuple[int, int]) -> ExactSearch:
+        def shard(span: tuple[int, int]) -> ExactSearch:
             return ExactSearch(store.part(*span), str(device_of(self.device)), self.block_rows)
 
-        return lambda asked: part(asked[0]).find(asked[1], asked[2])
+        return lambda task: shard(task[0]).find(task[1], task[2])
 
 
-def _spans(store: VectorStore, parts: int) -> list[tuple[int, int]]:
-    """First and last rows of equal parts."""
-    borders: list[int] = np.linspace(0, len(store), min(parts, len(store)) + 1).astype(int).tolist()
-    return list(pairwise(borders))
+def _spans(store: VectorStore, count: int) -> list[tuple[int, int]]:
+    """First and last rows of `count` equal shards."""
+    bounds: list[int] = np.linspace(0, len(store), min(count, len(store)) + 1).astype(int).tolist()
+    return list(pairwise(bounds))
 
 
-def merged(firsts: Sequence[int], found: Sequence[SearchResult], k: int) -> SearchResult:
-    """The best of the best rows of each part, whose first row is given."""
-    rows_QM = np.concatenate([part.rows_QK + first for first, part in zip(firsts, found, strict=True)], axis=1)
-    ranking_QM = np.concatenate([part.ranking_QK for part in found], axis=1)
+def merge_shards(firsts: Sequence[int], results: Sequence[SearchResult], k: int) -> SearchResult:
+    """Merge the best rows of shards with these first rows."""
+    rows_QM = np.concatenate([result.rows_QK + first for first, result in zip(firsts, results, strict=True)], axis=1)
+    ranking_QM = np.concatenate([result.ranking_QK for result in results], axis=1)
     best_QK = np.lexsort((rows_QM, -ranking_QM), axis=1)[:, :k]
-    scores_QM = np.concatenate([part.scores_QK for part in found], axis=1)
+    scores_QM = np.concatenate([result.scores_QK for result in results], axis=1)
     rows_QK, scores_QK, ranking_QK = (
-        np.take_along_axis(one, best_QK, axis=1) for one in (rows_QM, scores_QM, ranking_QM)
+        np.take_along_axis(values_QM, best_QK, axis=1) for values_QM in (rows_QM, scores_QM, ranking_QM)
     )
-    return SearchResult(rows_QK, scores_QK, np.sum([part.rescored_Q for part in found], axis=0), ranking_QK)
+    return SearchResult(rows_QK, scores_QK, np.sum([result.rescored_Q for result in results], axis=0), ranking_QK)
 
 
 # Search method: selects the faster exact search over a store on this machine. All methods find the same rows.
@@ -306,31 +298,31 @@ def merged(firsts: Sequence[int], found: Sequence[SearchResult], k: int) -> Sear
 
 SearchMethod: TypeAlias = Literal["exact", "int8"]
 
-FEWEST = 32_768
+MIN_ROWS = 32_768
 """With fewer rows, a search takes milliseconds either way and needs no copy."""
-FITS = 0.8
+MEMORY_SHARE = 0.8
 """Share of memory up to which vectors stay in the page cache."""
 
 
 def fastest_method(store: VectorStore, device: str) -> Choice:
     """The method for a store, with the reason. `device` is the setting of an embedding retriever."""
-    return chosen(len(store), store.dim, store.dtype, device)
+    return choose_method(len(store), store.dim, store.dtype, device)
 
 
-def chosen(rows: int, dim: int, dtype: str, device: str) -> Choice:
+def choose_method(rows: int, dim: int, dtype: str, device: str) -> Choice:
     """The method for `rows` rows. Probes the machine only if the outcome matters."""
-    if rows < FEWEST:
+    if rows < MIN_ROWS:
         return Choice("exact", f"{rows:,} rows are few")
     if importlib.util.find_spec("torch") is None:
         return Choice("exact", "without torch there is no fast int8 product")
-    if (place := device_of(device)).type != "cpu":
-        return Choice("exact", f"on {place}, whose float32 is fast")
-    if not (holds(dim) and largest_query_code()):
+    if (target := device_of(device)).type != "cpu":
+        return Choice("exact", f"on {target}, whose float32 is fast")
+    if not (fits_int32(dim) and largest_query_code()):
         return Choice("exact", "there is no exact int8 product here")
-    if (size := rows * dim * np.dtype(dtype).itemsize) > FITS * memory_bytes():
+    if (size := rows * dim * np.dtype(dtype).itemsize) > MEMORY_SHARE * memory_bytes():
         return Choice("int8", f"{size / 1e9:.0f} GB of vectors do not fit into memory beside the rest")
-    if (found := speedups()) is None:
+    if (measured := speedups()) is None:
         return Choice("exact", "the probe of this machine failed")
-    # int8 must win clearly, since its copy takes disk space.
-    method: SearchMethod = "int8" if found.int8_search >= MIN_SPEEDUP else "exact"
-    return Choice(method, f"a scan in int8 has {found.int8_search:.2g} × the speed of one in float32")
+    # int8 must be clearly faster, since its copy takes disk space.
+    method: SearchMethod = "int8" if measured.int8_search >= MIN_SPEEDUP else "exact"
+    return Choice(method, f"a scan in int8 has {measured.int8_search:.2g} × the speed of one in float32")

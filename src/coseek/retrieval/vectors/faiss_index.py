@@ -7,7 +7,6 @@ equal length. Other vectors get one more dimension that raises all lengths to th
 that inner products do not change (Bachrach et al., RecSys 2014).
 """
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ VECTORS = "vectors"
 """The folder of the passage vectors inside an index."""
 BLOCK_ROWS = 65_536
 """Rows added to faiss per call."""
-_TOGETHER = 16
+_QUERIES_PER_CALL = 16
 """Queries per faiss call. From 20 on faiss multiplies matrices, and the last digit depends on the batch."""
 
 
@@ -95,15 +94,15 @@ def write_file(index: "faiss.Index", path: Path) -> None:
     """Write an index atomically."""
     import faiss
 
-    part = path.with_name(f"{path.name}.part")
+    temporary = path.with_name(f"{path.name}.part")
     try:
-        faiss.write_index(index, str(part))
+        faiss.write_index(index, str(temporary))
     except RuntimeError as error:
-        part.unlink(missing_ok=True)
-        why = str(error).rpartition("failed: ")[2].strip()
-        raise DiskFault(f"{why}; the vectors are kept: free some space and repeat the same command") from None
-    sync(part)
-    os.replace(part, path)
+        temporary.unlink(missing_ok=True)
+        reason = str(error).rpartition("failed: ")[2].strip()
+        raise DiskFault(f"{reason}; the vectors are kept: free some space and repeat the same command") from None
+    sync(temporary)
+    temporary.replace(path)
 
 
 def open_file(path: Path) -> "faiss.Index":
@@ -130,11 +129,11 @@ class FileVectors:
 
 
 def search_file(index: "faiss.Index", queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:
-    """The `k` best rows and scores per query, ties by row; −1 for rows that the index did not find."""
+    """The `k` best rows and scores per query, ties by row; −1 for missing rows."""
     wide_QE = widened(queries_QD, index.d)
     scores_QK = np.empty((len(wide_QE), k), dtype=np.float32)
     rows_QK = np.empty((len(wide_QE), k), dtype=np.int64)
-    for start in range(0, len(wide_QE), _TOGETHER):
-        some = slice(start, start + _TOGETHER)
-        scores_QK[some], rows_QK[some] = index.search(wide_QE[some], k)
+    for start in range(0, len(wide_QE), _QUERIES_PER_CALL):
+        batch = slice(start, start + _QUERIES_PER_CALL)
+        scores_QK[batch], rows_QK[batch] = index.search(wide_QE[batch], k)
     return in_order(rows_QK, scores_QK)

@@ -1,11 +1,10 @@
-"""Published vectors: a faiss file over a corpus, such as Search-R1's `e5_Flat.index`, taken over instead of encoding.
+"""Published vectors: imports a faiss file over a corpus, such as Search-R1's `e5_Flat.index`, instead of encoding.
 
-A file does not say which texts it was made from, by which encoder, with which prompts and in which order. So a sample
-of passages is encoded again, and every one of them must have its vector in its row.
+A file does not state its texts, its encoder, its prompts or the order of its rows. So a sample of passages is encoded
+again, and every one of them must have its vector in its row.
 """
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import sync
-from coseek.data.passage import Corpus, Passage
+from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.index_files import Report
 from coseek.retrieval.vectors.corpus_encoding import encode_corpus, window_encoder
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
     import faiss
 
 SAMPLE = 32
-"""Passages that are encoded again, the first and the last among them."""
-NEAR = 0.03
+"""Passages that are encoded again, including the first and the last."""
+MAX_DISTANCE = 0.03
 """Largest ‖v − w‖ / ‖w‖ of a vector v of the file and w of the passage encoded again (cosine .9995). Half precision
 stays below .003; another prompt, row or length in tokens is above."""
 BLOCK_ROWS = 65_536
 
 
 def vectors_of(corpus: Corpus, settings: EmbeddingSettings, folder: Path, report: Report) -> VectorStore:
-    """Write the corpus' vectors into `folder`, or continue: those of `settings.vectors`, else encoded here."""
+    """Write the corpus's vectors into `folder`, or continue: those of `settings.vectors`, else encoded here."""
     if settings.vectors is None:
         return encode_corpus(corpus, settings, folder, report)
     path = Path(settings.vectors)
@@ -56,16 +55,16 @@ def take_graph(corpus: Corpus, settings: EmbeddingSettings, m: int, target: Path
         return
     path = Path(settings.vectors)
     index = open_published(path)
-    neighbours = getattr(index, "hnsw", None)
-    if neighbours is None:
+    graph = getattr(index, "hnsw", None)
+    if graph is None:
         return
-    if (theirs := int(neighbours.nb_neighbors(1))) != m:
-        raise SettingError(f"{path} is a graph of m={theirs}, not {m}; say m={theirs}")
+    if (graph_m := int(graph.nb_neighbors(1))) != m:
+        raise SettingError(f"{path} is a graph of m={graph_m}, not {m}; say m={graph_m}")
     check_published(path, index, corpus, settings, graph=True)
-    part = target.with_name(f"{target.name}.part")
-    shutil.copyfile(path, part)
-    sync(part)
-    part.replace(target)
+    temporary = target.with_name(f"{target.name}.part")
+    shutil.copyfile(path, temporary)
+    sync(temporary)
+    temporary.replace(target)
 
 
 def open_published(path: Path) -> "faiss.Index":
@@ -93,8 +92,8 @@ def check_published(
     import faiss
 
     card = EncoderCard.of(encoder_folder(settings.encoder))
-    inner = index.metric_type == faiss.METRIC_INNER_PRODUCT
-    if not (inner or card.normalise) or (graph and not (inner and card.normalise)):
+    inner_product = index.metric_type == faiss.METRIC_INNER_PRODUCT
+    if not (inner_product or card.normalise) or (graph and not (inner_product and card.normalise)):
         raise DataError(
             f"{path} does not rank by inner products of vectors of length 1; leave `vectors` out"
             + (", or name its Flat file" if graph else "")
@@ -107,32 +106,33 @@ def check_published(
     encode = window_encoder(settings)
     rows = np.unique(np.linspace(0, len(corpus) - 1, SAMPLE).astype(np.int64))
     passages = [corpus[row] for row in rows.tolist()]
-    ours = [encode(texts) for texts in _texts(passages)]
-    if index.d != ours[0].shape[1]:
+    layouts = (
+        [passage_text(passage) for passage in passages],
+        [f'"{passage.title}"\n{passage.text}' for passage in passages],
+    )
+    encoded = [encode(texts) for texts in layouts]
+    if index.d != encoded[0].shape[1]:
         raise DataError(
-            f"{path} holds vectors of {index.d} numbers, and {settings.encoder} gives {ours[0].shape[1]}; name the "
+            f"{path} holds vectors of {index.d} numbers, and {settings.encoder} gives {encoded[0].shape[1]}; name the "
             "encoder that made them"
         )
-    theirs = _rows(path, index, rows)
-    far = min(([_distance(*pair) > NEAR for pair in zip(theirs, form, strict=True)] for form in ours), key=sum)
-    if any(far):
+    published = _rows(path, index, rows)
+    distances = ([_distance(*pair) for pair in zip(published, vectors, strict=True)] for vectors in encoded)
+    differs = min(([distance > MAX_DISTANCE for distance in layout] for layout in distances), key=sum)
+    if any(differs):
         raise DataError(
-            f"{path} has other vectors than {settings.encoder} in {sum(far)} of {len(far)} passages that were encoded "
-            f"again, first in row {rows[far.index(True)]}; check the order of the corpus, the encoder, "
+            f"{path} has other vectors than {settings.encoder} in {sum(differs)} of {len(differs)} passages that were "
+            f"encoded again, first in row {rows[differs.index(True)]}; check the order of the corpus, the encoder, "
             f"passage_prompt={settings.passage_prompt!r} and passage_tokens={settings.passage_tokens}"
         )
 
 
-def _texts(passages: Sequence[Passage]) -> list[list[str]]:
-    return [[passage_text(one) for one in passages], [f'"{one.title}"\n{one.text}' for one in passages]]
-
-
-def _distance(theirs: Vectors, ours: Vectors) -> float:
-    return float(np.linalg.norm(theirs - ours) / max(float(np.linalg.norm(ours)), 1e-12))
+def _distance(published: Vectors, encoded: Vectors) -> float:
+    return float(np.linalg.norm(published - encoded) / max(float(np.linalg.norm(encoded)), 1e-12))
 
 
 def _rows(path: Path, index: "faiss.Index", rows: Rows) -> Vectors:
-    """Vectors of the file (M × D). Raises `DataError` for an index that does not hold them whole."""
+    """Vectors of the file (M × D). Raises `DataError` for an index with compressed vectors."""
     try:
         return index.reconstruct_batch(rows)
     except RuntimeError:

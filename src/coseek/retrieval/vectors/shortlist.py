@@ -49,18 +49,18 @@ def peaks_of(product_BQ: Product) -> Product:
 
 def reaching(product_BQ: Product, peaks_GQ: Product, limits_Q: Doubles) -> tuple[Integers, Integers, Doubles]:
     """The (rows, queries, values) of the product where it reaches the thresholds `limits_Q`."""
-    product, peaks = _at_hand(product_BQ), _at_hand(peaks_GQ)
+    product, peaks = _as_numpy(product_BQ), _as_numpy(peaks_GQ)
     if isinstance(product, np.ndarray) and isinstance(peaks, np.ndarray):
-        own_Q = _limits_in(product.dtype, limits_Q)
-        groups_M, queries_M = np.nonzero(peaks >= own_Q)
+        thresholds_Q = _cast_limits(product.dtype, limits_Q)
+        groups_M, queries_M = np.nonzero(peaks >= thresholds_Q)
         members_MG = product.reshape(-1, GROUP, product.shape[1])[groups_M, :, queries_M]
-        hot_M, place_M = np.nonzero(members_MG >= own_Q[queries_M, None])
-        values_M = members_MG[hot_M, place_M]
-        return groups_M[hot_M] * GROUP + place_M, queries_M[hot_M], values_M.astype(np.float64)
+        hot_M, member_M = np.nonzero(members_MG >= thresholds_Q[queries_M, None])
+        values_M = members_MG[hot_M, member_M]
+        return groups_M[hot_M] * GROUP + member_M, queries_M[hot_M], values_M.astype(np.float64)
     return reaching_on_device(cast("torch.Tensor", product), cast("torch.Tensor", peaks), limits_Q)
 
 
-def _at_hand(product: Product) -> Product:
+def _as_numpy(product: Product) -> Product:
     """View a CPU tensor as a numpy array."""
     if isinstance(product, np.ndarray) or product.device.type != "cpu":
         return product
@@ -70,17 +70,17 @@ def _at_hand(product: Product) -> Product:
 def reaching_on_device(
     product_BQ: "torch.Tensor", peaks_GQ: "torch.Tensor", limits_Q: Doubles
 ) -> tuple[Integers, Integers, Doubles]:
-    """`reaching` on the product's device; only the entries found are copied to the CPU."""
-    own_Q = product_BQ.new_tensor(_limits_in(np.dtype(np.float32), limits_Q))
-    groups_M, queries_M = (peaks_GQ >= own_Q).nonzero(as_tuple=True)
+    """`reaching` on the product's device; only the resulting entries are copied to the CPU."""
+    thresholds_Q = product_BQ.new_tensor(_cast_limits(np.dtype(np.float32), limits_Q))
+    groups_M, queries_M = (peaks_GQ >= thresholds_Q).nonzero(as_tuple=True)
     members_MG = product_BQ.view(-1, GROUP, product_BQ.shape[1])[groups_M, :, queries_M]
-    hot_M, place_M = (members_MG >= own_Q[queries_M, None]).nonzero(as_tuple=True)
-    parts = (groups_M[hot_M] * GROUP + place_M, queries_M[hot_M], members_MG[hot_M, place_M].double())
-    places, queries, values = (part.cpu().numpy() for part in parts)
-    return places, queries, values
+    hot_M, member_M = (members_MG >= thresholds_Q[queries_M, None]).nonzero(as_tuple=True)
+    entries = (groups_M[hot_M] * GROUP + member_M, queries_M[hot_M], members_MG[hot_M, member_M].double())
+    rows, queries, values = (tensor.cpu().numpy() for tensor in entries)
+    return rows, queries, values
 
 
-def _limits_in(kind: "np.dtype[np.generic]", limits_Q: Doubles) -> Numbers:
+def _cast_limits(kind: "np.dtype[np.generic]", limits_Q: Doubles) -> Numbers:
     """The thresholds in the product's number type, rounded down."""
     if kind.kind == "i":
         return np.floor(limits_Q).clip(-(2.0**31), 2.0**31 - 1).astype(np.int32)
@@ -119,7 +119,7 @@ class SearchResult(NamedTuple):
     rescored_Q: Integers
     """The number of rows per query that were scored in float64."""
     ranking_QK: Doubles
-    """The float64 scores, by which parts of a store are merged."""
+    """The float64 scores, by which shards of a store are merged."""
 
 
 def scores_of(vectors_MD: Floats, queries_MD: Queries) -> Doubles:
@@ -156,9 +156,10 @@ class Bounds:
     fine_B: Doubles
     rest_Q: Doubles
 
-    def of(self, places_M: Integers, queries_M: Integers) -> Doubles:
-        found_M = self.coarse_B[places_M] * self.whole_Q[queries_M] + self.fine_B[places_M] * self.rest_Q[queries_M]
-        return found_M * _SLACK
+    def of(self, rows_M: Integers, queries_M: Integers) -> Doubles:
+        """The bounds of (row of the block, query) pairs."""
+        bounds_M = self.coarse_B[rows_M] * self.whole_Q[queries_M] + self.fine_B[rows_M] * self.rest_Q[queries_M]
+        return bounds_M * _SLACK
 
     @property
     def worst_Q(self) -> Doubles:
@@ -167,8 +168,7 @@ class Bounds:
         return worst_Q
 
 
-@dataclass
-class _Pool:
+class _Pool(NamedTuple):
     """The pairs that may still be among the best."""
 
     queries_M: Integers
@@ -177,25 +177,12 @@ class _Pool:
     upper_M: Doubles
     """Equal to `lower_M` once the pair is scored."""
 
-    @classmethod
-    def empty(cls) -> "_Pool":
-        nothing = np.zeros(0, dtype=np.int64)
-        return cls(nothing, nothing, np.zeros(0), np.zeros(0))
-
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
         return len(self.rows_M)
 
     def where(self, keep_M: NDArray[np.bool_] | Integers) -> "_Pool":
         return _Pool(self.queries_M[keep_M], self.rows_M[keep_M], self.lower_M[keep_M], self.upper_M[keep_M])
-
-    @classmethod
-    def joined(cls, pools: "Sequence[_Pool]") -> "_Pool":
-        return cls(
-            np.concatenate([pool.queries_M for pool in pools]),
-            np.concatenate([pool.rows_M for pool in pools]),
-            np.concatenate([pool.lower_M for pool in pools]),
-            np.concatenate([pool.upper_M for pool in pools]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,51 +196,52 @@ class _Block:
 
 
 class Shortlist:
-    """Collects the blocks of a scan, in any order, each row once; `found` returns the best."""
+    """Collects the blocks of a scan, in any order, each row once; `best` returns the best rows."""
 
     def __init__(self, store: VectorStore, queries_QD: Queries, k: int) -> None:
         self._store = store
         self._queries_QD = queries_QD
         self._k = min(k, len(store))
         self._floor_Q = np.full(len(queries_QD), -np.inf)
-        self._pools = [_Pool.empty()]
-        self._size, self._enough = 0, 2 * _FEW
-        self._seen, self._score_at = 0, _FIRST_ROWS
-        self._waiting: list[_Block] = []
-        self._looking = False
+        nothing = np.zeros(0, dtype=np.int64)
+        self._pools = [_Pool(nothing, nothing, np.zeros(0), np.zeros(0))]
+        self._size, self._prune_at = 0, 2 * _FEW
+        self._rows_seen, self._score_at = 0, _FIRST_ROWS
+        self._buffer: list[_Block] = []
+        self._has_floors = False
         self._rescored_Q = np.zeros(len(queries_QD), dtype=np.int64)
 
-    def take(self, product_BQ: Product, peaks_GQ: Product, rows_B: Rows, bounds: Bounds) -> None:
-        """Take a block: `product_BQ` without NaN, padded to a multiple of GROUP rows, and its `peaks_of`."""
-        if self._looking:
-            self._look(_Block(product_BQ, peaks_GQ, rows_B, bounds))
+    def add_block(self, product_BQ: Product, peaks_GQ: Product, rows_B: Rows, bounds: Bounds) -> None:
+        """Add a block: `product_BQ` without NaN, padded to a multiple of GROUP rows, and its `peaks_of`."""
+        if self._has_floors:
+            self._filter(_Block(product_BQ, peaks_GQ, rows_B, bounds))
             return
-        # The first blocks are buffered: a floor from more rows lets fewer pairs pass.
-        kept_BQ = product_BQ.copy() if isinstance(product_BQ, np.ndarray) else product_BQ.clone()
-        self._waiting.append(_Block(kept_BQ, peaks_GQ, rows_B, bounds))
-        if sum(len(block.rows_B) for block in self._waiting) >= max(_FIRST_ROWS, 2 * GROUP * min(self._k, 8_192)):
-            self._start()
+        # The first blocks are buffered: floors from more rows let fewer pairs pass.
+        copy_BQ = product_BQ.copy() if isinstance(product_BQ, np.ndarray) else product_BQ.clone()
+        self._buffer.append(_Block(copy_BQ, peaks_GQ, rows_B, bounds))
+        if sum(len(block.rows_B) for block in self._buffer) >= max(_FIRST_ROWS, 2 * GROUP * min(self._k, 8_192)):
+            self._flush()
 
-    def found(self) -> SearchResult:
+    def best(self) -> SearchResult:
         """The k best rows of every query."""
-        self._start()
+        self._flush()
         self._score_best()
-        self._score(np.arange(len(self._pool)))
+        self._score(np.arange(self._pool.size))
         best = self._pool.where(self._ranking())
         shape = (len(self._floor_Q), self._k)
         largest = float(np.finfo(np.float32).max)
         scores_QK = best.lower_M.clip(-largest, largest).astype(np.float32).reshape(shape)
         return SearchResult(best.rows_M.reshape(shape), scores_QK, self._rescored_Q, best.lower_M.reshape(shape))
 
-    def _start(self) -> None:
-        """Set the first floors from the peaks of the buffered blocks, then process these blocks."""
-        lowers_QG = np.concatenate([np.zeros((len(self._floor_Q), 0)), *map(self._peak_lowers, self._waiting)], axis=1)
+    def _flush(self) -> None:
+        """Set the first floors from the peaks of the buffered blocks, then filter these blocks."""
+        lowers_QG = np.concatenate([np.zeros((len(self._floor_Q), 0)), *map(self._peak_lowers, self._buffer)], axis=1)
         if lowers_QG.shape[1] >= self._k:
             self._floor_Q = np.partition(lowers_QG, -self._k, axis=1)[:, -self._k]
-        self._looking = True
-        for block in self._waiting:
-            self._look(block)
-        self._waiting = []
+        self._has_floors = True
+        for block in self._buffer:
+            self._filter(block)
+        self._buffer = []
 
     def _peak_lowers(self, block: _Block) -> Doubles:
         """Lower bounds of the best score in every group without padding."""
@@ -262,39 +250,46 @@ class Shortlist:
         middle_GQ = peaks_GQ[:groups, : len(self._floor_Q)] * block.bounds.unit_Q
         return (middle_GQ - np.abs(middle_GQ) * (4.0 * ROUNDING) - block.bounds.worst_Q).T
 
-    def _look(self, block: _Block) -> None:
-        """Add the pairs that reach the floor to the pool."""
+    def _filter(self, block: _Block) -> None:
+        """Add the pairs that reach the floors to the pool."""
         bounds = block.bounds
-        places_M, queries_M, values_M = reaching(block.product_BQ, block.peaks_GQ, self._limits(block))
-        real_M = (places_M < len(block.rows_B)) & (queries_M < len(self._floor_Q))
+        rows_M, queries_M, values_M = reaching(block.product_BQ, block.peaks_GQ, self._limits(block))
+        real_M = (rows_M < len(block.rows_B)) & (queries_M < len(self._floor_Q))  # the others are padding
         if not real_M.all():
-            places_M, queries_M, values_M = places_M[real_M], queries_M[real_M], values_M[real_M]
+            rows_M, queries_M, values_M = rows_M[real_M], queries_M[real_M], values_M[real_M]
         middle_M = values_M * bounds.unit_Q[queries_M]
-        error_M = bounds.of(places_M, queries_M) + np.abs(middle_M) * (4.0 * ROUNDING)
-        self._pools.append(_Pool(queries_M, block.rows_B[places_M], middle_M - error_M, middle_M + error_M))
-        self._size += len(places_M)
-        self._seen += len(block.rows_B)
-        if self._seen >= self._score_at:
+        error_M = bounds.of(rows_M, queries_M) + np.abs(middle_M) * (4.0 * ROUNDING)
+        self._pools.append(_Pool(queries_M, block.rows_B[rows_M], middle_M - error_M, middle_M + error_M))
+        self._size += len(rows_M)
+        self._rows_seen += len(block.rows_B)
+        if self._rows_seen >= self._score_at:
             self._score_best()
-            self._score_at = 4 * self._seen
-        elif self._size > self._enough:
-            self._tighten()
-            self._enough = 2 * max(_FEW, self._size)
+            self._score_at = 4 * self._rows_seen
+        elif self._size > self._prune_at:
+            self._prune()
+            self._prune_at = 2 * max(_FEW, self._size)
 
     @property
     def _pool(self) -> _Pool:
         if len(self._pools) > 1:
-            self._pools = [_Pool.joined(self._pools)]
+            pools = self._pools
+            merged = _Pool(
+                np.concatenate([pool.queries_M for pool in pools]),
+                np.concatenate([pool.rows_M for pool in pools]),
+                np.concatenate([pool.lower_M for pool in pools]),
+                np.concatenate([pool.upper_M for pool in pools]),
+            )
+            self._pools = [merged]
         return self._pools[0]
 
     def _limits(self, block: _Block) -> Doubles:
         """The threshold of the product from which the upper bound may reach the floor."""
         limits_Q = np.full(block.product_BQ.shape[1], np.inf)
-        asked_Q = (self._floor_Q - block.bounds.worst_Q) / block.bounds.unit_Q
-        limits_Q[: len(asked_Q)] = asked_Q - np.abs(asked_Q) * (16.0 * ROUNDING)
+        needed_Q = (self._floor_Q - block.bounds.worst_Q) / block.bounds.unit_Q
+        limits_Q[: len(needed_Q)] = needed_Q - np.abs(needed_Q) * (16.0 * ROUNDING)
         return limits_Q
 
-    def _tighten(self) -> None:
+    def _prune(self) -> None:
         """Raise the floors to the k-th best lower bounds and drop the pairs below them."""
         pool = self._pool
         keys_M = np.sort(_keys(pool.queries_M, pool.lower_M))
@@ -302,23 +297,23 @@ class Shortlist:
         full_Q = np.diff(ends_Q, prepend=0) >= self._k
         self._floor_Q[full_Q] = np.maximum(self._floor_Q[full_Q], _values(keys_M[ends_Q[full_Q] - self._k]))
         self._pools = [pool.where(pool.upper_M >= self._floor_Q[pool.queries_M])]
-        if len(self._pool) > max(_MANY, 4 * self._k * len(self._floor_Q)):
+        if self._pool.size > max(_MANY, 4 * self._k * len(self._floor_Q)):
             # Many near ties, such as copies of one row: score them now to keep the pool small.
-            self._score(np.arange(len(self._pool)))
+            self._score(np.arange(self._pool.size))
             self._pools = [self._pool.where(self._ranking())]
-        self._size = len(self._pool)
+        self._size = self._pool.size
 
     def _score_best(self) -> None:
         """Score the k pairs that are probably best, since their scores are a higher floor than lower bounds."""
-        self._tighten()
+        self._prune()
         pool = self._pool
         keys_M = _keys(pool.queries_M, (pool.lower_M + pool.upper_M) / 2)
         order_M = keys_M.argsort()
         ends_Q = self._ends(keys_M[order_M])
-        places_QK = ends_Q[:, None] - 1 - np.arange(self._k)
-        inside_QK = places_QK >= np.concatenate([[0], ends_Q[:-1]])[:, None]
-        self._score(order_M[places_QK[inside_QK]])
-        self._tighten()
+        best_QK = ends_Q[:, None] - 1 - np.arange(self._k)
+        exists_QK = best_QK >= np.concatenate([[0], ends_Q[:-1]])[:, None]
+        self._score(order_M[best_QK[exists_QK]])
+        self._prune()
 
     def _ends(self, keys_M: Integers) -> Integers:
         """The end of each query's range in sorted keys."""
@@ -331,9 +326,9 @@ class Shortlist:
         chosen_M = chosen_M[pool.rows_M[chosen_M].argsort(kind="stable")]  # sequential reads of a mapped file
         step = max(1, _WIDE // self._store.dim)
         for start in range(0, len(chosen_M), step):
-            some = chosen_M[start : start + step]
-            vectors_MD = self._store.gather(pool.rows_M[some])
-            pool.lower_M[some] = scores_of(vectors_MD, self._queries_QD[pool.queries_M[some]])
+            batch = chosen_M[start : start + step]
+            vectors_MD = self._store.gather(pool.rows_M[batch])
+            pool.lower_M[batch] = scores_of(vectors_MD, self._queries_QD[pool.queries_M[batch]])
         pool.upper_M[chosen_M] = pool.lower_M[chosen_M]
         self._rescored_Q += np.bincount(pool.queries_M[chosen_M], minlength=len(self._floor_Q))
 
@@ -343,8 +338,8 @@ class Shortlist:
         order_M = np.lexsort((pool.rows_M, -pool.lower_M, pool.queries_M))
         queries_M = pool.queries_M[order_M]
         starts_Q = np.searchsorted(queries_M, np.arange(len(self._floor_Q)))
-        place_M = np.arange(len(order_M)) - starts_Q[queries_M]
-        ranked_M: Integers = order_M[place_M < self._k]
+        ranks_M = np.arange(len(order_M)) - starts_Q[queries_M]
+        ranked_M: Integers = order_M[ranks_M < self._k]
         return ranked_M
 
 
@@ -363,37 +358,45 @@ def _values(keys_M: Integers) -> Doubles:
     return narrow_M.astype(np.float64)
 
 
-class ScanSearch(ABC):
+class VectorSearch(ABC):
+    """Base of exact searches over a vector store."""
+
+    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
+        """`(rows_QK, scores_QK)`, best first, ties by row; K is k, or N if the store has fewer rows."""
+        result = self.find(queries_QD, k)
+        return result.rows_QK, result.scores_QK
+
+    @abstractmethod
+    def find(self, queries_QD: Queries, k: int) -> SearchResult:
+        """`search`, with the number of rows rescored per query."""
+
+
+class ScanSearch(VectorSearch):
     """Base of exact searches that scan a store and rank with a shortlist."""
 
-    def __init__(self, store: VectorStore, together: int, tiles: int = 1) -> None:
-        """`together` queries are a tile, which shares one product. `tiles` of them share one pass over the store."""
-        self._store, self._together, self._tiles = store, together, tiles
+    def __init__(self, store: VectorStore, queries_per_tile: int, tiles: int = 1) -> None:
+        """A tile of queries shares one product. `tiles` of them share one pass over the store."""
+        self._store, self._queries_per_tile, self._tiles = store, queries_per_tile, tiles
 
     @abstractmethod
     def _scan(self, tiles: "Sequence[tuple[Queries, Shortlist]]") -> None:
         """Pass every row of the store to the shortlist of every tile, block by block."""
 
-    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
-        """`(rows_QK, scores_QK)`, best first, ties by row; K is k, or N if the store has fewer rows."""
-        found = self.find(queries_QD, k)
-        return found.rows_QK, found.scores_QK
-
     def find(self, queries_QD: Queries, k: int) -> SearchResult:
-        """`search`, with the number of rows rescored per query."""
-        store, together = self._store, self._together
+        """See `VectorSearch.find`."""
+        store, size = self._store, self._queries_per_tile
         queries_QD = check_queries(queries_QD, store.dim, k)
         shape = (len(queries_QD), min(k, len(store)))
         # A zero query scores 0 on every row, so its result is the first rows; no bound could separate them.
         rows_QK = np.broadcast_to(np.arange(shape[1]), shape).copy()
         scores_QK, rescored_Q = np.zeros(shape, dtype=np.float32), np.zeros(shape[0], dtype=np.int64)
         ranking_QK = np.zeros(shape)
-        asked = np.flatnonzero(queries_QD.any(axis=1))
-        places = [asked[start : start + together] for start in range(0, len(asked), together)]
-        for first in range(0, len(places), self._tiles):
-            some = places[first : first + self._tiles]
-            tiles = [(queries_QD[tile], Shortlist(store, queries_QD[tile], k)) for tile in some]
+        nonzero = np.flatnonzero(queries_QD.any(axis=1))
+        tile_rows = [nonzero[start : start + size] for start in range(0, len(nonzero), size)]
+        for first in range(0, len(tile_rows), self._tiles):
+            group = tile_rows[first : first + self._tiles]
+            tiles = [(queries_QD[rows], Shortlist(store, queries_QD[rows], k)) for rows in group]
             self._scan(tiles)
-            for tile, (_, shortlist) in zip(some, tiles, strict=True):
-                rows_QK[tile], scores_QK[tile], rescored_Q[tile], ranking_QK[tile] = shortlist.found()
+            for rows, (_, shortlist) in zip(group, tiles, strict=True):
+                rows_QK[rows], scores_QK[rows], rescored_Q[rows], ranking_QK[rows] = shortlist.best()
         return SearchResult(rows_QK, scores_QK, rescored_Q, ranking_QK)

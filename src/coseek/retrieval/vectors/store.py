@@ -120,17 +120,12 @@ class VectorStore:
     def dtype(self) -> FloatName:
         return "float16" if self._shards[0].dtype == np.float16 else "float32"
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the vectors."""
-        return sum(shard.nbytes for shard in self._shards)
-
     def part(self, first: int, last: int) -> "VectorStore":
         """The rows from `first` up to `last`, as views."""
         shards: list[Floats] = []
         for start, shard in zip(self._starts.tolist(), self._shards, strict=False):
-            inside = shard[max(0, first - start) : max(0, last - start)]
-            shards += [inside] if len(inside) else []
+            rows = shard[max(0, first - start) : max(0, last - start)]
+            shards += [rows] if len(rows) else []
         return VectorStore(shards, self.norms_N[first:last])
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Floats]]:
@@ -140,9 +135,9 @@ class VectorStore:
                 yield first + start, shard[start : start + rows]
 
     def rows(self, first: int, last: int) -> Floats:
-        """The vectors from row `first` up to `last`; a view where one shard holds them."""
-        found = self.part(first, last)._shards
-        return found[0] if len(found) == 1 else cast(NDArray[np.float32], np.concatenate(found))
+        """The vectors from row `first` up to `last`; a view if they are in one shard."""
+        shards = self.part(first, last)._shards
+        return shards[0] if len(shards) == 1 else cast(NDArray[np.float32], np.concatenate(shards))
 
     @property
     def fingerprint(self) -> str:
@@ -156,12 +151,12 @@ class VectorStore:
         """The vectors of some rows, in the given order; ascending rows are fastest."""
         if len(self._shards) == 1:
             return self._shards[0].take(rows_M, axis=0)
-        found_MD = np.empty((len(rows_M), self.dim), dtype=self.dtype)
+        vectors_MD = np.empty((len(rows_M), self.dim), dtype=self.dtype)
         shards_M = np.searchsorted(self._starts, rows_M, side="right") - 1
         for number in np.flatnonzero(np.bincount(shards_M)).tolist():
-            here = np.flatnonzero(shards_M == number)
-            found_MD[here] = self._shards[number].take(rows_M[here] - self._starts[number], axis=0)
-        return found_MD
+            in_shard = np.flatnonzero(shards_M == number)
+            vectors_MD[in_shard] = self._shards[number].take(rows_M[in_shard] - self._starts[number], axis=0)
+        return vectors_MD
 
 
 def row_norms(vectors_BD: Floats, first: int = 0) -> NDArray[np.float64]:
@@ -185,15 +180,15 @@ def mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic
         raise DataError(f"{path} does not have the size of {dtype} {shape}; rebuild the index")
     columns = shape[1] if len(shape) == 2 else None
     # Mode c shares the file's pages, and torch accepts the array because it is writable.
-    found = read_array(path, "i" if np.dtype(dtype).kind == "i" else "f", columns, mapped="c")
-    if found.shape != shape or found.dtype != np.dtype(dtype):
-        raise DataError(f"{path} holds {found.dtype} {found.shape}, not {dtype} {shape}; rebuild the index")
-    return found
+    array = read_array(path, "i" if np.dtype(dtype).kind == "i" else "f", columns, mapped="c")
+    if array.shape != shape or array.dtype != np.dtype(dtype):
+        raise DataError(f"{path} holds {array.dtype} {array.shape}, not {dtype} {shape}; rebuild the index")
+    return array
 
 
 class VectorWriter:
     """Writes a store from its first row to its last, resumably. `rows`, `dim`, `dtype` and `shard_rows` describe the
-    complete store. If the folder holds the beginning of such a store, `written` rows exist and the next `append`
+    complete store. If the folder has the beginning of such a store, `written` rows exist and the next `append`
     continues after them."""
 
     def __init__(
@@ -216,11 +211,11 @@ class VectorWriter:
         done = 0
         while done < len(block_BD):
             shard, offset = divmod(self.written + done, card.shard_rows)
-            piece = block_BD[done : done + card.rows_of(shard) - offset]
+            rows_BD = block_BD[done : done + card.rows_of(shard) - offset]
             header = _header(card.dtype, (card.rows_of(shard), card.dim))
-            _put(_shard(self.folder, shard), header, offset * card.dim * piece.itemsize, piece.tobytes())
-            done += len(piece)
-        _put(self.folder / _NORMS, _header("float64", (card.rows,)), self.written * 8, norms_B.tobytes())
+            _append(_shard(self.folder, shard), header, offset * card.dim * rows_BD.itemsize, rows_BD.tobytes())
+            done += len(rows_BD)
+        _append(self.folder / _NORMS, _header("float64", (card.rows,)), self.written * 8, norms_B.tobytes())
         self.written += len(block_BD)
         write_json(self.folder / _PROGRESS, {"rows": self.written})
 
@@ -249,10 +244,10 @@ class VectorWriter:
         return written
 
 
-def _put(path: Path, header: bytes, offset: int, data: bytes) -> None:
+def _append(path: Path, header: bytes, offset: int, data: bytes) -> None:
     """Truncate a file to `header` and `offset` bytes, append `data`, and flush to disk."""
     with path.open("r+b" if path.exists() else "w+b") as file:
-        # Cuts off what a killed writer left after the counted rows, even part of a header.
+        # Removes what a killed writer left after the counted rows, such as an incomplete header.
         file.truncate(len(header) + offset if offset else 0)
         file.seek(0, os.SEEK_END)
         if not offset:

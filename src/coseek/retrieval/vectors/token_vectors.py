@@ -39,7 +39,7 @@ def load_token_encoder(
     folder: Path, placement: DevicePlacement, precision: Precision, *, trust: bool = False
 ) -> "MultiVectorEncoder":
     """Load a folder onto its device. Of an encoder of one vector per text the language model's token vectors are
-    taken, at length 1. Without one it is a `DataError`."""
+    used, at length 1. A folder without one is a `DataError`."""
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.multi_vector_encoder.modules import BaseTokenPooling
 
@@ -82,8 +82,8 @@ class TokenEncoder:
         """Encode texts after `prompt`, truncated to `max_tokens` with the prompt: float32 T × D each."""
         with self._lock:
             self._limit(max_tokens)
-            found = self.model.encode(list(texts), None, prompt, batch_size, False, convert_to_numpy=True, task=side)
-        return [np.asarray(vectors_TD, dtype=np.float32) for vectors_TD in found]
+            vectors = self.model.encode(list(texts), None, prompt, batch_size, False, convert_to_numpy=True, task=side)
+        return [np.asarray(vectors_TD, dtype=np.float32) for vectors_TD in vectors]
 
     def counts(self, texts: Sequence[str], prompt: str, max_tokens: int) -> list[int]:
         """The number of vectors that each passage gets, without computing them."""
@@ -112,8 +112,8 @@ class TokenQueries(QueryEncoder):
 
     def _vectors(self, texts: Sequence[str]) -> Vectors:
         settings = self.settings
-        prompt, most = settings.query_prompt or "", settings.query_tokens or MOST_TOKENS
-        return padded(self._tokens.encode(texts, "query", prompt, most, settings.queries_together))
+        prompt, max_tokens = settings.query_prompt or "", settings.query_tokens or MOST_TOKENS
+        return padded(self._tokens.encode(texts, "query", prompt, max_tokens, settings.queries_together))
 
 
 def padded(vectors_Q: Sequence[Vectors]) -> Vectors:
@@ -128,10 +128,10 @@ def token_windows(settings: EmbeddingSettings, each: Counted | None = None) -> E
     """Open the encoder; returns a function that encodes the passages of a window to their vectors, one after the
     other."""
     encoder = TokenEncoder.open(settings)
-    prompt, most = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
+    prompt, max_tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
 
     def encode_window(texts: Sequence[str]) -> Vectors:
-        vectors_TD = np.concatenate(encoder.encode(texts, "document", prompt, most, settings.batch_size))
+        vectors_TD = np.concatenate(encoder.encode(texts, "document", prompt, max_tokens, settings.batch_size))
         if each is not None:
             each(len(vectors_TD))
         return vectors_TD
@@ -142,11 +142,11 @@ def token_windows(settings: EmbeddingSettings, each: Counted | None = None) -> E
 def token_ends(settings: EmbeddingSettings, texts: Sequence[str]) -> Rows:
     """The row behind each passage's vectors, when those of all passages follow each other."""
     encoder = TokenEncoder.open(settings)
-    prompt, most = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
+    prompt, max_tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
     counts = [
         count
         for start in range(0, len(texts), _COUNTED)
-        for count in encoder.counts(texts[start : start + _COUNTED], prompt, most)
+        for count in encoder.counts(texts[start : start + _COUNTED], prompt, max_tokens)
     ]
     return np.cumsum(counts, dtype=np.int64)
 

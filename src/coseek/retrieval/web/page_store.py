@@ -1,4 +1,4 @@
-"""Page store: pages and search results in one SQLite file, written as they arrive, so that a collection resumes.
+"""Page store: pages and search results in one SQLite file, written as they arrive, so that a collection can resume.
 
 A page that failed is stored with its reason and no text.
 """
@@ -21,10 +21,9 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.web.pages import Fetcher, PageFault, read_page
 
 Tell: TypeAlias = Callable[[str, int, int], None]
-"""(what is done, how many are done, of how many)."""
-_TOGETHER = 200
-"""Pages in memory at once."""
-_MOST = 10**12
+"""(what is counted, count done, total)."""
+_PAGES_IN_MEMORY = 200
+_MAX_TEXTS = 10**12
 """Texts to keep: all. An evicted page would be missing from the corpus."""
 
 
@@ -44,7 +43,7 @@ class PageStore:
 
     def __init__(self, path: Path, fetcher: Fetcher, at_once: int) -> None:
         self.path = path
-        self._texts = TextCache(path, _MOST)
+        self._texts = TextCache(path, _MAX_TEXTS)
         self._fetcher, self._at_once = fetcher, at_once
 
     def fetch(self, urls: Sequence[str], retry: bool, tell: Tell) -> None:
@@ -58,10 +57,10 @@ class PageStore:
 
     def pages(self, urls: Sequence[str]) -> Iterator[tuple[str, StoredPage]]:
         """The stored pages among these addresses, in order."""
-        for some in _batches(urls, _TOGETHER):
-            known = self._texts.read([f"{kind} {url}" for url in some for kind in ("page", "fault")])
-            for url in some:
-                if (text := known.get(f"page {url}", known.get(f"fault {url}"))) is not None:
+        for batch in _batches(urls, _PAGES_IN_MEMORY):
+            stored = self._texts.read([f"{kind} {url}" for url in batch for kind in ("page", "fault")])
+            for url in batch:
+                if (text := stored.get(f"page {url}", stored.get(f"fault {url}"))) is not None:
                     yield url, StoredPage.from_json(parse_line(text, f"{self.path}, {url}"))
 
     def search(
@@ -70,29 +69,29 @@ class PageStore:
         """The distinct addresses of the first `k` hits of each query, and the queries whose search failed, with the
         reason. A failed search is not stored."""
         urls, faults, done = dict[str, None](), dict[str, str](), 0
-        for some in _batches(queries, self._at_once):
-            keys = {query: f"search {digest_of(retriever.identity, query, str(k))}" for query in some}
-            known = self._texts.read([*keys.values()])
-            missing = [query for query in some if keys[query] not in known]
-            for query, found in zip(missing, _searched(retriever, missing, k), strict=True):
-                if isinstance(found, RetrieverError):
-                    faults[query] = str(found)
+        for batch in _batches(queries, self._at_once):
+            keys = {query: f"search {digest_of(retriever.identity, query, str(k))}" for query in batch}
+            stored = self._texts.read([*keys.values()])
+            missing = [query for query in batch if keys[query] not in stored]
+            for query, hits in zip(missing, _search_each(retriever, missing, k), strict=True):
+                if isinstance(hits, RetrieverError):
+                    faults[query] = str(hits)
                 else:
-                    known[keys[query]] = "\n".join(filter(None, (canonical_url(hit.passage.url) for hit in found)))
-            self._texts.write({keys[query]: known[keys[query]] for query in missing if query not in faults})
-            urls.update(dict.fromkeys(url for query in some for url in known.get(keys[query], "").split()))
-            done += len(some)
+                    stored[keys[query]] = "\n".join(filter(None, (canonical_url(hit.passage.url) for hit in hits)))
+            self._texts.write({keys[query]: stored[keys[query]] for query in missing if query not in faults})
+            urls.update(dict.fromkeys(url for query in batch for url in stored.get(keys[query], "").split()))
+            done += len(batch)
             tell("searches", done, len(queries))
         return list(urls), faults
 
     def _fetch(self, url: str) -> None:
         try:
             fetched = self._fetcher.fetch(url)
-            found = read_page(fetched)
-            page = StoredPage(canonical_url(fetched.url) or url, replace_surrogates(found.title), found.text)
+            content = read_page(fetched)
+            page = StoredPage(canonical_url(fetched.url) or url, replace_surrogates(content.title), content.text)
         except PageFault as fault:
             page = StoredPage(url, fault=str(fault))
-        # The cache never replaces a text, so a fault has a key of its own; a page that comes later goes before it.
+        # The cache never replaces a text, so a fault has a key of its own; a later page takes precedence over it.
         self._texts.write({f"{'fault' if page.fault else 'page'} {url}": json_line(page.to_json())})
 
 
@@ -100,9 +99,11 @@ def _batches(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _searched(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Hit] | RetrieverError]:
+def _search_each(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Hit] | RetrieverError]:
     """The hits or the fault of each query. A batch that fails is searched one by one."""
     try:
         return list(retriever.search(queries, k)) if queries else []
     except RetrieverError as error:
-        return [error] if len(queries) == 1 else [one for each in queries for one in _searched(retriever, [each], k)]
+        if len(queries) == 1:
+            return [error]
+        return [result for query in queries for result in _search_each(retriever, [query], k)]

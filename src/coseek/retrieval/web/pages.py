@@ -1,4 +1,4 @@
-"""Pages of the web: fetched from public addresses within limits, their text extracted and split into passages."""
+"""Web pages: fetches pages from public addresses within limits, extracts their text and splits it into passages."""
 
 import asyncio
 import ipaddress
@@ -36,19 +36,19 @@ def public_address(host: str, port: int, allow_private: bool = False) -> str:
     except (OSError, UnicodeError):
         raise RefusedAddress("the host has no address") from None
     # A scope such as `%eth0` belongs to link-local addresses, which are refused anyway.
-    found = [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows]
-    if not allow_private and not all(is_public(address) for address in found):
+    addresses = [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows]
+    if not allow_private and not all(map(is_public, addresses)):
         raise RefusedAddress("the host is on this machine or in a private network")
-    return str(found[0])
+    return str(addresses[0])
 
 
 def is_public(address: IpAddress) -> bool:
     """Whether an address is public, including an IPv4 address embedded in an IPv6 one."""
     if isinstance(address, ipaddress.IPv6Address):
-        inner: list[IpAddress | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        embedded: list[IpAddress | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
         if address in _NAT64:
-            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-        if address.is_site_local or not all(is_public(one) for one in inner if one is not None):
+            embedded.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+        if address.is_site_local or not all(is_public(inner) for inner in embedded if inner is not None):
             return False
         if address.ipv4_mapped is not None or address in _NAT64:
             return True  # the embedded address is public
@@ -111,7 +111,7 @@ class Fetcher:
         import httpx
 
         try:
-            return asyncio.run(self._followed(url))
+            return asyncio.run(self._follow(url))
         except TimeoutError:
             raise PageFault("too slow") from None
         # RefusedAddress and UnicodeError are ValueErrors, as are urljoin's errors.
@@ -122,7 +122,7 @@ class Fetcher:
         except (httpx.TransportError, OSError):
             raise PageFault("not reached") from None
 
-    async def _followed(self, url: str) -> FetchedPage:
+    async def _follow(self, url: str) -> FetchedPage:
         import httpx
 
         # One deadline: timeouts of single reads would never end a server that sends one byte a second. No proxy, which
@@ -132,10 +132,10 @@ class Fetcher:
             httpx.AsyncClient(verify=self.ssl_context, trust_env=False, headers=_HEADERS, timeout=None) as client,
         ):
             for _ in range(self.limits.redirects + 1):
-                got = await self._get(client, httpx.URL(url))
-                if isinstance(got, FetchedPage):
-                    return got
-                url = urljoin(url, got)
+                page_or_target = await self._get(client, httpx.URL(url))
+                if isinstance(page_or_target, FetchedPage):
+                    return page_or_target
+                url = urljoin(url, page_or_target)
         raise PageFault("too many redirects")
 
     async def _get(self, client: "httpx.AsyncClient", url: "httpx.URL") -> FetchedPage | str:
@@ -170,7 +170,7 @@ class Fetcher:
 
 # Pages: extracts the text of web pages and splits it into passages.
 
-MOST_TAGS = 40_000
+MAX_TAGS = 40_000
 """With more tags, the parser may take over two seconds, depending on their nesting."""
 # Errors of the parsers for malformed pages: endless nesting, invalid character references.
 _UNREADABLE = (AssertionError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
@@ -200,7 +200,7 @@ def read_page(fetched: FetchedPage) -> Page:
     import trafilatura
     from trafilatura.metadata import extract_title
 
-    if text.count("<") > MOST_TAGS:
+    if text.count("<") > MAX_TAGS:
         raise PageFault("too long")
     try:
         tree = trafilatura.load_html(text)
@@ -223,6 +223,6 @@ def _page(title: str, text: str) -> Page:
 
 def cut(text: str, words: int) -> list[str]:
     """Split text into passages of at most `words` words (`WORD`); white space is collapsed."""
-    found = WORD.findall(text)
-    stretches = ("".join(found[start : start + words]) for start in range(0, len(found), words))
-    return [" ".join(stretch.split()) for stretch in stretches]
+    tokens = WORD.findall(text)
+    passages = ("".join(tokens[start : start + words]) for start in range(0, len(tokens), words))
+    return [" ".join(passage.split()) for passage in passages]

@@ -46,45 +46,46 @@ class SearchProvider:
     """The address of the API."""
     key: str
     """The usual environment variable of its key."""
-    most: int
+    max_results: int
     """The maximum number of results per call."""
     request: Callable[[str, int, str, Parameters], ProviderRequest]
     """The call of a query, a number of results, a key and parameters."""
-    results: Callable[[JsonObject], list[WebResult]]
-    """The results of an answer, best first. Another form is a `ValueError`."""
+    path: tuple[str, ...]
+    """The keys that lead to the list of results in an answer."""
+    fields: tuple[str, str, str]
+    """The fields of a result with its URL, title and snippet. The last two may be missing."""
+
+    def results(self, answer: JsonObject) -> list[WebResult]:
+        """Parse the results of an answer, best first. Raises `ValueError` for another form."""
+        rows: Json = answer
+        for key in self.path:
+            if not isinstance(rows, dict):
+                raise ValueError(f"no object around {key!r}")
+            rows = rows.get(key)
+            if rows is None:
+                return []
+        if not isinstance(rows, list):
+            raise ValueError(f"{'.'.join(self.path)!r} is not a list of objects")
+        return [self._result(row) for row in rows]
+
+    def _result(self, row: Json) -> WebResult:
+        if not isinstance(row, dict):
+            raise ValueError(f"{'.'.join(self.path)!r} is not a list of objects")
+        url, title, snippet = map(row.get, self.fields)
+        if not isinstance(url, str):
+            raise ValueError(f"a result without {self.fields[0]!r}")
+        return WebResult(url, plain(title), plain(snippet))
 
 
-def listed(answer: Json, *path: str) -> list[JsonObject]:
-    """The objects of the list at a path of keys, empty if a key is missing. Another type is a `ValueError`."""
-    value: Json = answer
-    for name in path:
-        if not isinstance(value, dict):
-            raise ValueError(f"no object around {name!r}")
-        value = value.get(name)
-        if value is None:
-            return []
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise ValueError(f"{'.'.join(path)!r} is not a list of objects")
-    return [row for row in value if isinstance(row, dict)]
-
-
-def result(row: JsonObject, url: str, title: str, snippet: str) -> WebResult:
-    """Read a result by the provider's field names. Title and snippet may be missing."""
-    address = row.get(url)
-    if not isinstance(address, str):
-        raise ValueError(f"a result without {url!r}")
-    return WebResult(address, plain(row.get(title)), plain(row.get(snippet)))
-
-
-def distinct(found: Sequence[WebResult]) -> list[WebResult]:
+def distinct(results: Sequence[WebResult]) -> list[WebResult]:
     """Keep the first result of every http(s) URL."""
-    seen: dict[str, WebResult] = {}
-    for page in found:
-        address = page.url.partition("#")[0].strip()
+    first: dict[str, WebResult] = {}
+    for result in results:
+        url = result.url.partition("#")[0].strip()
         # Valid URLs contain no blanks, control characters or lone surrogates.
-        if address.startswith(("http://", "https://")) and address.isprintable() and " " not in address:
-            seen.setdefault(address, WebResult(address, page.title, page.snippet))
-    return list(seen.values())
+        if url.startswith(("http://", "https://")) and url.isprintable() and " " not in url:
+            first.setdefault(url, WebResult(url, result.title, result.snippet))
+    return list(first.values())
 
 
 def plain(text: Json) -> str:
@@ -100,12 +101,8 @@ def plain(text: Json) -> str:
 def _brave_request(query: str, count: int, key: str, parameters: Parameters) -> ProviderRequest:
     """`parameters`: `country`, `search_lang`, `freshness` …"""
     # Undecorated descriptions contain no <strong>.
-    asked = {"text_decorations": False, **parameters, "q": query, "count": count}
-    return ProviderRequest("GET", {"X-Subscription-Token": key, "Accept": "application/json"}, asked)
-
-
-def _brave_results(answer: JsonObject) -> list[WebResult]:
-    return [result(row, "url", "title", "description") for row in listed(answer, "web", "results")]
+    fields = {"text_decorations": False, **parameters, "q": query, "count": count}
+    return ProviderRequest("GET", {"X-Subscription-Token": key, "Accept": "application/json"}, fields)
 
 
 # Google's Custom Search JSON API: GET with the search engine's id `cx`; results in `items`, at most ten per call.
@@ -124,20 +121,12 @@ def _google_request(query: str, count: int, key: str, parameters: Parameters) ->
     return ProviderRequest("GET", {"X-Goog-Api-Key": key}, {**parameters, "cx": cx, "q": query, "num": count})
 
 
-def _google_results(answer: JsonObject) -> list[WebResult]:
-    return [result(row, "link", "title", "snippet") for row in listed(answer, "items")]
-
-
 # Serper (serper.dev): Google's results. POST /search with the key in a header; results in `organic`.
 
 
 def _serper_request(query: str, count: int, key: str, parameters: Parameters) -> ProviderRequest:
     """`parameters`: `gl` country, `hl` language, `tbs` date range …"""
     return ProviderRequest("POST", {"X-API-KEY": key}, body={**parameters, "q": query, "num": count})
-
-
-def _serper_results(answer: JsonObject) -> list[WebResult]:
-    return [result(row, "link", "title", "snippet") for row in listed(answer, "organic")]
 
 
 # Tavily: POST /search with a bearer key; results, with content passages, in `results`.
@@ -150,22 +139,24 @@ def _tavily_request(query: str, count: int, key: str, parameters: Parameters) ->
     )
 
 
-def _tavily_results(answer: JsonObject) -> list[WebResult]:
-    return [result(row, "url", "title", "content") for row in listed(answer, "results")]
-
-
 PROVIDERS: Mapping[str, SearchProvider] = {
     "brave": SearchProvider(
-        "https://api.search.brave.com/res/v1/web/search", "BRAVE_API_KEY", 20, _brave_request, _brave_results
+        "https://api.search.brave.com/res/v1/web/search", "BRAVE_API_KEY", 20, _brave_request,
+        ("web", "results"), ("url", "title", "description"),
     ),
     "google": SearchProvider(
-        "https://www.googleapis.com/customsearch/v1", "GOOGLE_API_KEY", 10, _google_request, _google_results
+        "https://www.googleapis.com/customsearch/v1", "GOOGLE_API_KEY", 10, _google_request,
+        ("items",), ("link", "title", "snippet"),
     ),
     "serper": SearchProvider(
-        "https://google.serper.dev/search", "SERPER_API_KEY", 100, _serper_request, _serper_results
+        "https://google.serper.dev/search", "SERPER_API_KEY", 100, _serper_request,
+        ("organic",), ("link", "title", "snippet"),
     ),
-    "tavily": SearchProvider("https://api.tavily.com/search", "TAVILY_API_KEY", 20, _tavily_request, _tavily_results),
-}
+    "tavily": SearchProvider(
+        "https://api.tavily.com/search", "TAVILY_API_KEY", 20, _tavily_request,
+        ("results",), ("url", "title", "content"),
+    ),
+}  # fmt: skip
 """Name → provider."""
 
 

@@ -173,7 +173,11 @@ def check_servers(settings: RolloutSettings) -> None:
 def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> None:
     """Raise `SettingError` where servers would sample a step before the schedule has come to it. A part whose rate is
     constant has none."""
-    if max_steps_behind and schedule is not None and any(getattr(part, "varies", True) for part in schedule.parts):
+    if (
+        max_steps_behind
+        and schedule is not None
+        and any(getattr(retriever, "varies", True) for retriever in schedule.retrievers)
+    ):
         raise SettingError(
             f"rollout.max_steps_behind={max_steps_behind} samples steps before the schedule of data.training_retriever "
             "has come to them; set it to 0"
