@@ -362,3 +362,16 @@ def test_a_server_that_leaves_a_stop_string_off_is_told_which_it_was() -> None:
     assert s3.lost_stop("<search_complete>False</search_complete>") == ""
     assert o1.lost_stop("a <|begin_search_query|> b ") == "<|end_search_query|>"
     assert o1.lost_stop("a \\boxed{1}") == "" == o1.lost_stop("")
+
+
+@pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
+def test_what_a_model_reads_and_writes_in_a_run_is_the_ledger(name: str) -> None:
+    made: list[Typist] = []
+
+    def make(protocol: object) -> Typist:
+        made.append(typist(load_protocol(name), *script(name)))
+        return made[0]
+
+    trajectory = play(name, make=make)
+    last = trajectory.segments[-1]
+    assert made[0].read[0] == trajectory.ids if last.author is Author.AGENT else trajectory.ids[: -len(last.ids)]

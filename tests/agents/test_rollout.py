@@ -28,6 +28,12 @@ TOKENIZER = ByteTokenizer(PROTOCOL.grammar.special_tokens)
 SEARCH, ANSWER = script("search-r1")
 
 
+def test_only_what_the_agent_wrote_is_marked_as_the_agents() -> None:
+    run = play("search-r1", SEARCH, ANSWER)
+    written = [token for token, agent in zip(run.ids, run.agent_mask, strict=True) if agent]
+    assert TOKENIZER.decode(written) == SEARCH + ANSWER
+
+
 def test_one_search_too_many_ends_the_run_at_the_turn_limit() -> None:
     run = play("search-r1", SEARCH, SEARCH, SEARCH, limits=WIDE.model_copy(update={"max_turns": 2}))
     assert run.stop is StopReason.TURN_LIMIT and len(run.searches) == 2 and run.truncated

@@ -97,3 +97,8 @@ def test_the_interval_of_an_agreement_is_drawn_with_the_given_seed() -> None:
     assert agreement(judges["a"], judges["b"]).share == share(0)
     assert agreements(judges)["a", "b"].share == share(0)
     assert agreements(judges, seed=5)["a", "b"].share == share(5)
+
+
+def test_unreadable_verdicts_are_in_no_share_and_are_counted() -> None:
+    found = agreement(verdicts(True, None, False), verdicts(True, True, None, False))
+    assert (found.judged, found.unread) == (1, 3)

@@ -15,7 +15,17 @@ from coseek.core.errors import DataError, SettingError, UnknownName, UserError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.question import UNANSWERABLE, Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.rewards.grades import NO_GRADES, Accuracy, Grades, Need, NoReward, is_right, needs_of, undecided
+from coseek.rewards.grades import (
+    NO_GRADES,
+    Accuracy,
+    Grades,
+    Need,
+    NoReward,
+    is_right,
+    left_to_judge,
+    needs_of,
+    undecided,
+)
 from coseek.rewards.reward import Reward, RewardFault, RewardLike, RewardSpec, make_reward, reward_names, reward_spec
 
 SAID = Grades(
@@ -377,3 +387,18 @@ def test_a_reward_does_not_change_with_what_was_rewarded_before() -> None:
     once = reward(first)
     reward(run(found("b", MIRA), valid=False, answer="Zun"))
     assert reward(first) == once
+
+
+def test_a_judge_is_asked_always_for_its_own_accuracy_and_for_genacc_where_words_fail() -> None:
+    asked = {
+        (accuracy, response): left_to_judge(accuracy, QUESTION, response)
+        for accuracy in ("judge", "gen_acc")
+        for response in ("in Velora", "Zun")
+    }
+    assert asked == {
+        ("judge", "in Velora"): True,
+        ("judge", "Zun"): True,
+        ("gen_acc", "in Velora"): False,
+        ("gen_acc", "Zun"): True,
+    }
+    assert not left_to_judge("exact_match", QUESTION, "Zun") and not left_to_judge("cover_match", QUESTION, "Zun")
