@@ -9,6 +9,8 @@ from coseek.core.errors import DataError, IndexMismatch, SettingError
 from coseek.core.files import JsonObject
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.laptop_encoder import make_sparse_encoder
@@ -41,6 +43,12 @@ def test_scores_are_the_librarys_and_a_passage_without_a_shared_word_is_no_hit(f
         assert found == pytest.approx({number: score for number, score in enumerate(wanted_N) if score > 0}, rel=1e-4)
         assert [hit.score for hit in hits] == sorted(found.values(), reverse=True)
     assert retriever.search([" "], 3) == [[]]
+
+
+def test_a_hybrid_weighs_it_by_its_corpus_as_it_does_other_indexes(folder: Path, tmp_path: Path) -> None:
+    sparse = build_index(CORPUS, "sparse", tmp_path / "index", {"encoder": str(folder)})
+    hybrid = Hybrid([Bm25.over(CORPUS), sparse], HybridSettings(parts=["bm25", "index"]))
+    assert hybrid.weights != (1.0, 1.0)
 
 
 def test_a_killed_build_goes_on_to_the_same_bytes(folder: Path, corpus: Corpus, tmp_path: Path) -> None:

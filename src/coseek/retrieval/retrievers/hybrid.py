@@ -85,7 +85,7 @@ def sentence_of(text: str, rng: random.Random) -> str:
 
 log = logging.getLogger(__name__)
 
-_INDEXES = ("bm25", "dense", "hnsw", "ivf-pq")
+_INDEXES = ("bm25", "dense", "hnsw", "ivf-pq", "late-interaction", "sparse")
 """Parts with cheap searches, of which a hundred compute the weights."""
 
 MAX_WEIGHT = 1e6
