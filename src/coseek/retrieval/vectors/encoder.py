@@ -245,9 +245,10 @@ def _candidates(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[st
 def check_retriever_of(folder: Path, *possible: str) -> None:
     """Raise `DataError` for an encoder that is for none of the `possible` retrievers."""
     if (retriever := retriever_of(folder)) not in possible:
+        made = "" if "dense" in possible else f", which training with kind={possible[0]} makes of one for dense"
         raise DataError(
             f"{folder} is an encoder for {retriever}: index it with --retriever {retriever} and train it with "
-            f"kind={retriever}, or take an encoder for {' or '.join(possible)}"
+            f"kind={retriever}, or take an encoder for {' or '.join(possible)}{made}"
         )
 
 

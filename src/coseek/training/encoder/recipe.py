@@ -119,7 +119,7 @@ class RetrieverLoss(Settings):
     reranker, which would have to read each of them with the query)."""
     mask_false_negatives: bool = True
     """Leave out passages that may be right for a row: see `batch.py` (`contrastive`). Agentic-R leaves out none."""
-    flops: tuple[float, float] = (3e-4, 1e-4)
+    flops: tuple[float, float] = (0.01, 0.01)
     """Weights of the FLOPS term of queries and of passages, which keeps the words of a text few (`kind: sparse`)."""
     in_batch_rows: int | None = Field(default=None, ge=1)
     """Rows of an update that are negatives of each other; all of them if not set. With half of `batch_size`, an update
