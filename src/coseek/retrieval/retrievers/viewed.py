@@ -43,7 +43,8 @@ class ViewedRetriever(LayeredRetriever):
         return self.over.seen(self._render(query))
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        return self.over.search([self._render(query) for query in as_queries(queries, k)], k)
+        queries = as_queries(queries, k)
+        return self.over.search([self._render(query) for query in queries], k)
 
     def _render(self, query: QueryLike) -> str:
         return render_view(self.settings.view, query, bare=self.settings.bare)
