@@ -45,7 +45,7 @@ def page_of(paper: str, title: str) -> str:
     ]
     for name, one in studies.items():
         for road in one.at:
-            parts += numbers_of(name, one, road)
+            parts += (text for text in numbers_of(name, one, road) if text not in parts)  # notes stand once
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -60,13 +60,14 @@ def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
         return
     beside = one.printed.get("metric", "") if len(one.printed) > 1 else ""
     rows = []
+    columns = [metric for metric in one.metrics if any(metrics.get(metric) for metrics in known.arms.values())]
     for arm, metrics in known.arms.items():
-        means = ["–" if (mean := metrics.get(metric)) is None else f"{mean.mean:.3f}" for metric in one.metrics]
+        means = ["–" if (mean := metrics.get(metric)) is None else f"{mean.mean:.3f}" for metric in columns]
         rows.append((arm, *means, *([str(one.printed.get(arm, "–"))] if beside else [])))
     cost = f"seed{'s' * (len(known.seeds) > 1)} {', '.join(map(str, known.seeds))}, {known.minutes:.0f} minutes"
     yield f"## {name.partition('/')[2]}: {known.verdict} ({road}, {cost})"
     yield " ".join(filter(None, [one.notes, *known.missing]))
-    yield Table(("arm", *one.metrics, *([f"paper: {beside}"] if beside else [])), tuple(rows)).markdown()
+    yield Table(("arm", *columns, *([f"paper: {beside}"] if beside else [])), tuple(rows)).markdown()
     yield "\n".join(f"- {compared(each)}" for each in known.comparisons)
 
 
