@@ -13,8 +13,9 @@ from pathlib import Path
 
 from bench.real_sets import ROOT
 
+from coseek.core.settings import load_settings
 from coseek.measure.table import Table, show
-from coseek.studies.page import FOUND, StoredComparison, result_path, stored
+from coseek.studies.page import FOUND, StoredComparison, StoredResult, result_path, stored
 from coseek.studies.study import PAPERS, Study, load_study, study_names
 
 PAGES = ROOT / "docs" / "papers"
@@ -25,12 +26,17 @@ def main() -> int:
     FOUND.mkdir(exist_ok=True)
     for name in study_names():
         for road in ("laptop", "real"):
-            if (path := result_path(runs, name, road, ".json")).exists():
+            if is_newer(path := result_path(runs, name, road, ".json"), stored(FOUND, name, road)):
                 shutil.copy(path, FOUND)
     PAGES.mkdir(exist_ok=True)
     for paper, title in PAPERS.items():
         (PAGES / f"{paper}.md").write_text(page_of(paper, title), encoding="utf-8")
     return 0
+
+
+def is_newer(path: Path, known: StoredResult | None) -> bool:
+    """Whether there is a result that has every arm of the known one: an older run may lack some."""
+    return path.exists() and (known is None or known.arms.keys() <= load_settings(StoredResult, path).arms.keys())
 
 
 def page_of(paper: str, title: str) -> str:

@@ -324,7 +324,7 @@ def proposes(asked: Asked) -> Said:
     endings = {title: text.rstrip(".").split()[-1] for title, text in _PASSAGE.findall(prompt)}
     if '{"questions"' in prompt:
         title, *more = endings
-        proposal = {"question": f"Which name ends what is told of {title}?", "answer": endings[title]}
+        proposal = {"question": f"What is the last word about {title}?", "answer": endings[title]}
         text = json.dumps({"questions": [] if more else [proposal]})
     else:
         question = prompt.rpartition("Question: ")[2]

@@ -404,7 +404,7 @@ def test_a_hub_that_is_not_asked_or_not_reached_is_said_plainly(
 # --- two processes
 
 
-@pytest.mark.parametrize("more", [(), ("--resume",)], ids=["anew", "resumed"])
+@pytest.mark.parametrize("more", [(), ("--resume",)], ids=["new", "resumed"])
 def test_two_commands_never_write_into_one_folder(
     more: tuple[str, ...], world: Path, index: Path, tmp_path: Path, coseek: Type
 ) -> None:

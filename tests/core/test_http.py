@@ -312,6 +312,19 @@ def test_a_compressed_answer_that_breaks_off_is_no_answer() -> None:
         calls.fetch("GET", "/x")
 
 
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [("br", b"?"), ("gzip", b"no gzip"), ("gzip", gzip.compress(b"x")[:-9])],
+    ids=["unknown", "no gzip", "broken off"],
+)
+def test_a_refusal_that_cannot_be_unpacked_counts_by_its_status(coding: str, body: bytes) -> None:
+    headers = {"content-encoding": coding}
+    with client(in_order(Said(body, 503, headers), OK)) as (calls, _):
+        assert calls.request("POST", "/x", {}) == {"ok": True}
+    sentence, asked = failure_of(in_order(Said(body, 401, headers)))
+    assert "401" in sentence and asked == 1
+
+
 def test_a_small_answer_does_not_unpack_to_one_that_fills_the_memory() -> None:
     bomb = Said(gzip.compress(b" " * 5_000_000 + b"{}"), headers={"content-encoding": "gzip"})
     too_long = pytest.raises(HttpFailure, match="more than 1000000 bytes")

@@ -127,7 +127,7 @@ REFUSED = {
     "depth": ("a: 1\nb: " + "[" * 5000 + "\n", "nested too deeply"),
     "depth without brackets": ("- " * 5000, "nested too deeply"),
     "digits": ("a: 1\nb: " + "9" * 5000, r"line 2.*put it in quotes"),
-    "a date that is none": ("a: 1\nb: 2020-99-99", r"line 2.*'2020-99-99' is not what it looks like"),
+    "an impossible date": ("a: 1\nb: 2020-99-99", r"line 2.*'2020-99-99' is not what it looks like"),
     "a tag that lies": ("a: !!timestamp x", "'x' is not what it looks like"),
     "a tag of a program": ("a: !!python/object/apply:os.getcwd []", "constructor"),
     "a set": ("a: !!set {b}", "'set' is no plain value"),

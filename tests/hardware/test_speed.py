@@ -162,7 +162,7 @@ def test_what_was_begun_in_a_precision_goes_on_in_it() -> None:
     began = dump_settings(resolve_precisions(RECIPE, lambda use, place: "bfloat16"))
 
     def never(use: Use, place: Place) -> Precision:
-        raise AssertionError(f"{place} was chosen anew")
+        raise AssertionError(f"the precision of {place} was chosen again")
 
     assert set(values(resolve_precisions(RECIPE, never, began)).values()) == {"bfloat16", "float32"}
     assert values(resolve_precisions(RECIPE, never, began)) == values(

@@ -242,18 +242,18 @@ def test_a_corpus_that_is_not_at_hand_cannot_give_missing_passages(tmp_path: Pat
     assert said.labelled == len(list(labels.sets())) > 0
 
 
-def test_labels_of_a_run_that_was_made_anew_are_not_taken_for_its_own(tmp_path: Path) -> None:
+def test_labels_of_a_replaced_run_are_not_taken_for_its_own(tmp_path: Path) -> None:
     made_of, maker = parts(tmp_path), gold.open(GoldSettings(), parts(tmp_path))
     before, other = turns(), RandomRetriever(world().corpus, RandomSettings(seed=1))
     asked = [*{turn.question.id: turn.question for turn in before[:9]}.values()]
     remade = rollout(agent(), other, asked, list(range(len(asked))), LIMITS)
-    anew = [turn for run in remade for turn in search_turns(run, protocol())]
+    new_turns = [turn for run in remade for turn in search_turns(run, protocol())]
     kept = [turn for turn in before if turn.question not in asked]
     folder, fresh = tmp_path / "labels", tmp_path / "fresh"
     labels, _ = make(folder, maker, made_of, before)
     old = {one.turn: one for one in labels.sets()}
-    make(folder, maker, made_of, [*anew, *kept])
-    make(fresh, maker, made_of, [*anew, *kept])
+    make(folder, maker, made_of, [*new_turns, *kept])
+    make(fresh, maker, made_of, [*new_turns, *kept])
     for name in ("labels.jsonl", "dropped.jsonl"):
         assert (folder / name).read_bytes() == (fresh / name).read_bytes()
     assert any(old.get(one.turn, one) != one for one in LabelFolder(folder).sets())

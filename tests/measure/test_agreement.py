@@ -87,7 +87,7 @@ def test_two_judges_are_compared_response_by_response() -> None:
 
 
 def test_the_interval_of_an_agreement_is_drawn_with_the_given_seed() -> None:
-    """Of so many responses that two seeds give two intervals."""
+    # 20,000 responses: enough that two seeds give two intervals.
     judges = {"a": verdicts(*[True] * 20_000), "b": verdicts(*[True, False] * 10_000)}
 
     def share(seed: int) -> Interval | None:

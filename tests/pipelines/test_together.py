@@ -104,6 +104,7 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
         ("agent.rl.step=3", "did you mean 'agent.rl.steps'"),
         ("agent.learn=demonstrations", "learns nothing in a round"),
         ("retriever.kind=late-interaction", "must both be late-interaction"),
+        ("retriever.kind=sparse", "must both be sparse"),
         ("agent=quickstrat", "did you mean 'quickstart'"),
         ("start=!replace {}", "either start.encoder"),
         ("start=http://127.0.0.1:1", "retriever 1 needs weights to begin with"),
@@ -120,6 +121,12 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
 def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None:
     with pytest.raises(CoseekError, match=said):
         load_together_recipe("laptop", [override])
+
+
+def test_an_encoder_that_retriever_0_cannot_index_is_refused_before_anything_is_trained() -> None:
+    sparse = load_together_recipe("laptop", ["index.retriever=sparse", "retriever.kind=sparse", "start=base"])
+    with pytest.raises(CoseekError, match="take an encoder for sparse"):
+        check_together(sparse)
 
 
 @pytest.mark.parametrize(

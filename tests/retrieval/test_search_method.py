@@ -38,7 +38,7 @@ def test_few_vectors_need_no_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = VectorStore.of(unit_rows(np.random.default_rng(0), 1_000, 24))
     assert fastest_method(store, "cpu").taken == "exact"
-    assert choose_method(10**9, 140_000, "float32", "cpu").taken == "exact"  # sums of so many do not fit into 32 bits
+    assert choose_method(10**9, 140_000, "float32", "cpu").taken == "exact"  # sums overflow 32 bits
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,7 @@
 """A server in a process of its own whose searches wait: `python -m tests.serve.slow_server SECONDS|FILE [queries]`.
 
-They take so many seconds, or until the file is there. Prints its URL. With `queries`, the log holds what was asked.
+They take so many seconds, or until FILE is there; FILE.begun is there from the first of them on. Prints its URL. With
+`queries`, the log holds what was asked.
 """
 
 import sys
@@ -27,8 +28,10 @@ class SlowRetriever(EchoRetriever):
         if [Query.of(query).text for query in queries] != ["warm up"]:
             if self.until.isdecimal():
                 time.sleep(int(self.until))
-            while not self.until.isdecimal() and not Path(self.until).exists():
-                time.sleep(0.01)
+            else:
+                Path(f"{self.until}.begun").touch()
+                while not Path(self.until).exists():
+                    time.sleep(0.01)
         return super().search(queries, k)
 
 

@@ -162,7 +162,7 @@ def test_a_bug_is_told_in_the_stream_and_the_service_goes_on() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        (b"{", 400, "not JSON"),
+        (b"{", 400, "not valid JSON"),
         (b"[]", 400, "a JSON object"),
         (b'{"messages": []}', 400, "messages"),
         (b'{"messages": [{"role": "user", "content": " "}]}', 400, "the last message is the question"),

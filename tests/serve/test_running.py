@@ -60,10 +60,12 @@ def test_after_sigterm_every_accepted_request_is_answered(tmp_path: Path) -> Non
     gate = tmp_path / "open"
     command = ("-m", "tests.serve.slow_server", str(gate), "queries")
     with process(*command) as (running, url), ThreadPoolExecutor(32) as pool:
-        replies = [pool.submit(ask, url, f"secret{number}") for number in range(32)]
-        while waiting(url) < 28:  # all but the first batch, which is held up
+        replies = [pool.submit(ask, url, "secret0")]
+        while not gate.with_name("open.begun").exists():  # the first batch, which is held up
             time.sleep(0.01)
-        time.sleep(0.5)  # a first batch of fewer leaves some that are not accepted yet
+        replies += [pool.submit(ask, url, f"secret{number}") for number in range(1, 32)]
+        while waiting(url) < 31:
+            time.sleep(0.01)
         running.send_signal(signal.SIGTERM)
         gate.touch()
         assert [reply.result().status_code for reply in replies] == [200] * 32

@@ -75,7 +75,7 @@ def _run_row(folder: Path, one: Trajectory) -> JsonObject:
         "answers": [*one.question.answers],
         "gold_ids": [*one.question.gold_ids],
         "seed": one.seed,
-        "protocol": one.protocol,
+        "protocol": one.agent_protocol,
         "text": "".join(segment.text for segment in one.segments),
         "answer": one.answer,
         "stop": str(one.stop),

@@ -294,8 +294,6 @@ class HttpClient:
                 ) as response,
             ):
                 text = await self._body(response)
-        except zlib.error:
-            raise _TransientFault("its compressed answer cannot be unpacked") from None
         except TimeoutError:
             raise _TransientFault(f"no answer within {self.patience.timeout_s:g} s") from None
         except httpx.ConnectTimeout:
@@ -315,17 +313,24 @@ class HttpClient:
 
     async def _body(self, response: "httpx.Response") -> bytes:
         """The whole answer, unpacked here: httpx takes compressed bytes that break off for a whole answer, and those of
-        a coding that it does not know for its text."""
+        a coding that it does not know for its text. Of a refusal that cannot be unpacked the status counts alone."""
         coding = response.headers.get("content-encoding", "identity").lower()
         if coding not in ("identity", "gzip", "deflate"):
-            raise self._failed(f"it answered in the coding {coding!r}, which it was not asked for")
+            if not response.is_success:
+                return b""
+            raise self._failed(f"it answered in the coding {self.quoted(coding)!r}, which it was not asked for")
         unpacked = None if coding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)
         body = bytearray()
-        async for chunk in response.aiter_raw():
-            body += unpacked.decompress(chunk, self._most_bytes + 1 - len(body)) if unpacked else chunk
-            if len(body) > self._most_bytes:
-                raise self._failed(f"it answered with more than {self._most_bytes} bytes")
-        if unpacked and response.num_bytes_downloaded and not unpacked.eof:
+        try:
+            async for chunk in response.aiter_raw():
+                body += unpacked.decompress(chunk, self._most_bytes + 1 - len(body)) if unpacked else chunk
+                if len(body) > self._most_bytes:
+                    raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+        except zlib.error:
+            if not response.is_success:
+                return b""
+            raise _TransientFault("its compressed answer cannot be unpacked") from None
+        if response.is_success and unpacked and response.num_bytes_downloaded and not unpacked.eof:
             raise _TransientFault("its compressed answer breaks off")
         return bytes(body)
 

@@ -251,19 +251,19 @@ class RemoteLikelihood(RowEncoder):
     def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         """Score each row with one call. A failed call is a fault of its row only."""
         pending: list[ContinuationLogprob | tuple[PromptRequest, Future[JsonObject]]] = []
-        for row in rows:
-            encoded = self.encode(row)
-            if isinstance(encoded, ContinuationLogprob):
-                pending.append(encoded)
-            else:
-                request = PromptRequest(self.served.model, tuple(encoded[0]), encoded[1])
-                pending.append((request, self._submit(request)))
         try:
+            for row in rows:
+                encoded = self.encode(row)
+                if isinstance(encoded, ContinuationLogprob):
+                    pending.append(encoded)
+                else:
+                    request = PromptRequest(self.served.model, tuple(encoded[0]), encoded[1])
+                    pending.append((request, self._submit(request)))
             return [call if isinstance(call, ContinuationLogprob) else self._logprob(*call) for call in pending]
         finally:
             for call in pending:
                 if not isinstance(call, ContinuationLogprob):
-                    call[1].cancel()  # Ctrl-C while waiting
+                    call[1].cancel()  # after Ctrl-C
 
     def probe(self) -> None:
         """Raise `SettingError` for a server that returns no log-probabilities of prompts, or has another tokenizer."""

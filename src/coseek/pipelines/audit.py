@@ -356,7 +356,7 @@ def difference(derived: Json, stored: Json, where: str = "") -> str | None:
 
 
 def _rounded(derived: Json, stored: Json) -> Json:
-    """Our value with numbers that differ by a rounding replaced by theirs."""
+    """The derived value; of numbers that differ by a rounding the stored ones."""
     if isinstance(derived, dict) and isinstance(stored, dict):
         return {name: _rounded(value, stored.get(name)) for name, value in derived.items()}
     if isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):

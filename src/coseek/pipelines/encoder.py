@@ -139,10 +139,11 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             return start
         folder = self.folder / UNTRAINED[kind]
         if not folder.exists():
+            seed, trust = self.recipe.seed, self.recipe.trust_remote_code
             if kind == "sparse":
-                make_sparse_encoder(start, folder, self.recipe.seed)
+                make_sparse_encoder(start, folder, seed, trust=trust)
             else:
-                make_token_encoder(start, self.recipe.token_dimension, folder, self.recipe.seed)
+                make_token_encoder(start, self.recipe.token_dimension, folder, seed, trust=trust)
             self._write_card(folder, "start")
         return folder
 

@@ -133,7 +133,7 @@ def encoder_memory(
         "weights": 4.0 * parameters,
         "gradients": 4.0 * trained,
         "adam": 8.0 * trained,
-        "activations": pass_bytes(shape, learner, at_once, 0.0),
+        "activations": pass_bytes(shape, learner, at_once, at_once if recipe.kind == "sparse" else 0.0),
     }
 
 
@@ -194,7 +194,7 @@ class TogetherDryRun:
     encoder: dict[str, float]
     """Bytes of the retriever's training; empty where its encoder is not there."""
     vectors: float = 0.0
-    """Bytes of the vectors of a million passages; 0 where the encoder is not there."""
+    """Bytes of the vectors of a million passages; 0 where that is not known."""
     problems: tuple[str, ...] = ()
     """What is missing of retriever 0 and of the labels' models."""
     way_out: str = ""
@@ -294,7 +294,7 @@ def _scorer_bytes(recipe: TogetherRecipe) -> float | None:
 
 def _encoder_memory(recipe: TogetherRecipe) -> tuple[dict[str, float], float]:
     """Bytes of the retriever's training, and of the vectors of a million passages, from its encoder's files. Empty and
-    0 for an encoder that the training makes."""
+    0 for an encoder that the training makes; 0 where a passage has not one vector."""
     if recipe.start.encoder is None:
         return {}, 0.0
     folder: Path = encoder_folder(recipe.start.encoder)
@@ -303,4 +303,5 @@ def _encoder_memory(recipe: TogetherRecipe) -> tuple[dict[str, float], float]:
     retriever = recipe.retriever
     read = retriever.query_tokens or FULL_TEXT, retriever.passage_tokens or FULL_TEXT
     size = 2.0 if recipe.index.settings.get("dtype") == "float16" else 4.0
-    return encoder_memory(retriever, shape, shape.parameters, *read), size * 1e6 * shape.hidden
+    vectors = size * 1e6 * shape.hidden if recipe.index.retriever not in ("late-interaction", "sparse") else 0.0
+    return encoder_memory(retriever, shape, shape.parameters, *read), vectors

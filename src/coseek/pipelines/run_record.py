@@ -227,7 +227,7 @@ def write_tables(folder: Path, markdown: str, values: JsonObject) -> None:
 
 
 def resolve_recipe(recipe: R, stored: R | None = None) -> R:
-    """Replace every `auto` by a precision: that of `began`, else the fastest one on this machine."""
+    """Replace every `auto` by a precision: that of `stored`, else the fastest one on this machine."""
     stored_tree = dump_settings(stored) if stored is not None else None
     return resolve_here(recipe, stored_tree, lambda path: _width_at(recipe, path))
 

@@ -27,7 +27,7 @@ from coseek.measure.score import METRICS, answers_itself
 from coseek.models.model_folder import missing, model_path, shipped_models
 from coseek.pipelines.agent_check import check_encoder, check_recipe
 from coseek.pipelines.agent_recipe import AgentRecipe, chosen_preset, recipe_tree
-from coseek.retrieval.vectors.encoder import is_shipped
+from coseek.retrieval.vectors.encoder import check_retriever_of, encoder_folder, is_shipped
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 from coseek.training.tracker import find_tracker
 
@@ -204,8 +204,9 @@ class TogetherRecipe(Settings):
         if self.agent.learn == "demonstrations" and not self.agent.stages:
             raise SettingError("an agent with learn: demonstrations learns nothing in a round; take agent.learn=rl")
         kinds = {self.index.retriever, self.retriever.kind}
-        for kind in kinds & {"late-interaction", "sparse"} if len(kinds) > 1 else ():
-            raise SettingError(f"index.retriever and retriever.kind must both be {kind}, or neither")
+        apart = sorted(kinds & {"late-interaction", "sparse"})
+        if apart and len(kinds) > 1:
+            raise SettingError(f"index.retriever and retriever.kind must both be {apart[0]}, or neither")
         return self
 
 
@@ -273,7 +274,15 @@ def check_together(recipe: TogetherRecipe) -> None:
         wrong.of(find_tracker, name)
     if recipe.start.encoder is not None:
         wrong.of(check_encoder, recipe.start.encoder)
+        if recipe.start.url is None:  # it is indexed before anything is trained
+            possible = {"sparse": ("sparse",), "late-interaction": ("late-interaction", "dense")}
+            wrong.of(check_start, recipe.start.encoder, *possible.get(recipe.index.retriever, ("dense",)))
     wrong.refuse()
+
+
+def check_start(encoder: str, *retrievers: str) -> None:
+    """Refuse an encoder that none of the retrievers can index."""
+    check_retriever_of(encoder_folder(encoder), *retrievers)
 
 
 def requirements_of(labels: LabellingSettings) -> MakerRequirements:

@@ -96,7 +96,7 @@ def as_retriever(given: Retriever | SearchFunction) -> Retriever:
 
 
 def retriever_name(given: str | Path | Retriever | SearchFunction) -> str:
-    """The name of a retriever in settings: a path or URL, or that of a function or object, which becomes a plug-in."""
+    """The name of a retriever in settings: a path or URL, or that of a function or object, which becomes a part."""
     if isinstance(given, str | Path):
         return str(given)
     retriever = as_retriever(given)

@@ -87,10 +87,9 @@ def scaled(scores: Sequence[float], scale: Scale, max_hits: int = 0, absent: flo
     half_range = float(values.max() / 2 - values.min() / 2)
     if half_range == 0.0:
         return [1.0] * len(scores)
-    scaled_01 = (
-        values / 2 - values.min() / 2
-    ) / half_range  # z is computed from min-max, so that its squares cannot underflow
-    return [float(value) for value in (scaled_01 if scale == "min-max" else scaled_01 / scaled_01.std())[: len(scores)]]
+    # z is computed from min-max, so that its squares cannot underflow.
+    unit = (values / 2 - values.min() / 2) / half_range
+    return [float(value) for value in (unit if scale == "min-max" else unit / unit.std())[: len(scores)]]
 
 
 def best_first(scores: Mapping[str, float]) -> dict[str, float]:

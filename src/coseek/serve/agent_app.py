@@ -20,7 +20,6 @@ from coseek.serve.limits import (
     AccessMiddleware,
     App,
     RefusedRequest,
-    offload,
     print_bug,
     read_body,
     until_disconnect,
@@ -49,7 +48,7 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
     app = new_app(service, openai_error)
 
     async def info() -> Response:
-        return JSONResponse(await offload(True, service.info))  # a remote retriever is asked what it serves
+        return JSONResponse(await asyncio.to_thread(service.info))  # a remote retriever is asked what it serves
 
     async def models() -> Response:
         return JSONResponse(service.models())

@@ -18,6 +18,7 @@ from coseek.agents.sources import MOST, cited_answer, reply_in_words, served_con
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, make_settings
+from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.core.text import as_written
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
@@ -97,12 +98,9 @@ class QuestionInContext:
 def read_request(body: bytes) -> "ChatRequest":
     """Read a request. Raises `RefusedRequest` (400)."""
     try:
-        row = json.loads(body)
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise RefusedRequest(400, "the request holds half of a surrogate pair") from None
-    except (ValueError, RecursionError):
-        raise RefusedRequest(400, "the request is not JSON in UTF-8") from None
+        row = parse_lenient(body)
+    except InvalidJson as error:
+        raise RefusedRequest(400, f"the request cannot be read: {error}") from None
     if not isinstance(row, dict):
         raise RefusedRequest(400, "the request is a JSON object")
     try:

@@ -11,6 +11,7 @@ from typing import cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
+from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query, QueryLike
 from coseek.serve.limits import RefusedRequest
@@ -106,27 +107,14 @@ def document(hit: Hit) -> JsonObject:
 
 def _object(body: bytes) -> JsonObject:
     try:
-        row = cast(Json, json.loads(body.decode()))
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise RefusedRequest(400, f"the request is not JSON in UTF-8: {reason[:_QUOTED]}") from None
+        row = parse_lenient(body)
+    except InvalidJson as error:
+        raise RefusedRequest(400, f"the request cannot be read: {error}") from None
     if not isinstance(row, dict):
         raise RefusedRequest(
             422, 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
         )
-    # A half surrogate can only come as an escape. Tokenizers and databases refuse it.
-    return cast(JsonObject, _without_surrogates(row)) if b"\\u" in body else row
-
-
-def _without_surrogates(value: Json) -> Json:
-    """The same value with `?` in place of every half surrogate."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _without_surrogates(item) for key, item in value.items()}
-    return value
+    return row
 
 
 def _texts(row: JsonObject) -> list[str]:

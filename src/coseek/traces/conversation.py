@@ -264,7 +264,7 @@ class _Writer:
     answer: str | None = None
     ending: str = "the log ends without an answer"
     told: set[int] = field(default_factory=set)
-    """Numbers of the turns with a message behind them that is no result: a page that was visited is one."""
+    """Numbers of the turns that another message than a tool's result follows, such as a visited page."""
     thoughts: Sequence[str] = ()
     """Those in the text of the current turn."""
     known: dict[str, Passage] = field(init=False)

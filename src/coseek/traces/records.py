@@ -124,11 +124,20 @@ class RecordReader:
         if stop is not None and stop.is_fault:
             fault, stop = fault or str(stop), None
         question = self._question(row, own, messages)
-        opening = own_rows(run.get("opening"), Search.from_json)
-        ranking = _ids(run.get("evidence")), _ids(run.get("selected_ids"))
-        told = own_rows(run.get("visits"), Visit.from_json), _protocol_of(run)
-        ended = answer or None, fault, sampled, stop
-        return Conversation(question, tuple(messages), where, *ended, opening, *ranking, *told)
+        return Conversation(
+            question,
+            tuple(messages),
+            where,
+            answer=answer or None,
+            fault=fault,
+            sampled=sampled,
+            stop=stop,
+            opening=own_rows(run.get("opening"), Search.from_json),
+            evidence=_ids(run.get("evidence")),
+            selected_ids=_ids(run.get("selected_ids")),
+            visits=own_rows(run.get("visits"), Visit.from_json),
+            protocol=_protocol_of(run),
+        )
 
     def _question(self, row: JsonObject, own: JsonObject, messages: Sequence[JsonObject]) -> Question:
         found = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}

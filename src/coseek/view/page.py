@@ -193,7 +193,7 @@ class EpisodeTable:
         scores = score_trajectory(trajectory) if trajectory.fault is None else {}
         values = segment_values(trajectory, data)
         row: JsonObject = {
-            "protocol": trajectory.protocol,
+            "protocol": trajectory.agent_protocol,
             "valid": trajectory.valid,
             "exact": trajectory.exact,
             "scores": {name: _short(value) for name, value in scores.items()},

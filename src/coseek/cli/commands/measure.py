@@ -234,17 +234,24 @@ def measure_source(name: str, source: Retriever | dict[str, Ranked], plan: Plan)
                 ranked[question.id] = result.ranked
             yield question, result
 
-    measured = Measured(plan.measuring.measure(name, noted()), faults, ranked, {})
-    if warm := seconds[1:]:
-        measured.cost["search_ms"] = 1000 * sum(took for took, _ in warm) / sum(searches for _, searches in warm)
-    if (folder := Path(name)).is_dir():
-        measured.cost["index_bytes"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    run = plan.measuring.measure(name, noted())
+    measured = Measured(run, faults, ranked, cost_of(Path(name), seconds))
     if faults:
         ident, fault = next(iter(faults.items()))
         say(f"{name}: {len(faults)} of {len(plan.questions)} searches failed, the first for {ident!r}: {fault}")
     for shortfall in [] if isinstance(source, dict) else shortfalls_of(source):
         say(f"{name}: {shortfall}")
     return measured
+
+
+def cost_of(folder: Path, seconds: Sequence[tuple[float, int]]) -> JsonObject:
+    """`Measured.cost`, of the time and the number of the searches of every batch."""
+    cost: JsonObject = {}
+    if warm := seconds[1:]:
+        cost["search_ms"] = 1000 * sum(took for took, _ in warm) / sum(searches for _, searches in warm)
+    if folder.is_dir():
+        cost["index_bytes"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return cost
 
 
 def searched(name: str, retriever: Retriever, plan: Plan, seconds: list[tuple[float, int]]) -> Iterator[Answered]:
@@ -257,7 +264,8 @@ def searched(name: str, retriever: Retriever, plan: Plan, seconds: list[tuple[fl
             began = time.perf_counter()
             if (batch := next(batches, None)) is None:
                 return
-            seconds.append((time.perf_counter() - began, len(batch)))
+            if all(result.fault is None for _, result in batch):
+                seconds.append((time.perf_counter() - began, len(batch)))
             bars.report(name, done, total)
             yield from batch
             done += len(batch)

@@ -88,7 +88,7 @@ def _prompt_of(recipe: SimulatorRecipe) -> SimulatedPrompt:
 
 def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Trajectory], list[Trajectory]]:
     """Searches of right trajectories and of wrong ones, each as a prompt followed by the documents. Raises `DataError`
-    if there are none of a kind."""
+    if either list is empty."""
     prompt = _prompt_of(recipe)
     scoring = EpisodeScorer(make_reward(recipe.useful))
     kinds: tuple[list[Trajectory], list[Trajectory]] = ([], [])

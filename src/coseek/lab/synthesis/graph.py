@@ -39,7 +39,7 @@ class HopGraph:
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
         named = map(with_subject, corpus)
-        self.passages = [replace(statement, title=statement.title.rpartition(TITLE_STEP)[2]) for statement in named]
+        self.passages = [replace(passage, title=passage.title.rpartition(TITLE_STEP)[2]) for passage in named]
         """The passages with their own heading for a title, without those of their document above it."""
         keys = [key_of(passage.title) for passage in self.passages]
         facts = read_facts(self.passages, keys)

@@ -254,7 +254,7 @@ class _Passage:
 
 def _states(form: re.Match[str], name: Name, after: str, joint: str, *, is_described: bool) -> bool:
     """Whether the words around a name state something of its subject that holds today. `joint` is the break before
-    them; `described`: the sentence says what its subject is."""
+    them; `is_described`: the sentence says what its subject is."""
     phrase, _, last = form["phrase"].rstrip().rpartition(" ")
     joins = last in _PREPOSITIONS if phrase else bool(form["verb"]) or name.kind != "name"
     if form["verb"]:

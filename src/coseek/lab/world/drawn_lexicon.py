@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import cast
 
-from coseek.core.files import read_yaml
+from coseek.core.files import JsonObject, read_yaml
 from coseek.lab.world.lexicon import LITERALS, TITLED, Constraint, Lexicon, Relation, laptop_lexicon
 from coseek.lab.world.settings import KINDS, WorldSettings
 
@@ -35,9 +35,14 @@ _ENDINGS = ("", "er", "or", "ist", "ed", "s")
 
 
 @cache
+def _word_lists() -> JsonObject:
+    return read_yaml(Path(__file__).with_name("drawn.yaml"), "word lists")
+
+
+@cache
 def english(name: str) -> tuple[str, ...]:
     """The words, or the rows of words, of a list in `drawn.yaml`."""
-    entry = read_yaml(Path(__file__).with_name("drawn.yaml"), "word lists")[name]
+    entry = _word_lists()[name]
     return tuple(entry.split() if isinstance(entry, str) else cast(list[str], entry))
 
 

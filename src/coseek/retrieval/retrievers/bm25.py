@@ -82,12 +82,12 @@ class Bm25Settings(Settings):
         """The terms of a query or a passage."""
         return self.terms(words(text))
 
-    def terms(self, words: Sequence[str]) -> list[str]:
+    def terms(self, tokens: Sequence[str]) -> list[str]:
         """Fold accents, drop stop words, and stem."""
         if self.fold_accents:
-            words = list(map(fold_accents, words))
+            tokens = list(map(fold_accents, tokens))
         stem = stemmer(self.stem)
-        return [stem(word) for word in words if not (self.stop_words and word in _STOP_WORDS)]
+        return [stem(token) for token in tokens if not (self.stop_words and token in _STOP_WORDS)]
 
 
 _STOP_WORDS = frozenset(

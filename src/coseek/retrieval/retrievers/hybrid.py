@@ -38,7 +38,8 @@ from coseek.retrieval.retriever import Retriever, absent_score, fields_read
 #     weight = prior · (MRR / best MRR − LOW) / (HIGH − LOW), the fraction between 0 and 1
 #
 # where MRR is the mean of 1 / rank of the sentence's passage, 0 beyond rank `DEPTH`, and the prior is 3 for a part
-# that compares vectors and 1 for BM25: a passage's own words favour BM25, so a ratio above HIGH carries no information.
+# that compares vectors and 1 for one that compares words: a passage's own words favour these, so a ratio above HIGH
+# carries no information.
 #
 # The constants were chosen on the eight public sets of `bench.real`, with MiniLM: it has .79 to .97 of BM25's MRR in
 # English and .43 in Chinese, and with equal weights the fusion is .04 all-gold@5 below MiniLM on MuSiQue.
@@ -72,7 +73,7 @@ def corpus_weights(parts: Sequence[Retriever], corpus: Corpus) -> tuple[float, .
         return (1.0,) * len(parts)
     fractions = [min(1.0, max(0.0, (mrr / max(mrrs) - LOW) / (HIGH - LOW))) for mrr in mrrs]
     return tuple(
-        (1.0 if part.name == "bm25" else VECTORS) * share for part, share in zip(parts, fractions, strict=True)
+        (1.0 if part.name in _BY_WORDS else VECTORS) * share for part, share in zip(parts, fractions, strict=True)
     )
 
 
@@ -86,7 +87,9 @@ def sentence_of(text: str, rng: random.Random) -> str:
 log = logging.getLogger(__name__)
 
 _INDEXES = ("bm25", "dense", "hnsw", "ivf-pq", "late-interaction", "sparse")
-"""Parts with cheap searches, of which a hundred compute the weights."""
+"""Indexes: cheap enough for the hundred searches that compute the weights."""
+_BY_WORDS = ("bm25", "sparse")
+"""Those that compare words."""
 
 MAX_WEIGHT = 1e6
 """The largest weight: scores stay finite."""

@@ -56,7 +56,7 @@ class PointwiseStats:
 
     passages: int = 0
     unreadable: int = 0
-    """Judgements that could not be read, so that their passages kept their places."""
+    """Judgements that could not be read, so that their passages kept their ranks."""
 
     @property
     def shortfall(self) -> Shortfall:

@@ -308,7 +308,7 @@ class Replicas:
 
     @cached_property
     def _first(self) -> RemoteRetriever:
-        """The first server that states its identity."""
+        """The first server that answers."""
         failure = RetrieverError("no server is left")
         for server in self.servers:
             try:

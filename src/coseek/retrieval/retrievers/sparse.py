@@ -6,7 +6,7 @@ by word, so that a search reads those of the query's words alone. The search is 
 
 import threading
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -19,6 +19,7 @@ from coseek.data.passage import Corpus
 from coseek.hardware.placement import DevicePlacement, Precision
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.index_files import Report
+from coseek.retrieval.ranking import top_rows
 from coseek.retrieval.vectors.corpus_encoding import WINDOW_BATCHES, begin, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
@@ -27,7 +28,6 @@ from coseek.retrieval.vectors.embedding_retriever import (
     QueryEncoder,
     Rows,
     fill_from_card,
-    in_order,
     passage_text,
 )
 from coseek.retrieval.vectors.encoder import MOST_TOKENS, Vectors, encoder_folder, load_as
@@ -59,6 +59,10 @@ def load_sparse_encoder(
     return load_as(SparseEncoder, folder, placement, precision, trust=trust)
 
 
+def _open(folder: Path, settings: EmbeddingSettings) -> "SparseEncoder":
+    return load_sparse_encoder(folder, settings, settings.precision_at(), trust=settings.trust_remote_code)
+
+
 _encoding = threading.Lock()
 
 
@@ -73,15 +77,16 @@ def word_weights(
     """Encode texts after `prompt`, truncated to `max_tokens` with the prompt: float32 N × V, in input order."""
     from scipy.sparse import csr_array, vstack
 
-    encode = model.encode_query if side == "query" else model.encode_document
+    method = model.encode_query if side == "query" else model.encode_document
+    encode = partial(method, prompt=prompt, batch_size=batch_size, convert_to_sparse_tensor=False)
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # reduces padding
     batches = []
     with _encoding:
         model.max_seq_length = max_tokens
         for start in range(0, len(texts), batch_size):
-            batch = list(texts[start : start + batch_size])
-            weights_BV = encode(batch, prompt=prompt, show_progress_bar=False, convert_to_sparse_tensor=False)
+            weights_BV = encode([texts[index] for index in order[start : start + batch_size]], show_progress_bar=False)
             batches.append(csr_array(weights_BV.float().cpu().numpy()))
-    return csr_array(vstack(batches, format="csr"))
+    return csr_array(vstack(batches, format="csr")[np.argsort(order)])
 
 
 class SparseQueryEncoder(QueryEncoder):
@@ -89,8 +94,7 @@ class SparseQueryEncoder(QueryEncoder):
 
     @cached_property
     def _model(self) -> "SparseEncoder":
-        settings = self.settings
-        return load_sparse_encoder(self._folder, settings, settings.precision_at(), trust=settings.trust_remote_code)
+        return _open(self._folder, self.settings)
 
     def _vectors(self, texts: Sequence[str]) -> Vectors:
         prompt, most = self.settings.query_prompt or "", self.settings.query_tokens or MOST_TOKENS
@@ -115,9 +119,13 @@ class WordSearch:
 
     def search(self, queries_QV: Vectors, k: int) -> tuple[Rows, Vectors]:
         """The `k` best passages per query, best first, ties by row; −1 for those that share no word with it."""
-        scores_QN = np.stack([self._scores(query_V) for query_V in queries_QV])
-        rows_QN, scores_QN = in_order(np.where(scores_QN > 0, np.arange(self._passages), -1), scores_QN)
-        return rows_QN[:, :k], scores_QN[:, :k]
+        rows_QK = np.full((len(queries_QV), k), -1, dtype=np.int64)
+        scores_QK = np.zeros(rows_QK.shape, dtype=np.float32)
+        for rows_K, scores_K, query_V in zip(rows_QK, scores_QK, queries_QV, strict=True):
+            scores_N = self._scores(query_V)
+            best = top_rows(scores_N, k, above=0.0)
+            rows_K[: len(best)], scores_K[: len(best)] = best, scores_N[best]
+        return rows_QK, scores_QK
 
     def _scores(self, query_V: Vectors) -> Vectors:
         words = np.flatnonzero(query_V)
@@ -128,6 +136,7 @@ class Sparse(EmbeddingRetriever):
     """The sparse retriever."""
 
     name = "sparse"
+    absent_score = 0.0
 
 
 SETTINGS = SparseSettings
@@ -145,14 +154,14 @@ def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Repor
 
     begin(settings, folder)
     (folder / WEIGHTS).mkdir(exist_ok=True)
-    source = encoder_folder(settings.encoder)
-    model = load_sparse_encoder(source, settings, settings.precision_at(), trust=settings.trust_remote_code)
+    model: SparseEncoder | None = None
     prompt, most = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
     window = settings.batch_size * WINDOW_BATCHES
     for start in range(0, len(corpus), window):
         path = folder / WEIGHTS / f"{start // window:06d}.npz"
-        texts = [passage_text(passage) for passage in corpus[start : start + window]]
         if not path.exists():
+            model = model or _open(encoder_folder(settings.encoder), settings)
+            texts = [passage_text(passage) for passage in corpus[start : start + window]]
             weights_WV = word_weights(model, texts, "document", prompt, most, settings.batch_size)
             for row in np.flatnonzero(~np.isfinite(weights_WV.sum(axis=1))).tolist():
                 raise DataError(
@@ -161,7 +170,7 @@ def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Repor
                 )
             with atomic_path(path) as part, part.open("wb") as file:
                 save_npz(file, weights_WV)
-        report("passages encoded", start + len(texts), len(corpus))
+        report("passages encoded", min(start + window, len(corpus)), len(corpus))
 
 
 def load(folder: Path, corpus: Corpus, settings: SparseSettings) -> Sparse:

@@ -149,9 +149,10 @@ def _card_of_files(folder: Path, stored: Mapping[str, object]) -> dict[str, obje
             f"{folder} is a {kind} of sentence-transformers and no encoder of whole texts; {_way_out(kind)}"
         )
     possible = _SIMILARITIES[kind]
-    similarity = stored.get("similarity") or config.get("similarity_fn_name") or possible[0]
-    if kind == SPARSE_KIND and similarity == "dot":
-        similarity = "words"
+    named = config.get("similarity_fn_name")
+    if kind == SPARSE_KIND and named == "dot":
+        named = "words"
+    similarity = stored.get("similarity") or named or possible[0]
     if similarity not in possible:
         raise DataError(
             f"{folder}: its similarity is {similarity!r}, and only {' and '.join(possible)} can be searched"
@@ -451,10 +452,10 @@ def _unread_poolers(model: "M", loads: "Sequence[Load]") -> list[str]:
         return []
     for tensor in missing.values():
         tensor.fill_(torch.nan)
-    vector = cast(Vectors, model.encode("text", show_progress_bar=False))
+    vector = torch.as_tensor(model.encode("text", show_progress_bar=False)).to_dense()
     for tensor in missing.values():
         tensor.zero_()
-    return list(missing) if np.isfinite(vector).all() else []
+    return list(missing) if bool(vector.isfinite().all()) else []
 
 
 def is_shipped(name: str) -> bool:

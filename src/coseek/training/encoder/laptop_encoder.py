@@ -4,11 +4,12 @@ It is a small BERT with a tokenizer trained on laptop worlds. `[SEP]` is a speci
 views with separators need. All bytes are in the vocabulary, so no name is unknown.
 """
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coseek.core.errors import SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.core.files import atomic_folder
 from coseek.hardware.placement import Placement
 from coseek.retrieval.vectors.encoder import EncoderCard, load_encoder
@@ -65,7 +66,7 @@ def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast"
         model.save(str(folder), create_model_card=False)
 
 
-def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int) -> None:
+def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int, *, trust: bool = False) -> None:
     """Write an encoder of token vectors, atomically: the language model of another encoder and an untrained layer."""
     import torch
     from sentence_transformers.base.modules import Transformer
@@ -73,7 +74,7 @@ def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int) -> 
 
     from coseek.models.pretrained import quiet
 
-    whole = load_encoder(start, Placement(device="cpu"), "float32")
+    whole = load_encoder(start, Placement(device="cpu"), "float32", trust=trust)
     body = whole[0]
     assert isinstance(body, Transformer)
     head = Dense(
@@ -96,23 +97,32 @@ def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int) -> 
     atomic_folder(folder, write)
 
 
-def make_sparse_encoder(start: Path, folder: Path, seed: int) -> None:
+def make_sparse_encoder(start: Path, folder: Path, seed: int, *, trust: bool = False) -> None:
     """Write an encoder of word weights, atomically: the language model of another encoder, whose token vectors weigh
-    words by the model's own word vectors. Matrices between the two begin as the identity."""
+    words by the model's own word vectors. Matrices between the two begin as the identity. A model that transformers
+    cannot make a masked language model of is a `DataError`."""
     import torch
     from sentence_transformers import SparseEncoder
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sparse_encoder.modules import SpladePooling
     from transformers import AutoModelForMaskedLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     from coseek.models.pretrained import quiet
 
-    whole = load_encoder(start, Placement(device="cpu"), "float32")
+    whole = load_encoder(start, Placement(device="cpu"), "float32", trust=trust)
     trunk, tokenizer = whole.transformers_model, whole.tokenizer
     assert trunk is not None
+    config = copy.deepcopy(trunk.config)
+    config.tie_word_embeddings = True
+    if config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not trust:
+        raise DataError(
+            f"{start} is a {config.model_type}, of which no masked language model can be made for kind=sparse; take "
+            "another encoder, or kind=late-interaction"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = AutoModelForMaskedLM.from_config(trunk.config)
+        network = AutoModelForMaskedLM.from_config(config, trust_remote_code=trust)
     network.base_model.load_state_dict(trunk.state_dict(), strict=False)  # without the pooler
     for name, weight in network.named_parameters():
         if weight.ndim == 2 and not name.startswith(network.base_model_prefix):

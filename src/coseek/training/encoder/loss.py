@@ -119,7 +119,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         self._settings, self._cached, self._workers = settings, cached, workers
         self._normalise, self._bfloat16, self._checkpointing = normalise, bfloat16, checkpointing
         self.sums: dict[str, float] = {}
-        """Sums behind `pop_metrics`. Checkpoints store them, so a resumed run completes the current row of metrics."""
+        """Sums behind `pop_metrics`. Checkpoints store them, so a resumed training completes the current row."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Target) -> Tensor:
         """The loss of a batch: its queries, its passages, and how they belong together."""

@@ -157,7 +157,7 @@ class RetrieverUpdates(Settings):
     log_every: int = Field(default=10, ge=1)
     """Updates between rows of metrics."""
     checkpoint_every: int = Field(default=100, ge=1)
-    """Updates between checkpoints; a run resumes from the last one."""
+    """Updates between checkpoints; a training resumes from the last one."""
 
 
 class HeldOutSettings(Settings):
@@ -190,7 +190,7 @@ class RetrieverRecipe(DevicePlacement):
     about: str = ""
     """One line of description."""
     seed: int = 0
-    """Seed of all randomness in the run, except for the held-out world, which has its own seed."""
+    """Seed of all randomness in the training, except for the held-out world, which has its own seed."""
     license: License = UNKNOWN
     """Licence of the weights, for their model cards: apache-2.0, mit, other …; it may change when a run goes on."""
     labels: tuple[str, ...] = ()
@@ -238,7 +238,7 @@ class RetrieverRecipe(DevicePlacement):
     """CPU threads; the number of cores if not set. Results are equal only for equal numbers of threads."""
     track: tuple[str, ...] = ()
     """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
-    of a Python file. They change no result, and may change when a run is resumed."""
+    of a Python file. They change no result, and may change when a training is resumed."""
 
     @model_validator(mode="after")
     def _trained_as_asked(self) -> "RetrieverRecipe":

@@ -1,8 +1,8 @@
 """Trainer: sentence-transformers' trainer with our data order, loss, schedule and files.
 
-The examples of an update depend on the seed and its number alone (`ExampleOrder`), so a resumed run skips the updates
-that are done. A checkpoint holds the trained weights with their adapters, the length of `metrics.jsonl`, and the sums
-of its next row. It is valid once `trainer_state.json`, which the library writes last, can be read.
+The examples of an update depend on the seed and its number alone (`ExampleOrder`), so a resumed training skips the
+updates that are done. A checkpoint holds the trained weights with their adapters, the length of `metrics.jsonl`, and
+the sums of its next row. It is valid once `trainer_state.json`, which the library writes last, can be read.
 """
 
 import time
@@ -51,7 +51,7 @@ class CheckpointNotes(Record):
 
     @classmethod
     def of(cls, checkpoint: Path | None) -> "CheckpointNotes":
-        """Read the notes of a checkpoint; empty for a new run."""
+        """Read the notes of a checkpoint; empty for a new training."""
         if checkpoint is None:
             return cls()
         row = read_json_object(checkpoint / NOTES)

@@ -1,19 +1,19 @@
 """Monitor: named alarms, each a pure function of the rows of `metrics.jsonl`. Uses no tensor, clock or model.
 
-| alarm | condition on the mean of the last window, against the best or lowest window mean of the run |
+| alarm | condition on the mean of the last window, against the best or lowest window mean of the training |
 |---|---|
 | no-search | `search_rate` is below half of its best |
 | no-answer | `answered` + `declined` is below three quarters of its best |
-| endless-search | `truncated` rose by a quarter of all runs, and `searches` did not fall |
+| endless-search | `truncated` rose by a quarter of all trajectories, and `searches` did not fall |
 | format-hacking | the outcome fell by a third from its best; reward and `valid` rose |
 | likelihood-decay | `right_shift` is negative in nearly every step, and its sum is large |
 | exploding | gradients, the step's KL, or the log-probability gap between sampler and trainer are too large |
 | no-signal | nearly all groups have equal rewards, and the outcome is not near 1 |
-| faults | half of the runs or more are left out of training because a part failed |
+| faults | half of the trajectories or more are left out of training because a part failed |
 
-Thresholds are relative to the run's own levels. A protocol without answers, or a policy that cannot search yet, raises
-no alarm. A share must also change by more than noise (`AlarmWindow.exceeds_noise`). One cause may raise several
-alarms: a run that searches until its budget ends has no answer either.
+Thresholds are relative to the training's own levels. A protocol without answers, or a policy that cannot search yet,
+raises no alarm. A share must also change by more than noise (`AlarmWindow.exceeds_noise`). One cause may raise several
+alarms: an agent that searches until its budget ends has no answer either.
 """
 
 import math
@@ -280,7 +280,7 @@ class Monitor:
         return alarm_metrics
 
     def stop_error(self, healthy: Path) -> MonitorStop:
-        """Return the error that stops the run; `healthy` is where the last healthy checkpoint is, if any."""
+        """Return the error that stops the training; `healthy` is where the last healthy checkpoint is, if any."""
         name, advice = next(iter(self.alarms.items()))
         kept = f"the last healthy checkpoint is {healthy}" if healthy.exists() else "there is no healthy checkpoint yet"
         return MonitorStop(

@@ -1,4 +1,4 @@
-"""Checkpoint: the full state of a run, written atomically, from which it resumes as if it had not stopped.
+"""Checkpoint: the full state of a training, written atomically, from which it resumes as if it had not stopped.
 
     checkpoints/step-000012/shard-*.safetensors   tensors: each worker writes its shards (torch.distributed.checkpoint)
     checkpoints/step-000012/run.pt                all other values (torch's own format, loaded with weights_only)

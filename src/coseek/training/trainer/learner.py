@@ -71,8 +71,8 @@ class Trainable(ForwardModel, Protocol):
         ...
 
     def state(self) -> LearnerState:
-        """Return the state of the model and its optimizer for a checkpoint. A resumed run calls it before its first
-        update, to learn which tensors to read."""
+        """Return the state of the model and its optimizer for a checkpoint. A resumed training calls it before its
+        first update, to learn which tensors to read."""
         ...
 
     def load_state(self, state: LearnerState) -> None: ...
