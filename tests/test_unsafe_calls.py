@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from tests.source_tree import PACKAGE, dotted, imported_names, nodes
 
 MODULES = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "commands"}
@@ -57,3 +58,48 @@ def test_nothing_that_is_read_can_run_code() -> None:
         for line, what in unsafe(path)
     }
     assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import joblib as j",
+        "eval('1')",
+        "run = exec",
+        "import builtins\nbuiltins.eval('1')",
+        "import torch\ntorch.load('x')",
+        "import torch as t\nt.load('x', weights_only=False)",
+        "from torch import load\nload('x')",
+        "import torch\nsafe = 0\ntorch.load('x', weights_only=safe)",
+        "import yaml\nyaml.load('x', yaml.Loader)",
+        "from yaml import unsafe_load\nunsafe_load('x')",
+        "import yaml\nread = yaml.full_load",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "import subprocess\nsubprocess.run('x', shell=True)",
+        "import os\nos.system('x')",
+        "AutoModel.from_pretrained('x', trust_remote_code=True)",
+    ],
+)
+def test_each_way_to_run_code_is_noticed(source: str, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(source, encoding="utf-8")
+    assert list(unsafe(tmp_path / "one.py"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "# eval, pickle and torch.load in a comment",
+        '"""exec and yaml.load in a docstring"""',
+        "model.eval()",
+        "import torch\ntorch.load('x', weights_only=True)",
+        "import yaml\nyaml.safe_load('x')",
+        "import numpy as np\nnp.load('x', allow_pickle=False)",
+        "import re\nre.compile('x')",
+        "def load(trust):\n    AutoModel.from_pretrained('x', trust_remote_code=trust)",
+    ],
+)
+def test_what_is_harmless_passes(source: str, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(source, encoding="utf-8")
+    assert not list(unsafe(tmp_path / "one.py"))

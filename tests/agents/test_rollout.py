@@ -17,7 +17,7 @@ from coseek.core.errors import RetrieverError, SettingError
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason
-from coseek.models.model import EpisodeState, Request
+from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import QueryLike
@@ -113,10 +113,22 @@ def test_an_error_of_the_searching_thread_reaches_the_caller_and_leaves_no_row_o
 # --- rows of the model
 
 
-def test_no_more_rows_are_open_than_the_model_has() -> None:
-    """One that waits for room would hold the place of an open run's second context, and both would wait for ever."""
+class Eager(Sampler):
+    """A sampler over random weights whose every turn is read as a search, by words added behind what was sampled."""
 
-    class Counted(Sampler):
+    def step(self, most_tokens: int | None = None) -> list[Turn]:
+        return [self._searching(turn) for turn in super().step(most_tokens)]
+
+    def _searching(self, turn: Turn) -> Turn:
+        close, opening = (TOKENIZER.encode(f"<{slash}search>")[0] for slash in ("/", ""))
+        ids = (opening, *(65 + token % 26 for token in turn.ids), close)
+        return replace(turn, ids=ids, logprobs=(0.0, *turn.logprobs, 0.0), end=TurnEnd.STOP)
+
+
+def test_no_more_rows_are_open_than_the_model_has() -> None:
+    """A run that waits for its search keeps its row."""
+
+    class Counted(Eager):
         most = 0
         keys: frozenset[int] = frozenset()
 
@@ -132,8 +144,8 @@ def test_no_more_rows_are_open_than_the_model_has() -> None:
     model = Counted(network("lfm2"), TOKENIZER, PROTOCOL.grammar.stops, SamplerSettings(max_rows=3))
     limits = Limits(max_turns=1, max_turn_tokens=4, max_tokens=2000, passages_per_search=1)
     questions = [Question(str(number), "?") for number in range(8)]
-    rollout(Agent(PROTOCOL, model), Shelf(), questions, range(8), limits)
-    assert model.most == 3
+    runs = rollout(Agent(PROTOCOL, model), Shelf(), questions, range(8), limits)
+    assert model.most == 3 and all(len(run.searches) == 1 for run in runs)
 
 
 def test_a_protocol_with_notes_says_that_it_needs_two_rows() -> None:

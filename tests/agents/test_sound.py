@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from tests.agents.playing import (
     ADA,
     BOB,
-    CORPUS,
     EVE,
     OURS,
     QUESTION,
-    RESULTS,
     WIDE,
     Shelf,
     Typist,
@@ -29,7 +27,6 @@ from tests.examples_drawn import at_most
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.run_questions import run_questions
-from coseek.agents.search_turns import replay_queries
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -200,12 +197,3 @@ def test_a_query_that_a_model_escapes_as_half_of_a_pair_is_searched_and_kept(tmp
     run_questions(run, Agent(protocol, typist(protocol, f"<think> x </think>{call}")), Shelf(), [QUESTION], WIDE)
     (trajectory,) = run.trajectories()
     assert "Ada \ufffd" in [search.query for search in trajectory.searches]
-
-
-@pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
-def test_a_finished_run_says_again_what_the_driver_asked(name: str) -> None:
-    shelf = Shelf(CORPUS, RESULTS | {QUESTION.question: ["p1", "p2"]})
-    trajectory = play(name, *script(name), retriever=shelf)
-    tokenizer = ByteTokenizer(opened(name).grammar.special_tokens)
-    assert list(Derivation(opened(name), tokenizer, WIDE, own_ranking=False).differences(trajectory)) == []
-    assert replay_queries(Trajectory.from_json(trajectory.to_json()), opened(name)) == shelf.asked

@@ -1,4 +1,4 @@
-"""What a stored run serves again, against an extractor that reads the transcript's text as s3's program does."""
+"""What a run stands on: what it serves again, as s3's extractor reads it, its citations, and its reply in words."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Visits of documents: a found passage is shown among its neighbours, as far as they fit, and all are evidence."""
+"""Visits of documents, shown among neighbours as far as they fit, all of them evidence; the last word at a limit."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, json_line, parse_line, read_json, read_jsonl, read_yaml
 from coseek.core.strict_json import InvalidJson, Json, fault_in, parse_lenient, parse_strict, replace_surrogates
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
-from coseek.data.passage import DEEPEST_META
+from coseek.data.passage import DEEPEST_META, Passage
 from coseek.data.question import Question
 
 POISON = {
@@ -100,7 +100,7 @@ def test_mended_text_has_bytes_and_good_text_stays(text: str) -> None:
     assert mended.encode().decode() == mended == replace_surrogates(mended)
 
 
-def test_the_meta_of_a_question_leaves_room_for_what_is_put_around_it() -> None:
+def test_the_meta_of_a_question_or_a_passage_leaves_room_for_what_is_put_around_it() -> None:
     def meta(deep: int) -> dict[str, Json]:
         value: Json = 1
         for _ in range(deep - 1):
@@ -111,6 +111,10 @@ def test_the_meta_of_a_question_leaves_room_for_what_is_put_around_it() -> None:
     assert Question.from_json(row).meta == row["meta"]
     with pytest.raises(DataError, match="question 'q': meta is nested more than 50 deep"):
         Question.from_json({**row, "meta": meta(DEEPEST_META + 1)})
+    passage: JsonObject = {"id": "p", "title": "", "text": "x", "meta": meta(DEEPEST_META)}
+    assert Passage.from_json(passage).meta == passage["meta"]
+    with pytest.raises(DataError, match="passage 'p': meta is nested more than 50 deep"):
+        Passage.from_json({**passage, "meta": meta(DEEPEST_META + 1)})
 
 
 # --- YAML

@@ -1,4 +1,4 @@
-"""A corpus on disk is the same corpus as in memory."""
+"""A corpus on disk is the same corpus as in memory, and a damaged array or a pickle is none."""
 
 import io
 import os

@@ -1,4 +1,5 @@
-"""Fears about reading scores: a number that was never written, a passage that gets its neighbour's score, a guess."""
+"""Fears about reading scores: a number that was never written, a passage that gets its neighbour's score, a
+guess, a reasoning model's thoughts that are read as its scores."""
 
 import json
 import re

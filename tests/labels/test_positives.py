@@ -1,4 +1,4 @@
-"""The fear: a continuation that was spared would have changed a label."""
+"""Fears about labels: a continuation that was spared would have changed one; an answer counts as right that is not."""
 
 from collections.abc import Sequence
 from dataclasses import replace

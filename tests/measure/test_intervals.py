@@ -154,6 +154,8 @@ def test_an_interval_reads_as_its_numbers(interval: Interval, text: str) -> None
 def test_a_macro_mean_weighs_sets_alike_and_counts_all_values() -> None:
     found = macro_mean([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0]], rng())
     assert found is not None and (found.mean, found.n) == (0.375, 6)
+    wide = macro_mean([[1.0] * 9 + [0.0], [0.0, 1.0]], rng())
+    assert wide is not None and wide.low is not None and wide.high is not None and wide.low < 0.5 < 0.9 < wide.high
     assert macro_mean([[1.0, 0.0], [1.0]], rng()) == Interval(0.75, None, None, 3)
     assert macro_mean([[1.0], []], rng()) is None and macro_mean([], rng()) is None
 

@@ -10,7 +10,7 @@ from coseek.core.files import JsonObject
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
+from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings, corpus_weights
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.laptop_encoder import make_sparse_encoder
@@ -48,7 +48,7 @@ def test_scores_are_the_librarys_and_a_passage_without_a_shared_word_is_no_hit(f
 def test_a_hybrid_weighs_it_by_its_corpus_as_it_does_other_indexes(folder: Path, tmp_path: Path) -> None:
     sparse = build_index(CORPUS, "sparse", tmp_path / "index", {"encoder": str(folder)})
     hybrid = Hybrid([Bm25.over(CORPUS), sparse], HybridSettings(parts=["bm25", "index"]))
-    assert hybrid.weights != (1.0, 1.0)
+    assert hybrid.weights == corpus_weights(hybrid.parts, CORPUS) != (1.0, 1.0)
 
 
 def test_a_killed_build_goes_on_to_the_same_bytes(folder: Path, corpus: Corpus, tmp_path: Path) -> None:
@@ -60,7 +60,9 @@ def test_a_killed_build_goes_on_to_the_same_bytes(folder: Path, corpus: Corpus, 
     assert all((tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes() for name in files)
 
 
-def test_another_encoder_or_corpus_is_not_searched_with(folder: Path, encoder: Path, tmp_path: Path) -> None:
+def test_an_encoder_of_another_kind_or_with_another_card_is_refused(
+    folder: Path, encoder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match="take an encoder for sparse"):
         build_index(CORPUS, "sparse", tmp_path / "index", {"encoder": str(encoder)})
     for retriever in ("dense", "late-interaction"):

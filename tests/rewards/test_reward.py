@@ -360,7 +360,7 @@ def test_the_part_that_failed_is_named() -> None:
     gain = make_reward({"gbr": {"accuracy": "cover_match"}})
     assert gain.compute(run(), Grades(fine, broken)) == RewardFault("baseline", "the server choked")
     assert gain.compute(run(), Grades(broken, fine)) == RewardFault("generator", "the server choked")
-    assert str(NoReward("judge", "it judged perhaps")) == "judge: it judged perhaps"
+    assert str(NoReward("judge", "it said perhaps")) == "judge: it said perhaps"
 
 
 PARTS_OF_PASSAGES = ["gold_recall", "ndcg", "step_search"]

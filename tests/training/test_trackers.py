@@ -235,7 +235,7 @@ def from_wandb(out: Path) -> Curves:
 SERVICES = {"tensorboard": from_tensorboard, "mlflow": from_mlflow, "trackio": from_trackio, "wandb": from_wandb}
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", sorted(ADAPTERS))
 def test_a_service_holds_every_row_of_a_run_that_is_resumed(
     service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

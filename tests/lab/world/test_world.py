@@ -66,6 +66,15 @@ def called(world: World, ident: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
+def test_the_default_world_is_as_large_as_promised() -> None:
+    facts = small().oracle.facts.values()
+    assert len(facts) >= 2500
+    assert len({entity.kind for entity in facts}) >= 7
+    assert len({fact.noun for entity in facts for fact in entity.facts}) >= 20
+    assert [len(questions) for questions in small().questions.values()] == [6000, 1000, 1000]
+
+
+@pytest.mark.slow
 def test_passages_are_short_and_put_a_space_before_every_word() -> None:
     for passage in small().corpus:
         for text in (passage.title, passage.text):
