@@ -1,15 +1,20 @@
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from coseek.cli.commands.study import dry_run
 from coseek.cli.main import main
+from coseek.cli.terminal import assignments
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, write_jsonl
+from coseek.core.settings import make_settings
 from coseek.measure.intervals import Interval
 from coseek.measure.report import ROWS
+from coseek.retrieval.index import index_module
 from coseek.studies.arms import StudyPlan, StudyStep
 from coseek.studies.page import StudyResult
 from coseek.studies.results import values_of
@@ -122,6 +127,14 @@ def test_every_study_names_only_what_there_is(name: str, road: str, tmp_path: Pa
     for arm, each in one.arms.items():
         step = plan.step(plan.commands.key(each.of) if each.of else f"arm {arm}", 0)
         assert not NAME.search(step.line()), step.line()
+    sources = [plan.commands.key(each.of) if each.of else f"arm {arm}" for arm, each in one.arms.items()]
+    steps = plan.steps(sources, (0, 1))
+    typed = StudyPlan(Commands(one, road), tmp_path, readable=True).steps(sources, (0, 1))  # type: ignore[arg-type]
+    assert len(typed) >= len(steps)  # none is lost since another has its folder
+    for step in steps:
+        if step.words[0] == "index":
+            settings = index_module(step.words[step.words.index("--retriever") + 1]).SETTINGS
+            make_settings(settings, assignments([word for word in step.words[2:] if "=" in word]))
 
 
 def test_an_arm_of_one_road_and_what_is_compared_with_it_are_left_out_on_the_others() -> None:
@@ -149,7 +162,7 @@ def said_by(tree: object, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
         return subprocess.CompletedProcess([], 2, stdout=json.dumps(tree), stderr="")
 
     monkeypatch.setattr(subprocess, "run", answered)
-    return dry_run(StudyStep("x", ("train", *words), Path("x"), ()))
+    return dry_run(StudyStep("x", ("train", *words), Path("x"), (), None))
 
 
 def test_a_training_that_does_not_fit_is_seen_also_inside_a_co_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +251,24 @@ def test_a_verdict_needs_the_interval_and_every_seed(
     sign: str, low: float, high: float, seeds: tuple[float, ...], verdict: StudyVerdict
 ) -> None:
     assert finding(sign, low, high, seeds).verdict is verdict
+
+
+def test_commands_started_by_hand_at_paper_size_are_read_with_a_judges_word_for_em(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tree = yaml.safe_load(OWN.format(retriever="bm25"))
+    tree |= {"at": {"paper": 1}, "judged": True, "metrics": ["em", "recall"], "let": {"judged": "--judge {few}"}}
+    Path("mine.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert main(["study", "mine.yaml", "--at", "paper"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("coseek ")]
+    for line in lines:
+        assert main(shlex.split(line)[1:]) == 0
+    capsys.readouterr()
+    assert main(["study", "mine.yaml", "--at", "paper", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["arms"]["BM25"].keys() == {"judge_acc", "recall"}
+    assert result["comparisons"][0]["metric"] == "judge_acc" and result["comparisons"][0]["difference"]["n"] == 40
 
 
 def test_a_few_equal_questions_tell_nothing() -> None:

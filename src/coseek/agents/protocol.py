@@ -291,10 +291,12 @@ def _tree(path: Path, above: tuple[Path, ...]) -> tuple[JsonObject, str]:
     named = str(path.parent / base) if base.endswith((".yaml", ".yml")) else base
     below, root = _tree(find_yaml("protocol", FOLDER, named), (*above, path))
     merged = {**below, **tree}
-    for group in ("tags", "tools", "order", "limits"):
+    for group in ("tags", "tools", "order", "limits", "prompt_template"):
         theirs, ours = below.get(group), tree.get(group)
         if isinstance(theirs, dict) and isinstance(ours, dict):
             merged[group] = {**theirs, **{name: _over(theirs.get(name), value) for name, value in ours.items()}}
+    if isinstance(tools := merged.get("tools"), dict):
+        merged["tools"] = {name: tool for name, tool in tools.items() if tool is not None}
     return merged, root
 
 

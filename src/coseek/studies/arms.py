@@ -30,6 +30,8 @@ class StudyStep:
     words: tuple[str, ...]
     folder: Path
     needs: tuple["StudyStep", ...]
+    seed: int | None
+    """Of its command, or of one that it needs; `None` where no seed counts."""
 
     @property
     def log(self) -> Path:
@@ -81,16 +83,19 @@ class StudyPlan:
         }
         folders = {other: shlex.quote(str(step.folder)) for other, step in needs.items()} | {"seed": str(seed)}
         resolved = NAME.sub(lambda match: folders.get(match[1], match[0]), command)
-        folder = self.root / self._folder_name(name, seed, command, resolved)
+        needed_seeds = [step.seed for step in needs.values() if step.seed is not None]
+        used_seed = seed if "{seed}" in command or needed_seeds else None
+        folder_name = self._readable_name(name, used_seed) if self.readable else _content_name(command, resolved)
+        folder = self.root / folder_name
         words = as_words(resolved.replace("{out}", shlex.quote(str(folder))))
-        return StudyStep(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()))
+        return StudyStep(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()), used_seed)
 
-    def _folder_name(self, name: str, seed: int, command: str, resolved: str) -> str:
-        """Of equal content for equal commands over equal needs; a seed counts only where it is used."""
-        if self.readable:
-            return slug(name.removeprefix(ARM)) + (f"-{seed}" if "{seed}" in command else "")
-        head = [word for word in as_words(command)[:3] if word.isprintable() and "{" not in word and "=" not in word]
-        return f"{slug(' '.join(head))}-{digest_of(' '.join(as_words(resolved)))[:10]}"
+    def _readable_name(self, name: str, seed: int | None) -> str:
+        """The name as a path; with `arm` behind it where something that is made for the arms is called the same."""
+        words = slug(name.removeprefix(ARM))
+        if name.startswith(ARM) and words in map(slug, self.commands.made()):
+            words += "-arm"
+        return words if seed is None else f"{words}-{seed}"
 
     def steps(self, names: Sequence[str], seeds: Sequence[int]) -> list[StudyStep]:
         """All steps that make these names under these seeds, each behind what it needs, once for each folder."""
@@ -105,6 +110,12 @@ class StudyPlan:
             for name in names:
                 add(self.step(name, seed))
         return list(ordered.values())
+
+
+def _content_name(command: str, resolved: str) -> str:
+    """The same for equal commands over equal needs."""
+    head = [word for word in as_words(command)[:3] if word.isprintable() and "{" not in word and "=" not in word]
+    return f"{slug(' '.join(head))}-{digest_of(' '.join(as_words(resolved)))[:10]}"
 
 
 def slug(text: str) -> str:

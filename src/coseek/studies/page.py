@@ -95,7 +95,7 @@ class StudyResult:
 
     @property
     def minutes(self) -> float:
-        """Of all commands, those included that another study had run already."""
+        """Of all commands, those included that another study had run already; 0 where they were started by hand."""
         return sum(step.seconds for step in self.steps) / 60
 
     def means(self) -> Table:
@@ -148,10 +148,12 @@ class StudyResult:
         """Paper, claim and verdict, as sentences."""
         paper = PAPERS.get(self.name.partition("/")[0], "")
         source = f"{paper}, {self.study.place}" if paper else self.study.place
-        size = counted(len(self.seeds), "seed")
+        size = f"{self.road} size, {counted(len(self.seeds), 'seed')}"
+        if self.minutes:
+            size += f", {self.minutes:.0f} minutes"
         return [
             f"{source}: {self.study.claim}",
-            f"**{str(self.verdict).capitalize()}** ({self.road} size, {size}, {self.minutes:.0f} minutes).",
+            f"**{str(self.verdict).capitalize()}** ({size}).",
             *filter(None, [self.study.notes]),
             *self.missing(),
         ]

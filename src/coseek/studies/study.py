@@ -125,6 +125,8 @@ class Study(Settings):
     """What is compared: name → command, or what else is read of another."""
     expect: tuple[ExpectationText, ...]
     """What the claim says of the arms; all of it must hold."""
+    judged: bool = False
+    """At paper size a judge says which answers are right, and `judge_acc` stands for `em`."""
     notes: str = ""
     """How it differs from the paper's, beyond the size."""
 
@@ -142,22 +144,29 @@ class Study(Settings):
         return self
 
     def on(self, road: Road) -> "Study":
-        """The study with the arms and comparisons that it has on a road, and its metrics: without a judge GenAcc is its
-        first half, cover-EM."""
+        """The study with the arms, comparisons and metrics that it has on a road. Without a judge GenAcc is its first
+        half, cover-EM."""
         here = {None, road, "laptop" if road == "smoke" else road}
-        arms = {name: arm for name, arm in self.arms.items() if arm.only in here}
-        judged = bool(road_of(road).let.get("judge"))
+        arms, make = {name: arm for name, arm in self.arms.items() if arm.only in here}, {**self.make}
+        other_metrics = {} if road_of(road).let.get("judge") else {"gen_acc": "cover_em"}
+        if self.judged and road == "paper":
+            other_metrics["em"] = "judge_acc"
+            metrics = ",".join(other_metrics.get(metric, metric) for metric in self.metrics)
+            for name, arm in arms.items():
+                answers = "run of " + name.replace(",", "")
+                make[answers] = arm.run
+                arms[name] = Arm(run=f"score {{{answers}}} {{judged}} --metrics {metrics}")
 
         def metric_here(metric: str) -> str:
-            return "cover_em" if metric == "gen_acc" and not judged else metric
+            return other_metrics.get(metric, metric)
 
         expect = tuple(
             expectation.model_copy(update={"metric": metric_here(expectation.metric)})
             for expectation in self.expect
             if {expectation.one, expectation.other} <= arms.keys()
         )
-        metrics = tuple(dict.fromkeys(map(metric_here, self.metrics)))
-        return self.model_copy(update={"arms": arms, "expect": expect, "metrics": metrics})
+        metrics_here = tuple(dict.fromkeys(map(metric_here, self.metrics)))
+        return self.model_copy(update={"arms": arms, "make": make, "expect": expect, "metrics": metrics_here})
 
 
 def study_names() -> list[str]:
@@ -220,6 +229,10 @@ class Commands:
     def known(self) -> set[str]:
         """Every name that may stand in braces."""
         return {*(name.removeprefix(ARM) for name in self._commands), *self._words, "seed", "out"}
+
+    def made(self) -> list[str]:
+        """The names of what `make` of study and road makes."""
+        return [name for name in self._commands if not name.startswith(ARM)]
 
     def key(self, name: str) -> str:
         """The name in braces as `of` takes it: what is made for all, before an arm of the same name."""

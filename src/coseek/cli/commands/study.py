@@ -19,7 +19,7 @@ from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.studies.arms import StudyPlan, StudyStep, run_steps, trainings
 from coseek.studies.page import StudyResult, listed, title_of
 from coseek.studies.study import ARM, Commands, Road, Study, load_study, study_names
-from coseek.studies.verdict import compare
+from coseek.studies.verdict import Values, compare
 
 GROUP = "Results"
 app = new_app()
@@ -34,7 +34,10 @@ def study(
         typer.Argument(metavar="NAME", help="`list`; or studies by name, or YAML files; or `all`, cheapest first."),
     ],
     at: Annotated[
-        str, typer.Option(help="laptop, real (SmolLM2 on real questions), or paper (checks and prints the commands).")
+        str,
+        typer.Option(
+            help="laptop, real (SmolLM2 on real questions), or paper (checks and prints the commands; reads what they left)."
+        ),
     ] = "laptop",
     seeds: Annotated[str, typer.Option(help="Comma-separated. [default: as many as each study wants, from 0]")] = "",
     smoke: Annotated[bool, typer.Option(help="Carry out every command in a tiny world, which tells nothing.")] = False,
@@ -53,12 +56,14 @@ def study(
         return
     chosen = {name: load_study(name).on(road) for name in (study_names() if names == [EVERY] else names)}
     numbers = whole_numbers("--seeds", seeds, 0, "0,1,2") if seeds else []
-    if road == "paper":
-        launch(chosen, numbers)
-        return
+    found = launch(chosen, numbers) if road == "paper" else results(chosen, road, numbers, minutes_of(budget), out)
     stored: list[Json] = []
-    for result in results(chosen, road, numbers, minutes_of(budget), out):
+    for result in found:
+        page = result.write(out)
         stored.append(result.stored().model_dump(mode="json"))
+        if not as_json:
+            show_tables([result.means(), result.comparisons()])
+            tell("\n".join([*result.lines(), f"Page: {page}"]).replace("**", ""))
     if as_json:
         print_json(stored)
 
@@ -101,36 +106,43 @@ def cost(study: Study, road: Road) -> float:
 
 
 def run_study(name: str, study: Study, road: Road, seeds: Sequence[int], out: Path) -> StudyResult | None:
-    """Run a study's commands, compare their results, and write and show what was found; not in a tiny world."""
+    """Run a study's commands and compare their results; not in a tiny world."""
+    plan = StudyPlan(Commands(study, road), out / ("smoke" if road == "smoke" else "arms"))
+    steps = plan.steps(list(dict.fromkeys(sources_of(study, plan.commands).values())), seeds)
+    run_steps(steps, lambda line: note(f"{title_of(name)} {line}"))
+    if road == "smoke":
+        read_values(study, seeds, plan)
+        note(f"{name} went through")
+        return None
+    return result_of(name, study, road, seeds, plan)
+
+
+def read_values(study: Study, seeds: Sequence[int], plan: StudyPlan) -> dict[str, list[Values]]:
+    """Arm → its numbers under each seed."""
     from coseek.studies.results import values_of  # torch
 
-    plan = StudyPlan(Commands(study, road), out / ("smoke" if road == "smoke" else "arms"))
     sources = sources_of(study, plan.commands)
-    steps = plan.steps(list(dict.fromkeys(sources.values())), seeds)
-    run_steps(steps, lambda line: note(f"{title_of(name)} {line}"))
-    values = {
+    return {
         name: [values_of(arm, plan.step(sources[name], seed).folder) for seed in seeds]
         for name, arm in study.arms.items()
     }
-    if road == "smoke":
-        note(f"{name} went through")
-        return None
+
+
+def result_of(name: str, study: Study, road: Road, seeds: Sequence[int], plan: StudyPlan) -> StudyResult:
+    """Compare what a study's commands left."""
+    values = read_values(study, seeds, plan)
     findings = [
         compare(expected, expected.metric or study.metrics[0], values[expected.one], values[expected.other])
         for expected in study.expect
     ]
-    typed = readable(name, study, road, seeds)
-    result = StudyResult(name, study, road, seeds, values, findings, steps, typed)
-    page = result.write(out)
-    show_tables([result.means(), result.comparisons()])
-    tell("\n".join([*result.lines(), f"Page: {page}"]).replace("**", ""))
-    return result
+    names, typed = list(sources_of(study, plan.commands).values()), readable(name, study, road)
+    steps, typed_steps = plan.steps(names, seeds), typed.steps(names, seeds)
+    return StudyResult(name, study, road, seeds, values, findings, steps, typed_steps)
 
 
-def readable(name: str, study: Study, road: Road, seeds: Sequence[int]) -> list[StudyStep]:
+def readable(name: str, study: Study, road: Road) -> StudyPlan:
     """A study's commands in folders with the names of its arms."""
-    plan = StudyPlan(Commands(study, road), Path("runs", title_of(name)), readable=True)
-    return plan.steps([*sources_of(study, plan.commands).values()], seeds)
+    return StudyPlan(Commands(study, road), Path("runs", title_of(name)), readable=True)
 
 
 def sources_of(study: Study, commands: Commands) -> dict[str, str]:
@@ -138,14 +150,19 @@ def sources_of(study: Study, commands: Commands) -> dict[str, str]:
     return {name: commands.key(arm.of) if arm.of else ARM + name for name, arm in study.arms.items()}
 
 
-def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> None:
-    """Check every training of the studies by its dry run, and print their commands in order."""
+def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResult]:
+    """Check every training of the studies by its dry run, and print their commands in order. Of a study whose commands
+    have all been run, its results are read instead."""
     checked: dict[tuple[str, ...], str] = {}
     wrong = []
     for name, study in chosen.items():
         if "paper" not in study.at:
             continue
-        steps = readable(name, study, "paper", seeds or range(study.seeds))
+        plan, used = readable(name, study, "paper"), seeds or range(study.seeds)
+        steps = plan.steps([*sources_of(study, plan.commands).values()], used)
+        if all(step.folder.exists() for step in steps):
+            yield result_of(name, study, "paper", used, plan)
+            continue
         tell(f"# {name}: {study.place}")
         for step in trainings(steps):
             key = tuple(word for word in step.words if not word.startswith(("seed=", "runs/")))
