@@ -74,6 +74,7 @@ def test_a_co_training_s_dry_run_names_everything_that_is_missing_and_still_coun
     tree = json.loads(said.out)
     assert tree["scorer"] == pytest.approx(135 * GIB, rel=0.02)  # 72 billion in bfloat16, in each process
     assert "each of 8 processes would load labels.scorer=models/Qwen2.5-72B-Instruct, 135 GiB" in said.err
+    assert tree["vectors"] == 4e6 * 768 and sum(tree["encoder"].values()) > GIB and tree["runs_s"] > 0
     for missing in ("data/wiki-18-agentic-r", "models/Qwen2.5-7B", "models/e5-base-v2", "labels.scorer"):
         assert missing in said.err
     assert not list(tmp_path.iterdir())

@@ -35,6 +35,11 @@ SHAPES: dict[str, Shape] = {
     "Qwen2.5-32B": Shape(5120, 64, 40, 8, 27_648, 152_064, False, 128),
     "Qwen2.5-72B": Shape(8192, 80, 64, 8, 29_568, 152_064, False, 128),
     "SmolLM2-135M": Shape(576, 30, 9, 3, 1536, 49_152, True, 64, attention_bias=False),
+    "e5-base": Shape(768, 12, 12, 12, 3072, 30_522, True, 64),  # encoders; their layers are counted as gated ones
+    "e5-large": Shape(1024, 24, 16, 16, 4096, 30_522, True, 64),
+    "bge-base": Shape(768, 12, 12, 12, 3072, 30_522, True, 64),
+    "Qwen3-Embedding-4B": Shape(2560, 36, 32, 8, 9728, 151_665, True, 128, attention_bias=False),
+    "Qwen3-Embedding-8B": Shape(4096, 36, 32, 8, 12_288, 151_665, True, 128, attention_bias=False),
 }
 _DISTILLED = ("1.5B", "7B", "14B", "32B")  # of R1; the smallest has an output layer of its own
 SHAPES |= {f"R1-Distill-Qwen-{size}": replace(SHAPES[f"Qwen2.5-{size}"], tied=False) for size in _DISTILLED}

@@ -7,6 +7,7 @@ recipe's own batch in a folder that is deleted, which shows its memory and its s
 import resource
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -200,6 +201,13 @@ class TogetherDryRun:
     way_out: str = ""
     """What would let the labels' scorer fit; empty if it does."""
 
+    @property
+    def runs_s(self) -> float:
+        """Seconds of a round's runs, stored and continued, at the speed that the agent's rollouts are assumed to have;
+        0 where they are not estimated."""
+        rollouts = self.agent.stages[-1].work
+        return (self.work.runs + self.work.continuations) * rollouts.rollout_s / max(1, rollouts.runs)
+
     def refuse(self) -> None:
         """Raise `DataError` when something is missing."""
         missing = [f"{problem} (agent.{path.setting})" for path, problem in self.agent.missing]
@@ -226,16 +234,18 @@ class TogetherDryRun:
             ("searches", f"{work.searches:,} a round", f"{work.candidates} candidates each"),
             ("scorer calls", f"{work.scorer_calls:,} a round", f"{recipe.labels.scorer or 'no scorer'}: {scorer}"),
             ("continued runs", f"{work.continuations:,} a round", "of the agent, from single candidates"),
+            ("time of these runs", f"{duration(self.runs_s)} a round at most", "as fast as the agent's rollouts"),
             ("retriever", needed, parts or "its encoder is not there, or is made by the training"),
             ("index", f"{self.vectors / 1e9:.3g} GB a million passages" if self.vectors else "unknown", encoded),
             ("rounds", f"{recipe.rounds}", f"labels by {recipe.labels.method}; each trains agent and retriever"),
         )
-        note = "Upper bounds. The time of labels and of the index is left out."
+        note = "Upper bounds. The time of the scorer and of the index is left out."
         yield Table(("a round", "what", "detail"), rows, (note,))
 
     def to_json(self) -> JsonObject:
         """The findings in bytes and seconds."""
-        return {**as_object(self, "agent"), "agent": self.agent.to_json(), "rounds": self.recipe.rounds}
+        rounds = {"rounds": self.recipe.rounds, "runs_s": self.runs_s}
+        return {**as_object(self, "agent"), "agent": self.agent.to_json(), **rounds}
 
 
 def together_dry_run(recipe: TogetherRecipe) -> TogetherDryRun:
@@ -244,14 +254,13 @@ def together_dry_run(recipe: TogetherRecipe) -> TogetherDryRun:
     encoder: dict[str, float] = {}
     vectors = 0.0
     problems: list[str] = []
-    try:
+    with suppress(DataError):  # an unknown shape
         encoder, vectors = _encoder_memory(recipe)
-    except DataError as error:
-        problems.append(str(error))
-    try:
-        check_labels(recipe)
-    except UserError as error:
-        problems.append(str(error))
+    for check in (_check_encoder, check_labels):
+        try:
+            check(recipe)
+        except UserError as error:
+            problems.append(str(error))
     scorer, machine, way_out = _scorer_bytes(recipe), agent.recipe.machine, ""
     if scorer is not None and scorer > FULL * machine.memory_gib * GIB:
         way_out = (
@@ -292,13 +301,23 @@ def _scorer_bytes(recipe: TogetherRecipe) -> float | None:
         return None
 
 
+def _check_encoder(recipe: TogetherRecipe) -> None:
+    """Raise `DataError` where the encoder of retriever 0 is missing."""
+    if recipe.start.encoder is not None:
+        encoder_folder(recipe.start.encoder)
+
+
 def _encoder_memory(recipe: TogetherRecipe) -> tuple[dict[str, float], float]:
-    """Bytes of the retriever's training, and of the vectors of a million passages, from its encoder's files. Empty and
-    0 for an encoder that the training makes; 0 where a passage has not one vector."""
+    """Bytes of the retriever's training, and of the vectors of a million passages, from the shape of its encoder, which
+    may be missing. Empty and 0 for an encoder that the training makes; 0 where a passage has not one vector. Raises
+    `DataError` for an unknown shape."""
     if recipe.start.encoder is None:
         return {}, 0.0
-    folder: Path = encoder_folder(recipe.start.encoder)
-    shape = shape_of_config(read_json(folder / "config.json", foreign=True))
+    try:
+        folder = encoder_folder(recipe.start.encoder)
+    except DataError:
+        folder = Path(recipe.start.encoder)
+    shape, _ = shape_of_folder(folder)
     # An encoder of the BERT kind has two matrices in its feed-forward part, where `Shape` counts three.
     retriever = recipe.retriever
     read = retriever.query_tokens or FULL_TEXT, retriever.passage_tokens or FULL_TEXT

@@ -36,7 +36,7 @@ def study(
     at: Annotated[
         str,
         typer.Option(
-            help="laptop, real (SmolLM2 on real questions), or paper (checks and prints the commands; reads what they left)."
+            help="laptop, real (SmolLM2 on real questions), or paper (checks and prints commands; reads their results)."
         ),
     ] = "laptop",
     seeds: Annotated[str, typer.Option(help="Comma-separated. [default: as many as each study wants, from 0]")] = "",
