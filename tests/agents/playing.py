@@ -107,7 +107,7 @@ def observations(trajectory: Trajectory) -> list[str]:
 
 def script(name: str) -> tuple[str, ...]:
     """Turns of a whole run that is valid under a protocol: it asks for Ada where it can, and says 1815."""
-    return SCRIPTS[Path(name).stem.removesuffix("-code").removesuffix("-paper")]
+    return SCRIPTS[Path(name).stem.removesuffix("-code").removesuffix("-paper").removesuffix("-search")]
 
 
 _TOOL = '<tool_call>{"name": "search", "arguments": {"query": "Ada"}}</tool_call>'

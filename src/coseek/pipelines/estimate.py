@@ -7,12 +7,13 @@ Time is an order of magnitude. Memory is that of the first worker's device, with
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, read_json
+from coseek.core.files import read_json
 from coseek.core.settings import apply_overrides, dump_settings, make_settings
 from coseek.core.text import counted
 from coseek.graders.factory import ORACLE
@@ -35,9 +36,10 @@ SHAPES: dict[str, Shape] = {
     "Qwen2.5-32B": Shape(5120, 64, 40, 8, 27_648, 152_064, False, 128),
     "Qwen2.5-72B": Shape(8192, 80, 64, 8, 29_568, 152_064, False, 128),
     "SmolLM2-135M": Shape(576, 30, 9, 3, 1536, 49_152, True, 64, attention_bias=False),
-    "e5-base": Shape(768, 12, 12, 12, 3072, 30_522, True, 64),  # encoders; their layers are counted as gated ones
-    "e5-large": Shape(1024, 24, 16, 16, 4096, 30_522, True, 64),
+    # Encoders. Layers of the BERT kind are counted as gated ones.
+    "e5-base": Shape(768, 12, 12, 12, 3072, 30_522, True, 64),
     "bge-base": Shape(768, 12, 12, 12, 3072, 30_522, True, 64),
+    "e5-large": Shape(1024, 24, 16, 16, 4096, 30_522, True, 64),
     "Qwen3-Embedding-4B": Shape(2560, 36, 32, 8, 9728, 151_665, True, 128, attention_bias=False),
     "Qwen3-Embedding-8B": Shape(4096, 36, 32, 8, 12_288, 151_665, True, 128, attention_bias=False),
 }
@@ -469,16 +471,15 @@ def changed(recipe: AgentRecipe, overrides: Sequence[str]) -> AgentRecipe:
 def _changes(recipe: AgentRecipe, shape: Shape) -> Iterator[tuple[str, list[str]]]:
     """Changes to try, those that change least first: the kind of each and its overrides."""
     paths = _learners(recipe)
-    tree = dump_settings(recipe)
+    learners = [cast(LearnerSettings, attrgetter(path)(recipe)) for path in paths]
     yield "servers", [f"{path}={SERVER}" for path in local_graders(recipe)]
     memory = memory_of(recipe, shape)
     room = FULL * recipe.machine.memory_gib - (memory.held + memory.sampler) / GIB
     if room >= 0.1:
         yield "cache", [f"cache_gib={int(10 * room) / 10:g}"]
     for divisor in (2, 4, 8):
-        tokens = [cast(int, _group_at(tree, path)["micro_batch_tokens"]) for path in paths]
-        pairs = zip(paths, tokens, strict=True)
-        yield "rows", [f"{path}.micro_batch_tokens={max(1, count // divisor)}" for path, count in pairs]
+        tokens = [max(1, learner.micro_batch_tokens // divisor) for learner in learners]
+        yield "rows", [f"{path}.micro_batch_tokens={count}" for path, count in zip(paths, tokens, strict=True)]
     yield "checkpointing", [f"{path}.checkpointing=true" for path in paths]
     if (devices := recipe.machine.devices) > 1:
         shards = [f"{path}.workers=fsdp2" for path in paths]
@@ -497,9 +498,3 @@ def _learners(recipe: AgentRecipe) -> list[str]:
     if recipe.learn == "rl":
         paths += ["rl.policy", *(["rl.critic"] if open_algorithm(recipe.rl).needs_critic else [])]
     return paths + (["rejection.sft.learner"] if recipe.learn == "rejection" else [])
-
-
-def _group_at(tree: JsonObject, path: str) -> JsonObject:
-    for name in path.split("."):
-        tree = cast(JsonObject, tree[name])
-    return tree
