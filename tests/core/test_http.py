@@ -15,7 +15,7 @@ from tests.models.http_site import Asked, Said, Site, site
 
 from coseek.core.connections import CircuitBreaker, parse_base_url
 from coseek.core.errors import SettingError
-from coseek.core.files import Json
+from coseek.core.files import Json, JsonObject
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, read_key, retry_after_s
 
 FAST = HttpSettings(first_wait_s=0.001, longest_wait_s=0.05, timeout_s=5.0, attempts=3)
@@ -297,6 +297,29 @@ def test_a_proxys_error_inside_a_200_keeps_its_reason_and_is_asked_again_by_its_
     for error in errors:
         sentence, made = failure_of(in_order(Said({"error": error})))
         assert made == 1 and "no such model" in sentence
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "requests"),
+    [
+        ({"base_resp": {"status_code": 1004, "status_msg": "login fail"}, "choices": None}, "login fail", 1),
+        ({"success": False, "errors": [{"code": 7009, "message": "account blocked"}], "result": None}, "blocked", 1),
+        ({"error_code": 18, "error_msg": "too many requests"}, "too many requests", 1),
+        ({"object": "error", "message": "overloaded", "code": 503}, "overloaded", 3),
+        ({"code": 429, "msg": "quota used up", "data": None}, "quota used up", 3),
+        ({"detail": "not authenticated"}, "not authenticated", 1),
+    ],
+)
+def test_an_error_inside_a_200_is_known_in_other_spellings(said: JsonObject, reason: str, requests: int) -> None:
+    sentence, made = failure_of(in_order(Said(said)))
+    assert made == requests and reason in sentence
+
+
+def test_a_message_that_all_went_well_is_no_error() -> None:
+    fine: list[JsonObject] = [{"success": True, "message": "weights are new"}, {"code": 0, "msg": "done"}]
+    for said in fine:
+        with client(in_order(Said({**said}))) as (calls, _):
+            assert calls.request("POST", "/x", {"a": 1}) == said
 
 
 def test_a_compressed_answer_that_was_not_asked_for_is_read() -> None:

@@ -64,6 +64,14 @@ def test_letters_of_a_mail_header_without_an_encoding_are_kept() -> None:
     assert text == "From: Jörg <a@b.org>\nText"
 
 
+def test_a_text_between_attachments_of_a_mail_is_kept() -> None:
+    parts = ["text/plain\n\nalpha", "text/plain; name=b.txt\nContent-Disposition: attachment\n\nbravo",
+             "text/html\n\n<p>charlie</p>"]  # fmt: skip
+    body = "".join(f"--B\nContent-Type: {part}\n" for part in parts)
+    mail = f"From: a@b.org\nContent-Type: multipart/mixed; boundary=B\n\n{body}--B--\n"
+    assert read_one("a.eml", mail.encode())[1] == "From: a@b.org\nalpha\ncharlie"
+
+
 def test_a_first_line_that_names_the_delimiter_is_no_header() -> None:
     assert read_one("a.csv", "\ufeffsep=;\r\nname;price\r\nMüller;1,50\r\n".encode())[1] == "price: 1,50"
 

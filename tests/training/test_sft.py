@@ -83,18 +83,18 @@ def test_a_warm_start_that_was_stopped_and_resumed_ends_with_the_same_weights(
     assert rows[0] == rows[1] and len(rows[0]) == 35
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_loses_no_step_though_no_checkpoint_was_due(sign: signal.Signals, tmp_path: Path) -> None:
     settings = settings_of(steps=8, repeat_steps=0, varied_steps=0, checkpoint_every=100)
     whole, parts, again = tiny_model(), tiny_model(), tiny_model(seed=9)
     train_sft(Policy(whole, LEARNER, 0), draw_any(demonstrations()), settings, tmp_path / "whole")
     draw, progress = draw_any(demonstrations()), Presses(3, sign)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else it would end this process
+    before = signal.signal(sign, signal.default_int_handler)  # else it would end this process
     try:
         with pytest.raises(KeyboardInterrupt):
             train_sft(Policy(parts, LEARNER, 0), draw, settings, tmp_path / "parts", progress=progress)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(sign, before)
     assert progress.steps[-1] == 3
     train_sft(Policy(again, LEARNER, 0), draw, settings, tmp_path / "parts", resume=True, progress=(resumed := Heard()))
     assert resumed.steps[0] == 4

@@ -45,9 +45,11 @@ _PLAIN_HEADERS = frozenset({"accept", "content-type"})
 """Headers that hold no secret."""
 _AROUND_ERROR = frozenset(
     ("error", "message", "code", "status", "type", "param", "id", "request_id", "user_id", "object", "created")
-    + ("model", "provider", "detail", "success", "choices")
+    + ("model", "provider", "detail", "success", "choices", "errors", "base_resp", "error_msg", "error_code", "msg")
 )
 """Fields of an answer that holds nothing but an error."""
+_WENT_WELL = (0, 200, "0", "200", "ok", "success")
+"""Codes of an answer that holds a message and no error."""
 _TRANSIENT = {"rate_limit_exceeded": 429, "rate_limit_error": 429, "resource_exhausted": 429, "overloaded_error": 503}
 """Name of a temporary error → its HTTP status."""
 _KEEP_S = 60.0
@@ -351,12 +353,14 @@ class HttpClient:
     def _object(self, answer: "_Answer") -> JsonObject:
         """The JSON object of an answer. Raises the server's error if a proxy sends it with the status 200."""
         row = _object(answer.text)
-        error = row.get("error")
-        if not error or row.get("choices") or not set(row) <= _AROUND_ERROR:
+        error = _error_in(row)
+        if error is None:
             return row
         holder = error if isinstance(error, dict) else row
-        status = next((code for name in ("code", "status", "type") if (code := _status(holder.get(name)))), None)
-        message = next((text for text in (holder.get("message"), error) if isinstance(text, str)), json.dumps(error))
+        codes = ("code", "status", "type", "error_code", "status_code")
+        status = next((code for name in codes if (code := _status(holder.get(name)))), None)
+        texts = (holder.get("message"), holder.get("status_msg"), error)
+        message = next((text for text in texts if isinstance(text, str)), json.dumps(error))
         if status is not None:
             raise self._refusal(status, answer.headers.get("retry-after"), message.encode())
         raise self._failed(f"it answered: {self.quoted(message)}")
@@ -453,6 +457,22 @@ def _object(text: bytes) -> JsonObject:
     if not isinstance(answer, dict):
         raise _TransientFault("its answer is JSON, but no object")
     return answer
+
+
+def _error_in(row: JsonObject) -> Json:
+    """What an answer with the status 200 says went wrong, in the spellings of servers and proxies; `None` where it
+    holds anything else, or says that all went well."""
+    held = {name for name, value in row.items() if value is not None}
+    if row.get("choices") or not held <= _AROUND_ERROR:
+        return None
+    if error := row.get("error") or row.get("errors"):
+        return error[0] if isinstance(error, list) else error
+    base = row.get("base_resp")  # MiniMax
+    if isinstance(base, dict) and base.get("status_code"):
+        return base
+    went_well = row.get("success") is True or any(row.get(name) in _WENT_WELL for name in ("code", "status"))
+    texts = (row.get(name) for name in ("error_msg", "msg", "message", "detail"))
+    return None if went_well else next((text for text in texts if isinstance(text, str) and text), None)
 
 
 def _status(value: Json) -> int | None:

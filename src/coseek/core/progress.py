@@ -70,9 +70,9 @@ class PrintedProgress:
         print(visible(f"warning: {line}"), flush=True)
 
 
-# Stops: Ctrl-C and SIGTERM that wait for the end of a training step, so that the step can be saved.
+# Stops: Ctrl-C, SIGTERM and a closed terminal that wait for the end of a training step, so that the step can be saved.
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 _NOTE = b"\nstopping: this step ends and is saved first (once more: stop at once, and lose what is not saved)\n"
 
 

@@ -38,7 +38,7 @@ from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_baselines, check_recipe, taught_protocols
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.agent_run import share_run
+from coseek.pipelines.agent_run import check_gold, share_run
 from coseek.pipelines.data_folder import QuestionSet, make_data, question_sets
 from coseek.pipelines.demonstrations import demonstrate
 from coseek.pipelines.estimate import check_fits
@@ -155,7 +155,11 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @cached_property
     def index(self) -> Retriever | None:
         """The retriever that `data.index` names; `None` where the index is made here."""
-        return None if self.recipe.data.searched is None else open_retriever(self.recipe.data.searched)
+        if self.recipe.data.searched is None:
+            return None
+        index = open_retriever(self.recipe.data.searched)
+        check_gold(self.questions(self.recipe.data.train), index, str(self.recipe.data.index))
+        return index
 
     @cached_property
     def training_retriever(self) -> Retriever:

@@ -119,11 +119,15 @@ def read_mail(data: bytes, name: str) -> Document:
         meta["date"] = str(meta["date"])[:40]
     document = Document(" ".join(clean(str(headers.get("subject", ""))).split()), [], meta)
     blocks = ["\n".join(lines)] if lines else []
-    part = mail.get_body(("plain", "html"))
-    payload = None if part is None else part.get_payload(decode=True)
-    if part is not None and isinstance(payload, bytes):
+    # After the body, texts between attachments, as Apple Mail writes them.
+    parts = mail.iter_parts() if mail.get_content_type() == "multipart/mixed" else ()
+    unnamed = [part for part in parts if part.get_filename() is None]
+    for part in dict.fromkeys(whole.get_body(("plain", "html")) for whole in (mail, *unnamed)):
+        payload = None if part is None else part.get_payload(decode=True)
+        if part is None or not isinstance(payload, bytes):
+            continue
         text = _decoded(payload, part.get_content_charset() or "utf-8")
-        document.encoding = text.encoding if text.is_guess else ""
+        document.encoding = document.encoding or (text.encoding if text.is_guess else "")
         document.faults += undecoded(text)
         is_page = part.get_content_subtype() == "html"
         blocks += [block for section in read_html(text.text).sections for block in section.blocks] if is_page else ()
