@@ -153,6 +153,8 @@ class Study(Settings):
             other_metrics["em"] = "judge_acc"
             metrics = ",".join(other_metrics.get(metric, metric) for metric in self.metrics)
             for name, arm in arms.items():
+                if arm.of:
+                    continue
                 answers = "run of " + name.replace(",", "")
                 make[answers] = arm.run
                 arms[name] = Arm(run=f"score {{{answers}}} {{judged}} --metrics {metrics}")
