@@ -90,7 +90,7 @@ def test_an_index_of_another_corpus_is_refused_and_earns_no_reward_of_0(tmp_path
     named = [f"data.folder={tmp_path / 'one'}", f"data.index={tmp_path / 'index'}", "data.world=null"]
     recipe = load_recipe("from-nothing", [*named, "data.unseen=null"])
     with pytest.raises(DataError, match="names the gold passage"):
-        _ = AgentTraining(recipe, tmp_path / "run").index
+        AgentTraining(recipe, tmp_path / "run").prepare_data()
 
 
 @pytest.mark.slow

@@ -122,7 +122,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         for name, path in self.set_folders.items():
             if self._made_here(name) and not self._index_path(name).exists():
                 build_index(path, data.retriever, self._index_path(name), data.retriever_settings)
-        if data.index is not None:
+        if self.index is not None:
+            check_gold(self.questions(data.train), self.index, str(data.index))
             self.progress.say(f"data: {self.data_folder}; searched with {data.index}")
             return
         sizes = ", ".join(f"{name} {len(Dataset(path).corpus)} passages" for name, path in self.set_folders.items())
@@ -155,11 +156,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @cached_property
     def index(self) -> Retriever | None:
         """The retriever that `data.index` names; `None` where the index is made here."""
-        if self.recipe.data.searched is None:
-            return None
-        index = open_retriever(self.recipe.data.searched)
-        check_gold(self.questions(self.recipe.data.train), index, str(self.recipe.data.index))
-        return index
+        return None if self.recipe.data.searched is None else open_retriever(self.recipe.data.searched)
 
     @cached_property
     def training_retriever(self) -> Retriever:
