@@ -1,7 +1,7 @@
 """A server in a process of its own whose searches wait: `python -m tests.serve.slow_server SECONDS|FILE [queries]`.
 
-They take so many seconds, or until FILE is there; FILE.begun is there from the first of them on. Prints its URL. With
-`queries`, the log holds what was asked.
+A search takes SECONDS, or waits until FILE exists; the first one creates FILE.begun. The server prints its URL and,
+with `queries`, logs every query.
 """
 
 import sys

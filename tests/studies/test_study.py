@@ -10,7 +10,7 @@ from coseek.cli.commands.study import dry_run
 from coseek.cli.main import main
 from coseek.cli.terminal import assignments
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, write_jsonl
+from coseek.core.files import SUMS, JsonObject, write_jsonl
 from coseek.core.settings import make_settings
 from coseek.measure.intervals import Interval
 from coseek.measure.report import ROWS
@@ -18,8 +18,20 @@ from coseek.retrieval.index import index_module
 from coseek.studies.arms import StudyPlan, StudyStep
 from coseek.studies.page import StudyResult
 from coseek.studies.results import values_of
-from coseek.studies.study import NAME, Arm, Commands, Expectation, Road, Study, load_study, road_of, study_names
+from coseek.studies.study import (
+    NAME,
+    Arm,
+    Commands,
+    Expectation,
+    Road,
+    Study,
+    as_words,
+    load_study,
+    road_of,
+    study_names,
+)
 from coseek.studies.verdict import ArmComparison, StudyVerdict, Values, compare, overall
+from coseek.training.encoder.recipe import load_retriever_recipe
 
 OWN = """
 claim: rules find more over BM25 than over chance
@@ -265,10 +277,30 @@ def test_commands_started_by_hand_at_paper_size_are_read_with_a_judges_word_for_
     for line in lines:
         assert main(shlex.split(line)[1:]) == 0
     capsys.readouterr()
+    scores = Path("runs/mine/bm25").rename("scores")
+    assert main(["study", "mine.yaml", "--at", "paper", "--json"]) == 0
+    assert "--out runs/mine/bm25" in capsys.readouterr().out  # a command is left, so that all are printed
+    scores.rename("runs/mine/bm25")
     assert main(["study", "mine.yaml", "--at", "paper", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)
     assert result["arms"]["BM25"].keys() == {"judge_acc", "recall"}
     assert result["comparisons"][0]["metric"] == "judge_acc" and result["comparisons"][0]["difference"]["n"] == 40
+
+
+def test_a_run_that_is_not_finished_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", str(written(tmp_path))]) == 0
+    folder = next(path.parent for path in Path("runs/studies/arms").glob(f"*/{SUMS}"))
+    assert values_of(Arm(run="run"), folder)
+    (folder / SUMS).unlink()
+    with pytest.raises(DataError, match="is not finished"):
+        values_of(Arm(run="run"), folder)
+
+
+def test_the_untrained_view_of_the_reasoning_has_the_prompt_of_the_trained_one() -> None:
+    trained = load_retriever_recipe("agentir", labels=["labels"]).query_prompt
+    (word,) = as_words(road_of("paper").let["as-reasoning"])
+    assert assignments([word]) == {"query_prompt": trained}
 
 
 def test_a_few_equal_questions_tell_nothing() -> None:

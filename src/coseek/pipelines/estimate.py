@@ -36,10 +36,10 @@ SHAPES: dict[str, Shape] = {
     "Qwen2.5-32B": Shape(5120, 64, 40, 8, 27_648, 152_064, False, 128),
     "Qwen2.5-72B": Shape(8192, 80, 64, 8, 29_568, 152_064, False, 128),
     "SmolLM2-135M": Shape(576, 30, 9, 3, 1536, 49_152, True, 64, attention_bias=False),
-    # Encoders. Layers of the BERT kind are counted as gated ones.
-    "e5-base": Shape(768, 12, 12, 12, 3072, 30_522, True, 64),
-    "bge-base": Shape(768, 12, 12, 12, 3072, 30_522, True, 64),
-    "e5-large": Shape(1024, 24, 16, 16, 4096, 30_522, True, 64),
+    # Encoders. Three matrices stand for the two of BERT's feed-forward layer, which is half as wide again.
+    "e5-base": Shape(768, 12, 12, 12, 2048, 30_522, True, 64),
+    "bge-base": Shape(768, 12, 12, 12, 2048, 30_522, True, 64),
+    "e5-large": Shape(1024, 24, 16, 16, 2731, 30_522, True, 64),
     "Qwen3-Embedding-4B": Shape(2560, 36, 32, 8, 9728, 151_665, True, 128, attention_bias=False),
     "Qwen3-Embedding-8B": Shape(4096, 36, 32, 8, 12_288, 151_665, True, 128, attention_bias=False),
 }

@@ -91,7 +91,7 @@ class StudyPlan:
         return StudyStep(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()), used_seed)
 
     def _readable_name(self, name: str, seed: int | None) -> str:
-        """The name as a path; with `arm` behind it where something that is made for the arms is called the same."""
+        """The name as a path. That of an arm ends with `-arm` if `make` has the same name."""
         words = slug(name.removeprefix(ARM))
         if name.startswith(ARM) and words in map(slug, self.commands.made()):
             words += "-arm"

@@ -22,12 +22,20 @@ def values_of(arm: Arm, folder: Path) -> Values:
     if arm.curve:
         return dict(steps_of(folder))
     if arm.part:
-        return of_run(score_run(arm.part, Run(folder / arm.part).trajectories()))
+        return in_run(folder / arm.part)
     if (folder / ROWS).exists():
         return dict(rows_in(folder / ROWS, arm.row))
     if (folder / "recipe.yaml").exists():
         return dict(of_table(folder, arm.row))
-    return of_run(score_run(folder.name, Run(folder).trajectories()))
+    return in_run(folder)
+
+
+def in_run(folder: Path) -> Values:
+    """The scores of a run. Raises `DataError` for one that is not finished: its questions are not all there."""
+    run = Run(folder)
+    if not run.is_closed:
+        raise DataError(f"{folder} is not finished; the same command with --resume goes on")
+    return of_run(score_run(folder.name, run.trajectories()))
 
 
 def of_run(run: ScoredRun) -> Values:

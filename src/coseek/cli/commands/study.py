@@ -161,8 +161,13 @@ def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResu
         plan, used = readable(name, study, "paper"), seeds or range(study.seeds)
         steps = plan.steps([*sources_of(study, plan.commands).values()], used)
         if all(step.folder.exists() for step in steps):
-            yield result_of(name, study, "paper", used, plan)
-            continue
+            try:
+                result = result_of(name, study, "paper", used, plan)
+            except DataError as error:
+                note(f"{name}: {error}")
+            else:
+                yield result
+                continue
         tell(f"# {name}: {study.place}")
         for step in trainings(steps):
             key = tuple(word for word in step.words if not word.startswith(("seed=", "runs/")))
