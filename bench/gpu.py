@@ -44,14 +44,14 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.estimate import PROMPT_TOKENS
 from coseek.rewards.reward import Reward
+from coseek.training.learner.data_order import QuestionStream
+from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.rollout import sample_step
 from coseek.training.rl.update import update_weights
 from coseek.training.tracker import Timer
-from coseek.training.trainer.data_order import QuestionStream
-from coseek.training.trainer.policy import Policy
 
 RECIPE = "search-r1-grpo"
 COLUMNS = f"{'shape':>6} {'part':<10} {'tokens':>11} {'seconds':>9} {'tokens/s':>11} {'TFLOP/s':>9} {'share':>7}"

@@ -35,7 +35,7 @@ from coseek.lab.pipelines.reader_recipes import BaseRecipe
 from coseek.models.model_folder import WEIGHTS, Kind, model_path, shipped_models
 from coseek.pipelines.run_record import FILE
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
-from coseek.training.trainer.policy import ADAPTER
+from coseek.training.learner.policy import ADAPTER
 
 MOST_BYTES = 8_000_000
 """The bar of all shipped models together."""

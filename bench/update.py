@@ -44,14 +44,14 @@ from coseek.lab.world.world import make_world
 from coseek.models.laptop import LaptopSettings, new_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings
 
 OWN_TOKENS = 275
 """Mean tokens of a run after its prompt."""

@@ -15,9 +15,9 @@ from coseek.hardware.placement import FLOAT32
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
-from coseek.training.trainer.batch import Batch, make_batch
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
+from coseek.training.learner.batch import Batch, make_batch
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 
 run, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 30
 QUESTIONS, GROUP, CLIP = 32, 4, 0.2

@@ -26,7 +26,7 @@ from coseek.models.laptop import make_policy
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.pipelines.run_checks import Derivation
-from coseek.training.trainer.batch import make_batch
+from coseek.training.learner.batch import make_batch
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<s>", "<think>")
 TEMPLATE = (

@@ -19,7 +19,7 @@ from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.chat import render_template
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.run_checks import Derivation
-from coseek.training.trainer.batch import make_batch
+from coseek.training.learner.batch import make_batch
 
 FOLDER = Path(__file__).parents[2] / "build" / "tokenizers"
 FAMILIES = ("qwen2_5", "qwen3", "llama3_1", "gemma3", "deepseek_v3", "gptoss")

@@ -74,7 +74,7 @@ def test_text_only_is_marked_and_not_trained_on(
     kept = list(Run(tmp_path / "run").trajectories())
     assert not any(run.exact for run in kept)
     assert audit_run(tmp_path / "run").violations == ()
-    from coseek.training.trainer.batch import make_batch
+    from coseek.training.learner.batch import make_batch
 
     with pytest.raises(DataError, match="cannot be trained on"):
         make_batch(kept)

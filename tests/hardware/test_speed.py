@@ -33,7 +33,7 @@ from coseek.models.likelihood import LikelihoodSettings
 from coseek.models.text_model import TextModelSettings
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings
-from coseek.training.trainer.settings import LearnerSettings
+from coseek.training.learner.settings import LearnerSettings
 
 
 @pytest.mark.parametrize("ratio", [SLOW, 0.5, 1.0, 1.19])

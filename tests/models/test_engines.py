@@ -25,8 +25,8 @@ from coseek.models.engines.fused import FusedEngine
 from coseek.models.engines.general import GeneralEngine
 from coseek.models.lora import adapted_layers
 from coseek.models.sampler import make_engine
-from coseek.training.trainer.policy import attach
-from coseek.training.trainer.settings import LoraSettings
+from coseek.training.learner.policy import attach
+from coseek.training.learner.settings import LoraSettings
 
 ENGINES = [("general", name) for name in NETWORKS] + [("own", name) for name in FUSED]
 

@@ -13,8 +13,8 @@ from coseek.models.laptop import make_policy
 from coseek.models.model_folder import missing, model_path, shipped_models
 from coseek.models.new_tokens import add_tokens
 from coseek.models.pretrained import load_model
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings
 
 
 @pytest.fixture(scope="module")

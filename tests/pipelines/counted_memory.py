@@ -27,10 +27,10 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.estimate import Memory, memory_of, shape_of
 from coseek.rewards.reward import Reward
+from coseek.training.learner.learner import Learner
+from coseek.training.learner.workers import Workers, workers_here
 from coseek.training.rl.backend import open_backend
 from coseek.training.rl.trainer import train_rl
-from coseek.training.trainer.learner import Learner
-from coseek.training.trainer.workers import Workers, workers_here
 
 ALGORITHMS = ("ppo", "lora")
 PROMPT, TURNS, TURN_TOKENS, ROWS = 8, 2, 124, 2

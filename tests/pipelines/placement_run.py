@@ -36,9 +36,9 @@ from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
+from coseek.training.learner.policy import Policy
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.trainer import train_rl
-from coseek.training.trainer.policy import Policy
 
 ran_on: set[str] = set()
 """Kinds of devices of the layers that have run."""

@@ -22,8 +22,8 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.agent_results import answer_cells, files_of, scores_of, write_results
 from coseek.pipelines.audit import audit_run
+from coseek.training.learner.checkpoint import TrainingState
 from coseek.training.rl.settings import RlSettings
-from coseek.training.trainer.checkpoint import TrainingState
 from coseek.view.run_source import open_sources
 
 TINY = [

@@ -12,7 +12,7 @@ from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_name
 from coseek.pipelines.dry_run import dry_run
 from coseek.pipelines.estimate import FULL, check_fits, memory_of, shape_of, share_of
 from coseek.pipelines.stages import stages_of
-from coseek.training.trainer.settings import GIB
+from coseek.training.learner.settings import GIB
 
 READER = "graders.generator.model=base"
 

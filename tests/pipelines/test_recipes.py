@@ -42,8 +42,8 @@ from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select,
 from coseek.retrieval.index import build_index
 from coseek.retrieval.retrievers.noisy import NoisyRetriever
 from coseek.rewards.reward import RewardSpec, make_reward
+from coseek.training.learner.data_order import derive_seed
 from coseek.training.sft.settings import RejectionSettings
-from coseek.training.trainer.data_order import derive_seed
 
 PAPERS = (
     "search-r1-ppo", "search-r1-grpo", "qagent", "s3", "deepretrieval", "r1", "sft", "rejection-sampling", "zerosearch",

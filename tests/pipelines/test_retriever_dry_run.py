@@ -13,7 +13,7 @@ from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.retriever_dry_run import retriever_dry_run, together_dry_run, work_of
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe
-from coseek.training.trainer.settings import GIB
+from coseek.training.learner.settings import GIB
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ from coseek.traces.exporting import export_run
 from coseek.traces.found_passages import hits_by_query
 from coseek.traces.importing import import_traces
 from coseek.traces.records import TraceSettings
+from coseek.training.learner.batch import make_batch
 from coseek.training.rl.rows import export_rows
 from coseek.training.rl.settings import RlSettings
-from coseek.training.trainer.batch import make_batch
 
 SEARCH = "<think>a</think><search>Ada</search>"
 ONE_TURN = WIDE.model_copy(update={"max_turns": 1})

@@ -10,6 +10,9 @@ from tests.training.tiny import agent, environment, tiny_model
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.rewards.reward import Reward
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
+from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback
@@ -17,9 +20,6 @@ from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import RolloutFunction, score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.trainer import train_rl
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
-from coseek.training.trainer.workers import ALONE, Workers
 
 QUESTIONS = [Question(str(ident), f"say {ident}", (str(ident),)) for ident in range(4, 8)]
 LEARNER = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2))

@@ -17,14 +17,14 @@ from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 from coseek.data.answers import exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
+from coseek.training.learner.batch import make_batch
+from coseek.training.learner.learner import Loss
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.rl.losses import loss_weights
 from coseek.training.rl.rollout import RolloutFunction
 from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.trainer import weighted_nll
-from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.learner import Loss
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 Rows: TypeAlias = list[dict[str, float]]
 

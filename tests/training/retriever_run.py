@@ -10,7 +10,7 @@ from tests.training.tiny_labels import write_labels
 from coseek.core.settings import apply_overrides, make_settings
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.training.trainer.workers import ALONE, Workers, workers_here
+from coseek.training.learner.workers import ALONE, Workers, workers_here
 
 _LIKE_ONE = ("training.steps=3", "training.optimizer={lr: 0.01, eps: 0.0001}")
 SETTINGS = {

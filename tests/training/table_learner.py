@@ -8,10 +8,10 @@ from torch import Tensor
 
 from coseek.models.model import Model, Tokenizer
 from coseek.models.sampler import SamplerSettings
-from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.learner import LearnerState, Loss
-from coseek.training.trainer.logprobs import Entropy
-from coseek.training.trainer.workers import ALONE, Workers
+from coseek.training.learner.batch import Batch
+from coseek.training.learner.learner import LearnerState, Loss
+from coseek.training.learner.logprobs import Entropy
+from coseek.training.learner.workers import ALONE, Workers
 
 
 class TableLearner:

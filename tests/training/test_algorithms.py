@@ -18,6 +18,9 @@ from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.rewards.reward import Reward
+from coseek.training.learner.data_order import QuestionStream
+from coseek.training.learner.logprobs import entropies, target_logprobs
+from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import make_experience
@@ -36,9 +39,6 @@ from coseek.training.rl.rollout import (
 from coseek.training.rl.settings import OverlongSettings, RlSettings
 from coseek.training.rl.trainer import train_rl
 from coseek.training.tracker import Timer
-from coseek.training.trainer.data_order import QuestionStream
-from coseek.training.trainer.logprobs import entropies, target_logprobs
-from coseek.training.trainer.policy import Policy
 
 groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=9)
 

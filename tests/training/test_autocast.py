@@ -8,9 +8,9 @@ import torch
 from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor, nn
 
-from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.learner import Learner
-from coseek.training.trainer.logprobs import (
+from coseek.training.learner.batch import make_batch
+from coseek.training.learner.learner import Learner
+from coseek.training.learner.logprobs import (
     LENGTH_MULTIPLE,
     POSITION_MULTIPLE,
     TORCH_ATTENTION,
@@ -18,8 +18,8 @@ from coseek.training.trainer.logprobs import (
     pad_length,
     pad_positions,
 )
-from coseek.training.trainer.policy import Critic, Policy
-from coseek.training.trainer.settings import LearnerSettings
+from coseek.training.learner.policy import Critic, Policy
+from coseek.training.learner.settings import LearnerSettings
 
 BFLOAT16 = LearnerSettings(precision="bfloat16", micro_batch_tokens=60)
 

@@ -10,7 +10,7 @@ from tests.examples_drawn import at_most
 from tests.training.tiny import agent, environment, random_trajectories, trajectory
 
 from coseek.core.errors import DataError
-from coseek.training.trainer.batch import make_batch, micro_batches
+from coseek.training.learner.batch import make_batch, micro_batches
 
 
 @given(st.integers(1, 8), st.integers(0, 10_000))

@@ -10,7 +10,7 @@ import torch
 
 from coseek.core.errors import DiskFault, RunError
 from coseek.core.settings import Settings
-from coseek.training.trainer.checkpoint import Checkpoint, TrainingState, load_checkpoint, save_checkpoint
+from coseek.training.learner.checkpoint import Checkpoint, TrainingState, load_checkpoint, save_checkpoint
 
 
 def state(step: int, size: int = 8) -> Checkpoint:

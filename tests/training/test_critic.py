@@ -3,9 +3,9 @@
 import torch
 from tests.training.tiny import agent, environment, tiny_model, trajectory
 
-from coseek.training.trainer.batch import Batch, make_batch
-from coseek.training.trainer.policy import Critic, ValueModule
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
+from coseek.training.learner.batch import Batch, make_batch
+from coseek.training.learner.policy import Critic, ValueModule
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 
 
 def batch() -> Batch:

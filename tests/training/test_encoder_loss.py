@@ -30,7 +30,7 @@ from coseek.training.encoder.loss import (
     stacked,
 )
 from coseek.training.encoder.recipe import RetrieverLoss
-from coseek.training.trainer.workers import Workers
+from coseek.training.learner.workers import Workers
 
 
 def row(positive: str, *negatives: str, turn: str = "", question: str = "", query: str = "") -> TrainingExample:

@@ -10,11 +10,11 @@ from tests.training.test_update import LONG, SHORT, close, ran, table
 
 from coseek.data.trajectory import StopReason
 from coseek.rewards.reward import Reward
+from coseek.training.learner.batch import before, make_batch, micro_batches
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, is_flat, row_rewards
 from coseek.training.rl.settings import RlSettings
-from coseek.training.trainer.batch import before, make_batch, micro_batches
 
 TABLE = [*table(-1.5, -2.0), [7.0, -0.5, -0.5, 7.0, 7.0]]
 

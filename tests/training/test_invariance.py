@@ -11,14 +11,14 @@ from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor
 
 from coseek.rewards.reward import Reward
+from coseek.training.learner.policy import Critic, Policy
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
-from coseek.training.trainer.policy import Critic, Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 ROWS = 8
 # With eps far above any gradient, a first step of AdamW is the gradient times a constant: weights show gradients.

@@ -10,10 +10,10 @@ from tests.training.tiny import VOCABULARY, agent, environment, random_trajector
 from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from coseek.training.trainer.batch import Batch, before, make_batch
-from coseek.training.trainer.logprobs import reduced_last_layer, reducible_parts
-from coseek.training.trainer.policy import Critic, Policy
-from coseek.training.trainer.settings import LearnerSettings, LoraSettings
+from coseek.training.learner.batch import Batch, before, make_batch
+from coseek.training.learner.logprobs import reduced_last_layer, reducible_parts
+from coseek.training.learner.policy import Critic, Policy
+from coseek.training.learner.settings import LearnerSettings, LoraSettings
 
 SHAPE = {
     "vocab_size": VOCABULARY,

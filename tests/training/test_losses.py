@@ -11,6 +11,7 @@ from tests.examples_drawn import at_most
 from torch import Tensor
 
 from coseek.core.errors import DataError, SettingError
+from coseek.training.learner.logprobs import target_logprobs
 from coseek.training.rl.losses import (
     gae,
     group_advantages,
@@ -25,7 +26,6 @@ from coseek.training.rl.losses import (
     whiten,
 )
 from coseek.training.sft.trainer import weighted_nll
-from coseek.training.trainer.logprobs import target_logprobs
 
 rewards = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=12)
 ONE = torch.tensor([[True]])

@@ -17,14 +17,14 @@ from tests.watching import Heard
 from coseek.core.errors import RunError
 from coseek.core.progress import NoProgress
 from coseek.rewards.reward import Reward
+from coseek.training.learner.checkpoint import SCHEMA, TrainingState, keep_healthy, load_healthy
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import CheckpointWriter, StepReport
 from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
 from coseek.training.rl.settings import MonitorSettings, RlSettings
 from coseek.training.rl.trainer import train_rl
-from coseek.training.trainer.checkpoint import SCHEMA, TrainingState, keep_healthy, load_healthy
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings
 
 LEVELS = {"search_rate": 0.95, "answered": 0.97, "truncated": 0.03, "valid": 0.95, "exact_match": 0.4}
 USUAL = {

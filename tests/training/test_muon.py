@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from tests.training.tiny import tiny_model
 from torch.nn import Parameter
 
-from coseek.training.trainer.optimizer import Muon, orthogonalise
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
+from coseek.training.learner.optimizer import Muon, orthogonalise
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 
 SETTINGS = OptimizerSettings(algorithm="muon", lr=0.02, muon_lr_factor=3.0, weight_decay=0.1)
 SIDES = st.integers(1, 24)

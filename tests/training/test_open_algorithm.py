@@ -7,8 +7,8 @@ import torch
 from tests.training.echo import settings_of
 
 from coseek.core.errors import SettingError
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.rl.algorithm import StepRewards, open_algorithm, spread_over_steps
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 FALLING = LearnerSettings(optimizer=OptimizerSettings(decay="linear"))
 LEVEL = LearnerSettings(optimizer=OptimizerSettings(decay="constant"))

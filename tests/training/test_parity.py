@@ -19,6 +19,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
+from coseek.training.learner.logprobs import entropies
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import Experience, make_experience
@@ -36,9 +39,6 @@ from coseek.training.rl.losses import (
 from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import KlEstimator, LossAggMode
 from coseek.training.rl.update import update_weights
-from coseek.training.trainer.logprobs import entropies
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the libraries' own warnings
 REWARDS = torch.tensor([0.0, 1.0, 0.3, 0.25, 0.25, 0.25])

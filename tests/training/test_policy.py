@@ -31,14 +31,14 @@ from coseek.models.model import EpisodeState, Request
 from coseek.models.model_folder import shape_of_config
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.training.learner.batch import Batch, make_batch
+from coseek.training.learner.learner import Loss
+from coseek.training.learner.logprobs import target_logprobs
+from coseek.training.learner.policy import ADAPTER, Critic, Policy, learner_placement, load_learner
+from coseek.training.learner.settings import LearnerSettings, LoraSettings, OptimizerSettings, pass_bytes
+from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.rl.losses import loss_weights, policy_loss
 from coseek.training.rl.settings import LossAggMode
-from coseek.training.trainer.batch import Batch, make_batch
-from coseek.training.trainer.learner import Loss
-from coseek.training.trainer.logprobs import target_logprobs
-from coseek.training.trainer.policy import ADAPTER, Critic, Policy, learner_placement, load_learner
-from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimizerSettings, pass_bytes
-from coseek.training.trainer.workers import ALONE, Workers
 
 MODEL = tiny_model()
 

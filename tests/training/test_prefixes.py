@@ -11,11 +11,11 @@ from transformers import AutoConfig, LlamaForCausalLM, MistralForCausalLM, Pretr
 
 from coseek.core.errors import SettingError
 from coseek.data.trajectory import Trajectory
-from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.logprobs import Entropy
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.prefixes import PrefixTree, tree_micro_batches
-from coseek.training.trainer.settings import LearnerSettings
+from coseek.training.learner.batch import make_batch
+from coseek.training.learner.logprobs import Entropy
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.prefixes import PrefixTree, tree_micro_batches
+from coseek.training.learner.settings import LearnerSettings
 
 
 def network(name: str = "llama") -> PreTrainedModel:

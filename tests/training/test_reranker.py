@@ -26,7 +26,7 @@ from coseek.training.encoder.evaluation import BEFORE, BM25, ORACLE, TRAINED
 from coseek.training.encoder.examples import TrainingExample
 from coseek.training.encoder.reranker import _moved_up
 from coseek.training.encoder.trainer import CheckpointNotes
-from coseek.training.trainer.workers import ALONE, Workers, workers_here
+from coseek.training.learner.workers import ALONE, Workers, workers_here
 
 LIKE_ONE = ("training.steps=3", "training.optimizer={lr: 0.01, eps: 0.0001}")
 RERANKER = ("kind=reranker", "passage_tokens=48", "loss={temperature: 1.0}", "training.optimizer.lr=0.003")

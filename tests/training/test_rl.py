@@ -17,6 +17,8 @@ from tests.training.tiny import agent, environment, tiny_model
 from coseek.core.errors import DataError, SettingError
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
+from coseek.training.learner.data_order import QuestionStream, derive_seed
+from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, StepReport
@@ -25,8 +27,6 @@ from coseek.training.rl.rollout import RolloutFunction, collect, rollout_metrics
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.trainer import train_rl
 from coseek.training.rl.update import minibatches
-from coseek.training.trainer.data_order import QuestionStream, derive_seed
-from coseek.training.trainer.policy import Policy
 
 
 @pytest.mark.slow

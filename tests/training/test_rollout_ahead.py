@@ -25,11 +25,11 @@ from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
 from coseek.models.pretrained import load_model
 from coseek.models.server_pool import ServerPool
 from coseek.rewards.reward import Reward
+from coseek.training.learner.batch import make_batch
+from coseek.training.learner.logprobs import target_logprobs
+from coseek.training.learner.workers import workers_here
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.settings import RlSettings, RolloutSettings
-from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.logprobs import target_logprobs
-from coseek.training.trainer.workers import workers_here
 
 STEPS = 5
 

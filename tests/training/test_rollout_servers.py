@@ -33,14 +33,14 @@ from coseek.models.sampler import SamplerSettings
 from coseek.models.server_pool import ServerPool
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 from coseek.rewards.reward import Reward
+from coseek.training.learner.policy import ADAPTER
+from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.rl.backend import TrainingBackend, open_backend
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.losses import importance_weights
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.rl.trainer import train_rl
-from coseek.training.trainer.policy import ADAPTER
-from coseek.training.trainer.workers import ALONE, Workers
 
 PROTOCOL = load_protocol("search-r1", "laptop")
 LIMITS = Limits(max_turns=2, max_turn_tokens=16, max_observation_tokens=64, max_tokens=1000)

@@ -15,14 +15,14 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.token_data import FILE, TokenData, read_token_data
 from coseek.data.trajectory import StopReason, Trajectory
+from coseek.training.learner.batch import make_batch
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.workers import ALONE
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, RolloutWriter, StepReport
 from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import KeepRolloutsSettings, RlSettings
 from coseek.training.rl.trainer import train_rl
-from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.workers import ALONE
 
 
 def writer_in(folder: Path, every: int = 2, mb: float = 200.0) -> RolloutWriter:

@@ -20,6 +20,7 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.reward import Reward
+from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import Experience, make_experience
@@ -27,7 +28,6 @@ from coseek.training.rl.rollout import EpisodeBatch, score
 from coseek.training.rl.rows import TrainingRow, experience_of, export_rows, read_rows, rows_of
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
-from coseek.training.trainer.policy import Policy
 
 GROUPS, SIZE = 4, 4
 ALGORITHMS = ("grpo", "rloo", "reinforce-pp")

@@ -11,6 +11,8 @@ from tests.training.tiny import agent, environment, tiny_model
 from coseek.core.errors import SettingError, UnknownName
 from coseek.core.plugins import plugin_names
 from coseek.data.trajectory import StopReason, Trajectory
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.workers import ALONE
 from coseek.training.rl.algorithm import PACKAGE, open_algorithm
 from coseek.training.rl.backend import open_backend
 from coseek.training.rl.backends.local import LocalBackend
@@ -18,8 +20,6 @@ from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.rollout import score
 from coseek.training.rl.trainer import train_rl
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.workers import ALONE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDER = '''

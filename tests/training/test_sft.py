@@ -18,12 +18,12 @@ from coseek.data.trajectory import Trajectory
 from coseek.models.model import EpisodeState, Request
 from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.training.learner.batch import make_batch
+from coseek.training.learner.optimizer import rate_at
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.sft.settings import Phase, SftSettings, draw_any, draw_by_hops
 from coseek.training.sft.trainer import token_weights, train_sft
-from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.optimizer import rate_at
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 LEARNER = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2, decay="linear"))
 MUON = LearnerSettings(optimizer=OptimizerSettings(algorithm="muon", lr=1e-2, decay="linear"))

@@ -20,6 +20,8 @@ from coseek.core.settings import make_settings
 from coseek.hardware.placement import FLOAT32
 from coseek.models.lora import adapted_layers
 from coseek.models.pretrained import load_model
+from coseek.training.learner.batch import Batch
+from coseek.training.learner.workers import ALONE
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import TrainingBackend, check_backend, open_backend
 from coseek.training.rl.backends.local import LocalBackend
@@ -28,8 +30,6 @@ from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
-from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.workers import ALONE
 
 slow = pytest.mark.slow
 pytestmark = [

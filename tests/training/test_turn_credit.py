@@ -17,10 +17,10 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.rewards.reward import make_reward, reward_spec
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings
 from coseek.training.rl.algorithm import GoldContext, GoldProbe, StepRewards, open_algorithm
 from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings
 
 PROMPT = environment(1, 2)
 

@@ -15,6 +15,10 @@ from tests.training.tiny import agent, environment, random_trajectories, tiny_mo
 from coseek.data.question import Question
 from coseek.data.trajectory import Segment, StopReason, Trajectory
 from coseek.rewards.reward import Reward
+from coseek.training.learner.batch import Batch, make_batch
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
+from coseek.training.learner.workers import Workers
 from coseek.training.rl.algorithm import StepRewards, open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import Experience, TokenRecord, make_experience
@@ -29,10 +33,6 @@ from coseek.training.rl.update import (
     right_rows,
     update_weights,
 )
-from coseek.training.trainer.batch import Batch, make_batch
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
-from coseek.training.trainer.workers import Workers
 
 T = TypeVar("T")
 

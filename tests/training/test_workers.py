@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from coseek.models.lora import merged_state_dict
-from coseek.training.trainer.policy import ADAPTER
-from coseek.training.trainer.workers import ALONE, Workers, workers_here
+from coseek.training.learner.policy import ADAPTER
+from coseek.training.learner.workers import ALONE, Workers, workers_here
 
 TOLERANCE = 1e-5
 

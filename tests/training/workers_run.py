@@ -11,17 +11,17 @@ from tests.training.echo import QUESTIONS, reward, sampling, settings_of
 from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor, nn
 
+from coseek.training.learner import workers
+from coseek.training.learner.batch import Batch
+from coseek.training.learner.logprobs import Entropy
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings, LoraSettings, Offloaded, OptimizerSettings
+from coseek.training.learner.workers import Workers, workers_here
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.trainer import train_rl
 from coseek.training.sft.settings import SftSettings, draw_any
 from coseek.training.sft.trainer import train_sft
-from coseek.training.trainer import workers
-from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.logprobs import Entropy
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, LoraSettings, Offloaded, OptimizerSettings
-from coseek.training.trainer.workers import Workers, workers_here
 
 # so that tiny models have large weights, and several messages of small ones
 workers.MIN_OWN_MESSAGE, workers.BUCKET_SIZE = 300, 4

@@ -56,6 +56,11 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever, SharedSchedule, schedule_of
 from coseek.rewards.reward import make_reward
+from coseek.training.learner.checkpoint import CheckpointTensors, load_healthy
+from coseek.training.learner.data_order import derive_seed
+from coseek.training.learner.policy import Policy, load_learner
+from coseek.training.learner.settings import LearnerSettings
+from coseek.training.learner.workers import Workers, workers_here
 from coseek.training.rl.backend import EpisodeLoop, TrainingBackend, episode_loop, open_backend
 from coseek.training.rl.callbacks import Callback, Evaluation, RetrieverSchedule, RolloutWriter
 from coseek.training.rl.gold_probe import AnswerWriter
@@ -64,11 +69,6 @@ from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, che
 from coseek.training.rl.trainer import train_rl
 from coseek.training.sft.settings import SftSettings, draw_by_hops
 from coseek.training.sft.trainer import SftOutcome, train_sft
-from coseek.training.trainer.checkpoint import CheckpointTensors, load_healthy
-from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.policy import Policy, load_learner
-from coseek.training.trainer.settings import LearnerSettings
-from coseek.training.trainer.workers import Workers, workers_here
 
 
 @dataclass

@@ -28,11 +28,11 @@ from coseek.retrieval.index import check_retriever, retriever_names
 from coseek.retrieval.vectors.encoder import EncoderCard, encoder_folder, is_cross_encoder, is_shipped
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.learner.settings import LearnerSettings
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import check_backend, episode_loop
 from coseek.training.rl.policy_loss import open_policy_loss
 from coseek.training.tracker import find_tracker
-from coseek.training.trainer.settings import LearnerSettings
 
 LAPTOP_READER = Path("runs/generator/generator")
 """The frozen generator of the laptop's recipes."""

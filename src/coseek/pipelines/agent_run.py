@@ -27,7 +27,7 @@ from coseek.retrieval.retriever import Retriever, shortfalls_of
 
 if TYPE_CHECKING:
     from coseek.core.cluster import Cluster
-    from coseek.training.trainer.workers import Workers
+    from coseek.training.learner.workers import Workers
 
 
 class RunSettings(Settings):

@@ -44,13 +44,13 @@ from coseek.pipelines.labelling import agent_of, identity_of, limits_of, retriev
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import RewardSpec, make_reward
+from coseek.training.learner.policy import Policy
+from coseek.training.learner.settings import LearnerSettings
 from coseek.training.rl.algorithm import GoldContext, GoldProbe, open_algorithm
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
 from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import RlSettings
-from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings
 
 SIGNALS = Path(measures.__file__).with_name("credits.yaml")
 RULER = "half of the continuations"

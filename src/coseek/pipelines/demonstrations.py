@@ -43,8 +43,8 @@ from coseek.retrieval.lexical.analyzer import has_words
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.rewards.reward import make_reward
+from coseek.training.learner.data_order import derive_seed
 from coseek.training.sft.settings import KeptRunsSettings
-from coseek.training.trainer.data_order import derive_seed
 
 _END = re.compile(rf"(?:{ROLE_MARK})\s*+\Z", re.I)
 

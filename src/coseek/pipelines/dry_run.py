@@ -50,7 +50,7 @@ from coseek.pipelines.estimate import (
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
-from coseek.training.trainer.workers import ALONE
+from coseek.training.learner.workers import ALONE
 
 WORLD = WorldGroup(size="tiny", train=12, dev=4, test=4)
 """The world of the small step."""

@@ -81,9 +81,9 @@ from coseek.training.encoder.trainer import (
     last_checkpoint,
     optimizer_of,
 )
+from coseek.training.learner.data_order import derive_seed
+from coseek.training.learner.policy import attach
 from coseek.training.tracker import MetricsLog
-from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.policy import attach
 
 UNTRAINED = {"late-interaction": "start-tokens", "sparse": "start-sparse"}
 ABOUT = {

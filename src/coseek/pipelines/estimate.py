@@ -21,9 +21,9 @@ from coseek.models.model_folder import Shape, model_path, shape_of_config, shipp
 from coseek.pipelines.agent_check import how_to_make
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.stages import stages_of
+from coseek.training.learner.settings import GIB, LearnerSettings, micro_batch_tokens, pass_bytes
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import trains_here
-from coseek.training.trainer.settings import GIB, LearnerSettings, micro_batch_tokens, pass_bytes
 
 PROMPT_TOKENS = 200
 """Assumed tokens of a prompt with its question."""

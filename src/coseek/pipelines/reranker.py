@@ -22,7 +22,7 @@ from coseek.training.encoder.batch import UpdateCollator
 from coseek.training.encoder.evaluation import BEFORE, EncoderEvaluator
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.encoder.reranker import PairCollator, RerankerEvaluator, RerankerObjective, make_reranker
-from coseek.training.trainer.workers import workers_here
+from coseek.training.learner.workers import workers_here
 
 PASSAGE_TOKENS = 256
 """Tokens of a passage where neither the recipe nor an earlier training set them."""

@@ -34,8 +34,8 @@ from coseek.pipelines.together_recipe import TogetherRecipe, check_labels, metho
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.encoder.examples import ExampleOrder
 from coseek.training.encoder.recipe import RetrieverRecipe
-from coseek.training.trainer.settings import GIB, LearnerSettings, pass_bytes
-from coseek.training.trainer.workers import ALONE
+from coseek.training.learner.settings import GIB, LearnerSettings, pass_bytes
+from coseek.training.learner.workers import ALONE
 
 WORLDS = 2
 """Synthetic worlds that are made."""

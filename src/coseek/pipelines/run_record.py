@@ -53,10 +53,10 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.learner.checkpoint import has_checkpoint
+from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.rl.algorithm import spread_over_steps
 from coseek.training.tracker import tracked
-from coseek.training.trainer.checkpoint import has_checkpoint
-from coseek.training.trainer.workers import ALONE, Workers
 
 FILE = "recipe.yaml"
 """The recipe, versions and commit, and digests of what the recipe names: Python files, models, questions, indexes."""

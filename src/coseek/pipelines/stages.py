@@ -18,9 +18,9 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings
 from coseek.rewards.grades import Accuracy
 from coseek.rewards.reward import Reward, make_reward
+from coseek.training.learner.data_order import derive_seed
 from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.settings import KeepSettings
-from coseek.training.trainer.data_order import derive_seed
 
 Say: TypeAlias = Callable[[str], None]
 BATCH = 256

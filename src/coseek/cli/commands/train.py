@@ -304,7 +304,7 @@ def reader_recipe(plain: R, settings: list[str] | None, show: bool, as_json: boo
 
 def train_reader(kind: "type[ReaderTraining[R]]", recipe: R, out: Path, resume: bool, as_json: bool, way: str) -> None:
     """Train and measure a laptop model that reads; `way` says what its folder is for."""
-    from coseek.training.trainer.workers import workers_here  # torch
+    from coseek.training.learner.workers import workers_here  # torch
 
     with resumable_training(out) as bar:
         training = kind(recipe, out, bar, workers_here())

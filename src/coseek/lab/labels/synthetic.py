@@ -23,7 +23,7 @@ from coseek.lab.world.world import World, make_world
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.trainer.data_order import derive_seed
+from coseek.training.learner.data_order import derive_seed
 
 
 def _short(step: Step) -> str:

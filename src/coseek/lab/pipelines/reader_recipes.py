@@ -11,8 +11,8 @@ from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.lab.training.base_tasks import BaseTaskSettings
 from coseek.lab.world.settings import WorldSettings
 from coseek.models.laptop import LaptopSettings
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.sft.settings import Phase, SftSettings
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 HOP_MIX = (0.30, 0.35, 0.20, 0.15)
 

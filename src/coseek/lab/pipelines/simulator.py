@@ -28,10 +28,10 @@ from coseek.pipelines.stages import scored_trajectories
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.retrievers.simulated import SIMULATED_FIELDS, SimulatedPrompt, simulation_prompt
 from coseek.rewards.reward import make_reward
+from coseek.training.learner.data_order import derive_seed
+from coseek.training.learner.policy import Policy, load_learner
+from coseek.training.learner.workers import ALONE
 from coseek.training.sft.trainer import train_sft
-from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.policy import Policy, load_learner
-from coseek.training.trainer.workers import ALONE
 
 ABOUT = "A language model that plays a search engine, useful or noisy, for training search agents."
 LIMITS = (

@@ -9,8 +9,8 @@ from coseek.hardware.placement import DevicePlacement
 from coseek.hub.card import UNKNOWN, License
 from coseek.models.model_folder import missing, model_path, shipped_models
 from coseek.rewards.reward import RewardSpec
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.sft.settings import SftSettings
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
 
 
 class SimulatorRecipe(DevicePlacement):

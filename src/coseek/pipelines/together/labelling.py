@@ -39,8 +39,8 @@ from coseek.models.server import ServerPaths, split_settings
 from coseek.pipelines.agent_run import PARTS, share_run
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
 from coseek.pipelines.together_recipe import method_settings, requirements_of
-from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.workers import Workers
+from coseek.training.learner.data_order import derive_seed
+from coseek.training.learner.workers import Workers
 
 OWN_RUN = "run"
 """The run of a method that makes its own, in a label folder."""

@@ -18,9 +18,9 @@ from coseek.pipelines.together_recipe import TogetherRecipe, check_together
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.learner.data_order import derive_seed
+from coseek.training.learner.workers import Workers, workers_here
 from coseek.training.rl.settings import RolloutSettings
-from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.workers import Workers, workers_here
 
 SHORT = 2**31
 """Bound of the retrievers' seeds: their trainer passes the seed to numpy."""

@@ -12,9 +12,9 @@ from coseek.core.plugins import is_function, plugin_digests, plugin_name
 from coseek.core.settings import dump_settings
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.rewards.reward import make_reward
+from coseek.training.learner.settings import LearnerSettings
 from coseek.training.rl.algorithm import CriticSettings, GroupSettings, open_algorithm
 from coseek.training.rl.backends.verl import verl_settings
-from coseek.training.trainer.settings import LearnerSettings
 
 AGENT = "coseek"
 """The name of our agent loop, and of our advantage estimator."""

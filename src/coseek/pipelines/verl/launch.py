@@ -40,10 +40,10 @@ from coseek.pipelines.verl.config import AGENT, LOOP, verl_config
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import schedule_of, tell_step
 from coseek.rewards.reward import RewardSpec, make_reward
+from coseek.training.learner.data_order import derive_seed
 from coseek.training.rl.backends.verl import VerlSettings, verl_settings
 from coseek.training.rl.rollout import EpisodeBatch, add_overlong_penalty, score
 from coseek.training.rl.settings import RlSettings
-from coseek.training.trainer.data_order import derive_seed
 
 # Episodes for verl's workers: played by the asynchronous driver, scored, and kept, in any number of processes.
 #

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.examples import ExamplePassage, TrainingExample
-from coseek.training.trainer.workers import ALONE, Workers
+from coseek.training.learner.workers import ALONE, Workers
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ from transformers import PreTrainedModel
 from coseek.core.errors import RunError, SettingError
 from coseek.training.encoder.batch import TASKS
 from coseek.training.encoder.recipe import RetrieverLoss
-from coseek.training.trainer.logprobs import bfloat16_autocast
-from coseek.training.trainer.workers import ALONE, Workers
+from coseek.training.learner.logprobs import bfloat16_autocast
+from coseek.training.learner.workers import ALONE, Workers
 
 Features: TypeAlias = dict[str, Tensor]
 """Inputs of the encoder, by argument name."""

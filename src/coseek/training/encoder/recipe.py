@@ -16,7 +16,7 @@ from coseek.hardware.placement import DevicePlacement, TrainingPrecision
 from coseek.hub.card import UNKNOWN, License
 from coseek.labels.label_set import LabelSet
 from coseek.retrieval.views import View, load_views
-from coseek.training.trainer.settings import LoraSettings, OptimizerSettings
+from coseek.training.learner.settings import LoraSettings, OptimizerSettings
 
 LABELS = "coseek.lab.labels"
 """The package of made labels, which are found by their names."""

@@ -28,7 +28,7 @@ from coseek.training.encoder.evaluation import BATCH, BM25, ORACLE, EncoderEvalu
 from coseek.training.encoder.examples import QueryText, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective, Target
 from coseek.training.encoder.recipe import RetrieverLoss
-from coseek.training.trainer.workers import Workers
+from coseek.training.learner.workers import Workers
 
 DEPTH = 50
 """BM25's candidates of a held-out turn, as many as `rerank` orders."""

@@ -30,10 +30,10 @@ from coseek.training.encoder.evaluation import HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
+from coseek.training.learner.checkpoint import KEEP_CHECKPOINTS, SaveClock, save_state
+from coseek.training.learner.optimizer import adam_groups, rate_at
+from coseek.training.learner.workers import Workers
 from coseek.training.tracker import MetricsLog
-from coseek.training.trainer.checkpoint import KEEP_CHECKPOINTS, SaveClock, save_state
-from coseek.training.trainer.optimizer import adam_groups, rate_at
-from coseek.training.trainer.workers import Workers
 
 WEIGHTS = "weights.pt"
 NOTES = "notes.json"

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from coseek.models.model import Model, Tokenizer
     from coseek.models.sampler import SamplerSettings
-    from coseek.training.trainer.learner import ForwardModel, Trainable
-    from coseek.training.trainer.workers import Workers
+    from coseek.training.learner.learner import ForwardModel, Trainable
+    from coseek.training.learner.workers import Workers
 
 PACKAGE = "coseek.training.rl.backends"
 CONTRACT: PluginSpec = {"make": None}

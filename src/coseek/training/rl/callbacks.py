@@ -14,14 +14,14 @@ from coseek.core.progress import Evaluate, Progress
 from coseek.data.run import Run
 from coseek.data.token_data import FILE
 from coseek.retrieval.retriever import ScheduledRetriever, tell_step
+from coseek.training.learner.checkpoint import HEALTHY, TrainingState
+from coseek.training.learner.workers import Workers
 from coseek.training.rl.algorithm import Algorithm, GroupSettings
 from coseek.training.rl.experience import StepTokens, reward_data
 from coseek.training.rl.monitor import Monitor
 from coseek.training.rl.rollout import EpisodeBatch, FailedEpisode, ScoredEpisode
 from coseek.training.rl.settings import KeepRolloutsSettings, RlSettings
 from coseek.training.tracker import Timer, as_written
-from coseek.training.trainer.checkpoint import HEALTHY, TrainingState
-from coseek.training.trainer.workers import Workers
 
 
 @dataclass(slots=True)

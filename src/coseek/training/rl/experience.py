@@ -8,13 +8,13 @@ from torch import Tensor
 
 from coseek.data.run import RowKey
 from coseek.data.token_data import TokenData, agent_spans, finite
+from coseek.training.learner.batch import Batch, make_batch
+from coseek.training.learner.workers import Workers
 from coseek.training.rl.algorithm import Algorithm, GoldProbe, StepRewards
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.losses import importance_weights, kl_estimate
 from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, is_flat, row_rewards
 from coseek.training.rl.settings import RlSettings
-from coseek.training.trainer.batch import Batch, make_batch
-from coseek.training.trainer.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)

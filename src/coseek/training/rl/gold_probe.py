@@ -13,9 +13,9 @@ from coseek.agents.scripted_agent import Move, move_ids
 from coseek.core.errors import SettingError
 from coseek.data.trajectory import Author, Segment, Trajectory
 from coseek.models.model import EpisodeState, Tokenizer
+from coseek.training.learner.batch import FILLER_ID, Batch
+from coseek.training.learner.learner import ForwardModel
 from coseek.training.rl.algorithm import GoldContext
-from coseek.training.trainer.batch import FILLER_ID, Batch
-from coseek.training.trainer.learner import ForwardModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.rewards.reward import Reward, RewardFault
+from coseek.training.learner.data_order import QuestionStream, derive_seed
+from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.settings import OverlongSettings, RlSettings
 from coseek.training.tracker import Timer
-from coseek.training.trainer.data_order import QuestionStream, derive_seed
-from coseek.training.trainer.workers import ALONE, Workers
 
 RolloutFunction: TypeAlias = Callable[[Sequence[Question], Sequence[int]], list[Trajectory]]
 """(questions, one seed each) → their trajectories in that order, sampled from the current policy."""

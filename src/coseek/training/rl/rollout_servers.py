@@ -28,12 +28,12 @@ from coseek.models.remote import RemoteModel, detect_server
 from coseek.models.server import open_client
 from coseek.models.server_pool import ServerPool, open_pool
 from coseek.retrieval.retriever import SharedSchedule
+from coseek.training.learner.data_order import QuestionStream
+from coseek.training.learner.policy import ADAPTER
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.rollout import EpisodeBatch, RolloutFunction, rollout_seeds
 from coseek.training.rl.settings import RlSettings, RolloutSettings
-from coseek.training.trainer.data_order import QuestionStream
-from coseek.training.trainer.policy import ADAPTER
 
 if TYPE_CHECKING:
     from coseek.models.model import Tokenizer

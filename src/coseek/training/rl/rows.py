@@ -18,6 +18,7 @@ from coseek.core.files import parse_rows, write_jsonl
 from coseek.core.record import Record, Schema, TokenIds
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.training.learner.batch import FILLER_ID, Batch
 from coseek.training.rl.algorithm import Algorithm, GroupSettings, open_algorithm
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import (
@@ -29,7 +30,6 @@ from coseek.training.rl.rollout import (
 )
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import minibatch_weights, rows_in_loss
-from coseek.training.trainer.batch import FILLER_ID, Batch
 
 SCHEMA = 1
 """Version of a row in `rows.jsonl`."""

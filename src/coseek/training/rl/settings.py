@@ -8,7 +8,7 @@ from coseek.agents.limits import Tree
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings
 from coseek.models.remote import RemoteModelSettings
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 
 LossAggMode: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "group-mean", "seq-mean-token-sum-norm"]
 KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]

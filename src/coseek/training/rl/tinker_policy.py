@@ -18,13 +18,13 @@ from torch import Tensor
 from coseek.core.errors import RunError
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.remote import CalledRow, RowCalls, check_turn, cut_at_stop
+from coseek.training.learner.batch import Batch
+from coseek.training.learner.data_order import derive_seed
+from coseek.training.learner.learner import LearnerState, Loss
+from coseek.training.learner.logprobs import Entropy
+from coseek.training.learner.optimizer import rate_at
+from coseek.training.learner.settings import LearnerSettings
 from coseek.training.rl.backends.tinker import Reduction, TinkerClient
-from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.learner import LearnerState, Loss
-from coseek.training.trainer.logprobs import Entropy
-from coseek.training.trainer.optimizer import rate_at
-from coseek.training.trainer.settings import LearnerSettings
 
 if TYPE_CHECKING:
     from tinker import SamplingClient, TrainingClient

@@ -18,6 +18,10 @@ from coseek.core.errors import SettingError
 from coseek.core.files import read_jsonl
 from coseek.core.progress import NoProgress, Progress, waiting_stops
 from coseek.data.question import Question
+from coseek.training.learner.batch import make_batch
+from coseek.training.learner.checkpoint import TrainingState
+from coseek.training.learner.data_order import QuestionStream
+from coseek.training.learner.learner import Trainable
 from coseek.training.rl.algorithm import Algorithm, open_algorithm, spread_over_steps
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.callbacks import (
@@ -37,10 +41,6 @@ from coseek.training.rl.rollout import RolloutFunction, SampledStep, ScoreFuncti
 from coseek.training.rl.rollout_servers import RolloutAhead
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import LikelihoodProbe, logprob_gap, right_rows, rows_in_loss, update_weights
-from coseek.training.trainer.batch import make_batch
-from coseek.training.trainer.checkpoint import TrainingState
-from coseek.training.trainer.data_order import QuestionStream
-from coseek.training.trainer.learner import Trainable
 
 RESUMABLE_SETTINGS = frozenset(
     {"backend_settings", "steps", "checkpoint_every", "evaluate_every", "monitor", "keep_rollouts"}

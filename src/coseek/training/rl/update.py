@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 
 from coseek.data.answers import exact_match
+from coseek.training.learner.batch import Batch
+from coseek.training.learner.learner import ForwardModel, Loss
+from coseek.training.learner.logprobs import Entropy
+from coseek.training.learner.workers import Workers
 from coseek.training.rl.algorithm import Algorithm
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.experience import Experience, TokenRecord
@@ -19,10 +23,6 @@ from coseek.training.rl.losses import kl_estimate, loss_weights, ratios, value_l
 from coseek.training.rl.policy_loss import LossBatch, PolicyLoss, open_policy_loss
 from coseek.training.rl.rollout import ScoredEpisode
 from coseek.training.rl.settings import RlSettings
-from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.learner import ForwardModel, Loss
-from coseek.training.trainer.logprobs import Entropy
-from coseek.training.trainer.workers import Workers
 
 
 @dataclass(slots=True)

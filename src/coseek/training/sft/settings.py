@@ -10,7 +10,7 @@ from coseek.core.errors import DataError
 from coseek.core.settings import Settings
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import RewardSpec
-from coseek.training.trainer.settings import LearnerSettings, OptimizerSettings
+from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 
 Weight: TypeAlias = Annotated[float, Field(ge=0.0)]
 

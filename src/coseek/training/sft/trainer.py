@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from coseek.core.progress import Evaluate, NoProgress, Progress, waiting_stops
+from coseek.training.learner.batch import Batch, make_batch, micro_batches
+from coseek.training.learner.checkpoint import TrainingState
+from coseek.training.learner.data_order import derive_seed
+from coseek.training.learner.learner import Loss
+from coseek.training.learner.policy import Policy
 from coseek.training.sft.settings import Draw, SftSettings
-from coseek.training.trainer.batch import Batch, make_batch, micro_batches
-from coseek.training.trainer.checkpoint import TrainingState
-from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.learner import Loss
-from coseek.training.trainer.policy import Policy
 
 # Copy task: random sequences written twice. To predict the second copy, a model must copy the first.
 #

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from coseek.models.model import Tokenizer
     from coseek.models.sampler import Sampler, SamplerSettings
-    from coseek.training.trainer.policy import Critic, Policy
-    from coseek.training.trainer.workers import Workers
+    from coseek.training.learner.policy import Critic, Policy
+    from coseek.training.learner.workers import Workers
 
 HERE = True
 
@@ -29,7 +29,7 @@ class LocalBackend:
         reference: "Policy | None" = None,
         critic: "Critic | None" = None,
     ) -> None:
-        from coseek.training.trainer.policy import Critic
+        from coseek.training.learner.policy import Critic
 
         self.policy = policy
         self.workers = policy.workers
@@ -60,7 +60,7 @@ class LocalBackend:
 
 def make(network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> LocalBackend:
     """Make the backend of `network`, which is trained in place."""
-    from coseek.training.trainer.policy import Policy
+    from coseek.training.learner.policy import Policy
 
     policy = Policy(network, settings.policy, settings.updates, settings.temperature, workers)
     return LocalBackend(policy, settings)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from coseek.models.model import Tokenizer
     from coseek.models.sampler import SamplerSettings
+    from coseek.training.learner.settings import LoraSettings
+    from coseek.training.learner.workers import Workers
     from coseek.training.rl.tinker_policy import TinkerReference, TinkerSampler
-    from coseek.training.trainer.settings import LoraSettings
-    from coseek.training.trainer.workers import Workers
 
 # Tinker client: a connection to a server of Thinking Machines' Tinker protocol, through their library `tinker`.
 
@@ -198,8 +198,8 @@ class TinkerBackend:
     critic = None
 
     def __init__(self, network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> None:
+        from coseek.training.learner.policy import Policy
         from coseek.training.rl.tinker_policy import TinkerPolicy, TinkerReference
-        from coseek.training.trainer.policy import Policy
 
         self.settings = make_settings(TinkerSettings, settings.backend_settings)
         self.workers = workers
@@ -270,7 +270,7 @@ class TinkerBackend:
     def _check_base(self, base: "TinkerReference", max_gap: float) -> None:
         import torch
 
-        from coseek.training.trainer.batch import Batch
+        from coseek.training.learner.batch import Batch
 
         generator = torch.Generator().manual_seed(0)
         ids_BT = torch.randint(

@@ -33,9 +33,9 @@ from coseek.core.lock import lock_folder
 from coseek.core.parts import recover_folder, sweep
 from coseek.core.progress import PendingStop
 from coseek.core.settings import Settings, check_same_settings, dump_settings, make_settings
+from coseek.training.learner.learner import ForwardModel, LearnerState, Trainable
+from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.tracker import MetricsLog
-from coseek.training.trainer.learner import ForwardModel, LearnerState, Trainable
-from coseek.training.trainer.workers import ALONE, Workers
 
 KEEP_CHECKPOINTS = 2
 HEALTHY, CANDIDATE = "healthy", "candidate"

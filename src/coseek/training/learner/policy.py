@@ -21,9 +21,9 @@ from coseek.models.model import Tokenizer
 from coseek.models.model_folder import hidden_size
 from coseek.models.pretrained import DTYPES, load_model, quiet
 from coseek.models.sampler import Sampler, SamplerSettings, make_engine
-from coseek.training.trainer.batch import Batch, before
-from coseek.training.trainer.learner import Learner, untied
-from coseek.training.trainer.logprobs import (
+from coseek.training.learner.batch import Batch, before
+from coseek.training.learner.learner import Learner, untied
+from coseek.training.learner.logprobs import (
     Entropy,
     Head,
     check_wanted,
@@ -34,9 +34,9 @@ from coseek.training.trainer.logprobs import (
     scatter_wanted,
     target_logprobs,
 )
-from coseek.training.trainer.prefixes import PrefixTree, check_shares, ends_of, tree_micro_batches
-from coseek.training.trainer.settings import LearnerSettings, LoraSettings
-from coseek.training.trainer.workers import ALONE, Workers, full_tensor
+from coseek.training.learner.prefixes import PrefixTree, check_shares, ends_of, tree_micro_batches
+from coseek.training.learner.settings import LearnerSettings, LoraSettings
+from coseek.training.learner.workers import ALONE, Workers, full_tensor
 
 M = TypeVar("M", bound=nn.Module)
 

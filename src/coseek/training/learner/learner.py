@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 from coseek.core.errors import SettingError
 from coseek.hardware.placement import Precision, Use, precision_of
 from coseek.models.model_folder import shape_of_config
-from coseek.training.trainer.batch import Batch, micro_batches
-from coseek.training.trainer.logprobs import Entropy, bfloat16_autocast
-from coseek.training.trainer.optimizer import Optimizer, OptimizerState
-from coseek.training.trainer.settings import LearnerSettings, micro_batch_tokens
-from coseek.training.trainer.workers import ALONE, Workers, layers_of, pass_device, shard
+from coseek.training.learner.batch import Batch, micro_batches
+from coseek.training.learner.logprobs import Entropy, bfloat16_autocast
+from coseek.training.learner.optimizer import Optimizer, OptimizerState
+from coseek.training.learner.settings import LearnerSettings, micro_batch_tokens
+from coseek.training.learner.workers import ALONE, Workers, layers_of, pass_device, shard
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs of the module, shape bt; their rows in the batch, shape b) → a scalar. The scalars of all micro-batches sum

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from coseek.core.errors import DataError
-from coseek.training.trainer.workers import layers_of
+from coseek.training.learner.workers import layers_of
 
 # Attention: replace the attention function of a network while it runs.
 

@@ -12,8 +12,8 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from coseek.core.errors import RunError
-from coseek.training.trainer.settings import OptimizerSettings
-from coseek.training.trainer.workers import full_tensor
+from coseek.training.learner.settings import OptimizerSettings
+from coseek.training.learner.workers import full_tensor
 
 # Muon: an optimizer of matrices whose update is the orthogonalised momentum (Jordan, 2024).
 #

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError
-from coseek.training.trainer.logprobs import TORCH_ATTENTION, ReplacedAttention
+from coseek.training.learner.logprobs import TORCH_ATTENTION, ReplacedAttention
 
 TREE_MULTIPLE = 16
 """Trees are padded to a multiple of this many tokens: few shapes of products (see `logprobs`)."""

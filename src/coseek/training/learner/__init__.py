@@ -1,0 +1,1 @@
+"""Learner: batches of trajectories, their log-probabilities, optimizers, checkpoints, workers."""

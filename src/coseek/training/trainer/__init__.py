@@ -1,1 +1,0 @@
-"""Trainer: batches of trajectories, learners, optimizers, checkpoints."""
