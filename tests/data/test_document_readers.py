@@ -1,12 +1,13 @@
 """The readers of documents: what each format keeps, loses and refuses; encodings; the cutting of texts."""
 
+import datetime
 import io
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from tests.data.document_files import FOLDER
+from tests.data.document_files import FOLDER, zipped
 
 from coseek.core.text import decode
 from coseek.data.dataset import Dataset
@@ -202,7 +203,18 @@ def test_columns_without_a_name_or_with_the_same_one_are_kept() -> None:
     ]  # fmt: skip
 
 
-# --- what markitdown converts
+def test_empty_and_merged_cells_of_a_page_move_no_other_cell() -> None:
+    table = """<table><tr><th></th><th>2019</th><th>2020</th></tr><tr><td rowspan=2>fish</td><td>1</td><td>2</td></tr>
+    <tr><td>3</td><td>4</td></tr><tr><td colspan=2>all</td><td>5 | 6</td></tr><tr><td> </td><td></td></tr></table>"""
+    _, text = read_one("a.html", table.encode())
+    assert text.split("\n") == ["| 2019 | 2020", "fish | 1 | 2", "| 3 | 4", "all | | 5 | 6"]
+
+
+def test_the_number_of_an_item_stands_before_its_paragraph() -> None:
+    assert read_one("a.html", b"<ol><li><p>one</p><p>more</p></li><li>two</li></ol>")[1] == "1. one\nmore\n2. two"
+
+
+# --- office files
 
 
 def imported(tmp_path: Path, **files: bytes) -> tuple[ImportSummary, list[Passage]]:
@@ -246,6 +258,71 @@ def test_sheets_and_slides_become_passages_with_their_titles(tmp_path: Path) -> 
         "Feeding": "bird | keeper\nheron | Ada Stone", "Where herons fish": "At the mouth of the river."
     }  # fmt: skip
     assert "markitdown" not in sys.modules  # it works in the reader's process alone
+
+
+@pytest.mark.slow
+def test_cells_of_a_sheet_are_what_a_spreadsheet_shows() -> None:
+    from openpyxl import Workbook
+
+    book, file = Workbook(), io.BytesIO()
+    for row in (
+        ("NA", None, "null"),
+        (None, "a | b", None, None),
+        (1.0, 0.1 + 0.2, True),
+        (0.25, datetime.date(2026, 1, 2)),
+    ):
+        book.active.append(row)
+    book.active["A4"].number_format = "0%"
+    hidden = book.create_sheet("Hidden")
+    hidden.sheet_state, hidden["B2"] = "hidden", "=SUM(A1:A2)"
+    hidden["A1"] = "<b> *x*"
+    book.create_sheet("Empty")
+    book.save(file)
+    document, text = read_one("a.xlsx", file.getvalue())
+    assert text.split("\n") == ["NA |  | null", "| a | b", "1 | 0.3 | TRUE", "25% | 2026-01-02", "<b> *x*"]
+    assert [section.headings for section in document.sections] == [("Sheet",), ("Hidden",)]
+    assert document.faults[0].startswith("1 formula without a stored value")
+
+
+@pytest.mark.slow
+def test_slides_keep_marks_tables_charts_groups_and_notes() -> None:
+    from pptx import Presentation
+    from pptx.chart.data import CategoryChartData  # type: ignore[import-not-found, unused-ignore]
+    from pptx.enum.chart import XL_CHART_TYPE  # type: ignore[import-not-found, unused-ignore]
+
+    talk, file, numbers = Presentation(), io.BytesIO(), CategoryChartData()  # type: ignore[no-untyped-call, unused-ignore]
+    slide = talk.slides.add_slide(talk.slide_layouts[1])
+    slide.shapes.title.text, slide.placeholders[1].text = "Fish", "# <eel> __init__\n---\none\vtwo"
+    slide.notes_slide.notes_text_frame.text = "Say this."
+    slide = talk.slides.add_slide(talk.slide_layouts[6])
+    table = slide.shapes.add_table(2, 2, 0, 0, 9, 9).table
+    table.cell(0, 1).text, table.cell(1, 0).text = "a | b", "c"
+    numbers.categories = ["East"]
+    numbers.add_series("share", (1.5,))  # type: ignore[no-untyped-call, unused-ignore]
+    slide.shapes.add_chart(XL_CHART_TYPE.PIE, 0, 5, 9, 9, numbers)
+    slide.shapes.add_group_shape().shapes.add_textbox(0, 9, 9, 9).text_frame.text = "grouped"
+    talk.save(file)
+    document, text = read_one("a.pptx", file.getvalue())
+    assert [section.meta["page"] for section in document.sections] == [1, 1, 2]
+    assert sorted(text.split("\n")) == sorted([
+        "# <eel> __init__", "---", "one", "two", "Say this.", "| a | b", "c", "| share", "East | 1.5", "grouped",
+    ])  # fmt: skip
+
+
+def test_a_book_keeps_its_chapters_tables_and_fields() -> None:
+    package = """<package xmlns:dc="d"><dc:title>Tom &amp; Jerry</dc:title><dc:creator>A</dc:creator>
+    <dc:creator>B</dc:creator><item id="1" href="ch%201.xhtml"/><item id="2" href="gone.xhtml"/>
+    <itemref idref="1"/><itemref idref="2"/></package>"""
+    chapter = (
+        "<?xml version='1.0' encoding='cp1251'?><h1>Цапля</h1><table><tr><td>a|b<td><table><tr><td>in</table></table>"
+    )
+    book = zipped({
+        "META-INF/container.xml": b"<container><rootfile full-path='text/a.opf'/></container>",
+        "text/a.opf": package.encode(), "text/ch 1.xhtml": chapter.encode("cp1251"),
+    })  # fmt: skip
+    document, text = read_one("a.epub", book)
+    assert (document.title, document.meta["author"], text) == ("Tom & Jerry", "A, B", "a|b | in")
+    assert document.sections[0].headings == ("Цапля",) and "gone.xhtml" in document.faults[0]
 
 
 SCHEMAS = "http://schemas.openxmlformats.org"
@@ -304,6 +381,33 @@ def test_a_word_document_keeps_headings_tables_changes_and_notes(tmp_path: Path)
         assert kept in passages[0].text
     assert "old" not in passages[0].text
     assert (passages[0].meta["author"], passages[0].meta["date"]) == ("Ada Stone", "2026-01-02")
+
+
+@pytest.mark.slow
+def test_a_word_document_keeps_every_cell_field_and_box(tmp_path: Path) -> None:
+    def text(words: str) -> str:
+        return f"<w:p><w:r><w:t>{words}</w:t></w:r></w:p>"
+
+    def table(*rows: tuple[str, ...]) -> str:
+        return "".join(
+            [
+                "<w:tbl>",
+                *("<w:tr>" + "".join(f"<w:tc>{cell}</w:tc>" for cell in row) + "</w:tr>" for row in rows),
+                "</w:tbl>",
+            ]
+        )
+
+    math, box = f"xmlns:m='{SCHEMAS}/officeDocument/2006/math'", f"<w:txbxContent>{text('boxed')}</w:txbxContent>"
+    body = table(
+        (text("a"), text("b | c")), (text("d") + table((text("e"), table((text("f"),)))), text("g"), text("h"))
+    )
+    body += text("# i &lt;j&gt; *k*") + f"<w:p><w:r><w:drawing><n:x xmlns:n='n'>{box}</n:x></w:drawing></w:r></w:p>"
+    body += f"<w:p><w:fldSimple>{text('field')}</w:fldSimple><m:oMath {math}><m:r><m:t>x=y</m:t></m:r></m:oMath></w:p>"
+    body += "<w:p><w:bdo w:val='rtl'><w:r><w:t>one</w:t><w:cr/><w:t>two</w:t></w:r></w:bdo></w:p>"
+    _, passages = imported(tmp_path, a__docx=word_document(body, footnotes=""))
+    lines = passages[0].text.split("\n")
+    assert lines[:3] == ["a | b | c", "d e f | g | h", ""] and "# i <j> *k*" in lines
+    assert {"boxed", "one", "two"} <= {*lines} and "field" in passages[0].text and "x=y" in passages[0].text
 
 
 @pytest.mark.slow

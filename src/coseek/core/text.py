@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 
 # Plain text: decodes bytes of an unknown encoding, and finds words in any script.
 
-_META = re.compile(rb"""<meta[^>]{0,200}?charset\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.-]{2,40})""", re.IGNORECASE)
+_META = re.compile(
+    rb"""(?:<meta[^>]{0,200}?charset|\A\s*+<\?xml[^>]{0,200}?encoding)\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.-]{2,40})""",
+    re.IGNORECASE,
+)
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _RARE = ["johab", "cp949", "iso8859_10"]
 """Encodings that are never guessed: Japanese and Polish texts are taken for these. EUC-KR is guessed for Korean."""

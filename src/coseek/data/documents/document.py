@@ -13,6 +13,7 @@ from coseek.core.files import JsonObject
 from coseek.core.text import WORD, DecodedText, decoded, decoded_as
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]")
+_LINE_END = re.compile("\r\n|[\r\v\f\x85\u2028\u2029]")
 _BLANKS = re.compile(r"(?<![ \t])[ \t]{100,}+")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 _MAX_CONTROLS = 0.01
@@ -94,7 +95,7 @@ class Outline:
 def clean(text: str) -> str:
     """The text without characters that files and terminals cannot hold, `\\n` as its only line end, and without long
     stretches of blanks."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\xa0", " ")
+    text = _LINE_END.sub("\n", text).replace("\xa0", " ")
     return _BLANKS.sub(" ", _UNPRINTABLE.sub("", text))
 
 

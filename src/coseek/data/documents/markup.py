@@ -22,6 +22,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 _FRONT = re.compile(r"\A---[ \t]*\n(.{0,20000}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+_NUMBER = re.compile(r"\s*\d+\. \s*")
 _LARGEST = 10**15
 """Whole numbers from here on are kept as text."""
 _VOID = _names("area base br col embed hr img input link meta source track wbr")
@@ -79,7 +80,9 @@ class _Page(HTMLParser):
         self.beside = 0
         self._open: list[_Element] = [_Element("", False, False, False)]
         self._text: list[str] = []
-        self._rows = self._pres = self._headings = self._tables = 0
+        self._rows = self._pres = self._headings = self._tables = self._row = self._column = self._next_column = 0
+        self._taken_until: dict[int, int] = {}
+        """Column of the outermost table → the row below the last one that a cell in it reaches."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
@@ -105,7 +108,12 @@ class _Page(HTMLParser):
         )
         if not is_gone:
             self._count(tag, 1)
-            self._tables += tag == "table" and not self._rows
+            if not self._rows and tag == "table":
+                self._tables, self._taken_until = self._tables + 1, {}
+            elif self._rows == 1 and tag == "tr":
+                self._row, self._column, self._next_column = self._row + 1, 0, 0
+            elif self._rows == 1 and tag in ("td", "th"):
+                self._place_cell(_span(values.get("colspan", "")), _span(values.get("rowspan", "")))
             if tag == "li" and top.tag == "ol" and not self._rows:
                 self._text.append(f"{top.number}. ")
                 top.number += 1
@@ -151,13 +159,26 @@ class _Page(HTMLParser):
         ends_row = tag == "tr" and self._rows == 1 and not is_start
         ends_heading = tag in _HEADINGS and not self._rows and not is_start
         if (self._rows or self._headings) and not (ends_row or ends_heading):
-            is_cell = is_start and tag in ("td", "th") and self._rows == 1 and "".join(self._text).strip()
-            self._text.append(CELL if is_cell else " " if tag in _BLOCKS or tag in ("td", "th") else "")
+            self._text.append(" " if tag in _BLOCKS or tag in ("td", "th") else "")
         elif tag in _BLOCKS:
             self._flush()
 
+    def _place_cell(self, columns: int, rows: int) -> None:
+        """Begin a cell of the outermost table in its own column, so that empty and merged cells move no other one."""
+        column = self._next_column
+        while self._taken_until.get(column, 0) > self._row:
+            column += 1
+        self._text.append(CELL * (column - self._column))
+        self._column, self._next_column = column, column + columns
+        self._taken_until |= dict.fromkeys(range(column, column + columns), self._row + rows)
+
     def _flush(self) -> None:
         text, element = "".join(self._text), self._open[-1]
+        if self._rows:
+            filled = [cell for cell in text.split(CELL) if cell.strip()]
+            text = text.rstrip(" |") if len(filled) > 1 else "".join(filled)
+        elif _NUMBER.fullmatch(text):  # of an item whose text is a paragraph
+            return
         self._text.clear()
         words = len(text.split())
         if not words:
@@ -172,6 +193,11 @@ class _Page(HTMLParser):
             else:
                 group = f"table {self._tables}" if self._rows else "list" if element.tag in ("li", "dd", "dt") else ""
                 outline.block(text if self._pres else " ".join(text.split()), group)
+
+
+def _span(value: str) -> int:
+    """Rows or columns of a cell; pages may say any number."""
+    return min(int(value), 1000) if value.isdecimal() and int(value[:9]) else 1
 
 
 def read_html(text: str, name: str = "") -> Document:

@@ -1,5 +1,5 @@
 """Readers by kind: what kind a file is, by its name or its first bytes, and which function reads it. PDF is read by
-pdfium; DOCX, PPTX, XLSX and EPUB by markitdown, by way of Markdown. A row (CSV, JSON lines, JSON) or a mail is a
+pdfium, office files are read in `office`. A row (CSV, JSON lines, JSON) or a mail is a
 section of its own."""
 
 import csv
@@ -8,7 +8,6 @@ import email.policy
 import io
 import json
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
@@ -19,6 +18,7 @@ from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.core.text import DecodedText, declared_encoding
 from coseek.data.documents.document import Document, DocumentFault, Section, clean, decoded_text, paragraphs
 from coseek.data.documents.markup import read_html, read_markdown, read_rst
+from coseek.data.documents.office import read_office
 
 _TITLES = ("title", "name", "subject", "headline")
 _TEXTS = ("text", "body", "content", "contents", "abstract", "description", "passage")
@@ -158,12 +158,9 @@ def undecoded(text: DecodedText) -> list[str]:
 
 
 _PDF_DATE = re.compile(r"(?:D:)?(\d{4})(\d{2})?(\d{2})?")
-_FIELD = re.compile(rb"<(?:dc:(title|creator)|dcterms:(modified))[^>]*>([^<]{1,1000})</")
 _SENTENCE = tuple(".!?:;…。！？")
 _FULL = 0.7
 """Share of the third quartile of the lengths of lines from which a line is full, so that its paragraph goes on."""
-_MAX_UNPACKED = 500 << 20
-"""Bytes of all that one office file unpacks to."""
 
 
 def read_pdf(data: bytes, name: str) -> Document:
@@ -204,35 +201,6 @@ def _unwrapped(text: str) -> str:
         goes_on = len(before) >= _FULL * usual and not before.endswith(_SENTENCE)
         text += f"{' ' if goes_on else chr(10)}{line}"
     return text
-
-
-def read_office(data: bytes, name: str) -> Document:
-    """The Markdown that markitdown makes of a file. A file of another kind than its name says is refused: markitdown
-    would take it for text."""
-    kind = name.rpartition(".")[2].lower()
-    meta: JsonObject = {}
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as parts:
-            size = sum(part.file_size for part in parts.infolist())
-            if size > _MAX_UNPACKED:
-                raise DocumentFault(f"it unpacks to {size >> 20:,} MB, more than {_MAX_UNPACKED >> 20}")
-            if "docProps/core.xml" in parts.namelist():
-                for title_or_creator, modified, value in _FIELD.findall(parts.read("docProps/core.xml")):
-                    meta[(title_or_creator or modified).decode()] = clean(value.decode("utf-8", "replace")).strip()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError) as error:
-        raise DocumentFault(f"it is no whole {kind.upper()} ({error})") from None
-    from markitdown import MarkItDown, MarkItDownException, StreamInfo
-
-    try:
-        result = MarkItDown(enable_plugins=False).convert_stream(
-            io.BytesIO(data), stream_info=StreamInfo(extension=f".{kind}", filename=name)
-        )
-    except MarkItDownException as error:
-        raise DocumentFault(f"markitdown cannot read it ({str(error).splitlines()[0][:200]})") from None
-    document = read_markdown(result.markdown)
-    document.title = str(meta.pop("title", "") or document.title)
-    document.meta |= {{"creator": "author", "modified": "date"}.get(key, key): value for key, value in meta.items()}
-    return document
 
 
 def read_text(text: str, name: str) -> Document:
