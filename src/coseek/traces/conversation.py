@@ -37,7 +37,7 @@ from coseek.data.trajectory import (
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.written import ToolCallText, reasoning_in
 from coseek.traces.calls import answer_in, calls_in, reasoning_and_words, text_of
-from coseek.traces.found_passages import hits_by_query, own_hits
+from coseek.traces.found_passages import hits_by_query, is_fault, own_hits, results_by_query
 
 PROTOCOL = "tongyi"
 """The protocol whose tags imported runs are written in: reasoning, JSON tool calls, a tagged answer."""
@@ -398,7 +398,7 @@ class _Writer:
             if place in results and (queries := self.reader.queries(call)):
                 message = messages[results[place]]
                 self._searched(message, queries, number)
-                if not message.get("fault"):
+                if not _fault_in(message):
                     searched.append(text_of(message.get("content")))
                     unshown &= "hits" in message and not searched[-1]
         for at in turn.behind:
@@ -412,7 +412,7 @@ class _Writer:
             if not self.reader.queries(call):
                 blocks.append((TOOL, self.reader.shown(text)))
                 self.calls.append(Call(number, call.name, call.object, text))
-            elif messages[at].get("fault"):
+            elif _fault_in(messages[at]):
                 blocks.append((MESSAGE, self._escape(text)))
         if searched and not unshown:
             tag = self.reader.protocol.observation_tag
@@ -422,19 +422,27 @@ class _Writer:
             self._read(tag, text, following.read if following and len(blocks) == 1 and at == 0 else ())
 
     def _searched(self, message: JsonObject, queries: Sequence[str], number: int) -> None:
-        if fault := message.get("fault"):
-            self.searches += [Search(query, fault=str(fault), turn=number) for query in queries]
-        else:
-            own = own_hits(message.get("hits"))
-            told = message["hits"] if "hits" in message else text_of(message.get("content"))
-            found = hits_by_query(told, len(queries), self.known) if own is None else [own] * len(queries)
+        if fault := _fault_in(message):
+            made = [Search(query, fault=fault, turn=number) for query in queries]
+        elif (own := own_hits(message.get("hits"))) is not None:
             given = message.get("selected")
-            chosen = None if own is None or not isinstance(given, list) else given
-            self.searches += [
-                Search(query, hits, turn=number, selected=_chosen(chosen, hits))
-                for query, hits in zip(queries, found, strict=True)
+            chosen = _chosen(given if isinstance(given, list) else None, own)
+            made = [Search(query, own, turn=number, selected=chosen) for query in queries]
+        else:
+            result = message["hits"] if "hits" in message else text_of(message.get("content"))
+            results = results_by_query(result, len(queries))
+            hits = hits_by_query(result, len(queries), self.known)
+            made = [
+                Search(query, fault=text_of(each), turn=number) if is_fault(each) else Search(query, found, turn=number)
+                for query, each, found in zip(queries, results, hits, strict=True)
             ]
+        self.searches += made
         self.reader.counts["searches"] += len(queries)
+        for search in made:
+            if search.fault is not None:
+                self.reader.counts["failed_searches"] += 1
+            elif not search.hits:
+                self.reader.counts["searches_without_hits"] += 1
 
     def _called(self, call: ToolCallText) -> str:
         """A call in the protocol's tags. Searches are written as calls of the protocol's own tool."""
@@ -458,3 +466,13 @@ def _chosen(ids: Sequence[Json] | None, hits: Sequence[Hit]) -> tuple[str, ...] 
     """The chosen ids that are among the hits; `None` where no choice is known."""
     met = {hit.passage.id for hit in hits}
     return None if ids is None else tuple(one for one in ids if isinstance(one, str) and one in met)
+
+
+def _fault_in(message: JsonObject) -> str:
+    """What a tool's message says of a failed search: our own mark, LangChain's status, or its text; "" for a result."""
+    if fault := message.get("fault"):
+        return str(fault)
+    text = text_of(message.get("content"))
+    if message.get("status") == "error":
+        return text or "the tool failed"
+    return text if "hits" not in message and is_fault(text) else ""

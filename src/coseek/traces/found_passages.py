@@ -1,7 +1,9 @@
-"""Found passages: those in the result of a search tool. That of somebody else is text or JSON of any form."""
+"""Found passages: those in the result of a search tool. That of somebody else is text, JSON or Python of any form."""
 
+import ast
 import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,12 +15,23 @@ from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.passage import DEEPEST_META, Hit, Passage
+from coseek.traces.failed_searches import is_failure, is_nothing
 
 T = TypeVar("T")
-LISTS = ("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data", "value")
+LISTS = (
+    *("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data", "value", "chunks"),
+    *("matches", "records", "sources", "nodes", "content"),
+)
 """Keys of an object whose list holds the passages, the first that is there."""
-_AROUND = ("hits", "response", "result", "data", "output", "webPages")
+_AROUND = ("hits", "response", "result", "data", "output", "web", "webPages")
 """Keys of an object around that object."""
+_TEXT_ALONE = ("result", "results", "output", "content", "text", "message", "detail", "response", "data", "observation")
+_BESIDE = frozenset(
+    (*_TEXT_ALONE, "type", "query", "count", "total", "success", "ok", "status", "code", "error", "isError")
+)
+"""Keys of an object that holds no more than one text."""
+_MOST_PYTHON = 200_000
+"""Maximum number of characters that are read as a Python literal."""
 IDS = ("id", "_id", "docid", "doc_id", "document_id", "passage_id", "pid", "id_", "url", "link")
 TITLES = ("title", "name")
 TEXTS = ("text", "contents", "content", "snippet", "body", "passage", "summary", "description", "page_content")
@@ -43,25 +56,72 @@ def own_rows(value: Json, read: Callable[[JsonObject], T]) -> tuple[T, ...]:
     return ()
 
 
+def results_by_query(result: Json, queries: int) -> list[Json]:
+    """The result of each query of one call. A result that is not a list for each query counts for all of them."""
+    value = _opened(result)
+    if isinstance(value, list) and len(value) == queries:
+        rows = [each if isinstance(each, list) or queries == 1 else _opened(each) for each in value]
+        if all(isinstance(each, list) or is_empty(each) or is_fault(each) for each in rows):
+            return rows
+    return [value] * queries
+
+
 def hits_by_query(result: Json, queries: int, known: dict[str, Passage] | None = None) -> list[tuple[Hit, ...]]:
-    """The hits of each query of one call. A result that is not a list for each query counts for all of them.
+    """The hits of each query of one call, none where its search failed or found nothing.
 
     `known` holds the passages of the conversation so far by id, and gets those of this call.
     """
-    value, known = _unwrapped(_parsed(result)), {} if known is None else known
-    if isinstance(value, list) and len(value) == queries and all(isinstance(each, list) for each in value):
-        return [_hits(each, known) for each in value]
-    return [_hits(value, known)] * queries
+    known = {} if known is None else known
+    rows = results_by_query(result, queries)
+    return [() if is_empty(value) or is_fault(value) else _hits(value, known) for value in rows]
 
 
-def _parsed(value: Json) -> Json:
-    """The value of a text that is JSON, else the text."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+def is_fault(result: Json) -> bool:
+    """Whether a result says that its search failed."""
+    return is_failure(_opened(result), TEXTS)
+
+
+def is_empty(result: Json) -> bool:
+    """Whether a result says that its search found nothing."""
+    return is_nothing(_opened(result), (*LISTS, *_AROUND))
+
+
+def _opened(value: Json) -> Json:
+    """The list of passages in a result, or else what it says without the JSON, lists and objects around one text."""
+    if isinstance(value, str):
+        parsed = _parsed(value)
+        return value if parsed is value else _opened(parsed)
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | dict):
+        only = _opened(value[0])
+        return only if isinstance(only, str) or _is_text_part(value[0]) else value
+    if not isinstance(value, dict):
         return value
-    try:
+    rows = _unwrapped(value)
+    if isinstance(rows, list) and rows and not (all(map(_is_text_part, rows)) and is_failure(value, TEXTS)):
+        return _opened(rows)
+    texts = [value[name] for name in _TEXT_ALONE if isinstance(value.get(name), str)]
+    if len(texts) == 1 and value.keys() <= _BESIDE and not is_failure(value, ()):
+        return _opened(texts[0])
+    inner = next((value[name] for name in _AROUND if len(value) == 1 and isinstance(value.get(name), dict)), value)
+    return value if inner is value else _opened(inner)
+
+
+def _is_text_part(value: Json) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+def _parsed(value: str) -> Json:
+    """The value of a text that is JSON or a literal of Python, as programs print lists, else the text."""
+    if value.lstrip()[:1] not in ("[", "{"):
+        return value
+    with suppress(InvalidJson):
         return parse_strict(value)
-    except InvalidJson:
-        return value
+    with (
+        suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        return parse_strict(json.dumps(ast.literal_eval(value[:_MOST_PYTHON].strip())))
+    return value
 
 
 def _unwrapped(value: Json) -> Json:

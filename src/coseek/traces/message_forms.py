@@ -45,7 +45,6 @@ _TEXT_CALL = re.compile(
     re.MULTILINE,
 )
 """Begins a call in the text of an assistant, in the spellings of several models."""
-_OF_ERROR = frozenset(("error", "code", "message", "status", "detail", "type"))
 
 
 def chat_messages(value: Json, unread: Counter[str]) -> Json:
@@ -102,8 +101,7 @@ def _messages(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
     elif isinstance(content, list):
         yield from _blocks(item, content, unread)
     else:
-        fault = _fault_in(item) if item["role"] in ("tool", "function") and "fault" not in item else ""
-        yield {**item, "fault": fault} if fault else item
+        yield item
 
 
 def _named(item: JsonObject, unread: Counter[str]) -> JsonObject:
@@ -167,18 +165,6 @@ def _parted(text: str, opening: re.Pattern[str]) -> list[str]:
         pieces += [text[at : tag.start()], text[tag.end() : end]]
         at = end + len(closing)
     return [*pieces, text[at:]]
-
-
-def _fault_in(item: JsonObject) -> str:
-    """The fault in a tool's message: LangChain's status, MCP's mark, or an object that is only an error."""
-    text = text_of(item.get("content"))
-    with suppress(InvalidJson):
-        value = parse_strict(text) if text.lstrip()[:1] == "{" else None
-        if isinstance(value, dict) and (
-            value.get("isError") is True or (value.get("error") and value.keys() <= _OF_ERROR)
-        ):
-            return text
-    return text or "the tool failed" if item.get("status") == "error" else ""
 
 
 def _langchain(item: JsonObject) -> JsonObject | None:

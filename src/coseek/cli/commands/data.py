@@ -359,9 +359,14 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
     if len(report.left_out) > MOST_UNREAD:
         console.print(Text(f"… and {len(report.left_out) - MOST_UNREAD:,} more; source.json lists all"))
     searches, lost = report.counts["searches"], report.counts["calls_without_result"]
+    kinds = {
+        "failed": report.counts.get("failed_searches"),
+        "found nothing": report.counts.get("searches_without_hits"),
+    }
+    some = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
     tell(
         f"{out}: {counted(report.imported, 'conversation')} ({report.with_answers:,} with gold answers), "
-        f"{counted(searches, 'search')}; {counted(len(report.left_out), 'record')} left out, "
+        f"{counted(searches, 'search')}{some and f' ({some})'}; {counted(len(report.left_out), 'record')} left out, "
         f"{counted(lost, 'call')} without a result."
     )
     for name, count in report.unread.items():
