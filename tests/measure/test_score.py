@@ -40,6 +40,15 @@ def test_a_metric_that_a_question_cannot_have_is_absent() -> None:
     assert not {"em", "cover_em", "f1", "answer_hit", "recall", "recall_per_search", "all_gold@5"} & set(scores)
 
 
+def test_a_question_whose_gold_answers_nothing_can_match_is_in_no_mean_and_is_named() -> None:
+    golds = ("The", "!!!", " ", "\u200b")
+    lost = [replace(QUESTION, id=f"lost-{at}", answers=(gold,)) for at, gold in enumerate(golds)]
+    scores = score_runs({"a": batch("Velora", (QUESTION, *lost))})
+    assert (scores.of("a").metrics["em"].n, scores.of("a").metrics["em"].mean, scores.of("a").questions) == (1, 1.0, 5)
+    notes = main_table(scores).notes[1:]
+    assert [note.rpartition(": 2 ")[2] for note in notes] == ["(first: lost-0)", "(first: lost-2)"]
+
+
 def test_an_answer_tells_of_the_use_of_passages_only_where_one_of_them_holds_it() -> None:
     runs = [
         run(found("mira", MIRA), answer="in Velora"),

@@ -374,6 +374,20 @@ def test_a_question_without_gold_answers_is_refused_in_the_name_of_the_part_that
         make_reward({name: 1.0})(bare, Grades(GeneratedAnswer("q1", 0, "c", "Zun")))
 
 
+@pytest.mark.parametrize("golds", [("The",), ("!!!", "A"), ("",)])
+def test_gold_answers_that_nothing_can_match_are_a_fault_and_no_zero_unless_a_judge_decides(
+    golds: tuple[str, ...],
+) -> None:
+    lost = run(question=replace(QUESTION, answers=golds), answer=golds[0] or "x")
+    for name in {*PARTS_OF_ANSWERS} - {"gbr", "gen_acc"}:
+        outcome = make_reward({name: 1.0}).compute(lost, SAID)
+        assert isinstance(outcome, RewardFault) and outcome.part == "gold answers", name
+    accepted = Grades(verdicts={lost.answer or "": Verdict("q1", lost.answer or "", True)})
+    assert make_reward({"gen_acc": {"of": "own"}}).compute(lost, accepted) == Reward(
+        1.0, {"gen_acc": 1.0, "gen_acc/span": 0.0, "gen_acc/judge": 1.0}
+    )
+
+
 @pytest.mark.parametrize("name", PARTS_OF_PASSAGES)
 def test_a_question_without_gold_passages_is_refused_in_the_name_of_the_part_that_needs_them(name: str) -> None:
     bare = run(question=replace(QUESTION, gold_ids=()))

@@ -1,7 +1,8 @@
 """Answers: gold answers as JSON writes them, and strict EM, cover-EM, span checks and F1 of a prediction against them.
 
 All compare normalised text. One difference from SQuAD and HotpotQA: text that is empty after normalisation (an empty
-prediction, a gold answer such as "The" or "!") matches nothing.
+prediction, a gold answer such as "The" or "!") matches nothing. Questions with such gold answers alone are in no mean
+of a metric that matches.
 """
 
 import json
@@ -57,6 +58,11 @@ def normalise(text: str) -> str:
     as nothing (soft hyphens, zero-width blanks) are removed first, which the papers' scripts do not do.
     """
     return " ".join(_ARTICLES.sub(" ", without_invisible(text).lower().translate(_PUNCTUATION)).split())
+
+
+def can_match(golds: Iterable[str]) -> bool:
+    """Whether normalisation leaves something of a gold answer, as it does not of "The", "A", "!!!" and ""."""
+    return any(map(normalise, golds))
 
 
 _CLOSED = frozenset({"yes", "no", "noanswer"})

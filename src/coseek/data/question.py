@@ -20,7 +20,8 @@ from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
 from coseek.core.record import Record
 from coseek.core.strict_json import is_deep
-from coseek.data.answers import read_answers, read_text
+from coseek.core.text import without_invisible
+from coseek.data.answers import can_match, read_answers, read_text
 from coseek.data.passage import DEEPEST_META, read_id
 
 ANSWERS = {"answers", "golden_answers"}
@@ -36,6 +37,11 @@ OWN_PASSAGE = "own_passage"
 """Key of a question's `meta`: true where the corpus passage of the same id is the question itself (ArguAna, Quora)."""
 JUDGE_ONLY = "judge_only"
 """Key of a question's `meta`: true where matching does not decide on an answer, only a judge (multiple choice)."""
+NO_GOLD = "questions without a gold answer, which no answer metric counts"
+UNMATCHED = (
+    "questions whose gold answers no answer can match (nothing is left of them without articles and punctuation), "
+    "which only a judge grades"
+)
 NEAR = 0.85
 """difflib ratio from which an unknown key counts as misspelt: `answer` does, `metadata` does not."""
 
@@ -141,6 +147,27 @@ class Question(Record):
             meta=meta,
             search_text=search_text,
         )
+
+
+def has_text(text: str) -> bool:
+    """Whether a text is displayed as anything."""
+    return bool(without_invisible(text).strip())
+
+
+def unmatched(questions: Iterable[Question]) -> dict[str, list[str]]:
+    """Why matching grades no answer to a question → the ids of those questions."""
+    asked = [question for question in questions if question.answerable]
+    lost = [question for question in asked if not can_match(question.answers)]
+    reasons: dict[str, list[str]] = {}
+    for question in lost:
+        reasons.setdefault(UNMATCHED if any(map(has_text, question.answers)) else NO_GOLD, []).append(question.id)
+    # A set for retrieval alone has no gold answers, and needs none.
+    return {} if lost == asked and all("relevance" in question.meta for question in asked) else reasons
+
+
+def unmatched_notes(questions: Iterable[Question]) -> list[str]:
+    """A line for each reason of `unmatched`, with the count and the first id."""
+    return [f"{reason}: {len(idents):,} (first: {idents[0]})" for reason, idents in unmatched(questions).items()]
 
 
 def with_options(question: Question, options: Mapping[str, str], letter: str) -> Question:

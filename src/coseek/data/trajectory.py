@@ -236,8 +236,8 @@ class Trajectory(Record):
 
     @property
     def _gold_answers(self) -> tuple[str, ...]:
-        if self.question.answerable and not self.question.answers:
-            raise DataError(f"question {self.question.id!r} has no gold answers to compare with")
+        if self.question.answerable and not answers.can_match(self.question.answers):
+            raise DataError(f"question {self.question.id!r} has no gold answers that an answer can match")
         return self.question.answers
 
     @property
@@ -379,7 +379,8 @@ def outcome(trajectory: Trajectory) -> str:
     """One line: the answer, whether it is right, the searches, and why the run ended."""
     answer = "no answer" if trajectory.answer is None else f"answer {trajectory.answer!r}"
     golds = trajectory.question.answers
-    right = f" ({'right' if trajectory.exact_match else 'wrong'}; gold: {' | '.join(golds)})" if golds else ""
+    verdict = ("right; " if trajectory.exact_match else "wrong; ") if answers.can_match(golds) else ""
+    right = f" ({verdict}gold: {' | '.join(golds)})" if golds else ""
     searches = trajectory.searches_made
     detail = f": {trajectory.stop_detail}" if trajectory.stop_detail else ""
     return f"{answer}{right}, {searches} search{'' if searches == 1 else 'es'}, ended by {trajectory.stop}{detail}"

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from coseek.agents.sources import served_context
 from coseek.core.errors import DataError, SettingError
-from coseek.data.answers import exact_match
+from coseek.data.answers import can_match, exact_match
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import Generator, ReadingInput
@@ -109,7 +109,7 @@ def dev_metrics(runs: Sequence[Trajectory], scoring: EpisodeScorer) -> dict[str,
     named: dict[str, list[float | None]] = {
         "reward": [one.value if isinstance(one, Reward) else None for one in rewards],
         "exact_match": [
-            float(exact_match(run.answer, run.question.answers)) if run.question.answers else None for run in whole
+            float(exact_match(run.answer, golds)) if can_match(golds := run.question.answers) else None for run in whole
         ],
         "recall": [run_recall(run) for run in whole],
     }

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Literal, TypeAlias
 
 from coseek.core.errors import SettingError, UnknownName
-from coseek.data.answers import cover_match
+from coseek.data.answers import can_match, cover_match
 
 Gold: TypeAlias = Collection[str] | Mapping[str, int]
 """The relevant ids, or the grade of every judged one."""
@@ -62,8 +62,8 @@ def ndcg(gold: Gold, ids: Iterable[str], k: int | None = None, gain: Gain = "lin
 
 
 def answer_hit(answers: Collection[str], texts: Iterable[str], k: int | None = None) -> bool | None:
-    """Whether one of the first `k` texts contains a gold answer as whole words; `None` without gold answers."""
-    return any(cover_match(text, answers) for text in islice(texts, k)) if answers else None
+    """Whether one of the first `k` texts contains a gold answer as whole words; `None` without one that can match."""
+    return any(cover_match(text, answers) for text in islice(texts, k)) if can_match(answers) else None
 
 
 def grades(gold: Gold) -> dict[str, int]:

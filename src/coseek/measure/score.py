@@ -1,14 +1,13 @@
 """Score: metrics of finished runs by question and group, and paired comparisons of runs.
 
 Missing values are of three kinds, and none is a 0. A *fault* (a part failed) is left out of every mean and counted. A
-*missing* question has no trajectory without a fault; it is counted. An undefined metric (recall without gold passages)
-is left out of that metric only.
+*missing* question has no trajectory without a fault; it is counted. An undefined metric (recall without gold passages,
+EM where normalisation leaves nothing of the gold answers) is left out of that metric only.
 
 A verdict that a judge did not give is unknown. Means of judged metrics are then lower bounds (accepted answers over all
 answers), and are marked as such.
 
-The unit is the question: several trajectories of one question (seeds) are averaged first, because they are not
-independent.
+The unit is the question: trajectories of one question (seeds) are averaged first, because they are not independent.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +20,8 @@ import numpy as np
 from coseek.agents.grammar import Action
 from coseek.agents.protocol import known_protocol
 from coseek.core.errors import DataError, UnknownName
-from coseek.data.answers import cover_match, exact_match, f1
-from coseek.data.question import Question
+from coseek.data.answers import can_match, cover_match, exact_match, f1
+from coseek.data.question import Question, unmatched_notes
 from coseek.data.trajectory import LAST_WORD, MISSING, PAGE, Author, StopReason, Trajectory
 from coseek.measure import retrieval
 from coseek.measure.abstention import Abstention, QuestionOutcome, abstention_of, confidence, outcome_of
@@ -51,9 +50,7 @@ def score_trajectory(
     """Every metric that is defined for this trajectory, by name (`METRICS`).
 
     Judged ones need `verdicts`, `budgeted_recall` needs a `budget` of passages. `asked`: a generator was asked for the
-    answer, so that none is wrong even where the protocol only searches.
-
-    Raises `ValueError` for a trajectory with a fault.
+    answer, so that none is wrong even where the protocol only searches. Raises `ValueError` for a fault.
     """
     if (fault := trajectory.fault) is not None:
         raise ValueError(f"question {trajectory.question.id!r} has a {fault[0]}: a fault is counted, not scored")
@@ -76,21 +73,21 @@ def score_trajectory(
         scores["cost_usd"] = trajectory.cost_usd
     if (sure := confidence(trajectory)) is not None:
         scores["confidence"] = sure
-    if question.answers:
+    if can_match(question.answers):
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
     # An imported run is written in a protocol with answers. Where its log names no other, a completed search has none.
     completed = bool(trajectory.messages) and trajectory.stop is StopReason.COMPLETE
     answers = asked or trajectory.answer is not None or (answers_itself(trajectory.agent_protocol) and not completed)
     if answers:
         scores["declined"] = trajectory.declined
-    if question.answers and answers:
+    if "answer_hit" in scores and answers:
         scores["em"] = exact_match(trajectory.answer, question.answers)
         scores["cover_em"] = cover_match(trajectory.answer, question.answers)
         scores["f1"] = f1(trajectory.answer, question.answers)
         if scores["answer_hit"]:
             scores["utilisation"] = scores["cover_em"]
-        if verdicts is not None:
-            scores.update(judged(question, trajectory.answer, verdicts))
+    if question.answers and answers and verdicts is not None:
+        scores.update(judged(question, trajectory.answer, verdicts))
     scores.update({name: value for name, value in _recalls(trajectory, budget).items() if value is not None})
     return {name: float(scores[name]) for name in METRICS if name in scores}
 
@@ -234,6 +231,8 @@ class Scores:
     """The groups that are data sets, then their macro means; empty for questions of one data set."""
     abstention: Mapping[str, Abstention] = field(default_factory=dict)
     """By run; empty where every question is answerable and no run declines one."""
+    unmatched: tuple[str, ...] = ()
+    """Notes on the questions that metrics of the answer leave out."""
 
     def of(self, run: str, group: str = ALL) -> MetricSummary:
         """The means of a run over a group. Raises `KeyError` for an unknown pair."""
@@ -348,6 +347,7 @@ def summaries_of(
         {run.name: run.stops for run in scored},
         (*datasets, *macro_groups(datasets)),
         _abstention(scored, questions, seed),
+        tuple(unmatched_notes(questions)),
     )
 
 

@@ -184,7 +184,7 @@ def main_table(scores: Scores, metrics: Sequence[str] = MAIN) -> Table:
     chosen = [summary for summary in scores.summaries if summary.group == ALL]
     shown = [name for name in metrics if any(name in summary.metrics for summary in chosen)]
     rows = [(summary.run, str(summary.questions), *_cells(summary, shown)) for summary in chosen]
-    return Table(("run", "questions", *shown), tuple(rows), tuple(left_out(chosen, shown)))
+    return Table(("run", "questions", *shown), tuple(rows), (*left_out(chosen, shown), *scores.unmatched))
 
 
 def group_table(scores: Scores, metric: str = "em") -> Table:

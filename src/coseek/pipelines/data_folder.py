@@ -10,7 +10,7 @@ from coseek.core.files import atomic_folder, link_files
 from coseek.core.text import counted
 from coseek.data.dataset import Dataset, draw
 from coseek.data.maker import SynthesisGroup, question_synthesis, world_maker
-from coseek.data.question import Question, load_questions, save_questions
+from coseek.data.question import Question, load_questions, save_questions, unmatched_notes
 from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings
 from coseek.retrieval.retriever import Retriever
 
@@ -56,6 +56,10 @@ def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> N
             f"{used.folder} has no questions in its split {' and '.join(missing)}; a tenth of the training questions "
             f"is set aside for each ({folder})"
         )
+        used = Dataset(folder)
+    for split in dict.fromkeys((data.train, data.dev, data.test)):
+        for note in unmatched_notes(load_questions(used.split_path(split))) if split in used.splits else ():
+            say(f"warning: {split}: {note}")
 
 
 def missing_splits(dataset: Dataset, data: DataSettings) -> list[str]:

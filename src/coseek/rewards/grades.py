@@ -96,6 +96,8 @@ def _answer(reply: GeneratedAnswer | None, need: Need, part: str) -> str | None:
 
 Accuracy: TypeAlias = Literal["gen_acc", "gen_acc_span", "cover_match", "span_match", "exact_match", "judge"]
 """s3, table 5 compares four (GenAcc, Span, EM, LLMJudge); those with `span` look for spans as its program does."""
+UNMATCHED, NO_MATCH = "gold answers", "normalisation leaves nothing of them, so that no answer can match; take a judge"
+"""The part, and the detail, of the fault of a question that only a judge can grade."""
 JUDGED = ("gen_acc", "gen_acc_span", "judge")
 _SPANS = {"gen_acc": answers.cover_match, "gen_acc_span": answers.span_match}
 
@@ -125,6 +127,8 @@ def is_right(accuracy: Accuracy, question: Question, response: str | None, grade
     right, nor is any to an unanswerable question."""
     if not question.answerable:
         return False
+    if accuracy not in JUDGED and not answers.can_match(question.answers):
+        raise NoReward(UNMATCHED, NO_MATCH)
     if accuracy == "exact_match":
         return answers.exact_match(response, question.answers)
     if accuracy == "cover_match":

@@ -37,8 +37,9 @@ from coseek.core.plugins import (
     plugin_names,
 )
 from coseek.core.settings import Settings, load_settings, make_settings
+from coseek.data.answers import can_match
 from coseek.data.trajectory import Trajectory
-from coseek.rewards.grades import NO_GRADES, Grades, Need, NoReward
+from coseek.rewards.grades import NO_GRADES, NO_MATCH, UNMATCHED, Grades, Need, NoReward
 
 PACKAGE = "coseek.rewards.parts"
 PRESETS = Path(__file__).parent / "presets"
@@ -74,7 +75,8 @@ class RewardFault:
     """Why a run has no reward."""
 
     part: str
-    """The part that failed: a stop reason (`retriever_error`, `model_error`), or `generator`, `baseline`, `judge`."""
+    """The part that failed: a stop reason (`retriever_error`, `model_error`), or `generator`, `baseline`, `judge`,
+    `gold answers`."""
     detail: str = ""
 
 
@@ -344,11 +346,15 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
     return part
 
 
-def needs_answers(trajectory: Trajectory, name: str) -> tuple[str, ...]:
-    """The gold answers; none of an unanswerable question. Raises `DataError` for any other question without."""
+def needs_answers(trajectory: Trajectory, name: str, judged: bool = False) -> tuple[str, ...]:
+    """The gold answers; none of an unanswerable question. Raises `DataError` for any other question without, and
+    `NoReward` where no answer can match one, unless they are `judged`."""
     if not trajectory.question.answerable:
         return ()
-    return _needed(trajectory.question.answers, "has no gold answers", trajectory, name)
+    golds = _needed(trajectory.question.answers, "has no gold answers", trajectory, name)
+    if not judged and not can_match(golds):
+        raise NoReward(UNMATCHED, NO_MATCH)
+    return golds
 
 
 def needs_gold_passages(trajectory: Trajectory, name: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import check_gold_ids
 from coseek.data.imports._sources import ImportedData, SplitAssignment, checked_splits, expand, origin_of
-from coseek.data.question import Question, load_questions, save_questions
+from coseek.data.question import Question, load_questions, save_questions, unmatched
 
 PACKAGE = "coseek.data.imports"
 CONTRACT: PluginSpec = {"read": None}
@@ -116,6 +116,7 @@ def import_data(
             if corpus is not None:
                 check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
             named = {name: [*names] for name, names in reading.named.items() if names}
+            named |= {f"{name}, the first": names[:1] for name, names in unmatched(chain(*splits.values())).items()}
             counts = {name: len(questions) for name, questions in splits.items()}
             summaries.append(ImportSummary(out, len(corpus or ()), counts, notes, report or {}, named))
             for name, questions in whole.items():

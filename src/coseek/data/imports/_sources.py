@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias, cast
 
 from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import LONGEST_LINE, Json, JsonObject, open_text, read_json, read_jsonl, read_lines
 from coseek.core.strict_json import InvalidJson, fault_in, parse_strict
-from coseek.data.answers import normalise, read_answers, read_text
+from coseek.data.answers import read_answers, read_text
 from coseek.data.dataset import draw
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, has_text, unmatched
 
 KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".tsv", ".parquet")
 _PYTHON_LIST = re.compile(r"\A\s*+\[\s*+['\"].*['\"]\s*+\]\s*+\Z", re.DOTALL)
@@ -284,10 +285,6 @@ class PassageCollector:
 
 NO_TEXT = "questions without a text, left out"
 EMPTY = "empty gold answers, left out"
-UNMATCHED = (
-    "questions whose gold answers no answer can match (nothing is left of them without articles and punctuation)"
-)
-NO_GOLD = "questions without a gold answer, which no answer metric counts"
 
 
 def checked_splits(
@@ -299,27 +296,22 @@ def checked_splits(
         name: [_checked(question, counts) for question in questions if _has_text(question, counts)]
         for name, questions in splits.items()
     }
-    asked = [question for questions in kept.values() for question in questions if question.answerable]
-    without = [question for question in asked if not question.answers]
-    if len(without) < len(asked) or not all("relevance" in question.meta for question in asked):
-        counts[NO_GOLD] += len(without)  # a set for retrieval alone has none, and needs none
+    counts.update({reason: len(idents) for reason, idents in unmatched(chain(*kept.values())).items()})
     return {name: questions for name, questions in kept.items() if questions}, {
         name: count for name, count in counts.items() if count or name in notes
     }
 
 
 def _has_text(question: Question, counts: Counter[str]) -> bool:
-    has = bool(question.question.strip())
+    has = has_text(question.question)
     counts[NO_TEXT] += not has
     return has
 
 
 def _checked(question: Question, counts: Counter[str]) -> Question:
     """The question without empty gold answers."""
-    answers = tuple(answer for answer in question.answers if answer.strip())
+    answers = tuple(filter(has_text, question.answers))
     counts[EMPTY] += len(question.answers) - len(answers)
-    if answers and not any(map(normalise, answers)):
-        counts[UNMATCHED] += 1
     return question if len(answers) == len(question.answers) else replace(question, answers=answers)
 
 

@@ -27,6 +27,6 @@ def to_judge(trajectory: Trajectory, settings: ComponentSettings, grades: Grades
 
 def reward(trajectory: Trajectory, settings: ComponentSettings, grades: Grades) -> PartValue:
     """Acc(G(Q, K), A) with K the run's passages: all retrieved ones, or its selection (QAgent, eq. 8–10)."""
-    needs_answers(trajectory, "component")
+    needs_answers(trajectory, "component", judged=True)
     right = is_right(settings.accuracy, trajectory.question, grades.component_answer(), grades)
     return PartValue(float(right), grades.served())

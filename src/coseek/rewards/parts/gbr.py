@@ -31,7 +31,7 @@ def reward(trajectory: Trajectory, settings: GbrSettings, grades: Grades) -> Par
 
     At least 0 on questions that naive RAG fails. The published code adds Acc(G(Q, D_agent)): preset `s3-code`.
     """
-    needs_answers(trajectory, "gbr")
+    needs_answers(trajectory, "gbr", judged=True)
     question = trajectory.question
     agent = float(is_right(settings.accuracy, question, grades.component_answer(), grades))
     rag = float(is_right(settings.accuracy, question, grades.baseline_answer(), grades))

@@ -34,7 +34,7 @@ def to_judge(trajectory: Trajectory, settings: GenAccSettings, grades: Grades) -
 def reward(trajectory: Trajectory, settings: GenAccSettings, grades: Grades) -> PartValue:
     """span ∨ judge (s3, eq. 3). The judge is called, and logged, only for answers without a matching span; for
     all answers to a question that only the judge decides (`Question.judge_only`)."""
-    golds = needs_answers(trajectory, "gen_acc")
+    golds = needs_answers(trajectory, "gen_acc", judged=True)
     response = trajectory.answer if settings.of == "own" else grades.component_answer()
     span = (cover_match if settings.span == "cover_match" else span_match)(response, golds)
     if span and not trajectory.question.judge_only:

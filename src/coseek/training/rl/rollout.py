@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from coseek.data.answers import exact_match
+from coseek.data.answers import can_match, exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
@@ -153,7 +153,7 @@ def rollout_metrics(episodes: EpisodeBatch) -> dict[str, float]:
         return metrics
     trajectories = [episode.trajectory for episode in episodes.scored]
     rewards = [episode.reward for episode in episodes.scored]
-    answerable = [trajectory for trajectory in trajectories if trajectory.question.answers]
+    answerable = [trajectory for trajectory in trajectories if can_match(trajectory.question.answers)]
     if answerable:
         metrics["exact_match"] = fmean(exact_match(each.answer, each.question.answers) for each in answerable)
     metrics |= {
