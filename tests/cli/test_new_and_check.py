@@ -66,6 +66,10 @@ BROKEN = {
         "from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(run, settings): return 'much'\n",
         "let it return a number",
     ),
+    "a reward that fails": (
+        "from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(run, settings): return run.gold[9]\n",
+        "IndexError: tuple index out of range (line 2)",
+    ),
     "a format that fails": (
         "EXAMPLE = 'a'\ndef read(sources): return 1 / 0\n",
         "ZeroDivisionError: division by zero (line 2)",

@@ -47,6 +47,44 @@ def test_a_function_is_searched_and_its_exception_is_a_fault() -> None:
         FunctionRetriever(lambda query: [])  # type: ignore[arg-type, misc]
 
 
+FILE = """
+from coseek import Corpus, Hit, Passage
+from coseek.core.settings import Settings as SETTINGS
+class Mine:
+    name, identity, corpus = "mine", "1", Corpus([Passage("a", "", ""), Passage("b", "", "")])
+    def seen(self, query): return "q"
+    def search(self, queries, k):
+        a, b = self.corpus
+        return {}
+def open(settings, opening): return Mine()
+"""
+IMPOSSIBLE = {
+    "nothing": ("None", "returned None; return a list of hits for each query"),
+    "one list too few": ("[[Hit(a, 1.0)]] * (len(queries) - 1)", "returned \\[\\]; return a list"),
+    "hits for no query": ("[Hit(a, 1.0)] * len(queries)", "return a list of hits for each query"),
+    "a text": ("[['a']] * len(queries)", "hit 1 of the retriever is 'a'; return Hit"),
+    "an id that is no text": ("[[Hit(Passage(1, '', ''), 1.0)]] * len(queries)", "return Hit"),
+    "no score": ("[[Hit(a, None)]] * len(queries)", "return Hit"),
+    "a score that is no number": ("[[Hit(a, float('nan'))]] * len(queries)", "score nan"),
+    "rising scores": ("[[Hit(a, 1.0), Hit(b, 2.0)]] * len(queries)", "with falling scores"),
+    "a passage twice": ("[[Hit(a, 1.0), Hit(a, 0.5)]] * len(queries)", "the passage 'a' twice"),
+    "more than was asked for": ("[[Hit(a, 1.0), Hit(b, 0.5)] * k] * len(queries)", "hits, of 2 at most"),
+    "a passage of another corpus": ("[[Hit(Passage('c', '', ''), 1.0)]] * len(queries)", "'c', which is not in its"),
+    "an exception": ("[1 / 0]", "ZeroDivisionError: division by zero .line 9."),
+}
+
+
+@pytest.mark.parametrize("fear", IMPOSSIBLE)
+def test_what_no_ranking_can_be_is_a_fault_of_the_search_and_never_evidence(fear: str, tmp_path: Path) -> None:
+    returned, sentence = IMPOSSIBLE[fear]
+    (tmp_path / "mine.py").write_text(FILE.replace("{}", returned), encoding="utf-8")
+    mine = open_retriever({"retriever": str(tmp_path / "mine.py")})
+    with pytest.raises(RetrieverError, match=sentence):
+        mine.search(["x"], 2)
+    (row,) = coseek.rollout("rules", "Who is there?", mine)
+    assert row.fault is not None and not row.hits
+
+
 def test_an_object_with_a_search_is_opened_by_name(index: Path) -> None:
     corpus = coseek.open_index(index).corpus
     assert corpus is not None

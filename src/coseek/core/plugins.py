@@ -242,7 +242,14 @@ def running(kind: str, name: str) -> Iterator[None]:
     except Exception as error:
         if not is_plugin_path(name) or is_function(name):  # a program sees the traceback of its own function
             raise
-        raise SettingError(_failed(f"the {kind} file {name} failed", Path(name), error)) from None
+        raise SettingError(failure(kind, name, error)) from None
+
+
+def failure(kind: str, name: str, error: Exception) -> str:
+    """The sentence about an exception of a user's file, or of a function."""
+    if is_function(name):
+        return f"{plugin_name(name)}: {type(error).__name__}: {error}"
+    return _failed(f"the {kind} file {name} failed", Path(name), error)
 
 
 def plugin_digests(tree: Json) -> dict[str, Json]:
@@ -272,7 +279,8 @@ def _run(path: Path, kind: str, name: str) -> ModuleType:
 
 def _failed(what: str, path: Path, error: Exception) -> str:
     """The sentence about an error in a user's file, with its line there."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     if isinstance(error, SyntaxError):
         said, line = error.msg, error.lineno
     else:

@@ -1,7 +1,7 @@
 """Trials: what a part's file is, and what it does on a tiny example."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,6 @@ from coseek.data import imports
 from coseek.data.dataset import Dataset
 from coseek.data.imports._sources import ImportedData
 from coseek.data.maker import WorldGroup, world_maker
-from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
 from coseek.labels import maker
@@ -249,27 +248,12 @@ def try_retriever_file(name: str, bench: Bench) -> Iterator[str]:
 
 
 def searched(retriever: Retriever, bench: Bench) -> Iterator[str]:
-    """Search two questions for three passages, and check what comes back."""
+    """Search two questions for three passages."""
     queries = [question.question for question in bench.questions[:2]]
     hit_lists = retriever.search(queries, 3)
-    if len(hit_lists) != len(queries):
-        raise SettingError(f"two queries got {len(hit_lists)} lists of hits; one for each is needed")
-    for hits in hit_lists:
-        check_hits(hits)
     yield f"identity {str(retriever.identity)[:12]}…; searched for: {retriever.seen(queries[0])}"
     for rank, hit in enumerate(hit_lists[0], start=1):
         yield f"{rank}  {hit.score:.3f}  {hit.passage.title.strip()}"
-
-
-def check_hits(hits: Sequence[Hit]) -> None:
-    """Refuse hits that no reader of rankings can use."""
-    scores = [hit.score for hit in hits]
-    if len(hits) > 3:
-        raise SettingError(f"{len(hits)} hits came back where 3 were asked for")
-    if scores != sorted(scores, reverse=True):
-        raise SettingError(f"hits come best first, with falling scores; these have {scores}")
-    if len({hit.passage.id for hit in hits}) != len(hits):
-        raise SettingError("one passage was found twice by one search")
 
 
 def try_view(name: str, bench: Bench) -> Iterator[str]:

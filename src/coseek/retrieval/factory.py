@@ -12,8 +12,12 @@ A module of `coseek.retrieval.retrievers` that needs no index defines two names:
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
@@ -22,13 +26,24 @@ from coseek.core.connections import is_url
 from coseek.core.errors import CoseekError, MissingExtra, RetrieverError, SettingError
 from coseek.core.files import JsonObject, read_yaml, real_path
 from coseek.core.fingerprint import digest_of
-from coseek.core.plugins import PluginSpec, called, check_takes, identify, is_function, is_plugin_path, offer, running
+from coseek.core.plugins import (
+    PREFIX,
+    PluginSpec,
+    called,
+    check_takes,
+    identify,
+    is_function,
+    is_plugin_path,
+    offer,
+    running,
+)
 from coseek.core.settings import Settings, apply_overrides, make_settings
+from coseek.core.text import counted
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.models.model_folder import shipped_models
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import LayeredRetriever, Retriever, absent_score, fault_of_hits
 from coseek.retrieval.views import load_views
 
 if TYPE_CHECKING:
@@ -64,13 +79,9 @@ class FunctionRetriever:
         return [self._hits(self.seen(query), k) for query in queries]
 
     def _hits(self, query: str, k: int) -> list[Hit]:
-        try:
+        with failed_search(f"{PREFIX}{self.name}"):
             results = list(self._function(query, k))[:k]
-        except CoseekError:
-            raise
-        except Exception as error:
-            raise RetrieverError(f"{self.name}: {type(error).__name__}: {error}") from error
-        return [self._hit(result, float(k - rank)) for rank, result in enumerate(results)]
+            return _checked([self._hit(result, float(k - rank)) for rank, result in enumerate(results)], k, None)
 
     def _hit(self, result: object, score: float) -> Hit:
         match result:
@@ -81,6 +92,75 @@ class FunctionRetriever:
             case str():
                 return Hit(Passage(digest_of(result)[:16], "", result), score)
         raise SettingError(f"the retriever {self.name} returned {result!r}; let it return passages, hits or texts")
+
+
+class CheckedRetriever(LayeredRetriever):
+    """A user's retriever. Its exceptions, and hits that no reader of rankings can use, are failed searches."""
+
+    def __init__(self, over: Retriever, file: str) -> None:
+        super().__init__(over)
+        self._file = file
+        self.name = over.name
+
+    @property
+    def identity(self) -> str:
+        with running("retriever", self._file):
+            return str(self.over.identity)
+
+    @property
+    def absent_score(self) -> float | None:
+        return absent_score(self.over)
+
+    def seen(self, query: QueryLike) -> str:
+        with running("retriever", self._file):
+            return self.over.seen(query)
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        queries = as_queries(queries, k)
+        with failed_search(self._file):
+            results: object = self.over.search(queries, k)
+            lists = [*results] if isinstance(results, Iterable) else []
+            if len(lists) != len(queries) or not all(isinstance(hits, Iterable) for hits in lists):
+                raise RetrieverError(
+                    f"{self.name}: the search of {counted(len(queries), 'query', 'queries')} returned "
+                    f"{reprlib.repr(results)}; return a list of hits for each query"
+                )
+            return [_checked([*hits], k, self.corpus) for hits in lists]
+
+
+@contextmanager
+def failed_search(name: str) -> Iterator[None]:
+    """Turn an exception of the user's retriever `name` into a `RetrieverError`."""
+    try:
+        yield
+    except CoseekError:
+        raise
+    except Exception as error:
+        raise RetrieverError(plugins.failure("retriever", name, error)) from error
+
+
+def _checked(hits: Sequence[object], k: int, corpus: Corpus | None) -> list[Hit]:
+    """The hits of one query. Raises `RetrieverError` for a list that is no ranking of at most `k` passages."""
+    ranking: list[Hit] = []
+    for rank, hit in enumerate(hits, start=1):
+        match hit:
+            case Hit(Passage(str(), str(), str()) as passage, score) if isinstance(cast(object, score), Real):
+                ranking.append(Hit(passage, float(score)))
+            case _:
+                raise RetrieverError(f"hit {rank} of the retriever is {reprlib.repr(hit)}; return Hit(passage, number)")
+    ids, scores = [hit.passage.id for hit in ranking], [hit.score for hit in ranking]
+    fault = fault_of_hits(ranking)
+    if not fault and len(hits) > k:
+        fault = f"the retriever returned {len(hits)} hits, of {k} at most"
+    if not fault and scores != sorted(scores, reverse=True):
+        fault = f"hits come best first, with falling scores; those of the retriever are {reprlib.repr(scores)}"
+    if not fault and (twice := [ident for ident, count in Counter(ids).items() if count > 1]):
+        fault = f"the retriever returned the passage {twice[0]!r} twice in one search"
+    if not fault and corpus is not None and (other := [ident for ident in ids if not corpus.has(ident)]):
+        fault = f"the retriever returned the passage {other[0]!r}, which is not in its corpus"
+    if fault:
+        raise RetrieverError(fault)
+    return ranking
 
 
 def as_retriever(given: Retriever | SearchFunction) -> Retriever:
@@ -184,7 +264,7 @@ class OpenContext:
                 f"the retriever that {name} opens has no {', '.join(map(repr, missing))}; a retriever has "
                 f"{', '.join(_INTERFACE)}, where `corpus` may be None"
             )
-        return retriever
+        return CheckedRetriever(retriever, name) if is_plugin_path(name) and not is_function(name) else retriever
 
     def check(self, tree: Mapping[str, object], where: str) -> tuple[RetrieverModule, Settings]:
         """The module and the settings that a mapping names. Raises `SettingError` for a wrong name or setting. Opens

@@ -17,6 +17,7 @@ on: its result without the fault is unknown.
 """
 
 import math
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from coseek.core.plugins import (
     offer,
     plugin_name,
     plugin_names,
+    running,
 )
 from coseek.core.settings import Settings, load_settings, make_settings
 from coseek.data.answers import can_match
@@ -130,23 +132,28 @@ class RewardPart:
     name: str
     module: _PartModule | _GradedModule
     settings: PartSettings
+    spelt: str = ""
+    """The name in settings: that of a built-in part, or the path of a file."""
 
     @property
     def needs(self) -> frozenset[Need]:
         """Grades that this part needs."""
         if not hasattr(self.module, "needs"):
             return frozenset()
-        return frozenset(cast(_GradedModule, self.module).needs(self.settings))
+        with running("reward", self.spelt):
+            return frozenset(cast(_GradedModule, self.module).needs(self.settings))
 
     def to_judge(self, trajectory: Trajectory, grades: Grades) -> Sequence[str]:
         """The responses on which this part, which needs a judge, needs a verdict."""
-        return cast(_GradedModule, self.module).to_judge(trajectory, self.settings, grades)
+        with running("reward", self.spelt):
+            return cast(_GradedModule, self.module).to_judge(trajectory, self.settings, grades)
 
     def __call__(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> PartValue:
-        if hasattr(self.module, "needs"):
-            value = cast(_GradedModule, self.module).reward(trajectory, self.settings, grades)
-        else:
-            value = self.module.reward(trajectory, self.settings)
+        with running("reward", self.spelt):
+            if hasattr(self.module, "needs"):
+                value = cast(_GradedModule, self.module).reward(trajectory, self.settings, grades)
+            else:
+                value = self.module.reward(trajectory, self.settings)
         result = value if isinstance(value, PartValue) else PartValue(value, {})
         for name, number in (
             (self.name, result.value),
@@ -167,8 +174,8 @@ def _check_number(subject: str, value: object, trajectory: Trajectory) -> None:
     """Raise `SettingError` for a value that is no number, or too large to take means and spreads of."""
     if not isinstance(value, Real) or not abs(_float_of(value)) <= LARGEST:
         raise SettingError(
-            f"{subject} gave {value!r} for the question {trajectory.question.id!r}; let it return a number between "
-            f"{-LARGEST:g} and {LARGEST:g}"
+            f"{subject} gave {reprlib.repr(value)} for the question {trajectory.question.id!r}; let it return a number "
+            f"between {-LARGEST:g} and {LARGEST:g}"
         )
 
 
@@ -337,7 +344,7 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
         raise SettingError(*(f"reward {name!r}: {sentence}" for sentence in error.sentences)) from None
     if settings.gate and "weight" in settings.model_fields_set:
         raise SettingError(f"reward {name!r} is a gate, which multiplies the others; leave out its weight")
-    part = RewardPart(plugin_name(name), module, settings)
+    part = RewardPart(plugin_name(name), module, settings, spelt)
     if "judge" in part.needs and not hasattr(module, "to_judge"):
         raise SettingError(
             f"reward {name!r} needs a judge and does not say for which answers; define to_judge(trajectory, settings, "
