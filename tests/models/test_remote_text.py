@@ -124,8 +124,21 @@ def test_a_turn_that_a_tool_call_ended_is_no_fault_however_the_server_writes_it(
 
 
 def test_a_refused_field_is_named_however_the_server_says_it() -> None:
-    for said in ("Unrecognized request argument supplied: seed", "seed: Extra inputs are not permitted"):
-        assert "send: {seed: null}" in refused_field(HttpFailure(said, 400), {"seed": 0, "stop": []})
+    sent = {"model": "m", "prompt": "", "stop": [], "seed": 0, "top_p": 1.0, "max_tokens": 5}
+    for message in (
+        "Unrecognized request argument supplied: seed",
+        "seed: Extra inputs are not permitted",
+        "body -> seed: extra fields not permitted",
+        "Additional properties are not allowed ('seed' was unexpected)",
+        '{"loc": ["body", "seed"], "msg": "Extra inputs", "input": {"stop": [], "prompt": "", "seed": 0}}',
+        "The Seed parameter is deprecated: stop sending it",
+        "参数seed不支持",
+        "unknown seed; supported are model, stop, top_p",
+    ):
+        assert "send: {seed: null}" in refused_field(HttpFailure(message, 400), sent), message
+    assert "{max_tokens: max_completion" in refused_field(HttpFailure("max_tokens? max_completion_tokens!", 400), sent)
+    for message in ("no model m", "the prompt is empty", "stopped: max_tokens_per_day", '{"input": {"seed": 0}}'):
+        assert not refused_field(HttpFailure(message, 400), sent), message
 
 
 def test_a_writer_may_be_an_address_or_a_file(tmp_path: Path) -> None:

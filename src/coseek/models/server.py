@@ -19,11 +19,6 @@ _VERSION = "/v1"
 _ENDS = ("/chat/completions", "/completions")
 """Path endings that users copy from a server's documentation; the part before is used unchanged."""
 _OWN_VERSION = re.compile(r"/v[0-9]+(?:alpha|beta)?[0-9]*(?=/|$)")
-_NAMED = re.compile(
-    r"""(?:["'`\[.]|\b(?:parameters?|fields?|arguments?|property|name|supplied):? )(?!supplied)(\w+)"""
-    r"|\b(\w+)(?= is not (?:supported|permitted|allowed)| does not support|: Extra inputs)"
-)
-"""A field name in an error message."""
 _REFUSALS = (400, 404, 422)
 _INPUT = ("model", "messages", "prompt", "input_ids", "tools")
 _RENAMES = {"max_tokens": "max_completion_tokens"}
@@ -125,19 +120,23 @@ def with_changes(body: JsonObject, send: Mapping[str, object]) -> JsonObject:
 
 
 def refused_field(error: HttpFailure, fields: Iterable[str]) -> str:
-    """The setting that omits or renames the one of a request's `fields` that a server refuses, as the end of an error
-    message; "" for another error."""
+    """The setting that omits, renames or replaces the first of a request's `fields` that a server's refusal names, as
+    the end of an error message; "" for another error."""
     if error.status not in _REFUSALS:
         return ""
-    named = {match[1] or match[2] for match in _NAMED.finditer(str(error))}
-    for name in fields:
-        if name in _INPUT or name not in named:
-            continue
-        new = _RENAMES.get(name, "")
-        if new and new in str(error):
-            return f"; rename the field with `send: {{{name}: {new}}}` in the server's settings"
-        return f"; omit the field with `send: {{{name}: null}}` in the server's settings"
-    return ""
+    message = str(error).partition('"input"')[0]  # pydantic repeats the whole request there
+    # The name may stand in quotes, brackets, or between Chinese characters, but not inside another name.
+    matches = {
+        name: re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", message, re.I) for name in fields
+    }
+    places = {name: match.start() for name, match in matches.items() if match and name not in _INPUT}
+    if not places:
+        return ""
+    name = min(places, key=lambda field: places[field])
+    # vLLM names both names where the value is too large.
+    if (new := _RENAMES.get(name, "")) and new in message and "too large" not in message:
+        return f"; rename the field with `send: {{{name}: {new}}}` in the server's settings"
+    return f"; omit the field with `send: {{{name}: null}}` in the server's settings, or send another value there"
 
 
 class Prices(Settings):
