@@ -30,6 +30,8 @@ def read_one(name: str, data: bytes) -> tuple[Document, str]:
         ("Der Fluß fließt über die Hügel, und die Fischer hören früh die Vögel im Schilf.", "latin-1"),
         ("Der Fluß fließt über die Hügel.", "utf-16"),
         ("A heron waits for fish in the reeds.", "utf-16-le"),
+        ("Цапля ждёт рыбу\nв камышах.", "utf-16-be"),
+        ("サギは\n魚を待つ。", "utf-16-le"),
         ("Цапля стоит в воде и ждёт рыбу, пока солнце не сядет за холмы и лес.", "cp1251"),
         ("アオサギは浅い水の中で魚を待っています。太陽が丘の向こうに沈むまで、彼は動きません。", "shift_jis"),
         ("Zażółć gęślą jaźń, proszę państwa, to jest próba.", "iso8859-2"),

@@ -163,7 +163,7 @@ EXTRA_OF = {
     "httpx": "remote",
     "trafilatura": "web",
     "pypdfium2": "documents",
-    "charset_normalizer": "documents",
+    "chardet": "documents",
     "markitdown": "documents",
     "fastapi": "serve",
     "uvicorn": "serve",

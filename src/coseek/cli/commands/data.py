@@ -414,9 +414,11 @@ def show_report(report: JsonObject) -> None:
     for kind, counts in kinds.items():
         table.add_row(kind, *(f"{count:,}" if count else "" for count in counts.values()))
     console.print(table)
+    guesses = cast(dict[str, str], report.get("guessed_files", {}))
     for encoding, count in cast(dict[str, int], report.get("guessed_encodings", {})).items():
         some = f"{counted(count, 'file')} {'does' if count == 1 else 'do'} not say the encoding"
-        tell(f"{some}; read as {encoding}.")
+        names = [path for path, guess in guesses.items() if guess == encoding][:MOST_UNREAD]
+        tell(f"{some}; read as {encoding}: {', '.join(names)}{', …' * (count > len(names))}")
     unread = cast(list[dict[str, str | list[str]]], report["unread"])
     for document in unread[:MOST_UNREAD]:
         console.print(Text(f"{document['outcome']}: {document['path']}: {'; '.join(document['reasons'])}"))

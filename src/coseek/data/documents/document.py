@@ -2,8 +2,9 @@
 most `size` words or tokens: by paragraph, row, sentence, word, and at last character."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +19,7 @@ _BLANKS = re.compile(r"(?<![ \t])[ \t]{100,}+")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 _MAX_CONTROLS = 0.01
 """Share of control bytes from which a file is no text."""
+_NO_TEXT = ("Cc", "Cn", "Co", "Cs")
 _CONTROLS = bytes({*range(32)} - {9, 10, 11, 12, 13, 27})
 
 
@@ -105,15 +107,24 @@ def decoded_text(data: bytes, is_page: bool = False) -> DecodedText:
     head = data[:65_536]
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return decoded(data)
-    for start, name in ((1, "utf-16-le"), (0, "utf-16-be")):  # without a mark, every other byte of Latin text is 0
-        if len(head) >= 8 and head[start::2].count(0) > 0.8 * len(head[start::2]):
-            return decoded_as(data, name)
     if b"\x00" in head or len(head) - len(head.translate(None, _CONTROLS)) > _MAX_CONTROLS * len(head):
+        if name := _utf_16(head):
+            return replace(decoded_as(data, name), is_guess=True)
         raise DocumentFault("it is not text")
     text = decoded(data, is_page=is_page)
     if not text.encoding:
         raise DocumentFault("its encoding is not known; save it as UTF-8")
     return text
+
+
+def _utf_16(head: bytes) -> str:
+    """The byte order of UTF-16 without a mark: a text has fewer high bytes than low ones, and no characters that are
+    unassigned, private or controls. Empty for other data."""
+    names = ("utf-16-le", "utf-16-be")
+    name = min(names, key=lambda name: len({*head[name == "utf-16-le" :: 2]}))
+    text = head.decode(name, errors="ignore")
+    is_text = len(head) >= 8 and all(sign in "\t\n\r\f" or unicodedata.category(sign) not in _NO_TEXT for sign in text)
+    return name if is_text else ""
 
 
 def paragraphs(text: str) -> Iterator[str]:

@@ -46,14 +46,7 @@ def read_office(data: bytes, name: str) -> Document:
                     field = _FIELD_NAMES[title_or_creator or modified]
                     fields[field] = f"{fields[field]}, {text}" if field == "author" and field in fields else text
             document = {"docx": _word, "pptx": _slides, "xlsx": _sheets, "epub": _book}[kind](archive, data)
-    except (
-        zipfile.BadZipFile,
-        NotImplementedError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        ElementTree.ParseError,
-    ) as error:
+    except (zipfile.BadZipFile, ElementTree.ParseError, RuntimeError, ValueError, KeyError) as error:
         raise DocumentFault(f"it is no whole {kind.upper()} ({error})") from None
     document.title = str(fields.pop("title", "") or document.title)
     document.meta |= fields
@@ -197,7 +190,9 @@ def _book(archive: zipfile.ZipFile, data: bytes) -> Document:
     for chapter in package.iterfind(".//{*}itemref"):
         name = posixpath.normpath(posixpath.join(posixpath.dirname(path), files.get(chapter.get("idref"), "")))
         try:
-            document.sections += read_html(decoded_text(archive.read(name), is_page=True).text).sections
+            text = decoded_text(archive.read(name), is_page=True)
+            document.encoding = document.encoding or (text.encoding if text.is_guess else "")
+            document.sections += read_html(text.text).sections
         except (KeyError, DocumentFault) as error:
             document.faults.append(f"{name}: {error}")
     document.title = next((section.headings[0] for section in document.sections if section.headings), "")

@@ -107,7 +107,8 @@ def read_mail(data: bytes, name: str) -> Document:
     mail = parse_mail(data)
     head, _, _ = data.replace(b"\r\n", b"\n").partition(b"\n\n")
     # Parsed apart, since letters of a header without an encoding are decoded like those of a file.
-    headers = email.message_from_string(decoded_text(head).text, policy=email.policy.default)
+    head_text = decoded_text(head)
+    headers = email.message_from_string(head_text.text, policy=email.policy.default)
     lines, meta = list[str](), dict[str, Json]()
     for field in ("from", "to", "cc", "date"):
         if value := clean(str(headers.get(field, ""))).strip()[:2000]:
@@ -118,6 +119,7 @@ def read_mail(data: bytes, name: str) -> Document:
     except (ValueError, TypeError, IndexError):
         meta["date"] = str(meta["date"])[:40]
     document = Document(" ".join(clean(str(headers.get("subject", ""))).split()), [], meta)
+    document.encoding = head_text.encoding if head_text.is_guess else ""
     blocks = ["\n".join(lines)] if lines else []
     # After the body, texts between attachments, as Apple Mail writes them.
     parts = mail.iter_parts() if mail.get_content_type() == "multipart/mixed" else ()

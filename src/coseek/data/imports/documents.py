@@ -5,8 +5,8 @@ zip and tar archives of these. A passage has `meta` with `path` (of its file, fr
 `previous` and `next` (ids of its neighbours), and `page`, `row`, `url`, `date`, `author` and front matter where it has
 any.
 
-An encoding that no file says is guessed: UTF-8 if the bytes are, else that of the languages whose letters fit. The
-report counts the files by guessed encoding.
+An encoding that no file says is guessed: UTF-8 if the bytes are, else by chardet. The report names those files, and
+counts them by encoding.
 
 Every file ends with one outcome: *read*, *in part*, *failed* or *left out* (links, hidden files, kinds without a
 reader); `source.json` lists all that were not read, each with its reasons.
@@ -150,7 +150,8 @@ def _report(records: Sequence[JsonObject], settings: DocumentSettings) -> JsonOb
         if record["outcome"] != "read"
     ]
     digests: JsonObject = {str(record["path"]): record.get("sha256") for record in records if record.get("passages")}
-    encodings = Counter(str(record["encoding"]) for record in records if record.get("encoding"))
+    guesses: JsonObject = {str(record["path"]): record["encoding"] for record in records if record.get("encoding")}
+    encodings = Counter(map(str, guesses.values()))
     by_kind: JsonObject = {kind: dict(kinds[kind]) for kind in sorted(kinds)}
-    guessed: JsonObject = {"guessed_encodings": {**encodings}} if encodings else {}
+    guessed: JsonObject = {"guessed_encodings": {**encodings}, "guessed_files": guesses} if guesses else {}
     return {"settings": dump_settings(settings), "kinds": by_kind, **guessed, "unread": unread, "files": digests}
