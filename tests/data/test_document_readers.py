@@ -75,8 +75,68 @@ def test_a_text_between_attachments_of_a_mail_is_kept() -> None:
     assert read_one("a.eml", mail.encode())[1] == "From: a@b.org\nalpha\ncharlie"
 
 
+def mail_of(kind: str, *parts: str) -> str:
+    body = "".join(f"--{kind}\n{part}\n" for part in parts)
+    return f"Content-Type: multipart/{kind}; boundary={kind}\n\n{body}--{kind}--\n"
+
+
+def test_every_text_and_attachment_of_a_mail_is_read_at_any_depth(tmp_path: Path) -> None:
+    page = "Content-Type: text/html\n\n<p>charlie</p>"
+    sheet = "Content-Type: text/csv\nContent-Disposition: attachment\n\nsum\ndelta"
+    inner = mail_of("mixed", "\nalpha", "Content-Type: text/plain; name=b.txt\n\nbravo", sheet, "\nlast")
+    mails = {
+        "signed": mail_of("signed", inner, "Content-Type: application/pgp-signature\n\nx"),
+        "page": mail_of("alternative", "\nPlease read this as a page.", page),
+        "both": mail_of("alternative", "\ncharlie, charlie", page),
+        "calendar": "Content-Type: text/calendar\n\nSUMMARY:echo",
+        "boundless": "Content-Type: multipart/mixed\n\nfoxtrot",
+    }
+    files = {f"{name}__eml": f"From: a@b.org\n{mail}".encode() for name, mail in mails.items()}
+    _, passages = imported(tmp_path, **files)
+    texts = {
+        str(one.meta["path"]).removeprefix("notes/"): one.text.replace("From: a@b.org\n\n", "") for one in passages
+    }
+    assert texts.pop("signed.eml/3-attachment.sig", "x") == "x"
+    assert texts == {
+        "signed.eml": "alpha\n\nlast", "signed.eml/1-b.txt": "bravo", "signed.eml/2-attachment.csv": "sum: delta",
+        "page.eml": "Please read this as a page.\n\ncharlie", "both.eml": "charlie, charlie",
+        "calendar.eml": "SUMMARY:echo", "boundless.eml": "foxtrot",
+    }  # fmt: skip
+
+
+def test_mails_that_programs_keep_under_other_names_are_mails(tmp_path: Path) -> None:
+    mail = "From: a@b.org\nX-Spam: no\nSubject: s\nContent-Transfer-Encoding: base64\n\nYWxwaGE=\n"
+    begin = "From - Mon Jan 01 10:00:00 2024\n"
+    text = "From: a@b.org\n\nFrom here on\n"
+    _, passages = imported(
+        tmp_path, inbox=f"\n{begin}{mail}\n{begin}{text}".encode()[1:], maildir=mail.encode(),
+        apple__emlx=f"{len(mail)}\n{mail}<plist/>".encode(), page__mhtml=mail.encode(),
+        mark__eml=f"\ufeff{mail}".encode(),
+    )  # fmt: skip
+    texts = [one.text.replace("From: a@b.org\n\n", "") for one in passages]
+    assert sorted(texts) == ["From here on", *["alpha"] * 5]
+
+
 def test_a_first_line_that_names_the_delimiter_is_no_header() -> None:
-    assert read_one("a.csv", "\ufeffsep=;\r\nname;price\r\nMüller;1,50\r\n".encode())[1] == "price: 1,50"
+    for first in ("sep=;", '"sep=;"'):
+        assert read_one("a.csv", f"\ufeff{first}\r\nname;price\r\nMüller;1,50\r\n".encode())[1] == "price: 1,50"
+
+
+@pytest.mark.parametrize(
+    ("table", "lines"),
+    [
+        ('"a, b";c\n"d, e";1,5\n"f, g";2,5\n', ["a, b: d, e", "c: 1,5", "a, b: f, g", "c: 2,5"]),
+        ("Report 2026\n\na;b\n1,5;x\n2,5;y\n", ["Report 2026", "a: 1,5", "b: x", "a: 2,5", "b: y"]),
+        ("Report;;\na;b;c\n1;2;3;\n4;5;6;\n", ["Report", "a: 1", "b: 2", "c: 3", "a: 4", "b: 5", "c: 6"]),
+        ("text\none, two\nthree\nfour, five, six\n", ["one, two", "three", "four, five, six"]),
+        ('a,b\n1,"open\n2,x\n3,y\n', ["a: 1", 'b: "open', "a: 2", "b: x", "a: 3", "b: y"]),
+        ('a,b\n"say "hi" now",x\n3,y\n', ['a: say hi" now"', "b: x", "a: 3", "b: y"]),
+        (",a\n0,x\n1,y\n", ["column 1: 0", "a: x", "column 1: 1", "a: y"]),
+        ("title,b\n" + "x" * 301 + ",y\n", ["title: " + "x" * 301, "b: y"]),
+    ],
+)
+def test_a_table_of_any_make_keeps_its_columns_and_every_word(table: str, lines: list[str]) -> None:
+    assert read_one("a.csv", table.encode())[1].split("\n") == lines
 
 
 def test_an_html_page_keeps_its_text_and_loses_what_is_around_it() -> None:

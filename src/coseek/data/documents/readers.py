@@ -2,16 +2,18 @@
 pdfium, office files are read in `office`. A row (CSV, JSON lines, JSON) or a mail is a
 section of its own."""
 
+import codecs
 import csv
 import email
 import email.policy
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
-from itertools import pairwise, takewhile
+from itertools import pairwise, takewhile, zip_longest
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
@@ -23,30 +25,51 @@ from coseek.data.documents.office import read_office
 _TITLES = ("title", "name", "subject", "headline")
 _TEXTS = ("text", "body", "content", "contents", "abstract", "description", "passage")
 _FIELDS = ("url", "date", "author", "id")
+_MAX_HEADING = 300
+"""Characters of a title; a longer one is text."""
 
 
 def read_csv(text: str, name: str) -> Document:
-    """Rows under a header of names; the delimiter is found out, or named by Excel's first line `sep=;`."""
-    first, _, rest = clean(text).partition("\n")
-    named = first[4:] if first.startswith("sep=") and len(first) == 5 else ""
-    source = rest if named else f"{first}\n{rest}"
-    common = "\t" if name.lower().endswith(".tsv") else max(",;\t|", key=first.count)
+    """Rows under a header of names. The delimiter is the one that makes most rows equally long, or named by Excel's
+    first line `sep=;`. Lines before the header, which are shorter, are rows without names."""
     csv.field_size_limit(1 << 30)
-    lines = csv.reader(io.StringIO(source, newline=""), delimiter=named or common, strict=True)
+    first, _, rest = clean(text).partition("\n")
     document = Document("", [])
-
-    def rows() -> Iterator[tuple[int, list[tuple[str, Json]]]]:
-        try:
-            header = next(lines, [])
-            for number, cells in enumerate(lines, start=1):
-                names = [*header, *[""] * (len(cells) - len(header))]
-                cells_at = enumerate(zip(names, cells, strict=False), start=1)
-                yield number, [(key.strip() or f"column {place}", cell) for place, (key, cell) in cells_at]
-        except csv.Error as error:
-            document.faults.append(f"line {lines.line_num}: {error}")
-
-    document.sections = list(_sections(rows()))
+    if named := re.fullmatch('"?sep=(.)"?', first):
+        delimiter = named[1]
+    else:
+        rest = f"{first}\n{rest}"
+        start = [line for line in rest.split("\n", 50)[:50] if line.strip()]
+        common = "\t" if name.lower().endswith(".tsv") else ",;\t|"
+        counts = {mark: _equally_long(csv.reader(start, delimiter=mark))[0] for mark in common}
+        delimiter = max(counts, key=lambda mark: counts[mark])
+        if delimiter not in first and 2 * counts[delimiter] <= len(start):
+            delimiter = "\x1f"  # one column, whose texts have commas
+    lines = csv.reader(io.StringIO(rest, newline=""), delimiter=delimiter, strict=True)
+    try:
+        rows = [*lines]
+    except csv.Error as error:
+        document.faults.append(f"line {lines.line_num}: {error}; its quotes are read as they stand")
+        readings = [
+            [*csv.reader(io.StringIO(rest, newline=""), delimiter=delimiter, quoting=quoting)]
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE)
+        ]
+        rows = max(readings, key=lambda rows: _equally_long(rows)[0])
+    length = _equally_long(rows)[1]
+    is_head = [len(cells) > 1 and 2 * sum(map(bool, map(str.strip, cells))) >= length for cells in rows]
+    head = is_head.index(True) if True in is_head else 0
+    table: list[list[tuple[str, Json]]] = [[("", cell) for cell in cells] for cells in rows[:head]]
+    for cells in rows[head + 1 :]:
+        pairs = enumerate(zip_longest(rows[head], cells, fillvalue=""), start=1)
+        table.append([(key.strip() or f"column {place}", cell) for place, (key, cell) in pairs])
+    document.sections = [*_sections(enumerate(table, start=1))]
     return document
+
+
+def _equally_long(rows: Iterable[list[str]]) -> tuple[int, int]:
+    """The number of rows of the most common length above 1, and that length."""
+    lengths = Counter(len(cells) for cells in rows if len(cells) > 1)
+    return max(((count, length) for length, count in lengths.items()), default=(0, 1))
 
 
 def read_jsonl(text: str, name: str) -> Document:
@@ -87,10 +110,12 @@ def _sections(rows: Iterable[tuple[int, list[tuple[str, Json]]]]) -> Iterator[Se
         places = {key.strip().lower(): place for place, (key, _) in reversed([*enumerate(cells)])}
         title = next((places[name] for name in _TITLES if name in places), None)
         body = next((places[name] for name in _TEXTS if name in places), None)
+        if title is not None and len(cells[title][1]) > _MAX_HEADING:
+            title = None
         rest = [cell for place, cell in enumerate(cells) if place not in (title, body)]
         others = [f"{key}: {value}" if key else value for key, value in rest]
         blocks = [*(paragraphs(cells[body][1]) if body is not None else ()), *(["\n".join(others)] if others else [])]
-        heading = () if title is None else (" ".join(cells[title][1].split())[:300],)
+        heading = () if title is None else (" ".join(cells[title][1].split()),)
         meta: JsonObject = {name: cells[places[name]][1][:1000] for name in _FIELDS if name in places}
         if blocks or heading:
             yield Section(tuple(blocks) or heading, heading, {"row": number, **meta})
@@ -104,6 +129,7 @@ def _shown(value: Json) -> str:
 
 def read_mail(data: bytes, name: str) -> Document:
     """Subject, sender, date and text of one mail; its attachments are files of their own."""
+    data = _without_envelope(data)
     mail = parse_mail(data)
     head, _, _ = data.replace(b"\r\n", b"\n").partition(b"\n\n")
     # Parsed apart, since letters of a header without an encoding are decoded like those of a file.
@@ -121,37 +147,72 @@ def read_mail(data: bytes, name: str) -> Document:
     document = Document(" ".join(clean(str(headers.get("subject", ""))).split()), [], meta)
     document.encoding = head_text.encoding if head_text.is_guess else ""
     blocks = ["\n".join(lines)] if lines else []
-    # After the body, texts between attachments, as Apple Mail writes them.
-    parts = mail.iter_parts() if mail.get_content_type() == "multipart/mixed" else ()
-    unnamed = [part for part in parts if part.get_filename() is None]
-    for part in dict.fromkeys(whole.get_body(("plain", "html")) for whole in (mail, *unnamed)):
-        payload = None if part is None else part.get_payload(decode=True)
-        if part is None or not isinstance(payload, bytes):
-            continue
-        text = _decoded(payload, part.get_content_charset() or "utf-8")
+    for part in mail_parts(mail)[0]:
+        text = _part_text(part)
         document.encoding = document.encoding or (text.encoding if text.is_guess else "")
         document.faults += undecoded(text)
-        is_page = part.get_content_subtype() == "html"
-        blocks += [block for section in read_html(text.text).sections for block in section.blocks] if is_page else ()
-        blocks += () if is_page else paragraphs(text.text)
+        blocks += _part_blocks(part, text)
     document.sections = [Section(tuple(blocks))]
     return document
 
 
 def parse_mail(data: bytes) -> EmailMessage:
     """Raises `DocumentFault` for what has no headers of a mail."""
-    mail = email.message_from_bytes(data, _class=EmailMessage, policy=email.policy.default)
+    mail = email.message_from_bytes(_without_envelope(data), _class=EmailMessage, policy=email.policy.default)
     if not {"from", "subject", "date", "to", "received", "message-id"} & {key.lower() for key in mail}:
         raise DocumentFault("it has no headers of a mail")
     return mail
 
 
-def _decoded(payload: bytes, charset: str) -> DecodedText:
+def _without_envelope(data: bytes) -> bytes:
+    """A mail without its byte order mark, or without the number of its bytes and what Apple Mail writes after them."""
+    size, line_end, mail = data.removeprefix(codecs.BOM_UTF8).partition(b"\n")
+    return mail[: int(size)] if size.strip().isdigit() else size + line_end + mail
+
+
+def mail_parts(mail: EmailMessage) -> tuple[list[EmailMessage], list[EmailMessage]]:
+    """The texts and the attachments of a mail, in order, at any depth. Of a text in several formats, one is chosen."""
+    kind = mail.get_content_type()
+    if kind.startswith("multipart/") and mail.is_multipart():
+        parts = [mail_parts(part) for part in mail.iter_parts() if isinstance(part, EmailMessage)]
+        texts, attached = [texts for texts, _ in parts if texts], [part for _, inner in parts for part in inner]
+        return _chosen(texts) if kind == "multipart/alternative" else [
+            part for inner in texts for part in inner
+        ], attached
+    if kind in ("text/css", "text/javascript"):
+        return [], []
+    is_text = kind.startswith(("text/", "multipart/")) and not (mail.get_filename() or mail.is_attachment())
+    return ([mail], []) if is_text else ([], [mail])
+
+
+def _chosen(alternatives: list[list[EmailMessage]]) -> list[EmailMessage]:
+    """The plain text of a mail, and its page, too, where most words of that are missing from it: some mails only ask to
+    be read as a page."""
+    by_kind = {texts[0].get_content_subtype(): texts for texts in alternatives}
+    plain, page = by_kind.get("plain", []), by_kind.get("html", [])
+    if not (plain and page):
+        return plain or page or (alternatives[-1] if alternatives else [])
+    words = [
+        {word for part in texts for block in _part_blocks(part, _part_text(part)) for word in re.findall(r"\w+", block)}
+        for texts in (plain, page)
+    ]
+    return plain if 2 * len(words[1] - words[0]) <= len(words[1]) else [*plain, *page]
+
+
+def _part_text(part: EmailMessage) -> DecodedText:
+    payload = part.get_payload(decode=True)
+    body = payload if isinstance(payload, bytes) else b""
     try:
-        name = declared_encoding(payload, charset)
-        return DecodedText(payload.decode(name), name)
+        name = declared_encoding(body, part.get_content_charset() or "utf-8")
+        return DecodedText(body.decode(name), name)
     except (LookupError, UnicodeDecodeError):
-        return decoded_text(payload)
+        return decoded_text(body, is_page=part.get_content_subtype() == "html")
+
+
+def _part_blocks(part: EmailMessage, text: DecodedText) -> list[str]:
+    if part.get_content_subtype() != "html":
+        return [*paragraphs(text.text)]
+    return [block for section in read_html(text.text).sections for block in section.blocks]
 
 
 def undecoded(text: DecodedText) -> list[str]:
@@ -222,14 +283,19 @@ ARCHIVES = ("zip", "tar", "packed", "mbox")
 _SUFFIXES = {
     "text": "txt text log", "markdown": "md markdown mdown", "html": "html htm xhtml", "rst": "rst rest", "pdf": "pdf",
     "office": "docx pptx xlsx epub", "csv": "csv tsv", "jsonl": "jsonl jsonlines ndjson", "json": "json",
-    "mail": "eml", "zip": "zip", "tar": "tar tgz tbz2 txz tar.gz tar.bz2 tar.xz", "packed": "gz bz2 xz",
-    "mbox": "mbox",
+    "mail": "eml emlx mht mhtml", "zip": "zip", "tar": "tar tgz tbz2 txz tar.gz tar.bz2 tar.xz", "packed": "gz bz2 xz",
+    "mbox": "mbox mbx",
 }  # fmt: skip
 _KIND_OF = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes.split()}
 _FOREIGN = re.compile(
     r"\.(png|jpe?g|gif|webp|ico|bmp|tiff?|svg|mp[34]|wav|ogg|avi|mov|webm|ttf|otf|woff2?|exe|dll|so|dylib|o|a|pyc|pyd|"
     r"class|jar|whl|xls|ppt|doc|odt|ods|odp|rtf|msg|pst|7z|rar|zst|npy|npz|pt|bin|safetensors|parquet|sqlite|db)\Z",
     re.IGNORECASE,
+)
+MAIL_BEGIN = re.compile(rb"From [^\n]{0,300}\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} +\d")
+"""The line before a mail in a mailbox."""
+_MAIL = re.compile(
+    rb"(?:(?:Return-Path|Delivered-To|Received|Message-ID|From|X-[\w-]+): [^\n]*\n(?:[ \t][^\n]*\n)*){2}", re.IGNORECASE
 )
 _HTML = re.compile(rb"\A\s*+(?:<\?xml[^>]{0,200}>\s*+)?<(?:!doctype html|html)\b", re.IGNORECASE)
 
@@ -244,7 +310,8 @@ def kind_of(name: str, head: bytes) -> str | None:
         return "pdf"
     if _FOREIGN.search(lower) or b"\x00" in head[:8192]:
         return None
-    return "html" if _HTML.match(head) else "text"
+    kinds = {"mbox": MAIL_BEGIN, "mail": _MAIL, "html": _HTML}
+    return next((kind for kind, begin in kinds.items() if begin.match(head)), "text")
 
 
 def read_document(kind: str, data: bytes, name: str) -> Document:

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import lzma
+import mimetypes
 import os
 import re
 import subprocess
@@ -37,7 +38,7 @@ from coseek.core.errors import MissingExtra
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.documents.document import Document, DocumentFault, clean, count_words, counter, split
-from coseek.data.documents.readers import ARCHIVES, kind_of, parse_mail, read_document
+from coseek.data.documents.readers import ARCHIVES, MAIL_BEGIN, kind_of, mail_parts, parse_mail, read_document
 from coseek.data.passage import Passage
 
 _FREE_BYTES = 10 << 20
@@ -168,14 +169,17 @@ def _packed(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
 
 
 def _mbox(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
-    """The mails of a mailbox, which begin at lines `From …` after blank lines."""
-    mail, number, is_blank = io.BytesIO(), 0, True
+    """The mails of a mailbox, which begin at lines `From …` with a date; without one in the first line, at any `From …`
+    after a blank line."""
+    mail, number, is_blank, is_dated = io.BytesIO(), 0, True, True
     for line in file:
-        if is_blank and line.startswith(b"From "):
+        if line.startswith(b"From ") and (bool(MAIL_BEGIN.match(line)) if number and is_dated else is_blank):
             if number:
                 yield budget.read(f"{name}/{number}.eml", io.BytesIO(mail.getvalue()))
+            else:
+                is_dated = bool(MAIL_BEGIN.match(line))
             mail, number = io.BytesIO(), number + 1
-        elif not number:
+        elif not number and line.strip():
             raise DocumentFault("it is no mailbox (it does not begin with a line `From …`)")
         elif mail.tell() <= budget.settings.max_file_bytes:
             mail.write(line[1:] if re.match(rb">+From ", line) else line)
@@ -185,18 +189,26 @@ def _mbox(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
 
 
 def _attachments(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
-    """The attachments of a mail that have a file name."""
+    """The attachments of a mail; those without a name get one by their type, unless they are pictures in the text."""
     try:
         mail = parse_mail(file.read())
     except DocumentFault:  # reported by the reader of the mail
         return
-    for number, part in enumerate(mail.iter_attachments(), start=1):
-        inner = part.get_payload(0) if part.get_content_type() == "message/rfc822" else None
-        if called := part.get_filename() or ("mail.eml" if inner is not None else ""):
+    for number, part in enumerate(mail_parts(mail)[1], start=1):
+        kind = part.get_content_type()
+        if called := part.get_filename() or _name_by_kind(kind):
+            inner = part.get_payload(0) if kind == "message/rfc822" else None
             payload = inner.as_bytes() if isinstance(inner, EmailMessage) else part.get_payload(decode=True)
-            data = payload if isinstance(payload, bytes) else b""
+            data = payload if isinstance(payload, bytes) else part.as_bytes()
             label = f"{name}/{number}-{clean(called).replace('/', '_').replace(chr(92), '_')}"
             yield budget.read(label, io.BytesIO(data))
+
+
+def _name_by_kind(kind: str) -> str:
+    """The name of an attachment without one; empty for pictures, which belong to the text."""
+    if kind.startswith("image/"):
+        return ""
+    return "mail.eml" if kind == "message/rfc822" else f"attachment{mimetypes.guess_extension(kind) or ''}"
 
 
 _KINDS: dict[str, Callable[[str, IO[bytes], Budget], Iterator[Member]]] = {
