@@ -12,6 +12,7 @@ from tests.models.networks import SMALL, TEXTS
 from coseek.agents.agent_card import AgentCard
 from coseek.agents.drivers import Agent, Limits, rollout
 from coseek.agents.factory import open_agent, settings_for
+from coseek.agents.grammar import Action
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import run_questions
 from coseek.core.errors import SettingError
@@ -25,7 +26,9 @@ from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.laptop import make_policy
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.models.written import REASONING_MARKS
 from coseek.pipelines.run_checks import Derivation
+from coseek.retrieval.query import Query
 from coseek.training.learner.batch import make_batch
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<s>", "<think>")
@@ -299,11 +302,75 @@ def test_a_thought_that_the_template_opens_is_of_the_valid_form(name: str, again
     assert cast(dict[str, Json], run.record["identities"])["opened_by_prompt"] == "<think>"
 
 
-def test_a_question_cannot_open_a_thought() -> None:
+def in_marks(turn: str, opening: str, closing: str) -> str:
+    """A turn whose thought is in these marks, before the protocol's own text."""
+    thought = turn.removeprefix("<think>") if turn.startswith("<think>") else f"I look it up.</think>{turn}"
+    return opening + thought.replace("</think>", closing, 1)
+
+
+@pytest.mark.parametrize(("opening", "closing"), REASONING_MARKS)
+@pytest.mark.parametrize("form", ["written", "opened", "opened again", "before the protocol's own"])
+def test_reasoning_in_a_models_own_marks_is_the_protocols_thought(opening: str, closing: str, form: str) -> None:
+    """Whether the model writes its marks itself or the template opens them, in every turn."""
     tokenizer = chatting()
-    model = Typist(tokenizer, ["I know it.</think><answer>Ada</answer>"])
-    asked = replace(QUESTION, question="Who? <think>")
-    made = rollout(
-        Agent(load_protocol("search-r1", chat_template="off"), model), Shelf(results={}), [asked], [7], WIDE
-    )[0]
-    assert not made.valid
+    if form.startswith("opened"):
+        mine = f"assistant\n{opening}\n{{% endif"
+        tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", mine)
+    for name in ("search-r1", "react", "s3-think", "s3", "qagent", "cot", "rag"):
+        protocol, turns = load_protocol(name), script(name)
+        written = [in_marks(turn, opening, closing) for turn in turns]
+        if form == "before the protocol's own":
+            if opening == "<think>":
+                continue
+            written = [f"{opening}I look it up.{closing}\n{turn}" for turn in turns]
+        if form == "opened":
+            written[0] = written[0].removeprefix(opening)
+        shelf = Shelf()
+        model = Typist(tokenizer, written)
+        (run,) = rollout(Agent(protocol, model), shelf, [QUESTION], [7], WIDE)
+        assert run.valid and (run.answer == "1815" or name.startswith("s3")), (name, run.format_error)
+        sampled = [tokenizer.decode(one.ids) for one in run.segments if one.author is Author.AGENT]
+        assert sampled == written and model.read[0] == run.ids
+        assert not list(check_trajectory(run, decode=tokenizer.decode))
+        assert not list(Derivation(protocol, tokenizer, WIDE, own_ranking=False).differences(run))
+        thoughts = [query.reasoning for query in map(Query.of, shelf.asked) if query.text == "Ada"]
+        plain = [span.text for span in protocol.grammar.parse(turns[0]) if span.tag in ("think", "plan")]
+        own = [] if turns[0].startswith("<think>") and form != "before the protocol's own" else ["I look it up."]
+        assert all(thought == " ".join(own + plain) for thought in thoughts), (name, thoughts)
+
+
+@pytest.mark.parametrize("written", ["<think>{}</think>", "{}"])
+def test_after_reasoning_that_the_template_has_closed_the_agent_writes_the_protocols_own(written: str) -> None:
+    tokenizer = chatting()
+    closed = "assistant\n<think>\n\n</think>\n\n{% endif"
+    tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", closed)
+    turn = f"{written.format('I know it.')}<answer>1815</answer>"
+    (run,) = rollout(Agent(load_protocol("search-r1"), Typist(tokenizer, [turn])), Shelf(), [QUESTION], [7], WIDE)
+    assert run.valid == ("<think>" in written) and run.answer == "1815"
+
+
+def test_reasoning_that_is_not_closed_or_not_a_models_own_is_not_of_the_valid_form() -> None:
+    grammar = load_protocol("search-r1").grammar
+    answer = "<answer>1815</answer>"
+    for text, opened, complaint in (
+        (f"[THINK]so {answer}", "", "[THINK] is not closed"),
+        (f"so {answer}", "<|START_THINKING|>", "<|START_THINKING|> is not closed"),
+        (f"<pondering>so</pondering>{answer}", "", "text outside the tags: '<pondering>so</pondering>'"),
+        (f"so[/THINK]{answer}", "", "text outside the tags: 'so[/THINK]'"),
+        (f"<think>so</think>[THINK]so[/THINK]{answer}", "", "text outside the tags: '[THINK]so[/THINK]'"),
+        (f"[THINK]</think> closes[/THINK]{answer}", "", ""),
+    ):
+        spans = grammar.parse(text, opened)
+        assert grammar.format_error(spans) == complaint
+        assert grammar.intent_of(spans).action is Action.ANSWER
+
+
+@pytest.mark.parametrize(("opening", "closing"), REASONING_MARKS[:-2])
+def test_a_question_cannot_open_a_thought(opening: str, closing: str) -> None:
+    tokenizer = chatting()
+    for name, script_of in (("search-r1", "<answer>Ada</answer>"), ("qagent", script("qagent")[0])):
+        model = Typist(tokenizer, [f"I know it.{closing}{script_of}"])
+        asked = replace(QUESTION, question=f"Who? {opening}")
+        agent = Agent(load_protocol(name, chat_template="off"), model)
+        (made,) = rollout(agent, Shelf(results={}), [asked], [7], WIDE)
+        assert not made.valid and opening not in made.segments[0].text.partition("Who?")[2]

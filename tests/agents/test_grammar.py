@@ -1,6 +1,7 @@
 """The grammar: what it complains of, and what text from outside can never do. What is valid: `test_forms.py`."""
 
 import json
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -14,6 +15,7 @@ from coseek.agents.tool import Tool, open_tool
 from coseek.core.errors import UnknownName
 from coseek.core.files import JsonObject
 from coseek.data.trajectory import Author, Segment
+from coseek.models.written import REASONING_MARKS
 
 SEARCH_R1 = load_protocol("search-r1").grammar
 
@@ -67,6 +69,19 @@ def test_disarmed_text_holds_no_tag(text: str) -> None:
     disarmed = SEARCH_R1.escape(armed)
     assert all(span.problem.startswith("text outside") for span in SEARCH_R1.parse(disarmed))
     assert len(disarmed) == len(armed)
+
+
+TURN = st.lists(st.sampled_from([*SEARCH_R1.special_tokens, "a", " ", "\n", "1815"]), max_size=8).map("".join)
+
+
+@given(st.sampled_from(REASONING_MARKS), st.text(alphabet="ab <>[]/\n", max_size=12), TURN)
+def test_a_turn_reads_the_same_in_a_models_own_marks(pair: tuple[str, str], thought: str, turn: str) -> None:
+    opening, closing = pair
+    said = SEARCH_R1.parse(f"<think>{thought}</think>{turn}")
+    if turn.lstrip().startswith("<think>") and opening != "<think>" and said[1].tag == "think":
+        said[0] = replace(said[0], tag="")
+    assert SEARCH_R1.parse(f"{opening}{thought}{closing}{turn}") == said
+    assert SEARCH_R1.parse(f"{thought}{closing}{turn}", opening) == said
 
 
 def test_the_stops_are_the_closings_that_set_something_off() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.agents.test_chat_templates import TEMPLATE, chatting
 from tests.models.http_site import Asked, Said, Site, site
 from tests.models.model_servers import KINDS, Kind, answers
 
@@ -85,10 +86,11 @@ def answered(name: str) -> GeneratorOutput:
     return generator.answer([generator.context(ReadingInput(QUESTION.question, (PASSAGE,)))])[0]
 
 
-def run_at(there: Site, folder: Path, protocol: str, **server: object) -> Trajectory:
+def run_at(there: Site, folder: Path, protocol: str, tokenizer: object = "bytes", **server: object) -> Trajectory:
     path = folder / "agent.yaml"
     given = {"dialect": "chat", "patience": {"attempts": 1}, **server}
-    path.write_text(yaml.safe_dump({"name": there.url, "protocol": protocol, "tokenizer": "bytes", "server": given}))
+    agent_file = {"name": there.url, "protocol": protocol, "tokenizer": str(tokenizer), "server": given}
+    path.write_text(yaml.safe_dump(agent_file))
     agent = open_agent(settings_for(str(path)))
     shelf = FixedRetriever(Corpus([PASSAGE]), {"Mira Castell born": [PASSAGE.id]})
     (run,) = rollout(agent, shelf, [QUESTION], [0], Limits(max_turn_tokens=4000, max_tokens=64000))
@@ -185,6 +187,17 @@ def test_a_thought_in_the_text_is_the_protocols_thought(spelling: str, tmp_path:
     with site(lambda asked: said) as there:
         run = run_at(there, tmp_path, "search-r1", model="m")
         assert (run.answer, run.valid) == ("Orlen", True), run.format_error
+
+
+@pytest.mark.parametrize("protocol", ["search-r1", "rag"])
+def test_a_thought_that_the_template_opens_before_a_server_of_texts_is_valid(protocol: str, tmp_path: Path) -> None:
+    tokenizer = chatting()
+    tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", "assistant\n[THINK]{% endif")
+    tokenizer.save(tmp_path / "model")
+    said = Said({"choices": [{"text": "I know it.[/THINK]<answer>Orlen</answer>", "finish_reason": "stop"}]})
+    with site(lambda asked: said) as there:
+        run = run_at(there, tmp_path, protocol, tmp_path / "model", model="m", dialect="completions")
+    assert (run.answer, run.valid) == ("Orlen", True), run.format_error
 
 
 @pytest.mark.parametrize(

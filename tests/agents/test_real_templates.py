@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script
-from tests.agents.test_chat_templates import as_published, said
+from tests.agents.test_chat_templates import as_published, in_marks, said
 from tests.agents.test_native_calls import check_conversations, conversation
 from tests.models.chat_styles import STYLES, Calls
 
@@ -18,6 +18,7 @@ from coseek.data.trajectory import Author, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.chat import render_template
 from coseek.models.tokenizer import HfTokenizer
+from coseek.models.written import REASONING_MARKS
 from coseek.pipelines.run_checks import Derivation
 from coseek.training.learner.batch import make_batch
 
@@ -104,6 +105,36 @@ def test_a_thought_that_the_template_opens_is_valid(
     (run,) = rollout(Agent(load_protocol(name), model), Shelf(), [QUESTION], [7], WIDE)
     assert run.segments[0].text.endswith("<think>\n")
     check(name, tokenizer, run, model.read[0])
+
+
+@pytest.mark.parametrize("opens", [False, True], ids=["written", "opened"])
+@pytest.mark.parametrize(("opening", "closing"), REASONING_MARKS)
+def test_a_thought_in_a_models_own_marks_is_valid(
+    tokenizer: HfTokenizer, opening: str, closing: str, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = f"{{% if add_generation_prompt %}}{opening}{{% endif %}}" if opens else ""
+    monkeypatch.setattr(tokenizer.fast, "chat_template", (tokenizer.fast.chat_template or HARMONY) + mark)
+    for name in ("search-r1", "s3", "qagent"):
+        turns = [in_marks(turn, opening, closing) for turn in script(name)]
+        if opens:
+            turns[0] = turns[0].removeprefix(opening)
+        model = Typist(tokenizer, turns)
+        (run,) = rollout(Agent(load_protocol(name), model), Shelf(), [QUESTION], [7], WIDE)
+        check(name, tokenizer, run, model.read[0])
+
+
+def test_a_thought_that_the_template_has_closed_is_no_fault(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Qwen3's own template ends a prompt with enable_thinking=false."""
+    published = tokenizer.fast.chat_template or HARMONY
+    closed = "" if "enable_thinking" in published else THOUGHT.replace("<think>\n", "<think>\n\n</think>\n\n")
+    monkeypatch.setattr(tokenizer.fast, "chat_template", "{% set enable_thinking = false %}" + published + closed)
+    for name in ("search-r1", "qagent"):
+        protocol, model = load_protocol(name), Typist(tokenizer, script(name))
+        (run,) = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)
+        assert run.segments[0].text.endswith("</think>\n\n") and not protocol.template.unread_opening(tokenizer)
+        check(name, tokenizer, run, model.read[0])
 
 
 def test_a_prompt_without_a_template_begins_as_the_tokenizer_begins_a_text(

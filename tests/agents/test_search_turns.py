@@ -9,6 +9,7 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.search_turns import reasoning_of, replay_queries
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import Trajectory
+from coseek.models.written import REASONING_MARKS
 from coseek.retrieval.query import PastTurn, Query
 
 PROTOCOL = load_protocol("search-r1", "laptop")
@@ -94,10 +95,12 @@ def test_reasoning_is_all_that_stands_in_front_of_the_query_without_tags(written
 
 
 @pytest.mark.parametrize("thought", ["a", "", "a </think> b"])
-def test_a_thought_that_a_protocol_has_no_tag_for_is_reasoning_without_its_marks(thought: str) -> None:
-    written = (
-        f'<think>\n{thought}\n</think>\n<tool_call>{{"name": "search", "arguments": {{"query": ["q"]}}}}</tool_call>'
-    )
+@pytest.mark.parametrize(("opening", "closing"), REASONING_MARKS)
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_thought_that_a_protocol_has_no_tag_for_is_reasoning_without_its_marks(
+    thought: str, opening: str, closing: str, opened: bool
+) -> None:
+    call = '<tool_call>{"name": "search", "arguments": {"query": ["q"]}}</tool_call>'
     grammar = load_protocol("tongyi").grammar
-    found = reasoning_of(grammar, grammar.parse(written))
+    found = reasoning_of(grammar, grammar.parse(f"{'' if opened else opening}\n{thought}\n{closing}\n{call}"))
     assert found.split() == thought.replace("</think>", "").split()

@@ -35,6 +35,7 @@ from coseek.data.trajectory_checks import check_trajectory
 from coseek.measure.searched import search_questions
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.models.written import REASONING_MARKS
 from coseek.pipelines.audit import audit_run
 from coseek.pipelines.run_checks import Derivation
 from coseek.retrieval.query import QueryLike
@@ -52,7 +53,23 @@ def pieces(name: str) -> tuple[str, ...]:
         '{"name": "search", "arguments": {"query": ["Ada", "bad"]}}',
         '{"name": "visit", "arguments": {"id": "p1"}}',
     ]
-    return (*marks, *script(name), *calls, "Ada", "bad", "[1]", "True", "False", '{"query": "Eve"}', "}", " ", "é", "<")
+    thoughts = [mark for pair in REASONING_MARKS for mark in pair]
+    return (
+        *marks,
+        *thoughts,
+        *script(name),
+        *calls,
+        "Ada",
+        "bad",
+        "[1]",
+        "True",
+        "False",
+        '{"query": "Eve"}',
+        "}",
+        " ",
+        "é",
+        "<",
+    )
 
 
 class Breaking(Typist):

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 from coseek.core.files import Json
 from coseek.models.judge_text import read_verdict
 from coseek.models.written import (
-    after_opened,
+    REASONING_MARKS,
     calls_in,
     closing_of,
     content_of,
     opened_at_end,
+    read_turn,
     reasoning_in,
     repeatable,
+    split_opened,
     split_reasoning,
     visible,
     visible_after,
@@ -144,8 +146,12 @@ def test_the_end_of_a_frame_tells_whether_it_opens_reasoning(frame: str, mark: s
     assert opened_at_end(frame) == mark
 
 
-@pytest.mark.parametrize(
-    "mark", ["<think>", "<seed:think>", "[THINK]", "◁think▷", "<|begin_of_thought|>", "<|START_THINKING|>", "<|think|>"]
-)
+def test_channels_that_a_frame_opened_are_read_as_reasoning_and_words() -> None:
+    opening, closing = next(pair for pair in REASONING_MARKS if "channel|>analysis" in pair[0])
+    assert read_turn(f"hm{closing}Orlen", opening) == {"content": "Orlen", "reasoning_content": "hm"}
+    assert read_turn("hm", opening) == {"reasoning_content": "hm"}
+
+
+@pytest.mark.parametrize("mark", [*(opening for opening, _ in REASONING_MARKS), "<thinking>", "<|think|>"])
 def test_reasoning_that_a_frame_opened_is_closed_by_its_own_mark(mark: str) -> None:
-    assert opened_at_end(mark) == mark and after_opened(f"so{closing_of(mark)}Orlen") == "Orlen"
+    assert opened_at_end(mark) == mark and split_opened(f"so{closing_of(mark)}Orlen", mark) == ("so", "Orlen")

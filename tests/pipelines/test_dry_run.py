@@ -4,13 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.agents.test_chat_templates import TEMPLATE
+from tests.models.networks import SMALL, TEXTS
 
+from coseek.agents.agent_card import AgentCard
 from coseek.cli.main import main
 from coseek.core.errors import SettingError
+from coseek.models.laptop import make_policy
+from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
 from coseek.pipelines.dry_run import dry_run
 from coseek.pipelines.estimate import FULL, check_fits, memory_of, shape_of, share_of
+from coseek.pipelines.policy_folders import policy_warnings
 from coseek.pipelines.stages import stages_of
 from coseek.training.learner.settings import GIB
 
@@ -31,6 +37,27 @@ def test_every_recipe_fits_the_machine_that_it_names(name: str, preset: str) -> 
     recipe = load_recipe(name, read)
     for stage in [one.recipe for one in stages_of(recipe, Path())] or [recipe]:
         assert share_of(stage, shape_of(stage)[0]) <= FULL
+
+
+@pytest.mark.parametrize(
+    ("protocol", "known"), [("search-r1", True), ("search-r1-code", True), ("tongyi", False), ("s3", False)]
+)
+def test_a_policy_that_knows_another_protocol_or_an_unknown_mark_is_named(
+    protocol: str, known: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "policy"
+    make_policy(SMALL, TEXTS, [], folder, seed=1)
+    tokenizer = HfTokenizer.load(folder)
+    recipe = load_recipe("search-r1-grpo", [f"policy.folder={folder}", f"protocol={protocol}"])
+    for opened, read in (("", True), ("[THINK]", True), ("<think>\n\n</think>\n\n", True), ("<cot>", False)):
+        tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", f"assistant\n{opened}{{% endif")
+        tokenizer.save(folder)
+        assert any("'<cot>'" in line for line in policy_warnings(recipe)) != (read or protocol == "tongyi")
+    AgentCard(protocol="search-r1").write(folder)
+    named = [line for line in policy_warnings(recipe) if "trained in the protocol search-r1" in line]
+    assert not named if protocol.startswith("search-r1") else f"the recipe's is {protocol}" in named[0]
+    taught = load_recipe("quickstart", [f"policy.folder={folder}", f"protocol={protocol}"])
+    assert not any("trained in" in line for line in policy_warnings(taught))
 
 
 # --- processes

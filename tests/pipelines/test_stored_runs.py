@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, play, script
+from tests.agents.test_chat_templates import in_marks
 from tests.models.networks import TEXTS
 from tests.pipelines.test_agent import TINY
 from tests.pipelines.typed_run import trained
@@ -19,6 +20,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.models.written import closing_of
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import load_recipe
@@ -77,9 +79,11 @@ def test_another_agents_run_is_written_in_the_policys_tokens_with_the_policys_pr
 
 @pytest.mark.parametrize("name", ["search-r1", "s3", "qagent", "react", "search-o1"])
 def test_a_thought_that_one_agents_template_opened_is_whole_in_anothers(name: str) -> None:
-    protocol, opening, first = load_protocol(name), HfTokenizer(deepcopy(FAST)), script(name)[0]
-    opening.fast.chat_template += "<think>\n"
-    turns = {STUDENT: first, opening: first.removeprefix("<think>") if "<think>" in first else f"so</think>{first}"}
+    protocol, turns = load_protocol(name), {STUDENT: script(name)[0]}
+    for mark in ("<think>", "[THINK]", "<|START_THINKING|>"):
+        opening = HfTokenizer(deepcopy(FAST))
+        opening.fast.chat_template += f"{mark}\n"
+        turns[opening] = in_marks(turns[STUDENT], "", closing_of(mark))
     for teacher, turn in turns.items():
         model = Typist(teacher, [turn, *script(name)[1:]])
         run = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]

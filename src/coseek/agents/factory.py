@@ -31,7 +31,6 @@ from coseek.core.plugins import PluginSpec, find_plugin, is_plugin_path, plugin_
 from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import Settings, make_settings, set_path
 from coseek.data.run import Run
-from coseek.data.trajectory import Author
 from coseek.hardware.placement import Place, Placement, S, resolve_here, warning
 from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import ServerTurn, dialect_of
@@ -44,7 +43,6 @@ from coseek.models.written import (
     ToolCallText,
     calls_in,
     message_of,
-    opens_reasoning,
     read_turn,
     reasoning_in,
     split_reasoning,
@@ -410,9 +408,8 @@ class TurnWriter:
     @cached_property
     def _thought(self) -> tuple[str, str] | None:
         """The marks of a thought; `None` where the protocol has no place for one."""
-        for tag in self.grammar.tags:
-            if tag.author is Author.AGENT and tag.action is Action.NONE and opens_reasoning(tag.opening):
-                return tag.opening, tag.closing
+        if tag := self.grammar.thought:
+            return tag.opening, tag.closing
         return ("<think>", "</think>") if self.grammar.free_text else None
 
     @cached_property
@@ -432,6 +429,8 @@ class TurnWriter:
         """The text with its reasoning in the protocol's own spelling, or without it."""
         opening, closing = self._thought or ("", "")
         text, reasoning = turn.text, turn.reasoning
+        if not (opening or self.reopens):
+            return text  # it may close the reasoning that the prompt has opened, which the grammar reads
         if opening and (opening in text or closing in text):
             reopened = self.reopens and closing in text.partition(opening)[0]
             return f"{opening}{text}" if reopened else text

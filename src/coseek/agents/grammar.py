@@ -7,7 +7,7 @@ parsed by author, so a tag inside a retrieved passage is plain text.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import product
@@ -30,7 +30,19 @@ from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.prompt_file import ROLE_MARK, harmless
 from coseek.data.trajectory import LAST_WORD, MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
-from coseek.models.written import ToolCallText, after_opened, calls_in, opened_at_end, read_turn, reasoning_in
+from coseek.models.written import (
+    MARK_IN_DATA,
+    ToolCallText,
+    begun_reasoning,
+    calls_in,
+    closing_of,
+    opened_at_end,
+    opens_reasoning,
+    read_turn,
+    reasoning_in,
+    split_opened,
+    without_answer_mark,
+)
 
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"
@@ -236,10 +248,11 @@ class Grammar:
         marks = [re.escape(mark) for mark in self.special_tokens if not _PLAIN_MARK.fullmatch(mark)]
         # Possessive (`*+`) to prevent backtracking: a passage decides how many blanks there are.
         tag = rf"<\s*+(?:/\s*+)?(?:{'|'.join(names)})\s*+>"
-        return re.compile("|".join([tag, ROLE_MARK, *marks]), re.I)
+        return re.compile("|".join([tag, ROLE_MARK, MARK_IN_DATA, *marks]), re.I)
 
     def escape(self, text: str) -> str:
-        """Neutralise the protocol's marks and all role marks in text from outside: `<answer>` becomes `‹answer›`."""
+        """Neutralise the protocol's marks, all role marks and all marks of reasoning in text from outside: `<answer>`
+        becomes `‹answer›`."""
         return self._lookalikes.sub(harmless, text)
 
     def cut_at_marks(self, text: str) -> list[str]:
@@ -247,23 +260,57 @@ class Grammar:
         marks = sorted(self.special_tokens, key=len, reverse=True)
         return re.split(f"({'|'.join(map(re.escape, marks))})", text)
 
-    def opened_by(self, before: str) -> Tag | None:
-        """The agent's tag without an action whose opening mark a text by the environment ends with, as chat templates
-        of reasoning models open the thought. Text from outside is escaped, so that it cannot end like that."""
-        end = before.rstrip()
+    @cached_property
+    def _inert(self) -> dict[str, Tag]:
+        """The agent's tags without an action, by their opening marks."""
         inert = (tag for tag in self.tags if tag.author is Author.AGENT and tag.action is Action.NONE)
-        return next((tag for tag in inert if not tag.is_bracket and end.endswith(tag.opening)), None)
+        return {tag.opening: tag for tag in inert if not tag.is_bracket}
+
+    @cached_property
+    def thought(self) -> Tag | None:
+        """The agent's tag for its reasoning."""
+        return next((tag for mark, tag in self._inert.items() if opens_reasoning(mark)), None)
 
     def opened_mark(self, before: str) -> str:
-        """The mark with which a text by the environment opens reasoning at its end; "" without one."""
-        tag = self.opened_by(before)
-        return tag.opening if tag else opened_at_end(before)
+        """The mark with which a text by the environment ends, as chat templates of reasoning models do: that of one of
+        the agent's tags without an action, or one that opens reasoning; "" without one. Text from outside is escaped,
+        so that it cannot end like that."""
+        end = before.rstrip()
+        return next((mark for mark in self._inert if end.endswith(mark)), "") or opened_at_end(before)
 
-    def parse(self, text: str, opened: Tag | None = None) -> list[Span]:
+    def parse(self, text: str, opened: str = "") -> list[Span]:
         """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems. `opened` is
-        a tag that the prompt has opened; an opening mark with which the agent repeats it is ignored."""
+        a mark that the prompt has opened; one with which the agent repeats it is ignored.
+
+        Reasoning at the beginning of a turn in a model's own marks is a span of `thought`. Where there is no such tag,
+        or this tag follows, it is text without a problem. In free text its marks mean nothing.
+        """
         if self.native_calls:
             return self.spans_of(read_turn(text, tools=self.schemas))
+        if opened in self._inert or self.free_text:
+            return self._tagged(text, self._inert.get(opened))
+        own, text = self._own_reasoning(text, opened)
+        spans = self._tagged(without_answer_mark(text))
+        if own is not None and spans and spans[0].tag == own.tag:
+            own = replace(own, tag="")
+        return [own, *spans] if own is not None else spans
+
+    def _own_reasoning(self, text: str, mark: str) -> tuple[Span | None, str]:
+        """The reasoning with which a turn begins in the marks of its model, and the text after it."""
+        begun, after = begun_reasoning(text)
+        if begun and begun not in self._by_mark:
+            mark, text = mark or begun, after
+        if not mark:
+            return None, text
+        if self.thought and begun == self.thought.opening and closing_of(mark) not in text:
+            return None, text  # the template opened its own mark, and the agent writes the protocol's
+        parts = split_opened(text, mark)
+        if parts is None:
+            return Span(Author.AGENT, "", "", f"{mark} is not closed"), text
+        return Span(Author.AGENT, self.thought.name if self.thought else "", parts[0]), parts[1]
+
+    def _tagged(self, text: str, opened: Tag | None = None) -> list[Span]:
+        """The spans of a turn in the protocol's own marks."""
         spans: list[Span] = []
         if opened is not None and text.lstrip().startswith(opened.opening):
             opened = None
@@ -330,7 +377,8 @@ class Grammar:
         before = ""
         for segment in segments:
             if segment.author is Author.AGENT:
-                spans += self.read(segment) if self.native_calls else self._first_spans(segment.text, before)
+                opened = self.opened_mark(before)
+                spans += self.read(segment) if self.native_calls else self.parse(segment.text, opened)
                 before = ""
                 continue
             before = segment.text
@@ -340,15 +388,6 @@ class Grammar:
                 tag = segment.tag if segment.tag in self.by_name else self.observation
                 spans.append(Span(Author.ENVIRONMENT, tag, segment.text))
         return spans
-
-    def _first_spans(self, text: str, before: str) -> list[Span]:
-        """The spans of a turn after a text by the environment, which may open reasoning. A protocol without a tag for
-        it begins after the reasoning."""
-        tag, mark = self.opened_by(before), opened_at_end(before)
-        if tag is not None or not mark or self.free_text:
-            return self.parse(text, tag)
-        after = after_opened(text)
-        return [Span(Author.AGENT, "", text, f"{mark} is not closed")] if after is None else self.parse(after)
 
     def format_error(self, spans: Sequence[Span]) -> str:
         """Why these spans are not of the protocol's valid form, or "" (Search-R1 empirical study, appendix C)."""

@@ -36,9 +36,11 @@ from coseek.models.chat import (
     chat_pieces,
     encode_content,
     uses_chat_template,
+    written_for_assistant,
 )
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import HfTokenizer
+from coseek.models.written import is_read_before_answer
 
 FOLDER = Path(__file__).parent / "prompt_templates"
 _FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
@@ -206,6 +208,21 @@ class PromptTemplate:
         """The agent's mark with which the chat template ends a prompt (`<think>`), so that the agent does not write it
         itself; "" without one."""
         return self.grammar.opened_mark(tokenizer.decode(self._messages(tokenizer, [("user", [()])], goes_on=True)[1]))
+
+    def unread_opening(self, tokenizer: Tokenizer) -> str:
+        """Why no turn would be of the valid form: the chat template ends prompts with what the grammar cannot read. ""
+        for any other template."""
+        if self.grammar.free_text or not self.framed(tokenizer) or self.opened_mark(tokenizer):
+            return ""
+        assert isinstance(tokenizer, HfTokenizer)
+        written = written_for_assistant(tokenizer)
+        if is_read_before_answer(written):
+            return ""
+        return (
+            f"the chat template of {tokenizer.source} ends prompts with {written.strip()!r}, which is no known mark of "
+            "reasoning: what the model writes after it counts as text outside the tags; remove it from the template, "
+            "or set chat_template=off"
+        )
 
     def _messages(
         self, tokenizer: Tokenizer, messages: Sequence[tuple[str, Content]], goes_on: bool = False

@@ -12,7 +12,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.record import Record
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, Trajectory
-from coseek.models.written import MARK
+from coseek.models.written import unmarked
 from coseek.retrieval.query import PastTurn, Query
 
 
@@ -90,7 +90,7 @@ def reasoning_of(grammar: Grammar, written: Sequence[Span]) -> str:
     for span in written:
         action = grammar.action_of(span)
         if action is Action.NONE:
-            before.append(MARK.sub(" ", span.text).strip())
+            before.append(unmarked(span.text).strip())
         elif action not in (Action.SELECT, Action.COMPLETE):
             break
     return " ".join(text for text in before if text)

@@ -125,6 +125,18 @@ def chat_frame(tokenizer: Tokenizer, given: bool = False) -> tuple[tuple[int, ..
     return encode_content(tokenizer, [before]), (*end, *closing)
 
 
+def written_for_assistant(tokenizer: HfTokenizer) -> str:
+    """What the chat template writes at the end of a prompt after the header of the assistant's message, such as a mark
+    that opens reasoning. Empty for a template that takes no message of the assistant."""
+    try:
+        *_, prompt_end = chat_pieces(tokenizer, [("user", [()])])
+        _, _, header, *_ = chat_pieces(tokenizer, [("user", [()]), ("assistant", [()])])
+    except DataError:
+        return ""
+    assert isinstance(prompt_end, TextPart) and isinstance(header, TextPart)
+    return prompt_end.text[len(header.text) :] if prompt_end.text.startswith(header.text) else ""
+
+
 def chat_pieces(
     tokenizer: HfTokenizer,
     messages: Sequence[tuple[str, Content]],

@@ -20,31 +20,49 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.prompt_file import harmless
 from coseek.core.strict_json import InvalidJson, fault_in, parse_lenient, parse_lenient_values, parse_strict
 
-_PAIRS = (
-    ("[THINK]", "[/THINK]"),
-    ("◁think▷", "◁/think▷"),
-    ("<|channel>thought", "<channel|>"),
-    ("<unused94>thought", "<unused95>"),
+REASONING_MARKS = (
+    ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, GLM, MiniMax
+    ("<thought>", "</thought>"),  # EXAONE Deep
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<longcat_think>", "</longcat_think>"),
+    ("[THINK]", "[/THINK]"),  # Mistral
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker
+    ("◁think▷", "◁/think▷"),  # Kimi
+    ("<|channel>thought", "<channel|>"),  # Gemma
+    ("<unused94>thought", "<unused95>"),  # MedGemma
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),  # gpt-oss
     ("Here is my thought process:", "Here is my response:"),  # Granite
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
-"""Opening and closing marks of reasoning that are not tags."""
+"""Opening and closing marks of the reasoning of published models, as their chat templates write them."""
 _NAME = r"(?:\w{1,12}[:_])?(?:think(?:ing|_fast|_faster)?|thoughts?|reasoning)"
 """A tag of reasoning, which some models prefix: `seed:think`, `longcat_think`."""
-_OPENS = "|".join(
-    (rf"<\s?{_NAME}(?:\s[^<>]{{0,80}})?>", rf"<\|(?:(?:start|begin)_(?:of_)?)?{_NAME}(?:_start)?\|>")
-    + tuple(re.escape(start) for start, _ in _PAIRS)
+_FINAL = r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)(?:[^<]|<\|constrain\|>){0,40}<\|message\|>"
+"""The head of Harmony's visible text."""
+_ANSWER_MARK = re.compile(rf"<\|START_(?:RESPONSE|TEXT)\|>|<\|begin_of_(?:solution|box)\|>|{_FINAL}")
+"""What models write in front of their visible text."""
+_OPENS = (
+    rf"<\s?{_NAME}(?:\s[^<>]{{0,80}})?>",
+    rf"<\|(?:(?:start|begin)_(?:of_)?)?{_NAME}(?:_start)?\|>",
+    *(re.escape(start) for start, _ in REASONING_MARKS),
 )
-_CLOSES = "|".join(
-    (rf"<\s?/\s?{_NAME}\s?>", rf"<\|(?:/|end_(?:of_)?){_NAME}\|>", rf"<\|{_NAME}_end\|>")
-    + tuple(re.escape(end) for _, end in _PAIRS)
+_CLOSES = (
+    rf"<\s?/\s?{_NAME}\s?>",
+    rf"<\|(?:/|end_(?:of_)?){_NAME}\|>",
+    rf"<\|{_NAME}_end\|>",
+    rf"<\|end\|>{_FINAL}",
+    *(re.escape(end) for _, end in REASONING_MARKS),
 )
 _STARTS = re.compile("(?:start|begin)(?=_)|(?<=_)start", re.I)
 """The word in an opening mark that is `end` in its closing mark."""
 _MAX_MARK_CHARS = 64
 """Maximum number of characters of a mark at the end of a text."""
-MARK = re.compile(f"(?P<closes>{_CLOSES})|{_OPENS}", re.I)
+MARK = re.compile(f"(?P<closes>{'|'.join(_CLOSES)})|{'|'.join(_OPENS)}", re.I)
 """A mark of reasoning; the group `closes` is one that closes it."""
+MARK_IN_DATA = "|".join(mark for mark in (*_CLOSES, *_OPENS) if not mark[0].isalpha())
+"""Pattern of such a mark in text from outside, for `re.IGNORECASE`: without the marks that are ordinary sentences."""
+_BEGINS = re.compile(rf"\s*+({'|'.join(re.escape(start) for start, _ in REASONING_MARKS)})")
 _FRAMES = re.compile(
     r"<\|(?:begin|end)_of_(?:solution|box)\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>|\[END FINAL RESPONSE\]"
     r"|<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end|return)\|>\s*+\Z|(?:</s>|<end_of_turn>|<eos>)\s*+\Z"
@@ -145,9 +163,15 @@ def opened_at_end(text: str) -> str:
     return marks[-1][0] if marks and marks[-1].end() == len(end[-_MAX_MARK_CHARS:]) else ""
 
 
+def is_read_before_answer(text: str) -> bool:
+    """Whether a text in front of an answer holds nothing but closed reasoning."""
+    marks = [*MARK.finditer(text)]
+    return not visible(text).strip() and (not marks or marks[-1]["closes"] is not None)
+
+
 def closing_of(mark: str) -> str:
     """The closing mark of one that opens reasoning."""
-    if pair := next((pair for pair in _PAIRS if pair[0] == mark), None):
+    if pair := next((pair for pair in REASONING_MARKS if pair[0] == mark), None):
         return pair[1]
     if mark.startswith("<|"):
         ended = _STARTS.sub("end", mark)
@@ -155,10 +179,31 @@ def closing_of(mark: str) -> str:
     return f"</{mark[1:-1].split()[0]}>"
 
 
-def after_opened(text: str) -> str | None:
-    """The text after reasoning that the prompt opened; `None` if the reasoning is not closed."""
-    end = next((mark for mark in MARK.finditer(text) if mark["closes"] is not None), None)
-    return None if end is None else text[end.end() :]
+def begun_reasoning(text: str) -> tuple[str, str]:
+    """The mark of a published model with which a text begins its reasoning, and the text after it; "" without one."""
+    start = _BEGINS.match(text)
+    return (start[1], text[start.end() :]) if start else ("", text)
+
+
+def split_opened(text: str, mark: str) -> tuple[str, str] | None:
+    """Split a text after `mark`, which opens reasoning, at the end of this reasoning; `None` if it is not closed.
+
+    A closing mark of another kind counts where its own is missing: a model that is told to write `</think>` may do so.
+    """
+    ends = [end for end in MARK.finditer(text) if end["closes"] is not None]
+    end = next((end for end in ends if end[0] == closing_of(mark)), ends[0] if ends else None)
+    return (text[: end.start()], text[end.end() :]) if end else None
+
+
+def without_answer_mark(text: str) -> str:
+    """A text without the mark that some models write in front of their visible text."""
+    start = _ANSWER_MARK.match(text.lstrip())
+    return text.lstrip()[start.end() :] if start else text
+
+
+def unmarked(text: str) -> str:
+    """A text with blanks in place of all marks of reasoning and of visible text."""
+    return _ANSWER_MARK.sub(" ", MARK.sub(" ", text))
 
 
 def visible_after(text: str, mark: str) -> str | None:
@@ -288,9 +333,10 @@ def read_turn(text: str, opened: str = "", tools: Sequence[JsonObject] = ()) -> 
     which plain JSON is a call, and the types of GLM's arguments. An unreadable call has no name, and its text as
     arguments.
     """
+    text = opened + text
     if _HEAD.search(text):
         return _harmony(text)
-    reasoning, words = split_reasoning(opened + text)
+    reasoning, words = split_reasoning(text)
     content, calls = _marked(words, tools) if CALL[0] in words else _bare(words, tools)
     return message_of(content, reasoning, calls)
 

@@ -94,6 +94,8 @@ def run_agent(
         protocol.check_retriever(retriever.name)
         recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
         run = Run.begin(out, recorded, resume)
+        if agent is not None and say is not None and (why := protocol.template.unread_opening(agent.model.tokenizer)):
+            say(f"warning: {why}")
         if agent is None:
             assert cluster is not None
             answer_on_cluster(cluster, run, settings, questions, tell or (lambda *_: None))

@@ -36,7 +36,7 @@ from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingIn
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.chat import chat_frame
 from coseek.models.model import Tokenizer
-from coseek.models.written import after_opened, closing_of, opened_at_end
+from coseek.models.written import closing_of, opened_at_end, split_opened
 from coseek.pipelines.agent_recipe import EXPERT, AgentRecipe, WarmStartSettings
 from coseek.pipelines.stages import right_runs
 from coseek.retrieval.lexical.analyzer import has_words
@@ -137,13 +137,16 @@ def _result_text(segment: Segment, protocol: Protocol) -> str:
 
 def _with_opening(text: str, grammar: Grammar, had: str, opened: str) -> str:
     """A first turn after a prompt that opened reasoning with the mark `had`, for one that opens it with `opened`."""
-    has_tag = grammar.free_text or any(tag.opening in (had, opened) for tag in grammar.tags)
-    if not has_tag:
-        text = (after_opened(text) or text) if had else text
-        return closing_of(opened) + text if opened else text
-    if had and not text.lstrip().startswith(had):
-        text = had + text
-    return text.lstrip().removeprefix(opened) if opened else text
+    own = [tag.opening for tag in grammar.tags]
+    if had in own or (had and grammar.free_text):
+        text = text if text.lstrip().startswith(had) else had + text
+    elif had and (parts := split_opened(text, had)) is not None:
+        thought, (reasoning, text) = grammar.thought, parts
+        if thought and not text.lstrip().startswith(thought.opening):
+            text = f"{thought.opening}{reasoning}{thought.closing}{text}"
+    if opened in own or grammar.free_text:
+        return text.lstrip().removeprefix(opened) if opened else text
+    return closing_of(opened) + text if opened else text
 
 
 def _ids(text: str, protocol: Protocol, tokenizer: Tokenizer, is_turn: bool) -> tuple[int, ...]:

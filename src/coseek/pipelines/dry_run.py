@@ -47,6 +47,7 @@ from coseek.pipelines.estimate import (
     with_processes,
     work_of,
 )
+from coseek.pipelines.policy_folders import policy_warnings
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
@@ -94,6 +95,8 @@ class DryRun:
     source: str
     """Where the shape was read."""
     stages: tuple[StageEstimate, ...]
+    warnings: tuple[str, ...] = ()
+    """Why the policy may write no turn of the valid form."""
 
     @property
     def missing(self) -> list[tuple[RecipePath, str]]:
@@ -118,6 +121,7 @@ class DryRun:
         """The findings as rows of part, value and detail."""
         rows = [("path", entry.setting, problem or f"{entry.path}: there") for entry, problem in self.paths]
         rows.append(("model", f"{_count(self.shape.parameters)} weights", self.source))
+        rows += [("warning", "policy.folder", warning) for warning in self.warnings]
         machine = self.recipe.machine
         if machine.devices > 1:
             rows.append(("machine", f"{machine.devices} devices", f"start it with {started_with(machine.devices)}"))
@@ -185,7 +189,7 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
         )
         for (name, stage), step in zip(whole, steps, strict=True)
     )
-    return DryRun(recipe, paths, shape, source, stages)
+    return DryRun(recipe, paths, shape, source, stages, tuple(policy_warnings(recipe)))
 
 
 def _data_problem(recipe: AgentRecipe, folder: Path) -> str:

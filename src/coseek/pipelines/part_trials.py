@@ -270,6 +270,10 @@ def try_agent(name: str, bench: Bench) -> Iterator[str]:
 
 
 def try_protocol(name: str, bench: Bench) -> Iterator[str]:
+    grammar = protocol.load_protocol(name).grammar
+    if not grammar.free_text:
+        tag = f"counts as {grammar.thought.opening}" if grammar.thought else "needs no tag and is no fault of form"
+        yield f"reasoning in a model's own marks, such as [THINK], {tag}"
     yield from transcript(bench, factory.settings_for("rules", protocol=name))
 
 

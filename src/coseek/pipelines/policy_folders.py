@@ -2,9 +2,11 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from coseek.agents.agent_card import CARD, AgentCard
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
 from coseek.core.fingerprint import file_digest
@@ -15,6 +17,7 @@ from coseek.measure.table import Table
 from coseek.models.laptop import make_policy
 from coseek.models.model_folder import model_path
 from coseek.models.new_tokens import add_tokens, new_tags, spelt_words
+from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.demonstrations import texts_of
 from coseek.pipelines.run_record import TrainingRun
@@ -33,6 +36,8 @@ def write_start(
     if policy.folder is None:
         make_policy(policy.laptop, texts_of(recipe, open_data()), marks, folder, seed)
         return
+    for warning in policy_warnings(recipe):
+        progress.warn(warning)
     source, tags = model_path(policy.folder), marks if policy.marks else ()
     words = spelt_words(source, texts_of(recipe, open_data()), policy.words) if policy.words and taught else []
     if policy.words and not taught:
@@ -43,6 +48,30 @@ def write_start(
             f"{policy.folder} writes these tags already, set policy.marks=false"
         )
     add_tokens(source, tags, words, folder, seed)
+
+
+def policy_warnings(recipe: AgentRecipe) -> list[str]:
+    """Why the recipe's model may write no turn of the valid form: its chat template, or its former training."""
+    if recipe.policy.folder is None or not (folder := model_path(recipe.policy.folder)).is_dir():
+        return []
+    protocol, warnings = recipe.load_protocol(run_files=False), [protocol_change(recipe, folder)]
+    with suppress(DataError):  # of a tokenizer that cannot be opened, which other checks name
+        warnings.append(protocol.template.unread_opening(HfTokenizer.load(folder)))
+    return list(filter(None, warnings))
+
+
+def protocol_change(recipe: AgentRecipe, folder: Path) -> str:
+    """The protocol that the recipe's model was trained in, where it is another one that nothing teaches."""
+    if recipe.warm_start is not None or not (folder / CARD).is_file():
+        return ""
+    was, now = AgentCard.read(folder).protocol, recipe.protocol
+    first, second = (recipe.load_protocol(name, run_files=False).grammar for name in (was, now))
+    if (first.special_tokens, first.order) == (second.special_tokens, second.order):
+        return ""
+    return (
+        f"{recipe.policy.folder} was trained in the protocol {was}, and the recipe's is {now}, whose tags nothing "
+        f"teaches it before the first rollout; set protocol={was}, or give the recipe a warm_start"
+    )
 
 
 HEALTHY = "-healthy"
