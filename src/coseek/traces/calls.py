@@ -4,10 +4,14 @@ Calls are those that `coseek.models.written` reads, and, where a message has non
 text holds in a spelling that it knows (Hermes, GLM, Llama 3, Harmony).
 """
 
+import ast
 import json
 import re
+import warnings
+from contextlib import suppress
 
 from coseek.core.files import Json, JsonObject
+from coseek.core.strict_json import parse_strict
 from coseek.models import written
 from coseek.models.written import CALL, ToolCallText, read_turn, split_reasoning, visible
 
@@ -15,6 +19,17 @@ _ANSWER = re.compile(
     r"<answer>((?:(?!<answer>).)*?)</answer>|^[ \t]*Final Answer[ \t]*:(.*)\Z", re.DOTALL | re.MULTILINE
 )
 """A tag ends before the next one of its name, so that tags without an end are read in linear time."""
+
+MOST_PYTHON = 200_000
+"""Maximum number of characters that are parsed as Python."""
+
+
+def python_value(text: str) -> Json:
+    """The value of a literal of Python, as programs print lists and objects; `None` for any other text."""
+    refusals = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+    with suppress(*refusals), warnings.catch_warnings(action="ignore"):
+        return parse_strict(json.dumps(ast.literal_eval(text[:MOST_PYTHON].strip())))
+    return None
 
 
 def text_of(content: Json) -> str:

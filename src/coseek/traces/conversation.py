@@ -183,15 +183,21 @@ def _remarks(messages: Sequence[JsonObject], last: ChatTurn) -> int:
 def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[ToolCallText], dict[int, int]]:
     """The calls of a turn, and which message behind it (by position) holds the result of which call (by number).
 
-    A result names its call by id; those without an id belong to the calls that no result names, in order.
+    A result names its call by id. Those without an id, or with one that no call of the conversation has, belong to the
+    calls that no result names, in order; so do all results of calls without an id.
     """
     calls = [call for at in turn.written for call in calls_in(messages[at])]
     left = dict(enumerate(calls))
     matched: dict[int, int] = {}
     results = [at for at in turn.behind if messages[at]["role"] in ("tool", "function")]
-    for at in sorted(results, key=lambda at: messages[at].get("tool_call_id") is None):  # those with an id first
-        ident = messages[at].get("tool_call_id")
-        number = next((n for n, call in left.items() if ident is None or call.ident == ident), None)
+    idents = {at: messages[at].get("tool_call_id") for at in results}
+    own = {call.ident for call in calls}
+    if any(isinstance(ident, str) and ident not in own for ident in idents.values()):
+        own |= {call.ident for message in messages for call in calls_in(message)}
+    idents = {at: ident if isinstance(ident, str) and ident in own else None for at, ident in idents.items()}
+    for at in sorted(results, key=lambda at: idents[at] is None):  # those with an id first
+        named = (n for n, call in left.items() if idents[at] is not None and call.ident == idents[at])
+        number = next(named, next((n for n, call in left.items() if idents[at] is None or call.ident is None), None))
         if number is not None:
             matched[at] = number
             del left[number]

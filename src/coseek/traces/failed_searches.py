@@ -13,7 +13,17 @@ from coseek.core.files import Json, JsonObject
 
 _MOST_CHARS = 800
 """Maximum length of a message, except of an exception or an error page. A passage of 100 words has about 600."""
-_ERRORS = ("error", "errors", "exception", "error_message", "errorMessage", "error_msg", "errorText", "fault")
+_ERRORS = (
+    "error",
+    "errors",
+    "exception",
+    "error_message",
+    "errorMessage",
+    "error_msg",
+    "error_code",
+    "errorText",
+    "fault",
+)
 _CODES = ("status", "code", "status_code", "statusCode", "error_code", "http_status", "httpStatus")
 _COUNTS = frozenset(("total", "count", "found", "num_results", "total_results", "numResults", "totalResults"))
 _SUCCESSES = ("success", "ok", "succeeded")

@@ -1,9 +1,7 @@
 """Found passages: those in the result of a search tool. That of somebody else is text, JSON or Python of any form."""
 
-import ast
 import json
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,12 +13,13 @@ from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.passage import DEEPEST_META, Hit, Passage
+from coseek.traces.calls import python_value
 from coseek.traces.failed_searches import is_failure, is_nothing
 
 T = TypeVar("T")
 LISTS = (
     *("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data", "value", "chunks"),
-    *("matches", "records", "sources", "nodes", "content"),
+    *("matches", "records", "sources", "nodes", "content", "output"),
 )
 """Keys of an object whose list holds the passages, the first that is there."""
 _AROUND = ("hits", "response", "result", "data", "output", "web", "webPages")
@@ -30,8 +29,6 @@ _BESIDE = frozenset(
     (*_TEXT_ALONE, "type", "query", "count", "total", "success", "ok", "status", "code", "error", "isError")
 )
 """Keys of an object that holds no more than one text."""
-_MOST_PYTHON = 200_000
-"""Maximum number of characters that are read as a Python literal."""
 IDS = ("id", "_id", "docid", "doc_id", "document_id", "passage_id", "pid", "id_", "url", "link")
 TITLES = ("title", "name")
 TEXTS = ("text", "contents", "content", "snippet", "body", "passage", "summary", "description", "page_content")
@@ -116,12 +113,8 @@ def _parsed(value: str) -> Json:
         return value
     with suppress(InvalidJson):
         return parse_strict(value)
-    with (
-        suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError),
-        warnings.catch_warnings(action="ignore"),
-    ):
-        return parse_strict(json.dumps(ast.literal_eval(value[:_MOST_PYTHON].strip())))
-    return value
+    literal = python_value(value)
+    return value if literal is None else literal
 
 
 def _unwrapped(value: Json) -> Json:

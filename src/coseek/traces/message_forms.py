@@ -1,69 +1,231 @@
 """Message forms: the messages of other systems, written as those of OpenAI's chat completions.
 
-Read are Anthropic's content blocks (`tool_use`, `tool_result`, `thinking`), the items of OpenAI's Responses,
-LangChain's messages (`type: human`), other names of roles (`model`, `human`), `<tool_response>` and `<information>` in
-the text of a user (Hermes, Qwen), and `<search>` in that of an assistant (Search-R1). Other messages stay as they are.
-Items, blocks, roles and calls that are not read are counted by name.
+Role and content of a message are found by `message_shapes`, calls and results by their shape (`tool_shapes`) or by the
+marks in a text (`text_calls`). Messages of chat completions stay as they are. Items, blocks, roles and calls that are
+not read are counted by name.
 """
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import cast
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.models import written
-from coseek.traces.calls import reasoning_and_words, text_of
+from coseek.traces.calls import calls_in, reasoning_and_words, text_of
+from coseek.traces.message_shapes import (
+    ROLES,
+    THOUGHTS,
+    is_thought,
+    messages_inside,
+    role_of,
+    thought_in,
+    unpacked,
+    with_content,
+)
+from coseek.traces.text_calls import call_mark_in, parts_in_text, results_in_text, without_heading, without_tag
+from coseek.traces.tool_shapes import holds_calls, holds_results, kind_of, result_text, tool_use_in
 
-ITEMS = frozenset(
-    ("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
-    + ("web_search_call", "file_search_call", "human", "ai", "system", "tool", "constructor")
-)
-"""Types of messages without a role."""
-_LANGCHAIN = {
-    "human": "user", "ai": "assistant", "system": "system", "tool": "tool", "HumanMessage": "user",
-    "AIMessage": "assistant", "SystemMessage": "system", "ToolMessage": "tool",
-}  # fmt: skip
-_TEXT = (None, "text", "input_text", "output_text")
-_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use", "tool-call")
-_RESULTS = ("tool_result", "tool-result")
-_THOUGHTS = ("thinking", "reasoning")
-_FOUND = ("search_result", "web_search_result")
-_RESPONSE = re.compile("<(tool_response|information)>")
-_SEARCH = re.compile("<(search)>")
-_ROLES = {
-    "human": "user", "customer": "user", "ai": "assistant", "model": "assistant", "bot": "assistant",
-    "gpt": "assistant", "chatbot": "assistant",
-}  # fmt: skip
-_KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_TEXT_CALL = re.compile(
-    r"^[ \t]*Action[ \t]*:|<(?:tool_call|function_calls|search)>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]"
-    "|<\uff5ctool\u2581calls\u2581begin\uff5c>",
-    re.MULTILINE,
-)
-"""Begins a call in the text of an assistant, in the spellings of several models."""
+_TEXTS = ("", "text", "input_text", "output_text", "user-prompt")
+_QUIET = ("step-start", "step-finish", "document", "search_result")
+"""Types of parts that say nothing, or are read where they are results."""
+_PIECE = "\0piece"
+"""Marks a part of an assistant's message, which the message before it may take in."""
 
 
 def chat_messages(value: Json, unread: Counter[str]) -> Json:
     """The messages of a record in the form of chat completions; `unread` counts what is not read."""
-    if not isinstance(value, list):
-        return value
-    messages: list[Json] = []
-    for item in value:
-        for message in _messages(item, unread) if isinstance(item, dict) else [item]:
-            last = messages[-1] if messages else None
-            if isinstance(message, dict) and message.pop(_PIECE, None) and _goes_on(last):
-                _join(cast(JsonObject, last), message)
+    return _Forms(unread).messages(value) if isinstance(value, list) else value
+
+
+def count_unread(unread: Counter[str], name: str, example: str) -> None:
+    """Count something unread by name, with its first example."""
+    unread[next((known for known in unread if known.startswith(name)), f"{name}, such as {example[:60]!r}")] += 1
+
+
+class _Forms:
+    """Converts the items of one conversation."""
+
+    def __init__(self, unread: Counter[str]) -> None:
+        self.unread = unread
+        self.called = set[Json]()
+        """Ids of the calls so far; `None` if one has none."""
+        self.repeated = set[str]()
+        """Messages inside events so far, which later events repeat."""
+        self.in_text = False
+        """Whether the last message has calls in its text, whose results the next message of a user holds."""
+
+    def messages(self, items: Sequence[Json]) -> list[Json]:
+        messages: list[Json] = []
+        for item in items:
+            for message in self._of(item) if isinstance(item, dict) else [item]:
+                last = messages[-1] if messages else None
+                if isinstance(message, dict):
+                    self.called |= {call.ident for call in written.calls_in(message)}
+                if isinstance(message, dict) and message.pop(_PIECE, None) and _goes_on(last):
+                    _join(cast(JsonObject, last), message)
+                else:
+                    messages.append(message)
+        return messages
+
+    def _of(self, given: JsonObject) -> Iterator[Json]:
+        item = unpacked(given)
+        role = role_of(item)
+        if not role:
+            yield from self._item(item)
+            return
+        if role not in ROLES:
+            self.unread[f"messages of the role {role!r}"] += 1
+        answers, self.in_text = self.in_text, False
+        is_foreign = item.get("role") != role
+        item, beside = self._beside({**with_content(item), "role": role})
+        content = item.get("content")
+        if beside or (isinstance(content, list) and any(map(_is_special, content))):
+            yield from self._parted(
+                item, [*beside, *(content if isinstance(content, list) else [content] if content else [])]
+            )
+            return
+        if isinstance(content, list):
+            self._count_blocks(content)
+            texts = [_text_part(block) for block in content]
+            item = item if texts == content else {**item, "content": texts}
+        if role == "assistant":
+            yield from self._said(item)
+        elif role == "tool" and isinstance(content, str | list):
+            text = text_of(content) if isinstance(content, str) else result_text(content)
+            text = without_heading(text) if is_foreign else without_tag(text)
+            yield item if text == text_of(content) else {**item, "content": text}
+        elif role == "user" and isinstance(content, str):
+            results, rest = results_in_text(content, answers)
+            for result in results:
+                yield {"role": "tool", "content": result}
+            if rest or not results:
+                yield {**item, "content": rest} if results else item
+        else:
+            yield item
+
+    def _beside(self, item: JsonObject) -> tuple[JsonObject, list[Json]]:
+        """The message with its calls as chat completions name them, and the other calls and results in its fields."""
+        given = item.get("additional_kwargs")  # LangChain, LlamaIndex
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if not item.get(name) and (name == "tool_call_id" or holds_calls(name)):
+                item = {**item, name: value}
+        parts: list[Json] = []
+        for name in [name for name, value in item.items() if value and (holds_calls(name) or holds_results(name))]:
+            if isinstance(text := item[name], str):
+                with suppress(InvalidJson):
+                    item[name] = parse_strict(text)
+            value = item[name]
+            rows = value if isinstance(value, list) else [value]
+            uses = [tool_use_in(row) if isinstance(row, dict) else None for row in rows]
+            if not any(use and use.result for use in uses) and len(written.calls_in({name: value})) == len(rows):
+                continue
+            parts += [row for row, use in zip(rows, uses, strict=True) if use]
+            if lost := uses.count(None):
+                self.unread["tool calls that cannot be read"] += lost
             else:
-                messages.append(message)
-    return messages
+                del item[name]
+        if item["role"] == "assistant" and "observations" in item and (calls := item.pop("tool_calls", None)):
+            seen: JsonObject = {"content": item["observations"] or "", "error": item.get("error")}  # smolagents
+            parts += [*cast(list[Json], calls), {"type": "tool_result", **seen}]
+        return item, parts
+
+    def _said(self, item: JsonObject) -> Iterator[Json]:
+        """Split a message of an assistant whose text holds calls or their results."""
+        text, words = text_of(item.get("content")), reasoning_and_words(item)[1]
+        parts = [] if written.calls_in(item) else parts_in_text(text, words)
+        if parts and (not calls_in(item) or any(part["type"] == "tool_result" for part in parts)):
+            yield from self._parted(item, cast(list[Json], parts))
+            self.in_text = [part["type"] for part in parts if part["type"] != "text"][-1] == "tool_use"
+            return
+        if mark := call_mark_in(words):
+            count_unread(self.unread, "messages with calls in their text that cannot be read", mark)
+        yield item
+
+    def _item(self, item: JsonObject) -> Iterator[Json]:
+        """Convert an item without a role: a call, a result, reasoning, or an event with messages inside."""
+        kind = kind_of(item)
+        if tool_use_in(item):
+            for message in self._parted({"role": "assistant"}, [item]):
+                yield {**message, _PIECE: True} if message["role"] == "assistant" else message
+        elif kind in THOUGHTS:
+            summary = item.get("summary")
+            if text := thought_in(summary if isinstance(summary, list) and summary else item):
+                yield {"role": "assistant", "content": "", "reasoning_content": text}
+            else:
+                self.unread[f"items of the type {kind!r} without a text"] += 1
+        elif inside := messages_inside(item):
+            for inner in self.messages(inside):
+                if (shown := json.dumps(inner, sort_keys=True)) not in self.repeated:
+                    self.repeated.add(shown)
+                    yield inner
+        elif kind or "event" in item:
+            self.unread[f"items of the type {kind or item['event']!r}"] += 1
+        else:
+            yield item  # refused with its number
+
+    def _parted(self, item: JsonObject, blocks: Sequence[Json]) -> Iterator[JsonObject]:
+        """Split a message at the results in its parts: calls become a field, and each result a message."""
+        rest: JsonObject = {name: value for name, value in item.items() if name not in ("content", "tool_calls")}
+        blocks = [*cast(list[Json], item.get("tool_calls") or []), *blocks]
+        self._count_blocks(blocks)
+        texts: list[Json] = []
+        thoughts: list[str] = []
+        calls: list[Json] = []
+
+        def message() -> Iterator[JsonObject]:
+            if calls or thoughts or text_of(texts).strip():
+                reasoning: JsonObject = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+                called: JsonObject = {"tool_calls": [*calls]} if calls else {}
+                yield {**rest, "content": text_of([*texts]), **reasoning, **called}
+            texts.clear()
+            thoughts.clear()
+            calls.clear()
+
+        for block in blocks:
+            use = tool_use_in(block) if isinstance(block, dict) else None
+            if use is not None:
+                if use.call and self._is_new(use.call["id"], use.result is not None):
+                    calls.append(use.call)
+                if use.result:
+                    yield from message()
+                    yield use.result
+            elif isinstance(block, dict) and is_thought(block):
+                thoughts.append(thought_in(block))
+            elif isinstance(block, dict) and kind_of(block) == "system-prompt":
+                yield {"role": "system", "content": thought_in(block)}
+            elif not isinstance(block, dict) or kind_of(block) in _TEXTS:
+                texts.append(_text_part(block))
+        yield from message()
+
+    def _is_new(self, ident: Json, is_repeated: bool) -> bool:
+        """Whether a call is none of those before, which a result or an event repeats."""
+        is_new = ident not in self.called or (ident is None and not is_repeated)
+        self.called.add(ident)
+        return is_new
+
+    def _count_blocks(self, blocks: Sequence[Json]) -> None:
+        for block in blocks:
+            if isinstance(block, dict) and not _is_special(block):
+                kind = kind_of(block) or ("" if {"text", "content"} & block.keys() else next(iter(block), ""))
+                if kind not in (*_TEXTS, *_QUIET):
+                    self.unread[f"content blocks of the type {kind!r}"] += 1
 
 
-_PIECE = "\0piece"
-"""Marks a part of an assistant's message, which the message before it may take in."""
+def _text_part(block: Json) -> Json:
+    """A part of text with its text under that name; other parts as they are."""
+    if isinstance(block, dict) and kind_of(block) in _TEXTS and isinstance(text := block.get("content"), str):
+        return {"type": "text", "text": text, **block}
+    return block
+
+
+def _is_special(block: Json) -> bool:
+    """Whether a part is more than text: a call, a result or a thought."""
+    if not isinstance(block, dict):
+        return False
+    return tool_use_in(block) is not None or is_thought(block) or kind_of(block) == "system-prompt"
 
 
 def _goes_on(last: Json) -> bool:
@@ -80,194 +242,3 @@ def _join(message: JsonObject, piece: JsonObject) -> None:
             message[name] = value
         elif name == "reasoning_content":
             message[name] = f"{before}\n{value}"
-
-
-def _messages(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
-    if not isinstance(item.get("role"), str):
-        plain = _langchain(item)
-        if plain is None:
-            yield from _item(item, unread)
-            return
-        item = plain
-    item = _named(item, unread)
-    content = item.get("content")
-    if item["role"] == "assistant":
-        yield from _said(item, unread)
-    elif isinstance(content, str) and item["role"] == "user" and (found := _parted(content, _RESPONSE))[1:]:
-        for one in found[1::2]:
-            yield {"role": "tool", "content": one.strip()}
-        if rest := "".join(map(str.strip, found[::2])):
-            yield {**item, "content": rest}
-    elif isinstance(content, list):
-        yield from _blocks(item, content, unread)
-    else:
-        yield item
-
-
-def _named(item: JsonObject, unread: Counter[str]) -> JsonObject:
-    """The message with its role as chat completions name it, and its calls as a list beside the text."""
-    role = str(item["role"])
-    role = role if role in _KNOWN_ROLES else _ROLES.get(role.lower(), role.lower())
-    if role not in _KNOWN_ROLES:
-        unread[f"messages of the role {role!r}"] += 1
-    given = item.get("additional_kwargs")
-    for name in ("tool_calls", "function_call", "tool_call_id"):
-        if isinstance(given, dict) and given.get(name) and not item.get(name):
-            item = {**item, name: given[name]}
-        if isinstance(value := item.get(name), str) and name != "tool_call_id":
-            with suppress(InvalidJson):
-                item = {**item, name: parse_strict(value)}
-    listed = item.get("tool_calls") or []
-    lost = len(listed) - len(written.calls_in({"tool_calls": listed})) if isinstance(listed, list) else 1
-    if lost:
-        unread["tool calls that cannot be read"] += lost
-    return {**item, "role": role}
-
-
-def _said(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
-    """Split a message of an assistant whose text holds searches and their results."""
-    content = item.get("content")
-    if isinstance(content, list):
-        yield from _blocks(item, content, unread)
-        return
-    words = reasoning_and_words(item)[1]
-    if isinstance(content, str) and _parted(words, _SEARCH)[1:] and not written.calls_in(item):
-        for at, piece in enumerate(_parted(content, _RESPONSE)):
-            parts = _parted(piece, _SEARCH)
-            rest = "".join(parts[::2]).strip()
-            queries = map(str.strip, parts[1::2])
-            calls: list[Json] = [{"function": {"name": "search", "arguments": {"query": query}}} for query in queries]
-            if at % 2:
-                yield {"role": "tool", "content": piece.strip()}
-            elif calls:
-                yield {**item, "content": rest, "tool_calls": calls}
-            elif rest:
-                yield {**item, "content": rest}
-        return
-    if _TEXT_CALL.search(words):
-        unread["messages with calls in their text that cannot be read"] += 1
-    yield item
-
-
-def _parted(text: str, opening: re.Pattern[str]) -> list[str]:
-    """Split a text at its tags: texts outside and inside them alternate, and the first and the last are outside. A tag
-    ends at the first closing tag of its name; a tag without one is text. Runs in linear time."""
-    pieces: list[str] = []
-    at, unclosed = 0, set[str]()
-    for tag in opening.finditer(text):
-        closing = f"</{tag[1]}>"
-        if tag.start() < at or closing in unclosed:
-            continue
-        end = text.find(closing, tag.end())
-        if end < 0:
-            unclosed.add(closing)
-            continue
-        pieces += [text[at : tag.start()], text[tag.end() : end]]
-        at = end + len(closing)
-    return [*pieces, text[at:]]
-
-
-def _langchain(item: JsonObject) -> JsonObject | None:
-    """Convert a message of LangChain, in any of its dumps. Returns `None` for anything else."""
-    kind, data = item.get("type"), item.get("data")
-    if kind == "constructor" and isinstance(path := item.get("id"), list) and path:
-        kind, data = path[-1], item.get("kwargs")
-    role = _LANGCHAIN.get(kind) if isinstance(kind, str) else None
-    if role is None or (role == "system" and "content" not in (data if isinstance(data, dict) else item)):
-        return None
-    return {**(data if isinstance(data, dict) else item), "role": role}
-
-
-def _item(item: JsonObject, unread: Counter[str]) -> Iterator[Json]:
-    """Convert an item of Responses."""
-    kind, ident = item.get("type"), item.get("call_id", item.get("id"))
-    if kind in ("function_call", "custom_tool_call"):
-        arguments = item.get("arguments", item.get("input"))
-        yield _called(ident, item.get("name"), arguments)
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        yield {"role": "tool", "tool_call_id": ident, "content": _result(item.get("output"))}
-    elif kind == "reasoning":
-        summary = item.get("summary")
-        text = text_of(summary if isinstance(summary, list) and summary else item.get("content"))
-        if text:
-            yield {"role": "assistant", "content": "", "reasoning_content": text}
-        else:
-            unread["items of the type 'reasoning' without a text"] += 1
-    elif kind in ("web_search_call", "file_search_call"):
-        action = item.get("action")
-        arguments = {"query": action.get("query") if isinstance(action, dict) else item.get("queries")}
-        yield _called(ident, str(kind).removesuffix("_call"), arguments)
-        if isinstance(results := item.get("results"), list):
-            yield {"role": "tool", "tool_call_id": ident, "content": json.dumps(results, ensure_ascii=False)}
-    elif isinstance(kind, str):
-        unread[f"items of the type {kind!r}"] += 1
-    else:
-        yield item  # refused with its number
-
-
-def _called(ident: Json, name: Json, arguments: Json) -> JsonObject:
-    return {"role": "assistant", "content": "", "tool_calls": [_call(ident, name, arguments)], _PIECE: True}
-
-
-def _call(ident: Json, name: Json, arguments: Json) -> JsonObject:
-    return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _blocks(item: JsonObject, content: list[Json], unread: Counter[str]) -> Iterator[Json]:
-    """Split a message with content blocks: calls become a field, and each result a message."""
-    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
-    for kind in kinds:
-        if not (kind in _TEXT or kind in _CALLS or kind in _THOUGHTS or _is_result(kind)):
-            unread[f"content blocks of the type {kind!r}"] += 1
-    if not any(kind in _CALLS or kind in _THOUGHTS or _is_result(kind) for kind in kinds):
-        yield item
-        return
-    rest: JsonObject = {name: value for name, value in item.items() if name != "content"}
-    texts: list[Json] = []
-    thoughts: list[str] = []
-    calls: list[Json] = []
-
-    def message() -> Iterator[JsonObject]:
-        if texts or thoughts or calls:
-            reasoning: JsonObject = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-            called: JsonObject = {"tool_calls": [*calls]} if calls else {}
-            yield {**rest, "content": text_of([*texts]), **reasoning, **called}
-        texts.clear()
-        thoughts.clear()
-        calls.clear()
-
-    for part, kind in zip(content, kinds, strict=True):
-        if not isinstance(part, dict) or kind in _TEXT:
-            texts.append(part)
-        elif kind in _CALLS:
-            ident, name = part.get("id", part.get("toolCallId")), part.get("name", part.get("toolName"))
-            calls.append(_call(ident, name, part.get("input", part.get("args"))))
-        elif kind in _THOUGHTS:
-            thoughts.append(text_of(part.get("thinking", part.get("text"))))
-        elif _is_result(kind):
-            yield from message()
-            yield _result_message(part)
-    yield from message()
-
-
-def _is_result(kind: Json) -> bool:
-    return isinstance(kind, str) and (kind in _RESULTS or kind.endswith("_tool_result"))
-
-
-def _result_message(part: JsonObject) -> JsonObject:
-    text = _result(next((part[key] for key in ("content", "result", "output") if key in part), None))
-    ident = part.get("tool_use_id", part.get("toolCallId"))
-    answer: JsonObject = {"role": "tool", "tool_call_id": ident, "content": text}
-    return {**answer, "fault": text or "the tool failed"} if part.get("is_error") is True else answer
-
-
-def _result(content: Json) -> str:
-    """The text of a result; blocks of found pages become a list of passages."""
-    if isinstance(content, list) and any(isinstance(one, dict) and one.get("type") in _FOUND for one in content):
-        pages: list[Json] = [
-            {"url": one.get("source", one.get("url")), "title": one.get("title"), "text": text_of(one.get("content"))}
-            for one in content
-            if isinstance(one, dict)
-        ]
-        return json.dumps(pages, ensure_ascii=False)
-    return text_of(content)

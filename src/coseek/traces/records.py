@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -25,10 +26,12 @@ from coseek.data.passage import DEEPEST_META
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Visit
 from coseek.traces.atif import conversation_parts, is_atif
-from coseek.traces.calls import text_of
+from coseek.traces.calls import calls_in, text_of
 from coseek.traces.conversation import Conversation, SampledIds, question_at, questions_before
 from coseek.traces.found_passages import own_rows
-from coseek.traces.message_forms import ITEMS, chat_messages
+from coseek.traces.message_forms import chat_messages, count_unread
+from coseek.traces.message_shapes import is_message, message_lists
+from coseek.traces.tool_shapes import tool_name_in
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
 KINDS = (*LINES, ".json")
@@ -115,7 +118,12 @@ class RecordReader:
         else:
             given = self._at(row, "messages") if self.settings.messages else _messages_in(row)
             ours = isinstance(row.get("run"), dict)  # written by coseek, in our form; a visited page has such tags, too
+            before = self.unread.total()
             messages = checked_messages(given if ours else chat_messages(given, self.unread))
+            if self.unread.total() == before and not any(map(calls_in, messages)) and (name := tool_name_in(row)):
+                count_unread(
+                    self.unread, "conversations without calls that can be read, but with fields of tools", name
+                )
         known = own.get("run")
         run = known if isinstance(known, dict) else {}
         answer = self._text(self._at(row, "answer") if self.settings.answer else run.get("answer"))
@@ -235,7 +243,7 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
         except DataError as error:
             yield path.name, RecordFault(path.name, str(error))
             return
-        several = isinstance(value, list) and not all(map(_is_message, value))
+        several = isinstance(value, list) and not all(map(is_message, value))
         for number, one in enumerate(cast(list[Json], value) if several else [value], start=1):
             yield f"{path.name}, item {number}" if several else path.name, one
         return
@@ -248,20 +256,14 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
         yield path.name, RecordFault(path.name, str(error))
 
 
-def _is_message(value: Json) -> bool:
-    if not isinstance(value, dict) or "role" in value:
-        return isinstance(value, dict)
-    kind = value.get("type")
-    return "messages" not in value and isinstance(kind, str) and kind in ITEMS
-
-
 def _messages_in(row: JsonObject) -> Json:
-    """The messages of an object: `messages`, or input and output of OpenAI's Responses."""
-    if row.get("messages") is not None or not isinstance(row.get("output"), list):
-        return row.get("messages")
-    given, output = row.get("input"), cast(list[Json], row["output"])
-    before = given if isinstance(given, list) else [{"role": "user", "content": given}] if given else []
-    return [*before, *output]
+    """The messages of an object: those named so, else all lists of messages in it."""
+    if row.get("messages") is not None:
+        return row["messages"]
+    lists = list(message_lists(row))
+    given = row.get("input") or row.get("prompt")
+    before: list[Json] = [{"role": "user", "content": given}] if isinstance(given, str) and len(lists) == 1 else []
+    return [*before, *chain(*lists)] if lists else None
 
 
 def _parsed(line: bytes, where: str) -> "Json | RecordFault":

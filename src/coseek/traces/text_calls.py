@@ -1,0 +1,219 @@
+"""Text calls: the calls of tools and their results in the text of a message, in the marks of several models.
+
+A call is a tag with a query (Search-R1, Search-o1, R1-Searcher), elements with parameters (Claude, MiniMax, Qwen
+Coder), or JSON after a mark, which holds the tool's name or follows it (Mistral, Kimi, DeepSeek, Granite, Command R).
+What `coseek.models.written` reads stays in the text.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import cast
+
+from coseek.core.files import Json, JsonObject
+from coseek.core.strict_json import InvalidJson, parse_lenient_values
+from coseek.traces.calls import MOST_PYTHON, python_value
+from coseek.traces.tool_shapes import tool_use_in
+
+_PREFIX = r"(?:\w{1,16}:|[|\uff5c]DSML[|\uff5c])?"
+"""What some models put before the name of an element: `minimax:`, `seed:`."""
+_BAR, _GAP = r"[|\uff5c]", r"[_\u2581]"
+_QUERIES = r"<search>|<\|begin_(?:search|of)_query\|>"
+_RESULTS = "|".join(
+    (
+        "<(?:tool_response|information|results?|search_results?|function_results|observation)>",
+        r"\[TOOL_RESULTS\]",
+        r"<\|begin_(?:search_result|of_documents)\|>",
+        f"<{_BAR}tool{_GAP}outputs{_GAP}begin{_BAR}>",
+        r"```tool_output\s",
+    )
+)
+_MARKS = "|".join(
+    (
+        f"<{_PREFIX}(?:tool_?calls?|function_calls)>",
+        f"<{_PREFIX}invoke name=",
+        "<function[= ]",
+        r"<\|python_tag\|>",
+        r"\[TOOL_CALLS\]",
+        f"<{_BAR}tool{_GAP}calls?(?:_section)?(?:{_GAP}(?:begin|start))?{_BAR}>",
+        r"<\|(?:START_ACTION|action_start)\|>",
+    )
+)
+_FENCES = r"```(?:json|tool_calls?)?\s*(?=[\[{])|```tool_code\s|\bCalling tools:"
+_OPENING = re.compile(f"(?P<query>{_QUERIES})|(?P<result>{_RESULTS})|(?P<calls>{_MARKS}|{_FENCES})", re.I)
+_CALL_MARK = re.compile(
+    rf"{_QUERIES}|{_MARKS}|^[ \t]*Action(?: \d+)?[ \t]*:|```tool_code\s"
+    rf"|<[|/\uff5c]?[\w:]{{0,16}}(?:tool|plugin)[\w:\u2581]{{0,24}}{_BAR}?>"
+    r'|"(?:name|tool|tool_name|action)"\s*:\s*"\w*(?:search|retriev)',
+    re.MULTILINE | re.I,
+)
+"""Begins a call in a text, also in spellings that are not read."""
+_RESULT = re.compile(_RESULTS, re.I)
+_USER_RESULT = re.compile("<(?:tool_response|information)>")
+"""Results in a user's message that need no call before them."""
+_SPECIAL_QUERY = re.compile(r"<\|begin_(?:search|of)_query\|>")
+_HEADING = re.compile(
+    r"\A\s*+(?:Call id: ?\S*\s+)?(?:Observation|Results?|Tool (?:output|result|response))(?: \d+)?\s*:", re.I
+)
+_TOKEN = re.compile(
+    r"\[CALL_ID\]\s*\w+|\[/?(?:TOOL_CALLS|ARGS)\]|<[|/\uff5c]{1,2}[^<>]{1,40}>"
+    r"|</?[\w:]*(?:tool_?calls?|function_calls?)>",
+    re.I,
+)
+"""Separates the parts of a call."""
+_NAME = re.compile(r"(?:functions\.)?([A-Za-z_][\w.-]{0,127}?)(?::\d+)?\Z")
+"""The name of a tool, to which Kimi adds the number of the call."""
+_IN_CODE = re.compile(r"\A```tool|\"(?:arguments|parameters)\"\s*:")
+"""What a block of code has that is a call, and no answer in JSON."""
+_FENCE = re.compile(r"```\w*")
+_PYTHONIC = re.compile(r"[\[\s]*[A-Za-z_][\w.]{0,127}\(")
+
+
+def _element(opening: str, names: str) -> re.Pattern[str]:
+    """Name and inside of an element with a name. It ends before the next one, so that those without an end are read in
+    linear time."""
+    inside = f"(?:(?!<{_PREFIX}(?:{names})[ =]).)*?"
+    name = r"[\"']?([\w.:/-]{1,128})[\"']?[^<>]{0,64}"
+    return re.compile(f"<{_PREFIX}(?:{opening}){name}>({inside})</{_PREFIX}(?:{names})>", re.DOTALL)
+
+
+_INVOKE = _element("invoke name=|function(?: name)?=", "invoke|function")
+_PARAMETER = _element("parameter(?: name)?=", "parameter")
+
+
+def parts_in_text(text: str, words: str) -> list[JsonObject]:
+    """A text as content blocks of texts, calls and results; empty if it has no call that can be read.
+
+    `words` is the text without reasoning, in which calls are only thought of.
+    """
+    if words.lstrip().startswith("[") and (pythonic := list(_pythonic(words))):
+        return pythonic
+    if not (_SPECIAL_QUERY.search(text) or _OPENING.search(words)):
+        return []
+    parts = list(_parts(text))
+    return parts if any(part["type"] == "tool_use" for part in parts) else []
+
+
+def call_mark_in(text: str) -> str:
+    """The first mark of a call in a text; "" without one."""
+    mark = _CALL_MARK.search(text)
+    return mark[0].strip() if mark else ""
+
+
+def results_in_text(text: str, is_answer: bool) -> tuple[list[str], str]:
+    """The results in a message of a user, and its other text. All of an answer to a call in a text is the result."""
+    parts = list(_parts(text)) if is_answer or _USER_RESULT.search(text) else []
+    results = [str(part["content"]).strip() for part in parts if part["type"] == "tool_result"]
+    if is_answer and not results:
+        return [without_heading(text)], ""
+    return results, "".join(str(part["text"]).strip() for part in parts if part["type"] == "text")
+
+
+def without_heading(text: str) -> str:
+    """A result without the word for it before a colon, or the tag around it."""
+    return _HEADING.sub("", text, count=1).strip() if _HEADING.match(text) else without_tag(text)
+
+
+def without_tag(text: str) -> str:
+    """A result without the tag around it."""
+    if not _RESULT.match(text.lstrip()):
+        return text
+    results = [str(part["content"]).strip() for part in _parts(text) if part["type"] == "tool_result"]
+    return "\n".join(results) or text
+
+
+def _parts(text: str) -> Iterator[JsonObject]:
+    """The parts of a text in order. A mark without its end is text, except that of a call, which may end the text."""
+    at, tried, unclosed = 0, 0, set[str]()
+    for mark in _OPENING.finditer(text):
+        if mark.start() < (tried if mark["calls"] else at):  # inside what is read, or what holds no call
+            continue
+        closing = _closing_of(mark[0])
+        end = -1 if closing in unclosed else text.find(closing, mark.end())
+        if end < 0:
+            unclosed.add(closing)
+            if mark["calls"] is None or mark[0].startswith("```"):
+                continue
+            following = _RESULT.search(text, mark.end())
+            end, closing = following.start() if following else len(text), ""
+        inside, after = text[mark.end() : end], end + len(closing)
+        found: list[JsonObject] = [{"type": "tool_result", "content": inside}]
+        if mark["query"]:
+            found = [{"type": "tool_use", "name": "search", "input": {"query": inside.strip()}}]
+        elif mark["calls"]:
+            is_code = mark[0].startswith("```") and not _IN_CODE.search(mark[0] + inside)
+            found = [] if is_code else list(_calls_in(text[mark.start() : after]))
+            tried = after
+        if found:
+            yield {"type": "text", "text": text[at : mark.start()]}
+            yield from found
+            at = tried = after
+    yield {"type": "text", "text": text[at:]}
+
+
+def _closing_of(mark: str) -> str:
+    if mark.startswith("```"):
+        return "```"
+    if mark.startswith("<") and not mark.endswith(">"):
+        return f"</{mark[1:].split('=')[0].split(' ')[0]}>"
+    ended = re.sub("begin|start", lambda word: "END" if word[0].isupper() else "end", mark, flags=re.I)
+    return ended if ended != mark else f"{mark[:2]}/{mark[2:]}" if mark[1] in "|\uff5c" else f"{mark[0]}/{mark[1:]}"
+
+
+def _calls_in(region: str) -> Iterator[JsonObject]:
+    """The calls between the marks of a text, each as a block."""
+    invoked = False
+    for name, body in _INVOKE.findall(region):
+        pairs: JsonObject = {key: value.strip() for key, value in _PARAMETER.findall(body)}
+        values = [] if pairs else _values(body)
+        invoked = True
+        yield {"type": "tool_use", "name": name, "input": pairs or (values[0] if values else {})}
+    name = ""
+    for piece in () if invoked else _TOKEN.split(_FENCE.sub(" ", region)):
+        start = min((at for at in map(piece.find, "[{") if at >= 0), default=len(piece))
+        for word in piece[:start].split():
+            if named := _NAME.fullmatch(word):
+                name = named[1]
+        if pythonic := list(_pythonic(piece)):
+            yield from pythonic
+            continue
+        for value in _values(piece[start:]):
+            use = tool_use_in(value) if isinstance(value, dict) else None
+            if use and use.call:
+                function = cast(JsonObject, use.call["function"])
+                yield {
+                    "type": "tool_use",
+                    "id": use.call["id"],
+                    "name": function["name"],
+                    "input": function["arguments"],
+                }
+            elif name and isinstance(value, dict):
+                yield {"type": "tool_use", "name": name, "input": value}
+
+
+def _values(text: str) -> list[Json]:
+    """The JSON values of a text, also those of a list, or those that Python prints."""
+    values: list[Json] = []
+    with suppress(InvalidJson):
+        values = parse_lenient_values(text)
+    if not values:
+        values = [value] if (value := python_value(text)) is not None else []
+    return [each for value in values for each in (value if isinstance(value, list) else [value])]
+
+
+def _pythonic(text: str) -> Iterator[JsonObject]:
+    """Calls as Llama and LFM write them: `[search(query="Ada")]`, `brave_search.call(query="Ada")`."""
+    if not _PYTHONIC.match(text) or len(text) > MOST_PYTHON:
+        return
+    with suppress(SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        tree = ast.parse(text.strip(), mode="eval").body
+        for call in tree.elts if isinstance(tree, ast.List) else [tree]:
+            if isinstance(call, ast.Call):
+                pairs = [(each.arg or "", each.value) for each in call.keywords] + [
+                    ("query", each) for each in call.args[:1]
+                ]
+                arguments = json.dumps({name: ast.literal_eval(value) for name, value in pairs})
+                name = ast.unparse(call.func).removesuffix(".call")
+                yield {"type": "tool_use", "name": name, "input": json.loads(arguments)}

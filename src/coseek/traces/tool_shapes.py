@@ -1,0 +1,189 @@
+"""Tool shapes: the call of a tool and its result in an object of another program, whatever its fields are called.
+
+The type of an object, or the key around it, says what it is (`tool_use`, `functionCall`, `web_search_tool_result`);
+without one, its fields do. Names are compared by their letters alone, so that `toolCallId` is `tool_call_id`. What is
+found is written as a call and a message of OpenAI's chat completions.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coseek.core.files import Json, JsonObject
+from coseek.traces.calls import text_of
+
+_TOOL = r"\w*(?:tool|function|mcp|websearch|filesearch|codeexecution)"
+_CALL = re.compile(rf"{_TOOL}\w*?(?:call|use|invocation|request|requestevent|selection)s?|dynamictool|function")
+_RESULT = re.compile(rf"{_TOOL}\w*?(?:result|response|return|output|executionevent|resultmessage)s?|retryprompt")
+_SPEAKS_OF_TOOL = re.compile("tool|function_?call|intermediate_steps|action_input", re.I)
+_KINDS = ("type", "block_type", "part_kind", "kind")
+_IDS = ("callid", "toolcallid", "tooluseid", "toolid")
+_NAMES = ("name", "toolname", "functionname", "tool")
+_ARGUMENTS = ("arguments", "args", "input", "parameters", "toolkwargs", "toolargs", "toolinput", "kwargs")
+_CALLS = ("origin", "call")
+"""Fields of a result with its call."""
+_OUTPUTS = ("result", "results", "output", "outputs", "tooloutput")
+_CONTENTS = (*_OUTPUTS, "content", "response", "observation", "value", "blocks")
+_AI_SDK = ("text", "json", "content", "error-text", "error-json")
+"""Types of the AI SDK's envelope of an output."""
+_FOUND = ("search_result", "web_search_result")
+"""Types of blocks in a result that are passages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """A call in the form of chat completions, its result as a message of the role `tool`, or both."""
+
+    call: JsonObject | None = None
+    result: JsonObject | None = None
+
+
+def letters(name: str) -> str:
+    """The letters of a name, in lower case."""
+    return "".join(filter(str.isalpha, name)).lower()
+
+
+def kind_of(block: JsonObject) -> str:
+    """The type of an object; "" without one."""
+    return next((kind for name in _KINDS if isinstance(kind := block.get(name), str)), "")
+
+
+def holds_calls(name: str) -> bool:
+    """Whether a field of this name holds calls of tools."""
+    said = letters(name)
+    return said != "function" and "invalid" not in said and _CALL.fullmatch(said) is not None
+
+
+def holds_results(name: str) -> bool:
+    """Whether a field of this name holds results of tools."""
+    return _RESULT.fullmatch(letters(name)) is not None
+
+
+def tool_use_in(block: JsonObject) -> ToolUse | None:
+    """The call in an object, its result, or both; `None` without any."""
+    kind = kind_of(block)
+    around = next((name for name, value in block.items() if value and isinstance(value, dict) and _is_tool(name)), None)
+    if around is not None and not _calls({letters(name): value for name, value in block.items()}):
+        kind, block = around, {"toolCallId": block.get("id"), **_object(block[around])}
+    block = {**block, **_object(block.get("function")), **_object(block.get("custom"))}
+    fields = {letters(name): value for name, value in block.items() if value is not None}
+    refers = _refers(fields) or any(isinstance(fields.get(name), dict) for name in _CALLS)
+    if holds_results(kind) or (not kind and not _calls(fields) and refers and _first(fields, _CONTENTS) is not None):
+        return ToolUse(_call_beside(fields), _result_of(fields))
+    is_part = kind.startswith("tool-") and _refers(fields)  # `tool-NAME` of the AI SDK
+    if not (is_part or _CALL.fullmatch(letters(kind)) or (not kind and _calls(fields))):
+        return None
+    name = _name_in(fields) or kind.removeprefix("tool-" if is_part else "").removesuffix("_call")
+    arguments = _first(fields, _ARGUMENTS)
+    if kind.endswith("_search_call"):
+        name, arguments = _own_search(name, fields)
+    elif not is_part and not _name_in(fields):
+        return None
+    done = any(fields.get(output) not in (None, "") for output in (*_OUTPUTS, "errortext"))
+    return ToolUse(_call(fields, name, arguments), _result_of(fields) if done else None)
+
+
+def tool_name_in(value: Json) -> str:
+    """The first field or type in a value that speaks of a tool's use; "" without one. Schemas of tools do not count."""
+    if isinstance(value, list):
+        return next((name for each in value if (name := tool_name_in(each))), "")
+    if not isinstance(value, dict):
+        return ""
+    if _SPEAKS_OF_TOOL.search(kind := kind_of(value)) and kind != "function":
+        return kind
+    for name, inner in value.items():
+        if name in ("tools", "functions", "tool_choice", "tool_config") or not inner or inner is True:
+            continue
+        if found := name if _SPEAKS_OF_TOOL.search(name) else tool_name_in(inner):
+            return found
+    return ""
+
+
+def _is_tool(name: str) -> bool:
+    return holds_calls(name) or holds_results(name)
+
+
+def _object(value: Json) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
+def _first(fields: Mapping[str, Json], names: Sequence[str]) -> Json:
+    return next((fields[name] for name in names if name in fields), None)
+
+
+def _calls(fields: Mapping[str, Json]) -> bool:
+    return bool(_name_in(fields)) and any(name in fields for name in _ARGUMENTS)
+
+
+def _refers(fields: Mapping[str, Json]) -> bool:
+    return any(name in fields for name in _IDS)
+
+
+def _name_in(fields: Mapping[str, Json]) -> str:
+    return next((name for field in _NAMES if isinstance(name := fields.get(field), str)), "")
+
+
+def _own_search(name: str, fields: Mapping[str, Json]) -> tuple[str, Json]:
+    """Name and arguments of a search by OpenAI's server, whose action may open a page instead."""
+    action = _object(fields.get("action"))
+    kind = action.get("type", "search")
+    if kind != "search":
+        return str(kind), {field: value for field, value in action.items() if field != "type"}
+    return name, {"query": action.get("query") or action.get("queries") or fields.get("queries")}
+
+
+def _call(fields: Mapping[str, Json], name: str, arguments: Json) -> JsonObject:
+    ident = next((ident for field in (*_IDS, "id") if isinstance(ident := fields.get(field), str) and ident), None)
+    return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _call_beside(fields: Mapping[str, Json]) -> JsonObject | None:
+    """The call that a result repeats, in its own fields or in an object."""
+    if _calls(fields):
+        return _call(fields, _name_in(fields), _first(fields, _ARGUMENTS))
+    uses = (tool_use_in(_object(fields.get(name))) for name in _CALLS)
+    return next((use.call for use in uses if use is not None), None)
+
+
+def _result_of(fields: Mapping[str, Json]) -> JsonObject:
+    content = _first(fields, _CONTENTS)
+    fault = _fault_in(fields)
+    if isinstance(content, dict) and (content.get("type") in _AI_SDK or {"is_error", "isError"} & content.keys()):
+        fault = fault or _fault_in({letters(name): value for name, value in content.items()})
+        content = next((content[name] for name in ("value", "content", "blocks") if name in content), None)
+    text, call = result_text(content), _call_beside(fields)
+    ident = _first(fields, (*_IDS, "id")) or (call and call["id"])
+    answer: JsonObject = {"role": "tool", "tool_call_id": ident, "content": text}
+    return {**answer, "fault": text or fault} if fault else answer
+
+
+def _fault_in(fields: Mapping[str, Json]) -> str:
+    error = fields.get("errortext") or fields.get("error")
+    if isinstance(error, str | dict) and error:
+        return text_of(error)
+    failed = True in (error, fields.get("iserror"), fields.get("toolcallerror"))
+    failed = failed or any(fields.get(name) in ("error", "failed") for name in ("status", "outcome"))
+    return "the tool failed" if failed or str(fields.get("type")).startswith("error-") else ""
+
+
+def result_text(content: Json) -> str:
+    """The text of a result. Blocks of found pages or documents become a list of passages, and JSON stays JSON."""
+    if not isinstance(content, list):
+        return text_of(content)
+    blocks = [block for block in content if isinstance(block, dict)]
+    if any(block.get("type") in _FOUND for block in blocks):
+        pages: list[Json] = [
+            {"url": one.get("source", one.get("url")), "title": one.get("title"), "text": text_of(one.get("content"))}
+            for one in blocks
+        ]
+        return json.dumps(pages, ensure_ascii=False)
+    inner = [block.get("json", _object(block.get("document")).get("data")) for block in blocks]  # Bedrock, Cohere
+    if blocks and all(value is not None for value in inner):
+        return (
+            text_of(inner[0])
+            if len(inner) == 1 and not isinstance(inner[0], list)
+            else json.dumps(inner[0] if len(inner) == 1 else inner, ensure_ascii=False)
+        )
+    is_text = any(block.keys() == {"text"} or re.search("text|image", kind_of(block)) for block in blocks)
+    return text_of(content) if is_text else json.dumps(content, ensure_ascii=False)
