@@ -272,6 +272,23 @@ def test_empty_and_merged_cells_of_a_page_move_no_other_cell() -> None:
     assert text.split("\n") == ["| 2019 | 2020", "fish | 1 | 2", "| 3 | 4", "all | | 5 | 6"]
 
 
+@pytest.mark.parametrize(
+    ("page", "lines"),
+    [
+        ("<h2><button>Why?</button></h2><p>So.</p><dl><dt><button>Who</button><dd>Ada</dl>", ["So.", "Who", "Ada"]),
+        ("<div hidden='until-found'>found</div><div hidden>gone</div>", ["found"]),
+        ("<x-a><template shadowrootmode=open><p>inside</p></template></x-a><x-b>one</x-b><x-b>two</x-b>",
+         ["inside", "one two"]),
+        ("<p>10<sup>5</sup> m<sup>2</sup></p>", ["10^5 m2"]),
+        ("<p><ruby>東<rp>(<rt>とう<rp>)</ruby><ruby>京<rt>きょう</rt></ruby>タワー</p>", ["東京タワー"]),
+        ("<nav><a>home</a><main><p>text</p></main>", ["text"]),
+        ("<table><td>a<td>b<tr><td>c</table><center>d</center>e", ["a | b", "c", "d", "e"]),
+    ],
+)  # fmt: skip
+def test_what_a_browser_shows_is_read_and_no_words_run_together(page: str, lines: list[str]) -> None:
+    assert read_one("a.html", page.encode())[1].split("\n") == lines
+
+
 def test_the_number_of_an_item_stands_before_its_paragraph() -> None:
     assert read_one("a.html", b"<ol><li><p>one</p><p>more</p></li><li>two</li></ol>")[1] == "1. one\nmore\n2. two"
 

@@ -90,7 +90,7 @@ def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> Decode
 
     header = Message()
     header["Content-Type"] = content_type
-    said = _META.search(body[:4096]) if is_page else None
+    said = _META.search(body[:65_536]) if is_page else None
     for charset in (header.get_content_charset(), said.group(1).decode("ascii") if said else None):
         if charset is not None and _is_text_codec(charset) and not (_is_utf8(charset) and not _mostly_utf8(body)):
             return decoded_as(body, declared_encoding(body, charset))

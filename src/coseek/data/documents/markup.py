@@ -26,17 +26,21 @@ _NUMBER = re.compile(r"\s*\d+\. \s*")
 _LARGEST = 10**15
 """Whole numbers from here on are kept as text."""
 _VOID = _names("area base br col embed hr img input link meta source track wbr")
-_HIDDEN = _names("script style nav noscript template svg iframe object select button textarea dialog")
+_HIDDEN = _names("script style nav noscript template svg iframe object select button textarea dialog rt rp")
+"""Elements without the text of a page; `rt` and `rp` are the readings above East Asian words, in the middle of them."""
 _BLOCKS = _names(
     "p div ul ol li dl dt dd table thead tbody tfoot caption pre blockquote section article main header footer aside "
-    "figure figcaption address details summary fieldset form body html tr h1 h2 h3 h4 h5 h6 hr br"
+    "figure figcaption address details summary fieldset legend form body html tr h1 h2 h3 h4 h5 h6 hr br center menu "
+    "dir hgroup search"
 )
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+_LABELS = (*_HEADINGS, "summary", "dt")
+"""Elements whose buttons are their text, which opens what follows."""
 _LANDMARKS = _names("header footer aside banner contentinfo complementary")
 """Elements and roles of what surrounds the text of a page."""
 _CLOSES: Mapping[str, tuple[str, ...]] = {
     "li": ("li", "p"), "dt": ("dt", "dd", "p"), "dd": ("dt", "dd", "p"), "tr": ("tr", "td", "th", "p"),
-    "td": ("td", "th", "p"), "th": ("td", "th", "p"), "body": ("head",),
+    "td": ("td", "th", "p"), "th": ("td", "th", "p"), "body": ("head",), "main": ("nav", "p"),
 }  # fmt: skip
 """Element → the open elements that it ends, where their end tags are left out. Other blocks end a paragraph."""
 _MAX_BESIDE = 0.2
@@ -92,11 +96,16 @@ class _Page(HTMLParser):
             self.url = values.get("href", "")
         for name in _CLOSES.get(tag, ("p",) if tag in _BLOCKS else ()):
             self._close(name, within=("table", "ul", "ol", "dl") if name != "p" else ("td", "th", "li", "dd", "table"))
+        if tag in ("td", "th") and not self._rows and any(element.tag == "table" for element in self._open):
+            self.handle_starttag("tr", [])
         self._break(tag, True)
         if tag in _VOID:
             return
         top, role = self._open[-1], values.get("role", "")
-        is_gone = top.is_gone or tag in _HIDDEN or "hidden" in values or role == "navigation"
+        is_shown = tag == "button" and any(element.tag in _LABELS for element in self._open)
+        is_shown |= tag == "template" and "shadowrootmode" in values
+        is_gone = top.is_gone or (tag in _HIDDEN and not is_shown) or role == "navigation"
+        is_gone |= values.get("hidden", "until-found") != "until-found"
         is_gone |= tag == "a" and "headerlink" in values.get("class", "")
         starts_main = not is_gone and not top.is_main and (tag == "main" or role == "main")
         if starts_main:
@@ -108,6 +117,8 @@ class _Page(HTMLParser):
         )
         if not is_gone:
             self._count(tag, 1)
+            if tag == "sup" and "".join(self._text[-1:])[-1:].isdigit():
+                self._text.append("^")
             if not self._rows and tag == "table":
                 self._tables, self._taken_until = self._tables + 1, {}
             elif self._rows == 1 and tag == "tr":
@@ -162,6 +173,8 @@ class _Page(HTMLParser):
             self._text.append(" " if tag in _BLOCKS or tag in ("td", "th") else "")
         elif tag in _BLOCKS:
             self._flush()
+        elif "-" in tag:  # an element of the page's own, which may stand for a block
+            self._text.append(" ")
 
     def _place_cell(self, columns: int, rows: int) -> None:
         """Begin a cell of the outermost table in its own column, so that empty and merged cells move no other one."""

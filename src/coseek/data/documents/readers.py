@@ -283,8 +283,8 @@ ARCHIVES = ("zip", "tar", "packed", "mbox")
 _SUFFIXES = {
     "text": "txt text log", "markdown": "md markdown mdown", "html": "html htm xhtml", "rst": "rst rest", "pdf": "pdf",
     "office": "docx pptx xlsx epub", "csv": "csv tsv", "jsonl": "jsonl jsonlines ndjson", "json": "json",
-    "mail": "eml emlx mht mhtml", "zip": "zip", "tar": "tar tgz tbz2 txz tar.gz tar.bz2 tar.xz", "packed": "gz bz2 xz",
-    "mbox": "mbox mbx",
+    "mail": "eml emlx mht mhtml", "zip": "zip", "tar": "tar tgz tbz tbz2 txz tar.gz tar.bz2 tar.xz",
+    "packed": "gz bz2 xz", "mbox": "mbox mbx",
 }  # fmt: skip
 _KIND_OF = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes.split()}
 _FOREIGN = re.compile(
