@@ -34,9 +34,10 @@ def environment() -> dict[str, str]:
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a fresh environment with coseek and its core dependencies alone."""
     folder = tmp_path_factory.mktemp("core")
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = folder / "bin" / "python"
-    command = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "-e", str(ROOT)]
+    install = ["install", "-q", "-c", str(ROOT / "constraints.txt"), "-e", str(ROOT)]
+    command = [sys.executable, "-m", "pip", "--python", str(python), *install]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert done.returncode == 0, done.stderr
     there = (
