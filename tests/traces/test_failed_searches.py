@@ -28,6 +28,9 @@ requests.exceptions.ReadTimeout: x
 ValueError('bad query')
 ❌ **Search failed**: x
 Timeout
+[Errno 111] Connection refused
+Client error '429 Too Many Requests' for url 'x'
+Server is busy, please try again later
 {'error': 'timeout', 'results': []}""".splitlines(),
     TRACEBACK,
     PAGE,
@@ -35,6 +38,8 @@ Timeout
     {"success": False, "message": "quota"},
     {"status": 429, "message": "slow"},
     {"detail": "Internal Server Error"},
+    {"statusCode": 500, "message": "x"},
+    {"type": "error", "error": {"type": "overloaded_error"}},
     {"result": "Error: timeout"},
     {"isError": True, "content": [{"type": "text", "text": "x"}]},
     [{"error": "timeout"}],
@@ -47,6 +52,9 @@ Your search - Orlen - did not match any documents.
 Sorry, I could not find anything.
 Exception: No results found! Try a shorter query.
 (no results)
+<results></results>
+Total results: 0
+There is no information about this in the knowledge base.
 未找到相关结果
 None
 null
@@ -59,6 +67,8 @@ null
     ["No results found."],
     {"results": []},
     {"total": 0},
+    {"results": [], "message": "ok"},
+    [{"title": "", "snippet": ""}],
     {"hits": {"total": 0, "hits": []}},
     {"error": None, "data": None},
     {"error": "No results found", "results": []},

@@ -19,7 +19,8 @@ from coseek.traces.failed_searches import is_failure, is_nothing
 T = TypeVar("T")
 LISTS = (
     *("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data", "value", "chunks"),
-    *("matches", "records", "sources", "nodes", "content", "output"),
+    *("search_results", "organic_results", "web_results"),
+    *("matches", "records", "nodes", "content", "output"),
 )
 """Keys of an object whose list holds the passages, the first that is there."""
 _AROUND = ("hits", "response", "result", "data", "output", "web", "webPages")
@@ -96,6 +97,8 @@ def _opened(value: Json) -> Json:
     rows = _unwrapped(value)
     if isinstance(rows, list) and rows and not (all(map(_is_text_part, rows)) and is_failure(value, TEXTS)):
         return _opened(rows)
+    if is_nothing(value, (*LISTS, *_AROUND)):
+        return value
     texts = [value[name] for name in _TEXT_ALONE if isinstance(value.get(name), str)]
     if len(texts) == 1 and value.keys() <= _BESIDE and not is_failure(value, ()):
         return _opened(texts[0])
