@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coseek.agents.agent_card import CARD, AgentCard
+from coseek.agents.protocol import Protocol, known_protocol
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
 from coseek.core.fingerprint import file_digest
@@ -54,23 +55,23 @@ def policy_warnings(recipe: AgentRecipe) -> list[str]:
     """Why the recipe's model may write no turn of the valid form: its chat template, or its former training."""
     if recipe.policy.folder is None or not (folder := model_path(recipe.policy.folder)).is_dir():
         return []
-    protocol, warnings = recipe.load_protocol(run_files=False), [protocol_change(recipe, folder)]
+    protocol = recipe.load_protocol(run_files=False)
+    warnings = [] if recipe.warm_start is not None else [_former_protocol(protocol, folder)]
     with suppress(DataError):  # of a tokenizer that cannot be opened, which other checks name
         warnings.append(protocol.template.unread_opening(HfTokenizer.load(folder)))
     return list(filter(None, warnings))
 
 
-def protocol_change(recipe: AgentRecipe, folder: Path) -> str:
-    """The protocol that the recipe's model was trained in, where it is another one that nothing teaches."""
-    if recipe.warm_start is not None or not (folder / CARD).is_file():
-        return ""
-    was, now = AgentCard.read(folder).protocol, recipe.protocol
-    first, second = (recipe.load_protocol(name, run_files=False).grammar for name in (was, now))
-    if (first.special_tokens, first.order) == (second.special_tokens, second.order):
+def _former_protocol(protocol: Protocol, folder: Path) -> str:
+    """The protocol that a model was trained in, if its tags or their order are others than the recipe's."""
+    was = AgentCard.read(folder).protocol
+    former = known_protocol(was) if (folder / CARD).is_file() else None
+    tags, order = protocol.grammar.special_tokens, protocol.grammar.order
+    if former is None or (former.grammar.special_tokens, former.grammar.order) == (tags, order):
         return ""
     return (
-        f"{recipe.policy.folder} was trained in the protocol {was}, and the recipe's is {now}, whose tags nothing "
-        f"teaches it before the first rollout; set protocol={was}, or give the recipe a warm_start"
+        f"{folder} was trained in the protocol {was}, and the recipe's is {protocol.name}, whose tags nothing teaches "
+        f"it before the first rollout; set protocol={was}, or give the recipe a warm_start"
     )
 
 
