@@ -348,17 +348,17 @@ def test_cells_of_a_sheet_are_what_a_spreadsheet_shows() -> None:
         ("NA", None, "null"),
         (None, "a | b", None, None),
         (1.0, 0.1 + 0.2, True),
-        (0.25, datetime.date(2026, 1, 2)),
+        (0.25, datetime.date(2026, 1, 2), 12),
     ):
         book.active.append(row)
-    book.active["A4"].number_format = "0%"
+    book.active["A4"].number_format, book.active["C4"].number_format = "0%", "000"
     hidden = book.create_sheet("Hidden")
     hidden.sheet_state, hidden["B2"] = "hidden", "=SUM(A1:A2)"
     hidden["A1"] = "<b> *x*"
     book.create_sheet("Empty")
     book.save(file)
     document, text = read_one("a.xlsx", file.getvalue())
-    assert text.split("\n") == ["NA |  | null", "| a | b", "1 | 0.3 | TRUE", "25% | 2026-01-02", "<b> *x*"]
+    assert text.split("\n") == ["NA |  | null", "| a | b", "1 | 0.3 | TRUE", "25% | 2026-01-02 | 012", "<b> *x*"]
     assert [section.headings for section in document.sections] == [("Sheet",), ("Hidden",)]
     assert document.faults[0].startswith("1 formula without a stored value")
 
@@ -482,7 +482,7 @@ def test_a_word_document_keeps_every_cell_field_and_box(tmp_path: Path) -> None:
     )
     body += text("# i &lt;j&gt; *k*") + f"<w:p><w:r><w:drawing><n:x xmlns:n='n'>{box}</n:x></w:drawing></w:r></w:p>"
     body += f"<w:p><w:fldSimple>{text('field')}</w:fldSimple><m:oMath {math}><m:r><m:t>x=y</m:t></m:r></m:oMath></w:p>"
-    body += "<w:p><w:bdo w:val='rtl'><w:r><w:t>one</w:t><w:cr/><w:t>two</w:t></w:r></w:bdo></w:p>"
+    body += "<w:p><w:bdo w:val='rtl'><w:r><w:t>one</w:t><w:cr/><w:t>two</w:t><w:br w:type='page'/></w:r></w:bdo></w:p>"
     _, passages = imported(tmp_path, a__docx=word_document(body, footnotes=""))
     lines = passages[0].text.split("\n")
     assert lines[:3] == ["a | b | c", "d e f | g | h", ""] and "# i <j> *k*" in lines

@@ -41,7 +41,7 @@ _SAMPLE = 20_000
 _BEYOND_ASCII = re.compile(rb"[\x80-\xff\x1b]")
 _AS_BROWSERS = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis-620": "cp874", "iso8859-11": "cp874",
-    "gb2312": "gbk", "shift_jis": "cp932", "euc_kr": "cp949",
+    "gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949",
 }  # fmt: skip
 """Declared encoding → the superset of it that browsers use, since most texts that declare the former are the latter."""
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"

@@ -217,7 +217,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check("faiss", imported("faiss-cpu"), _REINSTALL + "faiss-cpu"),
     check("stemmer", imported("PyStemmer"), _REINSTALL + "PyStemmer"),
     check("web pages", imported("trafilatura", "httpx"), _REINSTALL + "trafilatura lxml"),
-    check("documents", imported("pypdfium2", "markitdown"), _REINSTALL + "pypdfium2 markitdown"),
+    check("documents", imported("pypdfium2", "markitdown", "chardet"), _REINSTALL + "pypdfium2 markitdown chardet"),
     check("service", imported("fastapi", "uvicorn"), _REINSTALL + "fastapi uvicorn"),
     check("report", imported("matplotlib"), _REINSTALL + "matplotlib"),
 )

@@ -85,6 +85,8 @@ def _for_mammoth(xml: bytes) -> bytes:
             element.tag = _WORD + (tag if tag in ("r", "t") else "smartTag")
         elif f"{namespace}}}" == _WORD:
             element.tag = _WORD + _UNKNOWN_TO_MAMMOTH.get(tag, tag)
+            if tag == "br":
+                element.attrib.clear()  # a break of a page or column is one of a line, too
         boxes = list(element.iter(f"{_WORD}txbxContent")) if tag in ("AlternateContent", "drawing") else []
         if boxes and element.find(f"{_ALTERNATE}Fallback//{_WORD}txbxContent") is None:
             element.tag, element[:] = f"{_WORD}pict", boxes
@@ -124,6 +126,8 @@ def _shown(value: object, number_format: str) -> str:
     if isinstance(value, bool) or value is None:
         return "" if value is None else str(value).upper()
     if isinstance(value, int | float):
+        if number_format.startswith("00") and not number_format.strip("0"):  # a postcode or number of an article
+            return f"{value:0{len(number_format)}.0f}"
         is_share = "%" in number_format
         return f"{value * 100 if is_share else value:.15g}{'%' * is_share}"
     if isinstance(value, datetime.datetime):

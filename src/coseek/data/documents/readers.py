@@ -58,11 +58,14 @@ def read_csv(text: str, name: str) -> Document:
     length = _equally_long(rows)[1]
     is_head = [len(cells) > 1 and 2 * sum(map(bool, map(str.strip, cells))) >= length for cells in rows]
     head = is_head.index(True) if True in is_head else 0
-    table: list[list[tuple[str, Json]]] = [[("", cell) for cell in cells] for cells in rows[:head]]
-    for cells in rows[head + 1 :]:
-        pairs = enumerate(zip_longest(rows[head], cells, fillvalue=""), start=1)
-        table.append([(key.strip() or f"column {place}", cell) for place, (key, cell) in pairs])
-    document.sections = [*_sections(enumerate(table, start=1))]
+
+    def named_rows() -> Iterator[list[tuple[str, Json]]]:
+        yield from ([("", cell) for cell in cells] for cells in rows[:head])
+        for cells in rows[head + 1 :]:
+            pairs = enumerate(zip_longest(rows[head], cells, fillvalue=""), start=1)
+            yield [(key.strip() or f"column {place}", cell) for place, (key, cell) in pairs]
+
+    document.sections = [*_sections(enumerate(named_rows(), start=1))]
     return document
 
 
