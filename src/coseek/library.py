@@ -381,7 +381,7 @@ def measure_retrievers(
     else:
         question_list = _questions(questions)
     for index in opened.values():
-        check_gold(question_list, index, index.name)
+        check_gold(question_list, index, index.name, questions if isinstance(questions, str | Path) else None)
     chosen = [metrics] if isinstance(metrics, str) else metrics or default_metrics(question_list)
     measuring = RetrievalMeasure(metrics_within(depth, chosen))
     runs = [

@@ -16,7 +16,10 @@ from coseek.core.files import Json, JsonObject, read_jsonl, write_jsonl
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import load_questions
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
 from coseek.labels.label_folder import LabelFolder
+from coseek.retrieval.index import build_index
 from coseek.retrieval.retrievers.bm25 import Bm25
 
 GUIDE = ROOT / "docs" / "how-to" / "logs-to-encoder.md"
@@ -162,6 +165,41 @@ def test_gold_labels_need_neither_agent_nor_scorer(ran: Path, tmp_path: Path, co
     outcome = coseek("label", ran, "--method", "gold", "--out", tmp_path / "g", "--count", 5)
     assert re.search(r"\d+ of \d+ search turns have a label, in \d+ label sets", outcome.out), outcome.err
     assert len({one.question.id for one in LabelFolder(tmp_path / "g").sets()}) <= 5
+
+
+def test_runs_of_two_agents_are_labelled_together_where_no_agent_is_needed(
+    ran: Path, world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    rules = ("run", world, "--split", "dev", "--count", 3, "--agent", "rules", "--retriever", index)
+    assert coseek(*rules, "--out", tmp_path / "run").code == 0
+    together, out = ("label", ran, tmp_path / "run"), ("--out", tmp_path / "labels")
+    assert coseek(*together, "--method", "gold", *out).code == 0
+    assert len({one.question.id.split("-")[1] for one in LabelFolder(tmp_path / "labels").sets()}) == 2
+    asked = coseek(*together, "--method", "agentic-r", "--scorer", "oracle", "--out", tmp_path / "other")
+    assert "name it with --agent" in asked.sentence
+
+
+def test_passages_of_another_world_with_the_same_ids_are_no_gold_passages(
+    ran: Path, world: Path, tmp_path: Path, coseek: Type
+) -> None:
+    make_world(WorldSettings(size="tiny", train=1, dev=1, test=1, seed=5)).save(tmp_path / "other")
+    # Its texts in other words are its own passages still, and are compared with a warning.
+    rows = [row | {"text": f"{row['text']} (1)"} for _, row in read_jsonl(world / "corpus.jsonl")]
+    write_jsonl(tmp_path / "reworded.jsonl", rows)
+    for source in ("other", "reworded.jsonl"):
+        build_index(tmp_path / source, "bm25", tmp_path / f"{source}-bm25")
+    asked = ("--split", "test", "--count", 5)
+    commands = (
+        ("run", world, *asked, "--agent", "rules", "--out", tmp_path / "run", "--retriever"),
+        ("label", ran, "--method", "gold", "--out", tmp_path / "labels", "--retriever"),
+        ("measure", world, *asked),
+        ("measure", ran),
+    )
+    for command in commands:
+        assert "searches another corpus" in coseek(*command, tmp_path / "other-bm25").sentence
+        done = coseek(*command, tmp_path / "reworded.jsonl-bm25")
+        assert done.code == 0 and "have another title or text in the corpus" in done.err
+    assert "another title" not in coseek("measure", world, *asked, world.with_name("world-bm25")).err
 
 
 def test_resuming_finished_labels_changes_nothing(ran: Path, tmp_path: Path, coseek: Type) -> None:

@@ -80,16 +80,19 @@ def test_training_does_not_go_on_with_parts_that_were_replaced(tmp_path: Path) -
     begin(tmp_path, Plan(), resume=True)  # a recipe that names nothing has nothing that could be replaced
 
 
-def test_an_index_of_another_corpus_is_refused_and_earns_no_reward_of_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("corpus", "sentence"), [("few", "names the gold passage"), ("other", "is another passage")])
+def test_an_index_of_another_corpus_is_refused_and_earns_no_reward_of_0(
+    corpus: str, sentence: str, tmp_path: Path
+) -> None:
     for name, seed in (("one", 0), ("other", 5)):
         make_world(WorldSettings(size="tiny", train=4, dev=3, test=2, seed=seed)).save(tmp_path / name)
     (tmp_path / "few").mkdir()
     passages = (tmp_path / "other" / "corpus.jsonl").read_text().splitlines(keepends=True)[:3]
     (tmp_path / "few" / "corpus.jsonl").write_text("".join(passages))
-    build_index(tmp_path / "few", "bm25", tmp_path / "index")
+    build_index(tmp_path / corpus, "bm25", tmp_path / "index")
     named = [f"data.folder={tmp_path / 'one'}", f"data.index={tmp_path / 'index'}", "data.world=null"]
     recipe = load_recipe("from-nothing", [*named, "data.unseen=null"])
-    with pytest.raises(DataError, match="names the gold passage"):
+    with pytest.raises(DataError, match=sentence):
         AgentTraining(recipe, tmp_path / "run").prepare_data()
 
 

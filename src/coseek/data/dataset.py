@@ -2,8 +2,10 @@
 
 import hashlib
 import heapq
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from pydantic import field_validator
@@ -11,9 +13,10 @@ from pydantic import field_validator
 from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import JsonObject, as_path, parse_line, read_lines
 from coseek.core.settings import Settings
-from coseek.data.passage import Corpus
+from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, load_questions
 
+log = logging.getLogger(__name__)
 LISTED = ("id", "_id", "question_id", "question", "question_text")
 """Keys by which a file of `QuestionFilter.ids` names a question, tried in this order."""
 QUESTIONS = "questions"
@@ -62,7 +65,8 @@ class Dataset:
             raise DataError(self.lacks(split))
         path = self.split_path(split)
         questions = load_questions(path)
-        if not self.corpus_path.exists():  # searched elsewhere: behind a URL, or by a function
+        # Without a corpus they are searched elsewhere; without gold ids a large one need not be read.
+        if not self.corpus_path.exists() or not any(question.gold_ids for question in questions):
             return questions
         check_gold_ids(
             questions, self.corpus, str(self.corpus_path), f"mend {path}, or take the corpus of its questions"
@@ -78,6 +82,32 @@ def check_gold_ids(questions: Iterable[Question], corpus: Corpus, where: str, wa
                 raise DataError(
                     f"question {question.id!r} names the gold passage {ident!r}, which is not in {where}; {way_out}"
                 )
+
+
+COMPARED = 100
+"""How many passages are compared with those of another corpus."""
+
+
+def check_same_passages(passages: Iterable[Passage], corpus: Corpus, what: str, index: str) -> None:
+    """Compare the first passages, called `what`, with those of the same ids in the corpus that `index` searches.
+
+    Ids of two laptop worlds, or of two imports, often name different passages; recall and gold labels by id are then
+    wrong. Raises `DataError` if all differ in title and text. Warns if some differ in either: the same passages in
+    other words, or a corpus that has changed since.
+    """
+    pairs = [(passage, corpus.by_id(passage.id)) for passage in islice(passages, COMPARED) if corpus.has(passage.id)]
+    other = [passage.id for passage, same_id in pairs if passage != same_id]
+    if not other:
+        return
+    if all(passage.title != same_id.title and passage.text != same_id.text for passage, same_id in pairs):
+        raise DataError(
+            f"{index} searches another corpus than that of the {what}, where {other[0]!r} is another passage; use the "
+            "index of their own corpus"
+        )
+    log.warning(
+        "%d of %d %s have another title or text in the corpus that %s searches, such as %r; is it their own?",
+        *(len(other), len(pairs), what, index, other[0]),
+    )
 
 
 class QuestionFilter(Settings):

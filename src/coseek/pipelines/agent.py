@@ -123,7 +123,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             if self._made_here(name) and not self._index_path(name).exists():
                 build_index(path, data.retriever, self._index_path(name), data.retriever_settings)
         if self.index is not None:
-            check_gold(self.questions(data.train), self.index, str(data.index))
+            check_gold(self.questions(data.train), self.index, str(data.index), self.data_folder)
             self.progress.say(f"data: {self.data_folder}; searched with {data.index}")
             return
         sizes = ", ".join(f"{name} {len(Dataset(path).corpus)} passages" for name, path in self.set_folders.items())

@@ -17,8 +17,10 @@ from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.lock import lock_folder
 from coseek.core.settings import Settings, dump_settings
-from coseek.data.dataset import Dataset, QuestionFilter, check_gold_ids, draw
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.dataset import Dataset, QuestionFilter, check_gold_ids, check_same_passages, draw
 from coseek.data.digests import Identities
+from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions
 from coseek.data.run import RowKey, Run, RunRows, drop_partial_line
 from coseek.models.remote import RemoteModel
@@ -88,7 +90,7 @@ def run_agent(
         settings = settled_for(settings, settings.agent, out / "run.yaml")
         retriever = open_retriever(settings.retriever)
         questions = load_run_questions(settings)
-        check_gold(questions, retriever, settings.retriever)
+        check_gold(questions, retriever, settings.retriever, settings.questions)
         agent = open_agent(settings.agent) if cluster is None else None
         protocol = load_protocol(settings.agent.protocol) if agent is None else agent.protocol
         protocol.check_retriever(retriever.name)
@@ -200,11 +202,26 @@ def check_questions(path: Path, split: str | None) -> None:
         raise SettingError(dataset.lacks(split))
 
 
-def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) -> None:
-    """Refuse questions whose gold passages are not in the retriever's corpus, where that is known."""
-    if retriever.corpus is not None:
-        where = f"the corpus that {index} searches"
-        check_gold_ids(questions, retriever.corpus, where, "use the index of these questions' own corpus")
+def check_gold(
+    questions: Iterable[Question], retriever: Retriever, index: str, source: Path | str | None = None
+) -> None:
+    """Refuse questions whose gold passages are not in the retriever's corpus, where that is known. Compare the
+    passages with those of the data set at `source`, a folder or one of its files."""
+    corpus = retriever.corpus
+    if corpus is None:
+        return
+    questions = list(questions)
+    check_gold_ids(
+        questions, corpus, f"the corpus that {index} searches", "use the index of these questions' own corpus"
+    )
+    gold = {ident: None for question in questions for ident in question.gold_ids}
+    if source is None or not gold:
+        return
+    own_path = (Path(source) if Path(source).is_dir() else Path(source).parent) / "corpus.jsonl"
+    if own_path.is_file() and not (isinstance(corpus, CorpusFile) and corpus.path == own_path.resolve()):
+        own = Corpus.load(own_path)
+        passages = (own.by_id(ident) for ident in gold if own.has(ident))
+        check_same_passages(passages, corpus, f"gold passages of {source}", index)
 
 
 def unfinished_run(

@@ -23,7 +23,7 @@ from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.lock import lock_folder
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
-from coseek.data.dataset import draw
+from coseek.data.dataset import check_same_passages, draw
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.graders.judge import is_world
@@ -38,6 +38,7 @@ from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import IndexCard
 from coseek.retrieval.query import Query
+from coseek.retrieval.retriever import Retriever
 
 
 class LabelSettings(Settings):
@@ -202,24 +203,30 @@ def retriever_of(runs: Sequence[Run], name: str | None) -> str:
     """The given retriever, or that of the runs."""
     if name is not None:
         return name
-    name_found = str(_shared_setting(runs, "retriever", "--retriever"))
+    names = {str(run.settings.get("retriever") or "") for run in runs}
+    if len(names) > 1:
+        raise SettingError("the runs have different retrievers; choose with --retriever")
+    (name_found,) = names
+    if not name_found:
+        raise SettingError(f"{runs[0].folder} does not say which retriever it had; name one with --retriever")
     _refuse_unnamed([] if is_url(name_found) else plugin_files(name_found), "--retriever", name_found)
     return name_found
 
 
 def agent_of(runs: Sequence[Run], name_given: str | None, temperature: float) -> AgentSettings | None:
-    """The given agent, or that of the runs, at `temperature`; `None` where a run names none."""
+    """The given agent, or that of the runs, at `temperature`; `None` where a run names none, or where they differ in it
+    or in its limits: few methods need an agent, and these ask for --agent."""
     if name_given is not None:
         return settings_for(name_given).model_copy(update={"temperature": temperature})
-    if not all(isinstance(run.settings.get("agent"), dict) for run in runs):
+    first, *others = [(run.settings.get("agent"), run.settings.get("limits")) for run in runs]
+    recorded, _ = first
+    if any(other != first for other in others) or not isinstance(recorded, dict):
         return None
-    tree = _shared_setting(runs, "agent", "--agent")
-    assert isinstance(tree, dict)
-    if not AgentSettings.model_fields.keys() >= tree.keys():  # naive RAG of a training's table has no agent
+    if not AgentSettings.model_fields.keys() >= recorded.keys():  # naive RAG of a training's table has no agent
         return None
-    name = str(tree.get("name"))
+    name = str(recorded.get("name"))
     _refuse_unnamed([name] if is_plugin_path(name) else [], "--agent", name)
-    settings = make_settings(AgentSettings, {**tree, "temperature": temperature})
+    settings = make_settings(AgentSettings, {**recorded, "temperature": temperature})
     tools = [str(path) for path in tool_files(settings.protocol)]
     _refuse_unnamed(tools, "--agent", f"FILE.yaml with the lines `name: {name}` and `protocol: {settings.protocol}`")
     return settings
@@ -241,20 +248,8 @@ def limits_of(runs: Sequence[Run], agent_name: str | None, agent: AgentSettings 
     """The limits of the runs for their own agent, else those of the given agent."""
     if agent is None:
         return Limits()
-    if agent_name is None and all("limits" in run.settings for run in runs):
-        tree = _shared_setting(runs, "limits", "the settings limits.…")
-        return make_settings(Limits, tree if isinstance(tree, dict) else {})
-    return limits_for(agent)
-
-
-def _shared_setting(runs: Sequence[Run], name: str, way_out: str) -> object:
-    """The setting that all runs share. Raises `SettingError` where they differ or lack it."""
-    values = [run.settings.get(name) for run in runs]
-    if any(value != values[0] for value in values):
-        raise SettingError(f"the runs have different {name}s; choose with {way_out}")
-    if values[0] is None:
-        raise SettingError(f"{runs[0].folder} does not say which {name} it had; name one with {way_out}")
-    return values[0]
+    tree = None if agent_name is not None else runs[0].settings.get("limits")
+    return make_settings(Limits, tree) if isinstance(tree, dict) else limits_for(agent)
 
 
 def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question], cache: Path | None) -> LabelResources:
@@ -263,6 +258,7 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
         raise DataError(f"there is no retriever at {settings.retriever}; name another with --retriever")
     retriever = open_retriever(settings.retriever)
     check_gold(questions, retriever, settings.retriever)
+    check_same_corpus(runs_of(settings), retriever, settings.retriever)
     scorer, world = settings.scorer, None
     if scorer is not None and is_world(scorer):
         scorer, world = ORACLE, Path(scorer)
@@ -285,6 +281,18 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
         placement=settings.placement,
         cache=cache,
     )
+
+
+def check_same_corpus(runs: Iterable[Run], retriever: Retriever, name: str) -> None:
+    """Compare passages of the runs with the retriever's corpus, if that is not their own."""
+    for run in runs:
+        index = run.settings.get("index")
+        card = index.get("corpus") if isinstance(index, dict) else None
+        if retriever.corpus is None or not isinstance(card, dict) or card.get("digest") == retriever.corpus.digest:
+            continue
+        searches = (search for trajectory in run.trajectories() for search in trajectory.searches)
+        passages = (hit.passage for search in searches for hit in search.hits)
+        check_same_passages(passages, retriever.corpus, f"passages that {run.folder} retrieved", name)
 
 
 def _world_folders(settings: LabelSettings) -> Iterable[Path]:

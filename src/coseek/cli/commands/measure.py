@@ -19,6 +19,7 @@ from coseek.data.dataset import Dataset, draw
 from coseek.data.digests import check_output_file
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
+from coseek.data.run import Run
 from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write_qrels, write_run
 from coseek.measure.question_groups import GROUPS, check_groups
 from coseek.measure.rankings import FAMILIES, Metric, metrics_within
@@ -35,7 +36,7 @@ from coseek.measure.searched import (
 )
 from coseek.measure.table import Table, main_table, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
-from coseek.pipelines.labelling import LoggedSearches, logged_searches
+from coseek.pipelines.labelling import LoggedSearches, check_same_corpus, logged_searches
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of
 
@@ -149,7 +150,7 @@ def measure(
     corpus = corpus_of(source, retrievers, chosen)
     plan = Plan(questions, RetrievalMeasure(chosen, judged), depth, missing, corpus, trec_out is not None, logged)
     check_trec_folder(trec_out, plan, tags(retrievers))
-    opened = {name: open_source(name, plan) for name in retrievers}
+    opened = {name: open_source(name, plan, source) for name in retrievers}
     with lock_if_named(trec_out):
         measured = {name: measure_source(name, retriever, plan) for name, retriever in opened.items()}
         scores = plan.measuring.compare(by_question(measured.values(), plan), owners, groups, seed)
@@ -199,8 +200,8 @@ def is_run_file(name: str) -> bool:
     return Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml")
 
 
-def open_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
-    """Open a retriever, or read the rankings of a TREC run file."""
+def open_source(name: str, plan: Plan, source: Path) -> Retriever | dict[str, Ranked]:
+    """Open a retriever for what is searched in `source`, or read the rankings of a TREC run file."""
     path = Path(name)
     if is_run_file(name):
         if plan.corpus is None and reads_texts(plan.measuring.metrics):
@@ -212,7 +213,9 @@ def open_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
         raise DataError(f"there is no index, YAML file or TREC run file {name}; check the path")
     retriever = open_retriever(name)
     if plan.measuring.qrels is None:
-        check_gold(plan.questions, retriever, name)
+        check_gold(plan.questions, retriever, name, source if plan.logged is None else None)
+    if (source / "run.yaml").is_file():
+        check_same_corpus([Run(source)], retriever, name)
     return retriever
 
 
