@@ -380,8 +380,8 @@ def measure_retrievers(
         question_list = questions_at(as_path(questions, "questions"), split)
     else:
         question_list = _questions(questions)
-    for index in opened.values():
-        check_gold(question_list, index, index.name, questions if isinstance(questions, str | Path) else None)
+    for name, index in opened.items():
+        check_gold(question_list, index, name or index.name, questions if isinstance(questions, str | Path) else None)
     chosen = [metrics] if isinstance(metrics, str) else metrics or default_metrics(question_list)
     measuring = RetrievalMeasure(metrics_within(depth, chosen))
     runs = [

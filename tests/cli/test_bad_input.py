@@ -130,6 +130,22 @@ def test_what_is_mistyped_is_named_with_the_way_out(what: str, refused: Refused)
     assert all(part in sentence for part in named), sentence
 
 
+def test_who_names_a_training_for_its_data_or_index_or_encoder_is_told_where_these_are(
+    home: Path, refused: Refused
+) -> None:
+    for part in ("data", "data.index", "encoder"):
+        (home / "trained" / part).mkdir(parents=True)
+    (home / "trained" / "recipe.yaml").write_text("recipe: {}\n")
+    encoder = ("--retriever", "dense", "--encoder")
+    assert refused("index", "set", *encoder, "trained", "--out", "new").endswith("is trained/encoder")
+    assert refused("index", "trained", "--out", "new").endswith("is trained/data")
+    assert refused("run", "trained", *RUN[2:], "--split", "test").endswith("is trained/data")
+    assert refused("search", "trained", "Ada").endswith("is trained/data.index")
+    (home / "trained" / "encoder" / "modules.json").write_text("[]")
+    assert "coseek index DATA --retriever dense" in refused("search", "trained/encoder", "Ada")
+    assert refused("index", "set", "k1=2", "--update", "--out", "bm25").endswith("make another")
+
+
 def test_an_unknown_metric_is_refused_with_the_nearest(refused: Refused, coseek: Type) -> None:
     assert coseek(*RUN).code == 0
     sentence = refused("score", "new", "--metrics", "recal")

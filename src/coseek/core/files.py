@@ -40,6 +40,13 @@ SUMS = "SHA256SUMS"
 """Digests of the files of a closed run or label folder."""
 
 
+def in_training(folder: Path, kind: str, *names: str) -> str:
+    """The end of a message about a training's folder that was named for a part of it: `; the KIND of this training is
+    PATH`, the first of `names` that is there. Empty for other folders."""
+    paths = [folder / name for name in names if (folder / name).exists()] if (folder / "recipe.yaml").is_file() else []
+    return f"; the {kind} of this training is {paths[0]}" if paths else ""
+
+
 def expand_home(text: str) -> str:
     """Expand a leading `~/`, which a shell leaves in `--out=~/runs` and in quotes. Every path of a setting or an option
     goes through this function."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import field_validator
 
 from coseek.core.errors import DataError, SettingError, nearest
-from coseek.core.files import JsonObject, as_path, parse_line, read_lines
+from coseek.core.files import JsonObject, as_path, in_training, parse_line, read_lines
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, load_questions
@@ -56,7 +56,8 @@ class Dataset:
     def lacks(self, split: str) -> str:
         """Why there is no such split, and the way out."""
         if not self.splits:
-            return f"{self.folder} has no questions; make some from its passages with `coseek data synthesize`"
+            ways = "; make some from its passages with `coseek data synthesize`"
+            return f"{self.folder} has no questions{in_training(self.folder, 'data set', 'data') or ways}"
         return f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {', '.join(self.splits)}"
 
     def questions(self, split: str) -> list[Question]:

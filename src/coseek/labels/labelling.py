@@ -115,7 +115,7 @@ def check_distinct(turns: Iterable[SearchTurn]) -> dict[TurnId, str]:
         if turn.id in order:
             raise DataError(
                 f"question {turn.question.id!r} has two trajectories with the seed {turn.trajectory.seed}, which "
-                "cannot be told apart; make one of the runs with another --seed"
+                "cannot be told apart; label the runs one by one, or make one of them with another --seed"
             )
         order[turn.id] = digest
     return order

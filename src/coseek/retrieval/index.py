@@ -35,6 +35,7 @@ from coseek.core.files import (
     as_path,
     atomic_folder,
     check_replaceable,
+    in_training,
     read_json_object,
     recover_folder,
     write_json,
@@ -120,7 +121,11 @@ class IndexCard:
                 f"{folder} is not an index but a data set; make one: coseek index {folder} --out {folder}-bm25"
             )
         if not (folder / INDEX_CARD).is_file():
-            raise DataError(f"{folder} is not an index (it has no {INDEX_CARD}); make one with `coseek index`")
+            with_it = "coseek index"
+            if (folder / "modules.json").is_file():
+                with_it += f" DATA --retriever dense --encoder {folder} --out INDEX"
+            own = in_training(folder, "retriever", "hybrid.yaml", "data.index")
+            raise DataError(f"{folder} is not an index (it has no {INDEX_CARD}){own or f'; make one with `{with_it}`'}")
         try:
             return cls._from_json(read_json_object(folder / INDEX_CARD), folder)
         except DataError as error:
@@ -290,10 +295,8 @@ def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str
     allowed: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
     for name, value in overrides.items():
         if name not in allowed and not (name == "view" and value == card.settings.get("view")):
-            choice = (
-                f"what may be chosen when opening it: {', '.join(sorted(allowed))}" if allowed else "nothing may be"
-            )
-            raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; {choice}")
+            choice = f"; to choose when opening it: {', '.join(sorted(allowed))}" if allowed else ""
+            raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; make another{choice}")
     return resolve_here(settings)
 
 
@@ -309,10 +312,9 @@ def corpus_path(source: Path) -> Path:
     for name in ("corpus.jsonl", "corpus.jsonl.gz"):
         if (source / name).is_file():
             return source / name
-    raise DataError(
-        f"{source} holds no corpus.jsonl; give a data-set folder or a corpus file, or import your documents first: "
-        f"coseek data import documents FILES --out {source.name}-data"
-    )
+    ways = "give a data-set folder or a corpus file, or import your documents first: coseek data import documents FILES"
+    own = in_training(source, "data set", "data")
+    raise DataError(f"{source} holds no corpus.jsonl{own or f'; {ways} --out {source.name}-data'}")
 
 
 def index_module(name: str) -> IndexModule:

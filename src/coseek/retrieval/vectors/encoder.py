@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from coseek.core.errors import DataError, MissingExtra, SettingError, UserError, nearest
-from coseek.core.files import JsonObject, read_json, read_json_object, read_yaml, write_yaml
+from coseek.core.files import JsonObject, in_training, read_json, read_json_object, read_yaml, write_yaml
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.hardware.placement import DevicePlacement, Placement, Precision
@@ -479,5 +479,8 @@ def encoder_folder(name: str) -> Path:
         names = " or ".join(map(repr, shipped))
         raise UserError(f"no encoder {name!r}{nearest(name, shipped)} Give a sentence-transformers folder, or {names}")
     if not (folder / "modules.json").is_file() and not is_cross_encoder(folder):
-        raise DataError(f"{folder} is not a sentence-transformers folder (it has no modules.json)")
+        raise DataError(
+            f"{folder} is not a sentence-transformers folder (it has no modules.json)"
+            f"{in_training(folder, 'encoder', 'encoder')}"
+        )
     return folder
