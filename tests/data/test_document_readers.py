@@ -75,6 +75,22 @@ def test_a_text_between_attachments_of_a_mail_is_kept() -> None:
     assert read_one("a.eml", mail.encode())[1] == "From: a@b.org\nalpha\ncharlie"
 
 
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("昨日、店に行って娘のためにパンと牛乳を買いました。", "iso2022_jp"),
+        ("Вчера я пошёл в магазин и купил хлеб.", "koi8-r"),
+    ],
+)
+@pytest.mark.parametrize("declaration", ["", "Content-Type: text/plain; charset=us-ascii\n"])
+def test_a_mail_of_another_script_without_a_true_declaration_is_read(
+    text: str, encoding: str, declaration: str
+) -> None:
+    mail = f"From: a@b.org\n{declaration}\n".encode() + text.encode(encoding)
+    document, read = read_one("a.eml", mail)
+    assert text in read and document.encoding
+
+
 def mail_of(kind: str, *parts: str) -> str:
     body = "".join(f"--{kind}\n{part}\n" for part in parts)
     return f"Content-Type: multipart/{kind}; boundary={kind}\n\n{body}--{kind}--\n"

@@ -205,8 +205,10 @@ def _chosen(alternatives: list[list[EmailMessage]]) -> list[EmailMessage]:
 def _part_text(part: EmailMessage) -> DecodedText:
     payload = part.get_payload(decode=True)
     body = payload if isinstance(payload, bytes) else b""
+    charset = part.get_content_charset() or ""
     try:
-        name = declared_encoding(body, part.get_content_charset() or "utf-8")
+        # Programs declare ASCII by default.
+        name = declared_encoding(body, charset if charset not in ("ascii", "us-ascii") else "")
         return DecodedText(body.decode(name), name)
     except (LookupError, UnicodeDecodeError):
         return decoded_text(body, is_page=part.get_content_subtype() == "html")
