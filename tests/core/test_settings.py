@@ -39,6 +39,8 @@ class Recipe(Settings):
     """Values of two kinds."""
     most: int = Field(default=1, ge=1)
     """A number with a bound."""
+    terms: dict[str, float | str] = Field(default={"one": 1.0})
+    """Free names, one of them by default."""
 
 
 def recipe(folder: Path, text: str) -> Path:
@@ -89,6 +91,14 @@ def test_settings_come_back_from_what_was_saved() -> None:
         ("inner.steps=1.5", "'inner.steps'"),
         ("name.first=x", "'name' holds a value"),
         ("name", "write name=value"),
+        ("most=yes", "setting 'most' needs a whole number, got 'True'"),
+        ("inner.learning_rate=off", "setting 'inner.learning_rate' needs a number, got 'False'"),
+        ("perhaps=none", "setting 'perhaps' needs `name: value` lines or null, got 'none'"),
+        ("name=12:30", "setting 'name' needs text, got 750; put it in quotes"),
+        ("name=a #1", "not valid YAML; quote it"),
+        ("INNER.steps=3", "did you mean 'inner'"),
+        ("inner.most=3", "no setting named 'inner.most'; did you mean 'most'"),
+        ("inner={true: 3}", "name of a setting is text, not True"),
         ("name=[1", "'name=\\[1'"),
     ],
 )
@@ -96,6 +106,20 @@ def test_a_wrong_setting_is_one_sentence(override: str, says: str, tmp_path: Pat
     with pytest.raises(SettingError, match=says) as caught:
         load_settings(Recipe, recipe(tmp_path, "name: mine\n"), [override])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "terms: {one: 1.0}"])
+def test_a_dotted_name_adds_to_free_names_whether_or_not_a_file_says_them(text: str, tmp_path: Path) -> None:
+    path = recipe(tmp_path, text or "name: mine\n")
+    assert load_settings(Recipe, path, [" terms.own.py = 2"]).terms == {"one": 1.0, "own.py": 2.0}
+    assert load_settings(Recipe, path, ["terms={two: 2}"]).terms == {"two": 2.0}
+    assert load_settings(Recipe, path, ["terms.preset=p", "terms.two=2"]).terms == {"preset": "p", "two": 2.0}
+    assert Recipe().terms == {"one": 1.0}
+
+
+def test_a_dotted_name_in_a_file_is_shown_as_a_file_writes_it(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"no setting named 'inner\.steps' in a file; write `inner: \{steps: 3\}`"):
+        load_settings(Recipe, recipe(tmp_path, "inner.steps: 3\n"))
 
 
 @pytest.mark.parametrize(

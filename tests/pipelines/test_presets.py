@@ -119,3 +119,10 @@ def test_a_preset_that_a_recipe_lacks_is_refused_by_name(name: str, preset: str)
 def test_a_setting_by_its_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
     with pytest.raises(SettingError, match=f"did you mean 'rl.*{new}'"):
         load_recipe("quickstart", [f"rl.{old}"])
+
+
+def test_a_setting_of_a_stage_that_is_not_there_makes_no_stage_and_a_list_names_no_preset() -> None:
+    with pytest.raises(SettingError, match="no stage 'endtoend'; did you mean 'end-to-end'"):
+        load_recipe("qagent", ["stages.endtoend.rl.steps=3"])
+    with pytest.raises(SettingError, match="no preset"):
+        load_recipe("qagent", ["preset=[laptop]"])

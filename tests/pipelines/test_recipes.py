@@ -127,6 +127,7 @@ def test_a_recipe_may_extend_one_of_ours_by_name(tmp_path: Path) -> None:
         ("extends: quickstrat", "did you mean 'quickstart'"),
         ("extends: nowhere.yaml", "there is no recipe file"),
         ("extends: [quickstart, s3]", "names one recipe"),
+        ("extend: quickstart", "did you mean 'extends'"),
         ("extends: from-nothing\nrl: {stpes: 3}", "did you mean 'rl.steps'"),
         ("extends: from-nothing\nstages: {one: {rl: {stpes: 3}}}", "stage 'one': .*did you mean 'rl.steps'"),
         ("extends: from-nothing\nstages: {one: {rewards: {f1: 1}}}", "cannot set 'rewards'; did you mean 'reward'"),

@@ -363,6 +363,13 @@ def test_the_part_that_failed_is_named() -> None:
     assert str(NoReward("judge", "it said perhaps")) == "judge: it said perhaps"
 
 
+def test_a_reward_is_shown_with_the_terms_of_its_preset() -> None:
+    assert str(make_reward({"exact_match": 1.0, "searches": -0.02, "valid": {"gate": True}})) == (
+        "(1 exact_match + -0.02 searches) × valid"
+    )
+    assert str(make_reward({"preset": "search-r1", "f1": 0.2})) == "(1 exact_match + 0.2 f1)"
+
+
 PARTS_OF_PASSAGES = ["gold_recall", "ndcg", "step_search"]
 PARTS_OF_ANSWERS = sorted({*reward_names()} - {*PARTS_OF_PASSAGES, "searches", "searched", "valid", "invalid"})
 

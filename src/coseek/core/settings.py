@@ -6,8 +6,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from datetime import date
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar, cast, get_origin
+from types import NoneType
+from typing import Annotated, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
@@ -31,6 +33,8 @@ class Settings(BaseModel):
             return given
         whole = {name: _at_home(value) for name, value in given.items()}
         for name, value in whole.items():
+            if isinstance(value, bool) and name in cls.model_fields and _is_number(cls.model_fields[name].annotation):
+                whole[name] = str(value)  # pydantic reads `yes` as 1, and refuses the text
             if isinstance(value, int) and not -(2**63) <= value < 2**64:  # a file with it could not be read again
                 raise SettingError(f"setting {name!r} has more than 64 bits; choose a smaller number")
         for name, field in cls.model_fields.items():
@@ -38,6 +42,12 @@ class Settings(BaseModel):
                 part = cast(JsonObject, value)
                 whole[name] = merge_settings(type(field.default), dump_settings(field.default), part)
         return whole
+
+
+def _is_number(annotation: object) -> bool:
+    """Whether a type holds numbers, and neither booleans nor text."""
+    options = {*get_args(annotation), annotation}
+    return not options.isdisjoint((int, float)) and options.isdisjoint((bool, str))
 
 
 def _at_home(value: object) -> object:
@@ -69,8 +79,8 @@ NEEDS = {
     "float": "a number",
     "finite_number": "a finite number",
     "string": "text",
-    "list": "a list",
-    "tuple": "a list",
+    "list": "a list such as [a, b]",
+    "tuple": "a list such as [a, b]",
     "dict": "`name: value` lines",
     "model": "`name: value` lines",
     "literal_error": "{expected}",
@@ -115,15 +125,22 @@ def apply_overrides(tree: JsonObject, overrides: Sequence[str], kind: type[BaseM
 
 
 def _assign(tree: JsonObject, override: str, kind: type[BaseModel] | None) -> None:
-    name, equals, value = override.partition("=")
+    name, equals, value = (text.strip() for text in override.partition("="))
     if not equals or not name:
         raise SettingError(f"{override!r} is not a setting; write name=value")
     try:
-        set_path(tree, name.split("."), cast(Json, parse_yaml(value)), kind)
+        if " #" in value and value[0] not in "\"'[{":
+            raise InvalidYaml("the rest is a comment")
+        set_path(tree, _parts(name), cast(Json, parse_yaml(value)), kind)
     except InvalidYaml:
         if value.strip()[:1] in ("{", "["):
             raise SettingError(f"the value of {override!r} is not valid YAML; check its brackets and commas") from None
         raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
+
+
+def _parts(name: str) -> list[str]:
+    """The parts of a dotted name, of which one may be a Python file."""
+    return re.split(r"\.(?!py\b)", name)
 
 
 def typed_overrides(given: Overrides) -> list[str]:
@@ -151,12 +168,20 @@ def _as_yaml(name: str, value: object) -> str:
 
 
 def set_path(tree: JsonObject, path: Sequence[str], value: Json, kind: type[BaseModel] | None = None) -> None:
-    """Set `tree[a][b] = value`, creating missing groups. A group of `kind` is merged (see `merge_settings`)."""
-    for name in path[:-1]:
-        group = tree.setdefault(name, {})
+    """Set `tree[a][b] = value`, creating missing groups. A group of `kind` is merged (see `merge_settings`).
+
+    A mapping of free names, such as the terms of a reward, keeps its others, also those of its default. Its `preset`
+    replaces them all.
+    """
+    for depth, name in enumerate(path[:-1], start=1):
+        field = kind.model_fields.get(name) if kind else None
+        group = tree.setdefault(name, deepcopy(field.default) if field and isinstance(field.default, dict) else {})
         if not isinstance(group, dict):
-            raise SettingError(f"{name!r} holds a value, not a group of settings")
+            whole = ".".join(path[:depth])
+            raise SettingError(f"{whole!r} holds a value, not a group of settings; to replace it, write {whole}=VALUE")
         tree, kind = group, kind and group_of(kind, name)
+        if field and not kind and path[-1] == "preset":
+            tree.clear()
     tree[path[-1]] = _merged(kind and group_of(kind, path[-1]), tree.get(path[-1]), value)
 
 
@@ -215,18 +240,36 @@ def _sentence(place: Place, wrong: Sequence[ErrorDetails], kind: type[BaseModel]
     first = wrong[0]
     where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
+        if "." in str(place[-1]):
+            nested: object = first["input"]
+            for name in reversed(_parts(where)):
+                nested = {name: nested}
+            return f"no setting named {where!r} in a file; write `{_as_yaml(where, nested)[1:-1]}`"
         return f"no setting named {where!r}{_hint(kind, place) if kind else ''}"
+    if first["type"] == "invalid_key":
+        return f"the name of a setting is text, not {first['input']!r}; mend it, or put it in quotes"
     if first["type"] == "missing":
         return f"the setting {where!r} is missing; add it"
     given = repr(first["input"])
     given = given if len(given) <= LONGEST else given[: LONGEST - 1] + "…"
     words = [NEEDS.get(one["type"], NEEDS.get(one["type"].partition("_")[0], "")) for one in wrong]
     needs = dict.fromkeys(need.format(**one.get("ctx", {})) for need, one in zip(words, wrong, strict=True))
+    if kind and _takes_null(kind, place):
+        needs["null"] = None
     if "" not in needs:
-        return f"setting {where!r} needs {' or '.join(needs)}, got {given}"
+        quotes = "; put it in quotes" if "text" in needs and isinstance(first["input"], int | float | date) else ""
+        return f"setting {where!r} needs {' or '.join(needs)}, got {given}{quotes}"
     said = str(first.get("ctx", {}).get("error", first["msg"]))
     said = f"setting {where!r}: {said}" if where else said
     return said if isinstance(first["input"], dict) or first["type"] == "secret" else f"{said}, got {given}"
+
+
+def _takes_null(kind: type[BaseModel], place: Place) -> bool:
+    """Whether a setting may be null."""
+    for part in place[:-1]:
+        kind = group_of(kind, str(part)) or kind
+    field = kind.model_fields.get(str(place[-1])) if place else None
+    return field is not None and NoneType in get_args(field.annotation)
 
 
 def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
@@ -243,8 +286,9 @@ def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
 
 
 def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
-    """The nearest setting (the same name deeper, a similar name here or one group down), and the names known here."""
-    name, group = str(place[-1]), kind
+    """The nearest setting (the same name deeper, a similar name here or one group down, the same name in another
+    group), and the names known here."""
+    name, group = str(place[-1]).lower(), kind
     for part in place[:-1]:
         group = group_of(group, str(part)) or group
     below = sorted(_below(group), key=len)
@@ -252,8 +296,10 @@ def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
     here = RENAMED[name] if RENAMED.get(name) in group.model_fields else closest(name, group.model_fields)
     near = [(here,)] if here else []
     down = closest(name, [path[-1] for path in below if len(path) == 2])
-    found = [*same, *near, *(path for path in below if path[-1] == down)]
-    hint = f"; did you mean {'.'.join([*map(str, place[:-1]), *found[0]])!r}?" if found else "."
+    found = [(*map(str, place[:-1]), *path) for path in (*same, *near, *(path for path in below if path[-1] == down))]
+    elsewhere = [*((top,) for top in kind.model_fields), *sorted(_below(kind), key=len)]
+    found += [path for path in elsewhere if path[-1] == name and len(place) > 1]
+    hint = f"; did you mean {'.'.join(found[0])!r}?" if found else "."
     return f"{hint} Known here: {', '.join(sorted(group.model_fields))}"
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from coseek.agents.drivers import Limits
 from coseek.agents.factory import SCRIPTED
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.core.errors import SettingError, nearest
+from coseek.core.errors import SettingError, closest, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
 from coseek.core.plugins import find_plugin, find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
@@ -404,10 +404,19 @@ def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject,
     tree = _read(path, ())
     tree = _with_preset({**tree, **chosen_preset(overrides)}, tree)
     stages = tree.get("stages")
+    _check_stages(cast(JsonObject, stages or {}), overrides)
     tree = apply_overrides(tree, overrides, AgentRecipe)
     if tree.get("stages") is not stages:
         tree["stages"] = _stages(stages, tree["stages"])
     return tree, "" if path.parent == RECIPES else path
+
+
+def _check_stages(stages: JsonObject, overrides: Sequence[str]) -> None:
+    """Raise `SettingError` for a setting of a stage that the recipe does not have."""
+    for names in (override.partition("=")[0].split(".") for override in overrides):
+        if len(names) > 2 and names[0] == "stages" and names[1] not in stages:
+            has = f"It has: {', '.join(stages)}" if stages else "It has none"
+            raise SettingError(f"the recipe has no stage {names[1]!r}{nearest(names[1], stages)} {has}")
 
 
 def chosen_preset(overrides: Sequence[str]) -> JsonObject:
@@ -442,6 +451,8 @@ def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> Json
     """Merge the settings in the file `path` over the recipe that they extend."""
     base = tree.get("extends")
     if base is None:
+        if (near := closest("extends", map(str, tree))) and near not in AgentRecipe.model_fields:
+            raise SettingError(f"{path}: no setting named {near!r}; did you mean 'extends'?")
         return tree
     tree = {name: value for name, value in tree.items() if name != "extends"}
     if not isinstance(base, str):
@@ -455,7 +466,7 @@ def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:
     if name is None or (tree.get("preset") == name and tree.get("presets") == {}):
         return tree
     presets = {"paper": {}, **presets}
-    if name not in presets:
+    if str(name) not in presets:
         hint = nearest(str(name), presets)
         raise SettingError(f"the recipe has no preset {name!r}{hint} Known: {', '.join(presets)}")
     chosen = dict(cast(JsonObject, presets[str(name)]))

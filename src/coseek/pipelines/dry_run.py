@@ -51,6 +51,7 @@ from coseek.pipelines.policy_folders import policy_warnings
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
+from coseek.rewards.reward import make_reward
 from coseek.training.learner.workers import ALONE
 
 WORLD = WorldGroup(size="tiny", train=12, dev=4, test=4)
@@ -82,6 +83,8 @@ class StageEstimate:
     """What would let the stage fit; empty if it does."""
     host: float = 0.0
     """Bytes of the machine's own memory, where the devices hold shards."""
+    reward: str = ""
+    """The terms that the training pays by, those of a preset included; empty for demonstrations alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class DryRun:
                 *([("", f"more than {FULL:.0%} of it", look.way_out)] if look.way_out else []),
                 *([("", f"{shown_gib(look.host)} GiB of the host", HOST)] if look.host else []),
                 (f"time{stage}", f"{duration(look.work.total_s)} at most", _work_text(look.work)),
+                *([(f"reward{stage}", look.reward, "")] if look.reward else []),
                 (f"step in small{stage}", "went through", ", ".join(f"{k} {v:.3g}" for k, v in look.step.items())),
             ]
         note = (
@@ -185,7 +189,13 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
     stages = tuple(
         StageEstimate(
-            name, memory_of(stage, shape), work_of(stage, shape), step, ways_out(stage, shape), host_of(stage, shape)
+            name,
+            memory_of(stage, shape),
+            work_of(stage, shape),
+            step,
+            ways_out(stage, shape),
+            host_of(stage, shape),
+            "" if stage.learn == "demonstrations" else str(make_reward(stage.reward)),
         )
         for (name, stage), step in zip(whole, steps, strict=True)
     )

@@ -196,6 +196,12 @@ class RewardFunction:
     def __repr__(self) -> str:
         return f"RewardFunction({', '.join(part.name for part in self.parts)})"
 
+    def __str__(self) -> str:
+        """The formula: `(1 exact_match + -0.02 searches) × valid`."""
+        terms = [f"{part.settings.weight:g} {part.name}" for part in self.parts if not part.settings.gate]
+        gates = [part.name for part in self.parts if part.settings.gate]
+        return " × ".join([*([f"({' + '.join(terms)})"] if terms else []), *gates])
+
     @property
     def needs(self) -> frozenset[Need]:
         """Grades that the parts need."""
