@@ -251,7 +251,7 @@ def test_an_error_of_a_search_is_no_passage(tmp_path: Path, result: JsonObject) 
     "odd",
     [
         {"role": "critic", "content": "x"},
-        {"role": "assistant", "content": "Action: search\nAction Input: a"},
+        {"role": "assistant", "content": "<|plugin_call|>search: a"},
         {"role": "assistant", "content": "<tool_call>\n<function=search>\n</function></tool_call>"},
         {"role": "assistant", "content": "", "tool_calls": [{"query": "a"}]},
         {"role": "assistant", "content": "", "tool_calls": "search(a)"},

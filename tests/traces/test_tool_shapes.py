@@ -175,6 +175,9 @@ TEXTS = [
     f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "search", "parameters": {TYPED}}}]<|END_ACTION|>',
     f'<|tool_call|>[{{"name": "search", "arguments": {TYPED}}}]',
     '[search(query="Orlen river")]',
+    "Thought: A river.\nAction: search\nAction Input: Orlen river",
+    f'Action:\n```json\n{{"action": "search", "action_input": {TYPED}}}\n```',
+    "Thought 1: A river.\nAction 1: Search[Orlen river]\nObservation 1:",
     "<think>A river: <|begin_of_query|>Orlen river<|end_of_query|></think>",
 ]
 
@@ -204,7 +207,9 @@ def test_a_run_whose_calls_nobody_reads_is_never_one_without_calls(tmp_path: Pat
     assert not run.searches and sum(report.unread.values()) == 1
 
 
-@pytest.mark.parametrize("words", ['```json\n{"name": "Orlen", "input": 3}\n```', "Use <function=f> in C.", "[Orlen]"])
+@pytest.mark.parametrize(
+    "words", ['```json\n{"name": "Orlen", "input": 3}\n```', "Use <function=f> in C.", "Action: see [1]", "[Orlen]"]
+)
 def test_an_answer_with_code_is_no_call(tmp_path: Path, words: str) -> None:
     schema: JsonObject = {"type": "function", "function": {"name": "search", "parameters": {}}}
     (run,), report = imported(

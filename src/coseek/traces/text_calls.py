@@ -1,7 +1,8 @@
 """Text calls: the calls of tools and their results in the text of a message, in the marks of several models.
 
 A call is a tag with a query (Search-R1, Search-o1, R1-Searcher), elements with parameters (Claude, MiniMax, Qwen
-Coder), or JSON after a mark, which holds the tool's name or follows it (Mistral, Kimi, DeepSeek, Granite, Command R).
+Coder), JSON after a mark, which holds the tool's name or follows it (Mistral, Kimi, DeepSeek, Granite, Command R), or a
+step of ReAct.
 What `coseek.models.written` reads stays in the text.
 """
 
@@ -65,8 +66,13 @@ _TOKEN = re.compile(
 """Separates the parts of a call."""
 _NAME = re.compile(r"(?:functions\.)?([A-Za-z_][\w.-]{0,127}?)(?::\d+)?\Z")
 """The name of a tool, to which Kimi adds the number of the call."""
-_IN_CODE = re.compile(r"\A```tool|\"(?:arguments|parameters)\"\s*:")
+_IN_CODE = re.compile(r"\A```tool|\"(?:arguments|parameters|action_input)\"\s*:")
 """What a block of code has that is a call, and no answer in JSON."""
+_STEP = re.compile(
+    r"^[ \t]*(Thought|Action Input|Action|Observation|Final Answer)(?: \d{1,4})?[ \t]*:", re.MULTILINE | re.I
+)
+"""Opens a step of ReAct."""
+_BRACKET = re.compile(r"([\w-]{1,64})\[(.*)\]", re.DOTALL)
 _FENCE = re.compile(r"```\w*")
 _PYTHONIC = re.compile(r"[\[\s]*[A-Za-z_][\w.]{0,127}\(")
 
@@ -88,8 +94,11 @@ def parts_in_text(text: str, words: str) -> list[JsonObject]:
 
     `words` is the text without reasoning, in which calls are only thought of.
     """
-    if words.lstrip().startswith("[") and (pythonic := list(_pythonic(words))):
-        return pythonic
+    if words.lstrip()[:1] in ("[", "{") and (calls := list(_pythonic(words)) or list(_in_json(words))):
+        return calls
+    if any(head[1].lower() == "action" for head in _STEP.finditer(words)):
+        steps = list(_steps(text))
+        return steps if any(part["type"] == "tool_use" for part in steps) else []
     if not (_SPECIAL_QUERY.search(text) or _OPENING.search(words)):
         return []
     parts = list(_parts(text))
@@ -180,17 +189,50 @@ def _calls_in(region: str) -> Iterator[JsonObject]:
             yield from pythonic
             continue
         for value in _values(piece[start:]):
-            use = tool_use_in(value) if isinstance(value, dict) else None
-            if use and use.call:
-                function = cast(JsonObject, use.call["function"])
-                yield {
-                    "type": "tool_use",
-                    "id": use.call["id"],
-                    "name": function["name"],
-                    "input": function["arguments"],
-                }
+            if call := _call_in(value):
+                yield call
             elif name and isinstance(value, dict):
                 yield {"type": "tool_use", "name": name, "input": value}
+
+
+def _call_in(value: Json) -> JsonObject | None:
+    use = tool_use_in(value) if isinstance(value, dict) else None
+    if use is None or use.call is None:
+        return None
+    function = cast(JsonObject, use.call["function"])
+    return {"type": "tool_use", "id": use.call["id"], "name": function["name"], "input": function["arguments"]}
+
+
+def _in_json(text: str) -> Iterator[JsonObject]:
+    """The calls in a text that is nothing but JSON."""
+    yield from filter(None, map(_call_in, _values(text) if _IN_CODE.search(text) else ()))
+
+
+def _steps(text: str) -> Iterator[JsonObject]:
+    """The parts of a text in the steps of ReAct: `Action: search[Ada]`, or a name before `Action Input: Ada`."""
+    heads = list(_STEP.finditer(text))
+    yield {"type": "text", "text": text[: heads[0].start()]}
+    name = ""
+    for head, end in zip(heads, [*(head.start() for head in heads[1:]), len(text)], strict=True):
+        step, body = head[1].lower(), text[head.end() : end].strip()
+        bracket = _BRACKET.fullmatch(body) if step == "action" else None
+        if bracket and bracket[1].lower() == "finish":
+            yield {"type": "text", "text": f"Final Answer: {bracket[2]}"}
+        elif bracket:
+            yield {"type": "tool_use", "name": bracket[1], "input": {"query": bracket[2]}}
+        elif step == "action":
+            name = body.partition("\n")[0]
+            yield from _in_json(_FENCE.sub("", body).strip())
+        elif step == "action input" and name:
+            values = _values(_FENCE.sub("", body))
+            given = values[0] if values else None
+            query: JsonObject = {"query": body.strip("\"'")}
+            yield {"type": "tool_use", "name": name, "input": given if isinstance(given, dict) else query}
+        elif step == "observation":
+            if body:
+                yield {"type": "tool_result", "content": body}
+        else:
+            yield {"type": "text", "text": f"{head[0].strip()} {body}\n"}
 
 
 def _values(text: str) -> list[Json]:

@@ -19,8 +19,18 @@ _RESULT = re.compile(rf"{_TOOL}\w*?(?:result|response|return|output|executioneve
 _SPEAKS_OF_TOOL = re.compile("tool|function_?call|intermediate_steps|action_input", re.I)
 _KINDS = ("type", "block_type", "part_kind", "kind")
 _IDS = ("callid", "toolcallid", "tooluseid", "toolid")
-_NAMES = ("name", "toolname", "functionname", "tool")
-_ARGUMENTS = ("arguments", "args", "input", "parameters", "toolkwargs", "toolargs", "toolinput", "kwargs")
+_NAMES = ("name", "toolname", "functionname", "tool", "action")
+_ARGUMENTS = (
+    "arguments",
+    "args",
+    "input",
+    "parameters",
+    "toolkwargs",
+    "toolargs",
+    "toolinput",
+    "kwargs",
+    "actioninput",
+)
 _CALLS = ("origin", "call")
 """Fields of a result with its call."""
 _OUTPUTS = ("result", "results", "output", "outputs", "tooloutput")
