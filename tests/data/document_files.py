@@ -1,8 +1,14 @@
-"""Files of documents for tests: a small one of each format, what is no whole one, and zip archives."""
+"""Files of documents for tests: a small one of each format, what is no whole one, zip archives, and how they are read."""
 
 import io
 import zipfile
 from pathlib import Path
+
+from coseek.data.dataset import Dataset
+from coseek.data.documents.document import Document
+from coseek.data.documents.readers import kind_of, read_document
+from coseek.data.imports import ImportSummary, import_data
+from coseek.data.passage import Passage
 
 FOLDER = Path(__file__).with_name("documents")
 GOOD = {path.suffix[1:]: path for path in sorted(FOLDER.glob("heron.*"))}
@@ -20,3 +26,19 @@ def zipped(files: dict[str, bytes]) -> bytes:
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return file.getvalue()
+
+
+def read_one(name: str, data: bytes) -> tuple[Document, str]:
+    kind = kind_of(name, data)
+    assert kind is not None
+    document = read_document(kind, data, name)
+    return document, "\n".join(block for section in document.sections for block in section.blocks)
+
+
+def imported(tmp_path: Path, **files: bytes) -> tuple[ImportSummary, list[Passage]]:
+    """What comes of files, whose names have `__` for the full stop."""
+    (tmp_path / "notes").mkdir()
+    for name, data in files.items():
+        (tmp_path / "notes" / name.replace("__", ".")).write_bytes(data)
+    made = import_data("documents", [tmp_path / "notes"], tmp_path / "out")
+    return made, list(Dataset(tmp_path / "out").corpus)
