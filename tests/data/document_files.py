@@ -1,4 +1,4 @@
-"""Files of documents for tests: a small one of each format, what is no whole one, zip archives, and how they are read."""
+"""Files of documents for tests: a small one of each format, broken ones and zip archives, and how they are read."""
 
 import io
 import zipfile
