@@ -314,6 +314,7 @@ def notes(scores: Scores, plan: Plan) -> Iterator[str]:
     if unjudged:
         unit = "searches" if plan.logged else "questions"
         yield f"{unjudged} of {len(plan.questions)} {unit} have no relevant passage; only answer_hit counts them."
+        yield from scores.unmatched
     from_corpus = sum(question.own_passage is not None for question in plan.questions)
     if from_corpus:
         yield f"{from_corpus} of {len(plan.questions)} questions are passages of their corpus; their own is no hit."
