@@ -157,6 +157,16 @@ def test_a_call_and_its_result_are_found_in_the_log_of_any_program(tmp_path: Pat
     assert report.counts == {"searches": 1, "calls_without_result": 0}
 
 
+def test_a_program_that_uses_the_ids_of_calls_again_loses_none(tmp_path: Path) -> None:
+    found: JsonObject = {"toolUseId": "c", "content": [{"json": {"results": PAGES}}]}
+    turn: list[Json] = [
+        said("assistant", {"toolUse": {"toolUseId": "c", "name": "search", "input": ARGS}}),
+        said("user", {"toolResult": found}),
+    ]
+    run, report = only(tmp_path, ASK, *turn, *turn, SAID)
+    assert [search.turn for search in run.searches] == [1, 2] and report.counts["calls_without_result"] == 0
+
+
 TEXTS = [
     f"<|tool_calls_section_begin|><|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{TYPED}"
     "<|tool_call_end|><|tool_calls_section_end|>",

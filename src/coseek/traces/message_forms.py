@@ -50,8 +50,8 @@ class _Forms:
 
     def __init__(self, unread: Counter[str]) -> None:
         self.unread = unread
-        self.called = set[Json]()
-        """Ids of the calls so far; `None` if one has none."""
+        self.open = Counter[Json]()
+        """Ids of the calls that no result has followed; `None` for those without an id. Some programs use ids again."""
         self.repeated = set[str]()
         """Messages inside events so far, which later events repeat."""
         self.in_text = False
@@ -63,7 +63,9 @@ class _Forms:
             for message in self._of(item) if isinstance(item, dict) else [item]:
                 last = messages[-1] if messages else None
                 if isinstance(message, dict):
-                    self.called |= {call.ident for call in written.calls_in(message)}
+                    self.open.update(call.ident for call in written.calls_in(message))
+                    if message.get("role") == "tool" and isinstance(ident := message.get("tool_call_id"), str | None):
+                        self.open[ident] -= self.open[ident] > 0
                 if isinstance(message, dict) and message.pop(_PIECE, None) and _goes_on(last):
                     _join(cast(JsonObject, last), message)
                 else:
@@ -187,7 +189,10 @@ class _Forms:
         for block in blocks:
             use = tool_use_in(block) if isinstance(block, dict) else None
             if use is not None:
-                if use.call and self._is_new(use.call["id"], use.result is not None):
+                # A result or another field may repeat a call.
+                known = {call["id"] for call in cast(list[JsonObject], calls)}
+                known |= {ident for ident, count in self.open.items() if count}
+                if use.call and not (use.call["id"] in known and (use.result or use.call["id"] is not None)):
                     calls.append(use.call)
                 if use.result:
                     yield from message()
@@ -199,12 +204,6 @@ class _Forms:
             elif not isinstance(block, dict) or kind_of(block) in _TEXTS:
                 texts.append(_text_part(block))
         yield from message()
-
-    def _is_new(self, ident: Json, is_repeated: bool) -> bool:
-        """Whether a call is none of those before, which a result or an event repeats."""
-        is_new = ident not in self.called or (ident is None and not is_repeated)
-        self.called.add(ident)
-        return is_new
 
     def _count_blocks(self, blocks: Sequence[Json]) -> None:
         for block in blocks:
