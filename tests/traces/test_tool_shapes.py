@@ -222,10 +222,10 @@ def test_a_run_whose_calls_nobody_reads_is_never_one_without_calls(tmp_path: Pat
 )
 def test_an_answer_with_code_is_no_call(tmp_path: Path, words: str) -> None:
     schema: JsonObject = {"type": "function", "function": {"name": "search", "parameters": {}}}
-    (run,), report = imported(
-        tmp_path, [{"messages": [ASK, {"role": "assistant", "content": words}], "tools": [schema]}]
-    )
-    assert run.answer == words and not report.counts["calls_without_result"]
+    beside: JsonObject = {"tools": [schema], "usage": {"server_tool_use": {"web_search_requests": 0}}}
+    (run,), report = imported(tmp_path, [{"messages": [ASK, {"role": "assistant", "content": words}], **beside}])
+    assert run.answer == words and not report.counts["calls_without_result"] and not report.tools
+    assert not any("fields of tools" in name for name in report.unread)
 
 
 def test_a_file_of_records_is_not_one_conversation(tmp_path: Path) -> None:

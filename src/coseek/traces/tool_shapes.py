@@ -17,6 +17,8 @@ _TOOL = r"\w*(?:tool|function|mcp|websearch|filesearch|codeexecution)"
 _CALL = re.compile(rf"{_TOOL}\w*?(?:call|use|invocation|request|requestevent|selection)s?|dynamictool|function")
 _RESULT = re.compile(rf"{_TOOL}\w*?(?:result|response|return|output|executionevent|resultmessage)s?|retryprompt")
 _SPEAKS_OF_TOOL = re.compile("tool|function_?call|intermediate_steps|action_input", re.I)
+_BESIDE = ("tools", "functions", "tool_choice", "tool_config", "usage", "usage_metadata")
+"""Fields beside a conversation that speak of tools and hold no call."""
 _KINDS = ("type", "block_type", "part_kind", "kind")
 _IDS = ("callid", "toolcallid", "tooluseid", "toolid")
 _NAMES = ("name", "toolname", "functionname", "tool", "action")
@@ -103,7 +105,7 @@ def tool_name_in(value: Json) -> str:
     if _SPEAKS_OF_TOOL.search(kind := kind_of(value)) and kind != "function":
         return kind
     for name, inner in value.items():
-        if name in ("tools", "functions", "tool_choice", "tool_config") or not inner or inner is True:
+        if name in _BESIDE or not inner or inner is True:
             continue
         if found := name if _SPEAKS_OF_TOOL.search(name) else tool_name_in(inner):
             return found
