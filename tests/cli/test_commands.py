@@ -281,6 +281,16 @@ def test_a_training_is_finished_where_its_table_is_and_else_says_how_far_it_is(t
     assert "done" in coseek("runs", tmp_path / "runs").out
 
 
+def test_a_retrievers_result_in_the_list_is_of_its_encoder_and_no_word_of_a_column(
+    tmp_path: Path, coseek: Type
+) -> None:
+    rows = "| BM25 | all | 9 | 0.1 [0, 1] |\n| before | all | 9 | 0.2 [0, 1] |\n| trained | all | 9 | 0.4 [0, 1] |\n"
+    head = "| searcher | turns of | turns | recall@1 |\n| --- | --- | --- | --- |\n"
+    training(tmp_path / "runs/encoder", table_md=head + rows)
+    (row,) = json.loads(coseek("runs", tmp_path / "runs", "--json").out)
+    assert row["result"] == "recall@1: before 0.2, trained 0.4"
+
+
 def test_a_wrong_place_is_one_sentence(tmp_path: Path, coseek: Type) -> None:
     assert "coseek runs DIR" in coseek("runs", tmp_path / "nowhere").sentence
     assert "holds no training" in coseek("runs", tmp_path).out

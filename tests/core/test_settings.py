@@ -4,6 +4,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from coseek.core.errors import DataError, MissingExtra, SettingError, UnknownName, nearest
+from coseek.core.files import JsonObject
 from coseek.core.plugins import find_plugin, plugin_names
 from coseek.core.settings import Settings, check_same_settings, dump_settings, load_settings, make_settings
 from coseek.models.remote import RemoteModelSettings
@@ -212,3 +213,14 @@ def test_one_folder_named_in_two_ways_is_no_other_setting(tmp_path: Path, monkey
     (tmp_path / "bm25").mkdir()
     with pytest.raises(SettingError, match="now 'bm25'"):  # a part's name, not the folder here
         check_same_settings(tmp_path, {"retriever": "./bm25"}, {"retriever": "bm25"})
+
+
+def test_a_co_training_that_was_moved_goes_on_in_its_new_place(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    agent = new / "round-1" / "agent"
+    agent.mkdir(parents=True)
+    (new / "recipe.yaml").write_text("recipe: {}")
+    began: JsonObject = {"data": {"folder": str(old / "round-0" / "data")}}
+    check_same_settings(agent, began, {"data": {"folder": str(new / "round-0" / "data")}})
+    with pytest.raises(SettingError, match=r"data\.folder"):  # another folder in it
+        check_same_settings(agent, began, {"data": {"folder": str(new / "round-2" / "data")}})

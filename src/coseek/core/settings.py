@@ -356,26 +356,30 @@ def changed_settings(settings: Settings, usual: Settings | None = None) -> JsonO
 
 def check_same_settings(folder: Path, began: Json, now: Json, way_out: str = "use the same settings") -> None:
     """Raise `SettingError` with the first setting that differs from what `folder` was begun with."""
-    if different := first_difference(began, now):
+    outer = (path for path in reversed(folder.resolve().parents) if (path / "recipe.yaml").is_file())
+    if different := first_difference(began, now, root=next(outer, None)):
         raise SettingError(f"{folder} was begun with {different} is asked for; {way_out}, or another --out")
 
 
-def first_difference(old: Json, new: Json, name: str = "") -> str:
-    """`name = old, and now new` for the first setting that differs, else empty."""
+def first_difference(old: Json, new: Json, name: str = "", root: Path | None = None) -> str:
+    """`name = old, and now new` for the first setting that differs, else empty. `root` is the folder of a co-training,
+    which may have been moved since, with all paths in it."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*new, *(key for key in old if key not in new)]:
-            found = first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+            found = first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key, root)
             if found:
                 return found
         return ""
-    return "" if _same(old, new) else f"{name} = {old!r}, and now {new!r}"
+    return "" if _same(old, new, root) else f"{name} = {old!r}, and now {new!r}"
 
 
-def _same(old: Json, new: Json) -> bool:
+def _same(old: Json, new: Json, root: Path | None) -> bool:
     """Whether two values are equal, or ways to write one path that exists. A word without `/` may be a part's name."""
     if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(_same, old, new))
+        return len(old) == len(new) and all(_same(*pair, root) for pair in zip(old, new, strict=True))
     if old != new and isinstance(old, str) and isinstance(new, str) and "/" in old and "/" in new:
         paths = Path(old), Path(new)
+        if root is not None and paths[1].is_relative_to(root) and old.endswith(f"/{paths[1].relative_to(root)}"):
+            return True
         return all(map(os.path.exists, paths)) and os.path.samefile(*paths)
     return old == new

@@ -124,17 +124,19 @@ def last_step(folder: Path) -> str:
 
 
 def headline(path: Path) -> str:
-    """Return the first column of a training's first table: `em on test: before 0.618, after 0.840`."""
+    """Return the first measured column of a training's first table, of the models before and after:
+    `em on test: before 0.618, after 0.840`, `recall@1: before 0.632, trained 0.917`."""
     if not path.is_file():
         return ""
-    rows = [line.strip("| ").split(" | ") for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
-    if len(rows) < 3 or len(rows[0]) < 2:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head, *rows = [line.strip("| ").split(" | ") for line in lines if line[:1] == "|"] or [[""]]
+    rows = [row for row in rows[1:] if len(row) == len(head)]
+    if not rows or len(head) < 2:
         return ""
-    cells = []
-    for row in rows[2:4]:
-        if len(row) == len(rows[0]):
-            cells.append(f"{row[0]} {row[1].partition(' ')[0]}")
-    return f"{rows[0][0]} on {rows[0][1]}: {', '.join(cells)}"
+    column = next((number for number, cell in enumerate(rows[0]) if number and "[" in cell), 1)  # with an interval
+    compared = [row for row in rows if row[0] in ("before", "after", "trained")][:2]
+    cells = [f"{row[0]} {row[column].partition(' ')[0]}" for row in (compared if len(compared) == 2 else rows[:2])]
+    return f"{head[column] if column > 1 else f'{head[0]} on {head[1]}'}: {', '.join(cells)}"
 
 
 def count_lines(path: Path) -> int:
