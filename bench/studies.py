@@ -19,6 +19,8 @@ from coseek.studies.page import FOUND, StoredComparison, StoredResult, result_pa
 from coseek.studies.study import PAPERS, Study, load_study, study_names
 
 PAGES = ROOT / "docs" / "papers"
+MOST_COLUMNS = 3
+"""Metrics of a table, besides those that are compared; the page of a study has all."""
 
 
 def main() -> int:
@@ -43,11 +45,10 @@ def page_of(paper: str, title: str) -> str:
     """A paper's studies, and the numbers of those that were run."""
     names = [name for name in study_names() if name.startswith(f"{paper}/")]
     studies = {name: load_study(name) for name in names}
-    rows = [(f"`{name}`", one.place, one.claim, verdicts(name, one) or "–") for name, one in studies.items()]
     parts = [
         f"# {title}",
         "Written by `python -m bench.studies`. [How to run them](../how-to/run-a-study.md).",
-        Table(("study", "place", "claim", "found here"), tuple(rows)).markdown(),
+        "\n".join(f"- `{name}` ({one.place}): {one.claim}{verdicts(name, one)}" for name, one in studies.items()),
     ]
     for name, one in studies.items():
         for road in one.at:
@@ -56,7 +57,8 @@ def page_of(paper: str, title: str) -> str:
 
 
 def verdicts(name: str, one: Study) -> str:
-    return "; ".join(f"{known.verdict} ({road})" for road in one.at if (known := stored(FOUND, name, road)))
+    found = [f"{known.verdict} ({road})" for road in one.at if (known := stored(FOUND, name, road))]
+    return f": **{'; '.join(found)}**" if found else ""
 
 
 def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
@@ -66,7 +68,9 @@ def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
         return
     beside = one.printed.get("metric", "") if len(one.printed) > 1 else ""
     rows = []
+    compared_in = {each.metric for each in known.comparisons}
     columns = [metric for metric in one.metrics if any(metrics.get(metric) for metrics in known.arms.values())]
+    columns = [metric for at, metric in enumerate(columns) if at < MOST_COLUMNS or metric in compared_in]
     for arm, metrics in known.arms.items():
         means = ["–" if (mean := metrics.get(metric)) is None else f"{mean.mean:.3f}" for metric in columns]
         rows.append((arm, *means, *([str(one.printed.get(arm, "–"))] if beside else [])))
@@ -74,14 +78,16 @@ def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
     yield f"## {name.partition('/')[2]}: {known.verdict} ({road}, {cost})"
     yield " ".join(filter(None, [one.notes, *known.missing]))
     yield Table(("arm", *columns, *([f"paper: {beside}"] if beside else [])), tuple(rows)).markdown()
-    yield "\n".join(f"- {compared(each)}" for each in known.comparisons)
+    yield "\n".join(f"- {compared(each, one.metrics[0])}" for each in known.comparisons)
 
 
-def compared(each: StoredComparison) -> str:
-    """A comparison as a sentence."""
+def compared(each: StoredComparison, headline: str) -> str:
+    """A comparison as a sentence, in the headline metric unless it says another one."""
+    metric = "" if headline == each.metric or each.expected.startswith(f"{each.metric}:") else f"{each.metric} "
+    verdict = each.verdict.removesuffix(" here").removesuffix(" at this size")
     seeds = f" ({', '.join(f'{seed:+.3f}' for seed in each.seeds)} by seed)" if len(each.seeds) > 1 else ""
-    needed = f"; {n:,} questions would" if (n := each.questions_that_would_tell) else ""
-    return f"{each.expected}: {each.metric} {show(each.difference)}{seeds}, {each.verdict}{needed}"
+    needed = f" ({n:,} questions would)" if (n := each.questions_that_would_tell) else ""
+    return f"{each.expected}: {metric}{show(each.difference)}{seeds}, {verdict}{needed}"
 
 
 if __name__ == "__main__":
