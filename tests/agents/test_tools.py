@@ -237,7 +237,7 @@ def test_a_changed_tool_makes_another_protocol(tmp_path: Path) -> None:
         ("more: {tool: tool}", UnknownName, "no tool named 'tool'"),
         ("more: {max_calls: 3}", SettingError, "tools.more needs `tool: NAME`"),
         ("more: {tool: visit, max_call: 3}", SettingError, "no setting named 'max_call'; did you mean 'max_calls'"),
-        ("more: {tool: visit, max_calls: 0}", SettingError, "setting 'max_calls' needs at least 1, got 0"),
+        ("more: {tool: visit, max_calls: 0}", SettingError, "setting 'max_calls' needs at least 1 or null, got 0"),
         ("more: {tool: lost.py}", DataError, "there is no tool file"),
         ("more: {tool: other.py}", SettingError, "has no 'SETTINGS', so it is no tool; such a file offers"),
     ],

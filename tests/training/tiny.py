@@ -28,7 +28,7 @@ def trajectory(
     hops: int | None = None,
     seed: int = 0,
 ) -> Trajectory:
-    asked = Question(question, "?", ("a",), hops=hops)
+    asked = Question(question, "?", ("Ada",), hops=hops)
     return Trajectory(asked, "search-r1", segments, (), stop, answer, valid=answer is not None, seed=seed)
 
 

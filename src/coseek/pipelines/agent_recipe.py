@@ -412,9 +412,10 @@ def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject,
 
 
 def _check_stages(stages: JsonObject, overrides: Sequence[str]) -> None:
-    """Raise `SettingError` for a setting of a stage that the recipe does not have."""
-    for names in (override.partition("=")[0].split(".") for override in overrides):
-        if len(names) > 2 and names[0] == "stages" and names[1] not in stages:
+    """Raise `SettingError` for a setting of a stage that neither the recipe nor an override has."""
+    paths = [override.partition("=")[0].split(".") for override in overrides]
+    for names in paths:
+        if len(names) > 2 and names[0] == "stages" and names[1] not in stages and ["stages"] not in paths:
             has = f"It has: {', '.join(stages)}" if stages else "It has none"
             raise SettingError(f"the recipe has no stage {names[1]!r}{nearest(names[1], stages)} {has}")
 

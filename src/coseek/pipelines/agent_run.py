@@ -14,13 +14,13 @@ from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import rows_of, run_questions
 from coseek.core.errors import DataError, ErrorList, SettingError
-from coseek.core.files import JsonObject, check_output_folder
+from coseek.core.files import JsonObject, check_output_folder, parse_rows
 from coseek.core.lock import lock_folder
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import Dataset, QuestionFilter, check_gold_ids, check_same_passages, draw
 from coseek.data.digests import Identities
-from coseek.data.passage import Corpus
+from coseek.data.passage import Passage
 from coseek.data.question import Question, load_questions
 from coseek.data.run import RowKey, Run, RunRows, drop_partial_line
 from coseek.models.remote import RemoteModel
@@ -214,13 +214,12 @@ def check_gold(
     check_gold_ids(
         questions, corpus, f"the corpus that {index} searches", "use the index of these questions' own corpus"
     )
-    gold = {ident: None for question in questions for ident in question.gold_ids}
+    gold = {ident for question in questions for ident in question.gold_ids}
     if source is None or not gold:
         return
     own_path = (Path(source) if Path(source).is_dir() else Path(source).parent) / "corpus.jsonl"
     if own_path.is_file() and not (isinstance(corpus, CorpusFile) and corpus.path == own_path.resolve()):
-        own = Corpus.load(own_path)
-        passages = (own.by_id(ident) for ident in gold if own.has(ident))
+        passages = (passage for passage in parse_rows(own_path, Passage.from_json) if passage.id in gold)
         check_same_passages(passages, corpus, f"gold passages of {source}", index)
 
 
