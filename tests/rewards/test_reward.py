@@ -379,6 +379,13 @@ def test_a_question_without_gold_answers_is_refused_in_the_name_of_the_part_that
     bare = run(question=replace(QUESTION, answers=()))
     with pytest.raises(DataError, match=f"^question 'q1' has no gold answers, and the reward '{name}' needs them;"):
         make_reward({name: 1.0})(bare, Grades(GeneratedAnswer("q1", 0, "c", "Zun")))
+    with pytest.raises(DataError, match=f"^question 'q1' has no gold answers, and the reward '{name}' needs them;"):
+        make_reward({name: 1.0}).check_golds([QUESTION, bare.question])
+
+
+def test_a_reward_that_needs_no_golds_takes_questions_without() -> None:
+    make_reward({"searches": 1.0}).check_golds([replace(QUESTION, answers=(), gold_ids=())])
+    make_reward(dict.fromkeys(PARTS_OF_ANSWERS, 1.0)).check_golds([replace(QUESTION, gold_ids=())])
 
 
 @pytest.mark.parametrize("golds", [("The",), ("!!!", "A"), ("",)])

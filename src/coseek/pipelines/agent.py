@@ -328,6 +328,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def scoring(self, recipe: AgentRecipe) -> EpisodeScorer:
         """The reward with the graders it needs; opens no others."""
         reward = make_reward(recipe.reward)
+        reward.check_golds(candidates(self.questions(recipe.data.train), recipe.select))
         if not reward.needs:
             return EpisodeScorer(reward)
         return self.graders.scoring(reward, self.baselines(recipe) if "baseline" in reward.needs else None)

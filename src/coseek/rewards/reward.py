@@ -19,7 +19,8 @@ on: its result without the fault is unknown.
 import math
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -40,7 +41,8 @@ from coseek.core.plugins import (
 )
 from coseek.core.settings import Settings, load_settings, make_settings
 from coseek.data.answers import can_match
-from coseek.data.trajectory import Trajectory
+from coseek.data.question import Question
+from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.grades import NO_GRADES, NO_MATCH, UNMATCHED, Grades, Need, NoReward
 
 PACKAGE = "coseek.rewards.parts"
@@ -206,6 +208,21 @@ class RewardFunction:
     def needs(self) -> frozenset[Need]:
         """Grades that the parts need."""
         return frozenset(need for part in self.parts for need in part.needs)
+
+    def check_golds(self, questions: Iterable[Question]) -> None:
+        """Raise `DataError` where a packaged part needs gold answers or passages that a question lacks, which would
+        otherwise end a training in the step that draws it."""
+        questions = [question for question in questions if question.answerable]
+        lacking = (
+            next((question for question in questions if not question.answers), None),
+            next((question for question in questions if not question.gold_ids), None),
+        )
+        for question in filter(None, lacking):
+            empty = Trajectory(question, "", (), (), StopReason.COMPLETE)
+            for part in self.parts:
+                if not is_plugin_path(part.spelt):
+                    with suppress(NoReward, SettingError):  # there are no grades yet
+                        part(empty)
 
     def to_judge(self, trajectory: Trajectory, grades: Grades) -> list[str]:
         """The responses on which the parts need a verdict of the judge that `grades` lack."""
@@ -378,6 +395,7 @@ def needs_gold_passages(trajectory: Trajectory, name: str) -> tuple[str, ...]:
 def _needed(values: tuple[str, ...], problem: str, trajectory: Trajectory, name: str) -> tuple[str, ...]:
     if not values:
         raise DataError(
-            f"question {trajectory.question.id!r} {problem}, and the reward {name!r} needs them; choose another reward"
+            f"question {trajectory.question.id!r} {problem}, and the reward {name!r} needs them; give it some, or "
+            "choose another reward"
         )
     return values
