@@ -18,7 +18,7 @@ from shlex import quote
 from typing import Literal, TypeAlias, cast
 
 from coseek.core.errors import CoseekError, DataError, closest
-from coseek.core.files import WRONG_SHAPE, JsonObject, read_json, read_json_object
+from coseek.core.files import WRONG_SHAPE, JsonObject, in_training, read_json, read_json_object
 from coseek.core.strict_json import parse_lenient
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -30,13 +30,13 @@ _PANIC = "PanicException"
 
 
 def check_is_model(folder: Path) -> None:
-    """Raise `DataError` for a folder without a model. The error names the policy in a training's folder, and how to use
-    an adapter or a GGUF file."""
+    """Raise `DataError` for a folder without a model. The error names the policy or generator in a training's folder,
+    and how to use an adapter or a GGUF file."""
     if hint := of_another_kind(folder):
         raise DataError(hint)
     if not (folder / "config.json").is_file():
-        policies = [path for name in ("trained", "warm") if (path := folder / "policy" / name).is_dir()]
-        hint = f"; the policy of this training is {policies[0]}" if policies else ""
+        hint = in_training(folder, "policy", "policy/trained", "policy/warm")
+        hint = hint or in_training(folder, "generator", "generator")
         raise DataError(f"{folder} is not a model folder: it has no config.json{hint}")
 
 
