@@ -208,7 +208,7 @@ test-templates: env $(TOKENIZERS)/made-from-these-digests
 
 test-studies: env
 	rm -rf build/studies
-	OMP_NUM_THREADS=1 $(BIN)/coseek study all --smoke --out build/studies
+	OMP_NUM_THREADS=1 $(BIN)/coseek study all --smoke --jobs $(WORKERS) --out build/studies
 
 quick: env
 	$(PYTEST) -m "not slow"

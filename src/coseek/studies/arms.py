@@ -1,12 +1,16 @@
 """The commands of studies: each runs once for all studies that need the same, in a folder named after its content."""
 
+import itertools
+import os
 import re
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from coseek.core.errors import RunError, SettingError
@@ -124,30 +128,46 @@ def slug(text: str) -> str:
     return _SLUG.sub("-", plain).strip("-") or "arm"
 
 
-def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None]) -> None:
-    """Run the commands that have not ended well before. Raises `RunError` for one that fails."""
-    waiting = [step for step in steps if not step.is_done]
-    for number, step in enumerate(waiting, start=1):
-        say(f"{number}/{len(waiting)} {step.name}: {step.line()}")
+def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int = 1) -> None:
+    """Run the commands that have not ended well before, `jobs` at once, each behind what it needs. Raises `RunError`
+    for one that fails, when those that have begun have ended."""
+    waiting = {step.folder: step for step in steps if not step.is_done}
+    order = TopologicalSorter(
+        {folder: [need.folder for need in step.needs if need.folder in waiting] for folder, step in waiting.items()}
+    )
+    order.prepare()
+    numbers = itertools.count(1)
+
+    def run(step: StudyStep) -> None:
+        say(f"{next(numbers)}/{len(waiting)} {step.name}: {step.line()}")
         make_folder(step.folder.parent)
         with lock_beside(step.record):  # the command locks its folder itself
-            run_step(step)
+            run_step(step, jobs)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        running: dict[Future[None], Path] = {}
+        try:
+            while order.is_active():
+                running |= {pool.submit(run, waiting[folder]): folder for folder in order.get_ready()}
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    ended.result()
+                    order.done(running.pop(ended))
+        except BaseException:  # Ctrl-C reaches the commands, too, which save what they have
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
-def run_step(step: StudyStep) -> None:
-    """Run one command to its end; its output goes to its log."""
+def run_step(step: StudyStep, jobs: int = 1) -> None:
+    """Run one command to its end; its output goes to its log. It has its share of the cores beside other `jobs`."""
     words = [*step.words]
     if step.folder.exists() and any(step.line().startswith(f"coseek {head} ") for head in RESUMED):
         words.append("--resume")
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} if jobs > 1 else {}
     before = time.monotonic()
     with step.log.open("a", encoding="utf-8") as log:
-        program = subprocess.Popen([sys.executable, "-m", "coseek", *words], stdout=log, stderr=subprocess.STDOUT)
-        try:
-            code = program.wait()
-        except KeyboardInterrupt:  # the command has it, too, and saves what it has
-            program.wait()
-            raise
-    if code:
+        command = [sys.executable, "-m", "coseek", *words]
+        ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=threads | os.environ, check=False)
+    if code := ended.returncode:
         lines = step.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
         raise RunError(f"`{step.line()}` ended with {code}; its log is {step.log}:\n" + "\n".join(lines))
     write_json(step.record, {"command": step.line(), "seconds": round(time.monotonic() - before, 1)})

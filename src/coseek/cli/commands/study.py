@@ -41,6 +41,7 @@ def study(
     ] = "laptop",
     seeds: Annotated[str, typer.Option(help="Comma-separated. [default: as many as each study wants, from 0]")] = "",
     smoke: Annotated[bool, typer.Option(help="Carry out every command in a tiny world, which tells nothing.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Commands to run at once; they share the cores.")] = 1,
     budget: Annotated[str, typer.Option(help="Begin no study that would end later, such as 8h or 90m.")] = "",
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/studies"),
     as_json: AsJson = False,
@@ -56,7 +57,8 @@ def study(
         return
     chosen = {name: load_study(name).on(road) for name in (study_names() if names == [EVERY] else names)}
     numbers = whole_numbers("--seeds", seeds, 0, "0,1,2") if seeds else []
-    found = launch(chosen, numbers) if road == "paper" else results(chosen, road, numbers, minutes_of(budget), out)
+    minutes = minutes_of(budget)
+    found = launch(chosen, numbers) if road == "paper" else results(chosen, road, numbers, minutes, out, jobs)
     stored: list[Json] = []
     for result in found:
         page = result.write(out)
@@ -69,7 +71,7 @@ def study(
 
 
 def results(
-    chosen: dict[str, Study], road: Road, seeds: Sequence[int], budget: float | None, out: Path
+    chosen: dict[str, Study], road: Road, seeds: Sequence[int], budget: float | None, out: Path, jobs: int = 1
 ) -> Iterator[StudyResult]:
     """Carry out the studies that have this road, cheapest first; those beyond the budget are left. Raises `RunError` at
     the end for those of several that failed."""
@@ -87,7 +89,7 @@ def results(
                 continue
             budget -= minutes
         try:
-            result = run_study(name, study, road, list(used), out)
+            result = run_study(name, study, road, list(used), out, jobs)
         except (RunError, DataError) as error:
             if len(chosen) == 1:
                 raise
@@ -105,11 +107,11 @@ def cost(study: Study, road: Road) -> float:
     return study.at.get("laptop" if road == "smoke" else road) or 60.0
 
 
-def run_study(name: str, study: Study, road: Road, seeds: Sequence[int], out: Path) -> StudyResult | None:
+def run_study(name: str, study: Study, road: Road, seeds: Sequence[int], out: Path, jobs: int) -> StudyResult | None:
     """Run a study's commands and compare their results; not in a tiny world."""
     plan = StudyPlan(Commands(study, road), out / ("smoke" if road == "smoke" else "arms"))
     steps = plan.steps(list(dict.fromkeys(sources_of(study, plan.commands).values())), seeds)
-    run_steps(steps, lambda line: note(f"{title_of(name)} {line}"))
+    run_steps(steps, lambda line: note(f"{title_of(name)} {line}"), jobs)
     if road == "smoke":
         read_values(study, seeds, plan)
         note(f"{name} went through")
