@@ -36,7 +36,7 @@ from coseek.retrieval.views import neutralise_separator, render_view
 from coseek.retrieval.web.pages import cut
 from coseek.retrieval.web.providers import plain
 from coseek.traces.calls import answer_in, calls_in
-from coseek.traces.found_passages import hits_by_query
+from coseek.traces.found_passages import found_by_query
 from coseek.traces.message_forms import chat_messages
 
 QUICK = (1_000, 10_000)
@@ -147,7 +147,7 @@ def read_messages(text: str) -> None:
         )
         calls_in({"role": role, "content": text})
     answer_in(text)
-    hits_by_query(text, 1)
+    found_by_query(text, 1)
 
 
 def read_documents(text: str) -> None:

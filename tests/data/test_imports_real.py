@@ -4,6 +4,7 @@ import pytest
 
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data, parse_shares
+from coseek.traces.failed_searches import is_failure, is_nothing
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -26,8 +27,10 @@ def test_a_real_set_has_its_passages_and_questions_and_every_gold_passage(
 ) -> None:
     made = import_data(format_name, [SHARED / source for source in sources], tmp_path / "out")
     assert (made.passages, made.questions) == (passages, {"test": questions})
-    read = Dataset(tmp_path / "out").questions("test")
-    assert all(question.gold_ids and question.answers for question in read)
+    data = Dataset(tmp_path / "out")
+    assert all(question.gold_ids and question.answers for question in data.questions("test"))
+    shown = [text for passage in data.corpus for text in (passage.text, f"{passage.title}\n{passage.text}")]
+    assert not [text for text in shown if is_failure(text, ()) or is_nothing(text, ())]  # in the logs of a program
 
 
 @pytest.mark.slow

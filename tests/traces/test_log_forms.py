@@ -13,7 +13,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.measure.score import score_trajectory
 from coseek.pipelines.audit import audit_run
-from coseek.traces.found_passages import hits_by_query
+from coseek.traces.found_passages import found_by_query
 from coseek.traces.importing import TraceReport, import_traces, trace_settings
 
 PAGES: list[Json] = [{"id": "1", "title": "Orlen", "text": "Orlen lies on the Tave."}]
@@ -344,15 +344,15 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_passages_are_found_in_results_of_any_form(result: Json, found: list[tuple[str, str]]) -> None:
-    (hits,) = hits_by_query(result, 1)
+    ((_, hits),) = found_by_query(result, 1)
     assert [(hit.passage.title, hit.passage.text) for hit in hits] == found
 
 
 def test_scores_are_kept_only_where_they_rank() -> None:
     rows: list[Json] = [{"id": str(n), "text": "t", "score": score} for n, score in enumerate((3, 2.5))]
-    assert [hit.score for hit in hits_by_query(rows, 1)[0]] == [3, 2.5]
-    assert [hit.score for hit in hits_by_query(rows[::-1], 1)[0]] == [1, 0.5]
-    assert [hit.score for hit in hits_by_query(json.dumps(["a", "b"]), 1)[0]] == [1, 0.5]
+    assert [hit.score for hit in found_by_query(rows, 1)[0][1]] == [3, 2.5]
+    assert [hit.score for hit in found_by_query(rows[::-1], 1)[0][1]] == [1, 0.5]
+    assert [hit.score for hit in found_by_query(json.dumps(["a", "b"]), 1)[0][1]] == [1, 0.5]
 
 
 def test_different_passages_that_a_log_gives_one_id_stay_apart_in_a_run(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_different_passages_that_a_log_gives_one_id_stay_apart_in_a_run(tmp_path
 def test_two_chunks_of_one_page_are_two_passages_of_its_address() -> None:
     page = "https://x.org/faust"
     rows: list[Json] = [{"url": page, "content": "one"}, {"id": page, "content": "two"}, {"url": page, "text": "one"}]
-    (hits,) = hits_by_query(rows, 1)
+    ((_, hits),) = found_by_query(rows, 1)
     assert [hit.passage.text for hit in hits] == ["one", "two"] and len({hit.passage.id for hit in hits}) == 2
     assert [hit.passage.url for hit in hits] == [page, page]
 

@@ -31,7 +31,7 @@ from coseek.pipelines.table_rows import naive_rag, rag_identities
 from coseek.rewards.reward import make_reward
 from coseek.traces.conversation import PROTOCOL
 from coseek.traces.exporting import export_run
-from coseek.traces.found_passages import hits_by_query
+from coseek.traces.found_passages import found_by_query
 from coseek.traces.importing import import_traces
 from coseek.traces.records import TraceSettings
 from coseek.training.learner.batch import make_batch
@@ -296,6 +296,6 @@ def test_a_log_cannot_choose_what_nobody_found(tmp_path: Path) -> None:
 
 
 def test_a_title_alone_of_another_system_is_a_title_unless_more_is_said() -> None:
-    ((title, more),) = hits_by_query([{"title": "Ada", "text": ""}, {"name": "Ada", "born": 1815}], 1)
+    ((_, (title, more)),) = found_by_query([{"title": "Ada", "text": ""}, {"name": "Ada", "born": 1815}], 1)
     assert (title.passage.title, title.passage.text) == ("Ada", "")
     assert more.passage.text == '{"name": "Ada", "born": 1815}'

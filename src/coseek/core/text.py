@@ -21,8 +21,8 @@ _GUESSED = [
     "cp932", "shift_jis_2004", "euc_jis_2004", "iso2022_jp_2", "iso2022_jp_2004", "iso2022_jp_ext", "iso2022_kr",
     "cp949", "euc_kr", "gb18030", "big5hkscs", "mac-roman", "cp850", "cp852", "mac-cyrillic",
 ]  # fmt: skip
-"""Encodings that people's texts without a declaration have, the most common first. With the rarer ones that chardet
-knows, it takes every fifth text of 20 letters for one of another encoding, instead of every tenth."""
+"""Encodings that people's texts without a declaration have, the most common first. Short texts would also be taken for
+the rarer ones that chardet knows."""
 _LATIN, _OTHER = r"A-Za-z\u00c0-\u024f", r"\u0370-\u052f\u0590-\u06ff\u0e00-\u0e7f"
 _ODD_SIGN = re.compile(
     rf"[{_LATIN}](?:[\xb2\xb3\xb9]|[^\w\s\x00-\x7f\u2019\xb7\xad\u2013\u2014\u2026\xa0\u0300-\u036f])[{_LATIN}]"

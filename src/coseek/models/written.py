@@ -188,7 +188,7 @@ def begun_reasoning(text: str) -> tuple[str, str]:
 def split_opened(text: str, mark: str) -> tuple[str, str] | None:
     """Split a text after `mark`, which opens reasoning, at the end of this reasoning; `None` if it is not closed.
 
-    A closing mark of another kind counts where its own is missing: a model that is told to write `</think>` may do so.
+    Without the mark that closes it, any other closing mark counts, since the prompt may ask for `</think>`.
     """
     ends = [end for end in MARK.finditer(text) if end["closes"] is not None]
     end = next((end for end in ends if end[0] == closing_of(mark)), ends[0] if ends else None)

@@ -78,6 +78,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     workers: Workers = field(default_factory=workers_here)
     _rollout_lock: Lock = field(default_factory=Lock, init=False, repr=False)
     """Rollouts that are sampled ahead and evaluations share a retriever."""
+    _questions: dict[str, list[Question]] = field(default_factory=dict, init=False, repr=False)
     worse: bool = field(default=False, init=False)
     """Whether the table's verdict is that the policy before training is better; known once the table is written."""
 
@@ -172,7 +173,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return None if self.recipe.data.training_retriever is None else schedule_of(self.training_retriever)
 
     def questions(self, split: str) -> list[Question]:
-        return Dataset(self.data_folder).questions(split)
+        if split not in self._questions:
+            self._questions[split] = Dataset(self.data_folder).questions(split)
+        return self._questions[split]
 
     @cached_property
     def sets(self) -> list[QuestionSet]:

@@ -152,9 +152,8 @@ def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int 
                 for ended in wait(running, return_when=FIRST_COMPLETED).done:
                     ended.result()
                     order.done(running.pop(ended))
-        except BaseException:  # Ctrl-C reaches the commands, too, which save what they have
+        finally:  # after a failure or Ctrl-C, which the running commands get, too, no other begins
             pool.shutdown(cancel_futures=True)
-            raise
 
 
 def run_step(step: StudyStep, jobs: int = 1) -> None:

@@ -37,7 +37,7 @@ from coseek.data.trajectory import (
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.written import ToolCallText, reasoning_in
 from coseek.traces.calls import answer_in, calls_in, reasoning_and_words, text_of
-from coseek.traces.found_passages import hits_by_query, is_fault, own_hits, results_by_query
+from coseek.traces.found_passages import found_by_query, is_fault, own_hits
 
 PROTOCOL = "tongyi"
 """The protocol whose tags imported runs are written in: reasoning, JSON tool calls, a tagged answer."""
@@ -400,11 +400,13 @@ class _Writer:
         searched: list[str] = []
         unshown = True  # what coseek found after the last turn has hits and no text
         results = {number: at for at, number in matched.items()}
+        faults = dict[int, str]()
         for place, call in enumerate(calls):
             if place in results and (queries := self.reader.queries(call)):
                 message = messages[results[place]]
-                self._searched(message, queries, number)
-                if not _fault_in(message):
+                faults[results[place]] = fault = _fault_in(message)
+                self._searched(message, queries, number, fault)
+                if not fault:
                     searched.append(text_of(message.get("content")))
                     unshown &= "hits" in message and not searched[-1]
         for at in turn.behind:
@@ -418,7 +420,7 @@ class _Writer:
             if not self.reader.queries(call):
                 blocks.append((TOOL, self.reader.shown(text)))
                 self.calls.append(Call(number, call.name, call.object, text))
-            elif _fault_in(messages[at]):
+            elif faults[at]:
                 blocks.append((MESSAGE, self._escape(text)))
         if searched and not unshown:
             tag = self.reader.protocol.observation_tag
@@ -427,8 +429,8 @@ class _Writer:
         for at, (tag, text) in enumerate(blocks):
             self._read(tag, text, following.read if following and len(blocks) == 1 and at == 0 else ())
 
-    def _searched(self, message: JsonObject, queries: Sequence[str], number: int) -> None:
-        if fault := _fault_in(message):
+    def _searched(self, message: JsonObject, queries: Sequence[str], number: int, fault: str) -> None:
+        if fault:
             made = [Search(query, fault=fault, turn=number) for query in queries]
         elif (own := own_hits(message.get("hits"))) is not None:
             given = message.get("selected")
@@ -436,11 +438,11 @@ class _Writer:
             made = [Search(query, own, turn=number, selected=chosen) for query in queries]
         else:
             result = message["hits"] if "hits" in message else text_of(message.get("content"))
-            results = results_by_query(result, len(queries))
-            hits = hits_by_query(result, len(queries), self.known)
             made = [
-                Search(query, fault=text_of(each), turn=number) if is_fault(each) else Search(query, found, turn=number)
-                for query, each, found in zip(queries, results, hits, strict=True)
+                Search(query, hits, failure or None, number)
+                for query, (failure, hits) in zip(
+                    queries, found_by_query(result, len(queries), self.known), strict=True
+                )
             ]
         self.searches += made
         self.reader.counts["searches"] += len(queries)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 
 from coseek.core.files import Json, JsonObject
+from coseek.traces.tool_shapes import letters
 
 _MOST_CHARS = 800
 """Maximum length of a message, except of an exception or an error page. A passage of 100 words has about 600."""
@@ -158,7 +159,7 @@ def is_nothing(value: Json, lists: Sequence[str]) -> bool:
 
 
 def _failed_object(row: JsonObject, texts: Sequence[str]) -> bool:
-    fields = {"".join(filter(str.isalpha, name)).lower(): value for name, value in row.items()}
+    fields = {letters(name): value for name, value in row.items()}
     if fields.get("iserror") is True or any(fields.get(name) is False for name in _SUCCESSES):
         return True
     says = any(isinstance(text := row.get(name), str) and text.strip() for name in texts)

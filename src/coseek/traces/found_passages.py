@@ -13,7 +13,7 @@ from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.passage import DEEPEST_META, Hit, Passage
-from coseek.traces.calls import python_value
+from coseek.traces.calls import python_value, text_of
 from coseek.traces.failed_searches import is_failure, is_nothing
 
 T = TypeVar("T")
@@ -54,24 +54,31 @@ def own_rows(value: Json, read: Callable[[JsonObject], T]) -> tuple[T, ...]:
     return ()
 
 
-def results_by_query(result: Json, queries: int) -> list[Json]:
-    """The result of each query of one call. A result that is not a list for each query counts for all of them."""
-    value = _opened(result)
-    if isinstance(value, list) and len(value) == queries:
-        rows = [each if isinstance(each, list) or queries == 1 else _opened(each) for each in value]
-        if all(isinstance(each, list) or is_empty(each) or is_fault(each) for each in rows):
-            return rows
-    return [value] * queries
-
-
-def hits_by_query(result: Json, queries: int, known: dict[str, Passage] | None = None) -> list[tuple[Hit, ...]]:
-    """The hits of each query of one call, none where its search failed or found nothing.
+def found_by_query(
+    result: Json, queries: int, known: dict[str, Passage] | None = None
+) -> list[tuple[str, tuple[Hit, ...]]]:
+    """For each query of one call, what the result says of a failure ("" without one), and the hits.
 
     `known` holds the passages of the conversation so far by id, and gets those of this call.
     """
     known = {} if known is None else known
-    rows = results_by_query(result, queries)
-    return [() if is_empty(value) or is_fault(value) else _hits(value, known) for value in rows]
+    found: list[tuple[str, tuple[Hit, ...]]] = []
+    for value in _results(result, queries):
+        if is_fault(value):
+            found.append((text_of(value) or "the tool failed", ()))
+        else:
+            found.append(("", () if _is_empty(value) else _hits(value, known)))
+    return found
+
+
+def _results(result: Json, queries: int) -> list[Json]:
+    """The result of each query of one call. A result that is not a list for each query counts for all of them."""
+    value = _opened(result)
+    if isinstance(value, list) and len(value) == queries:
+        rows = [each if isinstance(each, list) or queries == 1 else _opened(each) for each in value]
+        if all(isinstance(each, list) or _is_empty(each) or is_fault(each) for each in rows):
+            return rows
+    return [value] * queries
 
 
 def is_fault(result: Json) -> bool:
@@ -79,7 +86,7 @@ def is_fault(result: Json) -> bool:
     return is_failure(_opened(result), TEXTS)
 
 
-def is_empty(result: Json) -> bool:
+def _is_empty(result: Json) -> bool:
     """Whether a result says that its search found nothing."""
     return is_nothing(_opened(result), (*LISTS, *_AROUND))
 

@@ -370,10 +370,7 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
         f"{counted(lost, 'call')} without a result."
     )
     for name, count in report.unread.items():
-        if "calls" in name:
-            say(f"warning: {count:,} {name}")
-        else:
-            console.print(Text(f"{count:,} {name}"))
+        say(f"warning: {count:,} {name}")
     if not searches and report.tools:
         tools = ", ".join(map(repr, report.tools))
         tell(f"No call is a search. Name the tools that search: search_tools=[NAME], of {tools}")

@@ -199,10 +199,11 @@ def imported(*names: str) -> Callable[[], str]:
     return trial
 
 
-_MODULES = {"faiss-cpu": "faiss", "PyStemmer": "Stemmer"}
+_MODULES = {"faiss-cpu": "faiss", "PyStemmer": "Stemmer", "python-pptx": "pptx"}
 """Distribution → its module, where that has another name."""
 _REINSTALL = "pip install --force-reinstall --no-deps "
 
+_DOCUMENTS = ("pypdfium2", "mammoth", "markitdown", "python-pptx", "openpyxl", "chardet")
 CHECKS: tuple[Callable[[], Finding], ...] = (
     check("python", python, "install Python 3.11 or newer"),
     check("machine", machine, ""),
@@ -217,7 +218,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check("faiss", imported("faiss-cpu"), _REINSTALL + "faiss-cpu"),
     check("stemmer", imported("PyStemmer"), _REINSTALL + "PyStemmer"),
     check("web pages", imported("trafilatura", "httpx"), _REINSTALL + "trafilatura lxml"),
-    check("documents", imported("pypdfium2", "markitdown", "chardet"), _REINSTALL + "pypdfium2 markitdown chardet"),
+    check("documents", imported(*_DOCUMENTS), _REINSTALL + " ".join(_DOCUMENTS)),
     check("service", imported("fastapi", "uvicorn"), _REINSTALL + "fastapi uvicorn"),
     check("report", imported("matplotlib"), _REINSTALL + "matplotlib"),
 )

@@ -1,6 +1,5 @@
 """Readers by kind: what kind a file is, by its name or its first bytes, and which function reads it. PDF is read by
-pdfium, office files are read in `office`. A row (CSV, JSON lines, JSON) or a mail is a
-section of its own."""
+pdfium, office files by `office`. A row (CSV, JSON lines, JSON) or a mail is a section of its own."""
 
 import codecs
 import csv
@@ -179,9 +178,8 @@ def mail_parts(mail: EmailMessage) -> tuple[list[EmailMessage], list[EmailMessag
     if kind.startswith("multipart/") and mail.is_multipart():
         parts = [mail_parts(part) for part in mail.iter_parts() if isinstance(part, EmailMessage)]
         texts, attached = [texts for texts, _ in parts if texts], [part for _, inner in parts for part in inner]
-        return _chosen(texts) if kind == "multipart/alternative" else [
-            part for inner in texts for part in inner
-        ], attached
+        chosen = _chosen(texts) if kind == "multipart/alternative" else [part for inner in texts for part in inner]
+        return chosen, attached
     if kind in ("text/css", "text/javascript"):
         return [], []
     is_text = kind.startswith(("text/", "multipart/")) and not (mail.get_filename() or mail.is_attachment())
