@@ -52,7 +52,7 @@ def stages(out: Path, rehearse: bool, steps: int) -> list[Stage]:
     learner = "{precision: bfloat16, micro_batch_tokens: 32000}"
     warm, grpo = (
         (
-            ["policy={folder: base, marks: true}", "data.train=dev", "warm_start.sft={steps: 2}", *FEW],
+            ["policy={folder: base, add_tag_tokens: true}", "data.train=dev", "warm_start.sft={steps: 2}", *FEW],
             ["rl={steps: 1, questions_per_step: 2, group_size: 2}", *FEW],
         )
         if rehearse

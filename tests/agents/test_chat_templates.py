@@ -193,7 +193,7 @@ def test_a_server_that_applies_the_template_itself_gets_the_message_alone() -> N
     )
     template = load_protocol("search-r1").template
     ids, text, messages = (
-        tokenizer.decode(sum(replace(template, taken_as=taken).prompt_ids(tokenizer, QUESTION), ()))
+        tokenizer.decode(sum(replace(template, input_mode=taken).prompt_ids(tokenizer, QUESTION), ()))
         for taken in ("ids", "text", "messages")
     )
     assert ids == f"<s>{text}" and text.startswith("<|im_start|>user\n")

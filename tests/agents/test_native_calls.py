@@ -317,7 +317,7 @@ def test_a_server_that_frames_calls_itself_is_an_agent_whose_reasoning_the_retri
         assert [one.message for one in learnt.segments] == [one.message for one in run.segments]
         stored = replace(learnt, evidence=run.evidence)
         assert list(Derivation(PROTOCOL, policy, WIDE, own_ranking=False).differences(stored)) == []
-    protocol = PROTOCOL.taken_as("messages")
+    protocol = PROTOCOL.with_input_mode("messages")
     assert list(Derivation(protocol, agent.model.tokenizer, WIDE, own_ranking=False).differences(run)) == []
 
 

@@ -110,5 +110,5 @@ def test_going_on_from_a_policy_adds_nothing_twice_and_moves_no_token(plain: Pat
 def test_words_are_refused_where_the_tokenizer_is_no_bpe(tmp_path: Path) -> None:
     rust = Tokenizer(WordLevel({"[end]": 0, "a": 1}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="[end]").save_pretrained(tmp_path)
-    with pytest.raises(SettingError, match=r"policy\.words=0"):
+    with pytest.raises(SettingError, match=r"policy\.add_word_tokens=0"):
         spelt_words(tmp_path, WORDS_OF, 10)

@@ -115,12 +115,16 @@ def test_parts_of_a_reward_are_all_looked_at() -> None:
 
 def test_adapters_alone_never_teach_a_policys_new_tokens() -> None:
     adapters, both = "warm_start.sft.learner.lora.rank=8", ["policy.folder=base", "rl.policy.lora.rank=8"]
-    for changes in ([], ["policy.folder=base", "policy.marks=true"], ["policy.folder=base", "policy.words=9"]):
+    for changes in (
+        [],
+        ["policy.folder=base", "policy.add_tag_tokens=true"],
+        ["policy.folder=base", "policy.add_word_tokens=9"],
+    ):
         with pytest.raises(SettingError, match="new tokens would keep untrained vectors"):
             checked_recipe("from-nothing", [*changes, adapters])
     with pytest.raises(SettingError, match=r"rl\.policy\.lora trains adapters alone"):
-        checked_recipe("from-nothing", [*both, "policy.marks=true", "warm_start=null"])
-    samples = ["policy.folder=base", "policy.marks=true", "warm_start=null", "learn=rejection"]
+        checked_recipe("from-nothing", [*both, "policy.add_tag_tokens=true", "warm_start=null"])
+    samples = ["policy.folder=base", "policy.add_tag_tokens=true", "warm_start=null", "learn=rejection"]
     with pytest.raises(SettingError, match=r"rejection\.sft\.learner\.lora trains adapters alone"):
         checked_recipe("from-nothing", [*samples, "rejection.sft.learner.lora.rank=8"])
     checked_recipe("from-nothing", [*samples, "rl.policy.lora.rank=8"])  # which is not used
@@ -130,7 +134,7 @@ def test_adapters_alone_never_teach_a_policys_new_tokens() -> None:
     with pytest.raises(SettingError, match=r"stages\.one\.rl\.policy\.lora trains adapters alone"):
         checked_recipe("from-nothing", staged)
     checked_recipe("from-nothing", [*both, adapters])
-    checked_recipe("from-nothing", [*both, "policy.marks=true"])  # the warm start has taught the tags
+    checked_recipe("from-nothing", [*both, "policy.add_tag_tokens=true"])  # the warm start has taught the tags
 
 
 def trained_with(tags: list[str], folder: Path) -> list[str]:
@@ -152,9 +156,9 @@ def test_a_policy_that_has_its_tags_goes_on_with_adapters_and_one_that_spells_th
     going_on = trained_with(tags, tmp_path / "trained")
     checked_recipe("quickstart", [*going_on, "rl.policy.lora.rank=8"])
     spelling = trained_with([], tmp_path / "spelling")
-    with pytest.raises(SettingError, match=r"has learnt to spell .*set policy\.marks=false"):
+    with pytest.raises(SettingError, match=r"has learnt to spell .*set policy\.add_tag_tokens=false"):
         checked_recipe("quickstart", spelling)
-    checked_recipe("quickstart", [*spelling, "policy.marks=false", "policy.words=0"])
+    checked_recipe("quickstart", [*spelling, "policy.add_tag_tokens=false", "policy.add_word_tokens=0"])
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if "laptop" in name or name == "quickstart"])

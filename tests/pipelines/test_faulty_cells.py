@@ -104,7 +104,7 @@ class Outage(Shelf):
 
 def agent_training(folder: Path, turn_tokens: int) -> AgentTraining:
     limits = f"limits={{max_turns: 2, max_turn_tokens: {turn_tokens}, max_observation_tokens: 400, max_tokens: 2000}}"
-    policy = "policy={folder: base, marks: false, words: 0}"
+    policy = "policy={folder: base, add_tag_tokens: false, add_word_tokens: 0}"
     more = ("rejection.samples=1", "learn=rejection", "warm_start=null")
     return AgentTraining(load_recipe("quickstart", [policy, limits, *more]), folder)
 

@@ -52,7 +52,8 @@ found = {"paths": [str(one.path) for one in paths_of(recipe)], "identities": age
 found["shape"] = shape_of(recipe)[0].hidden
 found["graders"] = sorted(map(str, local_graders(recipe).values()))
 found["start"] = str(AgentTraining(recipe, Path("trained")).policy_folder("start"))
-with_tags = AgentTraining(checked_recipe("from-nothing", ["policy.folder=base", "policy.marks=true"]), Path("tagged"))
+tagged = checked_recipe("from-nothing", ["policy.folder=base", "policy.add_tag_tokens=true"])
+with_tags = AgentTraining(tagged, Path("tagged"))
 with_tags.make_policy()
 assert with_tags.tokenizer.encode("<search>")
 check_simulator(SimulatorRecipe(model="base", runs=("run",)))

@@ -33,7 +33,7 @@ def test_going_on_without_a_warm_start_says_what_the_policy_said_twice_in_a_row(
     folder = tmp_path / "trained"
     for name in ("once", "twice"):
         recipe = load_recipe("quickstart", [f"policy.folder={folder}", "warm_start=null"])
-        assert recipe.policy.marks and recipe.policy.words
+        assert recipe.policy.add_tag_tokens and recipe.policy.add_word_tokens
         write_start(recipe, [*marks, "<plan>"], unread, tmp_path / name, NoProgress())
         folder = tmp_path / name
     before, after = said(tmp_path / "trained"), said(folder)

@@ -225,9 +225,9 @@ def test_rollout_servers_sample_in_the_rounds_and_may_be_others_when_it_is_gone_
 
 
 def test_a_later_round_adds_no_token_to_the_policy_it_begins_with(tmp_path: Path) -> None:
-    more = ("agent.policy={folder: base, marks: true, words: 300}",)
+    more = ("agent.policy={folder: base, add_tag_tokens: true, add_word_tokens: 300}",)
     course = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
-    assert course.first.recipe.policy.words == 300 and course.first.recipe.policy.marks
+    assert course.first.recipe.policy.add_word_tokens == 300 and course.first.recipe.policy.add_tag_tokens
     for number, begins in ((1, course.policy(0)), (2, course.policy(1))):
         course.agent(number).make_policy()
         assert course.agent(number).policy_folder("start") == begins

@@ -41,7 +41,7 @@ def paper(name: str, *more: str) -> AgentRecipe:
         ("rl.monitor.stop=true", "rl.monitor.stop=false"),
         ("rl.num_minibatches=3", "divide"),
         ("rl.loss_agg_mode=group-mean", "token-mean or seq-mean-token-mean"),
-        ("rl.algorithm_settings={zero_spread: drop}", "zero_spread=count"),
+        ("rl.algorithm_settings={zero_std_groups: drop}", "zero_std_groups=count"),
         ("rl.kl_in=reward", "rl.kl_in=loss"),
         ("rl.kl_clamp=5", "rl.kl_clamp=5"),
         ("rl.policy.optimizer.weight_decay=0.1", "rl.policy.optimizer.decay_vectors=true"),

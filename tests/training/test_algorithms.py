@@ -129,7 +129,7 @@ def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
     sampled = resampled([[1, 1], [0, 1], [0, 0], [1, 0]])
     assert [episode.reward.value for episode in sampled.kept.scored] == [0, 1, 1, 0]
     assert len(sampled.episodes.scored) == 8 and sampled.questions == 4 and sampled.dropped == 2
-    assert sampled.metrics() == {"questions": 4, "groups_dropped": 2, "zero_spread": 0.5}
+    assert sampled.metrics() == {"questions": 4, "groups_dropped": 2, "frac_reward_zero_std": 0.5}
     assert rollout_metrics(sampled.episodes)["reward"] == pytest.approx(0.5)  # of all runs, not of those with spread
     assert {episode.sampled_at for episode in sampled.kept.scored} == {7}
     asked = [episode.trajectory.question for episode in sampled.episodes.scored][::2]
@@ -165,7 +165,10 @@ def test_a_step_in_which_nothing_has_spread_still_compares_sampler_and_trainer(t
     policy = Policy(tiny_model(3), choice.policy, choice.updates)
     last = train_rl(LocalBackend(policy, choice), QUESTIONS, sampling(policy), lambda _: Reward(1.0), choice, tmp_path)
     assert (
-        last["updates"] == 0 and last["zero_spread"] == 1.0 and last["questions"] == 12 and last["logprob_gap"] < 1e-5
+        last["updates"] == 0
+        and last["frac_reward_zero_std"] == 1.0
+        and last["questions"] == 12
+        and last["logprob_gap"] < 1e-5
     )
 
 

@@ -13,7 +13,7 @@ from coseek.rewards.reward import Reward
 from coseek.training.learner.batch import before, make_batch, micro_batches
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.experience import Experience, make_experience
-from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, is_flat, row_rewards
+from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, has_zero_std, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 TABLE = [*table(-1.5, -2.0), [7.0, -0.5, -0.5, 7.0, 7.0]]
@@ -42,8 +42,8 @@ def test_an_experience_holds_what_its_runs_hold() -> None:
     assert close(found.advantages_BT.tolist(), [[0, 1, 1, 0, 0], [0, -1, 0, -1, -1], NONE])
     assert found.old_BT is found.batch.logprobs_BT
     assert (found.reference_BT, found.values_BT, found.returns_BT) == (None, None, None)
-    assert found.flat_B.tolist() == [False, False, True] == found.zero_grad_B.tolist()
-    assert (found.zero_spread, found.singleton_groups) == (0.5, 1)
+    assert found.zero_std_B.tolist() == [False, False, True] == found.zero_grad_B.tolist()
+    assert (found.frac_reward_zero_std, found.singleton_groups) == (0.5, 1)
 
 
 def test_old_logprobs_can_be_the_trainers_own() -> None:
@@ -115,12 +115,12 @@ def test_a_masked_run_counts_in_its_groups_mean_with_its_kl() -> None:
 
 def test_groups_of_one_are_neither_flat_nor_alone() -> None:
     found = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5, group_size=1)
-    assert found.flat_B.tolist() == [False] * 3 and (found.zero_spread, found.singleton_groups) == (0.0, 0)
+    assert found.zero_std_B.tolist() == [False] * 3 and (found.frac_reward_zero_std, found.singleton_groups) == (0.0, 0)
 
 
 def test_a_spread_of_a_millionth_is_none() -> None:
-    assert is_flat(torch.tensor([1.0, 1.0 + 0.9e-6], dtype=torch.float64))
-    assert not is_flat(torch.tensor([1.0, 1.0 + 1.1e-6, 0.0], dtype=torch.float64))
+    assert has_zero_std(torch.tensor([1.0, 1.0 + 0.9e-6], dtype=torch.float64))
+    assert not has_zero_std(torch.tensor([1.0, 1.0 + 1.1e-6, 0.0], dtype=torch.float64))
 
 
 # --- batches

@@ -29,7 +29,7 @@ from coseek.training.rl.trainer import train_rl
 LEVELS = {"search_rate": 0.95, "answered": 0.97, "truncated": 0.03, "valid": 0.95, "exact_match": 0.4}
 USUAL = {
     "searches": 1.8,
-    "zero_spread": 0.35,
+    "frac_reward_zero_std": 0.35,
     "grad_norm": 0.1,
     "kl_old": 1e-4,
     "logprob_gap": 1e-3,
@@ -67,7 +67,7 @@ def alarms(rows: list[dict[str, float]], **health: object) -> list[str]:
         ({"grad_norm": 20.0}, "exploding"),
         ({"logprob_gap": 0.5}, "exploding"),
         ({"kl_old": 0.5}, "exploding"),
-        ({"zero_spread": 1.0}, "no-signal"),
+        ({"frac_reward_zero_std": 1.0}, "no-signal"),
     ],
 )
 def test_each_collapse_raises_its_alarm_alone_and_advises(ends: dict[str, float], named: str) -> None:
@@ -79,7 +79,11 @@ def test_each_collapse_raises_its_alarm_alone_and_advises(ends: dict[str, float]
 @pytest.mark.parametrize(
     "ends",
     [
-        {"exact_match": 0.9, "reward": 0.9, "zero_spread": 1.0},  # solved: nothing left to learn, and rightly so
+        {
+            "exact_match": 0.9,
+            "reward": 0.9,
+            "frac_reward_zero_std": 1.0,
+        },  # solved: nothing left to learn, and rightly so
         {"searches": 1.0},  # one search where there were two
         {"answered": 0.5, "declined": 0.45},  # it learnt to decline
         {"truncated": 0.5, "searches": 0.5},  # cut off while writing, not while searching
@@ -102,7 +106,7 @@ def test_a_protocol_without_answers_is_not_told_to_answer() -> None:
 
 
 def test_groups_of_one_are_alike_by_nature() -> None:
-    rows = [row(zero_spread=1.0)] * 10
+    rows = [row(frac_reward_zero_std=1.0)] * 10
     assert list(find_alarms(rows, RlSettings(group_size=1, questions_per_step=256))) == []
     assert alarms(rows) == ["no-signal"] and alarms(rows, ignore=["no-signal"]) == []
 
@@ -135,7 +139,7 @@ def noisy_runs(draw: st.DrawFn) -> list[dict[str, float]]:
         risen = {name: min(1.0, level + gain * step / 200) for name, level in levels.items() if name != "truncated"}
         found = {name: mean(level) for name, level in (risen | {"truncated": 0.5 * levels["truncated"]}).items()}
         usual = {name: value * rng.lognormvariate(0.0, 0.3) for name, value in USUAL.items()}
-        usual["zero_spread"] = min(0.9, usual["zero_spread"])
+        usual["frac_reward_zero_std"] = min(0.9, usual["frac_reward_zero_std"])
         usual["right_shift"] = rng.gauss(0.0, 3e-3)
         reward = (1.0 - weight) * found["exact_match"] + weight * found["valid"]
         rows.append({**usual, **found, "reward": reward})

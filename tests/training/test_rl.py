@@ -47,7 +47,7 @@ def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None
         "reward", "reward/exact_match", "exact_match", "answered", "declined", "valid", "truncated", "searches",
         "tokens", "agent_tokens",
         "faults",
-        "zero_spread", "updates", "loss", "grad_norm", "ratio_max", "clip_frac", "kl_old", "kl_reference",
+        "frac_reward_zero_std", "updates", "loss", "grad_norm", "ratio_max", "clip_frac", "kl_old", "kl_reference",
         "logprob_gap", "sampled_nll", "staleness", "staleness_max", "lr",
         "rollout_s", "reward_s", "advantages_s", "update_s",
     ):  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_run_in_which_a_part_failed_is_counted_and_touches_no_group() -> None:
     assert described["reward"] == 0.75
     found = experience_of(runs, [0, 0, 0, 1, 1], settings_of("grpo", group_size=3))
     assert found.advantages_BT[:, 1].tolist() == [0.0, 0.0, 1.0, -1.0]
-    assert found.zero_spread == 0.5 and found.zero_grad_B.tolist() == [True, True, False, False]
+    assert found.frac_reward_zero_std == 0.5 and found.zero_grad_B.tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("choice", "advantages", "counted"), [("keep", [1, -1], 2), ("mask", [1, 0], 1)])
@@ -152,12 +152,12 @@ def test_leaving_out_groups_without_spread_changes_nothing() -> None:
     assert sorted(whole.tolist()) == [0, 1, 2, 3]
     for kl in (0.0, 0.1):  # dropped also where a KL in the loss would pull at them
         dropped = settings_of(
-            "grpo", group_size=2, num_minibatches=1, algorithm_settings={"zero_spread": "drop"}, kl_coef=kl
+            "grpo", group_size=2, num_minibatches=1, algorithm_settings={"zero_std_groups": "drop"}, kl_coef=kl
         )
         assert sorted(
-            minibatches(
-                held(runs, [0, 0, 1, 1], dropped), 1, random.Random(0), open_algorithm(dropped).drops_zero_spread
-            )[0].tolist()
+            minibatches(held(runs, [0, 0, 1, 1], dropped), 1, random.Random(0), open_algorithm(dropped).drops_zero_std)[
+                0
+            ].tolist()
         ) == [2, 3]
 
 
@@ -166,7 +166,7 @@ def test_the_noise_of_a_kl_in_the_reward_is_no_spread() -> None:
     runs = [replace(fixed(QUESTIONS[0]), segments=(environment(1), agent(2 + at, 3))) for at in range(2)]
     settings = settings_of("grpo", group_size=2, kl_coef=0.001, kl_in="reward")
     found = held(runs, [0, 0], settings)
-    assert found.zero_spread == 1.0 and not found.advantages_BT.any()
+    assert found.frac_reward_zero_std == 1.0 and not found.advantages_BT.any()
     unscaled = held(runs, [0, 0], settings.model_copy(update={"algorithm_settings": UNSCALED}))
     assert 0.0 < unscaled.advantages_BT.abs().max() < 0.01
 

@@ -79,7 +79,7 @@ def made(
             },
         ),
         ("grpo", {"entropy": 0.1}),
-        ("rloo", {"algorithm_settings": {"zero_spread": "drop"}, "num_minibatches": 1}),
+        ("rloo", {"algorithm_settings": {"zero_std_groups": "drop"}, "num_minibatches": 1}),
         ("reinforce-pp", {"num_minibatches": 1}),
         ("ppo", {}),
     ],

@@ -290,14 +290,14 @@ def test_minibatches_hold_every_row_that_counts_once_in_nearly_equal_parts() -> 
     seven = replace(
         experience,
         mask_BT=torch.tensor([[True, False]] * 3 + [[False, False]] + [[False, True]] * 4),
-        flat_B=torch.tensor([True] + [False] * 7),
+        zero_std_B=torch.tensor([True] + [False] * 7),
     )
     parts = minibatches(seven, 3, random.Random(1))
     assert sorted(row for part in parts for row in part.tolist()) == [0, 1, 2, 4, 5, 6, 7]
     assert sorted(map(len, parts)) == [2, 2, 3]
     assert [part.tolist() for part in parts] == [part.tolist() for part in minibatches(seven, 3, random.Random(1))]
     assert [part.tolist() for part in parts] != [part.tolist() for part in minibatches(seven, 3, random.Random(2))]
-    spread = torch.cat(minibatches(seven, 3, random.Random(1), drop_zero_spread=True))
+    spread = torch.cat(minibatches(seven, 3, random.Random(1), drop_zero_std=True))
     assert sorted(spread.tolist()) == [1, 2, 4, 5, 6, 7]
     assert len(minibatches(seven, 50, random.Random(1))) == 7
 
@@ -305,7 +305,7 @@ def test_minibatches_hold_every_row_that_counts_once_in_nearly_equal_parts() -> 
 def test_a_group_whose_tokens_are_its_divisor_is_split_over_no_minibatches() -> None:
     experience, _, _ = taught(TableBackend(TableLearner(table(-1.0, -1.0))))
     groups_B = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
-    eight = replace(experience, mask_BT=torch.ones(8, 2).bool(), flat_B=torch.zeros(8).bool(), groups_B=groups_B)
+    eight = replace(experience, mask_BT=torch.ones(8, 2).bool(), zero_std_B=torch.zeros(8).bool(), groups_B=groups_B)
     parts = minibatches(eight, 2, random.Random(1), whole_groups=True)
     assert sorted(row for part in parts for row in part.tolist()) == [*range(8)]
     assert not set(groups_B[parts[0]].tolist()) & set(groups_B[parts[1]].tolist())

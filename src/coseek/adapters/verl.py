@@ -28,7 +28,7 @@ from coseek.models.tokenizer import stopped_after
 from coseek.pipelines.verl.config import AGENT
 from coseek.pipelines.verl.launch import EPISODES, EpisodeHost, EpisodeSettings, Place
 from coseek.training.rl.algorithm import Algorithm, StepRewards, open_algorithm
-from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, is_flat, rollout_metrics, row_rewards
+from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, has_zero_std, rollout_metrics, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 with missing_extras("training in verl"):
@@ -202,11 +202,11 @@ def estimate(
     groups: dict[str, list[int]] = {}
     for place, uid in enumerate(index):
         groups.setdefault(str(uid), []).append(place)
-    flat_B = torch.zeros(len(rewards_B), dtype=torch.bool)
+    zero_std_B = torch.zeros(len(rewards_B), dtype=torch.bool)
     for rows in groups.values():
-        flat_B[rows] = rl.group_size > 1 and is_flat(rewards_B[rows])
+        zero_std_B[rows] = rl.group_size > 1 and has_zero_std(rewards_B[rows])
     step = StepRewards(
-        rewards_B, -charged_BT.float(), mask_BT, tuple(map(tuple, groups.values())), rl.group_size, flat_B
+        rewards_B, -charged_BT.float(), mask_BT, tuple(map(tuple, groups.values())), rl.group_size, zero_std_B
     )
     advantages_BT = algorithm.advantages(step).advantages_BT
     return advantages_BT, advantages_BT

@@ -299,7 +299,7 @@ class Driver:
 
     def _close(self, episode: Episode) -> None:
         self.model.close(episode.key)
-        if episode.noting is not None:
+        if episode.awaiting_notes is not None:
             self.model.close(episode.side_key)
 
     def _finish(self, episode: Episode, end: End) -> None:

@@ -269,7 +269,7 @@ class Environment:
         if left < 1:
             detail = f"the prompt alone holds {episode.tokens} tokens"
             return self.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=detail))
-        ids, episode.unsent = episode.unsent, ()
+        ids, episode.pending_ids = episode.pending_ids, ()
         return Request(episode.key, ids, min(left, self.limits.max_turn_tokens), episode.seed, episode.so_far)
 
     def _refuse(self, episode: Episode, intent: Intent, turn: Turn, problem: str = "") -> Next:
@@ -349,14 +349,14 @@ class Environment:
         left = self.limits.max_tokens - len(ids)
         if left < 1:
             return End(StopReason.TOKEN_LIMIT, detail=f"a prompt for notes of {len(ids)} tokens")
-        episode.noting = results
+        episode.awaiting_notes = results
         episode.side_contexts.append((Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids),))
         so_far = EpisodeState(episode.question, tuple(episode.searches), side_searches=results.searches)
         return Request(episode.side_key, ids, min(left, self.limits.max_turn_tokens), episode.side_seed, so_far)
 
     def _take_notes(self, episode: Episode, turn: Turn) -> Next:
         """Insert the model's notes as an environment segment, which is not trained on."""
-        results, episode.noting = episode.noting, None
+        results, episode.awaiting_notes = episode.awaiting_notes, None
         episode.add_cost(turn.cost_usd)
         if turn.ids:
             text = self.tokenizer.decode(turn.ids)

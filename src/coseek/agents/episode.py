@@ -78,9 +78,9 @@ class Episode:
     shown: list[CallResult] = field(default_factory=list)
     """Results of the latest turn's earlier calls, which are shown with the last one."""
     side_contexts: list[tuple[Segment, ...]] = field(default_factory=list)
-    noting: TurnSearches | None = None
+    awaiting_notes: TurnSearches | None = None
     """The searches on which the model is writing notes, in the context `side_key`."""
-    unsent: tuple[int, ...] = ()
+    pending_ids: tuple[int, ...] = ()
     """Environment ids that the model has not received yet."""
     started: bool = False
     """Whether the model has opened this episode."""
@@ -123,7 +123,7 @@ class Episode:
         self.segments.append(segment)
         self.tokens += len(segment.ids)
         if segment.author is Author.ENVIRONMENT:
-            self.unsent += segment.ids
+            self.pending_ids += segment.ids
 
     def add_cost(self, cost_usd: float | None) -> None:
         """Add the cost of a turn in dollars; the total is `None` once any part is unknown."""

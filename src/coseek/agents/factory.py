@@ -20,7 +20,7 @@ from pydantic import Field
 from coseek.agents.agent_card import AgentCard
 from coseek.agents.drivers import Agent, Limits
 from coseek.agents.grammar import Action, Grammar, Tag, as_json
-from coseek.agents.prompt_template import TakenAs
+from coseek.agents.prompt_template import InputMode
 from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
 from coseek.core.connections import is_url
@@ -252,13 +252,13 @@ def open_agent(settings: AgentSettings) -> Agent:
         model: Model = ScriptedAgentModel(open_scripted_agent(settings.name), protocol, tokenizer)
     elif settings.is_remote:
         model = open_server(settings, protocol, tokenizer)
-        protocol = protocol.taken_as(taken_by(model.served.dialect))
+        protocol = protocol.with_input_mode(input_mode_of(model.served.dialect))
     else:
         model = open_model(settings, protocol, tokenizer)
     return Agent(protocol, model, turn_identities(settings, model), _trained_limits(settings))
 
 
-def taken_by(dialect: str) -> TakenAs:
+def input_mode_of(dialect: str) -> InputMode:
     """What a server of this dialect takes."""
     if dialect_of(dialect).EXACT:
         return "ids"

@@ -50,7 +50,7 @@ EARLIER = "earlier_messages"
 """Key of a question's `meta`: the messages of the conversation before it, each `{"role", "content"}`."""
 
 
-TakenAs: TypeAlias = Literal["ids", "text", "messages"]
+InputMode: TypeAlias = Literal["ids", "text", "messages"]
 """What a model takes: token ids, a text (its server adds the beginning-of-text token), or chat messages (its server
 applies the chat template)."""
 
@@ -128,7 +128,7 @@ class PromptTemplate:
 
     file: PromptTemplateFile
     grammar: Grammar
-    taken_as: TakenAs = "ids"
+    input_mode: InputMode = "ids"
 
     @classmethod
     def load(cls, name: str, grammar: Grammar, protocol: str, needs: Sequence[str] = ()) -> "PromptTemplate":
@@ -174,7 +174,7 @@ class PromptTemplate:
 
     def framed(self, tokenizer: Tokenizer) -> bool:
         """Whether prompts stand in the tokenizer's chat template. Raises `SettingError` for `on` without one."""
-        return uses_chat_template(tokenizer, self.file.chat_template) and self.taken_as != "messages"
+        return uses_chat_template(tokenizer, self.file.chat_template) and self.input_mode != "messages"
 
     def prompt_ids(
         self, tokenizer: Tokenizer, question: Question, goes_on: bool = False
@@ -187,7 +187,7 @@ class PromptTemplate:
             contents: list[tuple[str, Content]] = [("user", prompt)]
         else:
             contents = [(role, self._instruction(tokenizer, text, question.question)) for role, text in messages]
-        if self.grammar.native_calls and self.taken_as != "messages" and not self.framed(tokenizer):
+        if self.grammar.native_calls and self.input_mode != "messages" and not self.framed(tokenizer):
             listed = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.grammar.schemas)
             contents[0] = (contents[0][0], [*self._filled(self.file.tools, {"tools": listed}), *contents[0][1]])
         return self._messages(tokenizer, contents, goes_on)
@@ -238,9 +238,9 @@ class PromptTemplate:
             pieces[-1:] = [TextPart("", trusted=True)]
         tail = [pieces.pop()] if goes_on else []
         ids, begin = encode_content(tokenizer, pieces), begin_ids(tokenizer)
-        if self.taken_as != "ids" and ids[: len(begin)] == begin:
+        if self.input_mode != "ids" and ids[: len(begin)] == begin:
             ids = ids[len(begin) :]  # the server adds it
-        elif self.taken_as == "ids" and not framed and ids[: len(begin)] != begin:
+        elif self.input_mode == "ids" and not framed and ids[: len(begin)] != begin:
             ids = begin + ids
         return ids, encode_content(tokenizer, tail)
 

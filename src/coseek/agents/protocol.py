@@ -11,7 +11,7 @@ from pydantic import Field
 from coseek.agents.actions import FLAGS, NOT_FOUND, QueryFormat
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
-from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile, TakenAs
+from coseek.agents.prompt_template import InputMode, PromptTemplate, PromptTemplateFile
 from coseek.agents.tool import Tool, open_tool, tool_path
 from coseek.agents.tools.visit import VisitSettings
 from coseek.core.errors import DataError, SettingError, UserError
@@ -143,9 +143,9 @@ class Protocol:
         own = self.tag_for(Author.ENVIRONMENT) if self.grammar.native_calls and chat is None else None
         return (*self.grammar.stops, *(chat.stops if chat else ()), *([own.opening] if own else []))
 
-    def taken_as(self, mode: TakenAs) -> "Protocol":
+    def with_input_mode(self, mode: InputMode) -> "Protocol":
         """The same for a model that takes its input in this form."""
-        return replace(self, template=replace(self.template, taken_as=mode))
+        return replace(self, template=replace(self.template, input_mode=mode))
 
     def check_retriever(self, kind: str) -> None:
         """Raise `SettingError` for a kind of retriever that this protocol cannot run with."""

@@ -107,7 +107,7 @@ def parse_row(row: JsonObject, parse: Callable[[JsonObject], T], where: str) -> 
 
 
 @contextmanager
-def shaped(where: Path | str, way_out: str) -> Iterator[None]:
+def parsing(where: Path | str, way_out: str) -> Iterator[None]:
     """Make objects of plain values that were read from `where`. A missing value or one of another type (`WRONG_SHAPE`)
     becomes a `DataError`."""
     try:

@@ -98,6 +98,9 @@ RENAMED = {
     "minibatches": "num_minibatches",
     "normaliser": "loss_agg_mode",
     "resample": "dynamic_sampling",
+    "marks": "add_tag_tokens",
+    "words": "add_word_tokens",
+    "zero_spread": "zero_std_groups",
 }
 """Settings of version 0.2 whose new name is not the nearest one."""
 LONGEST = 80

@@ -25,8 +25,8 @@ from coseek.core.files import (
     parse_line,
     parse_row,
     parse_rows,
+    parsing,
     read_yaml,
-    shaped,
     write_yaml,
 )
 from coseek.core.lock import NAME as LOCK
@@ -260,7 +260,7 @@ def _spans(path: Path) -> list[tuple[RowKey, int, int]]:
         for number, line in enumerate(lines, start=1):
             if line.endswith(b"\n"):
                 row = parse_line(line, where := f"{path}, line {number}")
-                with shaped(where, "delete that line"):
+                with parsing(where, "delete that line"):
                     question = cast(JsonObject, row["question"])
                     spans.append(((str(question["id"]), int(cast(int, row["seed"]))), at, at + len(line)))
             at += len(line)

@@ -26,9 +26,9 @@ from coseek.core.files import (
     json_line,
     parse_line,
     parse_rows,
+    parsing,
     read_jsonl,
     read_yaml,
-    shaped,
     write_jsonl,
     write_yaml,
 )
@@ -119,7 +119,7 @@ class TextStore:
             with self.path.open("rb") as file:
                 file.seek(span[0])
                 line = file.read(span[1] - span[0])
-        with shaped(self.path, "make the labels again"):
+        with parsing(self.path, "make the labels again"):
             return str(parse_line(line, str(self.path))["text"])
 
     def _index(self) -> dict[str, tuple[int, int]]:
@@ -132,7 +132,7 @@ class TextStore:
                     for number, line in enumerate(lines, start=1):
                         if line.endswith(b"\n") and line.strip():
                             where = f"{self.path}, line {number}"
-                            with shaped(where, "make the labels again"):
+                            with parsing(where, "make the labels again"):
                                 self._spans[str(parse_line(line, where)["key"])] = at, at + len(line)
                         at += len(line)
         return self._spans
@@ -374,7 +374,7 @@ def cut_last_turn(path: Path) -> None:
 
 def _turn_of(row: JsonObject) -> TurnId:
     """The turn of a line of either file."""
-    with shaped("a row of labels", "delete it, and go on with --resume"):
+    with parsing("a row of labels", "delete it, and go on with --resume"):
         question = row.get("question")
         ident = question["id"] if isinstance(question, dict) else row["question_id"]
         return TurnId(cast(str, ident), cast(int, row["seed"]), cast(int, row["search"]))

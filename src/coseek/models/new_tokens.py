@@ -68,12 +68,12 @@ def _check_ids(old: Mapping[str, int], size: int, after: HfTokenizer) -> None:
     if moved is not None:
         raise DataError(
             f"{after.source}: tokens cannot be added, since {moved!r} would move from id {old[moved]} to "
-            f"{new.get(moved)}, away from its vector; set policy.marks=false and policy.words=0"
+            f"{new.get(moved)}, away from its vector; set policy.add_tag_tokens=false and policy.add_word_tokens=0"
         )
     if {new[token] for token in new.keys() - old.keys()} != set(range(size, after.size)):
         raise DataError(
             f"{after.source}: tokens cannot be added, since their ids would not follow the known {size}; set "
-            "policy.marks=false and policy.words=0"
+            "policy.add_tag_tokens=false and policy.add_word_tokens=0"
         )
 
 
@@ -88,7 +88,7 @@ def spelt_words(folder: Path, texts: Iterable[str], most: int) -> list[str]:
     rust = HfTokenizer.load(folder).fast.backend_tokenizer
     if rust.pre_tokenizer is None or not isinstance(rust.model, BPE):
         raise SettingError(
-            f"words cannot be added to the tokenizer of {folder}, which is not a BPE; set policy.words=0"
+            f"words cannot be added to the tokenizer of {folder}, which is not a BPE; set policy.add_word_tokens=0"
         )
     vocab = rust.get_vocab()
     counts = Counter(word for text in texts for word, _ in rust.pre_tokenizer.pre_tokenize_str(text))

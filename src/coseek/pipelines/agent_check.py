@@ -162,13 +162,13 @@ def _check_new_tokens(recipe: AgentRecipe) -> None:
         return
     setting, first = _first_learner(recipe)
     tags: list[str] = []
-    if policy.folder is not None and policy.marks:
+    if policy.folder is not None and policy.add_tag_tokens:
         special = (tag for protocol in taught_protocols(recipe) for tag in protocol.grammar.special_tokens)
         tags = new_tags(model_path(policy.folder), special)
-    if first.lora is not None and (policy.folder is None or tags or (policy.words and taught_first)):
+    if first.lora is not None and (policy.folder is None or tags or (policy.add_word_tokens and taught_first)):
         raise SettingError(
             f"{setting} trains adapters alone, and the policy's new tokens would keep untrained vectors; set "
-            f"{setting}=null, or train a policy.folder without policy.marks and policy.words"
+            f"{setting}=null, or train a policy.folder without policy.add_tag_tokens and policy.add_word_tokens"
         )
     if policy.folder is None or taught_first or not ((folder := model_path(policy.folder)) / CARD).is_file():
         return
@@ -176,8 +176,8 @@ def _check_new_tokens(recipe: AgentRecipe) -> None:
     spelt = set(tags) & set(recipe.load_protocol(card.protocol, run_files=False).grammar.special_tokens)
     if spelt:
         raise SettingError(
-            f"policy.marks=true makes new tokens of tags that {policy.folder} has learnt to spell "
-            f"({', '.join(sorted(spelt))}), and no warm start would train them; set policy.marks=false"
+            f"policy.add_tag_tokens=true makes new tokens of tags that {policy.folder} has learnt to spell "
+            f"({', '.join(sorted(spelt))}), and no warm start would train them; set policy.add_tag_tokens=false"
         )
 
 

@@ -112,11 +112,11 @@ class PolicySettings(Settings):
 
     folder: str | None = None
     """A shipped model (`base`) or a Hugging Face folder to start from; without one a laptop policy is made."""
-    marks: bool = False
+    add_tag_tokens: bool = False
     """Add a token with a new embedding for each tag of the protocol. A small model otherwise spends half of its turn
     on spelling tags."""
-    words: int = Field(default=0, ge=0)
-    """Add tokens for the `words` most frequent words of the warm start's texts that the tokenizer of `folder` would
+    add_word_tokens: int = Field(default=0, ge=0)
+    """Add tokens for this many words, the most frequent in the warm start's texts that the tokenizer of `folder` would
     split: fewer tokens to read and to write. Words added before count; without a warm start none are added."""
     laptop: LaptopSettings = LaptopSettings()
     """The laptop policy's shape."""
@@ -124,7 +124,7 @@ class PolicySettings(Settings):
     @property
     def unchanged(self) -> str | None:
         """`folder`, if the policy starts from it as it is."""
-        return None if self.marks or self.words else self.folder
+        return None if self.add_tag_tokens or self.add_word_tokens else self.folder
 
 
 class WarmStartSettings(Settings):

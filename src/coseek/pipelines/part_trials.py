@@ -157,7 +157,7 @@ def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
         mask_BT,
         groups=((0, 1, 2), (3, 4, 5)),
         group_size=3,
-        flat_B=torch.tensor([False] * 3 + [True] * 3),
+        zero_std_B=torch.tensor([False] * 3 + [True] * 3),
         values_BT=torch.zeros(mask_BT.shape) if opened.needs_critic else None,
         trajectories=tuple(_of_two_lengths(row) for row in range(6)),
         rewards_of_turns=((),) * 6,

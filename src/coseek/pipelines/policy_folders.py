@@ -39,14 +39,20 @@ def write_start(
         return
     for warning in policy_warnings(recipe):
         progress.warn(warning)
-    source, tags = model_path(policy.folder), marks if policy.marks else ()
-    words = spelt_words(source, texts_of(recipe, open_data()), policy.words) if policy.words and taught else []
-    if policy.words and not taught:
-        progress.say("no words are added to the tokenizer (policy.words): without a warm start nothing trains them")
+    source, tags = model_path(policy.folder), marks if policy.add_tag_tokens else ()
+    words = (
+        spelt_words(source, texts_of(recipe, open_data()), policy.add_word_tokens)
+        if policy.add_word_tokens and taught
+        else []
+    )
+    if policy.add_word_tokens and not taught:
+        progress.say(
+            "no words are added to the tokenizer (policy.add_word_tokens): without a warm start nothing trains them"
+        )
     if not taught and (untrained := new_tags(source, tags)):
         progress.warn(
             f"{', '.join(untrained)} become tokens with untrained vectors, and there is no warm start; if "
-            f"{policy.folder} writes these tags already, set policy.marks=false"
+            f"{policy.folder} writes these tags already, set policy.add_tag_tokens=false"
         )
     add_tokens(source, tags, words, folder, seed)
 

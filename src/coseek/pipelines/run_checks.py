@@ -14,9 +14,9 @@ from typing import TypeAlias, cast
 
 from coseek.agents.environment import End, Environment, Next, PendingCall
 from coseek.agents.episode import Episode
-from coseek.agents.factory import AgentSettings, content_of, is_scripted, stored_tokenizer, taken_by
+from coseek.agents.factory import AgentSettings, content_of, input_mode_of, is_scripted, stored_tokenizer
 from coseek.agents.limits import Limits
-from coseek.agents.prompt_template import TakenAs
+from coseek.agents.prompt_template import InputMode
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.run_questions import rows_of
 from coseek.agents.search_turns import replay_queries, turn_number
@@ -206,15 +206,15 @@ class _Replay:
             return self.environment.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=stored.stop_detail))
         if len(episode.segments) < len(stored.segments):
             return None
-        noting = self.environment.protocol.reason_in_documents
-        if noting:  # what it was asked about the results, and what it wrote
+        writes_notes = self.environment.protocol.reason_in_documents
+        if writes_notes:  # what it was asked about the results, and what it wrote
             episode.side_contexts += stored.side_contexts[len(episode.side_contexts) :][:1]
         wanted, room = _NO_ROOM.fullmatch(stored.stop_detail), self.environment.room(episode)
         if stored.stop is StopReason.TOKEN_LIMIT and wanted is not None:
             before = 0 if wanted[0].startswith("a prompt") else episode.tokens
             follows = before + int(wanted[1]) >= room
         else:
-            follows = noting and stored.stop is StopReason.MODEL_ERROR
+            follows = writes_notes and stored.stop is StopReason.MODEL_ERROR
         return End(stored.stop, detail=stored.stop_detail) if follows else None
 
 
@@ -326,12 +326,12 @@ class RunChecks:
         template = self.protocol.template.file.model_dump_json(exclude={"about"}, exclude_defaults=True)
         self._check_same("prompt_template", *(digest(template + end) for end in ("", " in the chat template")))
         self._check_same("protocol", self.protocol.identity)
-        forms: list[TakenAs] = ["ids"]
+        forms: list[InputMode] = ["ids"]
         if self.agent.is_remote:
             dialect = self.agent.server.dialect if self.agent.server is not None else "auto"
-            forms = ["ids", "text", "messages"] if dialect == "auto" else [taken_by(dialect)]
+            forms = ["ids", "text", "messages"] if dialect == "auto" else [input_mode_of(dialect)]
         ranks = is_scripted(self.agent.name)
-        plays = [Derivation(self.protocol.taken_as(form), self.tokenizer, self.limits, ranks) for form in forms]
+        plays = [Derivation(self.protocol.with_input_mode(form), self.tokenizer, self.limits, ranks) for form in forms]
 
         def check(trajectory: Trajectory) -> Iterator[Finding]:
             first = [*plays[0].differences(trajectory)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from coseek.core.errors import DataError, DiskFault, UserError
-from coseek.core.files import JsonObject, make_folder, read_json, read_json_object, shaped, sync, write_json
+from coseek.core.files import JsonObject, make_folder, parsing, read_json, read_json_object, sync, write_json
 from coseek.core.parts import recover_folder, replace_folder, sweep
 from coseek.data.corpus_file import STAMP
 
@@ -93,7 +93,7 @@ def read_checksums(folder: Path) -> dict[str, tuple[int, str]]:
         content = read_json_object(path)
     except DataError as error:
         raise DataError(f"{error}; {_WAY_OUT}") from None
-    with shaped(path, _WAY_OUT):
+    with parsing(path, _WAY_OUT):
         schema, files = content["schema"], cast(dict[str, JsonObject], content["files"])
         sums = {name: (int(cast(int, file["bytes"])), str(file["blocks"])) for name, file in files.items()}
     if schema != SCHEMA:

@@ -161,7 +161,7 @@ def train_base(
     if (recipe := reader_recipe(plain, typed[len(data) :], show, as_json)) is not None:
         from coseek.lab.pipelines.base import BaseTraining  # torch
 
-        way = "Try: coseek train agent quickstart policy.folder={} policy.marks=true"
+        way = "Try: coseek train agent quickstart policy.folder={} policy.add_tag_tokens=true"
         if recipe.corpus is not None:
             read = shell_word(f"data.folder={recipe.corpus.folder}")
             way = f"Try: coseek train agent documents {read} policy.folder={{}}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, read_json, shaped
+from coseek.core.files import JsonObject, parsing, read_json
 from coseek.core.settings import make_settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question, Step, plan_of
@@ -177,7 +177,7 @@ class Oracle:
         if not isinstance(row, dict) or not isinstance(row.get("oracle"), dict):
             raise DataError(f"{folder / 'world.json'} holds no oracle; write the world again with `coseek world make`")
         settings = make_settings(WorldSettings, cast(JsonObject, row.get("settings") or {}), folder / "world.json")
-        with shaped(folder / "world.json", "write the world again with `coseek world make`"):
+        with parsing(folder / "world.json", "write the world again with `coseek world make`"):
             return cls.from_json(cast(JsonObject, row["oracle"]), lexicon_of(settings))
 
 

@@ -114,7 +114,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
             "seed": derive_seed(self.recipe.seed, "agent", number, self.recipe.agent.seed),
             "data": {"world": None, "unseen": None, "folder": folder, "index": index},
             # Its tokenizer has the tags and words already: another round of them would be tokens that nobody taught.
-            "policy": {"folder": str(self.policy(begins)), "marks": False, "words": 0},
+            "policy": {"folder": str(self.policy(begins)), "add_tag_tokens": False, "add_word_tokens": 0},
             "warm_start": None,
         }
         judge = self.recipe.agent.graders.judge

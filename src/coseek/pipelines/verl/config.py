@@ -55,8 +55,8 @@ def check_verl(recipe: AgentRecipe) -> None:
         wrong.say(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
     if rl.loss_agg_mode == "group-mean":
         wrong.say("verl has no loss like rl.loss_agg_mode=group-mean; set it to token-mean or seq-mean-token-mean")
-    if compares and algorithm.drops_zero_spread:
-        wrong.say("verl updates with groups without spread, too; set rl.algorithm_settings.zero_spread=count")
+    if compares and algorithm.drops_zero_std:
+        wrong.say("verl updates with groups without spread, too; set rl.algorithm_settings.zero_std_groups=count")
     if compares and rl.kl_coef > 0.0 and rl.kl_in == "reward":
         wrong.say(f"verl gives {algorithm.name} its KL and its rewards in one number; set rl.kl_in=loss")
     if rl.kl_clamp is not None and (rl.kl_clamp != 10.0 or rl.kl_estimator != "k3"):

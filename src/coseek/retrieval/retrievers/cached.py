@@ -19,7 +19,7 @@ from typing import cast
 from pydantic import Field
 
 from coseek.core.cache import TextCache
-from coseek.core.files import JsonObject, shaped
+from coseek.core.files import JsonObject, parsing
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.core.strict_json import parse_strict
@@ -101,7 +101,7 @@ class CachedRetriever(LayeredRetriever):
         self._store.close()
 
     def _parse(self, text: str) -> list[Hit]:
-        with shaped(f"the cache {self._store.path}", "delete it, or choose another path"):
+        with parsing(f"the cache {self._store.path}", "delete it, or choose another path"):
             return [Hit.from_json(hit) for hit in cast(list[JsonObject], parse_strict(text))]
 
 

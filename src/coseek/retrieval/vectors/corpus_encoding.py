@@ -29,7 +29,7 @@ import numpy as np
 
 from coseek.core.cluster import check_same, cluster_at
 from coseek.core.errors import DataError, IndexMismatch, RunError, SettingError
-from coseek.core.files import JsonObject, read_json, read_json_object, shaped, write_json
+from coseek.core.files import JsonObject, parsing, read_json, read_json_object, write_json
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.corpus_file import WAY_OUT
@@ -331,7 +331,7 @@ def open_encoder(folder: Path, settings: EmbeddingSettings, kind: type[QueryEnco
     difference."""
     record, name = _encoder_of(folder)
     source = encoder_folder(name)
-    with shaped(folder / ENCODER_RECORD, WAY_OUT):
+    with parsing(folder / ENCODER_RECORD, WAY_OUT):
         recorded, digest = make_settings(EncoderCard, {**cast(JsonObject, record["card"])}), record["fingerprint"]
     card = EncoderCard.of(source)
     difference = card.difference(recorded)
@@ -354,5 +354,5 @@ def same_encoder(folder: Path, settings: E) -> E:
 def _encoder_of(folder: Path) -> tuple[JsonObject, str]:
     """The record of an index's encoder, and the encoder's name or path."""
     record = read_json_object(folder / ENCODER_RECORD)
-    with shaped(folder / ENCODER_RECORD, WAY_OUT):
+    with parsing(folder / ENCODER_RECORD, WAY_OUT):
         return record, str(record["shipped"] or os.path.normpath(folder.resolve() / str(record["path"])))

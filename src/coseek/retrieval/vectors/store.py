@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import DataError
-from coseek.core.files import read_json, shaped, write_json
+from coseek.core.files import parsing, read_json, write_json
 from coseek.core.record import Record, Schema
 from coseek.data.corpus_file import read_array
 
@@ -62,7 +62,7 @@ class _Card(Record):
         row = read_json(path)
         if not isinstance(row, dict) or row.get("schema") != SCHEMA:
             raise DataError(f"{path} is not of schema {SCHEMA}, which this coseek reads; rebuild the index")
-        with shaped(path, "rebuild the index"):
+        with parsing(path, "rebuild the index"):
             return cls.from_json(row)
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from coseek.core.errors import CoseekError, DiskFault
-from coseek.core.files import read_json, read_json_object, shaped, write_json
+from coseek.core.files import parsing, read_json, read_json_object, write_json
 from coseek.core.progress import PendingStop, Progress
 from coseek.core.record import OPTIONAL, Number, Record
 from coseek.training.encoder.batch import UpdateCollator
@@ -55,7 +55,7 @@ class CheckpointNotes(Record):
         if checkpoint is None:
             return cls()
         row = read_json_object(checkpoint / NOTES)
-        with shaped(checkpoint / NOTES, "delete this checkpoint, to go on from the one before it"):
+        with parsing(checkpoint / NOTES, "delete this checkpoint, to go on from the one before it"):
             return cls.from_json(row)
 
 

@@ -44,7 +44,7 @@ class AlgorithmSettings(Settings):
 class GroupSettings(AlgorithmSettings):
     """Settings of an algorithm that compares the trajectories of one question."""
 
-    zero_spread: Literal["count", "drop"] = "count"
+    zero_std_groups: Literal["count", "drop"] = "count"
     """How to treat groups whose rewards are all equal. `count`: their tokens stay in the divisor of the loss, and the
     KL and entropy terms of the loss, if any, apply to them. `drop`: they are left out of the update."""
 
@@ -74,7 +74,7 @@ class StepRewards:
     """Rows of each group: the trajectories of one occurrence of a question."""
     group_size: int
     """Requested trajectories per question; faults may leave fewer."""
-    flat_B: "Tensor"
+    zero_std_B: "Tensor"
     """Rows of groups without spread: all have the same reward, not counting the KL."""
     values_BT: "Tensor | None" = None
     """The critic's values, if the algorithm trains one."""
@@ -199,9 +199,9 @@ class Algorithm:
         return isinstance(self.settings, CriticSettings)
 
     @property
-    def drops_zero_spread(self) -> bool:
-        """Whether groups without spread are left out of the update (`zero_spread: drop`)."""
-        return isinstance(self.settings, GroupSettings) and self.settings.zero_spread == "drop"
+    def drops_zero_std(self) -> bool:
+        """Whether groups without spread are left out of the update (`zero_std_groups: drop`)."""
+        return isinstance(self.settings, GroupSettings) and self.settings.zero_std_groups == "drop"
 
     @property
     def value_clip(self) -> float | None:

@@ -13,7 +13,7 @@ from coseek.training.learner.workers import Workers
 from coseek.training.rl.algorithm import Algorithm, GoldProbe, StepRewards
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.losses import importance_weights, kl_estimate
-from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, is_flat, row_rewards
+from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, has_zero_std, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 
@@ -31,13 +31,13 @@ class Experience:
     reference_BT: Tensor | None
     values_BT: Tensor | None
     returns_BT: Tensor | None
-    flat_B: Tensor
+    zero_std_B: Tensor
     """Rows of groups without spread: all have the same reward, not counting a KL in the reward."""
     zero_grad_B: Tensor
     """Rows whose gradient is known to be zero: they count in the divisor of the loss, and no pass is run for them."""
     sampled_at_B: Tensor
     """The policy's number of updates when the row was sampled."""
-    zero_spread: float
+    frac_reward_zero_std: float
     """Share of groups whose rewards are all equal."""
     singleton_groups: int
     """Groups that faults reduced to a single trajectory, which has no baseline."""
@@ -67,9 +67,9 @@ def make_experience(
     reference_BT = reference.forward(batch, kl_mask_BT) if reference else None
     rewards_B = row_rewards(episodes, settings)
     groups = [*episodes.rows_by_group().values()]
-    flat_B = torch.zeros(len(batch), dtype=torch.bool)
+    zero_std_B = torch.zeros(len(batch), dtype=torch.bool)
     for rows in groups:
-        flat_B[rows] = settings.group_size > 1 and is_flat(rewards_B[rows])
+        zero_std_B[rows] = settings.group_size > 1 and has_zero_std(rewards_B[rows])
     values_BT = critic.forward(batch, mask_BT) if critic else None
     step = StepRewards(
         rewards_B,
@@ -77,7 +77,7 @@ def make_experience(
         mask_BT,
         groups=tuple(map(tuple, groups)),
         group_size=settings.group_size,
-        flat_B=flat_B,
+        zero_std_B=zero_std_B,
         values_BT=values_BT,
         trajectories=trajectories,
         rewards_of_turns=tuple(episode.reward.turns for episode in episodes.scored),
@@ -95,10 +95,10 @@ def make_experience(
         reference_BT=reference_BT,
         values_BT=values_BT,
         returns_BT=estimates.returns_BT,
-        flat_B=flat_B,
+        zero_std_B=zero_std_B,
         zero_grad_B=(estimates.advantages_BT == 0.0).all(dim=1) & (not has_other_terms),
         sampled_at_B=torch.tensor([episode.version for episode in episodes.scored]),
-        zero_spread=sum(bool(flat_B[rows[0]]) for rows in groups) / len(groups),
+        frac_reward_zero_std=sum(bool(zero_std_B[rows[0]]) for rows in groups) / len(groups),
         singleton_groups=sum(len(rows) == 1 for rows in groups) if settings.group_size > 1 else 0,
         importance_BT=_importance(old_BT, batch, settings),
     )

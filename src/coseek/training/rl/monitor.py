@@ -211,7 +211,7 @@ def _above_limit(window: AlarmWindow, metric: str, advice: str) -> str | None:
 
 
 def _no_signal(window: AlarmWindow) -> str | None:
-    flat, outcome = window.means("zero_spread")[-1], window.means(OUTCOME)[-1]
+    flat, outcome = window.means("frac_reward_zero_std")[-1], window.means(OUTCOME)[-1]
     if flat < window.settings.flat_share or outcome >= SOLVED_OUTCOME:
         return None
     return (
@@ -251,7 +251,7 @@ CHECKS = (
     AlarmCheck("exploding", ("grad_norm",), _long_gradients),
     AlarmCheck("exploding", ("logprob_gap",), partial(_above_limit, metric="logprob_gap", advice=GAP), at_once=True),
     AlarmCheck("exploding", ("kl_old",), partial(_above_limit, metric="kl_old", advice=FAR_STEP), at_once=True),
-    AlarmCheck("no-signal", ("zero_spread", OUTCOME), _no_signal),
+    AlarmCheck("no-signal", ("frac_reward_zero_std", OUTCOME), _no_signal),
     AlarmCheck("faults", ("faults", "runs"), _faults),
 )
 

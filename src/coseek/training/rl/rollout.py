@@ -210,7 +210,7 @@ def row_rewards(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
     )
 
 
-def is_flat(rewards_G: Tensor) -> bool:
+def has_zero_std(rewards_G: Tensor) -> bool:
     """Whether all rewards of the group are equal."""
     return bool((rewards_G.max() - rewards_G.min()) <= 1e-6)
 
@@ -242,7 +242,7 @@ class SampledStep:
         return {
             "questions": self.questions,
             "groups_dropped": self.dropped,
-            "zero_spread": self.dropped / self.questions,
+            "frac_reward_zero_std": self.dropped / self.questions,
         }
 
 
@@ -297,4 +297,4 @@ def rollout_seeds(step: int, first: int, count: int, settings: RlSettings) -> li
 def groups_with_spread(episodes: EpisodeBatch, settings: RlSettings) -> set[int]:
     """Return the groups whose rewards differ. A group that faults reduced to one trajectory has no spread."""
     rewards_B = row_rewards(episodes, settings)
-    return {group for group, rows in episodes.rows_by_group().items() if not is_flat(rewards_B[rows])}
+    return {group for group, rows in episodes.rows_by_group().items() if not has_zero_std(rewards_B[rows])}

@@ -115,7 +115,7 @@ def rows_of(
     experience: Experience, episodes: EpisodeBatch, settings: RlSettings, algorithm: Algorithm, step: int = 0
 ) -> list[TrainingRow]:
     """The rows of a step's experience, one for each scored episode, in order."""
-    weights_BT = minibatch_weights(experience, settings, rows_in_loss(experience, algorithm.drops_zero_spread))
+    weights_BT = minibatch_weights(experience, settings, rows_in_loss(experience, algorithm.drops_zero_std))
     trained_BT = weights_BT != 0.0
     advantages_BT = torch.where(trained_BT, experience.advantages_BT, 0.0)
     rows: list[TrainingRow] = []
@@ -159,10 +159,10 @@ def experience_of(rows: Sequence[TrainingRow], settings: RlSettings) -> Experien
         reference_BT=None,
         values_BT=None,
         returns_BT=None,
-        flat_B=torch.zeros_like(zero_grad_B),  # dropped rows are not trained
+        zero_std_B=torch.zeros_like(zero_grad_B),  # dropped rows are not trained
         zero_grad_B=zero_grad_B,
         sampled_at_B=torch.tensor([row.policy_version for row in rows]),
-        zero_spread=sum(flat) / len(flat),
+        frac_reward_zero_std=sum(flat) / len(flat),
         singleton_groups=0,
     )
 

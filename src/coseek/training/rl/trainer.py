@@ -140,13 +140,13 @@ def _update(step: int, sampled: SampledStep, training: RlTraining, report: StepR
             metrics |= logprob_gap(policy, batch, GAP_ROWS)
     if record is not None:
         trained_B = torch.zeros(len(batch), dtype=torch.bool)
-        trained_B[rows_in_loss(experience, algorithm.drops_zero_spread)] = True
+        trained_B[rows_in_loss(experience, algorithm.drops_zero_std)] = True
         report.tokens = StepTokens(episodes, experience, record, trained_B, settings.old_logprobs == "recompute")
     return {
         # The sampler returned it, so it costs no pass. Its expectation is the entropy of the sampling distribution.
         "sampled_nll": -float(batch.logprobs_BT[batch.agent_BT].mean()),
-        "zero_spread": experience.zero_spread,
-        "lone_runs": experience.singleton_groups,
+        "frac_reward_zero_std": experience.frac_reward_zero_std,
+        "singleton_groups": experience.singleton_groups,
         "lr": policy.learning_rate,
         **metrics,
         **probe.metrics(),

@@ -78,7 +78,7 @@ def update_weights(
     for epoch in range(settings.epochs):
         # A group's weight is 1 over its tokens, so its rows are one update's.
         whole_groups = settings.loss_agg_mode == "group-mean"
-        for rows_B in minibatches(experience, settings.num_minibatches, rng, algorithm.drops_zero_spread, whole_groups):
+        for rows_B in minibatches(experience, settings.num_minibatches, rng, algorithm.drops_zero_std, whole_groups):
             weights_BT = minibatch_weights(experience, settings, rows_B)
             wanted_BT = (weights_BT != 0.0) & ~experience.zero_grad_B[:, None]
             if not bool(wanted_BT.any()):
@@ -117,23 +117,23 @@ def logprob_gap(policy: ForwardModel, batch: Batch, rows: int) -> dict[str, floa
 
 
 def minibatches(
-    experience: Experience, count: int, rng: random.Random, drop_zero_spread: bool = False, whole_groups: bool = False
+    experience: Experience, count: int, rng: random.Random, drop_zero_std: bool = False, whole_groups: bool = False
 ) -> list[Tensor]:
     """Shuffle the rows in the loss, or their groups, and split them into at most `count` minibatches of about equal
     size."""
     units: dict[int, list[int]] = {}
-    for row in cast(list[int], rows_in_loss(experience, drop_zero_spread).tolist()):
+    for row in cast(list[int], rows_in_loss(experience, drop_zero_std).tolist()):
         units.setdefault(int(experience.groups_B[row]) if whole_groups else row, []).append(row)
     shuffled = rng.sample([*units.values()], k=len(units))
     count = min(count, len(units))
     return [torch.tensor([*chain.from_iterable(shuffled[start::count])]) for start in range(count)]
 
 
-def rows_in_loss(experience: Experience, drop_zero_spread: bool) -> Tensor:
+def rows_in_loss(experience: Experience, drop_zero_std: bool) -> Tensor:
     """Return the indices of the rows that count in the loss."""
     in_loss_B = experience.mask_BT.any(dim=1)
-    if drop_zero_spread:
-        in_loss_B = in_loss_B & ~experience.flat_B
+    if drop_zero_std:
+        in_loss_B = in_loss_B & ~experience.zero_std_B
     return in_loss_B.nonzero()[:, 0]
 
 

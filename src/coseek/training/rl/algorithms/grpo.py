@@ -24,7 +24,7 @@ def advantages(step: StepRewards, settings: GrpoSettings) -> "Tensor":
 
     advantages_B = step.compare_groups(lambda rewards_G: group_advantages(rewards_G, scale=settings.scale_by_std))
     if settings.scale_by_std:
-        advantages_B[step.flat_B] = (
+        advantages_B[step.zero_std_B] = (
             0.0  # the remaining spread is noise of the KL, which the division would scale up to 1
         )
     return step.every_token(advantages_B)
