@@ -11,6 +11,7 @@ from tests.models.networks import network
 
 from coseek.agents.branching import Branching
 from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel
 from coseek.core.errors import RetrieverError, SettingError
@@ -146,6 +147,16 @@ def test_no_more_rows_are_open_than_the_model_has() -> None:
     questions = [Question(str(number), "?") for number in range(8)]
     runs = rollout(Agent(PROTOCOL, model), Shelf(), questions, range(8), limits)
     assert model.most == 3 and all(len(run.searches) == 1 for run in runs)
+
+
+def test_episodes_whose_caches_do_not_fit_in_memory_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for gib in (64.0, 0.5, 0.0):
+        monkeypatch.setattr("coseek.agents.factory.memory_gib", lambda device, gib=gib: gib)
+        model = open_agent(settings_for("base")).model
+        assert isinstance(model, Sampler)
+        rows.append(model.max_rows)
+    assert rows[0] == 256 > rows[1] > rows[2] == 2
 
 
 def test_a_protocol_with_notes_says_that_it_needs_two_rows() -> None:

@@ -77,10 +77,15 @@ class Run:
         """Start a run. Refuses a folder with other files or with results; a failed start is replaced."""
         check_output_folder(folder, "run.yaml")
         with lock_folder(folder):
-            if (folder / "run.yaml").exists() and not is_failed_start(folder, "run.yaml"):
-                raise DataError(f"{folder} holds a run already; go on with it with --resume, or choose another --out")
+            cls.check_new(folder)
             _write_record(folder, {"settings": settings, **provenance()})
         return cls(folder)
+
+    @staticmethod
+    def check_new(folder: Path) -> None:
+        """Refuse a folder that holds a run with results."""
+        if (folder / "run.yaml").exists() and not is_failed_start(folder, "run.yaml"):
+            raise DataError(f"{folder} holds a run already; go on with it with --resume, or choose another --out")
 
     @classmethod
     def begin(cls, folder: Path, settings: JsonObject, resume: bool) -> "Run":

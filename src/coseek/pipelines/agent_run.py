@@ -87,6 +87,8 @@ def run_agent(
     """
     check_output_folder(out, "run.yaml")
     with lock_folder(out):
+        if not resume:
+            Run.check_new(out)  # before a model is read
         settings = settled_for(settings, settings.agent, out / "run.yaml")
         retriever = open_retriever(settings.retriever)
         questions = load_run_questions(settings)
