@@ -5,7 +5,7 @@ single token is two products over the cache, whose heads are not repeated. On a 
 longer than running it, each decoding step is captured once for each padded shape (`graphs`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -74,6 +74,9 @@ class StepGraphs:
 MAX_SCORES = 2**24
 """Attention scores per operation, unless a single query has more: those of a whole prompt grow with the square of its
 length, and would use most of a small model's memory."""
+ROWS_TOGETHER = 8
+COLUMNS_TOGETHER = 32
+"""Rows whose next tokens a processor attends for at once, and the step of the columns that they read."""
 MAX_COPIED_BYTES = 4 * 2**30
 """Maximum bytes of weights to copy on a CPU only for faster products."""
 
@@ -192,6 +195,9 @@ class FusedEngine:
         seen_BL = starts_B[:, None] >= torch.arange(end, device=self.device)
         bias = _bias(seen_BL[:, None, None], self._dtype)
         attend = _attend if self._family.laptop else _attend_one
+        blocks = [(slice(0, len(ids_B)), end)]
+        if self.device.type == "cpu" and not (self.pads or self._family.laptop):
+            blocks = list(_row_blocks(starts_B, end))
         rotary = self._rotary_at(starts_B)
 
         def mix(number: int, layer: Layer, projected_N: Tensor) -> Tensor:
@@ -200,8 +206,12 @@ class FusedEngine:
             queries_NHD, keys_NHD, values_NHD = self._project_heads(layer, projected_N, rotary)
             self._write_cache(number, rows_B, starts_B, keys_NHD, values_NHD)
             queries = queries_NHD.view(len(ids_B), self._kv_heads, -1, self._dim)
-            cached = (slice(0, len(ids_B)), slice(None), slice(0, end))
-            return attend(queries, self.cache.keys[number][cached], self.cache.values[number][cached], bias).flatten(1)
+            keys, values = self.cache.keys[number], self.cache.values[number]
+            mixed = [
+                attend(queries[rows], keys[rows, :, :columns], values[rows, :, :columns], bias[rows, ..., :columns])
+                for rows, columns in blocks
+            ]
+            return torch.cat(mixed).flatten(1)
 
         hidden_NH = self._run(ids_B, mix, last_matters=True)
         return self._weights.head(self._normed(hidden_NH, self._weights.last_H)).float()
@@ -322,6 +332,17 @@ class _Tokens:
 def _bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """The additive mask: 0 where a column may be attended to, else −∞."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def _row_blocks(starts_B: Tensor, end: int) -> Iterator[tuple[slice, int]]:
+    """Slices of `ROWS_TOGETHER` rows, and the columns that their longest row needs, in steps of `COLUMNS_TOGETHER`.
+
+    A processor's product of matrices with gaps between them copies them first, in bfloat16. Few rows at a time stay in
+    its cache; 92 rows of 1,285 tokens at once took 3.6 times as long as eight at a time."""
+    for first in range(0, len(starts_B), ROWS_TOGETHER):
+        rows = slice(first, min(first + ROWS_TOGETHER, len(starts_B)))
+        longest = int(starts_B[rows].max()) + 1
+        yield rows, min(end, -(-longest // COLUMNS_TOGETHER) * COLUMNS_TOGETHER)
 
 
 def _query_slices(queries: int, scores: int) -> list[slice]:
