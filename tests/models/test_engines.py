@@ -95,6 +95,17 @@ def test_rows_read_in_pieces_lead_to_the_logits_of_one_plain_pass(kind: str, nam
             rows = [[*row, *random_ids(rng, 1, 1)] for row in rows]
 
 
+def test_rows_that_are_attended_for_in_blocks_miss_no_column_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "ROWS_TOGETHER", 3)
+    monkeypatch.setattr(fused, "COLUMNS_TOGETHER", 4)
+    model = network("llama")
+    engine = FusedEngine(model, torch.float32)
+    rows = [random_ids(random.Random(length), length, length) for length in (2, 4, 5, 30, 8, 9, 40)]
+    read_in_pieces(engine, rows, random.Random(0))
+    for row, logits_V in zip(rows, step(engine, rows), strict=True):
+        assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["general", "own"])
 def test_rows_that_change_places_take_all_they_read_with_them(kind: str) -> None:
     model = network("lfm2")
