@@ -51,6 +51,17 @@ def test_the_command_prints_the_dry_run_of_a_retriever_and_writes_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
 
+def test_the_memory_of_a_training_is_known_before_its_labels_and_its_encoder_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    planned = ["train", "retriever", "agentir", "encoder=models/Qwen3-Embedding-4B", "--labels", "next", "--dry-run"]
+    assert main([*planned, "--json"]) == 2
+    said = capsys.readouterr()
+    assert 15 < json.loads(said.out)["needed"] / GIB < 25
+    assert "hf download Qwen/Qwen3-Embedding-4B" in said.err and "next holds no labels" in said.err
+
+
 def test_a_round_s_searches_and_scorer_calls_are_counted_from_its_recipe() -> None:
     work = work_of(load_together_recipe("agentic-r", ["labels.questions=1000"]))
     assert (work.runs, work.searches, work.candidates) == (1000, 5000, 20)

@@ -26,6 +26,7 @@ from coseek.hardware.device import accelerators
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.table import Table
 from coseek.models.model_folder import Shape, model_path, shape_of_config
+from coseek.pipelines.agent_check import check_retriever_recipe
 from coseek.pipelines.dry_run import DryRun, as_object, dry_run, duration
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
 from coseek.pipelines.estimate import FULL, SERVER, adapter_parameters, shape_of_folder, shown_gib
@@ -39,6 +40,8 @@ from coseek.training.learner.workers import ALONE
 
 WORLDS = 2
 """Synthetic worlds that are made."""
+FULL_TEXT = 512
+"""Assumed tokens of a text where neither recipe nor encoder limits it."""
 LARGEST = 400_000_000
 """Parameters of an encoder from which no update is made without an accelerator."""
 
@@ -50,8 +53,8 @@ class RetrieverDryRun:
     recipe: RetrieverRecipe
     encoder: str
     parameters: int
-    rows: int
-    """Label sets to train on."""
+    rows: int | None
+    """Label sets to train on; `None` where something is missing."""
     held_out: int
     """Turns that each evaluation searches."""
     steps: int
@@ -61,12 +64,19 @@ class RetrieverDryRun:
     """Seconds of one update on this machine; `None` if none was made."""
     peak: float | None = None
     """Peak bytes of this process, or of its accelerator, after that update."""
+    missing: str = ""
+    """What is missing, such as labels that are still to be made. Memory alone is estimated without it."""
 
     @property
     def searches(self) -> int:
         """Searches of all evaluations: before the first and after the last update, and those between them."""
         between = (self.steps - 1) // self.recipe.held_out.every if self.recipe.held_out.every else 0
         return self.held_out * (2 + between)
+
+    def refuse(self) -> None:
+        """Raise `DataError` when something is missing."""
+        if self.missing:
+            raise DataError(self.missing)
 
     def to_json(self) -> JsonObject:
         """The findings in bytes and seconds."""
@@ -77,10 +87,13 @@ class RetrieverDryRun:
         training, whole = self.recipe.training, shown_gib(sum(self.memory.values()))
         parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in self.memory.items())
         rows = [
-            ("model", f"{self.parameters / 1e6:.3g} million weights", self.encoder),
-            ("labels", f"{self.rows:,} rows", f"{counted(self.steps, 'update')} of {training.batch_size} rows"),
+            ("model", f"{self.parameters / 1e6:,.1f} million weights", self.encoder),
             ("memory", f"{whole} GiB at most", f"{parts}, with every text at its full length"),
         ]
+        if self.rows is None:
+            return Table(("part", "what", "detail"), tuple(rows))
+        detail = f"{counted(self.steps, 'update')} of {training.batch_size} rows"
+        rows.insert(1, ("labels", f"{self.rows:,} rows", detail))
         if self.update_s is None or self.peak is None:
             rows.append(("update", "not made", "the encoder is large, and there is no accelerator"))
         else:
@@ -93,7 +106,25 @@ class RetrieverDryRun:
 
 
 def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverDryRun:
-    """Make a dry run. Raises `UserError` for what the training itself would refuse."""
+    """Make a dry run. Raises `UserError` for what the training would refuse. Where labels or encoder are missing,
+    memory alone is estimated, if the shape of the encoder is known: see `RetrieverDryRun.refuse`."""
+    try:
+        check_retriever_recipe(recipe)
+    except UserError as error:
+        with suppress(DataError):
+            shape = _shape_of_encoder(recipe.encoder or "")
+            memory = _memory_by_shape(recipe, shape)
+            return RetrieverDryRun(
+                recipe,
+                str(recipe.encoder),
+                shape.parameters,
+                None,
+                0,
+                recipe.training.steps or 0,
+                memory,
+                missing=str(error),
+            )
+        raise
     with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
         reduced = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
         training = training_of(reduced)(reduced, folder, progress, workers=ALONE)
@@ -138,6 +169,21 @@ def encoder_memory(
     }
 
 
+def _shape_of_encoder(name: str) -> Shape:
+    """The shape of an encoder, which may be missing. Raises `DataError` for an unknown one."""
+    try:
+        folder = encoder_folder(name)
+    except DataError:
+        folder = Path(name)
+    return shape_of_folder(folder)[0]
+
+
+def _memory_by_shape(recipe: RetrieverRecipe, shape: Shape) -> dict[str, float]:
+    # An encoder of the BERT kind has two matrices in its feed-forward part, where `Shape` counts three.
+    read = recipe.query_tokens or FULL_TEXT, recipe.passage_tokens or FULL_TEXT
+    return encoder_memory(recipe, shape, shape.parameters, *read)
+
+
 def one_update(training: RetrieverTraining, folder: Path) -> tuple[float, float]:
     """Seconds of the second of two updates with the recipe's batch, and the peak bytes after it."""
     short: JsonObject = {
@@ -164,9 +210,6 @@ def _with(recipe: RetrieverRecipe, changes: JsonObject) -> RetrieverRecipe:
 #
 # Counts are upper bounds: every run makes all its searches, and every search is labelled. A label method that asks only
 # where an answer can change a label asks less.
-
-FULL_TEXT = 512
-"""Assumed tokens of a text where neither recipe nor encoder limits it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,14 +356,7 @@ def _encoder_memory(recipe: TogetherRecipe) -> tuple[dict[str, float], float]:
     `DataError` for an unknown shape."""
     if recipe.start.encoder is None:
         return {}, 0.0
-    try:
-        folder = encoder_folder(recipe.start.encoder)
-    except DataError:
-        folder = Path(recipe.start.encoder)
-    shape, _ = shape_of_folder(folder)
-    # An encoder of the BERT kind has two matrices in its feed-forward part, where `Shape` counts three.
-    retriever = recipe.retriever
-    read = retriever.query_tokens or FULL_TEXT, retriever.passage_tokens or FULL_TEXT
+    shape = _shape_of_encoder(recipe.start.encoder)
     size = 2.0 if recipe.index.settings.get("dtype") == "float16" else 4.0
     vectors = size * 1e6 * shape.hidden if recipe.index.retriever not in ("late-interaction", "sparse") else 0.0
-    return encoder_memory(retriever, shape, shape.parameters, *read), vectors
+    return _memory_by_shape(recipe.retriever, shape), vectors

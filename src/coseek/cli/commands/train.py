@@ -228,11 +228,11 @@ def train_retriever(
         prefixes, typed = split_prefixes(settings, show)
         print_settings(shown_retriever(recipe, typed, folders), as_json, prefixes)
         return
-    trainer = RetrieverTrainer(recipe=recipe, labels=folders, overrides=settings or [])
     if dry_run:
         if is_first():
-            rehearse_retriever(trainer.recipe, as_json)
+            rehearse_retriever(load_retriever_recipe(recipe, settings or [], folders), as_json)
         return
+    trainer = RetrieverTrainer(recipe=recipe, labels=folders, overrides=settings or [])
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
     with resumable_training(folder) as bar:
         done = trainer.run(folder, resume, bar)
@@ -372,6 +372,7 @@ def rehearse_retriever(recipe: RetrieverRecipe, as_json: bool) -> None:
     with training_bar() as bar:
         findings = retriever_dry_run(recipe, bar)
     output(as_json, findings.to_json(), [findings.table()])
+    findings.refuse()
 
 
 def rehearse_together(recipe: TogetherRecipe, as_json: bool) -> None:
