@@ -211,7 +211,7 @@ class FusedEngine:
                 attend(queries[rows], keys[rows, :, :columns], values[rows, :, :columns], bias[rows, ..., :columns])
                 for rows, columns in blocks
             ]
-            return torch.cat(mixed).flatten(1)
+            return (torch.cat(mixed) if len(mixed) > 1 else mixed[0]).flatten(1)
 
         hidden_NH = self._run(ids_B, mix, last_matters=True)
         return self._weights.head(self._normed(hidden_NH, self._weights.last_H)).float()
