@@ -62,6 +62,7 @@ def score_trajectory(
         "answered": trajectory.answer is not None,
         "valid": trajectory.valid,
         "truncated": trajectory.truncated,
+        "token_limit": trajectory.stop is StopReason.TOKEN_LIMIT,
     }
     if trajectory.has_ids:
         scores["agent_tokens"] = trajectory.agent_tokens
@@ -163,6 +164,7 @@ METRICS: dict[str, str] = {
     "confidence": "geometric mean probability of the tokens of the turn that answers",
     "valid": "runs in the protocol's format",
     "truncated": "runs that a limit ended",
+    "token_limit": "runs that a limit of tokens ended",
     "forced": "runs that were asked for their last word at a limit",
 }
 """Every metric with its definition, in the order of the tables. All but the counts lie in [0, 1]."""

@@ -23,7 +23,17 @@ from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
 SIGNIFICANT = 0.05
 NEUTRAL = frozenset(
     ("searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s")
-    + ("cost_usd", "unread_verdicts", "declined", "confidence", "truncated", "visits", "missed_visits", "forced")
+    + (
+        "cost_usd",
+        "unread_verdicts",
+        "declined",
+        "confidence",
+        "truncated",
+        "token_limit",
+        "visits",
+        "missed_visits",
+        "forced",
+    )
 )
 """Metrics of which more is neither better nor worse."""
 

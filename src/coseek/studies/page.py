@@ -20,6 +20,8 @@ from coseek.studies.verdict import ArmComparison, StudyVerdict, Values, overall
 
 FOUND = Path(__file__).parent / "found"
 """Our own results, as `coseek study` wrote them."""
+WORTH_SAYING = 0.1
+"""Share of an arm's runs ended by a limit of tokens from which its page says so."""
 
 
 class StoredComparison(Settings):
@@ -70,7 +72,7 @@ class StoredResult(Settings):
     commands: tuple[str, ...]
     """In folders with the names of the arms."""
     missing: tuple[str, ...] = ()
-    """Arms that lack questions, as sentences."""
+    """Arms that lack questions or whose runs were cut, as sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +111,22 @@ class StudyResult:
         return Table(("arm", *self.study.metrics, *([f"paper: {beside}"] if beside else [])), tuple(rows))
 
     def missing(self) -> list[str]:
-        """A sentence for each arm that lacks questions which another arm has, since their runs ended by a fault."""
+        """A sentence for each arm that lacks questions which another arm has, since their runs ended by a fault, and
+        for each of which many runs were cut, since it repeats itself or has tight limits."""
         lost = dict.fromkeys(self.values, 0)
         for number in range(len(self.seeds)):
             question_ids = {arm: self.values[arm][number].keys() for arm in self.values}
             every = set[str]().union(*question_ids.values())
             for arm, those in question_ids.items():
                 lost[arm] += len(every - those)
-        return [
+        lacking = [
             f"{arm} lacks {counted(count, 'question')} that another arm has." for arm, count in lost.items() if count
+        ]
+        cut = {arm: self._mean(seeds, "token_limit") for arm, seeds in self.values.items()}
+        return lacking + [
+            f"A limit of tokens ended {share.mean:.0%} of the runs of {arm}."
+            for arm, share in cut.items()
+            if share is not None and share.mean > WORTH_SAYING
         ]
 
     def _mean(self, seeds: Sequence[Values], metric: str) -> Interval | None:

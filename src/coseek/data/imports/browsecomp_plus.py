@@ -68,7 +68,8 @@ def read(sources: Sequence[Path]) -> ImportedData:
 
 
 def _is_ours(path: Path) -> bool:
-    return path.is_file() and (kind_of(path) == ".jsonl" or path.name == "queries.tsv" or path.name.startswith("qrel_"))
+    is_rows = kind_of(path) in (".jsonl", ".parquet")
+    return path.is_file() and (is_rows or path.name == "queries.tsv" or path.name.startswith("qrel_"))
 
 
 def _sort(path: Path, gold: _BrowseCompGold) -> None:

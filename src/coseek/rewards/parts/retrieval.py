@@ -15,9 +15,9 @@ class RetrievalSettings(form.FormatSettings):
 
     lambda_r: float = Field(default=0.1, ge=0, le=1)
     """λr: added if the answer is wrong, the format valid, and a retrieved passage contains a gold answer."""
-    match: Literal["words", "substring"] = "words"
-    """How a passage contains it: as whole words, or anywhere (the paper; a gold answer such as "no" is then found in
-    almost any text)."""
+    match: Literal["substring", "words"] = "substring"
+    """How a passage contains it: anywhere (the paper; a gold answer such as "no" is then found in almost any text), or
+    as whole words."""
 
 
 SETTINGS = RetrievalSettings
