@@ -33,7 +33,8 @@ from unittest.mock import patch
 import torch
 from transformers import PreTrainedModel
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.data.passage import Hit

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from coseek.agents import factory
-from coseek.agents.drivers import Agent, Limits
+from coseek.agents.drivers import Agent
 from coseek.agents.drivers import rollout as _rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
 from coseek.agents.protocol import load_protocol as _load_protocol
 from coseek.agents.run_questions import row_seed

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
 from coseek.core.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage

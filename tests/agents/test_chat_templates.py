@@ -10,9 +10,10 @@ from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script
 from tests.models.networks import SMALL, TEXTS
 
 from coseek.agents.agent_card import AgentCard
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.grammar import Action
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import run_questions
 from coseek.core.errors import SettingError

@@ -14,8 +14,9 @@ from tests.agents.test_chat_templates import TEMPLATE, chatting
 from tests.models.http_site import Asked, Said, Site, site
 from tests.models.model_servers import KINDS, Kind, answers
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import limits_for, open_agent, settings_for
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import run_questions
 from coseek.core.errors import RetrieverError, UserError

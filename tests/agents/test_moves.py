@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import Move, ScriptedAgent, ScriptedAgentModel, move_ids

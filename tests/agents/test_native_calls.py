@@ -17,8 +17,9 @@ from tests.models.http_site import site
 from tests.models.tool_servers import SERVERS, THOUGHTS, ToolServer, answers
 
 from coseek.agents.branching import Branch, branch
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settings_for
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import SettingError

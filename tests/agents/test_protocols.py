@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION, WIDE, Shelf, Typist, observations, play, script, typist
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.search_turns import replay_queries
 from coseek.agents.sources import served_context

@@ -10,8 +10,9 @@ from tests.agents.playing import CORPUS, QUESTION, WIDE, Shelf, play, script, ty
 from tests.models.networks import network
 
 from coseek.agents.branching import Branching
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settings_for
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel
 from coseek.core.errors import RetrieverError, SettingError

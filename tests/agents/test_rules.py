@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted.rules import RuleAgent, guess, heading, opening_name, with_subject
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel

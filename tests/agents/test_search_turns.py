@@ -4,7 +4,8 @@ import pytest
 from tests.agents.playing import QUESTION, Shelf, typist
 
 from coseek.agents.branching import ReplayPoint
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.search_turns import reasoning_of, replay_queries
 from coseek.data.passage import Corpus, Passage

@@ -24,7 +24,8 @@ from tests.agents.playing import (
 )
 from tests.examples_drawn import at_most
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.run_questions import run_questions
 from coseek.data.passage import Corpus, Hit, Passage

@@ -13,7 +13,8 @@ import torch
 from tests.agents.playing import QUESTION, Shelf
 from tests.scripted import ScriptedModel
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import SettingError
 from coseek.core.http import HttpSettings

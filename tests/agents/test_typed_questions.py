@@ -4,7 +4,8 @@ question is respelled, and that a run stores what nobody asked."""
 import pytest
 from tests.agents.playing import Shelf, typist
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.data.question import Question
 from coseek.models.model_folder import model_path

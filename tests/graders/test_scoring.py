@@ -13,7 +13,7 @@ from tests.examples_drawn import at_most
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.scripted import Scripted, generator, judge
 
-from coseek.agents.drivers import Limits
+from coseek.agents.limits import Limits
 from coseek.agents.sources import served_context
 from coseek.core.cache import TextCache
 from coseek.core.errors import DataError, ModelError, SettingError

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel
 from coseek.data.passage import Corpus, Passage

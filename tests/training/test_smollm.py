@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from coseek.agents.drivers import Limits, rollout
+from coseek.agents.drivers import rollout
 from coseek.agents.factory import open_agent, settings_for
+from coseek.agents.limits import Limits
 from coseek.core.files import write_jsonl
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question

@@ -444,7 +444,7 @@ class Branching(Driver):
 
     def _finish(self, episode: Episode, end: End) -> None:
         super()._finish(episode, end)
-        trajectory, job = self.done.pop(episode.key), self.jobs.pop(episode.key)
+        trajectory, job = self.trajectories.pop(episode.key), self.jobs.pop(episode.key)
         for branch in job.branches:
             hits, reached = job.past.hits(branch.passages), branch.search < len(trajectory.searches)
             self.on_branch(branch, with_hits(trajectory, branch.search, hits) if reached else trajectory)

@@ -18,7 +18,7 @@ from typing import Protocol as Interface
 
 from coseek.agents.environment import End, Environment, Next, PendingCall
 from coseek.agents.episode import Episode
-from coseek.agents.limits import Limits as Limits
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
 from coseek.agents.tool import Result, Tool
 from coseek.core.errors import ModelError, RunError, SettingError
@@ -32,7 +32,7 @@ from coseek.retrieval.retriever import Retriever
 A = TypeVar("A")
 R = TypeVar("R")
 
-MOST_THREADS = 256
+MAX_THREADS = 256
 
 
 class ToolThreads(Generic[A, R]):
@@ -45,12 +45,12 @@ class ToolThreads(Generic[A, R]):
     def __init__(
         self,
         run: Callable[[Tool, Sequence[A]], R],
-        at_once: Callable[[Tool], int],
+        max_parallel_calls: Callable[[Tool], int],
         on_result: Callable[[], None],
     ) -> None:
-        """`at_once` says how many calls a tool takes at once. `on_result` is called from a thread at every result."""
-        self._run, self._at_once, self._on_result = run, at_once, on_result
-        self._pool = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="coseek-tools")
+        """`on_result` is called from a thread at every result."""
+        self._run, self._max_parallel_calls, self._on_result = run, max_parallel_calls, on_result
+        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="coseek-tools")
         self._waiting: dict[Tool, list[A]] = {}
         self._begun: dict[Future[R], tuple[Tool, Sequence[A]]] = {}
         self._running: Counter[Tool] = Counter()
@@ -90,9 +90,9 @@ class ToolThreads(Generic[A, R]):
         self._pool.shutdown(cancel_futures=True)
 
     def _begin(self, tool: Tool) -> None:
-        waiting, most = self._waiting[tool], self._at_once(tool)
-        while waiting and self._running[tool] < most:
-            calls = waiting[:1] if most > 1 else waiting[:]
+        waiting, max_parallel = self._waiting[tool], self._max_parallel_calls(tool)
+        while waiting and self._running[tool] < max_parallel:
+            calls = waiting[:1] if max_parallel > 1 else waiting[:]
             del waiting[: len(calls)]
             self._running[tool] += 1
             future = self._pool.submit(self._run, tool, calls)
@@ -131,14 +131,13 @@ def rollout(
     """Run the agent once per question; the trajectories come back in the order of `questions`.
 
     `seeds` holds one seed per question. `on_done` is called with each trajectory as it ends; without `keep` it alone
-    gets them, none stays in memory and the list is empty. A fault of the retriever,
-    the model or a tool ends only its own run, with the reason recorded. At most `concurrency` contexts are open in the
-    model at once, and never more than it has rows.
+    gets them, and the list is empty. A fault of the retriever, the model or a tool ends only its own run, with the
+    reason recorded. At most `concurrency` contexts are open in the model at once, and never more than it has rows.
 
     With `overlap` a thread runs the tool calls of one model step while the model takes the next step. Their results
     are shown after that step, never earlier, so batches do not depend on timing. It pays for slow searches that use no
-    CPU (a server, the web); a retriever that shares weights with the model cannot overlap. With a model behind a server
-    calls always overlap, and every result is shown as soon as it is there.
+    CPU (a server, the web); a retriever that shares weights with the model cannot overlap. With a served model calls
+    always overlap, and every result is shown as soon as it is there.
     """
     if len(seeds) != len(questions):
         raise ValueError(f"{len(questions)} questions need as many seeds, not {len(seeds)}")
@@ -184,14 +183,14 @@ class Driver:
         self.running: list[tuple[Sequence[PendingCall], Future[TimedResults]]] = []
         """Batches of calls that the thread is running."""
         self.served = agent.model if isinstance(agent.model, ServedModel) else None
-        self.calls: ToolThreads[PendingCall, TimedResults] | None = None
+        self.tool_threads: ToolThreads[PendingCall, TimedResults] | None = None
         """Runs calls while a served model writes."""
         if self.served is not None:
-            self.calls = ToolThreads(
-                lambda _, calls: self.environment.run_tool(calls), self.environment.at_once, self.served.wake
+            self.tool_threads = ToolThreads(
+                lambda _, calls: self.environment.run_tool(calls), self.environment.max_parallel_calls, self.served.wake
             )
         self.episodes: dict[int, Episode] = {}
-        self.done: dict[int, Trajectory] = {}
+        self.trajectories: dict[int, Trajectory] = {}
 
     def run(self, questions: Sequence[Question], seeds: Sequence[int], concurrency: int) -> list[Trajectory]:
         waiting = list(enumerate(zip(questions, seeds, strict=True)))[::-1]
@@ -202,7 +201,7 @@ class Driver:
 
         for _ in self._drive(fill):
             pass
-        return [self.done[key] for key in range(len(questions))] if self.keep else []
+        return [self.trajectories[key] for key in range(len(questions))] if self.keep else []
 
     def _drive(self, fill: Callable[[], bool]) -> Iterator[None]:
         """Step until no episode is open and `fill`, which opens episodes while there is room, has none left. Yields
@@ -210,16 +209,16 @@ class Driver:
         try:
             while fill() or self._has_open():
                 if self._has_open():
-                    if self.served is not None and self.calls is not None:
-                        self._served_step(self.served, self.calls)
+                    if self.served is not None and self.tool_threads is not None:
+                        self._served_step(self.served, self.tool_threads)
                     else:
                         self._local_step()
                     yield
         finally:
             for episode in list(self.episodes.values()):  # an interrupted rollout must leave none open in the model
                 self._close(episode)
-            if self.calls is not None:
-                self.calls.close()
+            if self.tool_threads is not None:
+                self.tool_threads.close()
 
     def _local_step(self) -> None:
         running, self.running = self.running, []
@@ -227,15 +226,15 @@ class Driver:
         if not turns and not running:
             raise RunError(f"the model wrote no turn for its {len(self.episodes)} open episodes")
         self._advance(turns)
-        for calls, ran in running:
-            self._show_results(calls, ran.result())
+        for calls, future in running:
+            self._show_results(calls, future.result())
 
-    def _served_step(self, served: ServedModel, calls: "ToolThreads[PendingCall, TimedResults]") -> None:
+    def _served_step(self, served: ServedModel, tool_threads: "ToolThreads[PendingCall, TimedResults]") -> None:
         """Wait for a turn or for the result of a call, whichever comes first."""
-        all_search = calls.open_calls == len(self.episodes)
-        self._advance([] if all_search else served.step())
-        for batch, ran in calls.take(block=all_search):
-            self._show_results(batch, ran)
+        all_wait_for_tools = tool_threads.open_calls == len(self.episodes)
+        self._advance([] if all_wait_for_tools else served.step())
+        for calls, results in tool_threads.take(block=all_wait_for_tools):
+            self._show_results(calls, results)
 
     def _has_open(self) -> bool:
         return bool(self.episodes)
@@ -283,17 +282,17 @@ class Driver:
         for call in calls:
             batches.setdefault(call.tool, []).append(call)
         for tool, batch in sorted(batches.items(), key=lambda item: item[0].settings.overlaps):
-            if self.calls is not None and tool.settings.overlaps:
-                self.calls.submit(tool, batch)
+            if self.tool_threads is not None and tool.settings.overlaps:
+                self.tool_threads.submit(tool, batch)
             elif self.thread is None or not tool.settings.overlaps:
                 self._show_results(batch, self.environment.run_tool(batch))
             else:
                 self.running.append((batch, self.thread.submit(self.environment.run_tool, batch)))
 
-    def _show_results(self, calls: Sequence[PendingCall], ran: TimedResults) -> None:
+    def _show_results(self, calls: Sequence[PendingCall], results: TimedResults) -> None:
         """Give each episode the result of its call, and run the next call of its turn."""
         next_calls: list[PendingCall] = []
-        for call, (result, took_s) in zip(calls, ran, strict=True):
+        for call, (result, took_s) in zip(calls, results, strict=True):
             next_calls += self._continue(call.episode, self.environment.observe(call, result, took_s))
         self._run_calls(next_calls)
 
@@ -307,7 +306,7 @@ class Driver:
         del self.episodes[episode.key]
         trajectory = self.environment.finish(episode, end, self.model)
         if self.keep:
-            self.done[episode.key] = trajectory
+            self.trajectories[episode.key] = trajectory
         if self.on_done:
             self.on_done(trajectory)
 
@@ -376,10 +375,10 @@ class AsyncDriver:
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(self._hand_out)
+            loop.call_soon_threadsafe(self._deliver_results)
 
-        self._threads: ToolThreads[PendingCall, list[tuple[Result, float]] | Exception] = ToolThreads(
-            self._run, self.environment.at_once, wake
+        self._threads: ToolThreads[PendingCall, TimedResults | Exception] = ToolThreads(
+            self._run, self.environment.max_parallel_calls, wake
         )
         return self
 
@@ -416,8 +415,8 @@ class AsyncDriver:
                 raise
             fault = "the engine cancelled the turn"
         except Exception as error:  # noqa: BLE001 (an engine may raise anything)
-            late = isinstance(error, TimeoutError) and limit.expired()
-            fault = f"no turn within {self.timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
+            timed_out = isinstance(error, TimeoutError) and limit.expired()
+            fault = f"no turn within {self.timeout_s:g} s" if timed_out else f"{type(error).__name__}: {error}"
         return Turn(request.key, (), (), TurnEnd.FAULT, replace_surrogates(fault))
 
     async def _result(self, call: PendingCall) -> tuple[Result, float]:
@@ -432,24 +431,24 @@ class AsyncDriver:
             self._threads.withdraw(call.tool, call)
             del self._results[call]
 
-    def _run(self, _: Tool, calls: Sequence[PendingCall]) -> list[tuple[Result, float]] | Exception:
+    def _run(self, _: Tool, calls: Sequence[PendingCall]) -> TimedResults | Exception:
         """Run calls in a thread. An exception of a built-in tool is a bug, and is raised in each of the episodes."""
         try:
             return self.environment.run_tool(calls)
         except Exception as error:  # noqa: BLE001 (raised again in the episodes)
             return error
 
-    def _hand_out(self) -> None:
-        """Give each episode the result of its call; one that was cancelled is no longer there."""
-        for calls, ran in self._threads.take(block=False):
+    def _deliver_results(self) -> None:
+        """Give each episode the result of its call, unless it was cancelled."""
+        for calls, results in self._threads.take(block=False):
             for index, call in enumerate(calls):
                 future = self._results.get(call)
                 if future is None or future.done():
                     continue
-                if isinstance(ran, Exception):
-                    future.set_exception(ran)
+                if isinstance(results, Exception):
+                    future.set_exception(results)
                 else:
-                    future.set_result(ran[index])
+                    future.set_result(results[index])
 
 
 def _turn_of(request: Request, sampled: Sampled) -> Turn:

@@ -80,10 +80,10 @@ class Environment:
         self.protocol, self.tokenizer, self.limits = protocol, tokenizer, limits
         self.prompt_template = protocol.template
         self.context = ToolContext(retriever, limits, protocol.template, tokenizer)
-        self.turns = NativeTurns(protocol.template, tokenizer) if protocol.grammar.native_calls else None
+        self.native_turns = NativeTurns(protocol.template, tokenizer) if protocol.grammar.native_calls else None
         self.last_word = tuple(tokenizer.encode(protocol.last_word)) if protocol.last_word else ()
-        needed = len(self.last_word) + limits.max_turn_tokens if self.last_word else 0
-        self._kept = min(needed, limits.max_tokens // 2)
+        last_turn_tokens = len(self.last_word) + limits.max_turn_tokens if self.last_word else 0
+        self._reserved_tokens = min(last_turn_tokens, limits.max_tokens // 2)
 
     # --- an episode's steps
 
@@ -101,7 +101,7 @@ class Environment:
         turn = checked_turn(turn)
         if turn.key < 0:
             return self._take_notes(episode, turn)
-        written = self._written(turn)
+        written = self._written_segment(turn)
         intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(written))
         episode.exact = episode.exact and turn.exact
         episode.add_cost(turn.cost_usd)
@@ -110,7 +110,7 @@ class Environment:
         if turn.end is TurnEnd.FAULT:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         episode.select(intent.selected)
-        if self.turns is not None and turn.end is TurnEnd.LENGTH and intent.call is None:
+        if self.native_turns is not None and turn.end is TurnEnd.LENGTH and intent.call is None:
             return self._refuse(episode, Intent(), turn)  # words that the limit cut are no answer
         if intent.action is Action.ANSWER and intent.span is not None:
             if self.protocol.grammar.is_decline(intent.span):
@@ -121,17 +121,17 @@ class Environment:
             return End(StopReason.COMPLETE)
         if episode.limit is not None:
             return End(episode.limit[0], detail=episode.limit[1])
-        shows_problem = self.turns is not None and self.protocol.retries and bool(intent.calls)
+        shows_problem = self.native_turns is not None and self.protocol.retries and bool(intent.calls)
         if intent.call is None and not shows_problem:
             return self._refuse(episode, intent, turn)
         if episode.turns >= self.limits.max_turns:
             return self.at_limit(episode, End(StopReason.TURN_LIMIT))
-        waiting = [self._checked(episode, intent, at) for at in range(len(intent.calls))]
-        if isinstance(waiting[0], str) and not shows_problem:
-            return self._refuse(episode, intent, turn, waiting[0])
+        calls = [self._checked_call(episode, intent, index) for index in range(len(intent.calls))]
+        if isinstance(calls[0], str) and not shows_problem:
+            return self._refuse(episode, intent, turn, calls[0])
         episode.turns += 1
-        episode.waiting = waiting
-        return self._next(episode)
+        episode.waiting = calls
+        return self._next_call(episode)
 
     def observe(self, call: PendingCall, result: Result, took_s: float) -> Next | PendingCall:
         """Show an episode the result of its call. `took_s` counts as retrieval time if it searched."""
@@ -142,12 +142,13 @@ class Environment:
 
     def resume(self, episode: Episode, results: TurnSearches) -> Next:
         """Show the results of all searches of a stored turn, each with its call. Other calls of the turn are run."""
-        if self.turns is None:
-            return cast(Next, self._show_searches(episode, results))
-        intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(episode.segments[-1]))
-        episode.waiting = [self._checked(episode, intent, at) for at in range(len(intent.calls))]
         queries, searches = iter(results.queries), iter(results.searches)
-        step = self._next(episode)
+        if self.native_turns is None:  # the turn has one call
+            step = self._show_searches(episode, results)
+        else:
+            intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(episode.segments[-1]))
+            episode.waiting = [self._checked_call(episode, intent, index) for index in range(len(intent.calls))]
+            step = self._next_call(episode)
         while isinstance(step, PendingCall):
             if step.tool is self.protocol.grammar.search:
                 count = len(cast(list[str], step.request.arguments["queries"]))
@@ -158,20 +159,20 @@ class Environment:
         return step
 
     def room(self, episode: Episode) -> int:
-        """Tokens that an episode may have, less those kept for a last word that was not asked for yet."""
-        return self.limits.max_tokens - (self._kept if episode.limit is None else 0)
+        """Tokens that an episode may have, less those reserved for a last word that was not asked for yet."""
+        return self.limits.max_tokens - (self._reserved_tokens if episode.limit is None else 0)
 
     def at_limit(self, episode: Episode, end: End) -> Next:
-        """A limit is reached: end the episode, or ask the agent once for its last word, in place of what it called
-        for."""
+        """End an episode that reached a limit, or ask the agent once for its last word, in place of the results of its
+        calls."""
         if not self.last_word or episode.limit is not None:
             return end if episode.limit is None else End(episode.limit[0], detail=episode.limit[1])
         episode.limit = end.stop, end.detail
         episode.waiting.clear()
-        called = len(calls_in(episode.segments[-1].message or {})) if self.turns is not None else 1
-        episode.shown = [CallResult(LAST_WORD, self.last_word)] * max(1, called)
-        full = self._insert(episode)
-        return self._ask(episode) if full is None else End(end.stop, detail=end.detail)
+        call_count = len(calls_in(episode.segments[-1].message or {})) if self.native_turns is not None else 1
+        episode.shown = [CallResult(LAST_WORD, self.last_word)] * max(1, call_count)
+        no_room = self._insert(episode)
+        return self._ask(episode) if no_room is None else End(end.stop, detail=end.detail)
 
     def _show_searches(self, episode: Episode, results: TurnSearches) -> Next | PendingCall:
         """Show the results of one call's searches. A failed query is shown as failed; when all fail, the run ends."""
@@ -184,15 +185,15 @@ class Environment:
             return self._ask_for_notes(episode, results)
         earlier = episode.turn_searches
         results = replace(results, before=len(numbered_documents([*episode.searches, *earlier])))
-        shown = self.protocol.grammar.search.render(_without(results, earlier), self.context)
-        assert not isinstance(shown, ToolFault)
-        return self._show(episode, self.protocol.observation_tag, shown, results)
+        ids = self.protocol.grammar.search.render(_without(results, earlier), self.context)
+        assert not isinstance(ids, ToolFault)
+        return self._show(episode, self.protocol.observation_tag, ids, results)
 
     def finish(self, episode: Episode, end: End, model: object) -> Trajectory:
         """Build the trajectory of an episode that ended; `model` ranks its passages if it is a `Ranking`."""
         format_error = self.protocol.grammar.format_error(self.protocol.grammar.spans(episode.segments))
         # Best first: the agent's own ranking, else the default one.
-        own = model.evidence(episode.so_far) if isinstance(model, Ranking) else None
+        ranking = model.evidence(episode.so_far) if isinstance(model, Ranking) else None
         return Trajectory(
             question=episode.question,
             protocol=self.protocol.name,
@@ -210,7 +211,7 @@ class Environment:
             exact=episode.exact,
             cost_usd=episode.cost_usd or None,
             calls=tuple(episode.calls),
-            evidence=ranked(episode.searches, episode.selected_ids if own is None else own, episode.visits),
+            evidence=ranked(episode.searches, episode.selected_ids if ranking is None else ranking, episode.visits),
             visits=tuple(episode.visits),
         )
 
@@ -225,31 +226,31 @@ class Environment:
         counts = [len(result.searches) if isinstance(result, TurnSearches) else 0 for result in results]
         return [(result, took_s * count / max(1, sum(counts))) for result, count in zip(results, counts, strict=True)]
 
-    def at_once(self, tool: Tool) -> int:
+    def max_parallel_calls(self, tool: Tool) -> int:
         """Calls of a tool that may run at the same time."""
         return concurrency_of(self.context.retriever) if tool is self.protocol.grammar.search else 1
 
-    # --- parts of the steps
+    # --- within a step
 
-    def _written(self, turn: Turn) -> Segment:
+    def _written_segment(self, turn: Turn) -> Segment:
         """What the model wrote, with the message in it where calls are native."""
-        message = self.turns.read(turn.ids) if self.turns is not None and turn.ids else None
+        message = self.native_turns.read(turn.ids) if self.native_turns is not None and turn.ids else None
         text = self.tokenizer.decode(turn.ids)
         return Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version, message)
 
-    def _checked(self, episode: Episode, intent: Intent, at: int) -> ToolCall | str:
+    def _checked_call(self, episode: Episode, intent: Intent, index: int) -> ToolCall | str:
         """A call of the latest turn, or why it cannot be carried out."""
-        call, grammar = intent.calls[at].call, self.protocol.grammar
+        call, grammar = intent.calls[index].call, self.protocol.grammar
         if call is None:
-            return intent.calls[at].problem or "an empty query"
-        if (most := call.tool.settings.max_calls) is None:
+            return intent.calls[index].problem or "an empty query"
+        if (max_calls := call.tool.settings.max_calls) is None:
             return call
         turns = [segment for segment in episode.segments if segment.author is Author.AGENT][:-1]
-        earlier = chain(*(grammar.intent_of(grammar.read(turn)).calls for turn in turns), intent.calls[:at])
+        earlier = chain(*(grammar.intent_of(grammar.read(turn)).calls for turn in turns), intent.calls[:index])
         count = sum(action.call is not None and action.call.tool is call.tool for action in earlier)
-        return f"{call.tool.name!r} may be called {most} times in one run" if count >= most else call
+        return f"{call.tool.name!r} may be called {max_calls} times in one run" if count >= max_calls else call
 
-    def _next(self, episode: Episode) -> Next | PendingCall:
+    def _next_call(self, episode: Episode) -> Next | PendingCall:
         """Run the turn's next call, or show why it cannot be run."""
         call = episode.waiting.pop(0)
         if isinstance(call, str):
@@ -265,12 +266,12 @@ class Environment:
 
     def _ask(self, episode: Episode) -> Next:
         """Let the model write, or end the episode when its budget is spent."""
-        left = self.room(episode) - episode.tokens
-        if left < 1:
+        tokens_left = self.room(episode) - episode.tokens
+        if tokens_left < 1:
             detail = f"the prompt alone holds {episode.tokens} tokens"
             return self.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=detail))
         ids, episode.pending_ids = episode.pending_ids, ()
-        return Request(episode.key, ids, min(left, self.limits.max_turn_tokens), episode.seed, episode.so_far)
+        return Request(episode.key, ids, min(tokens_left, self.limits.max_turn_tokens), episode.seed, episode.so_far)
 
     def _refuse(self, episode: Episode, intent: Intent, turn: Turn, problem: str = "") -> Next:
         """Answer a turn without a valid action: ask for a retry, or end the episode."""
@@ -284,27 +285,33 @@ class Environment:
         if episode.turns >= self.limits.max_turns:
             return self.at_limit(episode, End(StopReason.TURN_LIMIT))
         episode.turns += 1
-        return cast(Next, self._show(episode, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem)))
+        return self._show_turn(episode, CallResult(RETRY, self.prompt_template.retry_ids(self.tokenizer, problem)))
 
     def _show(
         self, episode: Episode, tag: str, ids: tuple[int, ...], outcome: TurnSearches | Call | Visit | None = None
     ) -> Next | PendingCall:
-        """Show an episode what it asked for, with the results of its turn's other calls, and continue it."""
-        episode.shown.append(CallResult(tag, ids, outcome))
-        if episode.waiting:
-            return self._next(episode)
-        full = self._insert(episode)
-        if full is not None and full.stop is StopReason.TOKEN_LIMIT:
-            return self.at_limit(episode, full)
-        return full or self._ask(episode)
+        """Keep the result of a call until those of its turn's other calls are there; then show them."""
+        result = CallResult(tag, ids, outcome)
+        if not episode.waiting:
+            return self._show_turn(episode, result)
+        episode.shown.append(result)
+        return self._next_call(episode)
+
+    def _show_turn(self, episode: Episode, result: CallResult) -> Next:
+        """Show the results of a turn, of which `result` is the last, and let the model write."""
+        episode.shown.append(result)
+        end = self._insert(episode)
+        if end is not None and end.stop is StopReason.TOKEN_LIMIT:
+            return self.at_limit(episode, end)
+        return end or self._ask(episode)
 
     def _insert(self, episode: Episode) -> End | None:
         """Insert the results of a turn as environment segments and record what they show, or end the episode."""
-        shown, episode.shown = episode.shown, []
-        framed = [result.ids for result in shown]
-        if self.turns is not None:
+        results, episode.shown = episode.shown, []
+        framed = [result.ids for result in results]
+        if self.native_turns is not None:
             try:
-                framed = self.turns.framed(episode, framed)
+                framed = self.native_turns.framed(episode, framed)
             except DataError as error:
                 return End(StopReason.MODEL_ERROR, detail=str(error))
         elif self.protocol.opens_with_search and not episode.written:
@@ -313,7 +320,7 @@ class Environment:
         if episode.tokens + size >= self.room(episode):
             # Not recorded: a reward must not pay for what the agent never read.
             return End(StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {size} tokens")
-        for result, ids in zip(shown, framed, strict=True):
+        for result, ids in zip(results, framed, strict=True):
             episode.record(result.outcome)
             episode.add(Segment(Author.ENVIRONMENT, result.tag, self.tokenizer.decode(ids), ids))
         return None
@@ -321,24 +328,24 @@ class Environment:
     def _fail(self, episode: Episode, failed: TurnSearches | Call, end: End) -> End:
         """End an episode with a fault, after the results of the calls before it in its turn."""
         episode.waiting.clear()
-        if episode.shown and (full := self._insert(episode)) is not None:
-            return full
+        if episode.shown and (no_room := self._insert(episode)) is not None:
+            return no_room
         episode.record(failed)
         return end
 
     def _show_result(self, call: PendingCall, result: "DocumentPage | ToolFault | Json") -> Next | PendingCall:
         """Show a result other than searches. A fault is recorded, not shown, and ends the episode."""
         episode, tool, request = call.episode, call.tool, call.request
-        shown = result if isinstance(result, ToolFault) else tool.render(result, self.context)
-        if isinstance(shown, ToolFault):
-            failed = Call(request.turn, tool.name, request.arguments, fault=shown.message)
-            return self._fail(episode, failed, End(StopReason.TOOL_ERROR, detail=shown.message))
+        ids = result if isinstance(result, ToolFault) else tool.render(result, self.context)
+        if isinstance(ids, ToolFault):
+            failed = Call(request.turn, tool.name, request.arguments, fault=ids.message)
+            return self._fail(episode, failed, End(StopReason.TOOL_ERROR, detail=ids.message))
         if isinstance(result, DocumentPage):
-            # The agent's mistake and no fault of a part: it is counted, and the run goes on.
-            there = self.prompt_template.has_page(self.tokenizer, result, self.limits)
+            # A page that does not exist is the agent's mistake, not a fault: it is counted, and the run goes on.
+            exists = self.prompt_template.has_page(self.tokenizer, result, self.limits)
             visit = Visit(request.turn, result.ident, result.document) if result.document else None
-            return self._show(episode, PAGE if there else MISSING, shown, visit)
-        return self._show(episode, TOOL, shown, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
+            return self._show(episode, PAGE if exists else MISSING, ids, visit)
+        return self._show(episode, TOOL, ids, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
 
     def _ask_for_notes(self, episode: Episode, results: TurnSearches) -> Next:
         """Ask the model for notes on search results in a side context (Search-o1's reason-in-documents)."""
@@ -346,13 +353,13 @@ class Environment:
         ids = self.prompt_template.notes_prompt_ids(
             self.tokenizer, episode.question.question, query.reasoning, results.searches, size
         )
-        left = self.limits.max_tokens - len(ids)
-        if left < 1:
+        tokens_left = self.limits.max_tokens - len(ids)
+        if tokens_left < 1:
             return End(StopReason.TOKEN_LIMIT, detail=f"a prompt for notes of {len(ids)} tokens")
         episode.awaiting_notes = results
         episode.side_contexts.append((Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids),))
         so_far = EpisodeState(episode.question, tuple(episode.searches), side_searches=results.searches)
-        return Request(episode.side_key, ids, min(left, self.limits.max_turn_tokens), episode.side_seed, so_far)
+        return Request(episode.side_key, ids, min(tokens_left, self.limits.max_turn_tokens), episode.side_seed, so_far)
 
     def _take_notes(self, episode: Episode, turn: Turn) -> Next:
         """Insert the model's notes as an environment segment, which is not trained on."""
@@ -365,8 +372,8 @@ class Environment:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
         notes = visible(opened_at_end(episode.side_contexts[-1][0].text) + self.tokenizer.decode(ids)).strip()
-        shown = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
-        return cast(Next, self._show(episode, self.protocol.observation_tag, shown, results))
+        shown_ids = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
+        return self._show_turn(episode, CallResult(self.protocol.observation_tag, shown_ids, results))
 
 
 def _without(results: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
@@ -401,20 +408,20 @@ class NativeTurns:
         return read_turn(text, tools=self.template.grammar.schemas)
 
     def framed(self, episode: Episode, results: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The results of an episode's latest turn as they continue its text; the first ones where there are fewer than
-        calls. Raises `DataError` where the template cannot append them."""
+        """Frame the results of an episode's latest turn, or those of its first calls, as they continue its text. Raises
+        `DataError` where the template cannot append them."""
         written = [segment for segment in episode.segments if segment.author is Author.AGENT]
         names = [self._names(segment.message or {}) for segment in written]
         if self.chat is None:
             called = bool(names and names[-1])
-            return [self._plain(result, called, episode if at == 0 else None) for at, result in enumerate(results)]
+            return [self._plain(result, called, None if index else episode) for index, result in enumerate(results)]
         assert isinstance(self.tokenizer, HfTokenizer)
         end = self.chat.end_of(written[-1].ids) if written else ""
         frame = self.chat.frame(self.template.roles(episode.question), names or [()], end)
         return frame.fill([self.tokenizer.decode(result) for result in results], self.tokenizer)
 
     def _names(self, message: JsonObject) -> Names:
-        """The tools that a turn called. A template writes their names, so that one of nobody's may hold no marks."""
+        """The tools that a turn called. A template writes these names, so an unknown tool's must not hold its marks."""
         return tuple(_NOT_IN_NAMES.sub("_", call.name)[:64] or "unknown" for call in calls_in(message))
 
     def _plain(self, result: tuple[int, ...], called: bool, episode: Episode | None) -> tuple[int, ...]:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, cast
 from pydantic import Field
 
 from coseek.agents.agent_card import AgentCard
-from coseek.agents.drivers import Agent, Limits
+from coseek.agents.drivers import Agent
 from coseek.agents.grammar import Action, Grammar, Tag, as_json
+from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import InputMode
 from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel

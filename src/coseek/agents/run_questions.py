@@ -4,7 +4,8 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import RetrieverError
 from coseek.data.digests import Identities, digest, questions_digest

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from coseek.agents.drivers import Limits
 from coseek.agents.factory import SCRIPTED
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.errors import SettingError, closest, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path

@@ -13,8 +13,9 @@ from typing import TypeAlias
 from pydantic import Field
 
 from coseek.agents.branching import Branch, branch, searches_by_turn
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import AgentSettings, is_scripted, open_agent, open_tokenizer
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import row_seed
 from coseek.core.errors import DataError, SettingError, UnknownName

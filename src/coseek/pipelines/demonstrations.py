@@ -12,11 +12,12 @@ from dataclasses import replace
 from itertools import chain, cycle, groupby, islice
 from pathlib import Path
 
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
 from coseek.agents.environment import NativeTurns
 from coseek.agents.episode import Episode
 from coseek.agents.factory import SCRIPTED, open_scripted_agent
 from coseek.agents.grammar import Grammar
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
 from coseek.agents.scripted.evidence import EvidenceAgent, held_answer
 from coseek.agents.scripted.gold import GoldAnswerAgent

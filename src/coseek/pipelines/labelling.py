@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from coseek.agents.drivers import Limits
 from coseek.agents.factory import AgentSettings, is_scripted, limits_for, open_agent, settings_for, settled_for
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.search_turns import SearchTurn, TurnId, search_turns
 from coseek.core.cluster import Cluster

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import fmean
 
 from coseek.agents.agent_card import CARD
-from coseek.agents.drivers import Agent, Limits
+from coseek.agents.drivers import Agent
+from coseek.agents.limits import Limits
 from coseek.agents.run_questions import row_seed
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgentModel

@@ -20,7 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from coseek import __version__
-from coseek.agents.drivers import Agent, Limits, rollout
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.sources import reply_in_words, sources_of
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import JsonObject
