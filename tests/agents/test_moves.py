@@ -89,9 +89,8 @@ def test_writers_run_every_protocol_in_its_valid_form(name: str, writer: Scripte
     made, bm25 = world()
     protocol = load_protocol(name)
     model = ScriptedAgentModel(writer, protocol, ByteTokenizer(protocol.grammar.special_tokens))
-    limits = protocol.limits_over(
-        Limits(max_turns=8, max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
-    )
+    base = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
+    limits = protocol.limits_over(base).model_copy(update={"max_turns": 8})
     runs = rollout(Agent(protocol, model), bm25, made.questions["dev"][:8], list(range(8)), limits)
     assert {run.stop for run in runs} <= {StopReason.ANSWERED, StopReason.COMPLETE, StopReason.TURN_LIMIT}
     assert [run.format_error for run in runs if run.stop is not StopReason.TURN_LIMIT and not run.valid] == []

@@ -20,7 +20,7 @@ from coseek.pipelines.agent_results import cell_folder, train_and_measure
 from coseek.pipelines.data_folder import QuestionSet
 from coseek.pipelines.dry_run import small_model
 from coseek.pipelines.estimate import shape_of
-from coseek.pipelines.table_rows import pairs_of, rows_of
+from coseek.pipelines.table_rows import BASELINE, TableRow, limits_of, pairs_of, rows_of
 from coseek.pipelines.together_recipe import load_together_recipe
 
 SIZES = {
@@ -28,6 +28,17 @@ SIZES = {
     "bamboogle": 125,
 }  # fmt: skip
 """Test questions of the seven sets as they are published."""
+
+
+def test_a_baseline_has_the_budgets_of_its_own_protocol_and_of_the_paper(tmp_path: Path) -> None:
+    """004, appendix A.1: four turns of three documents, where s3 has two of eight."""
+    training = AgentTraining(load_recipe("s3"), tmp_path)
+    limits = {name: limits_of(training, TableRow("", BASELINE, name, 0.0)) for name in ("search-o1", "rag")}
+    assert (limits["search-o1"].max_turns, limits["search-o1"].passages_per_search) == (4, 3)
+    assert limits["search-o1"].max_turn_tokens >= 2048 and limits["rag"].passages_per_search == 3
+    assert limits_of(training, TableRow("after", "trained", "s3", 0.0)) == training.recipe.limits
+    with pytest.raises(SettingError, match="max_turns"):
+        load_recipe("s3", ["table.baseline_limits={max_turn: 4}"])
 
 
 @pytest.fixture(scope="module")

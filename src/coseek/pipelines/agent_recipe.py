@@ -220,6 +220,8 @@ class TableSettings(Settings):
     `rag-rerank`, `ircot`, `search-o1` …; and `rules`, the agent without a model."""
     baseline_model: str | None = None
     """The model of these rows, a folder or a shipped model by name; null: the one that the policy starts from."""
+    baseline_limits: dict[str, int | None] = Field(default_factory=dict)
+    """Limits of these rows but naive RAG, over those that suit their protocols, such as `{max_turns: 4}`."""
     metrics: tuple[str, ...] | None = None
     """Metrics of the headline, such as `[cover_em, f1]`; null: the one nearest to the reward."""
     answer_with: tuple[str, ...] = ()
@@ -227,6 +229,12 @@ class TableSettings(Settings):
     and 3). Their contexts are limited as that of `graders.generator`."""
     seed: int = 0
     """Seed of the drawn questions, of the rows at temperature 1, and of the bootstrap."""
+
+    @field_validator("baseline_limits")
+    @classmethod
+    def _are_limits(cls, limits: dict[str, int | None]) -> dict[str, int | None]:
+        make_settings(Limits, dict(limits), "table.baseline_limits")
+        return limits
 
     @field_validator("metrics")
     @classmethod

@@ -196,7 +196,9 @@ def _scores(
         if component:
             training.progress.advance(number, row.label)
     by, pairs = CHAIN_GROUPS if component else ("hops",), [(runs[name], runs[other]) for name, other in pairs_of(rows)]
-    return summaries_of(list(runs.values()), column.questions, by, tuple(METRICS), seed, pairs=pairs)
+    trained_on = {question.dataset or "" for question in training.questions(training.recipe.data.train)}
+    in_domain = trained_on if {question.dataset or "" for question in column.questions} - trained_on else set()
+    return summaries_of(list(runs.values()), column.questions, by, tuple(METRICS), seed, in_domain, pairs)
 
 
 def scored(training: AgentTraining, name: str, folder: Path, graders: Graders | None = None) -> ScoredRun:

@@ -13,7 +13,7 @@ from coseek.agents.run_questions import row_seed
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.fingerprint import TOKENIZER, fingerprint
-from coseek.core.settings import make_settings
+from coseek.core.settings import dump_settings, make_settings
 from coseek.data.digests import questions_digest
 from coseek.data.passage import Hit
 from coseek.data.question import Question
@@ -141,10 +141,14 @@ def agent_of(training: AgentTraining, row: TableRow) -> Agent:
 
 
 def limits_of(training: AgentTraining, row: TableRow) -> Limits:
-    """The recipe's limits; naive RAG has its own number of passages."""
-    if row.protocol not in ("rag", "rag-rerank"):
-        return training.recipe.limits
-    return training.recipe.limits.with_passages(training.recipe.table.rag_passages)
+    """The recipe's limits; naive RAG has its own number of passages, a baseline the limits that suit its protocol."""
+    limits, table = training.recipe.limits, training.recipe.table
+    if row.protocol in ("rag", "rag-rerank"):
+        return limits.with_passages(table.rag_passages)
+    if row.policy != BASELINE:
+        return limits
+    suited = training.recipe.load_protocol(row.protocol).limits_over(limits)
+    return make_settings(Limits, {**dump_settings(suited), **table.baseline_limits})
 
 
 def metric_of(training: AgentTraining) -> str:
