@@ -1,7 +1,7 @@
 """One real step of `search-r1-grpo` at the shapes of Qwen2.5 and SmolLM2 with random weights, and what it reaches.
 
     python -m bench.gpu                                     # on a machine with a GPU; nothing is downloaded
-    python -m bench.gpu rl.policy.checkpointing=false 'rl.policy.lora={rank: 16}'
+    python -m bench.gpu rl.policy.gradient_checkpointing=false 'rl.policy.lora={rank: 16}'
     python -m bench.gpu --device cpu --shape tiny           # seconds on a processor
     python -m bench.gpu --device cpu --shape smollm2 --turn --bar 3    # 32 rows of four prompts against `generate`
 

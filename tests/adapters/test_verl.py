@@ -94,7 +94,7 @@ def config_of(run: VerlTraining) -> DictConfig:
 
 
 def test_every_key_of_the_configuration_is_one_of_verls_and_its_own_checks_accept_it(tmp_path: Path) -> None:
-    rl = {"kl_coef": 0.001, "old_logprobs": "recompute", "importance": "mask"}
+    rl = {"kl_coef": 0.001, "old_logprobs": "recompute", "rollout_is": "mask"}
     run = written(recipe_of(tmp_path, "search-r1", rl), tmp_path)
     config = config_of(run)
     with initialize_config_dir(str(Path(core_algos.__file__).parents[1] / "config"), version_base=None):
@@ -111,7 +111,7 @@ def test_every_key_of_the_configuration_is_one_of_verls_and_its_own_checks_accep
 
 
 def test_ppo_has_a_critic_of_its_own_settings(tmp_path: Path) -> None:
-    rl = {"algorithm": "ppo", "group_size": 1, "kl_coef": 0.001, "kl_in": "reward", "kl_estimator": "k1"}
+    rl = {"algorithm": "ppo", "group_size": 1, "kl_coef": 0.001, "kl_location": "reward", "kl_estimator": "k1"}
     config = config_of(written(recipe_of(tmp_path, "search-r1", rl), tmp_path))
     assert need_critic(config) and need_reference_policy(config)
     validate_config(config, need_reference_policy(config), need_critic(config))

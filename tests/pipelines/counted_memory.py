@@ -42,7 +42,8 @@ def recipe_for(algorithm: str, folder: Path, devices: int, precision: str = "bfl
     """A recipe of one step whose rows all have their full length."""
     base = "search-r1-ppo" if algorithm == "ppo" else "search-r1-grpo"
     learner = (
-        "{optimizer: {lr: 1.0e-3}, precision: float32, micro_batch_tokens: 256, checkpointing: true, workers: fsdp2"
+        "{optimizer: {lr: 1.0e-3}, precision: float32, micro_batch_tokens: 256, gradient_checkpointing: true, "
+        "strategy: fsdp2"
     )
     changes = [
         f"policy.folder={folder}", f"machine.devices={devices}", f"precision={precision}", "table.dev_questions=1",

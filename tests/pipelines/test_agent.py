@@ -100,7 +100,7 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
 @pytest.mark.slow
 def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Path) -> None:
     """Warm start, reinforcement learning with critic and reference, and rejection sampling of one recipe."""
-    shards = "{micro_batch_tokens: 512, workers: fsdp2}"
+    shards = "{micro_batch_tokens: 512, strategy: fsdp2}"
     rejection = f"{{samples: 1, at_least: -9, sft: {{steps: 2, repeat_steps: 0, learner: {shards}}}}}"
     stages = f"{{first: {{learn: rl}}, second: {{learn: rejection, rejection: {rejection}}}}}"
     words = [*TINY, *FEW, f"warm_start.sft.learner={shards}", f"rl.policy={shards}", f"rl.critic={shards}"]

@@ -30,14 +30,14 @@ LOCAL = ["graders.generator.model=models/Qwen2.5-14B-Instruct", "graders.judge.m
     [
         ("search-r1-ppo", ["cache_gib=null"], "cache_gib="),
         ("search-r1-ppo", ["cache_gib=null"], "lora={rank: 16}"),
-        ("search-r1-ppo", ["rl.policy.workers=ddp"], "rl.policy.workers=fsdp2"),
+        ("search-r1-ppo", ["rl.policy.strategy=ddp"], "rl.policy.strategy=fsdp2"),
         ("search-r1-ppo", ["machine.devices=1"], "machine.devices=8"),
         ("search-r1-grpo", ["rl.policy.micro_batch_tokens=32768"], "rl.policy.micro_batch_tokens="),
         ("s3", LOCAL, "graders.generator.model=http://"),
         (
             "sft",
-            ["warm_start.sft.learner.workers=ddp", "machine.memory_gib=24"],
-            "warm_start.sft.learner.workers=fsdp2",
+            ["warm_start.sft.learner.strategy=ddp", "machine.memory_gib=24"],
+            "warm_start.sft.learner.strategy=fsdp2",
         ),
     ],
 )

@@ -67,18 +67,18 @@ def test_five_simulated_documents_reach_the_agent_of_zerosearch_whole() -> None:
 def test_a_preset_stands_in_the_record_as_the_settings_that_it_means() -> None:
     recipe = load_recipe("s3", ["preset=code"])
     assert (recipe.preset, recipe.protocol, recipe.limits.max_turns) == ("code", "s3-code", 3)
-    assert (recipe.reward, recipe.rl.entropy, recipe.presets) == ({"preset": "s3-code"}, 0.001, {})
+    assert (recipe.reward, recipe.rl.entropy_coef, recipe.presets) == ({"preset": "s3-code"}, 0.001, {})
     grpo = load_recipe("search-r1-grpo", ["preset=code"])
-    assert (grpo.protocol, grpo.rl.entropy, grpo.rl.algorithm) == ("search-r1-code", 0.001, "grpo")
+    assert (grpo.protocol, grpo.rl.entropy_coef, grpo.rl.algorithm) == ("search-r1-code", 0.001, "grpo")
     assert (grpo.rl.kl_clamp, load_recipe("search-r1-ppo", ["preset=code"]).rl.kl_clamp) == (10, None)
 
 
 def test_a_preset_of_a_co_trainings_agent_is_applied_below_what_the_recipe_says_and_a_misspelt_one_refused() -> None:
-    agent = load_together_recipe("agentic-r", ["agent.preset=code", "agent.rl.entropy=0.5"]).agent
+    agent = load_together_recipe("agentic-r", ["agent.preset=code", "agent.rl.entropy_coef=0.5"]).agent
     assert (agent.preset, agent.protocol, agent.rl.top_p, agent.rl.old_logprobs) == (
         "code", "search-r1-code", 1.0, "recompute",
     )  # fmt: skip
-    assert (agent.limits.max_turn_tokens, agent.rl.steps, agent.rl.entropy) == (800, 400, 0.5)
+    assert (agent.limits.max_turn_tokens, agent.rl.steps, agent.rl.entropy_coef) == (800, 400, 0.5)
     assert agent.reward == {"exact_match": 1.0}
     named = load_together_recipe("agentic-r", ["agent=search-r1-ppo", "agent.preset=code"]).agent
     assert (named.protocol, named.rl.steps) == ("search-r1-code", 1005)
@@ -126,3 +126,20 @@ def test_a_setting_of_a_stage_that_is_not_there_makes_no_stage_and_a_list_names_
         load_recipe("qagent", ["stages.endtoend.rl.steps=3"])
     with pytest.raises(SettingError, match="no preset"):
         load_recipe("qagent", ["preset=[laptop]"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("rl.num_generations=4", "rl.group_size"),
+        ("rl.learning_rate=1e-6", "rl.policy.optimizer.lr"),
+        ("max_steps=100", "rl.steps"),
+        ("rl.beta=0.01", "rl.kl_coef"),
+        ("rl.policy.optimizer.decay=cosine", "rl.policy.optimizer.lr_scheduler_type"),
+        ("rl.policy.workers=fsdp2", "rl.policy.strategy"),
+        ("rl.importance=mask", "rl.rollout_is"),
+    ],
+)
+def test_names_of_other_libraries_and_of_older_versions_lead_to_the_setting(typed: str, meant: str) -> None:
+    with pytest.raises(SettingError, match=f"did you mean '{meant}'"):
+        load_recipe("search-r1-grpo", [typed])

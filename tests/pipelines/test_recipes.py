@@ -88,7 +88,7 @@ def test_every_recipe_of_ours_can_be_read_and_paid(name: str, preset: str) -> No
     for stage in stages_of(recipe, Path()):
         check_graders(recipe.graders, make_reward(stage.recipe.reward), recipe.data.world is not None)
         # Trap 16: public code pays for entropy, and no paper.
-        assert stage.recipe.rl.entropy == 0.0 or preset == "code"
+        assert stage.recipe.rl.entropy_coef == 0.0 or preset == "code"
 
 
 def test_a_laptop_recipe_names_no_folder_but_the_generators_and_the_base() -> None:

@@ -94,7 +94,7 @@ STAGES = "stages={one: {}, two: {rl: {kl_coef: 0.0}}}"
 
 @pytest.mark.slow
 def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tmp_path: Path) -> None:
-    cosine = "rl.policy={optimizer: {decay: cosine}}"
+    cosine = "rl.policy={optimizer: {lr_scheduler_type: cosine}}"
     begun(tmp_path / "cosine", cosine, "rl.steps=1")
     with pytest.raises(
         SettingError, match=r"rl\.policy\.optimizer\.decay spreads a schedule over all steps"

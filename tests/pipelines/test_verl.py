@@ -42,18 +42,18 @@ def paper(name: str, *more: str) -> AgentRecipe:
         ("rl.num_minibatches=3", "divide"),
         ("rl.loss_agg_mode=group-mean", "token-mean or seq-mean-token-mean"),
         ("rl.algorithm_settings={zero_std_groups: drop}", "zero_std_groups=count"),
-        ("rl.kl_in=reward", "rl.kl_in=loss"),
+        ("rl.kl_location=reward", "rl.kl_location=loss"),
         ("rl.kl_clamp=5", "rl.kl_clamp=5"),
         ("rl.policy.optimizer.weight_decay=0.1", "rl.policy.optimizer.decay_vectors=true"),
         ("rl.policy.optimizer.algorithm=muon", "adamw"),
-        ("rl.policy.optimizer.decay=linear", "decay=constant"),
+        ("rl.policy.optimizer.lr_scheduler_type=linear", "lr_scheduler_type=constant"),
         ("rl.policy.micro_batch_gib=4", "micro_batch_tokens"),
         ("rl.policy.lora={rank: 8}", "rl.policy.lora=null"),
         ("track=[mine.py]", "wandb"),
     ],
 )
 def test_what_verl_cannot_do_is_refused_by_name(setting: str, way_out: str) -> None:
-    workers = ["rl.policy.workers=ddp"] if "muon" in setting else []  # fsdp2 refuses Muon before verl does
+    workers = ["rl.policy.strategy=ddp"] if "muon" in setting else []  # fsdp2 refuses Muon before verl does
     with pytest.raises(SettingError) as refused:
         check_verl(paper("search-r1-grpo", setting, *workers))
     (sentence,) = refused.value.sentences

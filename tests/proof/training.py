@@ -67,7 +67,7 @@ def recipe_of(material: Material, algorithm: str) -> dict[str, object]:
             "checkpoint_every": CHECKPOINT_EVERY,
             "keep_rollouts": {"every": STEPS},
             "kl_coef": 0.01,
-            "kl_in": "reward" if algorithm == "ppo" else "loss",
+            "kl_location": "reward" if algorithm == "ppo" else "loss",
             "overlong": {"max_tokens": 200, "margin_tokens": 190},
             "policy": learner,
             "critic": learner,

@@ -93,7 +93,7 @@ def test_reinforce_plus_plus_whitens_over_all_policy_tokens_of_the_step() -> Non
 def test_reinforce_plus_plus_is_charged_for_its_kl_token_by_token() -> None:
     """k1 in the reward: each token pays for itself and for what comes behind it."""
     choice = settings_of(
-        "reinforce-pp", kl_coef=0.1, kl_in="reward", kl_estimator="k1", algorithm_settings={"whiten": False}
+        "reinforce-pp", kl_coef=0.1, kl_location="reward", kl_estimator="k1", algorithm_settings={"whiten": False}
     )
     policy, reference = Policy(tiny_model(0), choice.policy, 1), Policy(tiny_model(1), choice.policy, 1)
     episodes = score([0], [fixed(QUESTIONS[0])], reward)
@@ -105,7 +105,9 @@ def test_reinforce_plus_plus_is_charged_for_its_kl_token_by_token() -> None:
     )
 
 
-RESAMPLING = settings_of("grpo", questions_per_step=2, group_size=2, dynamic_sampling=True, dynamic_sampling_at_most=2)
+RESAMPLING = settings_of(
+    "grpo", questions_per_step=2, group_size=2, dynamic_sampling=True, dynamic_sampling_max_factor=2
+)
 
 
 def untrained() -> LocalBackend:
@@ -249,7 +251,7 @@ def test_the_entropy_is_that_of_the_sampling_distribution_where_the_loss_looks(g
 def test_measuring_the_entropy_changes_no_weight_and_a_bonus_raises_it(tmp_path: Path) -> None:
     plain, _ = train(tmp_path / "plain", settings_of("grpo", steps=4))
     measured, seen = train(tmp_path / "measured", settings_of("grpo", steps=4, measure_entropy=True))
-    _, paid_for = train(tmp_path / "bonus", settings_of("grpo", steps=4, entropy=1.0))
+    _, paid_for = train(tmp_path / "bonus", settings_of("grpo", steps=4, entropy_coef=1.0))
     for name, weight in plain.module.state_dict().items():
         assert torch.equal(weight, measured.module.state_dict()[name]), name
     assert paid_for[-1]["entropy"] > seen[-1]["entropy"] > 0

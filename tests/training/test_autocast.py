@@ -73,13 +73,15 @@ def test_batches_of_any_length_meet_few_shapes() -> None:
     assert lengths and all(length % LENGTH_MULTIPLE == 0 for length in lengths)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_attention_and_its_gradient_are_computed_in_float32_unless_layers_are_recomputed(checkpointing: bool) -> None:
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_attention_and_its_gradient_are_computed_in_float32_unless_layers_are_recomputed(
+    gradient_checkpointing: bool,
+) -> None:
     """A recomputed layer runs outside of the block, and its tensors must be those of the first time."""
-    settings = BFLOAT16.model_copy(update={"checkpointing": checkpointing})
+    settings = BFLOAT16.model_copy(update={"gradient_checkpointing": gradient_checkpointing})
     policy = Policy(copy.deepcopy(tiny_model()), settings, 1)
     exact_BT, exact = learn(Policy(copy.deepcopy(tiny_model()), LearnerSettings(), 1))
-    if checkpointing:
+    if gradient_checkpointing:
         rough_BT, rough = learn(policy)
     else:
         dtypes: set[torch.dtype] = set()

@@ -176,14 +176,14 @@ def gradients(
     cached: bool,
     loss: RetrieverLoss,
     dropout: float,
-    checkpointing: bool = False,
+    gradient_checkpointing: bool = False,
     bfloat16: bool = False,
     numbers: Sequence[int] = range(10),
 ) -> dict[str, torch.Tensor]:
     """Gradients of one batch of hand-made rows."""
     kind = SentenceTransformer if EncoderCard.of(folder).similarity != "maxsim" else MultiVectorEncoder
     model = kind(str(folder), device="cpu", local_files_only=True)
-    if checkpointing:
+    if gradient_checkpointing:
         checkpoint_activations(model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -199,7 +199,7 @@ def gradients(
         cached=cached,
         normalise=True,
         bfloat16=bfloat16,
-        checkpointing=checkpointing,
+        gradient_checkpointing=gradient_checkpointing,
     )
     features: list[Features] = []
     for side in ("query", "passage"):
@@ -274,7 +274,7 @@ def test_checkpointed_gradients_are_the_gradients_of_far_fewer_kept_numbers(
 ) -> None:
     folder, loss = make_encoder(tmp_path / "encoder"), RetrieverLoss(temperature=0.05)
     found, kept = [], []
-    for checkpointing in (False, True):
+    for gradient_checkpointing in (False, True):
         numbers = 0
 
         def count(tensor: torch.Tensor) -> torch.Tensor:
@@ -284,7 +284,14 @@ def test_checkpointed_gradients_are_the_gradients_of_far_fewer_kept_numbers(
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             found.append(
-                gradients(folder, tokens=60, cached=cached, loss=loss, dropout=dropout, checkpointing=checkpointing)
+                gradients(
+                    folder,
+                    tokens=60,
+                    cached=cached,
+                    loss=loss,
+                    dropout=dropout,
+                    gradient_checkpointing=gradient_checkpointing,
+                )
             )
         kept.append(numbers)
     size = max(float(gradient.abs().max()) for gradient in found[0].values())
@@ -293,16 +300,22 @@ def test_checkpointed_gradients_are_the_gradients_of_far_fewer_kept_numbers(
     assert kept[1] < 0.5 * kept[0]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_gradients_in_bfloat16_are_near_also_where_layers_are_recomputed(
-    tmp_path: Path, dropout: float, checkpointing: bool
+    tmp_path: Path, dropout: float, gradient_checkpointing: bool
 ) -> None:
     """Attention runs in float32, but not in a layer that runs again after the forward pass."""
     folder, loss = make_encoder(tmp_path / "encoder"), RetrieverLoss(temperature=0.5)
     exact, rough = (
         gradients(
-            folder, tokens=60, cached=True, loss=loss, dropout=dropout, checkpointing=checkpointing, bfloat16=bfloat16
+            folder,
+            tokens=60,
+            cached=True,
+            loss=loss,
+            dropout=dropout,
+            gradient_checkpointing=gradient_checkpointing,
+            bfloat16=bfloat16,
         )
         for bfloat16 in (False, True)
     )

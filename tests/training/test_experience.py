@@ -64,9 +64,9 @@ def test_reference_and_critic_look_at_the_tokens_in_the_loss() -> None:
     ("changes", "silent"),
     [
         ({}, True),
-        ({"entropy": 0.01}, False),
-        ({"kl_coef": 0.1, "kl_in": "loss"}, False),
-        ({"kl_coef": 0.1, "kl_in": "reward"}, True),
+        ({"entropy_coef": 0.01}, False),
+        ({"kl_coef": 0.1, "kl_location": "loss"}, False),
+        ({"kl_coef": 0.1, "kl_location": "reward"}, True),
         ({"algorithm": "ppo"}, False),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_masked_run_counts_in_its_groups_mean_with_its_kl() -> None:
             0.5,
             truncated=truncated,
             kl_coef=0.1,
-            kl_in="reward",
+            kl_location="reward",
             algorithm_settings={"scale_by_std": False},
         )
         assert found.mask_BT[1].any() == (truncated == "keep")

@@ -22,14 +22,14 @@ from coseek.training.rl.update import update_weights
 
 ROWS = 8
 # With eps far above any gradient, a first step of AdamW is the gradient times a constant: weights show gradients.
-LINEAR = OptimizerSettings(lr=1e3, eps=1e3, clip_norm=0.0)
+LINEAR = OptimizerSettings(lr=1e3, eps=1e3, max_grad_norm=0.0)
 TOLERANCE = 1e-11
 
 
 def choice_of(algorithm: str, loss_agg_mode: str) -> RlSettings:
-    leash = {"kl_coef": 0.3, "entropy": 0.1} if algorithm == "grpo" else {}
+    leash = {"kl_coef": 0.3, "entropy_coef": 0.1} if algorithm == "grpo" else {}
     return settings_of(
-        algorithm, loss_agg_mode=loss_agg_mode, constant_tokens=9, num_minibatches=1, group_size=4, **leash
+        algorithm, loss_agg_mode=loss_agg_mode, loss_scale_factor=9, num_minibatches=1, group_size=4, **leash
     )
 
 

@@ -131,7 +131,7 @@ def test_the_network_is_as_it_was_afterwards_even_if_it_failed() -> None:
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)])
 def test_policy_and_critic_take_the_gradient_of_an_untrimmed_network(lora: LoraSettings | None) -> None:
     batch = batch_of(4)
-    kept, whole = LearnerSettings(lora=lora), LearnerSettings(lora=lora, checkpointing=True)
+    kept, whole = LearnerSettings(lora=lora), LearnerSettings(lora=lora, gradient_checkpointing=True)
     for one, other in (
         (Policy(tiny_model(), kept, 1), Policy(tiny_model(), whole, 1)),
         (Critic(tiny_model(), kept, 1), Critic(tiny_model(), whole, 1)),

@@ -287,7 +287,7 @@ def test_the_normalisers_weigh_as_their_table_says() -> None:
     assert loss_weights(mask_BT, "token-mean")[0].tolist() == pytest.approx([0.25] * 3)
     assert loss_weights(mask_BT, "seq-mean-token-mean")[0].tolist() == pytest.approx([1 / 6] * 3)
     assert loss_weights(mask_BT, "seq-mean-token-mean")[1].tolist() == pytest.approx([0.5, 0, 0])
-    assert loss_weights(mask_BT, "seq-mean-token-sum-norm", constant_tokens=10)[0].tolist() == pytest.approx(
+    assert loss_weights(mask_BT, "seq-mean-token-sum-norm", loss_scale_factor=10)[0].tolist() == pytest.approx(
         [1 / 20] * 3
     )
 
@@ -301,21 +301,21 @@ def test_each_group_weighs_one_part_of_the_groups_however_long_it_is() -> None:
 
 def test_every_normaliser_of_a_single_token_gives_it_the_weight_one() -> None:
     for kind in ("token-mean", "seq-mean-token-mean", "group-mean", "seq-mean-token-sum-norm"):
-        weights_BT = loss_weights(ONE, kind, constant_tokens=1, groups_B=torch.tensor([3]))
+        weights_BT = loss_weights(ONE, kind, loss_scale_factor=1, groups_B=torch.tensor([3]))
         assert weights_BT.tolist() == [[1.0]], kind
-    assert loss_weights(ONE, "seq-mean-token-sum-norm", constant_tokens=4).tolist() == [[0.25]]
+    assert loss_weights(ONE, "seq-mean-token-sum-norm", loss_scale_factor=4).tolist() == [[0.25]]
 
 
 def test_an_empty_mask_weighs_nothing_rather_than_not_a_number() -> None:
     mask_BT = torch.zeros(2, 3, dtype=torch.bool)
     for kind in ("token-mean", "seq-mean-token-mean", "group-mean", "seq-mean-token-sum-norm"):
-        weights_BT = loss_weights(mask_BT, kind, constant_tokens=5, groups_B=torch.tensor([0, 1]))
+        weights_BT = loss_weights(mask_BT, kind, loss_scale_factor=5, groups_B=torch.tensor([0, 1]))
         assert weights_BT.tolist() == [[0.0] * 3] * 2
 
 
 def test_a_normaliser_says_what_it_lacks() -> None:
     mask_BT = torch.ones(1, 1, dtype=torch.bool)
-    with pytest.raises(SettingError, match="constant_tokens above 0, not 0"):
+    with pytest.raises(SettingError, match="loss_scale_factor above 0, not 0"):
         loss_weights(mask_BT, "seq-mean-token-sum-norm")
     with pytest.raises(SettingError, match="come in groups"):
         loss_weights(mask_BT, "group-mean")

@@ -61,5 +61,5 @@ def test_muon_updates_the_matrices_inside_the_layers_and_adamw_all_else() -> Non
 
 
 def test_muon_refuses_shards() -> None:
-    with pytest.raises(ValidationError, match="set workers=ddp"):
-        LearnerSettings(optimizer=SETTINGS, workers="fsdp2")
+    with pytest.raises(ValidationError, match="set strategy=ddp"):
+        LearnerSettings(optimizer=SETTINGS, strategy="fsdp2")

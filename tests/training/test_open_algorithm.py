@@ -10,8 +10,8 @@ from coseek.core.errors import SettingError
 from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.rl.algorithm import StepRewards, open_algorithm, spread_over_steps
 
-FALLING = LearnerSettings(optimizer=OptimizerSettings(decay="linear"))
-LEVEL = LearnerSettings(optimizer=OptimizerSettings(decay="constant"))
+FALLING = LearnerSettings(optimizer=OptimizerSettings(lr_scheduler_type="linear"))
+LEVEL = LearnerSettings(optimizer=OptimizerSettings(lr_scheduler_type="constant"))
 
 
 @pytest.mark.parametrize(
@@ -19,9 +19,9 @@ LEVEL = LearnerSettings(optimizer=OptimizerSettings(decay="constant"))
     [
         ("grpo", LEVEL, FALLING, ""),  # GRPO trains no critic
         ("ppo", LEVEL, LEVEL, ""),
-        ("ppo", LEVEL, FALLING, "rl.critic.optimizer.decay"),
-        ("ppo", FALLING, FALLING, "rl.policy.optimizer.decay"),
-        ("grpo", FALLING, LEVEL, "rl.policy.optimizer.decay"),
+        ("ppo", LEVEL, FALLING, "rl.critic.optimizer.lr_scheduler_type"),
+        ("ppo", FALLING, FALLING, "rl.policy.optimizer.lr_scheduler_type"),
+        ("grpo", FALLING, LEVEL, "rl.policy.optimizer.lr_scheduler_type"),
     ],
 )
 def test_a_decaying_rate_of_a_model_that_is_trained_follows_the_steps(

@@ -118,7 +118,7 @@ def test_verls_policy_and_value_loss_are_ours_but_for_the_second_clip(
 ) -> None:
     """`clip_ratio_c`, a second clip at negative advantages, is always on at verl; far away here, it is ours."""
     old, new, a, mask_BT = tensors["old"], tensors["new"], tensors["a"], tensors["mask"]
-    weights_BT = loss_weights(mask_BT, mode, constant_tokens=9)
+    weights_BT = loss_weights(mask_BT, mode, loss_scale_factor=9)
     clips = {"cliprange_low": 0.2, "cliprange_high": 0.28, "clip_ratio_c": 1e12}
     theirs, *_ = verl.compute_policy_loss(old, new, a, tensors["float_mask"], loss_agg_mode=mode, **clips)
     ours = policy_loss(new, old, a, mask_BT, 0.2, 0.28)
@@ -231,7 +231,7 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
     pytest.importorskip("trl")
     from tests.training.trl_side import inputs_of, open_trl
 
-    linear = OptimizerSettings(lr=1e6, eps=1e3, clip_norm=0.0)
+    linear = OptimizerSettings(lr=1e6, eps=1e3, max_grad_norm=0.0)
     policy = Policy(small_llama(tokenizer), LearnerSettings(optimizer=linear), 1)
     other = small_llama(tokenizer)
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
         kl_coef=0.1,
         clip_ratio_high=0.28,
         loss_agg_mode=loss_agg_mode,
-        constant_tokens=20,
+        loss_scale_factor=20,
         num_minibatches=1,
         group_size=3,
         policy_loss=policy_loss,

@@ -56,7 +56,7 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
 def clipped_loss(batch: Batch, loss_agg_mode: LossAggMode) -> tuple[Tensor, Loss]:
     """A policy loss with advantages that differ from row to row."""
     groups_B = torch.arange(len(batch)) // 2
-    weights_BT = loss_weights(batch.agent_BT, loss_agg_mode, constant_tokens=9, groups_B=groups_B)
+    weights_BT = loss_weights(batch.agent_BT, loss_agg_mode, loss_scale_factor=9, groups_B=groups_B)
     advantages_B = torch.linspace(-1.0, 1.5, len(batch))
 
     def loss(new_bt: Tensor, rows_b: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def test_a_sampler_made_before_training_writes_with_the_trained_weights() -> Non
 def test_recomputing_layers_changes_no_gradient() -> None:
     batch = make_batch(random_trajectories(6, random.Random(5)))
     wanted_BT, loss = clipped_loss(batch, "token-mean")
-    kept, again = open_policy(), Policy(tiny_model(), LearnerSettings(checkpointing=True), updates=10)
+    kept, again = open_policy(), Policy(tiny_model(), LearnerSettings(gradient_checkpointing=True), updates=10)
     layer = again.module.get_submodule("model.layers.0")
     calls: list[bool] = []
     hook = layer.get_submodule("conv").register_forward_hook(lambda *_: calls.append(layer.training))
@@ -359,8 +359,8 @@ def test_a_critic_of_an_adapted_policy_is_a_plain_trunk_that_trains_whole() -> N
 
 def test_a_target_that_no_layer_is_called_is_refused_by_name() -> None:
     with pytest.raises(SettingError, match=r"'qproj'; did you mean 'q_proj'\? Known: .*v_proj"):
-        Policy(tiny_model(), LearnerSettings(lora=LoraSettings(targets=("qproj",))), 1)
-    named = Policy(tiny_model(), LearnerSettings(lora=LoraSettings(targets=("q_proj",))), 1)
+        Policy(tiny_model(), LearnerSettings(lora=LoraSettings(target_modules=("qproj",))), 1)
+    named = Policy(tiny_model(), LearnerSettings(lora=LoraSettings(target_modules=("q_proj",))), 1)
     assert len(named.weights()) == 2
 
 
@@ -416,7 +416,7 @@ class Gathered(Policy):
 
 def half_of_a_policy(rank: int = 0) -> Gathered:
     """With an adapter that is not as it began."""
-    settings = LearnerSettings(lora=LoraSettings(rank=2), workers="fsdp2")
+    settings = LearnerSettings(lora=LoraSettings(rank=2), strategy="fsdp2")
     policy = Gathered(tiny_model(), settings, 5, workers=Half(rank, 2))
     redraw(policy, 0)
     return policy
@@ -462,10 +462,10 @@ def test_the_first_worker_writes_the_whole_of_a_sharded_policy_and_the_others_no
 
 
 @pytest.mark.parametrize(
-    ("workers", "world", "device"), [("fsdp2", 2, "cpu"), ("fsdp2", 1, "cuda:1"), ("ddp", 2, "cuda:1")]
+    ("strategy", "world", "device"), [("fsdp2", 2, "cpu"), ("fsdp2", 1, "cuda:1"), ("ddp", 2, "cuda:1")]
 )
-def test_weights_that_will_be_sharded_are_loaded_where_they_have_room(workers: str, world: int, device: str) -> None:
-    settings = LearnerSettings.model_validate({"workers": workers})
+def test_weights_that_will_be_sharded_are_loaded_where_they_have_room(strategy: str, world: int, device: str) -> None:
+    settings = LearnerSettings.model_validate({"strategy": strategy})
     asked = Placement(device="cuda:1", precision="bfloat16")
     found = learner_placement(asked, settings, Workers(0, world), 64)
     assert (found.device, found.precision) == (device, "float32")

@@ -28,7 +28,7 @@ def batch_of(advantages_B: tuple[float, float], low: float = 0.2, high: float = 
 
 def losses(name: str, batch: LossBatch, **settings: object) -> tuple[Tensor, Tensor]:
     """The loss of every token, and the gradient of their sum by the log-probabilities."""
-    loss_agg_mode = {"loss_agg_mode": "seq-mean-token-sum-norm", "constant_tokens": 4} if name == "dr-grpo" else {}
+    loss_agg_mode = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 4} if name == "dr-grpo" else {}
     opened = open_policy_loss(RlSettings(policy_loss=name, policy_loss_settings=settings, **loss_agg_mode))  # type: ignore[arg-type]
     losses_bt = opened(batch)
     (gradient_bt,) = torch.autograd.grad(losses_bt.sum(), batch.new_bt)
@@ -126,7 +126,7 @@ def test_what_is_wrong_with_a_loss_is_said() -> None:
     with pytest.raises(UnknownName, match="did you mean 'cispo'"):
         open_policy_loss(RlSettings(policy_loss="cipso"))
     with pytest.raises(
-        SettingError, match=r"add rl\.loss_agg_mode=seq-mean-token-sum-norm and rl\.constant_tokens=TOKENS"
+        SettingError, match=r"add rl\.loss_agg_mode=seq-mean-token-sum-norm and rl\.loss_scale_factor=TOKENS"
     ):
         open_policy_loss(RlSettings(policy_loss="dr-grpo"))
     with pytest.raises(SettingError, match="no setting named 'max_wieght'; did you mean 'max_weight'"):

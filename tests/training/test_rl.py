@@ -41,7 +41,7 @@ def test_the_reward_rises(tmp_path: Path, algorithm: str, reached: float) -> Non
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None:
-    changes = {"steps": 1, "kl_coef": 0.01, "kl_in": "loss" if algorithm == "grpo" else "reward"}
+    changes = {"steps": 1, "kl_coef": 0.01, "kl_location": "loss" if algorithm == "grpo" else "reward"}
     _, (row,) = train(tmp_path, settings_of(algorithm, **changes))
     for name in (
         "reward", "reward/exact_match", "exact_match", "answered", "declined", "valid", "truncated", "searches",
@@ -164,7 +164,7 @@ def test_leaving_out_groups_without_spread_changes_nothing() -> None:
 def test_the_noise_of_a_kl_in_the_reward_is_no_spread() -> None:
     """Divided by its own standard deviation it would weigh as much as right against wrong."""
     runs = [replace(fixed(QUESTIONS[0]), segments=(environment(1), agent(2 + at, 3))) for at in range(2)]
-    settings = settings_of("grpo", group_size=2, kl_coef=0.001, kl_in="reward")
+    settings = settings_of("grpo", group_size=2, kl_coef=0.001, kl_location="reward")
     found = held(runs, [0, 0], settings)
     assert found.frac_reward_zero_std == 1.0 and not found.advantages_BT.any()
     unscaled = held(runs, [0, 0], settings.model_copy(update={"algorithm_settings": UNSCALED}))

@@ -234,7 +234,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(SettingError, match="names one twice"):
         make_settings(RolloutSettings, {"servers": ["http://127.0.0.1:9", "http://127.0.0.1:9"]})
     with pytest.raises(SettingError, match="add old_logprobs=recompute"):
-        make_settings(RlSettings, {"importance": "mask"})
+        make_settings(RlSettings, {"rollout_is": "mask"})
 
 
 def test_a_server_that_is_not_there_is_named_before_training(policy: Path) -> None:

@@ -73,12 +73,12 @@ def made(
             "grpo",
             {
                 "loss_agg_mode": "seq-mean-token-sum-norm",
-                "constant_tokens": 9,
+                "loss_scale_factor": 9,
                 "truncated": "penalise",
                 "clip_ratio_high": 0.28,
             },
         ),
-        ("grpo", {"entropy": 0.1}),
+        ("grpo", {"entropy_coef": 0.1}),
         ("rloo", {"algorithm_settings": {"zero_std_groups": "drop"}, "num_minibatches": 1}),
         ("reinforce-pp", {"num_minibatches": 1}),
         ("ppo", {}),
@@ -201,7 +201,7 @@ def test_what_no_stored_run_can_give_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="no critic, which ppo needs"):
         export_rows(run, paid, settings_of("ppo"))
     with pytest.raises(SettingError, match="no reference policy; set kl_coef=0"):
-        export_rows(run, paid, settings_of("grpo", kl_coef=0.1, kl_in="reward"))
+        export_rows(run, paid, settings_of("grpo", kl_coef=0.1, kl_location="reward"))
     with pytest.raises(DataError, match=r"grpo compares the runs of a question, and .* has one of each"):
         export_rows(run, paid, settings_of("grpo"))
     assert not (run.folder / "rows.jsonl").exists()

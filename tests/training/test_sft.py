@@ -25,8 +25,8 @@ from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.sft.settings import Phase, SftSettings, draw_any, draw_by_hops
 from coseek.training.sft.trainer import token_weights, train_sft
 
-LEARNER = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2, decay="linear"))
-MUON = LearnerSettings(optimizer=OptimizerSettings(algorithm="muon", lr=1e-2, decay="linear"))
+LEARNER = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2, lr_scheduler_type="linear"))
+MUON = LearnerSettings(optimizer=OptimizerSettings(algorithm="muon", lr=1e-2, lr_scheduler_type="linear"))
 
 
 def demonstrations() -> list[Trajectory]:
@@ -181,15 +181,15 @@ def test_demonstrations_of_unknown_hops_are_not_forgotten() -> None:
 
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:
-    settings = OptimizerSettings(lr=1.0, warmup_updates=2, decay="linear", decay_from=0.5, floor=0.1)
+    settings = OptimizerSettings(lr=1.0, warmup_updates=2, lr_scheduler_type="linear", decay_from=0.5, min_lr_ratio=0.1)
     rates = [rate_at(settings, update, 10) for update in range(12)]
     assert rates[:6] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert rates[9] == pytest.approx(0.28) and rates[10] == rates[11] == pytest.approx(0.1)
-    share = OptimizerSettings(lr=1.0, warmup_share=0.25)
+    share = OptimizerSettings(lr=1.0, warmup_ratio=0.25)
     assert [rate_at(share, update, 9) for update in range(4)] == [0.5, 1.0, 1.0, 1.0]  # two of nine
     with pytest.raises(ValidationError, match="set one of them to 0"):
-        OptimizerSettings(warmup_updates=2, warmup_share=0.25)
-    assert rate_at(OptimizerSettings(lr=1.0, decay="cosine"), 75, 100) == pytest.approx(0.5)
+        OptimizerSettings(warmup_updates=2, warmup_ratio=0.25)
+    assert rate_at(OptimizerSettings(lr=1.0, lr_scheduler_type="cosine"), 75, 100) == pytest.approx(0.5)
     assert rate_at(OptimizerSettings(lr=1.0), 99, 100) == 1.0
 
 

@@ -42,7 +42,7 @@ MODES = {
     "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": f"{sys.prefix}/jax-cache", "HF_HUB_OFFLINE": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
 }  # fmt: skip
-POLICY = {"optimizer": {"lr": 0.02, "warmup_updates": 0, "clip_norm": 0.0}, "lora": {"rank": 8}}
+POLICY = {"optimizer": {"lr": 0.02, "warmup_updates": 0, "max_grad_norm": 0.0}, "lora": {"rank": 8}}
 
 
 def settings_of(url: str, **changes: object) -> dict[str, object]:
@@ -143,7 +143,7 @@ def test_the_server_has_the_log_probabilities_of_torch(policy: Path, url: str, t
             {
                 "algorithm": "rloo",
                 "loss_agg_mode": "seq-mean-token-sum-norm",
-                "constant_tokens": 32,
+                "loss_scale_factor": 32,
                 "epochs": 2,
                 "num_minibatches": 2,
             },
@@ -154,7 +154,7 @@ def test_the_server_has_the_log_probabilities_of_torch(policy: Path, url: str, t
 def test_updates_of_the_server_are_those_of_this_process(
     changes: dict[str, object], most: float, policy: Path, url: str, tmp_path: Path
 ) -> None:
-    learner = {**POLICY, "optimizer": {"lr": 1e-3, "weight_decay": 0.01, "clip_norm": 0.0}}
+    learner = {**POLICY, "optimizer": {"lr": 1e-3, "weight_decay": 0.01, "max_grad_norm": 0.0}}
     served = Served(tmp_path, policy, url, policy=learner, **changes)
     experience, twin = served.experience(), served.twin(policy)
     algorithm, wanted_BT = open_algorithm(served.settings), experience.batch.agent_BT
@@ -206,11 +206,11 @@ def test_another_base_model_is_refused(url: str, policy: Path, tmp_path: Path) -
     ("changes", "says"),
     [
         ({"policy": {**POLICY, "lora": None}}, "trains all weights"),
-        ({"policy": {**POLICY, "lora": {"targets": ["q_proj"]}}}, "adapts some layers"),
+        ({"policy": {**POLICY, "lora": {"target_modules": ["q_proj"]}}}, "adapts some layers"),
         ({"policy": {**POLICY, "lora": {"alpha": 16}}}, "alpha is not 32"),
-        ({"policy": {"lora": {"rank": 8}}}, "clip_norm=1 clips"),
+        ({"policy": {"lora": {"rank": 8}}}, "max_grad_norm=1 clips"),
         ({"algorithm": "ppo"}, "trains a critic"),
-        ({"entropy": 0.01}, "entropy=0.01 needs whole distributions"),
+        ({"entropy_coef": 0.01}, "entropy_coef=0.01 needs whole distributions"),
         ({"measure_entropy": True}, "measure_entropy=true"),
         ({"temperature": 0.6}, "temperature=0.6"),
         ({"top_p": 0.9, "old_logprobs": "recompute"}, "top_p=0.9"),

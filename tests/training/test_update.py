@@ -129,7 +129,7 @@ def test_each_minibatch_is_weighed_by_its_own_tokens() -> None:
     _, _, said = taught(TableBackend(policy), num_minibatches=2)
     assert close(policy.rows(), table(-1.0 + 1 / 2, -1.0 - 1 / 3)) and said["updates"] == 2
     policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), num_minibatches=2, loss_agg_mode="seq-mean-token-sum-norm", constant_tokens=10)
+    taught(TableBackend(policy), num_minibatches=2, loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=10)
     assert close(policy.rows(), table(-1.0 + 1 / 10, -1.0 - 1 / 10))
     policy = TableLearner(table(-1.0, -1.0))
     taught(TableBackend(policy), loss_agg_mode="seq-mean-token-mean")
@@ -160,7 +160,7 @@ def test_a_row_without_a_gradient_is_not_run_and_counts_in_the_normaliser() -> N
 def test_a_kl_in_the_loss_pulls_the_policy_back_to_its_reference() -> None:
     """β(π − π_ref) of k2: the policy stands .5 above its reference, so each token is pulled down by β · .5 / 5."""
     policy, reference = TableLearner(table(-1.0, -1.0)), TableLearner(table(-1.5, -1.5))
-    changes: dict[str, object] = {"kl_coef": 0.4, "kl_in": "loss", "kl_estimator": "k2"}
+    changes: dict[str, object] = {"kl_coef": 0.4, "kl_location": "loss", "kl_estimator": "k2"}
     _, _, said = taught(TableBackend(policy, reference=reference), **changes)
     assert close(policy.rows(), table(-0.8 - 0.04, -1.2 - 0.04))
     assert said["kl_reference"] == pytest.approx(math.exp(-0.5) - 1 + 0.5, abs=1e-6)  # k3, whatever the loss takes
@@ -172,7 +172,11 @@ def test_a_kl_in_the_loss_pulls_the_policy_back_to_its_reference() -> None:
 
 def test_a_kl_in_the_reward_is_in_no_loss_and_is_still_measured() -> None:
     policy, reference = TableLearner(table(-1.0, -1.0)), TableLearner(table(-1.5, -1.5))
-    changes: dict[str, object] = {"kl_coef": 0.4, "kl_in": "reward", "algorithm_settings": {"scale_by_std": False}}
+    changes: dict[str, object] = {
+        "kl_coef": 0.4,
+        "kl_location": "reward",
+        "algorithm_settings": {"scale_by_std": False},
+    }
     _, _, said = taught(TableBackend(policy, reference=reference), **changes)
     k3 = math.exp(-0.5) - 1 + 0.5
     lead = 0.5 + 0.4 * k3 / 2  # the longer run is charged for one token more
@@ -182,7 +186,7 @@ def test_a_kl_in_the_reward_is_in_no_loss_and_is_still_measured() -> None:
 
 def test_a_bonus_for_entropy_raises_it_and_a_measurement_does_not() -> None:
     policy = TableLearner(table(-1.0, -1.0), entropy=0.75)
-    _, _, said = taught(TableBackend(policy), entropy=0.1)
+    _, _, said = taught(TableBackend(policy), entropy_coef=0.1)
     assert said["entropy"] == pytest.approx(0.75)
     assert said["loss"] == pytest.approx(0.2 - 0.1 * 0.75)
     assert policy.entropy_BT[0].tolist() == pytest.approx([0.75, 0.77, 0.77, 0.75, 0.75])
@@ -235,7 +239,7 @@ def test_a_kl_in_the_reward_is_a_cost_and_not_a_bonus() -> None:
         algorithm="ppo",
         algorithm_settings=PLAIN_PPO,
         kl_coef=0.1,
-        kl_in="reward",
+        kl_location="reward",
         kl_estimator="k1",
     )
     assert experience.returns_BT is not None

@@ -44,8 +44,8 @@ def settings_for(algorithm: str, kind: Kind) -> RlSettings:
         # Adam divides by the gradient's size: without `eps` the rounding of a gradient near 0 would be a whole step.
         optimizer=OptimizerSettings(lr=1e-2, eps=1e-4, weight_decay=0.1),
         micro_batch_tokens=30,
-        workers=kind,
-        checkpointing=algorithm == "ppo",
+        strategy=kind,
+        gradient_checkpointing=algorithm == "ppo",
         lora=LoraSettings(rank=2) if algorithm == "lora" else None,
     )
     return settings_of(
@@ -54,7 +54,7 @@ def settings_for(algorithm: str, kind: Kind) -> RlSettings:
         num_minibatches=1,
         checkpoint_every=1,
         kl_coef=0.01,
-        kl_in="reward" if algorithm == "ppo" else "loss",
+        kl_location="reward" if algorithm == "ppo" else "loss",
         policy=learner,
         critic=learner.model_copy(update={"lora": None}),
     )

@@ -94,15 +94,37 @@ NEEDS = {
 }
 """Pydantic's error type, or its first word → what the setting needs."""
 RENAMED = {
-    "kl": "kl_coef",
-    "minibatches": "num_minibatches",
-    "normaliser": "loss_agg_mode",
-    "resample": "dynamic_sampling",
-    "marks": "add_tag_tokens",
-    "words": "add_word_tokens",
-    "zero_spread": "zero_std_groups",
+    "add_tag_tokens": ("marks",),
+    "add_word_tokens": ("words",),
+    "checkpoint_every": ("save_steps", "save_freq"),
+    "dynamic_sampling": ("resample",),
+    "dynamic_sampling_max_factor": ("dynamic_sampling_at_most",),
+    "entropy_coef": ("entropy",),
+    "epochs": ("ppo_epochs", "num_iterations"),
+    "evaluate_every": ("eval_steps", "test_freq"),
+    "gradient_checkpointing": ("checkpointing",),
+    "group_size": ("num_generations", "n"),
+    "kl_coef": ("kl", "beta", "kl_loss_coef"),
+    "kl_location": ("kl_in",),
+    "loss_agg_mode": ("normaliser",),
+    "loss_scale_factor": ("constant_tokens",),
+    "lr": ("learning_rate",),
+    "lr_scheduler_type": ("decay",),
+    "max_grad_norm": ("clip_norm",),
+    "min_lr_ratio": ("floor",),
+    "num_minibatches": ("minibatches",),
+    "probe_trajectories": ("probe_runs",),
+    "questions_per_step": ("train_batch_size",),
+    "rollout_is": ("importance",),
+    "rollout_is_threshold": ("importance_cap",),
+    "scale_by_std": ("scale_rewards",),
+    "steps": ("max_steps", "total_training_steps"),
+    "strategy": ("workers",),
+    "target_modules": ("targets",),
+    "warmup_ratio": ("warmup_share",),
+    "zero_std_groups": ("zero_spread",),
 }
-"""Settings of version 0.2 whose new name is not the nearest one."""
+"""Setting → its names in TRL, verl and version 0.2."""
 LONGEST = 80
 """Characters of a refused value in a message."""
 MOST = 12
@@ -289,21 +311,26 @@ def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
 
 
 def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
-    """The nearest setting (the same name deeper, a similar name here or one group down, the same name in another
-    group), and the names known here."""
+    """The nearest setting (a new name here, the same name deeper, a similar name here or one group down, the same name
+    in another group), and the names known here."""
     name, group = str(place[-1]).lower(), kind
     for part in place[:-1]:
         group = group_of(group, str(part)) or group
-    below = sorted(_below(group), key=len)
-    same = [path for path in below if path[-1] == name]
-    here = RENAMED[name] if RENAMED.get(name) in group.model_fields else closest(name, group.model_fields)
-    near = [(here,)] if here else []
-    down = closest(name, [path[-1] for path in below if len(path) == 2])
-    found = [(*map(str, place[:-1]), *path) for path in (*same, *near, *(path for path in below if path[-1] == down))]
-    elsewhere = [*((top,) for top in kind.model_fields), *sorted(_below(kind), key=len)]
-    found += [path for path in elsewhere if path[-1] == name and len(place) > 1]
+    names = {name, *(new for new, old in RENAMED.items() if name in old)}
+    paths = _paths(group)
+    near = closest(name, group.model_fields)
+    down = closest(name, [path[-1] for path in paths if len(path) == 2])
+    here = [path for path in paths if path[-1] in names]
+    here += [path for path in paths if path == (near,) or path[-1] == down]
+    found = [(*map(str, place[:-1]), *path) for path in here]
+    found += [path for path in _paths(kind) if path[-1] in names and len(place) > 1]
     hint = f"; did you mean {'.'.join(found[0])!r}?" if found else "."
     return f"{hint} Known here: {', '.join(sorted(group.model_fields))}"
+
+
+def _paths(kind: type[BaseModel]) -> list[tuple[str, ...]]:
+    """The paths of this group's settings and of those below, the shortest first."""
+    return [*((name,) for name in kind.model_fields), *sorted(_below(kind), key=len)]
 
 
 def _below(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:

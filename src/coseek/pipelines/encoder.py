@@ -308,7 +308,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         """Attach adapters, set dropout and gradient checkpointing."""
         settings = self.recipe.training
         body: nn.Module = model[0]
-        if settings.checkpointing:
+        if settings.gradient_checkpointing:
             checkpoint_activations(model)
         if settings.lora is not None:
             attach(body, settings.lora)
@@ -356,7 +356,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             cached=settings.cached,
             normalise=self.card.normalise,
             bfloat16=precision_of(settings.precision, Use.TRAINING, device=self.recipe.device) == "bfloat16",
-            checkpointing=settings.checkpointing,
+            gradient_checkpointing=settings.gradient_checkpointing,
             workers=self.workers,
         )
         objective.sums |= notes.sums

@@ -173,7 +173,7 @@ class _Learner:
 
     @property
     def shards(self) -> int:
-        return self.devices if self.settings.workers == "fsdp2" else 1
+        return self.devices if self.settings.strategy == "fsdp2" else 1
 
     def offloads(self, held_part: str) -> bool:
         return self.shards > 1 and held_part in self.settings.offload
@@ -215,7 +215,7 @@ class _Learner:
 def _in_bfloat16(recipe: AgentRecipe, settings: LearnerSettings) -> bool:
     """Whether frozen weights are held in bfloat16: below adapters, where trainer and sampler use it, and not in shards
     (`trainer.lora.learner_placement`)."""
-    sharded = settings.workers == "fsdp2" and recipe.machine.devices > 1
+    sharded = settings.strategy == "fsdp2" and recipe.machine.devices > 1
     used = settings.precision != "float32" and _itemsize(recipe) == 2
     return settings.lora is not None and used and not sharded
 
@@ -259,9 +259,8 @@ def _activations(shape: Shape, policy: _Learner, row: int, written: int, share: 
     cast = 0.0
     if learner.precision != "float32" and not policy.in_bfloat16:
         # Matrix products keep the weights that they cast; recomputing frees those of a layer with it.
-        cast = 2.0 * (
-            shape.vocabulary * shape.hidden + shape.layer_parameters * (1 if learner.checkpointing else shape.layers)
-        )
+        layers = 1 if learner.gradient_checkpointing else shape.layers
+        cast = 2.0 * (shape.vocabulary * shape.hidden + layers * shape.layer_parameters)
     return pass_bytes(shape, learner, max(most, row), wanted) + cast
 
 
@@ -367,7 +366,7 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     forward = 2.0 * shape.parameters + 4.0 * shape.cached_layers * shape.heads * shape.head_size * context
     passes = 3.0 * rl.epochs + (1.0 if rl.kl_coef > 0.0 else 0.0) + (1.0 if rl.old_logprobs == "recompute" else 0.0)
     passes += 3.0 * rl.epochs + 1.0 if open_algorithm(rl).needs_critic else 0.0
-    passes += rl.epochs if rl.policy.checkpointing else 0.0
+    passes += rl.epochs if rl.policy.gradient_checkpointing else 0.0
     written_s = written / _rate(machine, machine.rollout_mfu)
     rollout = runs * forward * (written_s + read / _rate(machine, machine.update_mfu))
     update = runs * (written + read) * forward * passes / _rate(machine, machine.update_mfu)
@@ -480,15 +479,15 @@ def _changes(recipe: AgentRecipe, shape: Shape) -> Iterator[tuple[str, list[str]
     for divisor in (2, 4, 8):
         tokens = [max(1, learner.micro_batch_tokens // divisor) for learner in learners]
         yield "rows", [f"{path}.micro_batch_tokens={count}" for path, count in zip(paths, tokens, strict=True)]
-    yield "checkpointing", [f"{path}.checkpointing=true" for path in paths]
+    yield "checkpointing", [f"{path}.gradient_checkpointing=true" for path in paths]
     if (devices := recipe.machine.devices) > 1:
-        shards = [f"{path}.workers=fsdp2" for path in paths]
+        shards = [f"{path}.strategy=fsdp2" for path in paths]
         yield "shards", shards
         for parts in ("moments,reference", "weights,reference"):
             yield "offload", [*shards, *(f"{path}.offload=[{parts}]" for path in paths)]
     while devices < MOST_DEVICES:
         devices *= 2
-        yield "devices", [f"machine.devices={devices}", *(f"{path}.workers=fsdp2" for path in paths)]
+        yield "devices", [f"machine.devices={devices}", *(f"{path}.strategy=fsdp2" for path in paths)]
     yield "lora", [f"{path}.lora={{rank: 16}}" for path in paths]
 
 

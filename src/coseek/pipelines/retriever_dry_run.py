@@ -159,7 +159,9 @@ def encoder_memory(
     at_once = max(updates.micro_batch_tokens, query_tokens, passage_tokens)
     if not updates.cached:
         at_once = updates.batch_size * (query_tokens + passages * passage_tokens)
-    learner = LearnerSettings(precision=updates.precision, checkpointing=updates.checkpointing, lora=updates.lora)
+    learner = LearnerSettings(
+        precision=updates.precision, gradient_checkpointing=updates.gradient_checkpointing, lora=updates.lora
+    )
     trained = parameters if updates.lora is None else adapter_parameters(shape, learner)
     return {
         "weights": 4.0 * parameters,

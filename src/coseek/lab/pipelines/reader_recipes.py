@@ -89,8 +89,8 @@ class GeneratorRecipe(ReaderRecipe):
         # As the warm start of the quickstart, which teaches the base the words of laptop worlds too.
         learner=LearnerSettings(
             optimizer=OptimizerSettings(
-                algorithm="muon", lr=4e-3, muon_lr_factor=2.0, betas=(0.9, 0.98), warmup_updates=10, decay="linear",
-                decay_from=0.1,
+                algorithm="muon", lr=4e-3, muon_lr_factor=2.0, betas=(0.9, 0.98), warmup_updates=10,
+                lr_scheduler_type="linear", decay_from=0.1,
             ),
             precision="auto",
             micro_batch_tokens=2000,
@@ -162,7 +162,7 @@ class BaseRecipe(ReaderRecipe):
         learner=LearnerSettings(
             optimizer=OptimizerSettings(
                 algorithm="muon", lr=2e-3, muon_lr_factor=3.0, betas=(0.9, 0.98), weight_decay=0.02,
-                warmup_updates=20, decay="linear", decay_from=0.4, floor=0.02,
+                warmup_updates=20, lr_scheduler_type="linear", decay_from=0.4, min_lr_ratio=0.02,
             ),
             precision="auto",
             micro_batch_tokens=2000,

@@ -34,7 +34,7 @@ def check_verl(recipe: AgentRecipe) -> None:
     if recipe.rollout.servers:
         wrong.say("verl starts servers of its own and takes none of rollout.servers; set rollout.servers=[]")
     if rl.dynamic_sampling:
-        wrong.say("verl bounds no resampling as rl.dynamic_sampling_at_most does; set rl.dynamic_sampling=false")
+        wrong.say("verl bounds no resampling as rl.dynamic_sampling_max_factor does; set rl.dynamic_sampling=false")
     if rl.tree_roots is not None:
         wrong.say("verl samples every trajectory from its question; leave rl.tree_roots out")
     if rl.balance_hops:
@@ -57,8 +57,8 @@ def check_verl(recipe: AgentRecipe) -> None:
         wrong.say("verl has no loss like rl.loss_agg_mode=group-mean; set it to token-mean or seq-mean-token-mean")
     if compares and algorithm.drops_zero_std:
         wrong.say("verl updates with groups without spread, too; set rl.algorithm_settings.zero_std_groups=count")
-    if compares and rl.kl_coef > 0.0 and rl.kl_in == "reward":
-        wrong.say(f"verl gives {algorithm.name} its KL and its rewards in one number; set rl.kl_in=loss")
+    if compares and rl.kl_coef > 0.0 and rl.kl_location == "reward":
+        wrong.say(f"verl gives {algorithm.name} its KL and its rewards in one number; set rl.kl_location=loss")
     if rl.kl_clamp is not None and (rl.kl_clamp != 10.0 or rl.kl_estimator != "k3"):
         wrong.say(f"verl clamps k3 at 10 and nothing else; leave out rl.kl_clamp={rl.kl_clamp:g}")
     if isinstance(algorithm.settings, CriticSettings):
@@ -81,12 +81,14 @@ def _check_learner(learner: LearnerSettings, where: str, wrong: ErrorList) -> No
         wrong.say(f"verl has no {where}.optimizer.algorithm={optimizer.algorithm}; set it to adamw")
     if optimizer.weight_decay > 0.0 and not optimizer.decay_vectors:
         wrong.say(f"verl decays vectors, too; set {where}.optimizer.decay_vectors=true, or weight_decay=0")
-    if optimizer.clip_norm == 0.0:
-        wrong.say(f"verl always clips gradients; set {where}.optimizer.clip_norm above 0")
-    if optimizer.decay == "linear" or (optimizer.decay == "cosine" and optimizer.decay_from > 0.0):
+    if optimizer.max_grad_norm == 0.0:
+        wrong.say(f"verl always clips gradients; set {where}.optimizer.max_grad_norm above 0")
+    if optimizer.lr_scheduler_type == "linear" or (
+        optimizer.lr_scheduler_type == "cosine" and optimizer.decay_from > 0.0
+    ):
         wrong.say(
-            f"verl's only decay is a cosine from the warm-up on; set {where}.optimizer.decay=constant, or cosine with "
-            f"{where}.optimizer.decay_from=0"
+            f"verl's only decay is a cosine from the warm-up on; set {where}.optimizer.lr_scheduler_type=constant, or "
+            f"cosine with {where}.optimizer.decay_from=0"
         )
     if learner.lora is not None:
         wrong.say(f"coseek takes no LoRA adapter back from verl; set {where}.lora=null")
@@ -128,7 +130,7 @@ def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int)
             "dataloader_num_workers": 0,
         },
         "actor_rollout_ref": {
-            "model": {"path": str(policy), "enable_gradient_checkpointing": rl.policy.checkpointing},
+            "model": {"path": str(policy), "enable_gradient_checkpointing": rl.policy.gradient_checkpointing},
             "actor": _actor(recipe),
             "ref": {"fsdp_config": {**_precision(rl.policy), "param_offload": "reference" in rl.policy.offload}},
             "rollout": _rollout(recipe, folder),
@@ -164,10 +166,10 @@ def _actor(recipe: AgentRecipe) -> JsonObject:
         "clip_ratio_high": rl.clip_ratio_high,
         "clip_ratio_c": NEVER,
         "loss_agg_mode": rl.loss_agg_mode,
-        "loss_scale_factor": rl.constant_tokens if rl.loss_agg_mode == "seq-mean-token-sum-norm" else None,
-        "entropy_coeff": rl.entropy,
+        "loss_scale_factor": rl.loss_scale_factor if rl.loss_agg_mode == "seq-mean-token-sum-norm" else None,
+        "entropy_coeff": rl.entropy_coef,
         "calculate_entropy": rl.measure_entropy,
-        "use_kl_loss": rl.kl_coef > 0.0 and rl.kl_in == "loss",
+        "use_kl_loss": rl.kl_coef > 0.0 and rl.kl_location == "loss",
         "kl_loss_coef": rl.kl_coef,
         "kl_loss_type": KL[rl.kl_estimator],
         "checkpoint": {
@@ -183,7 +185,7 @@ def _critic(recipe: AgentRecipe, policy: Path) -> JsonObject:
     clip = open_algorithm(rl).value_clip
     return {
         **_learner(recipe, rl.critic),
-        "model": {"path": str(policy), "enable_gradient_checkpointing": rl.critic.checkpointing},
+        "model": {"path": str(policy), "enable_gradient_checkpointing": rl.critic.gradient_checkpointing},
         "cliprange_value": NEVER if clip is None else clip,
         "fsdp": {**_precision(rl.critic), **_offload(rl.critic), "seed": rl.seed % 2**31},
     }
@@ -193,22 +195,22 @@ def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
     """What actor and critic have in common. A row is never longer than an episode, which must fit a micro-batch."""
     rl, optimizer = recipe.rl, learner.optimizer
     return {
-        "strategy": "fsdp2" if learner.workers == "fsdp2" else "fsdp",
+        "strategy": "fsdp2" if learner.strategy == "fsdp2" else "fsdp",
         "ppo_mini_batch_size": rl.questions_per_step // rl.num_minibatches,
         "ppo_epochs": rl.epochs,
         "shuffle": True,
         "data_loader_seed": rl.seed % 2**31,
         "use_dynamic_bsz": True,
         "ppo_max_token_len_per_gpu": max(learner.micro_batch_tokens, recipe.limits.max_tokens),
-        "grad_clip": optimizer.clip_norm,
+        "grad_clip": optimizer.max_grad_norm,
         "optim": {
             "lr": optimizer.lr,
             "betas": [*optimizer.betas],
             "weight_decay": optimizer.weight_decay,
-            "clip_grad": optimizer.clip_norm,
+            "clip_grad": optimizer.max_grad_norm,
             "lr_warmup_steps": optimizer.warmup_of(rl.updates),
-            "lr_scheduler_type": optimizer.decay,
-            "min_lr_ratio": optimizer.floor,
+            "lr_scheduler_type": optimizer.lr_scheduler_type,
+            "min_lr_ratio": optimizer.min_lr_ratio,
             "override_optimizer_config": {"eps": optimizer.eps},
         },
     }
@@ -252,10 +254,10 @@ def _rollout(recipe: AgentRecipe, folder: Path) -> JsonObject:
 
 def _algorithm(recipe: AgentRecipe) -> JsonObject:
     rl, algorithm = recipe.rl, open_algorithm(recipe.rl)
-    cap = rl.importance_cap
+    cap = rl.rollout_is_threshold
     correction: JsonObject = {"bypass_mode": rl.old_logprobs == "rollout", "rollout_is": None}
-    if rl.importance != "off":
-        bounds = cap if rl.importance == "truncate" else f"{1.0 / cap}_{cap}"
+    if rl.rollout_is != "off":
+        bounds = cap if rl.rollout_is == "truncate" else f"{1.0 / cap}_{cap}"
         correction |= {"rollout_is": "token", "rollout_is_threshold": bounds}
     chosen: JsonObject = {"adv_estimator": AGENT}
     if algorithm.needs_critic:
@@ -263,7 +265,7 @@ def _algorithm(recipe: AgentRecipe) -> JsonObject:
         chosen = {"adv_estimator": "gae", "gamma": ppo["gamma"], "lam": ppo["lam"]}
     return {
         **chosen,
-        "use_kl_in_reward": rl.kl_coef > 0.0 and rl.kl_in == "reward",
+        "use_kl_in_reward": rl.kl_coef > 0.0 and rl.kl_location == "reward",
         "kl_penalty": KL[rl.kl_estimator],
         "kl_ctrl": {"type": "fixed", "kl_coef": rl.kl_coef},
         "rollout_correction": correction,

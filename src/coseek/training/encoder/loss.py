@@ -61,7 +61,9 @@ def checkpoint_activations(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             if not module.supports_gradient_checkpointing:
-                raise SettingError(f"{type(module).__name__} cannot recompute its layers; set checkpointing=false")
+                raise SettingError(
+                    f"{type(module).__name__} cannot recompute its layers; set gradient_checkpointing=false"
+                )
             # Not reentrant: that kind drops the gradients of layers above frozen ones.
             module.activation_checkpointing_enable({"use_reentrant": False})
 
@@ -108,7 +110,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         cached: bool,
         normalise: bool,
         bfloat16: bool = False,
-        checkpointing: bool = False,
+        gradient_checkpointing: bool = False,
         workers: Workers = ALONE,
     ) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         self.mini_batch_size = 1  # unused: micro-batches are limited by tokens
         self.mini_batch_num_tokens = micro_batch_tokens
         self._settings, self._cached, self._workers = settings, cached, workers
-        self._normalise, self._bfloat16, self._checkpointing = normalise, bfloat16, checkpointing
+        self._normalise, self._bfloat16, self._gradient_checkpointing = normalise, bfloat16, gradient_checkpointing
         self.sums: dict[str, float] = {}
         """Sums behind `pop_metrics`. Checkpoints store them, so a resumed training completes the current row."""
 
@@ -151,7 +153,11 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
     ) -> tuple[Tensor, RandContext | None]:
         """Encode some texts; normalise the vectors if the encoder's card says so."""
         device = sentence_feature["input_ids"].device
-        with bfloat16_autocast(device, checkpointing=self._checkpointing) if self._bfloat16 else nullcontext():
+        with (
+            bfloat16_autocast(device, gradient_checkpointing=self._gradient_checkpointing)
+            if self._bfloat16
+            else nullcontext()
+        ):
             if self._tokens:
                 some = _create_minibatch(sentence_feature, begin, end)
                 with random_state or nullcontext(), torch.set_grad_enabled(with_grad):

@@ -140,12 +140,12 @@ class RetrieverUpdates(Settings):
     cached: bool = True
     """Encode a batch of several micro-batches twice and keep the activations of one micro-batch at a time (GradCache,
     Gao et al. 2021): the same gradient, a third slower, and far less memory. False keeps all activations."""
-    checkpointing: bool = False
+    gradient_checkpointing: bool = False
     """Keep the inputs of layers instead of all activations, and compute these again in the backward pass: long texts
     need far less memory, for a third more time."""
     precision: TrainingPrecision = "float32"
     """Precision of the forward pass; weights and optimizer stay float32. `auto`: the fastest on this machine."""
-    optimizer: OptimizerSettings = OptimizerSettings(lr=2e-5, decay="linear", decay_from=0.0)
+    optimizer: OptimizerSettings = OptimizerSettings(lr=2e-5, lr_scheduler_type="linear", decay_from=0.0)
     """AdamW and its schedule; `muon` is refused."""
     lora: LoraSettings | None = None
     """Train low-rank adapters, which are merged into the weights at the end."""

@@ -216,7 +216,7 @@ def arguments(
         max_steps=steps,
         num_train_epochs=1,
         per_device_train_batch_size=1,  # one update; `ExampleOrder` gives its number of examples
-        max_grad_norm=updates.optimizer.clip_norm,
+        max_grad_norm=updates.optimizer.max_grad_norm,
         logging_steps=updates.log_every,
         logging_nan_inf_filter=False,
         save_strategy="steps",

@@ -89,8 +89,8 @@ class Learner(ABC):
         self.settings = settings
         self.updates = updates
         self.workers = workers
-        self.is_sharded = settings.workers == "fsdp2" and workers.world_size > 1
-        if settings.checkpointing:
+        self.is_sharded = settings.strategy == "fsdp2" and workers.world_size > 1
+        if settings.gradient_checkpointing:
             _enable_recomputing(module)
 
     @cached_property
@@ -242,7 +242,7 @@ class Learner(ABC):
     def _autocast(self) -> AbstractContextManager[object]:
         if self.precision == "float32":
             return nullcontext()
-        return bfloat16_autocast(self.device, checkpointing=self.settings.checkpointing)
+        return bfloat16_autocast(self.device, gradient_checkpointing=self.settings.gradient_checkpointing)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
@@ -251,7 +251,7 @@ class Learner(ABC):
         Hugging Face's layers do so in training mode only. The layers are switched to it without their dropout modules,
         and only while gradients are computed: in that mode they would disable a sampler's cache.
         """
-        layers = layers_of(self._entry) if self.settings.checkpointing else []
+        layers = layers_of(self._entry) if self.settings.gradient_checkpointing else []
         for layer in layers:
             layer.training = True
         try:
@@ -276,6 +276,6 @@ def _enable_recomputing(module: nn.Module) -> None:
                 model.activation_checkpointing_enable({"use_reentrant": False})
             except ValueError:
                 raise SettingError(
-                    f"{type(model).__name__} cannot recompute its layers; set checkpointing=false"
+                    f"{type(model).__name__} cannot recompute its layers; set gradient_checkpointing=false"
                 ) from None
             return

@@ -58,12 +58,12 @@ POSITION_MULTIPLE = 64
 
 
 @contextmanager
-def bfloat16_autocast(device: torch.device, *, checkpointing: bool) -> Iterator[None]:
-    """Run matrix products in bfloat16 in this block. `checkpointing`: whether layers run again in the backward pass,
-    outside of the block; their attention then stays in bfloat16, as it will be there."""
+def bfloat16_autocast(device: torch.device, *, gradient_checkpointing: bool) -> Iterator[None]:
+    """Run matrix products in bfloat16 in this block. `gradient_checkpointing`: whether layers run again in the backward
+    pass, outside of the block; their attention then stays in bfloat16, as it will be there."""
     # A pass uses each weight once, so a cache of the cast weights would only hold them all at the same time.
     with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
-        if device.type != "cpu" or checkpointing:
+        if device.type != "cpu" or gradient_checkpointing:
             yield
         else:
             with ReplacedAttention(_attention_in_float32):

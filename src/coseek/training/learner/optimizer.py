@@ -93,11 +93,11 @@ def rate_at(settings: OptimizerSettings, update: int, updates: int) -> float:
     if update < (warmup := settings.warmup_of(updates)):
         return settings.lr * (update + 1) / warmup
     start = settings.decay_from * updates
-    if settings.decay == "constant" or update < start:
+    if settings.lr_scheduler_type == "constant" or update < start:
         return settings.lr
     progress = min(1.0, (update - start) / max(1.0, updates - start))
-    factor = 1.0 - progress if settings.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return settings.lr * (settings.floor + (1.0 - settings.floor) * factor)
+    factor = 1.0 - progress if settings.lr_scheduler_type == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return settings.lr * (settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * factor)
 
 
 MOMENTS = {"exp_avg", "exp_avg_sq"}
@@ -156,7 +156,7 @@ class Optimizer:
 
     def step(self) -> float:
         """Make one update from the accumulated gradients and clear them. Returns their norm before clipping."""
-        max_norm = self.settings.clip_norm if self.settings.clip_norm > 0 else math.inf
+        max_norm = self.settings.max_grad_norm if self.settings.max_grad_norm > 0 else math.inf
         norm = float(full_tensor(clip_grad_norm_(self._parameters, max_norm)))
         if not math.isfinite(norm):
             raise RunError(

@@ -53,7 +53,7 @@ def learner_placement(placement: Placement, settings: LearnerSettings, workers: 
     precision is the placement's: one copy serves both. Shards hold float32, since all of a shard has one number type.
     """
     float32 = placement.in_float32()
-    if settings.workers == "fsdp2" and workers.world_size > 1:
+    if settings.strategy == "fsdp2" and workers.world_size > 1:
         return float32.model_copy(update={"device": "cpu"})
     trained = precision_of(settings.precision, Use.TRAINING, device=placement.device)
     if settings.lora is None or {trained, placement.precision_at(width)} != {"bfloat16"}:
@@ -77,17 +77,18 @@ def attach(module: nn.Module, settings: LoraSettings, head: nn.Module | None = N
         name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and layer is not head
     }
     layer_names = {name.rpartition(".")[2] for name in linear}
-    for target in settings.targets:
+    for target in settings.target_modules:
         if target not in layer_names:
             hint = nearest(target, layer_names)
             raise SettingError(
-                f"lora.targets: no linear layer is called {target!r}{hint} Known: {', '.join(sorted(layer_names))}"
+                f"lora.target_modules: no linear layer is called {target!r}{hint} Known: "
+                f"{', '.join(sorted(layer_names))}"
             )
     module.requires_grad_(False)
     generator = torch.Generator().manual_seed(settings.seed)
     for name, layer in linear.items():
         parent, _, child = name.rpartition(".")
-        if not settings.targets or child in settings.targets:
+        if not settings.target_modules or child in settings.target_modules:
             adapted = LoraLinear(layer, settings.rank, settings.alpha / settings.rank, generator)
             setattr(module.get_submodule(parent), child, adapted.train(layer.training))
 
@@ -158,7 +159,9 @@ class Policy(Learner):
         """Whole copies of a sharded module, for samplers."""
         self._engines: dict[torch.dtype, Engine] = {}
         self._is_plain = _has_plain_head(module)
-        self._reduced = reducible_parts(module.base_model) if self._is_plain and not settings.checkpointing else ()
+        self._reduced = (
+            reducible_parts(module.base_model) if self._is_plain and not settings.gradient_checkpointing else ()
+        )
         if settings.share_prefixes:
             check_shares(module, self._is_plain)
 
@@ -420,9 +423,9 @@ class Critic(Learner):
     def __init__(
         self, policy: PreTrainedModel, settings: LearnerSettings, updates: int, workers: Workers = ALONE
     ) -> None:
-        sharded = settings.workers == "fsdp2" and workers.world_size > 1
+        sharded = settings.strategy == "fsdp2" and workers.world_size > 1
         adapted = settings.lora is not None
-        module = ValueModule(policy, not settings.checkpointing, adapted=adapted, sharded=sharded)
+        module = ValueModule(policy, not settings.gradient_checkpointing, adapted=adapted, sharded=sharded)
         if settings.lora is not None:
             attach(module.trunk, settings.lora)
         super().__init__(module, settings, updates, workers)

@@ -29,31 +29,31 @@ class OptimizerSettings(Settings):
     """Decoupled weight decay, on matrices only unless `decay_vectors`."""
     decay_vectors: bool = False
     """Apply the weight decay to vectors (norms, biases) as well."""
-    clip_norm: float = Field(default=1.0, ge=0.0)
+    max_grad_norm: float = Field(default=1.0, ge=0.0)
     """Maximum norm of the gradient; 0 turns clipping off."""
     warmup_updates: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises linearly from 0."""
-    warmup_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
     """The same as a share of all updates, rounded down; give one of the two."""
-    decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the decay after `decay_from`."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate's decay after `decay_from`."""
     decay_from: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of all updates after which the decay begins."""
-    floor: float = Field(default=0.0, ge=0.0, le=1.0)
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     """Final learning rate as a share of the peak."""
 
     @model_validator(mode="after")
     def _has_one_warmup(self) -> "OptimizerSettings":
-        if self.warmup_updates and self.warmup_share:
+        if self.warmup_updates and self.warmup_ratio:
             raise ValueError(
-                f"warmup_updates={self.warmup_updates} and warmup_share={self.warmup_share:g} are both given; set one "
+                f"warmup_updates={self.warmup_updates} and warmup_ratio={self.warmup_ratio:g} are both given; set one "
                 "of them to 0"
             )
         return self
 
     def warmup_of(self, updates: int) -> int:
         """Length of the warm-up of a training of `updates` updates."""
-        return self.warmup_updates or int(self.warmup_share * updates)
+        return self.warmup_updates or int(self.warmup_ratio * updates)
 
 
 class LoraSettings(Settings):
@@ -63,7 +63,7 @@ class LoraSettings(Settings):
     """Inner width of an adapter."""
     alpha: float = Field(default=32.0, gt=0.0)
     """The adapter's output is scaled by alpha / rank."""
-    targets: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ()
     """Names of the linear layers to adapt (`q_proj`); all but the output layer if empty."""
     seed: int = 0
     """Seed of the adapters' initial weights."""
@@ -81,7 +81,7 @@ class LearnerSettings(Settings):
     micro_batch_gib: float | None = Field(default=None, gt=0.0)
     """Memory of the activations of one pass, in GiB. If set, `micro_batch_tokens` is worked out from it and the model's
     shape: see `pass_bytes`."""
-    checkpointing: bool = False
+    gradient_checkpointing: bool = False
     """Keep one activation per layer and recompute the others in the backward pass: about a third slower, the same
     gradient, and far less memory for long rows."""
     share_prefixes: bool = False
@@ -89,7 +89,7 @@ class LearnerSettings(Settings):
     networks of full attention; the result is the same up to rounding."""
     lora: LoraSettings | None = None
     """Train low-rank adapters instead of the weights."""
-    workers: Literal["ddp", "fsdp2"] = "ddp"
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
     """How the workers of `torchrun` hold weights, gradients and moments: `ddp` replicates them, `fsdp2` shards them. It
     does not change the result, and has no effect with one worker."""
     offload: tuple[Offloaded, ...] = ()
@@ -99,15 +99,15 @@ class LearnerSettings(Settings):
 
     @model_validator(mode="after")
     def _can_be_sharded(self) -> "LearnerSettings":
-        if self.offload and self.workers != "fsdp2":
+        if self.offload and self.strategy != "fsdp2":
             raise ValueError(
-                f"offload=[{', '.join(self.offload)}] moves shards to the host's memory, which workers={self.workers} "
-                "has not; set workers=fsdp2, or leave offload out"
+                f"offload=[{', '.join(self.offload)}] moves shards to the host's memory, and there are none with "
+                f"strategy={self.strategy}; set strategy=fsdp2, or leave offload out"
             )
-        if self.share_prefixes and self.checkpointing:
-            raise ValueError("share_prefixes keeps the activations of its attention; leave out checkpointing")
-        if self.optimizer.algorithm == "muon" and self.workers == "fsdp2":
-            raise ValueError("Muon needs whole matrices; set workers=ddp, or optimizer.algorithm=adamw")
+        if self.share_prefixes and self.gradient_checkpointing:
+            raise ValueError("share_prefixes keeps the activations of its attention; leave out gradient_checkpointing")
+        if self.optimizer.algorithm == "muon" and self.strategy == "fsdp2":
+            raise ValueError("Muon needs whole matrices; set strategy=ddp, or optimizer.algorithm=adamw")
         return self
 
 
@@ -121,15 +121,15 @@ def pass_bytes(shape: Shape, settings: LearnerSettings, tokens: float, wanted: f
 
     A layer keeps the inputs of its two norms and of every matrix product: about 8·h + 2·q + 3·k + 4·f numbers a token
     (h hidden, q and k query and key widths, f feed-forward), and needs 2·f more in its backward pass. Fused attention
-    keeps no scores. The loss needs three float32 numbers for each token of the vocabulary. `checkpointing` keeps h a
-    layer, and then either one layer in full or the logits.
+    keeps no scores. The loss needs three float32 numbers for each token of the vocabulary. `gradient_checkpointing`
+    keeps h a layer, and then either one layer in full or the logits.
     """
     size = 4 if settings.precision == "float32" else 2
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     layer = size * tokens * (8 * shape.hidden + 2 * queries + 3 * keys + 4 * shape.feed_forward)
     backward = size * tokens * 2 * shape.feed_forward
     logits = 12.0 * wanted * shape.vocabulary
-    if settings.checkpointing:
+    if settings.gradient_checkpointing:
         return size * tokens * shape.layers * shape.hidden + max(layer + backward, logits)
     return shape.layers * layer + max(backward, logits)
 

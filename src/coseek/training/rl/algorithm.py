@@ -274,10 +274,10 @@ def spread_over_steps(settings: RlSettings) -> str:
     trains_critic = open_algorithm(settings).needs_critic
     groups = {"policy": settings.policy, **({"critic": settings.critic} if trains_critic else {})}
     for name, group in groups.items():
-        if group.optimizer.decay != "constant":
-            return f"rl.{name}.optimizer.decay"
-        if group.optimizer.warmup_share:
-            return f"rl.{name}.optimizer.warmup_share"
+        if group.optimizer.lr_scheduler_type != "constant":
+            return f"rl.{name}.optimizer.lr_scheduler_type"
+        if group.optimizer.warmup_ratio:
+            return f"rl.{name}.optimizer.warmup_ratio"
     return ""
 
 

@@ -63,7 +63,7 @@ def make_experience(
     recomputed = policy if settings.old_logprobs == "recompute" else None
     old_BT = recomputed.forward(batch, batch.agent_BT) if recomputed else batch.logprobs_BT
     # So the KL that the reward of a masked trajectory is charged counts there too.
-    kl_mask_BT = batch.agent_BT if settings.kl_in == "reward" else mask_BT
+    kl_mask_BT = batch.agent_BT if settings.kl_location == "reward" else mask_BT
     reference_BT = reference.forward(batch, kl_mask_BT) if reference else None
     rewards_B = row_rewards(episodes, settings)
     groups = [*episodes.rows_by_group().values()]
@@ -84,8 +84,8 @@ def make_experience(
         gold_probe=gold_probe,
     )
     estimates = algorithm.advantages(step)
-    has_kl_loss = reference is not None and settings.kl_in == "loss"
-    has_other_terms = critic is not None or settings.entropy > 0.0 or has_kl_loss
+    has_kl_loss = reference is not None and settings.kl_location == "loss"
+    has_other_terms = critic is not None or settings.entropy_coef > 0.0 or has_kl_loss
     return Experience(
         batch=batch,
         mask_BT=mask_BT,
@@ -105,14 +105,16 @@ def make_experience(
 
 
 def _importance(old_BT: Tensor, batch: Batch, settings: RlSettings) -> Tensor | None:
-    if settings.importance == "off":
+    if settings.rollout_is == "off":
         return None
-    return importance_weights(old_BT, batch.logprobs_BT, batch.agent_BT, settings.importance, settings.importance_cap)
+    return importance_weights(
+        old_BT, batch.logprobs_BT, batch.agent_BT, settings.rollout_is, settings.rollout_is_threshold
+    )
 
 
 def _kl_penalty(old_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, settings: RlSettings) -> Tensor:
     """Return β · KL estimate per token if the settings charge it to the reward, else 0; shape BT."""
-    if reference_BT is None or settings.kl_in != "reward":
+    if reference_BT is None or settings.kl_location != "reward":
         return torch.zeros_like(old_BT)
     return settings.kl_coef * kl_estimate(old_BT, reference_BT, mask_BT, settings.kl_estimator, settings.kl_clamp)
 

@@ -18,7 +18,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def loss_weights(
-    mask_BT: Tensor, kind: LossAggMode, constant_tokens: int = 0, groups_B: Tensor | None = None
+    mask_BT: Tensor, kind: LossAggMode, loss_scale_factor: int = 0, groups_B: Tensor | None = None
 ) -> Tensor:
     """Return the weight of each masked token, such that the loss is the sum of weight · token loss; shape BT.
 
@@ -29,7 +29,7 @@ def loss_weights(
     | token-mean | 1 / tokens of the batch | DAPO; Search-R1's code, there per micro-batch |
     | seq-mean-token-mean | 1 / (rows · tokens of its row) | GRPO as first published |
     | group-mean | 1 / (groups · tokens of its group) | QAgent, eq. 3 |
-    | seq-mean-token-sum-norm | 1 / (rows · `constant_tokens`) | Dr. GRPO |
+    | seq-mean-token-sum-norm | 1 / (rows · `loss_scale_factor`) | Dr. GRPO |
 
     Weights are computed over the whole batch *before* it is split, so the split changes no gradient. Rows without a
     masked token have weight 0 and are not counted. With no masked token at all every weight is 0.
@@ -41,9 +41,9 @@ def loss_weights(
     elif kind == "seq-mean-token-mean":
         weight_B = 1.0 / (rows * per_row_B.clamp(min=1))
     elif kind == "seq-mean-token-sum-norm":
-        if constant_tokens <= 0:
-            raise SettingError(f"loss_agg_mode {kind!r} needs constant_tokens above 0, not {constant_tokens}")
-        weight_B = torch.ones_like(per_row_B) / (rows * constant_tokens)
+        if loss_scale_factor <= 0:
+            raise SettingError(f"loss_agg_mode {kind!r} needs loss_scale_factor above 0, not {loss_scale_factor}")
+        weight_B = torch.ones_like(per_row_B) / (rows * loss_scale_factor)
     else:
         weight_B = _group_weights(per_row_B, groups_B)
     return torch.where(mask_BT, weight_B.float()[:, None], 0.0)

@@ -8,7 +8,7 @@ A policy loss is one file: `rl/policy_losses/NAME.py`, or a user's file whose pa
     LOSS_AGG_MODE                   optional: the only `rl.loss_agg_mode` that the loss is defined with
 
 In a program it may also be a function of the `LossBatch` alone (`policy_loss_name`). The update adds the weights, the
-KL, the entropy bonus and `rl.importance`. Neither this module nor the top level of a loss's file imports torch: a
+KL, the entropy bonus and `rl.rollout_is`. Neither this module nor the top level of a loss's file imports torch: a
 recipe is checked before torch is loaded.
 """
 
@@ -131,7 +131,7 @@ def open_policy_loss(settings: RlSettings) -> PolicyLoss:
     if mode != settings.loss_agg_mode:
         raise SettingError(
             f"rl.policy_loss={name} is defined with rl.loss_agg_mode={mode}, not {settings.loss_agg_mode}; add "
-            f"rl.loss_agg_mode={mode}{' and rl.constant_tokens=TOKENS' if mode.endswith('norm') else ''}"
+            f"rl.loss_agg_mode={mode}{' and rl.loss_scale_factor=TOKENS' if mode.endswith('norm') else ''}"
         )
     kind = cast(type[PolicyLossSettings], module.SETTINGS)
     loss_settings = make_settings(kind, settings.policy_loss_settings, "rl.policy_loss_settings")

@@ -259,10 +259,10 @@ def sample_step(
     """Sample and score the episodes of step number `step`, whose questions begin at `position` of the stream.
 
     Takes one wave of questions. With `dynamic_sampling`, each further wave has as many questions as groups are
-    missing, until `dynamic_sampling_at_most` is reached.
+    missing, until `dynamic_sampling_max_factor` is reached.
     """
     needed = settings.questions_per_step
-    max_questions = int(settings.dynamic_sampling_at_most * needed) if settings.dynamic_sampling else needed
+    max_questions = int(settings.dynamic_sampling_max_factor * needed) if settings.dynamic_sampling else needed
     waves: list[EpisodeBatch] = []
     taken = 0
     kept_groups: set[int] = set()

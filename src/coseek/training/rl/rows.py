@@ -96,9 +96,9 @@ def export_rows(run: Run, reward: ScoreFunction, settings: RlSettings, out: Path
     algorithm = open_algorithm(settings)
     if algorithm.needs_critic:
         raise SettingError(f"the rows of a stored run have no critic, which {algorithm.name} needs; name another one")
-    if settings.kl_coef > 0.0 and settings.kl_in == "reward":
+    if settings.kl_coef > 0.0 and settings.kl_location == "reward":
         raise SettingError(
-            "the rows of a stored run have no reference policy; set kl_coef=0, or kl_in=loss for the engine"
+            "the rows of a stored run have no reference policy; set kl_coef=0, or kl_location=loss for the engine"
         )
     export = RowExport(out or run.folder / "rows.jsonl")
     rows = _rows_of_run(run, reward, settings, algorithm, export)
@@ -147,7 +147,7 @@ def experience_of(rows: Sequence[TrainingRow], settings: RlSettings) -> Experien
     trained_BT, advantages_BT = padded("trained", torch.bool), padded("advantage", torch.float32)
     logprobs_BT = padded("sampled_logprob", torch.float32)
     lengths_B = torch.tensor([len(row.ids) for row in rows])
-    zero_grad_B = (advantages_BT == 0.0).all(dim=1) & (settings.entropy == 0.0)
+    zero_grad_B = (advantages_BT == 0.0).all(dim=1) & (settings.entropy_coef == 0.0)
     groups_B = torch.tensor([row.group for row in rows])
     flat = [bool(zero_grad_B[groups_B == group].all()) for group in groups_B.unique()]
     return Experience(

@@ -169,18 +169,18 @@ class RlSettings(Settings):
     """Upper clip: a ratio above 1 by more than this has no gradient (DAPO: 0.28)."""
     loss_agg_mode: LossAggMode = "token-mean"
     """Divisor of the sum of token losses: see `losses.loss_weights`."""
-    constant_tokens: int = Field(default=0, ge=0)
+    loss_scale_factor: int = Field(default=0, ge=0)
     """Tokens per row, for `loss_agg_mode: seq-mean-token-sum-norm`."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Source of the old policy's log-probabilities: the sampler, or one more forward pass of the trainer."""
-    importance: Literal["off", "truncate", "mask"] = "off"
+    rollout_is: Literal["off", "truncate", "mask"] = "off"
     """Correction for a sampler whose probabilities differ from the trainer's: a token's loss is multiplied by
-    π_trainer / π_sampler, truncated at `importance_cap`, or without the tokens outside [1 / cap, cap]. See
+    π_trainer / π_sampler, truncated at `rollout_is_threshold`, or without the tokens outside [1 / cap, cap]. See
     `losses.importance_weights`."""
-    importance_cap: float = Field(default=2.0, ge=1.0)
+    rollout_is_threshold: float = Field(default=2.0, ge=1.0)
     """C of the correction."""
 
-    entropy: float = Field(default=0.0, ge=0.0)
+    entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of a bonus for the exact entropy of the sampling distribution at every trained token (Search-R1's code:
     0.001, though the paper has none; DAPO: none)."""
     measure_entropy: bool = False
@@ -188,7 +188,7 @@ class RlSettings(Settings):
 
     dynamic_sampling: bool = False
     """Replace groups without spread by fresh questions until the step is full (DAPO's dynamic sampling)."""
-    dynamic_sampling_at_most: float = Field(default=3.0, ge=1.0)
+    dynamic_sampling_max_factor: float = Field(default=3.0, ge=1.0)
     """`dynamic_sampling`: take at most this times `questions_per_step` questions; the step trains on the groups with
     spread among them."""
     overlong: OverlongSettings | None = None
@@ -196,7 +196,7 @@ class RlSettings(Settings):
 
     kl_coef: float = Field(default=0.0, ge=0.0)
     """β of the KL to the initial policy; 0 turns it off and saves the reference's pass (Search-R1: 0.001)."""
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_location: Literal["loss", "reward"] = "loss"
     """Where it is charged: as a term of the loss (GRPO), or subtracted from each token's reward (PPO in Search-R1)."""
     kl_estimator: KlEstimator = "k3"
     """k1, k2 or k3: see `losses.kl_estimate`. In the loss, the expected gradient of k1 is 0."""
@@ -241,9 +241,9 @@ class RlSettings(Settings):
 
     @model_validator(mode="after")
     def _has_a_ratio_to_correct(self) -> "RlSettings":
-        if self.importance != "off" and self.old_logprobs == "rollout":
+        if self.rollout_is != "off" and self.old_logprobs == "rollout":
             raise ValueError(
-                f"importance={self.importance} corrects the old policy's log-probabilities; add "
+                f"rollout_is={self.rollout_is} corrects the old policy's log-probabilities; add "
                 "old_logprobs=recompute (with rollout, the clipped ratio is to the sampler already)"
             )
         return self

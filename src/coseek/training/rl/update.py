@@ -104,7 +104,7 @@ def update_weights(
 
 def _entropy(settings: RlSettings) -> Entropy:
     """Return whether the policy computes its entropy, and whether with a gradient."""
-    return "trained" if settings.entropy > 0.0 else "seen" if settings.measure_entropy else "no"
+    return "trained" if settings.entropy_coef > 0.0 else "seen" if settings.measure_entropy else "no"
 
 
 def logprob_gap(policy: ForwardModel, batch: Batch, rows: int) -> dict[str, float]:
@@ -142,7 +142,7 @@ def minibatch_weights(experience: Experience, settings: RlSettings, rows_B: Tens
     in_minibatch_B = torch.zeros(len(experience.batch), dtype=torch.bool)
     in_minibatch_B[rows_B] = True
     mask_BT = experience.mask_BT & in_minibatch_B[:, None]
-    return loss_weights(mask_BT, settings.loss_agg_mode, settings.constant_tokens, experience.groups_B)
+    return loss_weights(mask_BT, settings.loss_agg_mode, settings.loss_scale_factor, experience.groups_B)
 
 
 def _policy_loss(
@@ -171,16 +171,16 @@ def _policy_loss(
             importance_bt = select(experience.importance_BT)
             token_bt = token_bt * importance_bt
             metrics.add_tokens("importance", importance_bt, mask_bt)
-            cut_bt = (importance_bt == 0.0) | (importance_bt >= settings.importance_cap)
+            cut_bt = (importance_bt == 0.0) | (importance_bt >= settings.rollout_is_threshold)
             metrics.add_tokens("importance_cut", cut_bt.float(), mask_bt)
         if experience.reference_BT is not None:
             reference_bt = select(experience.reference_BT)
             kl_bt = kl_estimate(new_bt, reference_bt, mask_bt, settings.kl_estimator, settings.kl_clamp)
-            if settings.kl_in == "loss":
+            if settings.kl_location == "loss":
                 token_bt = token_bt + settings.kl_coef * kl_bt
             metrics.add_tokens("kl_reference", kl_estimate(new_bt.detach(), reference_bt, mask_bt, "k3"), mask_bt)
         if entropy_bt is not None:
-            token_bt = token_bt - settings.entropy * entropy_bt
+            token_bt = token_bt - settings.entropy_coef * entropy_bt
             metrics.add_tokens("entropy", entropy_bt.detach(), mask_bt)
         if record is not None:
             record.add(rows_b, new_bt, entropy_bt, updates)

@@ -32,7 +32,7 @@ class SftSettings(Settings):
     tokens_per_step: int = Field(default=3000, ge=1)
     """Tokens per update, padding included."""
     learner: LearnerSettings = LearnerSettings(
-        optimizer=OptimizerSettings(lr=3e-3, betas=(0.9, 0.98), decay="linear", decay_from=0.5),
+        optimizer=OptimizerSettings(lr=3e-3, betas=(0.9, 0.98), lr_scheduler_type="linear", decay_from=0.5),
         precision="auto",
     )
     """Training of the model."""

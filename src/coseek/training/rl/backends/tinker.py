@@ -166,15 +166,18 @@ def check(settings: RlSettings) -> None:
     critic = open_algorithm(settings).needs_critic
     for unsupported, reason in (
         (lora is None, "rl.policy.lora=null trains all weights; set rl.policy.lora.rank"),
-        (lora and lora.targets, "rl.policy.lora.targets adapts some layers; leave it out to adapt all"),
+        (lora and lora.target_modules, "rl.policy.lora.target_modules adapts some layers; leave it out to adapt all"),
         (lora and lora.alpha != ALPHA, f"rl.policy.lora.alpha is not {ALPHA:g}, which servers scale by"),
         (critic, f"rl.algorithm={settings.algorithm} trains a critic; take grpo, rloo or reinforce-pp"),
-        (settings.entropy > 0.0, f"rl.entropy={settings.entropy:g} needs whole distributions; set it to 0"),
+        (
+            settings.entropy_coef > 0.0,
+            f"rl.entropy_coef={settings.entropy_coef:g} needs whole distributions; set it to 0",
+        ),
         (settings.measure_entropy, "rl.measure_entropy=true needs whole distributions; set it to false"),
         (settings.temperature != 1.0, f"rl.temperature={settings.temperature:g} trains scaled logits; set it to 1"),
         (settings.top_p != 1.0, f"rl.top_p={settings.top_p:g} trains a part of the softmax; set it to 1"),
         (optimizer.algorithm != "adamw", f"rl.policy.optimizer.algorithm={optimizer.algorithm}; take adamw"),
-        (optimizer.clip_norm, f"rl.policy.optimizer.clip_norm={optimizer.clip_norm:g} clips; set it to 0"),
+        (optimizer.max_grad_norm, f"rl.policy.optimizer.max_grad_norm={optimizer.max_grad_norm:g} clips; set it to 0"),
     ):
         if unsupported:
             raise SettingError(f"a Tinker server cannot do this: {reason}, or take rl.backend=local")
