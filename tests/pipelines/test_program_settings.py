@@ -11,6 +11,8 @@ import pytest
 from coseek.agents.protocol import load_protocol
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
+from coseek.rewards.parts.format import FormatSettings
+from coseek.rewards.reward import make_reward
 from coseek.training.rl.algorithm import open_algorithm
 
 DEFAULTS: dict[str, object] = {
@@ -23,13 +25,14 @@ SEARCH_R1: dict[str, object] = {
     "ppo_mini_batch_size": 256, "lr_warmup_steps_ratio": 0.285, "temperature": 1.0, "kl_coef": 0.001, "max_turns": 4,
     "topk": 3, "total_training_steps": 1005, "save_freq": 100, "test_freq": 100,
 }  # fmt: skip
+FORMAT: dict[str, object] = {"structure_format_score": 0.2, "final_format_score": 0.1}
 PPO = {**SEARCH_R1, **GAE, "lr": 1e-6, "critic.lr_warmup_steps_ratio": 0.015, "top_p": 1.0}
 SCRIPTS: dict[str, dict[str, object]] = {
     # scripts/nq_hotpotqa/v0.3/train_ppo_format.sh; the same numbers in v0.2
-    "search-r1-ppo": PPO,
+    "search-r1-ppo": {**PPO, **FORMAT},
     # scripts/nq_hotpotqa/v0.3/train_grpo_format.sh; v0.2 has lr 1e-6
     "search-r1-grpo": {
-        **SEARCH_R1, "adv_estimator": "grpo", "lr": 5e-7, "n_agent": 5, "use_kl_loss": True,
+        **SEARCH_R1, **FORMAT, "adv_estimator": "grpo", "lr": 5e-7, "n_agent": 5, "use_kl_loss": True,
         "kl_loss_type": "low_var_kl",
     },
     # scripts/train/train_s3.sh; copies of it differ in the number of steps, of which the paper takes 20
@@ -49,7 +52,16 @@ def rows_a_step(recipe: AgentRecipe) -> int:
     return recipe.rl.questions_per_step * recipe.rl.group_size
 
 
+def format_settings(recipe: AgentRecipe) -> FormatSettings:
+    """Of the code's variant, the one part of the reward."""
+    (part,) = make_reward(recipe.reward).parts
+    assert part.name == "format" and isinstance(part.settings, FormatSettings) and part.settings.variant == "code"
+    return part.settings
+
+
 HERE: dict[str, Callable[[AgentRecipe], object]] = {
+    "structure_format_score": lambda one: format_settings(one).lambda_f,
+    "final_format_score": lambda one: format_settings(one).answer_found,
     "train_batch_size": lambda one: one.rl.questions_per_step,
     "n_agent": lambda one: one.rl.group_size,
     "max_prompt_length": lambda one: one.limits.max_tokens,

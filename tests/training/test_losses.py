@@ -58,6 +58,12 @@ def test_the_first_token_of_a_row_has_no_logprob() -> None:
         target_logprobs(torch.zeros(1, 2, 3), lambda x: x, torch.zeros(1, 2).long(), torch.tensor([[True, True]]))
 
 
+def test_one_right_run_of_five_counts_as_verl_and_trl_count_it_where_the_deviation_is_unbiased() -> None:
+    rewards_G = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    assert group_advantages(rewards_G)[0].item() == pytest.approx(2.0)
+    assert group_advantages(rewards_G, correction=1)[0].item() == pytest.approx(4 / 5**0.5)
+
+
 @given(rewards)
 def test_group_advantages_are_centred_and_of_unit_spread_or_all_zero(values: list[float]) -> None:
     advantages = group_advantages(torch.tensor(values, dtype=torch.float64)).double()

@@ -59,17 +59,17 @@ def _group_weights(per_row_B: Tensor, groups_B: Tensor | None) -> Tensor:
     return 1.0 / (groups * per_group[group_of_B].clamp(min=1))
 
 
-def group_advantages(rewards_G: Tensor, scale: bool = True, min_std: float = 1e-6) -> Tensor:
+def group_advantages(rewards_G: Tensor, scale: bool = True, min_std: float = 1e-6, correction: int = 0) -> Tensor:
     """Return GRPO's (r - mean) / std of one group; `scale=False` leaves out the division (Dr. GRPO).
 
     A group without spread gets exactly zero. A group of one has no baseline and keeps its raw reward (mean 0, std 1),
-    as in the public code. std is the population's (no Bessel correction).
+    as in the public code. std is the population's; with `correction` 1 the unbiased one, as in verl and TRL.
     """
     rewards_G = rewards_G.double()
     if len(rewards_G) == 1:
         return rewards_G.float()
     centred_G = rewards_G - rewards_G.mean()
-    std = rewards_G.std(correction=0)
+    std = rewards_G.std(correction=correction)
     # Not `/ (std + eps)`: the mean of three 0.9s need not be 0.9, and 1/eps turns the rounding error into a gradient.
     if float(std) <= min_std:
         return torch.zeros_like(rewards_G).float()

@@ -13,6 +13,8 @@ class GrpoSettings(GroupSettings):
 
     scale_by_std: bool = True
     """Divide by the group's standard deviation (false: Dr. GRPO, Liu et al. 2025)."""
+    unbiased_std: bool = False
+    """Compute it with G − 1 in place of G, as verl and TRL do: advantages are smaller by √(1 − 1/G)."""
 
 
 SETTINGS = GrpoSettings
@@ -22,7 +24,10 @@ def advantages(step: StepRewards, settings: GrpoSettings) -> "Tensor":
     """Return (r - mean) / std of each group, at every policy token; shape BT."""
     from coseek.training.rl.losses import group_advantages
 
-    advantages_B = step.compare_groups(lambda rewards_G: group_advantages(rewards_G, scale=settings.scale_by_std))
+    correction = int(settings.unbiased_std)
+    advantages_B = step.compare_groups(
+        lambda rewards_G: group_advantages(rewards_G, settings.scale_by_std, correction=correction)
+    )
     if settings.scale_by_std:
         advantages_B[step.zero_std_B] = (
             0.0  # the remaining spread is noise of the KL, which the division would scale up to 1
