@@ -81,8 +81,8 @@ class Improviser(Typist):
 def shelf_for(protocol: Protocol) -> Shelf:
     """A retriever of the kind that the protocol is meant for."""
     shelf = Shelf(CORPUS)
-    if protocol.retrievers:
-        shelf.name = protocol.retrievers[0]
+    if protocol.file.retrievers:
+        shelf.name = protocol.file.retrievers[0]
     return shelf
 
 

@@ -93,8 +93,8 @@ def play(
     """One question under a protocol, with a model that writes these turns."""
     protocol = load_protocol(name, "default", run_files=True)
     shelf = retriever or Shelf()
-    if protocol.retrievers:
-        shelf.name = protocol.retrievers[0]
+    if protocol.file.retrievers:
+        shelf.name = protocol.file.retrievers[0]
     model = make(protocol) if make else typist(protocol, *turns)
     trajectory = rollout(Agent(protocol, model), shelf, [QUESTION], [7], limits)[0]
     assert not model.count, "a row was left open in the model"

@@ -90,7 +90,8 @@ def talker(name: str) -> tuple[Protocol, Tokenizer]:
     tokenizer: Tokenizer = Pieces(CALLS[name])
     words = {"prompt": "{question} ", "retry": "{problem}", "document": "{title}{text}", "notes": "{documents}"}
     prompt_template = replace(protocol.template, file=protocol.template.file.model_copy(update=words))
-    return replace(protocol, template=prompt_template, retries=True), tokenizer
+    file = protocol.file.model_copy(update={"retries": True})
+    return replace(protocol, template=prompt_template, file=file), tokenizer
 
 
 def sampler(name: str, temperature: float = 1.0, **settings: object) -> tuple[Agent, Sampler]:
@@ -137,7 +138,7 @@ class Replaying:
         assert turn is not None
         blocks = {search.turn for search in told.trajectory.searches if search.hits and (search.turn or 0) < turn}
         notes = [aside[1] for aside in told.trajectory.side_contexts][
-            : len(blocks) if protocol.reason_in_documents else 0
+            : len(blocks) if protocol.file.reason_in_documents else 0
         ]
         self.left = {0: [self._turn(0, each) for each in own[:turn]], ~0: [self._turn(~0, each) for each in notes]}
         self.read: dict[int, tuple[int, ...]] = {}
@@ -247,7 +248,7 @@ def test_a_branch_with_the_runs_own_passages_and_seed_is_the_run(name: str) -> N
     run = play(name, *script(name))
     protocol = load_protocol(name)
     shelf = Shelf()
-    shelf.name = (protocol.retrievers or ("fixed",))[0]
+    shelf.name = (protocol.file.retrievers or ("fixed",))[0]
     model = ScriptedModel({QUESTION.id: script(name)}, ByteTokenizer(protocol.grammar.special_tokens))
     truth = rollout(Agent(protocol, model), shelf, [QUESTION], [7], WIDE)[0]
     assert truth.searches and truth.stop == run.stop

@@ -12,10 +12,10 @@ from tests.models.networks import SMALL, TEXTS
 from coseek.agents.agent_card import AgentCard
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settings_for
-from coseek.agents.grammar import Action
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import run_questions
+from coseek.agents.tag import Action
 from coseek.core.errors import SettingError
 from coseek.core.files import Json
 from coseek.core.prompt_file import fill_template

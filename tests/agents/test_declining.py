@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from tests.agents.playing import CORPUS, OURS, QUESTION, Shelf, play, script
 
 from coseek.agents.actions import NOT_FOUND, says_one_of
-from coseek.agents.grammar import Action
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted_agent import Move, move_ids
 from coseek.agents.sources import reply_of, sources_of
+from coseek.agents.tag import Action
 from coseek.data.passage import Corpus, Passage
-from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.data.trajectory import StopReason, Trajectory
 from coseek.measure.score import score_trajectory
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.traces.conversation import Conversation, ConversationReader
 from coseek.traces.messages import about, messages_of
 
-ANSWERING = [name for name in OURS if load_protocol(name).tag_for(Author.AGENT, Action.ANSWER) is not None]
+ANSWERING = [name for name in OURS if Action.ANSWER in load_protocol(name).grammar.agent_tags]
 
 
 def declining(name: str, phrase: str = NOT_FOUND) -> Trajectory:

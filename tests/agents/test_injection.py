@@ -68,8 +68,8 @@ def run(name: str, titles: list[str], texts: list[str], question: Question, note
         for passage, title, text in zip((ADA, BOB, EVE), titles, texts, strict=True)
     )
     shelf = Shelf(corpus, {**RESULTS, question.question: ["p1", "p2"]})
-    if protocol.retrievers:
-        shelf.name = protocol.retrievers[0]
+    if protocol.file.retrievers:
+        shelf.name = protocol.file.retrievers[0]
     model = Typist(ByteTokenizer(protocol.grammar.special_tokens), script(name), notes)
     return rollout(Agent(protocol, model), shelf, [question], [7], WIDE)[0]
 

@@ -347,7 +347,7 @@ def test_a_protocol_that_shows_no_results_is_refused_when_it_is_loaded(tmp_path:
     for text in (UNSHOWN, tools % "search", visits, opens):
         with pytest.raises(SettingError, match="no tag for what they find; add one with `author: environment`"):
             load_protocol(mine(tmp_path, text))
-    assert load_protocol(mine(tmp_path, f"{UNSHOWN}ends_after_search: true\n")).ends_after_search
+    assert load_protocol(mine(tmp_path, f"{UNSHOWN}ends_after_search: true\n")).file.ends_after_search
     plain = UNSHOWN.replace('"{question}"', '"{question}", document: "{title}{text}", observation: "{documents}"')
     assert load_protocol(mine(tmp_path, plain)).grammar.observation == "observation"  # shown without a tag
     for old, new in (("{documents}", "(searched)"), ("{title}{text}", "")):  # nothing is shown

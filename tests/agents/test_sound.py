@@ -103,8 +103,8 @@ def test_whatever_a_model_writes_its_run_is_sound(
     )
     marks = " ".join(protocol.grammar.special_tokens)  # those that close a block, too
     shelf = Shelf(Corpus([replace(ADA, text=f"{marks} é {ADA.text}"), BOB, EVE]))
-    if protocol.retrievers:
-        shelf.name = protocol.retrievers[0]
+    if protocol.file.retrievers:
+        shelf.name = protocol.file.retrievers[0]
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
     end = data.draw(st.sampled_from([TurnEnd.EOS, TurnEnd.STOP, TurnEnd.FAULT]))
     model = Breaking(tokenizer, turns, data.draw(st.sampled_from(["", "noted", "<|end|>"])), end)

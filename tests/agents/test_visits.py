@@ -203,7 +203,7 @@ def test_who_searches_once_more_instead_has_no_answer_and_finds_nothing() -> Non
 def test_results_without_room_are_replaced_and_count_as_never_found(last: str) -> None:
     whole, _ = limited(SEARCHED, SEARCHED, SAY)
     before = sum(len(segment.ids) for segment in whole.segments[:4])
-    kept = len(load_protocol(PAPER).last_word) + 200
+    kept = len(load_protocol(PAPER).file.last_word) + 200
     run, limits = limited(SEARCHED, SEARCHED, last, max_tokens=before + kept + 1, max_turn_tokens=200)
     assert tags(run)[2:] == ["tool_call", LAST_WORD, "answer" if last == SAY else "tool_call"]
     assert len(run.searches) == 1 and sum(len(segment.ids) for segment in run.segments) <= limits.max_tokens

@@ -103,7 +103,7 @@ def test_the_code_preset_holds_every_value_of_the_program_s_script(name: str) ->
     else:
         recipe = load_recipe(name, ["preset=code"])
     assert {key: HERE[key](recipe) for key in SCRIPTS[name]} == SCRIPTS[name]
-    assert load_protocol(recipe.protocol).retries and recipe.rl.old_logprobs == "recompute"
+    assert load_protocol(recipe.protocol).file.retries and recipe.rl.old_logprobs == "recompute"
     if name != "search-r1-grpo":
         critic, policy = recipe.rl.critic.optimizer, recipe.rl.policy.optimizer
         assert (critic.weight_decay, critic.decay_vectors) == (policy.weight_decay, policy.decay_vectors)
@@ -111,8 +111,8 @@ def test_the_code_preset_holds_every_value_of_the_program_s_script(name: str) ->
 
 def test_search_r1_asks_again_and_its_laptop_recipes_end_as_they_were_measured() -> None:
     for name in ("search-r1-ppo", "search-r1-grpo", "rejection-sampling", "zerosearch"):
-        assert load_protocol(load_recipe(name).protocol).retries
+        assert load_protocol(load_recipe(name).protocol).file.retries
         assert load_recipe(name, ["preset=laptop"]).protocol == "search-r1"
     strict = load_recipe("search-r1-grpo", ["preset=strict"])
-    assert strict.protocol == "search-r1" and not load_protocol("search-r1").retries
+    assert strict.protocol == "search-r1" and not load_protocol("search-r1").file.retries
     assert load_recipe("search-r1-grpo").rl == strict.rl

@@ -62,8 +62,8 @@ def scripted(material: Material) -> Proof:
             speaker = coseek.open_agent(agent, protocol=protocol)
             for index, over in material.indexes.items():
                 retriever = Flaky(over)
-                if speaker.protocol.retrievers:
-                    retriever.name = speaker.protocol.retrievers[0]
+                if speaker.protocol.file.retrievers:
+                    retriever.name = speaker.protocol.file.retrievers[0]
                 question = material.questions[number % len(material.questions)]
                 (trajectory,) = coseek.rollout(speaker, question, retriever, seed=number)
                 found[f"{protocol} · {agent} · {index}"] = digest(trajectory.to_json())

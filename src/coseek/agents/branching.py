@@ -76,7 +76,7 @@ class ReplayPoint:
             block,
             index,
             turns[index],
-            len(noted) if protocol.reason_in_documents else 0,
+            len(noted) if protocol.file.reason_in_documents else 0,
         )
 
     @cached_property

@@ -151,7 +151,7 @@ def rollout(
 
 def contexts_of(agent: Agent) -> int:
     """Contexts that one episode may need at once. Raises `SettingError` for a model that has fewer rows."""
-    contexts = 2 if agent.protocol.reason_in_documents else 1
+    contexts = 2 if agent.protocol.file.reason_in_documents else 1
     if isinstance(agent.model, ForkableModel) and agent.model.max_rows < contexts:
         raise SettingError(
             f"the protocol {agent.protocol.name} writes notes in a second context, and the model has "

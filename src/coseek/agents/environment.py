@@ -15,11 +15,12 @@ from itertools import chain, islice
 from typing import TypeAlias, cast
 
 from coseek.agents.episode import CallResult, Episode, numbered_documents
-from coseek.agents.grammar import Action, Intent
+from coseek.agents.grammar import Intent
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import PromptTemplate
 from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import make_query
+from coseek.agents.tag import Action
 from coseek.agents.tool import DocumentPage, Result, Tool, ToolCall, ToolContext, ToolFault, ToolRequest, TurnSearches
 from coseek.agents.tools.search import arguments_for
 from coseek.core.concurrency import concurrency_of
@@ -81,7 +82,7 @@ class Environment:
         self.prompt_template = protocol.template
         self.context = ToolContext(retriever, limits, protocol.template, tokenizer)
         self.native_turns = NativeTurns(protocol.template, tokenizer) if protocol.grammar.native_calls else None
-        self.last_word = tuple(tokenizer.encode(protocol.last_word)) if protocol.last_word else ()
+        self.last_word = tuple(tokenizer.encode(protocol.file.last_word)) if protocol.file.last_word else ()
         last_turn_tokens = len(self.last_word) + limits.max_turn_tokens if self.last_word else 0
         self._reserved_tokens = min(last_turn_tokens, limits.max_tokens // 2)
 
@@ -89,9 +90,9 @@ class Environment:
 
     def reset(self, episode: Episode) -> Next | PendingCall:
         """Show an episode its prompt; a protocol that opens with a search first searches the question."""
-        ids, _ = self.prompt_template.prompt_ids(self.tokenizer, episode.question, self.protocol.opens_with_search)
+        ids, _ = self.prompt_template.prompt_ids(self.tokenizer, episode.question, self.protocol.file.opens_with_search)
         episode.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
-        if not self.protocol.opens_with_search:
+        if not self.protocol.file.opens_with_search:
             return self._ask(episode)
         arguments = arguments_for([episode.question.searched])
         return self._pending(episode, ToolCall(self.protocol.grammar.search, arguments))
@@ -121,7 +122,7 @@ class Environment:
             return End(StopReason.COMPLETE)
         if episode.limit is not None:
             return End(episode.limit[0], detail=episode.limit[1])
-        shows_problem = self.native_turns is not None and self.protocol.retries and bool(intent.calls)
+        shows_problem = self.native_turns is not None and self.protocol.file.retries and bool(intent.calls)
         if intent.call is None and not shows_problem:
             return self._refuse(episode, intent, turn)
         if episode.turns >= self.limits.max_turns:
@@ -178,16 +179,16 @@ class Environment:
         """Show the results of one call's searches. A failed query is shown as failed; when all fail, the run ends."""
         if all(search.fault is not None for search in results.searches):
             return self._fail(episode, results, End(StopReason.RETRIEVER_ERROR, detail=results.searches[0].fault or ""))
-        if self.protocol.ends_after_search:
+        if self.protocol.file.ends_after_search:
             episode.record(results)
             return End(StopReason.COMPLETE)
-        if self.protocol.reason_in_documents and any(search.hits for search in results.searches):
+        if self.protocol.file.reason_in_documents and any(search.hits for search in results.searches):
             return self._ask_for_notes(episode, results)
         earlier = episode.turn_searches
         results = replace(results, before=len(numbered_documents([*episode.searches, *earlier])))
         ids = self.protocol.grammar.search.render(_without(results, earlier), self.context)
         assert not isinstance(ids, ToolFault)
-        return self._show(episode, self.protocol.observation_tag, ids, results)
+        return self._show(episode, self.protocol.grammar.observation, ids, results)
 
     def finish(self, episode: Episode, end: End, model: object) -> Trajectory:
         """Build the trajectory of an episode that ended; `model` ranks its passages if it is a `Ranking`."""
@@ -280,7 +281,7 @@ class Environment:
             return self.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=detail))
         problem = problem or intent.problem
         problem = problem or ("a turn without an action" if intent.span is None else "an empty query")
-        if not self.protocol.retries:
+        if not self.protocol.file.retries:
             return End(StopReason.INVALID, detail=problem)
         if episode.turns >= self.limits.max_turns:
             return self.at_limit(episode, End(StopReason.TURN_LIMIT))
@@ -314,7 +315,7 @@ class Environment:
                 framed = self.native_turns.framed(episode, framed)
             except DataError as error:
                 return End(StopReason.MODEL_ERROR, detail=str(error))
-        elif self.protocol.opens_with_search and not episode.written:
+        elif self.protocol.file.opens_with_search and not episode.written:
             framed[-1] += self.prompt_template.prompt_ids(self.tokenizer, episode.question, goes_on=True)[1]
         size = sum(map(len, framed))
         if episode.tokens + size >= self.room(episode):
@@ -373,7 +374,7 @@ class Environment:
         ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
         notes = visible(opened_at_end(episode.side_contexts[-1][0].text) + self.tokenizer.decode(ids)).strip()
         shown_ids = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
-        return self._show_turn(episode, CallResult(self.protocol.observation_tag, shown_ids, results))
+        return self._show_turn(episode, CallResult(self.protocol.grammar.observation, shown_ids, results))
 
 
 def _without(results: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:

@@ -19,11 +19,12 @@ from pydantic import Field
 
 from coseek.agents.agent_card import AgentCard
 from coseek.agents.drivers import Agent
-from coseek.agents.grammar import Action, Grammar, Tag, as_json
+from coseek.agents.grammar import Grammar, as_json
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import InputMode
 from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
+from coseek.agents.tag import Action, Tag
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
@@ -241,7 +242,7 @@ def _is_of(card: AgentCard, settings: AgentSettings) -> bool:
         second = load_protocol(settings.protocol, settings.prompt_template)
     except UserError:
         return False
-    return (first.identity, first.suggested_limits) == (second.identity, second.suggested_limits)
+    return (first.identity, first.file.limits) == (second.identity, second.file.limits)
 
 
 def limits_of(agent: Agent) -> Limits:

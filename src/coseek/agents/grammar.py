@@ -8,14 +8,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import cached_property
-from itertools import product
-from typing import Literal
 
 from coseek.agents.actions import (
-    FLAGS,
-    NOT_FOUND,
     QueryFormat,
     numbers_in,
     parse_flag,
@@ -24,6 +19,7 @@ from coseek.agents.actions import (
     parse_tool_call,
     says_one_of,
 )
+from coseek.agents.tag import Action, Tag
 from coseek.agents.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError
@@ -49,89 +45,6 @@ TRUE, FALSE = "=true", "=false"
 """Suffixes of a flag's name in an order: what may follow the flag depends on its value."""
 _PAIRS = {"{": "}", "[": "]", "(": ")"}
 _PLAIN_MARK = re.compile(r"</?(\w[\w-]*)>")
-LONGEST_MARK = 64
-"""Maximum characters of a mark: the time to find marks grows with text length times mark length."""
-
-
-class Action(StrEnum):
-    """What the environment does when the agent closes a tag."""
-
-    NONE = "none"
-    SEARCH = "search"
-    ANSWER = "answer"
-    TOOL = "tool"
-    """Carry out a call of one of the protocol's tools."""
-    SELECT = "select"
-    """Select documents of the latest block."""
-    COMPLETE = "complete"
-    """A flag that ends the run when it is true."""
-
-
-_ASKING = (Action.SEARCH, Action.ANSWER, Action.TOOL)
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """One tag, `<name>…</name>` or other marks, with its author and the action that closing it triggers."""
-
-    name: str
-    author: Author
-    action: Action = Action.NONE
-    opening: str = ""
-    closing: str = ""
-    query_format: QueryFormat = QueryFormat.TEXT
-    item: str = "query"
-    """The inner tag, or the JSON key, that holds a query."""
-    max_items: int | None = None
-    """Queries in one search, or documents in one selection."""
-    stop: tuple[str, ...] | None = None
-    """Stop strings of the sampler. Default: the closing mark, if the tag is a search or tool call, or an answer
-    without brackets; every spelling of the whole tag, if it is a true flag."""
-    of_several: Literal["first", "last"] = "last"
-    """Which of several selections in one turn counts."""
-    true_words: tuple[str, ...] = FLAGS
-    """What a true flag says, in lower case."""
-    declines: tuple[str, ...] = (NOT_FOUND,)
-    """Answers that decline: the run then has none. Where it is empty the agent cannot decline."""
-
-    def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "opening", self.opening or f"<{self.name}>")
-        put(self, "closing", self.closing or f"</{self.name}>")
-        if self.stop is None:
-            put(self, "stop", self._halting() if self.action is Action.COMPLETE else self._closing())
-        if len(self.closing) == 1 and not self.is_bracket:
-            raise DataError(f"the tag {self.name!r} closes with {self.closing!r}, which plain text may hold")
-        if any(len(mark) > LONGEST_MARK for mark in (*self.marks, *self.inner_marks)):
-            raise DataError(f"a mark of the tag {self.name!r} is longer than {LONGEST_MARK} characters; shorten it")
-
-    def _closing(self) -> tuple[str, ...]:
-        """None for a bracketed answer: any other bracket in the agent's reasoning would end its turn."""
-        bracketed = self.action is Action.ANSWER and self.is_bracket
-        return (self.closing,) if self.action in _ASKING and not bracketed else ()
-
-    def _halting(self) -> tuple[str, ...]:
-        """True flags as agents write them. A false one ends no turn: after it the agent goes on to its query. The
-        opening mark is part of each, since `step 1</search_complete>` is no flag."""
-        words = dict.fromkeys(spelt for word in self.true_words for spelt in (word.capitalize(), word, word.upper()))
-        blanks = ("", " ", "\n")
-        return tuple(
-            f"{self.opening}{before}{word}{after}{self.closing}"
-            for before, after, word in product(blanks, blanks, words)
-        )
-
-    @property
-    def is_bracket(self) -> bool:
-        r"""Whether it closes with the bracket that ends its opening (`\boxed{…}`); its content is then balanced."""
-        return _PAIRS.get(self.opening[-1]) == self.closing
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return (self.opening,) if self.is_bracket else (self.opening, self.closing)
-
-    @property
-    def inner_marks(self) -> tuple[str, ...]:
-        return (f"<{self.item}>", f"</{self.item}>") if self.query_format is QueryFormat.ITEMS else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +109,11 @@ class Grammar:
     def by_name(self) -> dict[str, Tag]:
         return {tag.name: tag for tag in self.tags}
 
+    @cached_property
+    def agent_tags(self) -> dict[Action, Tag]:
+        """The agent's first tag with each action."""
+        return {tag.action: tag for tag in reversed(self.tags) if tag.author is Author.AGENT}
+
     @property
     def observation(self) -> str:
         """Tag of the environment segments that show search results: the first tag the environment writes."""
@@ -217,12 +135,12 @@ class Grammar:
     @cached_property
     def stops(self) -> tuple[str, ...]:
         """All stop strings, for the sampler: closing marks first."""
-        return (*self.closing_stops, *(stop for tag in self.tags for stop in tag.stop or () if stop != tag.closing))
+        return (*self.closing_stops, *(stop for tag in self.tags for stop in tag.stops if stop != tag.closing))
 
     @property
     def closing_stops(self) -> tuple[str, ...]:
         """Stop strings that a server may cut off: `lost_stop` finds them again."""
-        return tuple(stop for tag in self.tags for stop in tag.stop or () if stop == tag.closing)
+        return tuple(stop for tag in self.tags for stop in tag.stops if stop == tag.closing)
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
@@ -342,7 +260,7 @@ class Grammar:
     def spans_of(self, message: JsonObject) -> list[Span]:
         """The spans of an assistant's message: its reasoning, then its calls or its answer."""
         reasoning, content, calls = reasoning_in(message), str(message.get("content") or ""), calls_in(message)
-        think, call, answer = (self.agents_tag(action) for action in (Action.NONE, Action.TOOL, Action.ANSWER))
+        think, call, answer = (self.agent_tags[action] for action in (Action.NONE, Action.TOOL, Action.ANSWER))
         spans = [Span(Author.AGENT, think.name, reasoning)] if reasoning else []
         if not calls:  # words may mark the answer, as they do in other protocols
             before, marked, after = content.rpartition(answer.opening)
@@ -353,14 +271,10 @@ class Grammar:
     def spell(self, message: JsonObject) -> str:
         """An assistant's message in the marks of this grammar. Words beside calls are neither a call nor an answer."""
         reasoning, content, calls = reasoning_in(message), str(message.get("content") or ""), calls_in(message)
-        think, call = self.agents_tag(Action.NONE), self.agents_tag(Action.TOOL)
+        think, call = self.agent_tags[Action.NONE], self.agent_tags[Action.TOOL]
         thought = f"{think.opening}{self.escape(reasoning)}{think.closing}\n" if reasoning else ""
         written = (f"{call.opening}{self.escape(as_json(item))}{call.closing}" for item in calls)
         return thought + (self.escape(content) if calls else content) + "".join(written)
-
-    def agents_tag(self, action: Action) -> Tag:
-        """The agent's first tag with an action."""
-        return next(tag for tag in self.tags if tag.author is Author.AGENT and tag.action is action)
 
     def _loose(self, opened: Tag | None, text: str) -> list[Span]:
         """The spans of text that no closing mark ends."""
@@ -451,7 +365,7 @@ class Grammar:
                     selected = numbers_in(span.text)[: tag.max_items]
             elif tag.action is not Action.COMPLETE:
                 meant = span
-                if tag.stop:
+                if tag.stops:
                     break
             elif parse_flag(span.text, tag.true_words):
                 meant = span
@@ -469,7 +383,7 @@ class Grammar:
     def lost_stop(self, text: str) -> str:
         """The stop string that a server cut off the end of a turn: that of the tag which is still open, or ""."""
         for tag in self.tags:
-            cut = tag.closing in (tag.stop or ()) and tag.opening in text
+            cut = tag.closing in tag.stops and tag.opening in text
             if cut and self.parse(text + tag.closing)[-1].tag == tag.name:
                 return tag.closing
         return ""

@@ -1,17 +1,17 @@
 """Protocol: the grammar, tools and loop of one kind of agent, read from a YAML file, with its prompt template."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from pydantic import Field
 
-from coseek.agents.actions import FLAGS, NOT_FOUND, QueryFormat
-from coseek.agents.grammar import Action, Grammar, Tag
+from coseek.agents.grammar import Grammar
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import InputMode, PromptTemplate, PromptTemplateFile
+from coseek.agents.tag import Action, Tag, TagFile
 from coseek.agents.tool import Tool, open_tool, tool_path
 from coseek.agents.tools.visit import VisitSettings
 from coseek.core.errors import DataError, SettingError, UserError
@@ -28,35 +28,6 @@ from coseek.models.written import CALL, RESPONSE
 FOLDER = Path(__file__).parent / "protocols"
 COUNTS = ("max_turns", "passages_per_search", "opening_passages")
 """Limits that count turns or passages; the others count tokens."""
-
-
-class TagFile(Settings):
-    """One tag of a protocol file."""
-
-    author: Author
-    """Who writes it."""
-    action: Action = Action.NONE
-    """Action when it is closed: `search`, `answer`, `tool`, `select` (documents of the latest block), `complete` (a
-    flag that ends the run when it is true), or `none`."""
-    open: str = ""
-    """Opening mark, if not `<name>`."""
-    close: str = ""
-    """Closing mark, if not `</name>`."""
-    query_format: QueryFormat = QueryFormat.TEXT
-    """How a search is parsed: `text`, `items` (each inner tag is a query), `json`, or `sentence`."""
-    item: str = "query"
-    """The inner tag, or the JSON key, that holds a query."""
-    max_items: int | None = Field(default=None, ge=1)
-    """Queries per search, or documents per selection. Further ones are left out and make the form invalid."""
-    stop: tuple[str, ...] | None = None
-    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer (not of a bracketed
-    one) and a whole true flag. With an empty list the agent writes on after an answer, and its last answer counts."""
-    of_several: Literal["first", "last"] = "last"
-    """Which of several selections in one turn counts."""
-    true_words: tuple[str, ...] = FLAGS
-    """What a true flag says, in lower case."""
-    declines: tuple[str, ...] = (NOT_FOUND,)
-    """Answers that decline to answer, case and marks ignored. With an empty list the agent cannot decline."""
 
 
 class ProtocolFile(Settings):
@@ -105,15 +76,7 @@ class Protocol:
     name: str
     grammar: Grammar
     template: PromptTemplate
-    opens_with_search: bool = False
-    retries: bool = False
-    ends_after_search: bool = False
-    reason_in_documents: bool = False
-    last_word: str = ""
-    retrievers: tuple[str, ...] = ()
-    """Kinds of retrievers that it can run with; empty for any."""
-    suggested_limits: dict[str, int] = field(default_factory=dict)
-    """Its default budgets, by the name of the limit."""
+    file: ProtocolFile
     identity: str = ""
     """Digest of the file's tags, order, switches and tools; the prompt template has its own."""
     not_run: tuple[str, ...] = ()
@@ -122,26 +85,18 @@ class Protocol:
     def __repr__(self) -> str:
         return f"Protocol({self.name!r})"
 
-    def tag_for(self, author: Author, action: Action = Action.NONE) -> Tag | None:
-        """The first tag with this author and action."""
-        return next((tag for tag in self.grammar.tags if tag.author is author and tag.action is action), None)
-
     @property
     def visits(self) -> bool:
         """Whether its agents can open documents."""
         return any(isinstance(tool.settings, VisitSettings) for tool in self.grammar.tools.values())
 
-    @property
-    def observation_tag(self) -> str:
-        """Tag of the environment segments that show search results."""
-        return self.grammar.observation
-
     def stops_for(self, tokenizer: Tokenizer) -> tuple[str, ...]:
         """The stop strings of the sampler: those of the tags, or those with which the model's chat template ends turns
         with native calls."""
         chat = self.template.tool_chat(tokenizer)
-        own = self.tag_for(Author.ENVIRONMENT) if self.grammar.native_calls and chat is None else None
-        return (*self.grammar.stops, *(chat.stops if chat else ()), *([own.opening] if own else []))
+        openings = [tag.opening for tag in self.grammar.tags if tag.author is Author.ENVIRONMENT]
+        result_mark = openings[:1] if self.grammar.native_calls and chat is None else []
+        return (*self.grammar.stops, *(chat.stops if chat else ()), *result_mark)
 
     def with_input_mode(self, mode: InputMode) -> "Protocol":
         """The same for a model that takes its input in this form."""
@@ -149,9 +104,10 @@ class Protocol:
 
     def check_retriever(self, kind: str) -> None:
         """Raise `SettingError` for a kind of retriever that this protocol cannot run with."""
-        if self.retrievers and kind not in self.retrievers:
+        kinds = self.file.retrievers
+        if kinds and kind not in kinds:
             raise SettingError(
-                f"the protocol {self.name} is meant for a retriever of the kind {' or '.join(self.retrievers)}, and "
+                f"the protocol {self.name} is meant for a retriever of the kind {' or '.join(kinds)}, and "
                 f"this one is {kind!r}; put one over it in a YAML file (docs/reference/retrievers.md)"
             )
 
@@ -166,7 +122,7 @@ class Protocol:
     def limits_over(self, base: Limits) -> Limits:
         """Apply the protocol's default budgets to `base`: its counts, and the larger number of tokens of the two (a
         scripted agent's tokens are bytes). A document keeps its share of an observation."""
-        own = self.suggested_limits
+        own = self.file.limits
         suited = {
             name: value if name in COUNTS else max(value, getattr(base, name) or 0) for name, value in own.items()
         }
@@ -222,13 +178,7 @@ def load_protocol(
         path.stem,
         grammar,
         words.with_chat(chat_template),
-        file.opens_with_search,
-        file.retries,
-        file.ends_after_search,
-        file.reason_in_documents,
-        file.last_word,
-        file.retrievers,
-        file.limits,
+        file,
         digest(
             content
             + "".join(file_digest(tool_file) for tool_file in own if tool_file.is_file())
@@ -310,15 +260,7 @@ def _tool_files(file: ProtocolFile, path: Path) -> list[Path]:
 
 
 def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Grammar:
-    tags = tuple(
-        Tag(
-            *(name, tag.author, tag.action, tag.open, tag.close, tag.query_format, tag.item, tag.max_items, tag.stop),
-            of_several=tag.of_several,
-            true_words=tag.true_words,
-            declines=tag.declines,
-        )
-        for name, tag in file.tags.items()
-    )
+    tags = tuple(Tag(name=name, **dict(tag)) for name, tag in file.tags.items())
     if any(tag.action is Action.TOOL for tag in tags) != bool(file.tools):
         raise SettingError(f"{path}: `tools` and a tag with `action: tool` belong together")
     if odd := next((tag.name for tag in tags if tag.action is Action.TOOL and tag.max_items is not None), ""):

@@ -16,8 +16,9 @@ from typing import cast, runtime_checkable
 
 from coseek.agents.actions import NOT_FOUND, QueryFormat, says_one_of
 from coseek.agents.episode import latest_block, shown_documents
-from coseek.agents.grammar import END, FALSE, START, TRUE, Action, Grammar, Tag
+from coseek.agents.grammar import END, FALSE, START, TRUE, Grammar
 from coseek.agents.protocol import Protocol
+from coseek.agents.tag import Action, Tag
 from coseek.agents.tools.search import SearchSettings
 from coseek.core.files import JsonObject
 from coseek.data.trajectory import Author, Search

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from coseek.agents.episode import make_past_turn
-from coseek.agents.grammar import Action, Grammar, Span
+from coseek.agents.grammar import Grammar, Span
 from coseek.agents.protocol import Protocol
+from coseek.agents.tag import Action
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.core.record import Record
@@ -100,7 +101,7 @@ def turn_number(trajectory: Trajectory, index: int, protocol: Protocol) -> int:
     """The agent's turn that made a search, from 1; 0 for the search that opens a run."""
     turn = trajectory.searches[index].turn
     # Trajectories older than `Search.turn` have one search per turn.
-    return index + (not protocol.opens_with_search) if turn is None else turn
+    return index + (not protocol.file.opens_with_search) if turn is None else turn
 
 
 def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:

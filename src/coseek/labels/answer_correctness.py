@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from coseek.agents.branching import Branch, Branching
-from coseek.agents.grammar import Action
 from coseek.agents.search_turns import SearchTurn
+from coseek.agents.tag import Action
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.data.answers import exact_match
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Author, Trajectory
+from coseek.data.trajectory import Trajectory
 from coseek.graders.structured_output import FAULT
 from coseek.labels.label_folder import Score, ScoreCache
 from coseek.labels.resources import LabelResources
@@ -141,7 +141,7 @@ class Correctness:
     def of(cls, parts: LabelResources) -> "Correctness":
         """Raises `SettingError` for an agent that writes no answer."""
         protocol = parts.agent.protocol
-        if protocol.tag_for(Author.AGENT, Action.ANSWER) is None:
+        if Action.ANSWER not in protocol.grammar.agent_tags:
             raise SettingError(
                 f"an agent of the protocol {protocol.name} writes no answer, so GAC is undefined for it; choose "
                 "gac=false"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from coseek.agents.grammar import Action
 from coseek.agents.protocol import known_protocol
+from coseek.agents.tag import Action
 from coseek.core.errors import DataError, UnknownName
 from coseek.data.answers import can_match, cover_match, exact_match, f1
 from coseek.data.question import Question, unmatched_notes
@@ -99,7 +99,7 @@ def answers_itself(protocol: str) -> bool:
     True for an unknown protocol.
     """
     loaded = known_protocol(protocol)
-    return loaded is None or loaded.tag_for(Author.AGENT, Action.ANSWER) is not None
+    return loaded is None or Action.ANSWER in loaded.grammar.agent_tags
 
 
 def _of_segments(trajectory: Trajectory) -> Iterator[tuple[str, float]]:
@@ -110,7 +110,7 @@ def _of_segments(trajectory: Trajectory) -> Iterator[tuple[str, float]]:
         yield "visits", visits
     if visits:
         yield "missed_visits", tags.count(MISSING) / visits
-    if LAST_WORD in tags or (protocol is not None and protocol.last_word):
+    if LAST_WORD in tags or (protocol is not None and protocol.file.last_word):
         yield "forced", LAST_WORD in tags
 
 

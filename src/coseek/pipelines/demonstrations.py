@@ -75,7 +75,7 @@ def retokenised(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer
     first = next((number for number, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT), 0)
     had = protocol.grammar.opened_mark(trajectory.segments[first - 1].text) if first else ""
     opened = protocol.template.opened_mark(tokenizer)
-    prompt, tail = protocol.template.prompt_ids(tokenizer, trajectory.question, protocol.opens_with_search)
+    prompt, tail = protocol.template.prompt_ids(tokenizer, trajectory.question, protocol.file.opens_with_search)
     segments: list[Segment] = []
     for number, segment in enumerate(trajectory.segments):
         is_agent = segment.author is Author.AGENT
@@ -85,7 +85,7 @@ def retokenised(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer
         ids = segment.ids if unchanged else _ids(text, protocol, tokenizer, is_agent)
         if segment.tag == PROMPT:
             ids = prompt
-        elif number == 1 and protocol.opens_with_search:
+        elif number == 1 and protocol.file.opens_with_search:
             opening = [search for search in trajectory.searches if search.turn == 0]
             budgets = (limits.max_observation_tokens, limits.max_document_tokens)
             ids = protocol.template.block_ids(tokenizer, opening, *budgets) + tail

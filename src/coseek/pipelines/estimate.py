@@ -357,7 +357,7 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     turns = limits.max_turns + 1
     written = turns * limits.max_turn_tokens
     capped = (limits.max_document_tokens or 0) * limits.passages_per_search
-    observations = limits.max_turns + load_protocol(recipe.protocol).opens_with_search
+    observations = limits.max_turns + load_protocol(recipe.protocol).file.opens_with_search
     read = PROMPT_TOKENS + observations * max(capped, limits.max_observation_tokens)
     shrink = min(1.0, limits.max_tokens / (written + read))
     written, read = round(shrink * written), round(shrink * read)

@@ -319,7 +319,7 @@ def together_dry_run(recipe: TogetherRecipe) -> TogetherDryRun:
 def work_of(recipe: TogetherRecipe) -> RoundWork:
     """Upper bounds of one round's labels."""
     labels, method, terms = recipe.labels, method_settings(recipe.labels).model_dump(), requirements_of(recipe.labels)
-    opens = recipe.agent.load_protocol(run_files=False).opens_with_search
+    opens = recipe.agent.load_protocol(run_files=False).file.opens_with_search
     runs = labels.questions * labels.samples
     searches = runs * (recipe.agent.limits.max_turns + opens)
     candidates = int(method.get("candidates") or method.get("depth") or recipe.agent.limits.passages_per_search)

@@ -72,7 +72,7 @@ class Derivation:
 
     def __init__(self, protocol: Protocol, tokenizer: Tokenizer, limits: Limits, own_ranking: bool) -> None:
         """`own_ranking`: the agent may rank its evidence, so its order does not follow."""
-        kind = next(iter(protocol.retrievers), "stored")
+        kind = next(iter(protocol.file.retrievers), "stored")
         self.environment = Environment(protocol, tokenizer, _StoredResults(kind), limits)
         self.own_ranking = own_ranking
 
@@ -206,7 +206,7 @@ class _Replay:
             return self.environment.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=stored.stop_detail))
         if len(episode.segments) < len(stored.segments):
             return None
-        writes_notes = self.environment.protocol.reason_in_documents
+        writes_notes = self.environment.protocol.file.reason_in_documents
         if writes_notes:  # what it was asked about the results, and what it wrote
             episode.side_contexts += stored.side_contexts[len(episode.side_contexts) :][:1]
         wanted, room = _NO_ROOM.fullmatch(stored.stop_detail), self.environment.room(episode)

@@ -10,9 +10,9 @@ from typing import TypeAlias
 from coseek import __version__
 from coseek.agents.drivers import Agent, AsyncDriver, Sampled, Sampling
 from coseek.agents.factory import AgentSettings, open_agent
-from coseek.agents.grammar import Action
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import EARLIER
+from coseek.agents.tag import Action
 from coseek.core.errors import CoseekError, RetrieverError
 from coseek.core.files import Json, JsonObject, parse_rows
 from coseek.core.settings import dump_settings

@@ -423,7 +423,7 @@ class _Writer:
             elif faults[at]:
                 blocks.append((MESSAGE, self._escape(text)))
         if searched and not unshown:
-            tag = self.reader.protocol.observation_tag
+            tag = self.reader.protocol.grammar.observation
             blocks.insert(0, (tag, self.reader.shown("\n\n".join(searched))))
         following = self.chat.sampled.get(turn.behind[-1] + 1) if turn.behind else None
         for at, (tag, text) in enumerate(blocks):

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from coseek.agents.protocol import Protocol
+from coseek.agents.tag import Action
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
@@ -108,7 +109,7 @@ def _drill(
 ) -> Trajectory:
     """Passages, then lines of what is asked for, which is not learnt, and what is said."""
     shown = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
-    think = protocol.tag_for(Author.AGENT)  # a protocol without a thought (s3) gets the bare facts
+    think = protocol.grammar.agent_tags.get(Action.NONE)  # a protocol without a thought (s3) gets the bare facts
     opening, closing = (think.opening, think.closing) if think is not None else ("", "")
     tag = think.name if think else ""
 
@@ -117,7 +118,7 @@ def _drill(
         learnt = author is Author.AGENT
         return Segment(author, tag if learnt else "", tokenizer.decode(ids), ids, (0.0,) * len(ids) if learnt else ())
 
-    segments = [Segment(Author.ENVIRONMENT, protocol.observation_tag, tokenizer.decode(shown), shown)]
+    segments = [Segment(Author.ENVIRONMENT, protocol.grammar.observation, tokenizer.decode(shown), shown)]
     if needed := "".join(sorted(request for request, _ in lines)):
         # Before the passages as well, as in an episode: else a name that occurs twice was found.
         segments.insert(0, written(Author.ENVIRONMENT, opening, needed, closing))

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from coseek.agents.grammar import Action
 from coseek.agents.protocol import Protocol
 from coseek.agents.scripted_agent import Move, move_ids
+from coseek.agents.tag import Action
 from coseek.core.errors import SettingError
 from coseek.data.trajectory import Author, Segment, Trajectory
 from coseek.models.model import EpisodeState, Tokenizer
@@ -33,7 +33,7 @@ class AnswerWriter:
             raise SettingError(
                 f"question {question.id!r} has no gold answer, and the algorithm asks for its likelihood"
             )
-        tag = self.protocol.tag_for(Author.AGENT, Action.ANSWER)
+        tag = self.protocol.grammar.agent_tags.get(Action.ANSWER)
         if tag is None:
             raise SettingError(
                 f"an agent of the protocol {self.protocol.name} writes no answer; choose another algorithm"
