@@ -25,7 +25,7 @@ class Deadly(NoProgress):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def course(folder: Path, method: str) -> Played:
+def co_training(folder: Path, method: str) -> Played:
     settings = f"labels=!replace {{method: {method}, scorer: oracle, questions: 16, samples: 2}}"
     own = folder / "recipes" / os.environ.get("RANK", "0")  # it is written anew by each, and not atomically
     made = Played(recipe(own, LIMITS, *BY_ANSWERS, "agent.limits.max_turns=2", settings), folder / method)
@@ -38,7 +38,7 @@ def course(folder: Path, method: str) -> Played:
 def label(folder: Path, methods: tuple[str, ...], dies: str = "") -> None:
     """One round by every method; the second worker may have to die while it makes `runs` or `labels`."""
     for method in methods:
-        made = course(folder, method)
+        made = co_training(folder, method)
         if dies and not made.workers.is_main:
             made.progress = Deadly(dies)
         label_round(made, 1)

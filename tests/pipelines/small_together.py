@@ -58,7 +58,7 @@ retriever:
   loss: {temperature: 0.05}
   training: *few
   held_out: {turns: 20, passages: 100, share: 0.3}
-stop: {questions: 6, least: -1.0}
+stop: {questions: 6, min_improvement: -1.0}
 pairs: {questions: 6}
 threads: 1
 """
@@ -87,10 +87,10 @@ def taught(folder: Path, steps: int) -> Path:
 
 def train(recipe: TogetherRecipe, folder: Path, resume: bool, progress: Progress) -> None:
     """What `coseek train together` does, without a terminal."""
-    course = CoTrainingPaths(recipe, folder, progress)
-    training = CoTraining(course)
-    training.begin(resume)
-    Results.of(course, Pairs(course), training.train()).write()
+    training = CoTrainingPaths(recipe, folder, progress)
+    co_training = CoTraining(training)
+    co_training.begin(resume)
+    Results.of(training, Pairs(training), co_training.train()).write()
 
 
 def outcome(folder: Path) -> dict[str, str]:

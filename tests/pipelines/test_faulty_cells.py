@@ -38,7 +38,7 @@ FIRST = Pair(0, 0)
 
 @dataclass
 class Measured(Played):
-    """A course whose agents are all the expert, with a tokenizer."""
+    """A co-training whose agents are all the expert, with a tokenizer."""
 
     tokenizer: Tokenizer | None = None
 
@@ -63,13 +63,13 @@ def measured(folder: Path, *overrides: str, tokenizer: Tokenizer | None = None, 
 
 
 def test_pairs_of_an_instruct_model_are_measured_once(tmp_path: Path) -> None:
-    course = measured(tmp_path, "agent.prompt_template=default", tokenizer=chatting())
-    assert course.first.protocol.template.framed(course.first.tokenizer)
-    pairs = Pairs(course)
+    training = measured(tmp_path, "agent.prompt_template=default", tokenizer=chatting())
+    assert training.first.protocol.template.framed(training.first.tokenizer)
+    pairs = Pairs(training)
     pairs.measure(0)
-    opened = len(course.asked_for)
+    opened = len(training.asked_for)
     pairs.measure(0)
-    assert opened == len(course.asked_for) == len(pairs.of(0)) + 1
+    assert opened == len(training.asked_for) == len(pairs.of(0)) + 1
 
 
 def test_a_pair_that_an_outage_spoilt_is_measured_again(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_a_round_of_which_only_faults_are_known_is_not_judged(tmp_path: Path) ->
     whole.measure(0)
     broken.measure(1)
     with pytest.raises(RunError, match=r"agent-1.retriever-1.dev has a fault, so round 1 cannot be judged.*--resume"):
-        whole.helped(1)
+        whole.improved(1)
     whole.measure(1)
-    assert whole.helped(1)
+    assert whole.improved(1)
 
 
 class Outage(Shelf):

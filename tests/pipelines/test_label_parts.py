@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.pipelines.round_labels_run import course, label
+from tests.pipelines.round_labels_run import co_training, label
 from tests.processes import KILLED, run_workers
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -30,7 +30,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one worker makes."""
     folder = tmp_path_factory.mktemp("alone")
     for method in METHODS:
-        label_round(course(folder, method), 1)
+        label_round(co_training(folder, method), 1)
     return folder
 
 
@@ -58,7 +58,7 @@ def test_what_a_killed_worker_labelled_is_taken_over_by_another_number_of_worker
     assert written(tmp_path, method) == written(alone, method)
     shutil.rmtree(tmp_path / method)
     shutil.move(tmp_path / "killed", tmp_path / method)
-    label_round(course(tmp_path, method), 1)
+    label_round(co_training(tmp_path, method), 1)
     assert written(tmp_path, method) == written(alone, method)
     assert scored_once(labels_in(tmp_path, method) / "scores") > 8
 

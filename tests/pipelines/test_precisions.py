@@ -113,8 +113,8 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
         frozen = recipe.graders.model_copy(update={"generator": GeneratorSettings(model=generator)})
         found = resolve_recipe(recipe.model_copy(update={"graders": frozen}))
         assert (found.precision, found.graders.precision) == ("bfloat16", taken)
-    course = load_together_recipe("laptop", ["agent.precision=auto", f"agent.policy.folder={wide}"])
-    assert resolve_recipe(course).agent.precision == "bfloat16"
+    co_training = load_together_recipe("laptop", ["agent.precision=auto", f"agent.policy.folder={wide}"])
+    assert resolve_recipe(co_training).agent.precision == "bfloat16"
     assert resolve_recipe(GeneratorRecipe(precision="auto")).precision == "float32"
 
 

@@ -158,8 +158,8 @@ def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
 def test_a_stage_is_the_recipe_with_what_it_replaces() -> None:
     recipe = load_recipe("qagent", ["rl.kl_coef=0.5", "stages.submodule.rl.steps=3"])
     first, second = stages_of(recipe, Path("run"))
-    assert (first.begins, first.ends, second.begins, second.ends) == ("warm", "end-to-end", "end-to-end", "trained")
-    assert (first.recipe.rl.steps, second.recipe.rl.steps) == (1120, 3)
+    assert (first.start_policy, first.trained_policy, first.recipe.rl.steps) == ("warm", "end-to-end", 1120)
+    assert (second.start_policy, second.trained_policy, second.recipe.rl.steps) == ("end-to-end", "trained", 3)
     assert first.recipe.rl.kl_coef == second.recipe.rl.kl_coef == 0.5
     assert (first.recipe.reward, second.recipe.reward) == ({"preset": "qagent-1"}, {"preset": "qagent-2"})
     assert first.folder == Path("run/rl/end-to-end") and first.seed("rl") != second.seed("rl")
@@ -167,7 +167,7 @@ def test_a_stage_is_the_recipe_with_what_it_replaces() -> None:
 
 def test_without_stages_files_and_seeds_are_where_they_always_were() -> None:
     (only,) = stages_of(load_recipe("from-nothing"), Path("run"))
-    assert (only.folder, only.begins, only.ends) == (Path("run/rl"), "warm", "trained")
+    assert (only.folder, only.start_policy, only.trained_policy) == (Path("run/rl"), "warm", "trained")
     assert only.seed(0, "rl") == derive_seed(0, 0, "rl")
 
 
@@ -446,7 +446,7 @@ def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
         assert look.step["grad_norm"] > 0
         assert recipe.learn != "rl" or (look.step["reward"] > 0 and look.step["updates"] > 0)
         assert look.memory.needed > 0 and look.work.total_s > 0
-    ends = ["warm", *(stage.ends for stage in stages_of(recipe, kept / "run"))]
+    ends = ["warm", *(stage.trained_policy for stage in stages_of(recipe, kept / "run"))]
     policies = [kept / "model", *(kept / "run" / "policy" / end for end in ends)]
     weights = [load_file(path / "model.safetensors") for path in policies if path.exists()]
     assert len(weights) > len(found.stages)

@@ -14,7 +14,7 @@ from coseek.data.run import Run
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.agent_results import train_and_measure
-from coseek.pipelines.run_record import bound
+from coseek.pipelines.run_record import fixed_settings
 
 MOVING = ["rl.overlong={max_tokens: 400, margin_tokens: 390}"]
 """A cost of length, which differs from run to run of a policy that has learnt nothing, so that its weights move."""
@@ -120,7 +120,7 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
 
 
 def test_steps_and_health_alone_may_change_in_a_stage() -> None:
-    plain = bound(recipe(STAGES))
-    assert plain == bound(recipe(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.monitor.stop=true"))
-    assert plain != bound(recipe(STAGES, "stages.one.rl.kl_coef=0.1"))
-    assert plain != bound(recipe("stages={one: {}, three: {}}"))
+    plain = fixed_settings(recipe(STAGES))
+    assert plain == fixed_settings(recipe(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.monitor.stop=true"))
+    assert plain != fixed_settings(recipe(STAGES, "stages.one.rl.kl_coef=0.1"))
+    assert plain != fixed_settings(recipe("stages={one: {}, three: {}}"))

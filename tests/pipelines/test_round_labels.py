@@ -33,7 +33,7 @@ BY_ANSWERS = ("agent.protocol=search-r1", "labels.settings={}")
 
 @dataclass
 class Played(CoTrainingPaths):
-    """A course whose agents are the expert."""
+    """A co-training whose agents are the expert."""
 
     broken_at: float | None = None
     """An agent that is opened at this temperature fails at every turn behind a search."""
@@ -58,7 +58,7 @@ class Played(CoTrainingPaths):
         return Bm25.over(Dataset(self.data_folder).corpus)
 
 
-def course(folder: Path, *overrides: str, broken_at: float | None = None) -> Played:
+def co_training(folder: Path, *overrides: str, broken_at: float | None = None) -> Played:
     given = (LIMITS, *BY_ANSWERS, "labels.questions=8", *overrides)
     made = Played(recipe(folder, *given), folder / "run", broken_at=broken_at)
     made.first.prepare_data()
@@ -66,12 +66,12 @@ def course(folder: Path, *overrides: str, broken_at: float | None = None) -> Pla
 
 
 def test_labels_that_a_fault_left_incomplete_are_never_trained_on_and_are_gone_on_with(tmp_path: Path) -> None:
-    broken = course(tmp_path, broken_at=0.0)  # the agent that goes on from passages, not the one that made the runs
+    broken = co_training(tmp_path, broken_at=0.0)  # the agent that continues from passages, not the one of the runs
     place = broken.round(1)
     with pytest.raises(RunError, match=r"left \d+ of \d+ search turns.*agent \d+.*--resume"):
         label_round(broken, 1)
     assert not place.labelled.exists()
-    label_round(course(tmp_path), 1)
+    label_round(co_training(tmp_path), 1)
     found = label_counts(broken, 1)
     assert (
         found["left"] == 0
@@ -84,13 +84,13 @@ def test_labels_that_a_fault_left_incomplete_are_never_trained_on_and_are_gone_o
 @pytest.mark.parametrize("method", ["agentic-r", "dr-synth"])
 def test_a_run_that_a_fault_ended_is_made_anew(tmp_path: Path, method: str) -> None:
     method_of = f"labels=!replace {{method: {method}, scorer: oracle}}"
-    broken = course(tmp_path, method_of, broken_at=1.0)
+    broken = co_training(tmp_path, method_of, broken_at=1.0)
     with pytest.raises(RunError, match=r"run \d+.*--resume"):
         label_round(broken, 1)
     assert not broken.round(1).labelled.exists()
-    mended = course(tmp_path, method_of)
+    mended = co_training(tmp_path, method_of)
     label_round(mended, 1)
-    whole = course(tmp_path / "whole", method_of)
+    whole = co_training(tmp_path / "whole", method_of)
     label_round(whole, 1)
     assert label_counts(mended, 1) == label_counts(whole, 1)
     rows = [(one.round(1).labels / "labels.jsonl").read_bytes() for one in (mended, whole)]
@@ -98,7 +98,7 @@ def test_a_run_that_a_fault_ended_is_made_anew(tmp_path: Path, method: str) -> N
 
 
 def test_a_method_that_makes_its_runs_itself_makes_as_many_and_as_hot_as_was_asked(tmp_path: Path) -> None:
-    played = course(tmp_path, "labels=!replace {method: dr-synth, scorer: oracle, samples: 3, temperature: 0.7}")
+    played = co_training(tmp_path, "labels=!replace {method: dr-synth, scorer: oracle, samples: 3, temperature: 0.7}")
     label_round(played, 1)
     assert set(played.asked_for) == {0.7}
     runs = list(Run(played.round(1).labels / "run").trajectories())
@@ -117,7 +117,7 @@ def test_what_a_method_asks_for_when_it_is_opened_it_says_beforehand(tmp_path: P
     settings = make_settings(module.SETTINGS, {})
     terms, asked = module.terms(settings), ""
     try:
-        maker = module.open(settings, LabelResources(tmp_path, found_by=course(tmp_path).search(0)))
+        maker = module.open(settings, LabelResources(tmp_path, found_by=co_training(tmp_path).search(0)))
         assert isinstance(maker, RolloutMaker) == terms.rolls_out
         assert maker.identity
     except SettingError as error:

@@ -42,11 +42,11 @@ def command(folder: Path, address: str) -> str:
     return f"{sys.executable} -S {folder / 'server.py'} {address.rpartition(':')[2]} {folder}"
 
 
-def ask(course: CoTrainingPaths, number: int) -> None:
+def ask(training: CoTrainingPaths, number: int) -> None:
     """In place of labels: every worker asks the scorer."""
-    with urlopen(f"{course.recipe.labels.scorer}/v1/models") as answer:
-        (course.folder.parent / f"asked-{course.workers.rank}").write_bytes(answer.read())
-    course.workers.barrier()
+    with urlopen(f"{training.recipe.labels.scorer}/v1/models") as answer:
+        (training.folder.parent / f"asked-{training.workers.rank}").write_bytes(answer.read())
+    training.workers.barrier()
 
 
 def work(folder: Path, address: str) -> None:

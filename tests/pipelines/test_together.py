@@ -204,42 +204,42 @@ def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tm
 
 
 def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -> None:
-    course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
-    first, second = course.agent_recipe(1), course.agent_recipe(2)
+    training = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
+    first, second = training.agent_recipe(1), training.agent_recipe(2)
     assert first.data.index == str(tmp_path / "run" / "round-0" / "index")
     assert second.data.index == str(tmp_path / "run" / "round-1" / "index")
-    assert first.policy.folder == str(course.first.policy_folder("warm"))
+    assert first.policy.folder == str(training.first.policy_folder("warm"))
     assert second.policy.folder == str(tmp_path / "run" / "round-1" / "agent" / "policy" / "trained")
     assert first.seed != second.seed and first.warm_start is None and first.rl.steps == 3
-    tuned = course.retriever_recipe(2)
+    tuned = training.retriever_recipe(2)
     assert tuned is not None and tuned.labels == (str(tmp_path / "run" / "round-2" / "labels"),)
     assert tuned.encoder == str(tmp_path / "run" / "round-1" / "retriever" / "encoder")
-    assert course.recipe.threads == 1 == tuned.threads == first.threads
+    assert training.recipe.threads == 1 == tuned.threads == first.threads
 
 
 def test_rollout_servers_sample_in_the_rounds_and_may_be_others_when_it_is_gone_on_with(tmp_path: Path) -> None:
     one, other = (recipe(tmp_path, f"agent.rollout.servers=[http://127.0.0.1:{port}]") for port in (1, 2))
-    course = CoTrainingPaths(one, tmp_path / "run")
-    assert not course.first.recipe.rollout.servers and course.agent_recipe(1).rollout == one.agent.rollout
-    assert course.bound(one) == course.bound(other)
+    training = CoTrainingPaths(one, tmp_path / "run")
+    assert not training.first.recipe.rollout.servers and training.agent_recipe(1).rollout == one.agent.rollout
+    assert training.fixed_settings(one) == training.fixed_settings(other)
 
 
 def test_a_later_round_adds_no_token_to_the_policy_it_begins_with(tmp_path: Path) -> None:
     more = ("agent.policy={folder: base, add_tag_tokens: true, add_word_tokens: 300}",)
-    course = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
-    assert course.first.recipe.policy.add_word_tokens == 300 and course.first.recipe.policy.add_tag_tokens
-    for number, begins in ((1, course.policy(0)), (2, course.policy(1))):
-        course.agent(number).make_policy()
-        assert course.agent(number).policy_folder("start") == begins
-        assert not course.round(number).agent.exists()
+    training = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
+    assert training.first.recipe.policy.add_word_tokens == 300 and training.first.recipe.policy.add_tag_tokens
+    for number, begins in ((1, training.policy(0)), (2, training.policy(1))):
+        training.agent(number).make_policy()
+        assert training.agent(number).policy_folder("start") == begins
+        assert not training.round(number).agent.exists()
 
 
 def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Path) -> None:
-    course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
+    training = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     seen: set[str] = set()
     for number in (1, 2):
-        write_labels(course.round(number).labels)
-        tuned = course.retriever_recipe(number)
+        write_labels(training.round(number).labels)
+        tuned = training.retriever_recipe(number)
         assert tuned is not None and tuned.held_out.share == 0.3
         material = RetrieverTraining(tuned, tmp_path / f"retriever-{number}").material
         assert material.held_out is not None
@@ -247,41 +247,41 @@ def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Pat
         seen |= {one.question.question for one in material.train}
         assert held and not held & seen
     assert len(seen) < len({label(number).question.question for number in range(24)})
-    begun, tuned = course.retriever_recipe(0), course.retriever_recipe(1)
+    begun, tuned = training.retriever_recipe(0), training.retriever_recipe(1)
     assert begun is not None and tuned is not None and begun.held_out.seed == tuned.held_out.seed
     own = CoTrainingPaths(recipe(tmp_path, "retriever.held_out.seed=5"), tmp_path / "run").retriever_recipe(2)
     assert own is not None and own.held_out.seed == 5
 
 
 def test_a_round_may_begin_with_what_there_was_at_the_start(tmp_path: Path) -> None:
-    course = CoTrainingPaths(recipe(tmp_path, "agent_begins=start", "retriever_begins=start"), tmp_path / "run")
-    assert course.agent_recipe(2).policy.folder == str(course.first.policy_folder("warm"))
-    tuned = course.retriever_recipe(2)
+    training = CoTrainingPaths(recipe(tmp_path, "agent_begins=start", "retriever_begins=start"), tmp_path / "run")
+    assert training.agent_recipe(2).policy.folder == str(training.first.policy_folder("warm"))
+    tuned = training.retriever_recipe(2)
     assert tuned is not None and tuned.encoder == str(tmp_path / "run" / "round-0" / "retriever" / "encoder")
 
 
 def test_what_only_the_first_encoder_must_be_told_is_not_told_to_its_successors(tmp_path: Path) -> None:
     more = ("start=!replace {encoder: minilm, index: {view: query}}", "index.settings={search: int8}")
-    course = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
-    assert course.index_settings(0) == {"search": "int8", "view": "query", "encoder": "minilm"}
-    assert course.index_settings(1) == {"search": "int8", "encoder": course.encoder(1)}
-    assert course.retriever_recipe(0) is None
+    training = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
+    assert training.index_settings(0) == {"search": "int8", "view": "query", "encoder": "minilm"}
+    assert training.index_settings(1) == {"search": "int8", "encoder": training.encoder(1)}
+    assert training.retriever_recipe(0) is None
 
 
 def test_every_round_draws_its_own_training_questions_and_always_the_same(tmp_path: Path) -> None:
-    course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
-    course.first.prepare_data()
-    first, second = round_questions(course, 1), round_questions(course, 2)
+    training = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
+    training.first.prepare_data()
+    first, second = round_questions(training, 1), round_questions(training, 2)
     assert len(first) == len({question.id for question in first}) == 30
-    assert first != second and first == round_questions(CoTrainingPaths(course.recipe, course.folder), 1)
+    assert first != second and first == round_questions(CoTrainingPaths(training.recipe, training.folder), 1)
     everything = load_together_recipe(str(tmp_path / "small.yaml"), ["labels.questions=1000"])
-    assert len(round_questions(CoTrainingPaths(everything, course.folder), 1)) == 60
+    assert len(round_questions(CoTrainingPaths(everything, training.folder), 1)) == 60
 
 
 def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: Path) -> None:
-    course = CoTrainingPaths(recipe(tmp_path, "agent.graders.judge={model: oracle}"), tmp_path / "run")
-    judge = course.agent_recipe(1).graders.judge
-    assert judge is not None and judge.model == str(course.data_folder)
+    training = CoTrainingPaths(recipe(tmp_path, "agent.graders.judge={model: oracle}"), tmp_path / "run")
+    judge = training.agent_recipe(1).graders.judge
+    assert judge is not None and judge.model == str(training.data_folder)
 
 
 # --- the table
@@ -289,7 +289,7 @@ def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: 
 
 def test_steps_of_the_way_are_compared_with_the_ones_before() -> None:
     assert training_order(2) == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]
-    assert compared_pairs(1, beside=True) == [
+    assert compared_pairs(1, own_retriever=True) == [
         (Pair(1, 0), Pair(0, 0)),
         (Pair(1, 1), Pair(1, 0)),
         (Pair(1, 1), Pair(0, 0)),
@@ -327,10 +327,10 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
         elsewhere.chdir(out.parent)
         train(recipe(tmp_path, policy), Path(out.name), True, NoProgress())
         assert outcome(out) == before
-    strict = recipe(tmp_path, policy, "stop.least=2.0")
-    course = CoTrainingPaths(strict, out)
-    assert CoTraining(course).train() == 1
-    results = Results.of(course, Pairs(course), 1)
+    strict = recipe(tmp_path, policy, "stop.min_improvement=2.0")
+    training = CoTrainingPaths(strict, out)
+    assert CoTraining(training).train() == 1
+    results = Results.of(training, Pairs(training), 1)
     assert any("Stopped early: round 1 did not raise it by 2" in note for note in results.headline().notes)
 
 

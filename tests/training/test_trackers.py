@@ -23,7 +23,7 @@ from coseek.cli.main import main
 from coseek.core.errors import MissingExtra, SettingError, UnknownName
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.run_record import bound
+from coseek.pipelines.run_record import fixed_settings
 from coseek.training import tracker as tracker_module
 from coseek.training.tracker import ADAPTERS, MetricsLog, find_tracker, tracked
 
@@ -315,7 +315,8 @@ def test_an_agents_parts_are_runs_of_their_own(own: str, tmp_path: Path) -> None
 
 
 def test_trackers_may_change_when_an_agent_goes_on(own: str) -> None:
-    assert bound(load_recipe("from-nothing", [f"track=[{own}]"])) == bound(load_recipe("from-nothing"))
+    tracked = load_recipe("from-nothing", [f"track=[{own}]"])
+    assert fixed_settings(tracked) == fixed_settings(load_recipe("from-nothing"))
 
 
 @pytest.mark.parametrize("words", [["agent", "quickstart"], ["retriever", "laptop"]])

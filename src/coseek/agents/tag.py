@@ -67,6 +67,7 @@ class Tag(TagFile):
     """A tag with its name, marks and stop strings. Raises `DataError` for marks that text could not be read by."""
 
     name: str
+    """The name in the protocol file."""
 
     def model_post_init(self, _: object) -> None:
         if len(self.closing) == 1 and not self.is_bracket:

@@ -111,6 +111,7 @@ RENAMED = {
     "lr": ("learning_rate",),
     "lr_scheduler_type": ("decay",),
     "max_grad_norm": ("clip_norm",),
+    "min_improvement": ("least",),
     "min_lr_ratio": ("floor",),
     "num_minibatches": ("minibatches",),
     "probe_trajectories": ("probe_runs",),

@@ -47,7 +47,7 @@ from coseek.pipelines.policy_folders import HEALTHY, take_weights, write_policy_
 from coseek.pipelines.run_record import (
     TrainingRun,
     agent_identities,
-    bound,
+    fixed_settings,
     policy_identities,
     take_more_steps,
     threads_and_trackers,
@@ -88,8 +88,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         check_fits(self.recipe, self.workers.world_size, memory_gib(device_of(self.recipe.device)))
         check_servers(self.recipe.rollout)
 
-    def bound(self, recipe: AgentRecipe) -> JsonObject:
-        return bound(recipe)
+    def fixed_settings(self, recipe: AgentRecipe) -> JsonObject:
+        return fixed_settings(recipe)
 
     def identities(self) -> Identities:
         if self.recipe.policy.folder is not None:
@@ -188,7 +188,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return stages_of(self.recipe, self.folder)
 
     @property
-    def compared(self) -> tuple[str, str]:
+    def compared_policies(self) -> tuple[str, str]:
         """The table's `before` and `after` policies: around reinforcement learning, else around the warm start."""
         return ("warm", "trained") if self.stages else ("start", "warm")
 
@@ -281,16 +281,16 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _supervise(
         self,
-        begins: str,
+        start_policy: str,
         demonstrations: Sequence[Trajectory],
         sft: SftSettings,
         folder: Path,
         rewarded: AgentRecipe,
         scoring: EpisodeScorer,
     ) -> tuple[Policy, SftOutcome]:
-        """Supervised training of the policy `begins` by all workers, evaluated at temperature 1 with the limits of
+        """Supervised training of `start_policy` by all workers, evaluated at temperature 1 with the limits of
         `rewarded` and its `scoring`."""
-        policy = Policy(self._network(begins, sft.learner), sft.learner, 0, workers=self.workers)
+        policy = Policy(self._network(start_policy, sft.learner), sft.learner, 0, workers=self.workers)
         stops, settings = self.protocol.stops_for(self.tokenizer), self._sampler_settings(1.0, rewarded.limits)
         agent = Agent(self.protocol, policy.sampler(self.tokenizer, stops, settings))
         outcome = train_sft(
@@ -366,7 +366,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def train_stage(self, stage: Stage) -> None:
         """Train one stage from the weights of the stage before."""
-        if self.workers.broadcast((self.policy_folder(stage.ends) / CARD).exists):
+        if self.workers.broadcast((self.policy_folder(stage.trained_policy) / CARD).exists):
             return
         if stage.name:
             self.progress.say(f"stage {stage.name}: {stage.recipe.about}")
@@ -386,7 +386,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         task = LoopTask(
             recipe.model_copy(update={"rl": stage.settings}),
             stage.folder.resolve(),
-            model_path(str(self.policy_folder(stage.begins))).resolve(),
+            model_path(str(self.policy_folder(stage.start_policy))).resolve(),
             self.policy_folder("start").resolve(),
             index if is_url(index) else str(Path(index).resolve()),
             self.data_folder.resolve() if self.recipe.data.world is not None else None,
@@ -394,12 +394,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             self.dev_questions(recipe),
         )
         weights = loop.train(task, self.progress.say)
-        take_weights(weights, self.policy_folder(stage.ends), lambda folder: self._add_cards(folder, stage.ends))
+        self._save(partial(take_weights, weights), stage.trained_policy)
 
     def reinforce(self, stage: Stage) -> None:
         """Reinforcement learning on the training questions."""
         recipe, settings = stage.recipe, stage.settings
-        backend = open_backend(settings, self._network(stage.begins, settings.policy), self.workers)
+        backend = open_backend(settings, self._network(stage.start_policy, settings.policy), self.workers)
         callbacks: list[Callback] = []
         if recipe.rollout.servers:
             backend = ServedBackend(backend, recipe.rollout, stage.folder / "served", self._add_cards)
@@ -435,7 +435,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         except MonitorStop:
             self._save_healthy(backend, stage)
             raise
-        self._save(backend.save, stage.ends)
+        self._save(backend.save, stage.trained_policy)
 
     def _agent_of(self, backend: TrainingBackend, stage: Stage, temperature: float) -> Agent:
         """The agent with a backend's policy: rollouts to train on, or greedy ones (0) for evaluation."""
@@ -457,7 +457,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         healthy = load_healthy(stage.folder / "checkpoints", like, self.workers)
         if healthy is not None:
             backend.policy.load_state(healthy["learners"]["policy"])
-            name = f"{stage.ends}{HEALTHY}"
+            name = f"{stage.trained_policy}{HEALTHY}"
             self._save(backend.save, name)
             self.progress.say(f"the policy as it was after step {healthy['step']} is in {self.policy_folder(name)}")
         self.workers.barrier()
@@ -472,8 +472,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         self.progress.say(f"{len(right)} runs were right and are learnt from")
         update = {"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
         sft = settings.sft.model_copy(update=update)
-        policy, _ = self._supervise(stage.begins, right, sft, stage.folder, recipe, scoring)
-        self._save(policy.save, stage.ends)
+        policy, _ = self._supervise(stage.start_policy, right, sft, stage.folder, recipe, scoring)
+        self._save(policy.save, stage.trained_policy)
 
     def _samples(self, stage: Stage, questions: Sequence[Question]) -> Run:
         """The runs that rejection sampling chooses from, as a run folder. All workers call this."""
@@ -481,13 +481,13 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if self._schedule is not None:
             self._schedule.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
         self.progress.stage("samples", -(-len(questions) * settings.samples // self.workers.world_size))
-        model = load_model(self.policy_folder(stage.begins), self.recipe.in_float32())
+        model = load_model(self.policy_folder(stage.start_policy), self.recipe.in_float32())
         sampler = self.sampler(model, self.protocol, settings.temperature, recipe.limits)
         return share_run(
             self.workers,
             stage.folder / "samples",
-            {"agent": stage.begins, **dump_settings(settings)},
-            Agent(self.protocol, sampler, self.turn_identities(stage.begins, settings.temperature)),
+            {"agent": stage.start_policy, **dump_settings(settings)},
+            Agent(self.protocol, sampler, self.turn_identities(stage.start_policy, settings.temperature)),
             self.training_retriever,
             questions,
             recipe.limits,

@@ -319,8 +319,9 @@ def write_results(training: AgentTraining, scores: dict[str, Scores]) -> Table:
 
 def write_cards(training: AgentTraining, table: Table) -> None:
     """Write the figures into the model cards of all policies."""
-    before, after = training.compared
-    rows = {before: "before", after: "after", **{stage.ends: f"after {stage.name}" for stage in training.stages[:-1]}}
+    before, after = training.compared_policies
+    between = {stage.trained_policy: f"after {stage.name}" for stage in training.stages[:-1]}
+    rows = {before: "before", after: "after", **between}
     for name in dict.fromkeys(("start", "warm", *rows)):
         folder = training.policy_folder(name)
         if folder.is_dir():
@@ -424,7 +425,7 @@ def _bars(training: AgentTraining, scores: Scores, groups: Sequence[str], metric
 
 def files_of(training: AgentTraining) -> dict[str, str]:
     """Path → description of the result files."""
-    folder, (before, after) = training.folder, training.compared
+    folder, (before, after) = training.folder, training.compared_policies
     curves = [stage for stage in training.stages if stage.recipe.learn == "rl"]
     files = {
         **{folder / name: description for name, description in RESULT_FILES.items()},
@@ -441,7 +442,7 @@ def files_of(training: AgentTraining) -> dict[str, str]:
 
 def better_policy(training: AgentTraining) -> Path:
     """The policy to go on with."""
-    before, after = training.compared
+    before, after = training.compared_policies
     return training.policy_folder(before if training.worse else after)
 
 

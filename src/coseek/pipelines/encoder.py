@@ -116,7 +116,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     def identities(self) -> Identities:
         return retriever_identities(self.recipe)
 
-    def bound(self, recipe: RetrieverRecipe) -> JsonObject:
+    def fixed_settings(self, recipe: RetrieverRecipe) -> JsonObject:
         tree = dump_settings(recipe)
         del tree["track"], tree["license"]
         return tree

@@ -130,9 +130,9 @@ def _history_of(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
         return
     for stage in stages_of(recipe, folder):
         of_stage = f" (stage {stage.name})" if stage.name else ""
-        early = " until the monitor stopped it" if name == stage.ends + HEALTHY else ""
+        early = " until the monitor stopped it" if name == stage.trained_policy + HEALTHY else ""
         yield f"{LEARNT[stage.recipe.learn]}{of_stage}{early}"
-        if stage.ends == name.removesuffix(HEALTHY):
+        if stage.trained_policy == name.removesuffix(HEALTHY):
             return
 
 

@@ -90,13 +90,19 @@ class TrainingRun(Generic[R]):
         with kept_lock(self.folder) as self._lock:
             self.check()
             return begin(
-                self.folder, self.recipe, resume, self.bound, self.identities(), self.on_resume, self.progress.say
+                self.folder,
+                self.recipe,
+                resume,
+                self.fixed_settings,
+                self.identities(),
+                self.on_resume,
+                self.progress.say,
             )
 
     def check(self) -> None:
         """Refuse a recipe that cannot be trained, before anything is written."""
 
-    def bound(self, recipe: R) -> JsonObject:
+    def fixed_settings(self, recipe: R) -> JsonObject:
         """Return the settings that must not change on resume."""
         return {name: value for name, value in dump_settings(recipe).items() if name != "license"}
 
@@ -167,7 +173,7 @@ def begin(
     folder: Path,
     recipe: R,
     resume: bool,
-    bound: Callable[[R], JsonObject] = dump_settings,
+    fixed_settings: Callable[[R], JsonObject] = dump_settings,
     identities: Identities | None = None,
     on_resume: Callable[[R, R], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
@@ -175,10 +181,10 @@ def begin(
     """Write the recipe into a new folder, or check that the folder was started with this recipe.
 
     Returns the recipe as it is trained and stored, with `auto` precisions resolved. A resumed run keeps the precisions
-    it started with. A folder that holds only the record of a failed start counts as new. `bound` gives the settings
-    that must not change on resume; settings added since the start count as their defaults. `identities` must equal
-    those of the start. `on_resume` is called with the stored and the new recipe after all checks and before the new one
-    is stored; it may raise. Raises `DataError` and `SettingError`.
+    it started with. A folder that holds only the record of a failed start counts as new. `fixed_settings` returns the
+    settings that must not change on resume; settings added since the start count as their defaults. `identities` must
+    equal those of the start. `on_resume` is called with the stored and the new recipe after all checks and before the
+    new one is stored; it may raise. Raises `DataError` and `SettingError`.
     """
     path, identities_now = folder / FILE, dict(identities or {})
     check_output_folder(folder, FILE, own=(QUESTIONS,))
@@ -186,7 +192,7 @@ def begin(
     if not path.exists() or is_failed_start(folder, FILE):
         recipe = resolve_recipe(unresolved)
         tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**identities_now}, **provenance()}
-        if parts := plugin_digests(bound(recipe)):
+        if parts := plugin_digests(fixed_settings(recipe)):
             tree[OWN] = parts
         write_yaml(path, tree)
         _report_precisions(unresolved, recipe, say)
@@ -196,9 +202,9 @@ def begin(
     record = read_yaml(path, "record")
     stored = resolve_recipe(make_settings(type(recipe), cast(JsonObject, record.get("recipe") or {}), path))
     recipe = resolve_recipe(unresolved, stored)
-    check_same_settings(folder, bound(stored), bound(recipe), "take the same recipe")
+    check_same_settings(folder, fixed_settings(stored), fixed_settings(recipe), "take the same recipe")
     recorded_plugins = cast(JsonObject, record.get(OWN) or {})
-    for name, source in plugin_digests(bound(recipe)).items():
+    for name, source in plugin_digests(fixed_settings(recipe)).items():
         plugin, kind = (plugin_name(name), "function") if is_function(name) else (name, "file")
         if not source:
             raise SettingError(
@@ -360,18 +366,18 @@ def _texts(tree: Json) -> Iterator[str]:
             yield from _texts(value)
 
 
-FREE = {"rl": ("monitor", "keep_rollouts", "backend_settings"), "table": ("wide_rag",)}
-"""Settings that may always change: they change no weight, or say where a server is."""
-STEPS = {**FREE, "rl": (*FREE["rl"], "steps")}
-"""The same with the setting that `take_more_steps` checks."""
+RESUMABLE = {"rl": ("monitor", "keep_rollouts", "backend_settings"), "table": ("wide_rag",)}
+"""Settings that a resumed training may change: they change no weight, or say where a server is."""
+RESUMABLE_WITH_STEPS = {**RESUMABLE, "rl": (*RESUMABLE["rl"], "steps")}
+"""The same, and the number of steps, whose change `take_more_steps` checks."""
 
 
-def bound(recipe: AgentRecipe) -> JsonObject:
+def fixed_settings(recipe: AgentRecipe) -> JsonObject:
     """The settings of a recipe and of its stages that must not change on resume."""
     tree = dump_settings(recipe)
     del tree["track"], tree["rollout"], tree["license"]
     for settings_tree in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
-        for group, names in STEPS.items():
+        for group, names in RESUMABLE_WITH_STEPS.items():
             if isinstance(settings := settings_tree.get(group), dict):
                 settings_tree[group] = {name: value for name, value in settings.items() if name not in names}
                 if not settings_tree[group]:  # equals a stage that does not set the group
@@ -394,15 +400,15 @@ def take_more_steps(stored: AgentRecipe, recipe: AgentRecipe, folder: Path, is_s
         later = [stage for _, stage in pairs[number + 1 :]]
         if problem := _problem_of_more_steps(stage, later, is_scheduled):
             name = f"stages.{stage.name}.rl.steps" if stage.name else "rl.steps"
-            policy = folder / "policy" / stage.ends
+            policy = folder / "policy" / stage.trained_policy
             raise SettingError(
                 f"{name} cannot change from {old_steps} to {stage.recipe.rl.steps} in {folder}: {problem}; "
                 f"choose another --out (policy.folder={policy} begins with its policy)"
             )
     for _, old_steps, stage in changed:
-        policy = folder / "policy" / stage.ends
+        policy = folder / "policy" / stage.trained_policy
         if policy.exists():
-            old_policy = policy.with_name(f"{stage.ends}.{old_steps}-steps")
+            old_policy = policy.with_name(f"{stage.trained_policy}.{old_steps}-steps")
             if old_policy.exists():  # the steps were raised, lowered and raised again
                 shutil.rmtree(old_policy)
             os.replace(policy, old_policy)

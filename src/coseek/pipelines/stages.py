@@ -37,9 +37,9 @@ class Stage:
     """Empty for a recipe without stages."""
     recipe: AgentRecipe
     """The recipe with the stage's own settings."""
-    begins: str
+    start_policy: str
     """Name of the policy it starts from."""
-    ends: str
+    trained_policy: str
     """Name of the policy it produces."""
     folder: Path
     """Its metrics and checkpoints."""
@@ -55,7 +55,8 @@ class Stage:
 
     def rollout_settings(self, tokenizer: Path, step: int) -> JsonObject:
         """The settings in the `run.yaml` of a step's kept rollouts."""
-        recipe, name = self.recipe, f"{self.ends} before the updates of step {step}"  # no folder holds these weights
+        recipe = self.recipe
+        name = f"{self.trained_policy} before the updates of step {step}"  # no folder holds these weights
         return {
             "agent": recipe.agent_record(name, recipe.rl.temperature, tokenizer=str(tokenizer)),
             "step": step,
@@ -71,7 +72,7 @@ class Stage:
         return load_questions(path) if path.exists() else None
 
     def choose(self, questions: list[Question]) -> list[Question]:
-        """Store the choice; returns it."""
+        """Store the choice, and return it."""
         save_questions(self.folder / CHOSEN, questions)
         return questions
 
@@ -81,7 +82,7 @@ class LoopTask:
     """What a backend with a loop of its own trains: a stage, with absolute paths that all of its machines see."""
 
     recipe: AgentRecipe
-    """The stage's, with the seed of its reinforcement learning."""
+    """The recipe of the stage; `rl.seed` is derived for it."""
     folder: Path
     """Where its files are."""
     policy: Path
@@ -102,10 +103,10 @@ def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:
         only = Stage("", recipe, "warm", "trained", folder / "rl")
         return [only] if recipe.learn != "demonstrations" else []
     names = list(recipe.stages)
-    ends = [*names[:-1], "trained"]
+    policies = ["warm", *names[:-1], "trained"]
     return [
-        Stage(name, recipe.stage(name), begins, end, folder / "rl" / name)
-        for name, begins, end in zip(names, ["warm", *ends], ends, strict=False)
+        Stage(name, recipe.stage(name), start, trained, folder / "rl" / name)
+        for name, start, trained in zip(names, policies, policies[1:], strict=False)
     ]
 
 
@@ -175,7 +176,7 @@ def right_runs(
         right += chosen[: settings.keep]
     if not right:
         raise DataError(
-            f"no run was paid {settings.at_least:g} or more, so there is nothing to learn from; "
+            f"no trajectory reached a reward of {settings.at_least:g}, so there is nothing to learn from; "
             "lower at_least, or begin with a better agent"
         )
     return right

@@ -63,10 +63,10 @@ class TableRow:
 def rows_of(training: AgentTraining) -> list[TableRow]:
     """The rows of the table. `before` comes first, since the others are paired with it."""
     protocol = training.recipe.protocol
-    pair = tuple(zip(("before", "after"), training.compared, strict=True))
+    pair = tuple(zip(("before", "after"), training.compared_policies, strict=True))
     temperatures = (0.0, 1.0) if training.recipe.table.sampled else (0.0,)
     agents = [TableRow(name, policy, protocol, t) for t in temperatures for name, policy in pair]
-    agents += [TableRow(f"after {stage.name}", stage.ends, protocol, 0.0) for stage in training.stages[:-1]]
+    agents += [TableRow(f"after {stage.name}", stage.trained_policy, protocol, 0.0) for stage in training.stages[:-1]]
     warm = training.recipe.warm_start
     shown_on_data = warm is not None and warm.demonstrator in ("rules", "evidence", "expert") and not warm.uses_worlds
     baselines = training.recipe.table.baselines

@@ -128,8 +128,8 @@ class StopSettings(Settings):
 
     metric: str | None = None
     """The metric on the dev split that every round must raise; by default the headline metric of the agent's recipe."""
-    least: float = 0.0
-    """The least increase; 0: it must not fall."""
+    min_improvement: float = 0.0
+    """Smallest increase of the metric for another round; 0: it must not fall."""
     questions: int = Field(default=200, ge=1)
     """Questions of the dev split, at most."""
 

@@ -190,7 +190,7 @@ class AgentTrainer(_Trainer[TrainedAgent]):
             from coseek.pipelines.agent_results import train_and_measure  # torch
 
             self.training, table = train_and_measure(self.recipe, out, resume, progress)
-        return TrainedAgent(out, self.training.policy_folder(self.training.compared[1]), table)
+        return TrainedAgent(out, self.training.policy_folder(self.training.compared_policies[1]), table)
 
     def evaluate(self, progress: Progress | None = None) -> dict[str, float]:
         """Mean reward, exact match and recall on the dev questions, at temperature 0: of the trained policy, else of
@@ -200,7 +200,7 @@ class AgentTrainer(_Trainer[TrainedAgent]):
             from coseek.pipelines.agent import AgentTraining  # torch
 
             if self.training is not None:
-                return _evaluate(self.training, self.training.compared[1])
+                return _evaluate(self.training, self.training.compared_policies[1])
             with TemporaryDirectory(prefix="coseek-evaluate-") as scratch:
                 training = AgentTraining(self.recipe, Path(scratch) / "run", progress or NoProgress())
                 training.begin(resume=False)

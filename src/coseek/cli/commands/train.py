@@ -273,12 +273,13 @@ def train_together(
     from coseek.pipelines.together.together import CoTraining, Results
 
     with resumable_training(folder) as bar:
-        training = CoTraining(CoTrainingPaths(read, folder, bar))
-        training.begin(resume)
-        rounds = training.train()
-        if not training.course.workers.is_main:
+        training = CoTrainingPaths(read, folder, bar)
+        co_training = CoTraining(training)
+        co_training.begin(resume)
+        rounds = co_training.train()
+        if not training.workers.is_main:
             return
-        results = Results.of(training.course, training.pairs, rounds)
+        results = Results.of(training, co_training.pairs, rounds)
         table = results.write()
     print_result(folder, table, as_json, listed(results.files()))
 

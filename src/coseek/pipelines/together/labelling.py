@@ -67,7 +67,7 @@ class RoundLabels:
     """Those without a label."""
 
 
-def label_round(course: CoTrainingPaths, number: int) -> None:
+def label_round(training: CoTrainingPaths, number: int) -> None:
     """Run agent `number` on its questions and label its searches, with the scorer that `labels.serve` serves; writes
     the label counts at the end.
 
@@ -77,19 +77,19 @@ def label_round(course: CoTrainingPaths, number: int) -> None:
 
     Raises `DataError` when no run searched, and `RunError` when faults left turns without a label.
     """
-    paths, workers = course.round(number), course.workers
+    paths, workers = training.round(number), training.workers
     if workers.broadcast(paths.labelled.exists):
         return
-    settings = course.recipe.labels
+    settings = training.recipe.labels
     gc.collect()
     torch.cuda.empty_cache()  # the server needs what training has left
     with serving(settings.serve if workers.is_main else None, str(settings.scorer), paths.labels.parent):
         workers.barrier()
-        _label(course, number)
+        _label(training, number)
 
 
-def _label(course: CoTrainingPaths, number: int) -> None:
-    paths, workers = course.round(number), course.workers
+def _label(training: CoTrainingPaths, number: int) -> None:
+    paths, workers = training.round(number), training.workers
     folder = paths.labels if workers.is_main else paths.labels / PARTS / str(workers.rank)
     if workers.is_main:
         take_over_parts(paths.labels)
@@ -97,28 +97,28 @@ def _label(course: CoTrainingPaths, number: int) -> None:
     if not workers.is_main:
         absorb_lines(paths.labels / "scores", folder / "scores")  # what is known so far
     workers.barrier()  # until the others have copied the scores, to which the first appends
-    parts = open_resources(course, number, folder)
-    maker = maker_module(course.recipe.labels.method).open(method_settings(course.recipe.labels), parts)
-    round_turns = roll_out_round(course, number, maker, parts)
-    labels, shared = _begin(course, number, maker, round_turns, parts)
+    parts = open_resources(training, number, folder)
+    maker = maker_module(training.recipe.labels.method).open(method_settings(training.recipe.labels), parts)
+    round_turns = roll_out_round(training, number, maker, parts)
+    labels, shared = _begin(training, number, maker, round_turns, parts)
     share = _share(workers, round_turns, shared)
-    course.progress.stage(f"labels of round {number}", len(share))
+    training.progress.stage(f"labels of round {number}", len(share))
     turns = (turn for turn in round_turns.turns if turn.id in share)
-    label_turns(labels, maker, turns, len(share), lambda over, _: course.progress.advance(over))
+    label_turns(labels, maker, turns, len(share), lambda over, _: training.progress.advance(over))
     parts.close()
     if not workers.is_main:
         labels.release()
     tally = CallCounts(sum(workers.gather(parts.tally.counts), Counter()))
     if workers.is_main:
-        _finish(course, number, labels, shared.order, tally)
+        _finish(training, number, labels, shared.order, tally)
     workers.barrier()
 
 
 def _begin(
-    course: CoTrainingPaths, number: int, maker: LabelMaker, round_turns: RoundTurns, parts: LabelResources
+    training: CoTrainingPaths, number: int, maker: LabelMaker, round_turns: RoundTurns, parts: LabelResources
 ) -> tuple[LabelFolder, RoundLabels]:
     """Begin the label folder, and in it the parts of the other workers."""
-    settings, method = course.recipe.labels, course.recipe.labels.method
+    settings, method = training.recipe.labels, training.recipe.labels.method
     served_apart = settings.model_copy(update={"serve": None})  # it changes no label
     recorded: JsonObject = {**dump_settings(served_apart), method: dump_settings(method_settings(settings))}
     opened: list[LabelFolder] = []
@@ -131,11 +131,11 @@ def _begin(
                 f"agent {number} searched in none of its {len(round_turns.turns.question_ids)} runs "
                 f"({round_turns.turns.run.folder}), so there is nothing to label; see to its training first"
             )
-        opened.append(LabelFolder.begin(course.round(number).labels, recorded, maker.identity, resume=True))
+        opened.append(LabelFolder.begin(training.round(number).labels, recorded, maker.identity, resume=True))
         undone = unlabelled(opened[0], order, lambda: digests_of([round_turns.turns.run]))
         return RoundLabels(opened[0].record, tuple(order), undone)
 
-    shared = course.workers.broadcast(begin)
+    shared = training.workers.broadcast(begin)
     if opened:
         return opened[0], shared
     settings_of, identity = cast(JsonObject, shared.record["settings"]), cast(str, shared.record["identity"])
@@ -154,7 +154,7 @@ def _share(workers: Workers, round_turns: RoundTurns, shared: RoundLabels) -> fr
 
 
 def _finish(
-    course: CoTrainingPaths, number: int, labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts
+    training: CoTrainingPaths, number: int, labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts
 ) -> None:
     """Take over the parts, and write the label counts where no fault left turns undone."""
     for path in part_folders(labels.folder):
@@ -166,8 +166,8 @@ def _finish(
     refuse_faults(number, done.left, done.turns, tally)
     # Calls and seconds count this start only, so they are not stored.
     counts = {name: value for name, value in done.to_json().items() if name not in ("counts", "seconds")}
-    write_json(course.round(number).labelled, counts)
-    course.progress.say(f"round {number}: {done.sets} label sets from {done.turns} search turns")
+    write_json(training.round(number).labelled, counts)
+    training.progress.say(f"round {number}: {done.sets} label sets from {done.turns} search turns")
 
 
 def part_folders(folder: Path) -> list[Path]:
@@ -211,31 +211,31 @@ def refuse_faults(number: int, missing: int, turns: int, tally: CallCounts) -> N
         )
 
 
-def label_counts(course: CoTrainingPaths, number: int) -> JsonObject:
+def label_counts(training: CoTrainingPaths, number: int) -> JsonObject:
     """The label counts of a round."""
-    return cast(JsonObject, read_json(course.round(number).labelled))
+    return cast(JsonObject, read_json(training.round(number).labelled))
 
 
-def round_questions(course: CoTrainingPaths, number: int) -> list[Question]:
+def round_questions(training: CoTrainingPaths, number: int) -> list[Question]:
     """The training questions of a round."""
-    questions = course.agent(0).questions(course.recipe.agent.data.train)
-    seed = derive_seed(course.recipe.seed, "questions", number)
-    return draw(questions, course.recipe.labels.questions, seed)
+    questions = training.agent(0).questions(training.recipe.agent.data.train)
+    seed = derive_seed(training.recipe.seed, "questions", number)
+    return draw(questions, training.recipe.labels.questions, seed)
 
 
-def roll_out_round(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: LabelResources) -> RoundTurns:
+def roll_out_round(training: CoTrainingPaths, number: int, maker: LabelMaker, parts: LabelResources) -> RoundTurns:
     """The searches of agent `number` over the retriever of the round before, in the order of the questions.
 
     Runs with a fault are repeated. All workers call this.
     """
-    paths, settings, workers = course.round(number), course.recipe.labels, course.workers
-    questions, protocol = round_questions(course, number), course.first.protocol
+    paths, settings, workers = training.round(number), training.recipe.labels, training.workers
+    questions, protocol = round_questions(training, number), training.first.protocol
     question_ids = frozenset(question.id for question in questions)
-    course.progress.stage(f"runs of agent {number}", -(-len(questions) * settings.samples // workers.world_size))
+    training.progress.stage(f"runs of agent {number}", -(-len(questions) * settings.samples // workers.world_size))
     if isinstance(maker, RolloutMaker):
         missing = workers.broadcast(lambda: maker.left(questions))
         shares = tuple(frozenset(missing[rank :: workers.world_size]) for rank in range(workers.world_size))
-        maker.roll_out(questions, lambda ended, _: course.progress.advance(ended), shares[workers.rank])
+        maker.roll_out(questions, lambda ended, _: training.progress.advance(ended), shares[workers.rank])
         workers.barrier()
         run = Run(paths.labels / OWN_RUN)
         if workers.is_main:
@@ -251,50 +251,50 @@ def roll_out_round(course: CoTrainingPaths, number: int, maker: LabelMaker, part
         if (paths.run / "run.yaml").exists():  # of a folder that may have been moved since; its parts are compared
             return Run(paths.run).settings
         about: JsonObject = {"questions": str(paths.questions), "samples": settings.samples}
-        return course.run_settings(number, number - 1, about, settings.temperature)
+        return training.run_settings(number, number - 1, about, settings.temperature)
 
     run = share_run(
         workers,
         paths.run,
         workers.broadcast(begun),
-        course.open_agent(number, settings.temperature),
-        course.search(number - 1),
+        training.open_agent(number, settings.temperature),
+        training.search(number - 1),
         questions,
-        course.recipe.agent.limits,
-        seed=derive_seed(course.recipe.seed, "runs", number) % SHORT,
+        training.recipe.agent.limits,
+        seed=derive_seed(training.recipe.seed, "runs", number) % SHORT,
         samples=settings.samples,
         repeat_faults=True,
-        tell=lambda ended, _: course.progress.advance(ended),
+        tell=lambda ended, _: training.progress.advance(ended),
     )
     if workers.is_main:
         parts.tally.add(FAULT + RUN, sum(trajectory.fault is not None for trajectory in run.trajectories()))
     return RoundTurns(StoredTurns(run, protocol, question_ids))
 
 
-def open_resources(course: CoTrainingPaths, number: int, folder: Path) -> LabelResources:
+def open_resources(training: CoTrainingPaths, number: int, folder: Path) -> LabelResources:
     """The resources of a round's label maker, with its caches in a label folder."""
-    settings, limits = course.recipe.labels, course.recipe.agent.limits
-    scorer, world = settings.scorer, course.data_folder
+    settings, limits = training.recipe.labels, training.recipe.agent.limits
+    scorer, world = settings.scorer, training.data_folder
     if scorer is not None and is_world(scorer):
         scorer, world = ORACLE, Path(scorer)
 
     def open_labeller() -> AgentWithLimits:
         temperature = settings.temperature if requirements_of(settings).rolls_out else settings.branch_temperature
-        agent, weights = course.open_agent(number, temperature), fingerprint(course.policy(number))
-        recipe = course.recipe.agent
+        agent, weights = training.open_agent(number, temperature), fingerprint(training.policy(number))
+        recipe = training.recipe.agent
         prompt = (recipe.prompt_template, recipe.chat_template)
         identity = digest_of("agent", weights, agent.protocol.name, *prompt, str(temperature), recipe.precision)
         return AgentWithLimits(agent, limits, identity)
 
     return LabelResources(
         folder=folder,
-        found_by=course.search(number - 1),
+        found_by=training.search(number - 1),
         open_agent=open_labeller,
         scorer_name=scorer,
         world=world if is_world(world) else None,
         likelihood_name=settings.likelihood,
-        placement=Placement(device=course.recipe.agent.device, attention=course.recipe.agent.attention),
-        cache=course.folder / CACHE,
+        placement=Placement(device=training.recipe.agent.device, attention=training.recipe.agent.attention),
+        cache=training.folder / CACHE,
     )
 
 

@@ -13,7 +13,7 @@ from coseek.graders.factory import ORACLE
 from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.run_record import FREE, TrainingRun, together_identities
+from coseek.pipelines.run_record import RESUMABLE, TrainingRun, together_identities
 from coseek.pipelines.together_recipe import TogetherRecipe, check_together
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
@@ -52,13 +52,13 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     def identities(self) -> Identities:
         return together_identities(self.recipe)
 
-    def bound(self, recipe: TogetherRecipe) -> JsonObject:
+    def fixed_settings(self, recipe: TogetherRecipe) -> JsonObject:
         """All settings but the number of rounds and those that change no weight."""
         tree = dump_settings(recipe)
         del tree["about"], tree["rounds"], cast(JsonObject, tree["labels"])["serve"]
         agent = cast(dict[str, JsonObject], tree["agent"])
         del agent["rollout"]
-        for group, names in FREE.items():
+        for group, names in RESUMABLE.items():
             for name in names:
                 del agent[group][name]
         for recipe_tree in (agent, tree["retriever"], cast(JsonObject, tree["start"])["recipe"]):

@@ -60,35 +60,35 @@ class Pair:
     """`None` for the retriever of the agent's recipe, which no round trains."""
     split: Split = "test"
 
-    def name(self, beside: str) -> str:
-        return f"agent {self.agent}, {beside if self.retriever is None else f'retriever {self.retriever}'}"
+    def name(self, own_retriever: str) -> str:
+        return f"agent {self.agent}, {own_retriever if self.retriever is None else f'retriever {self.retriever}'}"
 
     @property
     def folder(self) -> str:
-        searched = "beside" if self.retriever is None else f"retriever-{self.retriever}"
-        return f"agent-{self.agent}.{searched}" + ("" if self.split == "test" else f".{self.split}")
+        retriever = "beside" if self.retriever is None else f"retriever-{self.retriever}"
+        return f"agent-{self.agent}.{retriever}" + ("" if self.split == "test" else f".{self.split}")
 
 
 @dataclass(frozen=True)
 class Pairs:
     """The pairs of a co-training."""
 
-    course: CoTrainingPaths
+    training: CoTrainingPaths
 
     @cached_property
     def metric(self) -> str:
         """The headline metric."""
-        stop = self.course.recipe.stop
-        return (stop.metric if stop is not None else None) or metric_of(self.course.agent(1))
+        stop = self.training.recipe.stop
+        return (stop.metric if stop is not None else None) or metric_of(self.training.agent(1))
 
     @cached_property
-    def beside(self) -> str:
-        """The name of the recipe's own retriever in the table."""
-        return self.course.search(None).name
+    def own_retriever(self) -> str:
+        """The name of the retriever of the agent's recipe in the table."""
+        return self.training.search(None).name
 
     def columns(self, rounds: int) -> list[int | None]:
         """The retrievers of the table."""
-        return [*([None] if self.course.recipe.pairs.beside else []), *range(rounds + 1)]
+        return [*([None] if self.training.recipe.pairs.beside else []), *range(rounds + 1)]
 
     def of(self, rounds: int) -> list[Pair]:
         """The pairs of the table."""
@@ -96,36 +96,37 @@ class Pairs:
 
     def measure(self, rounds: int) -> None:
         """Run the unfinished pairs after round `rounds`."""
-        deciding = [Pair(rounds, rounds, "dev")] if self.course.recipe.stop is not None else []
+        deciding = [Pair(rounds, rounds, "dev")] if self.training.recipe.stop is not None else []
         wanted = [*self.of(rounds), *deciding]
         total, done = sum(len(self.questions(pair.split)) for pair in wanted), 0
-        self.course.progress.stage(f"pairs after round {rounds}", total)
+        self.training.progress.stage(f"pairs after round {rounds}", total)
         for pair in wanted:
             self._run(pair, done)
             done += len(self.questions(pair.split))
 
     def _run(self, pair: Pair, done: int) -> None:
-        course, questions = self.course, self.questions(pair.split)
-        data, limits, seed = course.recipe.agent.data, course.recipe.agent.limits, course.recipe.pairs.seed
+        training, questions = self.training, self.questions(pair.split)
+        data, limits, seed = training.recipe.agent.data, training.recipe.agent.limits, training.recipe.pairs.seed
         split = data.test if pair.split == "test" else data.dev
-        data_settings: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
+        data_settings: JsonObject = {"questions": str(training.data_folder), "split": split, "count": len(questions)}
         source: JsonObject = {**data_settings, "select": {}, "seed": seed}
-        settings = course.run_settings(pair.agent, pair.retriever, source, 0.0)
-        training, retriever = course.agent(pair.agent), course.search(pair.retriever)
-        protocol, framed = training.protocol, training.protocol.template.framed(training.tokenizer)
-        turn_identities = course.turn_identities(pair.agent, 0.0)
+        settings = training.run_settings(pair.agent, pair.retriever, source, 0.0)
+        agent_training, retriever = training.agent(pair.agent), training.search(pair.retriever)
+        protocol = agent_training.protocol
+        framed = protocol.template.framed(agent_training.tokenizer)
+        turn_identities = training.turn_identities(pair.agent, 0.0)
         identities = identities_of(turn_identities, protocol, retriever, questions, limits, seed, framed)
         run = unfinished_run(self.path(pair), settings, identities, questions)
         if run is not None:
-            agent, name = course.open_agent(pair.agent, 0.0), pair.name(self.beside)
+            agent, name = training.open_agent(pair.agent, 0.0), pair.name(self.own_retriever)
 
             def tell(ended: int, _: int) -> None:
-                course.progress.advance(done + ended, name)
+                training.progress.advance(done + ended, name)
 
             run_questions(run, agent, retriever, questions, limits, seed=seed, tell=tell)
 
     def path(self, pair: Pair) -> Path:
-        return self.course.folder / "pairs" / pair.folder
+        return self.training.folder / "pairs" / pair.folder
 
     def questions(self, split: Split) -> Sequence[Question]:
         """The questions of a split, as many as the recipe takes."""
@@ -133,7 +134,7 @@ class Pairs:
 
     @cached_property
     def _questions(self) -> dict[Split, list[Question]]:
-        recipe, dataset = self.course.recipe, Dataset(self.course.data_folder)
+        recipe, dataset = self.training.recipe, Dataset(self.training.data_folder)
         data = recipe.agent.data
         pairs, seed = recipe.pairs, recipe.pairs.seed
         test = draw(dataset.questions(data.test), pairs.questions, seed, pairs.per_set)
@@ -144,29 +145,29 @@ class Pairs:
 
     def scored(self, pair: Pair) -> ScoredRun:
         """The scored run of a pair."""
-        return scored(self.course.first, pair.name(self.beside), self.path(pair))
+        return scored(self.training.first, pair.name(self.own_retriever), self.path(pair))
 
     # --- whether to go on
 
-    def decided_by(self, rounds: int) -> list[float | None]:
+    def dev_means(self, rounds: int) -> list[float | None]:
         """The headline metric of agent N over retriever N on the dev split, for rounds 0 to `rounds`."""
-        question_ids, seed = [question.id for question in self.questions("dev")], self.course.recipe.pairs.seed
+        question_ids, seed = [question.id for question in self.questions("dev")], self.training.recipe.pairs.seed
         runs = [self.scored(Pair(number, number, "dev")) for number in range(rounds + 1)]
         intervals = [summarise(run, "all", question_ids, tuple(METRICS), seed).metrics.get(self.metric) for run in runs]
         return [None if interval is None else interval.mean for interval in intervals]
 
-    def helped(self, rounds: int) -> bool:
-        """Whether the last round raised the headline metric by at least `stop.least`.
+    def improved(self, rounds: int) -> bool:
+        """Whether the last round raised the headline metric by at least `stop.min_improvement`.
 
         Raises `RunError` where faults left nothing to decide by.
         """
-        stop = self.course.recipe.stop
+        stop = self.training.recipe.stop
         if stop is None:
             return True
         for number in (rounds - 1, rounds):
             self._check_whole(Pair(number, number, "dev"))
-        before, after = self.decided_by(rounds)[-2:]
-        return before is None or after is None or after - before >= stop.least
+        before, after = self.dev_means(rounds)[-2:]
+        return before is None or after is None or after - before >= stop.min_improvement
 
     def _check_whole(self, pair: Pair) -> None:
         """Refuse a pair of which every run has a fault."""
@@ -181,31 +182,31 @@ class Pairs:
 class Results:
     """The results of a co-training after `rounds` rounds."""
 
-    course: CoTrainingPaths
+    training: CoTrainingPaths
     pairs: Pairs
     rounds: int
     scores: Scores
     """Of every pair, on the test split."""
 
     @classmethod
-    def of(cls, course: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
-        questions, seed = list(pairs.questions("test")), course.recipe.pairs.seed
+    def of(cls, training: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
+        questions, seed = list(pairs.questions("test")), training.recipe.pairs.seed
         metrics = [name for name in METRICS if name != "wall_s"]  # what else ran at the time is no result
-        by = CHAIN_GROUPS if by_generator(course.first) else ("hops",)
+        by, own_retriever = CHAIN_GROUPS if by_generator(training.first) else ("hops",), training.recipe.pairs.beside
         runs = {pair: pairs.scored(pair) for pair in pairs.of(rounds)}
-        compared = [(runs[pair], runs[earlier]) for pair, earlier in compared_pairs(rounds, course.recipe.pairs.beside)]
+        compared = [(runs[pair], runs[earlier]) for pair, earlier in compared_pairs(rounds, own_retriever)]
         scored = summaries_of(list(runs.values()), questions, by, metrics, seed, pairs=compared)
-        return cls(course, pairs, rounds, scored)
+        return cls(training, pairs, rounds, scored)
 
     # --- tables
 
     def mean(self, pair: Pair, metric: str) -> Interval | None:
-        return self.scores.of(pair.name(self.pairs.beside)).metrics.get(metric)
+        return self.scores.of(pair.name(self.pairs.own_retriever)).metrics.get(metric)
 
     def grid(self, metric: str, decimals: int = 3) -> Table:
         """Agents by retrievers, in one metric."""
         columns = self.pairs.columns(self.rounds)
-        names = [self.pairs.beside if retriever is None else f"retriever {retriever}" for retriever in columns]
+        names = [self.pairs.own_retriever if retriever is None else f"retriever {retriever}" for retriever in columns]
         rows = [
             (f"agent {agent}", *(show(self.mean(Pair(agent, retriever), metric), decimals) for retriever in columns))
             for agent in range(self.rounds + 1)
@@ -223,40 +224,40 @@ class Results:
 
     def claims(self) -> list[PairedClaim]:
         """Whether the last pair is better than the first, and than the last agent over the recipe's own retriever."""
-        steps = [Pair(*numbers).name(self.pairs.beside) for numbers in training_order(self.rounds)]
-        beside = [Pair(self.rounds, None).name(self.pairs.beside)] if self.course.recipe.pairs.beside else []
-        return claims_between(self.scores, [(steps[-1], other) for other in (steps[0], *beside)], self.pairs.metric)
+        steps = [Pair(*numbers).name(self.pairs.own_retriever) for numbers in training_order(self.rounds)]
+        over_own = [Pair(self.rounds, None).name(self.pairs.own_retriever)] if self.training.recipe.pairs.beside else []
+        return claims_between(self.scores, [(steps[-1], other) for other in (steps[0], *over_own)], self.pairs.metric)
 
     def decisions(self) -> list[str]:
         """Sentences about early stopping and the best round."""
-        recipe = self.course.recipe
+        recipe = self.training.recipe
         if recipe.stop is None:
             return [f"Rounds: {self.rounds}, without early stopping."]
-        readings = self.pairs.decided_by(self.rounds)
-        steps = " → ".join("–" if reading is None else f"{reading:.3f}" for reading in readings)
+        means = self.pairs.dev_means(self.rounds)
+        steps = " → ".join("–" if mean is None else f"{mean:.3f}" for mean in means)
         dev = len(self.pairs.questions("dev"))
         sentences = [f"On {dev} questions of the dev split, {self.pairs.metric} from round to round: {steps}."]
         if self.rounds < recipe.rounds:
             sentences.append(
-                f"Stopped early: round {self.rounds} did not raise it by {recipe.stop.least:g}, so there is no round "
-                f"{self.rounds + 1}."
+                f"Stopped early: round {self.rounds} did not raise it by {recipe.stop.min_improvement:g}, so there is "
+                f"no round {self.rounds + 1}."
             )
         return [*sentences, f"The best round on the dev split: {self.best}."]
 
     @property
     def best(self) -> int:
         """The first round with the highest headline metric on dev; the last round without early stopping."""
-        if self.course.recipe.stop is None:
+        if self.training.recipe.stop is None:
             return self.rounds
-        readings = [float("-inf") if reading is None else reading for reading in self.pairs.decided_by(self.rounds)]
-        return readings.index(max(readings))
+        means = [float("-inf") if mean is None else mean for mean in self.pairs.dev_means(self.rounds)]
+        return means.index(max(means))
 
     def label_table(self) -> Table:
         """Counts of the labels of each round."""
         columns = ("turns", "labelled", "sets")
         rows = []
         for number in range(1, self.rounds + 1):
-            counts = label_counts(self.course, number)
+            counts = label_counts(self.training, number)
             dropped = cast(dict[str, int], counts["dropped"])
             why = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
             rows.append((str(number), *(str(counts[name]) for name in columns), why or "–"))
@@ -267,7 +268,7 @@ class Results:
         rows: list[tuple[str, ...]] = []
         readings: list[str] = []
         for number in range(1, self.rounds + 1):
-            path = self.course.round(number).retriever / "table.json"
+            path = self.training.round(number).retriever / "table.json"
             if not path.exists():
                 continue
             stored = cast(JsonObject, read_json(path))
@@ -285,7 +286,7 @@ class Results:
             tables["Gold passages found"] = self.grid("recall")
         if self.scores.by_dataset:
             tables["By data set"] = dataset_table(self.scores, self.pairs.metric)
-        tables |= {**means_and_differences(self.course.first, self.scores), "Labels": self.label_table()}
+        tables |= {**means_and_differences(self.training.first, self.scores), "Labels": self.label_table()}
         held_out = self.retriever_table()
         return tables if held_out is None else {**tables, "Held-out turns": held_out}
 
@@ -293,8 +294,8 @@ class Results:
 
     def write(self) -> Table:
         """`table.md`, `table.json` and `report.html`; returns the headline."""
-        tables, folder = self.tables(), self.course.folder
-        title = self.course.recipe.about or "An agent and a retriever, trained together"
+        tables, folder = self.tables(), self.training.folder
+        title = self.training.recipe.about or "An agent and a retriever, trained together"
         parts = [f"# {title}\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]
         self.write_cards(tables["Every pair"])
         write_tables(folder, "\n".join(parts), self.to_json())
@@ -303,21 +304,20 @@ class Results:
 
     def write_cards(self, table: Table) -> None:
         """Write the figures of the pairs into the agents' model cards; encoders have those of held-out turns."""
-        course = self.course
+        training = self.training
         for number in range(self.rounds + 1):
-            name, training = "trained" if number else "warm", course.agent(number)
-            folder = course.policy(number)
-            write_policy_card(training, name, folder, course.data_folder, table, f"agent {number}")
+            name, folder = "trained" if number else "warm", training.policy(number)
+            write_policy_card(training.agent(number), name, folder, training.data_folder, table, f"agent {number}")
 
     def to_json(self) -> JsonObject:
-        recipe = self.course.recipe
+        recipe = self.training.recipe
         return {
             "rounds": self.rounds,
             "stopped_early": self.rounds < recipe.rounds,
             "best_round": self.best,
             "metric": self.pairs.metric,
-            "dev": [*self.pairs.decided_by(self.rounds)] if recipe.stop is not None else [],
-            "labels": [label_counts(self.course, number) for number in range(1, self.rounds + 1)],
+            "dev": [*self.pairs.dev_means(self.rounds)] if recipe.stop is not None else [],
+            "labels": [label_counts(self.training, number) for number in range(1, self.rounds + 1)],
             **scores_json(self.scores),
         }
 
@@ -332,8 +332,8 @@ class Results:
             for metric, text in captions.items()
         ]
         sections: list[ReportSection] = [TableSection(name, table) for name, table in tables.items()]
-        command = f"coseek train together {self.course.folder}/recipe.yaml --out ANOTHER"
-        return [sections[0], *plots, *sections[1:], *closing_sections(self.course.recipe, self.files(), command)]
+        command = f"coseek train together {self.training.folder}/recipe.yaml --out ANOTHER"
+        return [sections[0], *plots, *sections[1:], *closing_sections(self.training.recipe, self.files(), command)]
 
     def plot(self, metric: str) -> Svg:
         """One metric over (agent 0, retriever 0), (1, 0), (1, 1), (2, 1), …"""
@@ -355,14 +355,14 @@ class Results:
 
     def files(self) -> dict[str, str]:
         """Path → description of the result files."""
-        course, best = self.course, self.best
+        training, best = self.training, self.best
         return {
-            **{str(course.folder / name): description for name, description in RESULT_FILES.items()},
-            str(course.folder / "pairs"): "a run folder for every pair",
-            str(course.policy(best)): f"agent {best}, of the best round on the dev split",
-            course.encoder(best): f"encoder {best}, of the same round",
-            course.searched(best): "the corpus in its vectors, for --retriever",
-            str(course.folder / "recipe.yaml"): "the recipe, with versions and commit",
+            **{str(training.folder / name): description for name, description in RESULT_FILES.items()},
+            str(training.folder / "pairs"): "a run folder for every pair",
+            str(training.policy(best)): f"agent {best}, of the best round on the dev split",
+            training.encoder(best): f"encoder {best}, of the same round",
+            training.searched(best): "the corpus in its vectors, for --retriever",
+            str(training.folder / "recipe.yaml"): "the recipe, with versions and commit",
         }
 
 
@@ -371,97 +371,97 @@ def training_order(rounds: int) -> list[tuple[int, int]]:
     return [(0, 0), *(step for number in range(1, rounds + 1) for step in ((number, number - 1), (number, number)))]
 
 
-def compared_pairs(rounds: int, beside: bool) -> Sequence[tuple[Pair, Pair]]:
+def compared_pairs(rounds: int, own_retriever: bool) -> Sequence[tuple[Pair, Pair]]:
     """The paired comparisons: each pair of `training_order` with the one before, the last with the first, and the last
     retriever with the one of the agent's recipe."""
     steps = [Pair(agent, retriever) for agent, retriever in training_order(rounds)]
     compared = list(zip(steps[1:], steps, strict=False))
     compared.append((steps[-1], steps[0]))
-    return [*compared, (steps[-1], Pair(rounds, None))] if beside else compared
+    return [*compared, (steps[-1], Pair(rounds, None))] if own_retriever else compared
 
 
 @dataclass
 class CoTraining:
     """The training of an agent and a retriever in rounds."""
 
-    course: CoTrainingPaths
+    training: CoTrainingPaths
 
     @cached_property
     def pairs(self) -> Pairs:
-        return Pairs(self.course)
+        return Pairs(self.training)
 
     def begin(self, resume: bool) -> None:
-        """Start or resume in the course's folder: see `TrainingRun.begin`."""
-        self.course.begin(resume)
+        """Start or resume in the folder: see `TrainingRun.begin`."""
+        self.training.begin(resume)
 
     def train(self) -> int:
         """Train all rounds; returns their number, below the recipe's when a round did not help."""
-        recipe = self.course.recipe
+        recipe = self.training.recipe
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         self._start()
         for number in range(1, recipe.rounds + 1):
             self._round(number)
-            if number < recipe.rounds and not self.course.workers.broadcast(partial(self.pairs.helped, number)):
-                self.course.progress.say(f"round {number} did not help; stopping")
+            if number < recipe.rounds and not self.training.workers.broadcast(partial(self.pairs.improved, number)):
+                self.training.progress.say(f"round {number} did not help; stopping")
                 return number
         return recipe.rounds
 
     def _start(self) -> None:
         """Make the data, agent 0 and retriever 0."""
-        training = self.course.agent(0)
-        if training.recipe.warm_start is not None:
-            train_agent(training)
-        elif self.course.workers.is_main:
-            training.prepare_data()
-            training.make_policy()
+        first = self.training.first
+        if first.recipe.warm_start is not None:
+            train_agent(first)
+        elif self.training.workers.is_main:
+            first.prepare_data()
+            first.make_policy()
         self._retriever(0)
 
     def _round(self, number: int) -> None:
         """Train an agent, label its runs, train a retriever."""
-        course = self.course
-        course.progress.say(f"round {number}: agent {number} learns over retriever {number - 1}")
-        train_agent(course.agent(number))
-        label_round(course, number)
-        course.progress.say(f"round {number}: retriever {number} learns from the labels")
+        training = self.training
+        training.progress.say(f"round {number}: agent {number} learns over retriever {number - 1}")
+        train_agent(training.agent(number))
+        label_round(training, number)
+        training.progress.say(f"round {number}: retriever {number} learns from the labels")
         self._retriever(number)
 
     def _retriever(self, number: int) -> None:
         """Train retriever `number`, index the corpus with it, and measure the new pairs."""
-        course = self.course
-        recipe, paths = course.retriever_recipe(number), course.round(number)
+        training = self.training
+        recipe, paths = training.retriever_recipe(number), training.round(number)
         if recipe is not None:
-            training = training_of(recipe)(recipe, paths.retriever, course.progress, course.workers)
-            training.begin(resume=True)
-            training.train()
-            if course.workers.is_main and not (paths.retriever / "table.json").exists():
-                training.results()
-        if course.workers.is_main:
+            retriever_training = training_of(recipe)(recipe, paths.retriever, training.progress, training.workers)
+            retriever_training.begin(resume=True)
+            retriever_training.train()
+            if training.workers.is_main and not (paths.retriever / "table.json").exists():
+                retriever_training.results()
+        if training.workers.is_main:
             self._index(number)
             self.pairs.measure(number)
-        course.workers.barrier()
+        training.workers.barrier()
 
     def _index(self, number: int) -> None:
         """Index the corpus with encoder `number`, unless a server is this retriever. A reranker gets a file that names
         it and retriever 0."""
-        course, out = self.course, self.course.round(number).index
-        if number and course.recipe.retriever.kind == "reranker":
-            over = course.recipe.start.url or "../round-0/index"
+        training, out = self.training, self.training.round(number).index
+        if number and training.recipe.retriever.kind == "reranker":
+            over = training.recipe.start.url or "../round-0/index"
             write_yaml(
-                Path(course.searched(number)), {"retriever": "rerank", "over": over, "model": "retriever/encoder"}
+                Path(training.searched(number)), {"retriever": "rerank", "over": over, "model": "retriever/encoder"}
             )
             return
-        if course.searched(number) != str(out) or (out / INDEX_CARD).exists():
+        if training.searched(number) != str(out) or (out / INDEX_CARD).exists():
             return
         totals: list[int] = []
 
         def tell(_: str, done: int, total: int) -> None:
             if not totals:
-                course.progress.stage(f"index {number}", total)
+                training.progress.stage(f"index {number}", total)
             totals.append(total)
-            course.progress.advance(done)
+            training.progress.advance(done)
 
-        build_index(course.data_folder, course.recipe.index.retriever, out, course.index_settings(number), tell)
+        build_index(training.data_folder, training.recipe.index.retriever, out, training.index_settings(number), tell)
 
 
 def train_agent(training: AgentTraining) -> None:
