@@ -89,7 +89,7 @@ SMALL = (
 def recipe_of(shape: str, overrides: Sequence[str], device: str) -> AgentRecipe:
     """The recipe of one step: 24 questions where it is not said, in bfloat16 on a GPU and float32 on a processor."""
     precision = "bfloat16" if device != "cpu" else "float32"
-    fixed = (f"rl.policy.precision={precision}", f"precision={precision}", "rl.monitor.probe_runs=0")
+    fixed = (f"rl.policy.precision={precision}", f"precision={precision}", "rl.monitor.probe_trajectories=0")
     few = SMALL if shape == "tiny" else ("rl.questions_per_step=24",)
     return load_recipe(RECIPE, [*fixed, *few, *overrides])
 

@@ -34,7 +34,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import GeneratorSettings
 from coseek.graders.judge import JudgeSettings
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.hardware.device import AUTO
 from coseek.hardware.placement import PrecisionSetting
 from coseek.labels.labelling import LabelSummary
@@ -244,7 +244,7 @@ def score(
             writer = open_generator(make_settings(GeneratorSettings, _model_of(generator)), writing=writing)
         if judge is not None:
             verdicts = open_judge(make_settings(JudgeSettings, _model_of(judge)), writing=writing)
-        return EpisodeScorer(reward_function, writer, verdicts)(scored)
+        return TrajectoryScorer(reward_function, writer, verdicts)(scored)
 
 
 @in_python_words

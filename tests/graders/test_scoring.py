@@ -25,7 +25,7 @@ from coseek.data.trajectory_checks import check_trajectory
 from coseek.graders.factory import GraderSettings, check_graders, open_graders
 from coseek.graders.judge import Claim, VerdictKey
 from coseek.graders.rag_baseline import RagBaselines, make_baselines
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.text_model import CachedTextModel
@@ -54,7 +54,7 @@ def values(scored: list[Reward | RewardFault]) -> list[float | str]:
 
 def test_a_gain_over_a_scripted_generator_is_what_a_hand_would_compute() -> None:
     hard, easy = QUESTION, replace(QUESTION, id="q2")
-    scoring = EpisodeScorer(
+    scoring = TrajectoryScorer(
         make_reward({"preset": "s3-code"}),
         generator(Scripted(reads)),
         judge(Scripted(lambda prompt: "no")),
@@ -73,7 +73,7 @@ def test_a_gain_over_a_scripted_generator_is_what_a_hand_would_compute() -> None
 
 def test_a_steps_prompts_are_one_batch_and_equal_ones_are_written_once() -> None:
     writer, marker = Scripted(reads), Scripted(lambda prompt: "no")
-    scoring = EpisodeScorer(make_reward(GBR), generator(writer), judge(marker), baselines({"q1": "Zun"}))
+    scoring = TrajectoryScorer(make_reward(GBR), generator(writer), judge(marker), baselines({"q1": "Zun"}))
     scoring([run(found("o", ORBO)), run(found("o", ORBO), seed=1), run(found("m", MIRA)), fault()])
     assert [len(batch) for batch in writer.calls] == [2]
     # "Velora" is settled by words; "Zun" is both the generator's answer and the baseline's.
@@ -83,13 +83,13 @@ def test_a_steps_prompts_are_one_batch_and_equal_ones_are_written_once() -> None
 def test_a_verdict_that_was_precomputed_on_the_baseline_is_not_asked_again() -> None:
     marker = Scripted(lambda prompt: "no")
     known = {Claim(QUESTION, "the town").key: Verdict("q1", "the town", True)}
-    scoring = EpisodeScorer(
+    scoring = TrajectoryScorer(
         make_reward(GBR), generator(Scripted(reads)), judge(marker), baselines({"q1": "the town"}, known)
     )
     assert values(scoring([run(found("m", MIRA))])) == [0]
     assert not marker.calls
     failed = {Claim(QUESTION, "the town").key: Verdict("q1", "the town", None, fault="overloaded")}
-    again = EpisodeScorer(scoring.reward, scoring.generator, scoring.judge, baselines({"q1": "the town"}, failed))
+    again = TrajectoryScorer(scoring.reward, scoring.generator, scoring.judge, baselines({"q1": "the town"}, failed))
     assert values(again([run(found("m", MIRA))])) == [1]
     assert len(marker.calls) == 1
 
@@ -100,7 +100,7 @@ def test_a_cache_hit_is_the_same_reward_and_asks_nobody(tmp_path: Path) -> None:
     for _ in range(2):
         writer, marker, store = Scripted(reads), Scripted(lambda prompt: "yes"), TextCache(tmp_path / "cache.sqlite")
         parts = generator(CachedTextModel(writer, store)), judge(CachedTextModel(marker, store))
-        scored.append(EpisodeScorer(make_reward({"preset": "s3-code"}), *parts, baselines({"q1": "hm"}))(runs))
+        scored.append(TrajectoryScorer(make_reward({"preset": "s3-code"}), *parts, baselines({"q1": "hm"}))(runs))
         asked = (len(writer.calls), len(marker.calls))
     assert scored[0] == scored[1]
     assert asked == (0, 0)
@@ -114,7 +114,7 @@ def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
             raise ModelError("overloaded")
         return "Velora" if "born in" in prompt else "unclear"
 
-    scoring = EpisodeScorer(
+    scoring = TrajectoryScorer(
         make_reward(GBR),
         generator(Scripted(generates)),
         judge(Scripted(lambda prompt: "maybe" if "unclear" in prompt else "no")),
@@ -129,7 +129,7 @@ def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
     ]
     assert values(scoring(runs)) == [1, "generator", "judge", "retriever_error", 1]
     described = rollout_metrics(score([0, 0, 1, 1, 1], runs, scoring))
-    assert described["faults"] == 3 and described["runs"] == 5
+    assert described["faults"] == 3 and described["trajectories"] == 5
     assert {name: described[f"faults/{name}"] for name in ("generator", "judge", "retriever_error")} == {
         "generator": 1,
         "judge": 1,
@@ -141,7 +141,7 @@ def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
 def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
     from coseek.training.rl.rollout import rollout_metrics, score
 
-    scoring = EpisodeScorer(
+    scoring = TrajectoryScorer(
         make_reward({"gen_acc": 1.0}), generator(Scripted(reads)), judge(Scripted(lambda prompt: "yes"))
     )
     described = rollout_metrics(score([0, 0, 0], [run(found("m", MIRA)), run(found("m", MIRA)), run()], scoring))
@@ -153,7 +153,7 @@ def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
 @settings(max_examples=at_most(40))
 def test_a_runs_reward_depends_on_that_run_alone(served: list[Passage | None]) -> None:
     """`None` stands for a run that ended by a fault."""
-    scoring = EpisodeScorer(
+    scoring = TrajectoryScorer(
         make_reward(GBR), generator(Scripted(reads)), judge(Scripted(lambda prompt: "no")), baselines({"q1": "Zun"})
     )
     runs = [
@@ -165,7 +165,7 @@ def test_a_runs_reward_depends_on_that_run_alone(served: list[Passage | None]) -
 
 def test_a_missing_baseline_is_an_error_and_not_a_zero() -> None:
     """Trap 27."""
-    scoring = EpisodeScorer(
+    scoring = TrajectoryScorer(
         make_reward(GBR), generator(Scripted(reads)), judge(Scripted(str)), baselines({"q2": "Zun"})
     )
     with pytest.raises(DataError, match="question 'q1' has no baseline"):
@@ -175,7 +175,7 @@ def test_a_missing_baseline_is_an_error_and_not_a_zero() -> None:
 @pytest.mark.parametrize("said", ["Yes.", "no", "yesterday", "yes, because it is", "", "Yes\n\nNo"])
 def test_a_verdict_that_cannot_be_read_is_a_fault_and_never_a_0(said: str) -> None:
     """Trap 28: "yes" stands in "yesterday"."""
-    scoring = EpisodeScorer(make_reward({"gen_acc": {"of": "own"}}), judge=judge(Scripted(lambda prompt: said)))
+    scoring = TrajectoryScorer(make_reward({"gen_acc": {"of": "own"}}), judge=judge(Scripted(lambda prompt: said)))
     (paid,) = values(scoring([run(answer="a town")]))
     assert paid == {"Yes.": 1, "no": 0, "yes, because it is": 1}.get(said, "judge")
 
@@ -201,7 +201,7 @@ def test_a_reward_that_needs_nothing_needs_no_settings() -> None:
     parts = GraderSettings.model_validate({"generator": {"model": "m"}})
     check_graders(parts, make_reward({"preset": "s3", "gbr": {"accuracy": "cover_match"}}), world=False)
     with pytest.raises(SettingError, match=r"needs a naive-RAG baseline.*graders\.baseline"):
-        EpisodeScorer(make_reward({"gbr": {"accuracy": "cover_match"}}), generator(Scripted(reads)))
+        TrajectoryScorer(make_reward({"gbr": {"accuracy": "cover_match"}}), generator(Scripted(reads)))
 
 
 def test_the_oracle_of_the_runs_world_judges(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_run_that_completes_at_once_gains_nothing_over_naive_rag(tmp_path: Pat
     parts = generator(writer), judge(Scripted(lambda _: "no"))
     recipe = load_recipe("s3")
     made = make_baselines(tmp_path, [ADAS], SHELF, parts[0], recipe.graders.baseline.passages, parts[1])
-    scoring = EpisodeScorer(make_reward(recipe.reward), *parts, made)
+    scoring = TrajectoryScorer(make_reward(recipe.reward), *parts, made)
     trajectory = s3("<search_complete>True</search_complete>")
     assert tuple(passage.id for passage in served_context(trajectory)) == made.of(ADAS).passage_ids
     [paid] = scoring([trajectory])

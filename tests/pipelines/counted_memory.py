@@ -50,7 +50,7 @@ def recipe_for(algorithm: str, folder: Path, devices: int, precision: str = "bfl
         f"limits.max_turns={TURNS - 1}", f"limits.max_turn_tokens={TURN_TOKENS}",
         f"limits.max_tokens={PROMPT + TURNS * TURN_TOKENS}",
         "rl.steps=2", f"rl.questions_per_step={ROWS * devices}", "rl.group_size=1", "rl.num_minibatches=1",
-        "rl.monitor.probe_runs=0",
+        "rl.monitor.probe_trajectories=0",
         f"rl.policy={learner}{', lora: {rank: 8}' if algorithm == 'lora' else ''}}}", f"rl.critic={learner}}}",
     ]  # fmt: skip
     return load_recipe(base, changes)

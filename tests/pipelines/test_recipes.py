@@ -25,7 +25,7 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Trajectory
 from coseek.graders.factory import check_graders
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.model_folder import model_path, shape_of_config
@@ -38,7 +38,7 @@ from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_reci
 from coseek.pipelines.dry_run import dry_run
 from coseek.pipelines.estimate import SHAPES, shape_of, work_of
 from coseek.pipelines.run_record import resolve_recipe
-from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
+from coseek.pipelines.stages import accuracy_of, candidates, correct_trajectories, select, stages_of
 from coseek.retrieval.index import build_index
 from coseek.retrieval.retrievers.noisy import NoisyRetriever
 from coseek.rewards.reward import RewardSpec, make_reward
@@ -232,7 +232,7 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
 
         return noted
 
-    def looked(self: AgentTraining, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
+    def looked(self: AgentTraining, agent: Agent, recipe: AgentRecipe, scoring: TrajectoryScorer) -> dict[str, float]:
         nonlocal looking
         looking = True
         found = looked_before(self, agent, recipe, scoring)
@@ -306,17 +306,17 @@ def runs() -> list[Trajectory]:
 
 
 def test_only_right_runs_are_learnt_from_and_the_order_of_ending_does_not_matter() -> None:
-    scoring, settings = EpisodeScorer(make_reward({"exact_match": 1.0})), RejectionSettings(keep=1)
-    kept = right_runs(runs(), scoring, settings, 0)
+    scoring, settings = TrajectoryScorer(make_reward({"exact_match": 1.0})), RejectionSettings(keep=1)
+    kept = correct_trajectories(runs(), scoring, settings, 0)
     assert [run.question.id for run in kept] == ["p", "q"] and all(run.answer == "Ada" for run in kept)
-    assert right_runs(reversed(runs()), scoring, settings, 0) == kept
-    assert len(right_runs(runs(), scoring, RejectionSettings(keep=9), 0)) == 4
+    assert correct_trajectories(reversed(runs()), scoring, settings, 0) == kept
+    assert len(correct_trajectories(runs(), scoring, RejectionSettings(keep=9), 0)) == 4
     with pytest.raises(DataError, match="nothing to learn from"):
-        right_runs(runs(), scoring, RejectionSettings(at_least=2.0), 0)
+        correct_trajectories(runs(), scoring, RejectionSettings(at_least=2.0), 0)
 
 
 def test_the_most_economical_right_run_has_the_fewest_searches_and_then_tokens() -> None:
-    scoring, economical = EpisodeScorer(make_reward({"exact_match": 1.0})), RejectionSettings(prefer="economical")
+    scoring, economical = TrajectoryScorer(make_reward({"exact_match": 1.0})), RejectionSettings(prefer="economical")
     one, other = (Search(text, ()) for text in ("q", "r"))
     made = [
         (agent(2), (), "Bob"), (agent(2, 3), (one,), "Ada"), (agent(2), (one, other), "Ada"), (agent(4), (one,), "Ada"),
@@ -326,14 +326,14 @@ def test_the_most_economical_right_run_has_the_fewest_searches_and_then_tokens()
         replace(trajectory(environment(1), wrote, answer=answer, seed=seed), question=ask, searches=searches)
         for seed, (wrote, searches, answer) in enumerate(made)
     ]
-    assert right_runs(written, scoring, economical, 0) == [written[3]]
+    assert correct_trajectories(written, scoring, economical, 0) == [written[3]]
 
 
 def test_questions_of_two_data_sets_with_one_id_do_not_share_the_runs_that_are_kept() -> None:
     one = replace(trajectory(environment(1), agent(2), answer="Ada"), question=Question("train_0", "Who?", ("Ada",)))
     other = replace(one, question=Question("train_0", "Who else?", ("Ada",)))
-    scoring = EpisodeScorer(make_reward({"exact_match": 1.0}))
-    assert right_runs([one, other], scoring, RejectionSettings(keep=1), 0) == [other, one]
+    scoring = TrajectoryScorer(make_reward({"exact_match": 1.0}))
+    assert correct_trajectories([one, other], scoring, RejectionSettings(keep=1), 0) == [other, one]
 
 
 # --- estimates
@@ -464,7 +464,7 @@ def test_a_dry_run_says_what_is_missing_and_still_looks_at_the_rest(
     assert main(["train", "agent", "search-r1-grpo", "threads=1", "--dry-run", "--json"]) == 2
     said = capsys.readouterr()
     tree = yaml.safe_load(said.out)
-    assert tree["parameters"] == PUBLISHED["Qwen2.5-7B"] and tree["stages"][0]["step"]["runs"] == 4
+    assert tree["parameters"] == PUBLISHED["Qwen2.5-7B"] and tree["stages"][0]["step"]["trajectories"] == 4
     assert [*tree["missing"].values()] == [
         "there is no data/wiki-18",
         "there is no indexes/wiki-18-e5",

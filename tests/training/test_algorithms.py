@@ -26,10 +26,10 @@ from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.losses import leave_one_out, rewards_to_come
 from coseek.training.rl.rollout import (
-    EpisodeBatch,
-    FailedEpisode,
+    FailedTrajectory,
     SampledStep,
-    ScoredEpisode,
+    ScoredTrajectory,
+    TrajectoryBatch,
     add_overlong_penalty,
     overlong_penalty,
     rollout_metrics,
@@ -188,15 +188,15 @@ def test_metrics_of_a_step_are_means_over_its_runs_and_a_search_of_the_protocol_
         replace(silent, question=asked, searches=(Search("x", turn=0),)),
         replace(silent, question=Question("r", "?")),
     ]
-    failed = [FailedEpisode(0, silent, "model_error")] * 2
-    scored = [ScoredEpisode(0, run, Reward(value, {})) for run, value in zip(runs, (0.5, 1.0, 0.0), strict=True)]
+    failed = [FailedTrajectory(0, silent, "model_error")] * 2
+    scored = [ScoredTrajectory(0, run, Reward(value, {})) for run, value in zip(runs, (0.5, 1.0, 0.0), strict=True)]
     third = {"answered": 1, "declined": 0, "valid": 1, "truncated": 0, "searches": 3, "search_rate": 1, "tokens": 9,
              "agent_tokens": 4, "reward": 1.5}  # fmt: skip
-    assert rollout_metrics(EpisodeBatch(tuple(scored), tuple(failed))) == pytest.approx(
+    assert rollout_metrics(TrajectoryBatch(tuple(scored), tuple(failed))) == pytest.approx(
         {name: total / 3 for name, total in third.items()}
-        | {"runs": 5, "faults": 2, "faults/model_error": 2, "exact_match": 0.5}
+        | {"trajectories": 5, "faults": 2, "faults/model_error": 2, "exact_match": 0.5}
     )
-    assert "exact_match" not in rollout_metrics(EpisodeBatch((scored[2],)))
+    assert "exact_match" not in rollout_metrics(TrajectoryBatch((scored[2],)))
 
 
 @pytest.mark.parametrize(("tokens", "part"), [(0, 0.0), (60, 0.0), (80, -0.5), (100, -1.0), (500, -1.0)])
@@ -207,7 +207,7 @@ def test_a_long_run_is_charged_in_proportion_to_its_last_stretch(tokens: int, pa
 def test_the_charge_counts_what_stands_behind_the_prompt_and_is_logged_by_name() -> None:
     run = trajectory(environment(*[1] * 50), agent(2, 3), environment(4), agent(5))
     charged = add_overlong_penalty(
-        EpisodeBatch((ScoredEpisode(0, run, Reward(1.0, {"exact_match": 1.0})),)),
+        TrajectoryBatch((ScoredTrajectory(0, run, Reward(1.0, {"exact_match": 1.0})),)),
         OverlongSettings(max_tokens=8, margin_tokens=8, weight=0.5),
     )
     described = rollout_metrics(charged)

@@ -13,17 +13,17 @@ from coseek.rewards.reward import Reward
 from coseek.training.learner.batch import before, make_batch, micro_batches
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.experience import Experience, make_experience
-from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, has_zero_std, row_rewards
+from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, has_zero_std, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 TABLE = [*table(-1.5, -2.0), [7.0, -0.5, -0.5, 7.0, 7.0]]
 
 
-def episodes(*rewards: float) -> EpisodeBatch:
+def episodes(*rewards: float) -> TrajectoryBatch:
     """Two runs of group 4 and one of group 9; the second ran into its limit, and was sampled three updates later."""
     runs = [ran(SHORT, True), replace(ran(LONG, False), stop=StopReason.TOKEN_LIMIT), ran(SHORT, True)]
     rows = zip((4, 4, 9), runs, rewards, (2, 5, 2), strict=True)
-    return EpisodeBatch(tuple(ScoredEpisode(group, run, Reward(paid), at) for group, run, paid, at in rows))
+    return TrajectoryBatch(tuple(ScoredTrajectory(group, run, Reward(paid), at) for group, run, paid, at in rows))
 
 
 def made(backend: TableBackend, *rewards: float, algorithm: str = "grpo", **changes: object) -> Experience:

@@ -34,7 +34,7 @@ USUAL = {
     "kl_old": 1e-4,
     "logprob_gap": 1e-3,
     "right_shift": 2e-3,
-    "runs": 256.0,
+    "trajectories": 256.0,
     "faults": 0.0,
 }
 SETTINGS = RlSettings()
@@ -184,10 +184,10 @@ def patient() -> Patient:
 
 def test_parts_that_fail_for_good_are_an_alarm_and_no_healthy_run() -> None:
     """Such steps have no other metric, so that nothing else could notice."""
-    dead: dict[str, float] = {"runs": 64.0, "faults": 64.0, "faults/retriever_error": 64.0}
-    advice = find_alarms([row(runs=64.0, faults=2.0)] * 20 + [dead] * 4, SETTINGS)["faults"]
+    dead: dict[str, float] = {"trajectories": 64.0, "faults": 64.0, "faults/retriever_error": 64.0}
+    advice = find_alarms([row(trajectories=64.0, faults=2.0)] * 20 + [dead] * 4, SETTINGS)["faults"]
     assert "81% of the runs" in advice and "retriever_error failed" in advice
-    assert alarms([row(runs=64.0, faults=20.0)] * 20) == []
+    assert alarms([row(trajectories=64.0, faults=20.0)] * 20) == []
 
 
 def small(patient: Patient, **health: object) -> RlSettings:
@@ -291,11 +291,15 @@ def test_an_alarm_between_two_checkpoints_drops_the_candidate(tmp_path: Path) ->
 @pytest.mark.slow
 def test_right_runs_are_measured_before_and_after_the_updates(patient: Patient, tmp_path: Path) -> None:
     """Paid for what is right, right runs become likelier; the reading is of the updates, so it draws nothing."""
-    plan = small(patient, probe_runs=8).model_copy(update={"steps": 2, "questions_per_step": 16, "group_size": 8})
+    plan = small(patient, probe_trajectories=8).model_copy(
+        update={"steps": 2, "questions_per_step": 16, "group_size": 8}
+    )
     seen: list[dict[str, torch.Tensor]] = []
     for runs_looked_at in (8, 0):
         policy, runs = patient.fresh(plan)
-        probed = plan.model_copy(update={"monitor": plan.monitor.model_copy(update={"probe_runs": runs_looked_at})})
+        probed = plan.model_copy(
+            update={"monitor": plan.monitor.model_copy(update={"probe_trajectories": runs_looked_at})}
+        )
         folder = tmp_path / str(runs_looked_at)
         train_rl(LocalBackend(policy, probed), patient.questions, runs, lambda run: Reward(right(run)), probed, folder)
         seen.append(policy.module.state_dict())

@@ -128,7 +128,7 @@ def test_a_run_in_which_a_part_failed_is_counted_and_touches_no_group() -> None:
     runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0]), broken, fixed(QUESTIONS[1]), fixed(QUESTIONS[1], right=False)]
     episodes = score([0, 0, 0, 1, 1], runs, reward)
     described = rollout_metrics(episodes)
-    assert described["runs"] == 5 and described["faults"] == 1 and described["faults/retriever_error"] == 1
+    assert described["trajectories"] == 5 and described["faults"] == 1 and described["faults/retriever_error"] == 1
     assert described["reward"] == 0.75
     found = experience_of(runs, [0, 0, 0, 1, 1], settings_of("grpo", group_size=3))
     assert found.advantages_BT[:, 1].tolist() == [0.0, 0.0, 1.0, -1.0]

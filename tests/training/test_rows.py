@@ -24,7 +24,7 @@ from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import Experience, make_experience
-from coseek.training.rl.rollout import EpisodeBatch, score
+from coseek.training.rl.rollout import TrajectoryBatch, score
 from coseek.training.rl.rows import TrainingRow, experience_of, export_rows, read_rows, rows_of
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
@@ -49,12 +49,12 @@ def sampled(seed: int) -> list[Trajectory]:
     ]
 
 
-def scored(runs: Sequence[Trajectory]) -> EpisodeBatch:
+def scored(runs: Sequence[Trajectory]) -> TrajectoryBatch:
     return score([int(run.question.id[1:]) for run in runs], runs, paid)
 
 
 def made(
-    episodes: EpisodeBatch, choice: RlSettings, backend: LocalBackend | None = None
+    episodes: TrajectoryBatch, choice: RlSettings, backend: LocalBackend | None = None
 ) -> tuple[Experience, list[TrainingRow]]:
     """The experience of a step, and its rows as a file gives them back."""
     algorithm = open_algorithm(choice)

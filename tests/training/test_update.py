@@ -22,7 +22,7 @@ from coseek.training.learner.workers import Workers
 from coseek.training.rl.algorithm import StepRewards, open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import Experience, TokenRecord, make_experience
-from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, score
+from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import (
     LikelihoodProbe,
@@ -377,8 +377,8 @@ def recorded(workers: Workers) -> TokenRecord:
     still = LearnerSettings(optimizer=OptimizerSettings(lr=0.0), micro_batch_tokens=40)
     settings = settings_of("grpo", group_size=4, epochs=2, num_minibatches=2, measure_entropy=True, policy=still)
     runs, algorithm = random_trajectories(8, random.Random(0)), open_algorithm(settings)
-    paid = [ScoredEpisode(place // 4, run, Reward(place % 2, {})) for place, run in enumerate(runs)]
-    experience = make_experience(EpisodeBatch(tuple(paid)), settings, algorithm, None)
+    paid = [ScoredTrajectory(place // 4, run, Reward(place % 2, {})) for place, run in enumerate(runs)]
+    experience = make_experience(TrajectoryBatch(tuple(paid)), settings, algorithm, None)
     record = TokenRecord(experience)
     backend = LocalBackend(Policy(tiny_model(), still, 8, workers=workers), settings)
     update_weights(experience, settings, algorithm, backend, random.Random(1), record)
@@ -396,7 +396,7 @@ def test_two_workers_and_two_epochs_keep_the_first_pass_of_each_row() -> None:
 def test_a_run_is_right_by_the_outcome_that_is_watched() -> None:
     bare = replace(ran(SHORT, False), question=Question("q", "?"))
     runs = [(ran(SHORT, True), Reward(0.25, {"f1": 0.5})), (ran(SHORT, False), Reward(0.5, {"f1": 0.25}))]
-    episodes = [ScoredEpisode(0, run, paid) for run, paid in (*runs, (bare, Reward(0.0, {})))]
+    episodes = [ScoredTrajectory(0, run, paid) for run, paid in (*runs, (bare, Reward(0.0, {})))]
     for metric, values, right in (
         ("exact_match", [1.0, 0.0, 0.0], [0]),
         ("reward", [0.25, 0.5, 0.0], [1]),

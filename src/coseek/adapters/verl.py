@@ -28,7 +28,7 @@ from coseek.models.tokenizer import stopped_after
 from coseek.pipelines.verl.config import AGENT
 from coseek.pipelines.verl.launch import EPISODES, EpisodeHost, EpisodeSettings, Place
 from coseek.training.rl.algorithm import Algorithm, StepRewards, open_algorithm
-from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, has_zero_std, rollout_metrics, row_rewards
+from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, has_zero_std, rollout_metrics, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 with missing_extras("training in verl"):
@@ -135,7 +135,7 @@ class ServerTurns:
             return {"no_stop_trim": True, "sampling_seed": seed}
         return {"include_stop_str_in_output": True, "seed": seed}
 
-    def output(self, episode: ScoredEpisode, batch: EpisodeBatch, rl: RlSettings, step: int) -> AgentLoopOutput:
+    def output(self, episode: ScoredTrajectory, batch: TrajectoryBatch, rl: RlSettings, step: int) -> AgentLoopOutput:
         """The row of a scored episode, up to its last policy token, on which verl puts the reward.
 
         The prompt is what stands before the agent's first token. An episode without one, and one that a setting leaves

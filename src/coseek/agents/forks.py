@@ -1,5 +1,5 @@
-"""Forks: groups of runs that share beginnings. Some begin at the question; the others go on from a search of one of
-these (Tree-GRPO, Ji et al. 2025, arXiv 2509.21240, section 3.2), which costs the tokens after the fork alone."""
+"""Forks: groups of trajectories that share beginnings. Some begin at the question; the others go on from a search of
+one of these (Tree-GRPO, Ji et al. 2025, arXiv 2509.21240, section 3.2), which costs the tokens after the fork alone."""
 
 import random
 from collections.abc import Sequence
@@ -24,18 +24,19 @@ def rollout_groups(
     concurrency: int = 256,
     overlap: bool = False,
 ) -> list[Trajectory]:
-    """Run groups of `tree.runs` equal questions, the first `tree.roots` of each from the question; without a tree, all.
+    """Run groups of `tree.group_size` equal questions, the first `tree.roots` of each from the question; without a
+    tree, all.
 
-    Each other run forks from one of these in turn, after a search of it that its seed draws; from a run that did not
-    search, or failed, it cannot, and begins at the question, too. Raises `SettingError` for a part of a group, which a
-    worker may be given.
+    Each other trajectory forks from one of these in turn, after a search of it that its seed draws; from one that did
+    not search, or failed, it cannot, and begins at the question, too. Raises `SettingError` for an incomplete group,
+    which a worker may be given.
     """
     if tree is None:
         return rollout(agent, retriever, questions, seeds, limits, concurrency=concurrency, overlap=overlap)
-    if len(questions) % tree.runs:
+    if len(questions) % tree.group_size:
         raise SettingError(
-            f"{len(questions)} runs are no whole groups of {tree.runs}, as tree_roots needs in every process; let the "
-            "number of processes divide questions_per_step"
+            f"{len(questions)} trajectories are no whole groups of {tree.group_size}, as tree_roots needs in every "
+            "process; let the number of processes divide questions_per_step"
         )
 
     def roll_out(indices: Sequence[int]) -> dict[int, Trajectory]:
@@ -43,11 +44,11 @@ def rollout_groups(
         trajectories = rollout(agent, retriever, asked, seeded, limits, concurrency=concurrency, overlap=overlap)
         return dict(zip(indices, trajectories, strict=True))
 
-    done = roll_out([index for index in range(len(questions)) if index % tree.runs < tree.roots])
+    done = roll_out([index for index in range(len(questions)) if index % tree.group_size < tree.roots])
     forks: dict[int, Branch] = {}
     alone: list[int] = []
     for index in range(len(questions)):
-        number = index % tree.runs
+        number = index % tree.group_size
         if number >= tree.roots:
             root = done[index - number + number % tree.roots]
             searches = [] if root.fault else [*searches_by_turn(root, agent.protocol).values()]

@@ -39,9 +39,9 @@ class Limits(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The shape of a group whose runs fork (`agents/forks.py`)."""
+    """The shape of a group whose trajectories fork (`agents/forks.py`)."""
 
-    runs: int
-    """Runs of a question."""
+    group_size: int
+    """Trajectories of a question."""
     roots: int
     """How many of them begin at the question."""

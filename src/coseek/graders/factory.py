@@ -22,7 +22,7 @@ from coseek.graders.generator import Generator, GeneratorSettings, load_generato
 from coseek.graders.grading import Tell, no_progress
 from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, is_world, load_judge_prompt
 from coseek.graders.rag_baseline import RagBaselines, make_baselines
-from coseek.graders.scoring import EpisodeScorer, check_needs
+from coseek.graders.scoring import TrajectoryScorer, check_needs
 from coseek.hardware.placement import Placement
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import (
@@ -206,9 +206,9 @@ class Graders:
         passages = settings.passages
         return make_baselines(folder, questions, retriever, self.generator, passages, self.judge, accuracy, tell)
 
-    def scoring(self, reward: RewardFunction, baselines: RagBaselines | None = None) -> EpisodeScorer:
+    def scoring(self, reward: RewardFunction, baselines: RagBaselines | None = None) -> TrajectoryScorer:
         """A scorer of episodes that asks these graders."""
-        return EpisodeScorer(reward, self.generator, self.judge, baselines)
+        return TrajectoryScorer(reward, self.generator, self.judge, baselines)
 
 
 def check_graders(settings: GraderSettings, reward: RewardFunction, world: bool) -> None:

@@ -1,7 +1,8 @@
-"""Episode scorer: rewards all runs of a step, with one batch of calls per frozen model.
+"""Trajectory scorer: rewards all trajectories of a step, with one batch of calls per frozen model.
 
 Rewards are pure functions (`coseek.rewards`); this module calls the generator and the judge for them. The judge is
-called only for what a reward cannot decide without it. A fault leaves its run without a reward and affects no other.
+called only for what a reward cannot decide without it. A fault leaves its trajectory without a reward and
+affects no other.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from coseek.rewards.reward import Reward, RewardFault, RewardFunction
 
 
 @dataclass(frozen=True)
-class EpisodeScorer:
+class TrajectoryScorer:
     """A reward with the frozen models that it needs. Question ids must be unique."""
 
     reward: RewardFunction
@@ -36,43 +37,44 @@ class EpisodeScorer:
         there = {"component": self.generator, "judge": self.judge, "baseline": self.baselines}
         check_needs(self.reward, {need for need, part in there.items() if part is not None})
 
-    def __call__(self, runs: Sequence[Trajectory]) -> list[Reward | RewardFault]:
-        """A reward, or a fault, for every run in order. Each depends on its own run only."""
-        grades = self._grades(runs)
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Reward | RewardFault]:
+        """A reward, or a fault, for every trajectory in order. Each depends on its own trajectory only."""
+        grades = self._grades(trajectories)
         claims = {
-            (run.question.id, response): Claim(run.question, response)
-            for run, given in zip(runs, grades, strict=True)
-            if run.fault is None
-            for response in self.reward.to_judge(run, given)
+            (trajectory.question.id, response): Claim(trajectory.question, response)
+            for trajectory, given in zip(trajectories, grades, strict=True)
+            if trajectory.fault is None
+            for response in self.reward.to_judge(trajectory, given)
         }
         known = self._judged(claims)
         return [
-            self.reward.compute(run, _with_verdicts(given, run.question.id, known))
-            for run, given in zip(runs, grades, strict=True)
+            self.reward.compute(trajectory, _with_verdicts(given, trajectory.question.id, known))
+            for trajectory, given in zip(trajectories, grades, strict=True)
         ]
 
-    def _grades(self, runs: Sequence[Trajectory]) -> list[Grades]:
-        """Grades of each run before the judge is called."""
-        replies = self._replies(runs) if "component" in self.reward.needs else {}
+    def _grades(self, trajectories: Sequence[Trajectory]) -> list[Grades]:
+        """Grades of each trajectory before the judge is called."""
+        replies = self._replies(trajectories) if "component" in self.reward.needs else {}
         baselines = self.baselines if "baseline" in self.reward.needs else None
         grades = []
-        for place, run in enumerate(runs):
-            baseline = baselines.of(run.question) if baselines is not None else None
-            verdicts = (baselines.verdicts_on(run.question) or {}) if baselines is not None else {}
-            grades.append(Grades(replies.get(place), baseline, verdicts if self.judge is not None else None))
+        for index, trajectory in enumerate(trajectories):
+            baseline = baselines.of(trajectory.question) if baselines is not None else None
+            verdicts = (baselines.verdicts_on(trajectory.question) or {}) if baselines is not None else {}
+            grades.append(Grades(replies.get(index), baseline, verdicts if self.judge is not None else None))
         return grades
 
-    def _replies(self, runs: Sequence[Trajectory]) -> dict[int, GeneratedAnswer]:
-        """The generator's answers from the passages of the runs without a fault, by index."""
+    def _replies(self, trajectories: Sequence[Trajectory]) -> dict[int, GeneratedAnswer]:
+        """The generator's answers from the passages of the trajectories without a fault, by index."""
         assert self.generator is not None
-        places = [place for place, run in enumerate(runs) if run.fault is None]
+        whole = {index: trajectory for index, trajectory in enumerate(trajectories) if trajectory.fault is None}
         contexts = [
-            self.generator.context(ReadingInput(runs[place].question.question, tuple(served_context(runs[place]))))
-            for place in places
+            self.generator.context(ReadingInput(trajectory.question.question, tuple(served_context(trajectory))))
+            for trajectory in whole.values()
         ]
+        answers = zip(whole.items(), contexts, self.generator.answer(contexts), strict=True)
         return {
-            place: generated_answer(runs[place].question.id, runs[place].seed, context, written)
-            for place, context, written in zip(places, contexts, self.generator.answer(contexts), strict=True)
+            index: generated_answer(trajectory.question.id, trajectory.seed, context, written)
+            for (index, trajectory), context, written in answers
         }
 
     def _judged(self, claims: dict[tuple[str, str], Claim]) -> dict[tuple[str, str], Verdict]:
@@ -99,24 +101,31 @@ def _with_verdicts(grades: Grades, question_id: str, known: dict[tuple[str, str]
     return Grades(grades.reply, grades.baseline, {**grades.verdicts, **fresh})
 
 
-def dev_metrics(runs: Sequence[Trajectory], scoring: EpisodeScorer) -> dict[str, float]:
-    """Mean reward, strict EM and gold-passage recall of the runs without a fault; metrics that no question has are left
-    out. With several data sets also of each (`exact_match/nq`), and their macro mean (`exact_match/macro`)."""
-    whole = [run for run in runs if run.fault is None]
+def dev_metrics(trajectories: Sequence[Trajectory], scoring: TrajectoryScorer) -> dict[str, float]:
+    """Mean reward, strict EM and gold-passage recall of the trajectories without a fault; metrics that no question has
+    are left out. With several data sets also of each (`exact_match/nq`), and their macro mean (`exact_match/macro`).
+
+    Raises `DataError` if every trajectory has a fault."""
+    whole = [trajectory for trajectory in trajectories if trajectory.fault is None]
     if not whole:
-        raise DataError("every run of the dev questions has a fault; see to the retriever first")
+        raise DataError("every trajectory of the dev questions has a fault; see to the retriever first")
     rewards = scoring(whole)
     named: dict[str, list[float | None]] = {
-        "reward": [one.value if isinstance(one, Reward) else None for one in rewards],
+        "reward": [reward.value if isinstance(reward, Reward) else None for reward in rewards],
         "exact_match": [
-            float(exact_match(run.answer, golds)) if can_match(golds := run.question.answers) else None for run in whole
+            float(exact_match(trajectory.answer, golds)) if can_match(golds := trajectory.question.answers) else None
+            for trajectory in whole
         ],
-        "recall": [run_recall(run) for run in whole],
+        "recall": [run_recall(trajectory) for trajectory in whole],
     }
-    sets = {group: set(idents) for group, idents in datasets_of(run.question for run in whole).items()}
+    sets = {group: set(idents) for group, idents in datasets_of(trajectory.question for trajectory in whole).items()}
     metrics: dict[str, float] = {}
     for name, values in named.items():
-        known = [(run.question.id, value) for run, value in zip(whole, values, strict=True) if value is not None]
+        known = [
+            (trajectory.question.id, value)
+            for trajectory, value in zip(whole, values, strict=True)
+            if value is not None
+        ]
         groups = {group: [value for ident, value in known if ident in idents] for group, idents in sets.items()}
         means = {f"{name}/{group}": fmean(found) for group, found in groups.items() if found}
         if means and len(means) == len(sets):

@@ -30,7 +30,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import Graders, open_graders
 from coseek.graders.rag_baseline import RagBaselines
-from coseek.graders.scoring import EpisodeScorer, dev_metrics
+from coseek.graders.scoring import TrajectoryScorer, dev_metrics
 from coseek.hardware.device import device_of, memory_gib
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.models.model_folder import model_path
@@ -52,7 +52,7 @@ from coseek.pipelines.run_record import (
     take_more_steps,
     threads_and_trackers,
 )
-from coseek.pipelines.stages import LoopTask, Stage, accuracy_of, candidates, right_runs, select, stages_of
+from coseek.pipelines.stages import LoopTask, Stage, accuracy_of, candidates, correct_trajectories, select, stages_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever, SharedSchedule, schedule_of
@@ -286,7 +286,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         sft: SftSettings,
         folder: Path,
         rewarded: AgentRecipe,
-        scoring: EpisodeScorer,
+        scoring: TrajectoryScorer,
     ) -> tuple[Policy, SftOutcome]:
         """Supervised training of `start_policy` by all workers, evaluated at temperature 1 with the limits of
         `rewarded` and its `scoring`."""
@@ -308,9 +308,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         """The network of a policy's folder, on this worker's device unless it will be sharded, which places it."""
         return load_learner(self.policy_folder(name), self.recipe, settings, self.workers)
 
-    def _first_scoring(self, recipe: AgentRecipe) -> EpisodeScorer:
+    def _first_scoring(self, recipe: AgentRecipe) -> TrajectoryScorer:
         """The scoring of the first worker, which alone asks graders and writes to their caches."""
-        return self.scoring(recipe) if self.workers.is_main else EpisodeScorer(make_reward({"exact_match": 1.0}))
+        return self.scoring(recipe) if self.workers.is_main else TrajectoryScorer(make_reward({"exact_match": 1.0}))
 
     @cached_property
     def graders(self) -> Graders:
@@ -329,15 +329,15 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             lambda done, _: self.progress.advance(min(done, len(questions))),
         )
 
-    def scoring(self, recipe: AgentRecipe) -> EpisodeScorer:
+    def scoring(self, recipe: AgentRecipe) -> TrajectoryScorer:
         """The reward with the graders it needs; opens no others."""
         reward = make_reward(recipe.reward)
         reward.check_golds(candidates(self.questions(recipe.data.train), recipe.select))
         if not reward.needs:
-            return EpisodeScorer(reward)
+            return TrajectoryScorer(reward)
         return self.graders.scoring(reward, self.baselines(recipe) if "baseline" in reward.needs else None)
 
-    def training_questions(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]:
+    def training_questions(self, stage: Stage, scoring: TrajectoryScorer) -> list[Question]:
         """The training questions of a stage."""
         recipe, seed = stage.recipe, stage.seed("select")
         questions = self.questions(recipe.data.train)
@@ -352,7 +352,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         table = recipe.table
         return draw(self.questions(recipe.data.dev), table.dev_questions, table.seed, table.dev_per_set)
 
-    def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
+    def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: TrajectoryScorer) -> dict[str, float]:
         """Metrics on `table.dev_questions` dev questions: see `dev_metrics`. All workers answer, the first scores."""
         questions = self.dev_questions(recipe)
         own_share = self.workers.strided_share(questions)
@@ -463,16 +463,16 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         self.workers.barrier()
 
     def rejection_sampling(self, stage: Stage) -> None:
-        """Rejection sampling: sample runs of every training question, then supervised training on the right ones. All
-        workers sample; the first scores."""
+        """Sample all training questions and train on the correct trajectories. All workers sample; the first scores."""
         recipe, settings = stage.recipe, stage.recipe.rejection
         scoring = self._first_scoring(recipe)
         run = self._samples(stage, self.workers.broadcast(lambda: self.training_questions(stage, scoring)))
-        right = self.workers.broadcast(lambda: right_runs(run.trajectories(), scoring, settings, stage.seed("kept")))
-        self.progress.say(f"{len(right)} runs were right and are learnt from")
+        seed = stage.seed("kept")
+        correct = self.workers.broadcast(lambda: correct_trajectories(run.trajectories(), scoring, settings, seed))
+        self.progress.say(f"{len(correct)} trajectories are correct and are learnt from")
         update = {"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
         sft = settings.sft.model_copy(update=update)
-        policy, _ = self._supervise(stage.start_policy, right, sft, stage.folder, recipe, scoring)
+        policy, _ = self._supervise(stage.start_policy, correct, sft, stage.folder, recipe, scoring)
         self._save(policy.save, stage.trained_policy)
 
     def _samples(self, stage: Stage, questions: Sequence[Question]) -> Run:

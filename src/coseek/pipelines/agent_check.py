@@ -15,7 +15,7 @@ from coseek.data.dataset import Dataset
 from coseek.graders.factory import ORACLE, check_graders
 from coseek.graders.generator import load_generator_prompt
 from coseek.graders.judge import is_world, load_judge_prompt
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import check_shape
 from coseek.models.model_folder import missing, model_path, of_another_kind, shipped_models
@@ -123,7 +123,7 @@ def check_settings(recipe: AgentRecipe) -> None:
     if warm_start is not None and (warm_start.demonstrator == "runs") != bool(warm_start.runs):
         wrong.say("warm_start.demonstrator=runs and the folders in warm_start.runs belong together; give both")
     if warm_start is not None and warm_start.demonstrator == "runs":
-        wrong.of(EpisodeScorer, make_reward(warm_start.keep.reward))
+        wrong.of(TrajectoryScorer, make_reward(warm_start.keep.reward))
     if graders.generator is not None:
         wrong.of(load_generator_prompt, graders.generator)
     if graders.judge is not None:

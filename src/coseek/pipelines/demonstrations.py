@@ -34,12 +34,12 @@ from coseek.data.question import KNOWN, Question
 from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
 from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingInput, context_of, load_generator_prompt
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.models.chat import chat_frame
 from coseek.models.model import Tokenizer
 from coseek.models.written import closing_of, opened_at_end, split_opened
 from coseek.pipelines.agent_recipe import EXPERT, AgentRecipe, WarmStartSettings
-from coseek.pipelines.stages import right_runs
+from coseek.pipelines.stages import correct_trajectories
 from coseek.retrieval.lexical.analyzer import has_words
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -63,7 +63,7 @@ def stored_demonstrations(
                     f"{protocol.name}; name runs of that protocol in warm_start.runs"
                 )
             trajectories.append(trajectory)
-    right = right_runs(trajectories, EpisodeScorer(make_reward(keep.reward)), keep, seed)
+    right = correct_trajectories(trajectories, TrajectoryScorer(make_reward(keep.reward)), keep, seed)
     return [retokenised(trajectory, protocol, tokenizer, limits) for trajectory in right]
 
 

@@ -67,7 +67,7 @@ BUDGETS = {
 LANGUAGE_MODELS = ("policy.folder", "graders.generator.model", "graders.judge.model")
 """Settings that name language models."""
 HOST = "every process loads the policy whole before it is sharded, and offloaded parts lie there"
-REPORTED = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
+REPORTED = ("trajectories", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
 """Metrics of the small step that are reported."""
 
 

@@ -14,7 +14,7 @@ from coseek.data.dataset import draw
 from coseek.data.question import Question, load_questions, save_questions
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines, is_closed, unsolved_by_rag
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings
 from coseek.rewards.grades import Accuracy
 from coseek.rewards.reward import Reward, make_reward
@@ -146,7 +146,7 @@ def accuracy_of(recipe: AgentRecipe) -> Accuracy:
 
 
 def scored_trajectories(
-    trajectories: Iterable[Trajectory], scoring: EpisodeScorer
+    trajectories: Iterable[Trajectory], scoring: TrajectoryScorer
 ) -> Iterator[tuple[Trajectory, float]]:
     """Trajectories with their rewards, without those that have none; `BATCH` are scored at once."""
     remaining = iter(trajectories)
@@ -156,8 +156,8 @@ def scored_trajectories(
                 yield trajectory, outcome.value
 
 
-def right_runs(
-    trajectories: Iterable[Trajectory], scoring: EpisodeScorer, settings: KeepSettings, seed: int
+def correct_trajectories(
+    trajectories: Iterable[Trajectory], scoring: TrajectoryScorer, settings: KeepSettings, seed: int
 ) -> list[Trajectory]:
     """The trajectories with a reward of at least `at_least`, at most `keep` of each question. Faults are never kept.
 

@@ -17,7 +17,7 @@ from coseek.core.prompt_file import load_prompt, one_line
 from coseek.data.digests import Identities, digest
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, Trajectory
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.hardware.placement import Placement
 from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.models.model_folder import model_path
@@ -90,7 +90,7 @@ def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Traj
     """Searches of right trajectories and of wrong ones, each as a prompt followed by the documents. Raises `DataError`
     if either list is empty."""
     prompt = _prompt_of(recipe)
-    scoring = EpisodeScorer(make_reward(recipe.useful))
+    scoring = TrajectoryScorer(make_reward(recipe.useful))
     kinds: tuple[list[Trajectory], list[Trajectory]] = ([], [])
     for folder in recipe.runs:
         for trajectory, reward in scored_trajectories(Run(Path(folder)).trajectories(), scoring):

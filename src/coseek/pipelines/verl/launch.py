@@ -32,7 +32,7 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import GraderSettings, open_graders
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.models.chat import ChatTemplate
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.stages import LoopTask
@@ -42,7 +42,7 @@ from coseek.retrieval.retriever import schedule_of, tell_step
 from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.learner.data_order import derive_seed
 from coseek.training.rl.backends.verl import VerlSettings, verl_settings
-from coseek.training.rl.rollout import EpisodeBatch, add_overlong_penalty, score
+from coseek.training.rl.rollout import TrajectoryBatch, add_overlong_penalty, score
 from coseek.training.rl.settings import RlSettings
 
 # Episodes for verl's workers: played by the asynchronous driver, scored, and kept, in any number of processes.
@@ -124,7 +124,7 @@ class EpisodeHost:
         reward = make_reward(settings.reward)
         world = None if settings.world is None else Path(settings.world)
         graders = open_graders(settings.graders, Path(settings.folder), world) if reward.needs else None
-        self._scoring = EpisodeScorer(reward) if graders is None else graders.scoring(reward)
+        self._scoring = TrajectoryScorer(reward) if graders is None else graders.scoring(reward)
         self._writer = KeptEpisodes(settings)
 
     @classmethod
@@ -135,7 +135,7 @@ class EpisodeHost:
             await driver.__aenter__()
         return host
 
-    async def play(self, question: Question, position: Place, generate: Generate) -> EpisodeBatch:
+    async def play(self, question: Question, position: Place, generate: Generate) -> TrajectoryBatch:
         """Play one episode to its reward. The batch holds it alone; one in which a part failed has no reward."""
         if self._schedule is not None and position.training:
             tell_step(self._schedule, position.step, self.settings.rl.steps)

@@ -19,7 +19,7 @@ from coseek.training.learner.workers import Workers
 from coseek.training.rl.algorithm import Algorithm, GroupSettings
 from coseek.training.rl.experience import StepTokens, reward_data
 from coseek.training.rl.monitor import Monitor
-from coseek.training.rl.rollout import EpisodeBatch, FailedEpisode, ScoredEpisode
+from coseek.training.rl.rollout import FailedTrajectory, ScoredTrajectory, TrajectoryBatch
 from coseek.training.rl.settings import KeepRolloutsSettings, RlSettings
 from coseek.training.tracker import Timer, as_written
 
@@ -34,7 +34,7 @@ class StepReport:
     """Steps of the whole training."""
     row: dict[str, float] = field(default_factory=dict)
     """The step's metrics. A callback may add metrics, which later callbacks see."""
-    episodes: EpisodeBatch = field(default_factory=EpisodeBatch)
+    episodes: TrajectoryBatch = field(default_factory=TrajectoryBatch)
     """All episodes of the step."""
     timer: Timer = field(default_factory=Timer)
     wants_tokens: bool = False
@@ -100,7 +100,7 @@ class MetricsWriter(Callback):
         self._state = state
 
     def after_step(self, report: StepReport) -> None:
-        timings = {f"runs_{name}": seconds for name, seconds in report.episodes.timings.items()}
+        timings = {f"rollout_{name}": seconds for name, seconds in report.episodes.timings.items()}
         self._state.log_metrics(report.row | report.timer.seconds | timings)
 
 
@@ -137,7 +137,9 @@ class ProgressLine(Callback):
 
     def after_step(self, report: StepReport) -> None:
         row, seconds = report.row, time.monotonic() - self._started_s
-        tokens, searches = (row.get("runs", 0) * row.get(name, 0.0) / seconds for name in ("agent_tokens", "searches"))
+        tokens, searches = (
+            row.get("trajectories", 0) * row.get(name, 0.0) / seconds for name in ("agent_tokens", "searches")
+        )
         note = f"reward {row.get('reward', 0.0):.2f}, {tokens:,.0f} tokens/s, {searches:,.1f} searches/s"
         self._progress.advance(report.step, note)
 
@@ -244,7 +246,7 @@ class RolloutWriter(Callback):
         """Write the step's groups, in order, that fit into its share of the budget; the first one in any case."""
         tokens = report.tokens
         row_of = {} if tokens is None else tokens.row_of()
-        groups: dict[int, list[ScoredEpisode | FailedEpisode]] = {}
+        groups: dict[int, list[ScoredTrajectory | FailedTrajectory]] = {}
         for episode in report.episodes.episodes:
             groups.setdefault(episode.group, []).append(episode)
         budget = MAX_STEP_SHARE * self._settings.mb * 1e6
@@ -255,7 +257,7 @@ class RolloutWriter(Callback):
             trajectories = [json_line(episode.trajectory.to_json()) for episode in group]
             token_data: list[str] = []
             for episode in group:
-                if isinstance(episode, ScoredEpisode):
+                if isinstance(episode, ScoredTrajectory):
                     row = row_of.get((episode.trajectory.question.id, episode.trajectory.seed))
                     data = reward_data(episode) if tokens is None or row is None else tokens.token_data(row)
                     token_data.append(json_line(data.to_json()))

@@ -13,7 +13,7 @@ from coseek.training.learner.workers import Workers
 from coseek.training.rl.algorithm import Algorithm, GoldProbe, StepRewards
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.losses import importance_weights, kl_estimate
-from coseek.training.rl.rollout import EpisodeBatch, ScoredEpisode, has_zero_std, row_rewards
+from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, has_zero_std, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 
@@ -46,7 +46,7 @@ class Experience:
 
 
 def make_experience(
-    episodes: EpisodeBatch,
+    episodes: TrajectoryBatch,
     settings: RlSettings,
     algorithm: Algorithm,
     backend: TrainingBackend | None,
@@ -153,7 +153,7 @@ class TokenRecord:
 class StepTokens:
     """The experience of a step with the record of its updates."""
 
-    episodes: EpisodeBatch
+    episodes: TrajectoryBatch
     """The episodes that the experience was made of."""
     experience: Experience
     record: TokenRecord
@@ -190,7 +190,7 @@ class StepTokens:
         )
 
 
-def reward_data(episode: ScoredEpisode) -> TokenData:
+def reward_data(episode: ScoredTrajectory) -> TokenData:
     """The token data of an episode that is not trained on: its reward alone."""
     trajectory, reward = episode.trajectory, episode.reward
     (value,) = finite([reward.value])

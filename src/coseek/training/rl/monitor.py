@@ -221,7 +221,7 @@ def _no_signal(window: AlarmWindow) -> str | None:
 
 
 def _faults(window: AlarmWindow) -> str | None:
-    share = fmean(row["faults"] / row["runs"] for row in window.recent)
+    share = fmean(row["faults"] / row["trajectories"] for row in window.recent)
     if share < window.settings.fault_share:
         return None
     parts = sorted(
@@ -252,7 +252,7 @@ CHECKS = (
     AlarmCheck("exploding", ("logprob_gap",), partial(_above_limit, metric="logprob_gap", advice=GAP), at_once=True),
     AlarmCheck("exploding", ("kl_old",), partial(_above_limit, metric="kl_old", advice=FAR_STEP), at_once=True),
     AlarmCheck("no-signal", ("frac_reward_zero_std", OUTCOME), _no_signal),
-    AlarmCheck("faults", ("faults", "runs"), _faults),
+    AlarmCheck("faults", ("faults", "trajectories"), _faults),
 )
 
 

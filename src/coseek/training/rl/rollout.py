@@ -17,7 +17,7 @@ from torch import Tensor
 from coseek.data.answers import can_match, exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
-from coseek.graders.scoring import EpisodeScorer
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.rewards.reward import Reward, RewardFault
 from coseek.training.learner.data_order import QuestionStream, derive_seed
 from coseek.training.learner.workers import ALONE, Workers
@@ -27,12 +27,12 @@ from coseek.training.tracker import Timer
 
 RolloutFunction: TypeAlias = Callable[[Sequence[Question], Sequence[int]], list[Trajectory]]
 """(questions, one seed each) → their trajectories in that order, sampled from the current policy."""
-ScoreFunction: TypeAlias = Callable[[Trajectory], Reward | None] | EpisodeScorer
-"""A trajectory → its reward, or `None` if a part failed; or an `EpisodeScorer`, which scores many at once."""
+ScoreFunction: TypeAlias = Callable[[Trajectory], Reward | None] | TrajectoryScorer
+"""A trajectory → its reward, or `None` if a part failed; or a `TrajectoryScorer`, which scores many at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredEpisode:
+class ScoredTrajectory:
     """A trajectory with its reward."""
 
     group: int
@@ -49,30 +49,30 @@ class ScoredEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedEpisode:
+class FailedTrajectory:
     """A trajectory in which a part failed. It has no reward and counts in no group."""
 
     group: int
     trajectory: Trajectory
-    part: str
-    """The part that failed: see `RewardFault`."""
+    component: str
+    """The component that failed: see `RewardFault`."""
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeBatch:
+class TrajectoryBatch:
     """The episodes of a step."""
 
-    scored: tuple[ScoredEpisode, ...] = ()
-    failed: tuple[FailedEpisode, ...] = ()
+    scored: tuple[ScoredTrajectory, ...] = ()
+    failed: tuple[FailedTrajectory, ...] = ()
 
     @property
-    def episodes(self) -> tuple[ScoredEpisode | FailedEpisode, ...]:
+    def episodes(self) -> tuple[ScoredTrajectory | FailedTrajectory, ...]:
         return (*self.scored, *self.failed)
 
     @property
     def faults(self) -> Counter[str]:
-        """Number of failed episodes, by part."""
-        return Counter(episode.part for episode in self.failed)
+        """Number of failed trajectories, by component."""
+        return Counter(episode.component for episode in self.failed)
 
     @property
     def timings(self) -> Mapping[str, float]:
@@ -117,24 +117,24 @@ def collect(
 
 def score(
     groups: Sequence[int], trajectories: Sequence[Trajectory], reward: ScoreFunction, workers: Workers = ALONE
-) -> EpisodeBatch:
+) -> TrajectoryBatch:
     """Score the trajectories, and set apart those in which a part failed.
 
     The first worker scores for all: a judge may answer differently each time, and only one process may write a cache.
     """
     rewards = workers.broadcast(partial(_rewards, trajectories, reward))
-    scored: list[ScoredEpisode] = []
-    failed: list[FailedEpisode] = []
+    scored: list[ScoredTrajectory] = []
+    failed: list[FailedTrajectory] = []
     for group, trajectory, reward_or_fault in zip(groups, trajectories, rewards, strict=True):
         if isinstance(reward_or_fault, RewardFault):
-            failed.append(FailedEpisode(group, trajectory, reward_or_fault.part))
+            failed.append(FailedTrajectory(group, trajectory, reward_or_fault.part))
         else:
-            scored.append(ScoredEpisode(group, trajectory, reward_or_fault))
-    return EpisodeBatch(tuple(scored), tuple(failed))
+            scored.append(ScoredTrajectory(group, trajectory, reward_or_fault))
+    return TrajectoryBatch(tuple(scored), tuple(failed))
 
 
 def _rewards(trajectories: Sequence[Trajectory], reward: ScoreFunction) -> list[Reward | RewardFault]:
-    if isinstance(reward, EpisodeScorer):
+    if isinstance(reward, TrajectoryScorer):
         return reward(trajectories)
     return [
         RewardFault(str(trajectory.fault[0])) if trajectory.fault else reward(trajectory) or RewardFault("reward")
@@ -142,12 +142,12 @@ def _rewards(trajectories: Sequence[Trajectory], reward: ScoreFunction) -> list[
     ]
 
 
-def rollout_metrics(episodes: EpisodeBatch) -> dict[str, float]:
+def rollout_metrics(episodes: TrajectoryBatch) -> dict[str, float]:
     """Compute the metrics of a step that depend on its episodes alone."""
     metrics: dict[str, float] = {
-        "runs": len(episodes.episodes),
+        "trajectories": len(episodes.episodes),
         "faults": len(episodes.failed),
-        **{f"faults/{part}": count for part, count in sorted(episodes.faults.items())},
+        **{f"faults/{component}": count for component, count in sorted(episodes.faults.items())},
     }
     if not episodes.scored:
         return metrics
@@ -186,11 +186,11 @@ def overlong_penalty(tokens: int, settings: OverlongSettings) -> float:
     return -min(1.0, max(0.0, over / settings.margin_tokens))
 
 
-def add_overlong_penalty(episodes: EpisodeBatch, settings: OverlongSettings | None) -> EpisodeBatch:
+def add_overlong_penalty(episodes: TrajectoryBatch, settings: OverlongSettings | None) -> TrajectoryBatch:
     """Add each trajectory's penalty to its reward, as a separate part; none without settings."""
     if settings is None:
         return episodes
-    scored: list[ScoredEpisode] = []
+    scored: list[ScoredTrajectory] = []
     for episode in episodes.scored:
         # Observations included: an agent shortens those by searching less.
         tokens_after_prompt = sum(len(segment.ids) for segment in episode.trajectory.segments[1:])
@@ -201,7 +201,7 @@ def add_overlong_penalty(episodes: EpisodeBatch, settings: OverlongSettings | No
     return replace(episodes, scored=tuple(scored))
 
 
-def row_rewards(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
+def row_rewards(episodes: TrajectoryBatch, settings: RlSettings) -> Tensor:
     """Return the reward of each scored episode, less its truncation penalty; shape B."""
     penalty = settings.truncation_penalty if settings.truncated == "penalise" else 0.0
     return torch.tensor(
@@ -226,9 +226,9 @@ def has_zero_std(rewards_G: Tensor) -> bool:
 class SampledStep:
     """The episodes of one step."""
 
-    episodes: EpisodeBatch
+    episodes: TrajectoryBatch
     """All episodes; metrics are computed on them."""
-    kept: EpisodeBatch
+    kept: TrajectoryBatch
     """The episodes to train on: all, or those of groups with spread."""
     questions: int
     """Questions taken from the data."""
@@ -263,7 +263,7 @@ def sample_step(
     """
     needed = settings.questions_per_step
     max_questions = int(settings.dynamic_sampling_max_factor * needed) if settings.dynamic_sampling else needed
-    waves: list[EpisodeBatch] = []
+    waves: list[TrajectoryBatch] = []
     taken = 0
     kept_groups: set[int] = set()
     while len(kept_groups) < needed and taken < max_questions:
@@ -278,7 +278,7 @@ def sample_step(
         taken += count
         kept_groups |= groups_with_spread(wave, settings) if settings.dynamic_sampling else set(groups)
     updates = backend.policy.updates_done
-    episodes = EpisodeBatch(
+    episodes = TrajectoryBatch(
         scored=tuple(replace(episode, sampled_at=updates) for wave in waves for episode in wave.scored),
         failed=tuple(episode for wave in waves for episode in wave.failed),
     )
@@ -294,7 +294,7 @@ def rollout_seeds(step: int, first: int, count: int, settings: RlSettings) -> li
     return [derive_seed(settings.seed, "rollout", step, number) for number in numbers]
 
 
-def groups_with_spread(episodes: EpisodeBatch, settings: RlSettings) -> set[int]:
+def groups_with_spread(episodes: TrajectoryBatch, settings: RlSettings) -> set[int]:
     """Return the groups whose rewards differ. A group that faults reduced to one trajectory has no spread."""
     rewards_B = row_rewards(episodes, settings)
     return {group for group, rows in episodes.rows_by_group().items() if not has_zero_std(rewards_B[rows])}

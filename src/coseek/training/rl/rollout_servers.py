@@ -32,7 +32,7 @@ from coseek.training.learner.data_order import QuestionStream
 from coseek.training.learner.policy import ADAPTER
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.callbacks import Callback, StepReport
-from coseek.training.rl.rollout import EpisodeBatch, RolloutFunction, rollout_seeds
+from coseek.training.rl.rollout import RolloutFunction, TrajectoryBatch, rollout_seeds
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class RolloutAhead:
         self._ready_s = ready_s
         return trajectories
 
-    def metrics(self, step: int, episodes: EpisodeBatch) -> dict[str, float]:
+    def metrics(self, step: int, episodes: TrajectoryBatch) -> dict[str, float]:
         """Return the mean and the maximum of the steps by which the weights that sampled a token were behind those of
         `step`, and the share of time that the training waited for rollouts; empty if nothing is sampled ahead."""
         if self._thread is None:

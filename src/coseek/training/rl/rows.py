@@ -22,8 +22,8 @@ from coseek.training.learner.batch import FILLER_ID, Batch
 from coseek.training.rl.algorithm import Algorithm, GroupSettings, open_algorithm
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import (
-    EpisodeBatch,
     ScoreFunction,
+    TrajectoryBatch,
     add_overlong_penalty,
     groups_with_spread,
     score,
@@ -112,7 +112,7 @@ def read_rows(path: Path) -> Iterator[TrainingRow]:
 
 
 def rows_of(
-    experience: Experience, episodes: EpisodeBatch, settings: RlSettings, algorithm: Algorithm, step: int = 0
+    experience: Experience, episodes: TrajectoryBatch, settings: RlSettings, algorithm: Algorithm, step: int = 0
 ) -> list[TrainingRow]:
     """The rows of a step's experience, one for each scored episode, in order."""
     weights_BT = minibatch_weights(experience, settings, rows_in_loss(experience, algorithm.drops_zero_std))
@@ -189,7 +189,7 @@ def _rows_of_run(
 
 def _score_step(
     groups: Sequence[Sequence[Trajectory]], first_group: int, reward: ScoreFunction, settings: RlSettings
-) -> EpisodeBatch:
+) -> TrajectoryBatch:
     """Score the groups of a step, numbered from `first_group`, as a step of training does."""
     numbers = [number for number, group in enumerate(groups, start=first_group) for _ in group]
     episodes = score(numbers, [trajectory for group in groups for trajectory in group], reward)

@@ -29,7 +29,7 @@ class MonitorSettings(Settings):
     answer. A trajectory with 0.5 or more counts as right."""
     window: int = Field(default=5, ge=1)
     """Steps in a moving average. A checkpoint counts as healthy after this many further steps without an alarm."""
-    probe_runs: int = Field(default=16, ge=0)
+    probe_trajectories: int = Field(default=16, ge=0)
     """Right trajectories per step whose likelihood is measured before and after the updates; 0 saves the two passes."""
 
     search_share: float = Field(default=0.5, ge=0.0, le=1.0)

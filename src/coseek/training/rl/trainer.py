@@ -131,7 +131,7 @@ def _update(step: int, sampled: SampledStep, training: RlTraining, report: StepR
         experience = make_experience(episodes, settings, algorithm, training.backend, gold_probe)
         batch, has_grad_B = experience.batch, ~experience.zero_grad_B
         right_N = right_rows(episodes.scored, settings.monitor.outcome)
-        probe = LikelihoodProbe(policy, batch, right_N, has_grad_B, settings.monitor.probe_runs)
+        probe = LikelihoodProbe(policy, batch, right_N, has_grad_B, settings.monitor.probe_trajectories)
     with report.timer("update_s"):
         rng = random.Random(f"{settings.seed}/minibatches/{step}")
         record = TokenRecord(experience) if report.wants_tokens else None

@@ -21,7 +21,7 @@ from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.experience import Experience, TokenRecord
 from coseek.training.rl.losses import kl_estimate, loss_weights, ratios, value_loss
 from coseek.training.rl.policy_loss import LossBatch, PolicyLoss, open_policy_loss
-from coseek.training.rl.rollout import ScoredEpisode
+from coseek.training.rl.rollout import ScoredTrajectory
 from coseek.training.rl.settings import RlSettings
 
 
@@ -170,9 +170,9 @@ def _policy_loss(
         if experience.importance_BT is not None:
             importance_bt = select(experience.importance_BT)
             token_bt = token_bt * importance_bt
-            metrics.add_tokens("importance", importance_bt, mask_bt)
+            metrics.add_tokens("rollout_is", importance_bt, mask_bt)
             cut_bt = (importance_bt == 0.0) | (importance_bt >= settings.rollout_is_threshold)
-            metrics.add_tokens("importance_cut", cut_bt.float(), mask_bt)
+            metrics.add_tokens("rollout_is_cut", cut_bt.float(), mask_bt)
         if experience.reference_BT is not None:
             reference_bt = select(experience.reference_BT)
             kl_bt = kl_estimate(new_bt, reference_bt, mask_bt, settings.kl_estimator, settings.kl_clamp)
@@ -246,7 +246,7 @@ RIGHT = 0.5
 """A trajectory counts as right if its outcome is at least this."""
 
 
-def outcome_of(episode: ScoredEpisode, metric: str) -> float:
+def outcome_of(episode: ScoredTrajectory, metric: str) -> float:
     """Return the value of the metric that `monitor.outcome` names; 0 without one."""
     trajectory = episode.trajectory
     if metric == "exact_match":
@@ -256,7 +256,7 @@ def outcome_of(episode: ScoredEpisode, metric: str) -> float:
     return episode.reward.parts.get(metric.removeprefix("reward/"), 0.0)
 
 
-def right_rows(episodes: Sequence[ScoredEpisode], metric: str) -> Tensor:
+def right_rows(episodes: Sequence[ScoredTrajectory], metric: str) -> Tensor:
     """Return the rows of the right trajectories."""
     rows = [row for row, episode in enumerate(episodes) if outcome_of(episode, metric) >= RIGHT]
     return torch.tensor(rows, dtype=torch.long)
