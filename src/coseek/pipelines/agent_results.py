@@ -19,7 +19,7 @@ from coseek.core.text import counted
 from coseek.data.dataset import draw
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
-from coseek.graders.factory import Graders
+from coseek.graders.factory import ORACLE, Graders
 from coseek.measure.abstention import ended_right
 from coseek.measure.plots import BarSeries, Series, Svg, bar_plot, line_plot, series_of, smoothed
 from coseek.measure.question_groups import ALL
@@ -79,6 +79,7 @@ from coseek.pipelines.table_rows import (
     tokenizer_folder,
     with_answers,
 )
+from coseek.rewards.reward import make_reward
 from coseek.training.rl.monitor import alarm_steps
 
 EXAMPLES = 6
@@ -249,6 +250,12 @@ def notes_of(training: AgentTraining, scores: dict[str, Scores]) -> list[str]:
     if by_generator(training) and graders.generator is not None:
         judged = f", judged by {graders.judge.model}" if graders.judge is not None else ""
         notes.append(f"The answers are those of {graders.generator.model} from the passages of each row{judged}.")
+        paid = any("judge" in make_reward(stage.recipe.reward).needs for stage in training.stages)
+        if paid and graders.judge is not None and graders.judge.model != ORACLE:
+            notes.append(
+                "That judge paid in training, too, and a policy may have learnt to please it; ask another: coseek "
+                f"score {training.folder / 'table'}/* --answer-with {graders.generator.model} --judge OTHER"
+            )
     return notes + [line for stage in training.stages for line in alarms_of(stage)]
 
 

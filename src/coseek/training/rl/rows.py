@@ -60,7 +60,7 @@ class TrainingRow(Record):
     group: int
     """The question's occurrence, whose trajectories were compared."""
     episode: str
-    """`QUESTION_ID/SEED`; an episode with several contexts has several rows."""
+    """`QUESTION_ID/SEED`. Other contexts, such as those of Search-o1's notes, are no rows: they are not trained."""
     turn: int
     """The agent's first turn in this context, from 1."""
     policy_version: int
