@@ -38,6 +38,7 @@ _AHEAD = 2
 """Items a process that are sent before the first of them is back."""
 _OPEN = 2
 """Jobs that a process keeps open: a generator and a judge, a run and the search inside it."""
+SHARE = 64
 _REACH_S = 10.0
 """Seconds within which an address must take a connection."""
 
@@ -213,9 +214,9 @@ def check_cluster(address: str) -> tuple[str, ClusterSettings]:
     return where, settings
 
 
-def shares_of(items: Sequence[T], cluster: Cluster, most: int = 64) -> Iterator[Sequence[T]]:
-    """Parts of up to `most` items, in order: at least eight a process, where there are so many items."""
-    size = max(1, min(most, len(items) // (8 * cluster.workers)))
+def shares_of(items: Sequence[T], cluster: Cluster) -> Iterator[Sequence[T]]:
+    """Shares of at most `SHARE` items, in order; with enough items at least eight shares per process."""
+    size = max(1, min(SHARE, len(items) // (8 * cluster.workers)))
     return (items[start : start + size] for start in range(0, len(items), size))
 
 

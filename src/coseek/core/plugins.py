@@ -256,7 +256,7 @@ def plugin_digests(tree: Json) -> dict[str, Json]:
     """Path or function → digest of the plugins that a tree of settings names, which must not change on resume. That of
     a function which cannot be identified is empty."""
     digests: dict[str, Json] = {}
-    for name in sorted(set(filter(is_plugin_path, _texts(tree)))):
+    for name in sorted(set(filter(is_plugin_path, texts_in_tree(tree, names=True)))):
         if (known := own_function(name)) is not None:
             digests[name] = known.digest
         elif Path(name).expanduser().is_file():
@@ -303,16 +303,15 @@ def _check(module: ModuleType, path: Path, kind: str, needed: str, what: type | 
         raise SettingError(f"{needed!r} of the {kind} file {path} must be {wanted}, not {found!r}")
 
 
-def _texts(tree: Json) -> Iterator[str]:
+def texts_in_tree(tree: Json, names: bool = False) -> Iterator[str]:
+    """Every text among the values of a tree, with `names` also the keys."""
     if isinstance(tree, str):
         yield tree
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _texts(value)
-    elif isinstance(tree, dict):
-        for name, value in tree.items():
-            yield name
-            yield from _texts(value)
+    elif isinstance(tree, dict | list):
+        if names and isinstance(tree, dict):
+            yield from tree
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from texts_in_tree(value, names)
 
 
 # Registry of parts: a part's name is its file's name in a package, or the path of a plugin (`own_part.py`).
@@ -356,7 +355,12 @@ def find_yaml(kind: str, folder: Path, name: str) -> Path:
         if not Path(name).is_file():
             raise DataError(f"there is no {kind} file {name}; check the path")
         return Path(name)
-    known = [path.stem for path in folder.glob("*.yaml")]
+    known = yaml_names(folder)
     if name not in known:
         raise UnknownName(kind, name, known)
     return folder / f"{name}.yaml"
+
+
+def yaml_names(folder: Path) -> list[str]:
+    """The names of the YAML files in a folder, sorted."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))

@@ -25,6 +25,10 @@ from coseek.models.written import visible
 from coseek.retrieval.llm import neutralise_numbers
 
 T = TypeVar("T")
+MAX_TOKENS = 2048
+"""Tokens of one response of the model."""
+MAX_WORDS = 2000
+"""Words of one reasoning or passage that are shown."""
 
 
 class CluePrompt(PromptFile):
@@ -88,21 +92,14 @@ class ReasoningReader:
     model: TextModel
     clues: CluePrompt
     claims: ClaimPrompt
-    max_tokens: int
-    max_words: int
-    """Words of one reasoning or passage that are shown."""
     tally: CallCounts
 
     @classmethod
-    def over(
-        cls, model: TextModel, clues: str = "clues", claims: str = "claims", max_tokens: int = 2048, words: int = 2000
-    ) -> "ReasoningReader":
-        """A reader with prompts by name, or of YAML files."""
-        prompts = (
-            load_prompt(CluePrompt, clues, Path(), _CLUES, PROMPTS),
-            load_prompt(ClaimPrompt, claims, Path(), _CLAIMS, PROMPTS),
-        )
-        return cls(model, *prompts, max_tokens, words, CallCounts())
+    def over(cls, model: TextModel) -> "ReasoningReader":
+        """A reader with the package's prompts."""
+        clues = load_prompt(CluePrompt, "clues", Path(), _CLUES, PROMPTS)
+        claims = load_prompt(ClaimPrompt, "claims", Path(), _CLAIMS, PROMPTS)
+        return cls(model, clues, claims, CallCounts())
 
     def read(self, runs: Sequence[ReasonedRun]) -> list[list[ReasoningClaims] | None]:
         """What each reasoning of each run holds; `None` for a run of which a call failed or was unreadable twice, which
@@ -148,7 +145,7 @@ class ReasoningReader:
             return OutputRequest(prompt, again, parsed)
 
         requests = [request(*one) for one in asked]
-        return [one.found for one in ask_with_retry(self.model, requests, self.max_tokens, self.tally)]
+        return [one.found for one in ask_with_retry(self.model, requests, MAX_TOKENS, self.tally)]
 
     def _clues_of(self, run: ReasonedRun) -> str:
         listed = _listed(self.clues.reasoning, map(self._shown, run.reasonings))
@@ -171,7 +168,7 @@ class ReasoningReader:
         return fill_template(self.claims.prompt, question=question, hops=listed, text=self._shown(text))
 
     def _shown(self, text: str) -> str:
-        return neutralise_numbers(one_line(text, self.max_words))
+        return neutralise_numbers(one_line(text, MAX_WORDS))
 
 
 def _planned(question: Question) -> tuple[str, ...]:

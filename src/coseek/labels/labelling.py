@@ -168,7 +168,7 @@ class LabelJob:
     folder: Path
     """The label folder: its scores are known to a process that sees it."""
     identity: str
-    """The maker's."""
+    """Identity of the label maker, checked against that of the maker opened in the process."""
 
     def open(self) -> Callable[[Sequence[SearchTurn]], JobResult[list[Labelled]]]:
         opened = _OpenMaker(self)

@@ -128,7 +128,7 @@ def abstention_of(outcomes: Sequence[QuestionOutcome], seed: int = 0) -> Abstent
     )
 
 
-def calibration(outcomes: Sequence[QuestionOutcome], bins: int = BINS) -> tuple[CalibrationBin, ...]:
+def calibration(outcomes: Sequence[QuestionOutcome]) -> tuple[CalibrationBin, ...]:
     """Bins of the answers by rising confidence. Equal confidences share a bin, so that their order does not matter."""
     answered = [outcome for outcome in outcomes if outcome.answered > 0]
     known = [(outcome.confidence, outcome) for outcome in answered if outcome.confidence is not None]
@@ -138,7 +138,7 @@ def calibration(outcomes: Sequence[QuestionOutcome], bins: int = BINS) -> tuple[
     for rank, pair in enumerate(known):
         if rank and pair[0] > known[rank - 1][0]:
             first = rank
-        members.setdefault(first * bins // len(known), []).append(pair)
+        members.setdefault(first * BINS // len(known), []).append(pair)
     return tuple(_bin(some) for some in members.values())
 
 

@@ -111,7 +111,7 @@ class CreditScores:
 
 
 def score_signal(
-    values: Mapping[TurnKey, float], signal: Mapping[TurnKey, float], seed: int = 0, decisive: float = DECISIVE
+    values: Mapping[TurnKey, float], signal: Mapping[TurnKey, float], decisive: float = DECISIVE
 ) -> SignalScore:
     """Score a signal on the turns of `values`. Raises `KeyError` for a turn that it lacks."""
     keys = sorted(values)
@@ -126,9 +126,9 @@ def score_signal(
         for turn, indices in _indices(key[2] for key in keys).items()
     }
     return SignalScore(
-        _resampled(lambda rows: auc(scores[rows], positive[rows]), keys, seed),
-        bootstrap_mean([*within_questions(values, signal, decisive).values()], np.random.default_rng(seed)),
-        _resampled(lambda rows: _correlation(scores[rows], truth[rows]), keys, seed),
+        _resampled(lambda rows: auc(scores[rows], positive[rows]), keys),
+        bootstrap_mean([*within_questions(values, signal, decisive).values()], np.random.default_rng(0)),
+        _resampled(lambda rows: _correlation(scores[rows], truth[rows]), keys),
         float(positive[highest].mean()) if count else None,
         bias,
     )
@@ -176,15 +176,13 @@ def _indices(names: Iterable[N]) -> dict[N, list[int]]:
     return indices
 
 
-def _resampled(
-    measure: Callable[[NDArray[np.int_]], float | None], keys: Sequence[TurnKey], seed: int
-) -> Interval | None:
+def _resampled(measure: Callable[[NDArray[np.int_]], float | None], keys: Sequence[TurnKey]) -> Interval | None:
     """A statistic of turns, with the percentile interval over questions drawn with replacement."""
     groups = [np.array(indices) for indices in _indices(key[0] for key in keys).values()]
     whole = measure(np.arange(len(keys)))
     if whole is None:
         return None
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     draws = (rng.integers(len(groups), size=len(groups)) for _ in range(RESAMPLES))
     drawn = [value for draw in draws if (value := measure(np.concatenate([groups[at] for at in draw]))) is not None]
     if len(groups) < 2 or not drawn:

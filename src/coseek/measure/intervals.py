@@ -163,9 +163,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def macro_mean(
-    groups: Sequence[Sequence[float]], rng: np.random.Generator, resamples: int = RESAMPLES
-) -> Interval | None:
+def macro_mean(groups: Sequence[Sequence[float]], rng: np.random.Generator) -> Interval | None:
     """Unweighted mean of the groups' means; `None` for no groups or an empty one.
 
     The bootstrap draws within groups. There is no interval if a group has a single value. `n` counts all values.
@@ -176,7 +174,7 @@ def macro_mean(
     count = sum(len(group) for group in groups)
     if min(len(group) for group in groups) == 1:
         return Interval(mean, None, None, count)
-    drawn = sum(_resampled_means(np.asarray(group, dtype=np.float64), rng, resamples) for group in groups)
+    drawn = sum(_resampled_means(np.asarray(group, dtype=np.float64), rng, RESAMPLES) for group in groups)
     return _percentiles(mean, np.asarray(drawn) / len(groups), count)
 
 

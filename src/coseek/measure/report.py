@@ -241,15 +241,13 @@ ROWS, SUMMARY = "questions.jsonl", "scores.json"
 """Scores by question, and the summary, which identifies a folder of scores."""
 
 
-def write_scores(
-    folder: Path, runs: Sequence[ScoredRun], summary: JsonObject, tables: Mapping[str, Table], title: str = "Scores"
-) -> None:
+def write_scores(folder: Path, runs: Sequence[ScoredRun], summary: JsonObject, tables: Mapping[str, Table]) -> None:
     """Write the folder's four files atomically. `tables` are by heading."""
     write_jsonl(folder / ROWS, (row for run in runs for row in question_rows(run)))
     write_json(folder / SUMMARY, summary)
     with atomic_write(folder / "scores.md") as file:
-        file.write("\n".join([f"# {title}\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]))
-    write_report(folder / "scores.html", title, [TableSection(name, table) for name, table in tables.items()])
+        file.write("\n".join(["# Scores\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]))
+    write_report(folder / "scores.html", "Scores", [TableSection(name, table) for name, table in tables.items()])
 
 
 def question_rows(run: ScoredRun) -> Iterator[JsonObject]:

@@ -15,7 +15,7 @@ from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.errors import SettingError, closest, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
-from coseek.core.plugins import find_plugin, find_yaml
+from coseek.core.plugins import find_plugin, find_yaml, yaml_names
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.data.dataset import EVERY, QuestionFilter
 from coseek.data.maker import SynthesisGroup, WorldGroup, world_maker
@@ -380,7 +380,7 @@ ENCODER = "data.retriever_settings.encoder"
 
 def recipe_names() -> list[str]:
     """The names of coseek's recipes."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    return yaml_names(RECIPES)
 
 
 def preset_names(name: str) -> list[str]:

@@ -290,7 +290,7 @@ def measure_credit(
     tokens = {RULER: sum(outcome.tokens for outcome in outcomes) / len(values)}
 
     def add(name: str, truth: Mapping[TurnKey, float], signal: Mapping[TurnKey, float]) -> None:
-        scores[name] = score_signal(truth, signal, decisive=decisive)
+        scores[name] = score_signal(truth, signal, decisive)
         within[name] = within_questions(truth, signal, decisive)
 
     probe = gold_probe_of(settings)

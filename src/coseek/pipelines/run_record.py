@@ -19,7 +19,6 @@ from coseek import __version__
 from coseek.agents.protocol import tool_files
 from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.core.files import (
-    Json,
     JsonObject,
     atomic_write,
     check_output_folder,
@@ -31,7 +30,7 @@ from coseek.core.files import (
 )
 from coseek.core.fingerprint import TOKENIZER, file_digest, fingerprint
 from coseek.core.lock import Lock, kept_lock
-from coseek.core.plugins import is_function, plugin_digests, plugin_name
+from coseek.core.plugins import is_function, plugin_digests, plugin_name, texts_in_tree
 from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import Settings, changed_settings, check_same_settings, dump_settings, make_settings
 from coseek.data.dataset import QUESTIONS, Dataset
@@ -289,7 +288,7 @@ def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities
     protocols = (recipe.protocol, *(recipe.warm_start.also if recipe.warm_start else ()))
     tools = (path for name in protocols for path in tool_files(name) if path.is_file())
     digests = {**_named(recipe), **{str(path): file_digest(path) for path in tools}}
-    for text in _texts(dump_settings(recipe)):  # protocols, prompt templates and prompts
+    for text in texts_in_tree(dump_settings(recipe)):  # protocols, prompt templates and prompts
         if text.endswith((".yaml", ".yml")) and (path := Path(text).expanduser()).is_file():
             digests[text] = file_digest(path)
     if index is not None:
@@ -340,7 +339,7 @@ def content_of(path: Path) -> str:
     if path.is_dir():
         return fingerprint(path)
     with suppress(DataError):
-        folders = [model_path(text) for text in _texts(read_yaml(path, "file"))]
+        folders = [model_path(text) for text in texts_in_tree(read_yaml(path, "file"))]
         return digest("".join([file_digest(path), *(fingerprint(folder) for folder in folders if folder.is_dir())]))
     return file_digest(path)
 
@@ -356,14 +355,6 @@ def _identity(entry: RecipePath) -> str:
     if entry.holds == "index":
         return open_retriever(entry.path).identity
     return file_digest(entry.path / "trajectories.jsonl") if entry.holds == "run" else content_of(entry.path)
-
-
-def _texts(tree: Json) -> Iterator[str]:
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, dict | list):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from _texts(value)
 
 
 RESUMABLE = {"rl": ("monitor", "keep_rollouts", "backend_settings"), "table": ("wide_rag",)}

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.plugins import find_yaml
+from coseek.core.plugins import find_yaml, yaml_names
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.graders.judge import is_world
 from coseek.labels.maker import MakerRequirements, maker_module
@@ -212,7 +212,7 @@ class TogetherRecipe(Settings):
 
 def together_recipe_names() -> list[str]:
     """The names of coseek's recipes."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    return yaml_names(RECIPES)
 
 
 def together_recipe_path(name: str) -> Path:

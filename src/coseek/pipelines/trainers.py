@@ -117,7 +117,7 @@ class _Trainer(ABC, Generic[T]):
 
     @abstractmethod
     def run(self, out: Path, resume: bool, progress: Progress) -> T:
-        """The same, with advice in the words of the command line."""
+        """Like `train`, but errors name the options of the command line."""
 
 
 class AgentTrainer(_Trainer[TrainedAgent]):
@@ -182,7 +182,7 @@ class AgentTrainer(_Trainer[TrainedAgent]):
         self._functions = _functions_of(self.recipe)
 
     def run(self, out: Path, resume: bool, progress: Progress) -> TrainedAgent:
-        """The same, with advice in the words of the command line."""
+        """Like `train`, but errors name the options of the command line."""
         _check_offered(self._functions)
         if self._question_source is not None and self._question_source.in_memory:
             self.recipe = self._question_source.kept_in(out, self.recipe)
@@ -246,7 +246,7 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
         self._functions = _functions_of(self.recipe)
 
     def run(self, out: Path, resume: bool, progress: Progress) -> TrainedRetriever:
-        """The same, with advice in the words of the command line."""
+        """Like `train`, but errors name the options of the command line."""
         _check_offered(self._functions)
         check_encoder_libraries()
         from coseek.pipelines.reranker import train_and_measure  # torch

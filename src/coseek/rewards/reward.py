@@ -38,6 +38,7 @@ from coseek.core.plugins import (
     plugin_name,
     plugin_names,
     running,
+    yaml_names,
 )
 from coseek.core.settings import Settings, load_settings, make_settings
 from coseek.data.answers import can_match
@@ -277,7 +278,7 @@ def reward_names() -> list[str]:
 
 def preset_names() -> list[str]:
     """Names of the built-in presets."""
-    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+    return yaml_names(PRESETS)
 
 
 def load_preset(name: str) -> Preset:

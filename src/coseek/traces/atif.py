@@ -81,7 +81,7 @@ def _observed(written: Sequence[JsonObject], messages: Sequence[JsonObject], tur
     owners = [step for step in written for _ in cast(list[Json], step.get("tool_calls", []))]
     idents = [call["tool_call_id"] for step in written for call in cast(list[JsonObject], step.get("tool_calls", []))]
     others: list[JsonObject] = []
-    for at in turn.behind:
+    for at in turn.following:
         message = messages[at]
         if at not in matched:
             others.append(_step(message))

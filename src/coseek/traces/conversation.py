@@ -64,7 +64,7 @@ class SampledIds:
     logprobs: tuple[float, ...]
     """One an id; 0 stands for an unknown one."""
     read: tuple[int, ...] = ()
-    """What stood in the context before it and behind the message before; empty where that is not known."""
+    """Context between the previous message and this one; empty where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """Assistant messages with nothing between them, and the messages behind them; positions in the conversation."""
+    """Assistant messages with nothing between them, and the messages that follow; positions in the conversation."""
 
     written: tuple[int, ...]
-    behind: tuple[int, ...]
+    following: tuple[int, ...]
 
 
 def question_at(messages: Sequence[JsonObject], given: str | None = None) -> int | None:
@@ -154,8 +154,8 @@ def turns_of(messages: Sequence[JsonObject], question: str) -> tuple[int, list[C
     for at in range(begin, len(roles)):
         last = turns[-1] if turns else ChatTurn((), ())
         if roles[at] != "assistant":
-            turns[-1] = ChatTurn(last.written, (*last.behind, at))
-        elif last.behind or not turns or _ends_after_call(messages, last.written[-1], at):
+            turns[-1] = ChatTurn(last.written, (*last.following, at))
+        elif last.following or not turns or _ends_after_call(messages, last.written[-1], at):
             turns.append(ChatTurn((at,), ()))
         else:
             turns[-1] = ChatTurn((*last.written, at), ())
@@ -174,14 +174,14 @@ def _remarks(messages: Sequence[JsonObject], last: ChatTurn) -> int:
     messages are among them."""
     plain = all(
         messages[at]["role"] == "user" and not _OBSERVED.match(text_of(messages[at].get("content")))
-        for at in last.behind
+        for at in last.following
     )
     answers = any(reasoning_and_words(messages[at])[1].strip() for at in last.written)
-    return len(last.behind) if plain and answers and not any(calls_in(messages[at]) for at in last.written) else 0
+    return len(last.following) if plain and answers and not any(calls_in(messages[at]) for at in last.written) else 0
 
 
 def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[ToolCallText], dict[int, int]]:
-    """The calls of a turn, and which message behind it (by position) holds the result of which call (by number).
+    """The calls of a turn, and which following message (by position) holds the result of which call (by number).
 
     A result names its call by id. Those without an id, or with one that no call of the conversation has, belong to the
     calls that no result names, in order; so do all results of calls without an id.
@@ -189,7 +189,7 @@ def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[Too
     calls = [call for at in turn.written for call in calls_in(messages[at])]
     left = dict(enumerate(calls))
     matched: dict[int, int] = {}
-    results = [at for at in turn.behind if messages[at]["role"] in ("tool", "function")]
+    results = [at for at in turn.following if messages[at]["role"] in ("tool", "function")]
     idents = {at: messages[at].get("tool_call_id") for at in results}
     own = {call.ident for call in calls}
     if any(isinstance(ident, str) and ident not in own for ident in idents.values()):
@@ -300,7 +300,7 @@ class _Writer:
         parts = [reasoning_and_words(messages[at]) for at in turn.written]
         content = "\n".join(text for _, text in parts if text.strip())
         self.thoughts = [thought for thought, _ in parts if thought]
-        if is_last and not turn.behind:
+        if is_last and not turn.following:
             said = self.chat.answer or ""
             if not (said or self.chat.stop or calls):
                 said = answer_in(content)
@@ -309,7 +309,7 @@ class _Writer:
             self.ending = "the log ends with a call that has no result" if calls else unsaid
         self._wrote(turn, calls, content)
         self._found(turn, calls, matched, number)
-        if calls and not turn.behind and not is_last:
+        if calls and not turn.following and not is_last:
             self._read(MESSAGE, _NO_RESULT, ())
         self.reader.counts["calls_without_result"] += len(calls) - len(matched)
         for call in calls:
@@ -409,7 +409,7 @@ class _Writer:
                 if not fault:
                     searched.append(text_of(message.get("content")))
                     unshown &= "hits" in message and not searched[-1]
-        for at in turn.behind:
+        for at in turn.following:
             text = text_of(messages[at].get("content"))
             if at not in matched:
                 self.told.add(number)
@@ -425,7 +425,7 @@ class _Writer:
         if searched and not unshown:
             tag = self.reader.protocol.grammar.observation
             blocks.insert(0, (tag, self.reader.shown("\n\n".join(searched))))
-        following = self.chat.sampled.get(turn.behind[-1] + 1) if turn.behind else None
+        following = self.chat.sampled.get(turn.following[-1] + 1) if turn.following else None
         for at, (tag, text) in enumerate(blocks):
             self._read(tag, text, following.read if following and len(blocks) == 1 and at == 0 else ())
 

@@ -1,4 +1,4 @@
-"""List the recipes, or print one whole: merged with what it extends and with its preset, as a file that can be trained.
+"""List the recipes, or print the merged recipe: with what it extends and its preset, as a file that can be trained.
 
 `together/NAME` is a recipe of co-training; a retriever's stands alone in its file.
 """
@@ -28,7 +28,7 @@ def recipe(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes with their presets, or print one whole, as a file that `coseek train` takes."""
+    """List the recipes with their presets, or print the merged recipe, as a file that `coseek train` takes."""
     if name is None:
         listed = about_all()
         print_json(listed) if as_json else tell("\n".join(f"{words:38}{about}" for words, about in listed.items()))

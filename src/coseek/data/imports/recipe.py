@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.plugins import find_yaml
+from coseek.core.plugins import find_yaml, yaml_names
 from coseek.core.settings import Settings, load_settings
 from coseek.data.dataset import QuestionFilter
 from coseek.data.imports import read_sources, source_files
@@ -92,7 +92,7 @@ class DataRecipe(Settings):
 
 def recipe_names() -> list[str]:
     """The names of coseek's data recipes."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return yaml_names(FOLDER)
 
 
 def files(sources: Sequence[Path]) -> list[Path]:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.plugins import find_plugin, find_yaml
+from coseek.core.plugins import find_plugin, find_yaml, yaml_names
 from coseek.core.settings import Settings, apply_overrides, make_settings
 from coseek.data.maker import SynthesisGroup
 from coseek.data.passage import Passage
@@ -283,7 +283,7 @@ class RetrieverRecipe(DevicePlacement):
 
 def retriever_recipe_names() -> list[str]:
     """Return the names of the recipes of this package."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    return yaml_names(RECIPES)
 
 
 def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequence[str] = ()) -> RetrieverRecipe:

@@ -86,8 +86,8 @@ class RowExport:
     """Episodes without a reward, which are in no row and no baseline."""
 
 
-def export_rows(run: Run, reward: ScoreFunction, settings: RlSettings, out: Path | None = None) -> RowExport:
-    """Write the rows of a stored run to `out` (`rows.jsonl` in its folder), atomically and step by step.
+def export_rows(run: Run, reward: ScoreFunction, settings: RlSettings) -> RowExport:
+    """Write the rows of a stored run to `rows.jsonl` in its folder, atomically and step by step.
 
     The trajectories of a question are a group, and a step has `questions_per_step` groups. Raises `SettingError` for
     settings that need a model, and `DataError` if the algorithm compares the trajectories of a question and each has
@@ -100,7 +100,7 @@ def export_rows(run: Run, reward: ScoreFunction, settings: RlSettings, out: Path
         raise SettingError(
             "the rows of a stored run have no reference policy; set kl_coef=0, or kl_location=loss for the engine"
         )
-    export = RowExport(out or run.folder / "rows.jsonl")
+    export = RowExport(run.folder / "rows.jsonl")
     rows = _rows_of_run(run, reward, settings, algorithm, export)
     export.rows = write_jsonl(export.path, (row.to_json() for row in rows))
     return export
