@@ -26,17 +26,17 @@ protocol, reward = load_protocol("search-r1", "laptop"), make_reward({"exact_mat
 limits = Limits(max_turns=5, passages_per_search=2, max_turn_tokens=96, max_observation_tokens=256, max_tokens=800)
 
 settings = LearnerSettings(optimizer=OptimizerSettings(lr=2e-4), precision="auto")
-policy = Policy(load_model(run / "policy/warm", FLOAT32), settings, updates=2 * steps)
+policy = Policy(load_model(run / "policy/warm", FLOAT32), settings, total_updates=2 * steps)
 tokenizer = HfTokenizer.load(run / "policy/warm")
 sampler = policy.sampler(tokenizer, protocol.grammar.stops, SamplerSettings(max_rows=128, max_tokens=limits.max_tokens))
 torch.manual_seed(0)
 
 
-def grpo_loss(logprobs_bt: Tensor, rows_b: Tensor, batch: Batch, advantages_B: Tensor, wanted_BT: Tensor) -> Tensor:
+def grpo_loss(logprobs_bt: Tensor, rows_b: Tensor, batch: Batch, advantages_B: Tensor, mask_BT: Tensor) -> Tensor:
     width, advantages_b1 = logprobs_bt.shape[1], advantages_B[rows_b, None]
     ratio_bt = (logprobs_bt - batch.logprobs_BT[rows_b, :width]).exp()
     clipped_bt = torch.where(advantages_b1 > 0, ratio_bt.clamp(max=1 + CLIP), ratio_bt.clamp(min=1 - CLIP))
-    return -(clipped_bt * advantages_b1 * wanted_BT[rows_b, :width]).sum() / wanted_BT.sum()
+    return -(clipped_bt * advantages_b1 * mask_BT[rows_b, :width]).sum() / mask_BT.sum()
 
 
 for step in range(steps):
@@ -52,9 +52,9 @@ for step in range(steps):
     # Update: the clipped policy gradient over the tokens that the agent wrote, and none that it only read.
     batch = make_batch(runs)
     for rows_B in torch.randperm(len(runs)).chunk(2):
-        wanted_BT = torch.zeros_like(batch.agent_BT)
-        wanted_BT[rows_B] = batch.agent_BT[rows_B]
-        loss = partial(grpo_loss, batch=batch, advantages_B=advantages_B, wanted_BT=wanted_BT)
-        policy.forward_backward(batch, wanted_BT, loss)
+        mask_BT = torch.zeros_like(batch.agent_BT)
+        mask_BT[rows_B] = batch.agent_BT[rows_B]
+        loss = partial(grpo_loss, batch=batch, advantages_B=advantages_B, mask_BT=mask_BT)
+        policy.forward_backward(batch, mask_BT, loss)
         policy.optim_step()
     print(f"step {step + 1:2}  reward {rewards_QG.mean():.3f}", flush=True)

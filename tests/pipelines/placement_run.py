@@ -165,7 +165,7 @@ def an_update_is_that_of_the_cpu(given: Material) -> None:
             ran_on.clear()
             model = tiny_model()
             torch.nn.Module.to(model, device)
-            policy = Policy(model, settings.policy, settings.updates)
+            policy = Policy(model, settings.policy, settings.total_updates)
             backend, out = LocalBackend(policy, settings), given.out(f"{algorithm}-{device}".replace(":", "-"))
             train_rl(backend, QUESTIONS[:3], sampling(policy), reward, settings, out)
             weights.append({name: weight.cpu() for name, weight in model.state_dict().items()})

@@ -73,7 +73,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     workers: Workers = ALONE,
 ) -> tuple[Policy, list[dict[str, float]]]:
-    policy = Policy(tiny_model(seed), settings.policy, settings.updates, workers=workers)
+    policy = Policy(tiny_model(seed), settings.policy, settings.total_updates, workers=workers)
     backend, runs = LocalBackend(policy, settings), sampling(policy)
     train_rl(backend, QUESTIONS, runs, reward, settings, folder, resume=resume, callbacks=callbacks)
     return policy, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

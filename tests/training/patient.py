@@ -146,7 +146,7 @@ def tiny(seed: int = 0, lessons: int = 200, lr: float = 3e-3) -> Patient:
     def fresh(settings: RlSettings) -> tuple[Policy, RolloutFunction]:
         model = network(seed)
         model.load_state_dict(weights)
-        return Policy(model, settings.policy, settings.updates), sampling(model)
+        return Policy(model, settings.policy, settings.total_updates), sampling(model)
 
     learner = LearnerSettings(optimizer=OptimizerSettings(lr=lr), micro_batch_tokens=1 << 14)
     return Patient(fresh, asked, RlSettings(policy=learner, seed=seed, checkpoint_every=1000))

@@ -25,22 +25,22 @@ class TableLearner:
         self.rows_seen: list[list[int]] = []
         """Rows of each `forward_backward`."""
 
-    def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
+    def forward(self, batch: Batch, target_mask_BT: Tensor) -> Tensor:
         """Read the table's first rows and columns, which `batch` is."""
-        return torch.where(wanted_BT, self.table_BT.detach()[: len(batch), : batch.ids_BT.shape[1]], 0.0)
+        return torch.where(target_mask_BT, self.table_BT.detach()[: len(batch), : batch.ids_BT.shape[1]], 0.0)
 
-    def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
+    def forward_backward(self, batch: Batch, target_mask_BT: Tensor, loss: Loss, entropy: Entropy = "off") -> float:
         """Run each row as a part of its own, cut to its length."""
-        rows = wanted_BT.any(dim=1).nonzero()[:, 0].tolist()
+        rows = target_mask_BT.any(dim=1).nonzero()[:, 0].tolist()
         self.rows_seen.append(rows)
         total = 0.0
         for row in rows:
             width = int(batch.lengths_B[row])
-            wanted_bt = wanted_BT[[row], :width]
-            outputs = torch.where(wanted_bt, self.table_BT[[row], :width], 0.0)
-            if entropy != "no":
-                entropy_bt = self.entropy_BT if entropy == "trained" else self.entropy_BT.detach()
-                outputs = torch.stack([outputs, torch.where(wanted_bt, entropy_bt[[row], :width], 0.0)])
+            target_mask_bt = target_mask_BT[[row], :width]
+            outputs = torch.where(target_mask_bt, self.table_BT[[row], :width], 0.0)
+            if entropy != "off":
+                entropy_bt = self.entropy_BT if entropy == "with_grad" else self.entropy_BT.detach()
+                outputs = torch.stack([outputs, torch.where(target_mask_bt, entropy_bt[[row], :width], 0.0)])
             value = loss(outputs, torch.tensor([row]))
             value.backward()
             total += float(value.detach())

@@ -123,7 +123,7 @@ def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
 
     order = QuestionStream(QUESTIONS, 0)
     backend = untrained()
-    backend.policy.optimizer.update = 7
+    backend.policy.optimizer.updates_done = 7
     return sample_step(3, order, 0, RESAMPLING, rollout, lambda _: Reward(next(stream)), backend, Timer())
 
 
@@ -164,7 +164,7 @@ def test_resampling_is_resumed_at_the_question_it_had_come_to(tmp_path: Path) ->
 
 def test_a_step_in_which_nothing_has_spread_still_compares_sampler_and_trainer(tmp_path: Path) -> None:
     choice = settings_of("grpo", steps=1, dynamic_sampling=True)
-    policy = Policy(tiny_model(3), choice.policy, choice.updates)
+    policy = Policy(tiny_model(3), choice.policy, choice.total_updates)
     last = train_rl(LocalBackend(policy, choice), QUESTIONS, sampling(policy), lambda _: Reward(1.0), choice, tmp_path)
     assert (
         last["updates"] == 0
@@ -236,12 +236,14 @@ def test_a_token_that_cannot_be_drawn_adds_no_entropy_and_no_nan() -> None:
 @pytest.mark.parametrize("gradient", [False, True])
 def test_the_entropy_is_that_of_the_sampling_distribution_where_the_loss_looks(gradient: bool) -> None:
     logits_BTV = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    wanted_BT = torch.tensor([[False, False, True]])
+    target_mask_BT = torch.tensor([[False, False, True]])
     ids_BT = torch.tensor([[0, 1, 2]])
-    both = target_logprobs(logits_BTV, lambda raw: raw, ids_BT, wanted_BT, 0.5, "trained" if gradient else "seen")
+    both = target_logprobs(
+        logits_BTV, lambda raw: raw, ids_BT, target_mask_BT, 0.5, "with_grad" if gradient else "detached"
+    )
     p = (logits_BTV[0, 1] / 0.5).softmax(0)
     assert both[1, 0, 2].item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-5)
-    assert torch.equal(both[0], target_logprobs(logits_BTV, lambda raw: raw, ids_BT, wanted_BT, 0.5))
+    assert torch.equal(both[0], target_logprobs(logits_BTV, lambda raw: raw, ids_BT, target_mask_BT, 0.5))
     assert not both[:, 0, :2].any()
     (found,) = torch.autograd.grad(both[1].sum(), logits_BTV)
     assert bool(found.any()) is gradient

@@ -139,8 +139,8 @@ def test_a_batch_is_padded_on_the_right_and_says_where_its_rows_end() -> None:
 
 
 def test_the_output_that_predicts_a_token_stands_one_to_its_left() -> None:
-    wanted_BT = torch.tensor([[False, True, False, True], [True, False, False, False]])
-    assert before(wanted_BT).tolist() == [[True, False, True, False], [False] * 4]
+    target_mask_BT = torch.tensor([[False, True, False, True], [True, False, False, False]])
+    assert before(target_mask_BT).tolist() == [[True, False, True, False], [False] * 4]
 
 
 def test_micro_batches_begin_with_the_longest_rows_and_keep_the_order_of_equal_ones() -> None:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
+from tests.training.tiny import clipped_losses
 from torch import Tensor
 
 from coseek.core.errors import DataError, SettingError
@@ -19,7 +20,6 @@ from coseek.training.rl.losses import (
     last_token_rewards,
     leave_one_out,
     loss_weights,
-    policy_loss,
     ratios,
     rewards_to_come,
     value_loss,
@@ -40,16 +40,16 @@ def test_the_logprob_of_a_token_comes_from_the_position_before_it() -> None:
             [[[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.2, 0.2, 0.6], [0.25, 0.25, 0.5], [0.9, 0.05, 0.05], [1 / 3] * 3]]
         )
     )
-    wanted_BT = torch.tensor([[False, True, True, False, True, True]])
-    found = target_logprobs(logits_BTV, lambda logits: logits, ids_BT, wanted_BT)
-    assert torch.allclose(found.exp()[wanted_BT], torch.tensor([0.5, 0.7, 0.5, 0.9]))
+    target_mask_BT = torch.tensor([[False, True, True, False, True, True]])
+    found = target_logprobs(logits_BTV, lambda logits: logits, ids_BT, target_mask_BT)
+    assert torch.allclose(found.exp()[target_mask_BT], torch.tensor([0.5, 0.7, 0.5, 0.9]))
     assert found[0, 0] == 0 and found[0, 3] == 0
 
 
 def test_a_temperature_divides_the_logits() -> None:
     logits_BTV = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]])
-    wanted_BT = torch.tensor([[False, True]])
-    found = target_logprobs(logits_BTV, lambda logits: logits, torch.tensor([[0, 0]]), wanted_BT, temperature=0.5)
+    target_mask_BT = torch.tensor([[False, True]])
+    found = target_logprobs(logits_BTV, lambda logits: logits, torch.tensor([[0, 0]]), target_mask_BT, temperature=0.5)
     assert float(found[0, 1]) == pytest.approx(4.0 - math.log(math.e**4 + 1), abs=1e-5)
 
 
@@ -177,7 +177,8 @@ def test_the_policy_loss_clips_only_what_runs_ahead(
     ratio: float, advantage: float, low: float, high: float, loss: float, moves: bool
 ) -> None:
     new_BT = torch.tensor([[math.log(ratio)]], requires_grad=True)
-    found = policy_loss(new_BT, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.tensor([[True]]), low, high)
+    old_BT, advantages_BT, mask_BT = torch.zeros(1, 1), torch.tensor([[advantage]]), torch.tensor([[True]])
+    found = clipped_losses(new_BT, old_BT, advantages_BT, mask_BT, clip_ratio_low=low, clip_ratio_high=high)
     assert float(found.detach()) == pytest.approx(loss, rel=1e-5)
     (gradient,) = torch.autograd.grad(found.sum(), new_BT)
     assert bool(gradient.any()) is moves
@@ -187,7 +188,7 @@ def test_the_policy_loss_clips_at_a_fifth_unless_something_else_is_asked_for() -
     new_BT = torch.tensor([[math.log(1.5), math.log(0.5), 5.0]])
     mask_BT = torch.tensor([[True, True, False]])
     advantages_BT = torch.tensor([[1.0, -1.0, 1.0]])
-    found_BT = policy_loss(new_BT, torch.zeros(1, 3), advantages_BT, mask_BT)
+    found_BT = clipped_losses(new_BT, torch.zeros(1, 3), advantages_BT, mask_BT)
     assert found_BT[0].tolist() == pytest.approx([-1.2, 0.8, 0.0])
     assert ratios(new_BT, torch.zeros(1, 3), mask_BT)[0].tolist() == pytest.approx([1.5, 0.5, 1.0])
 
@@ -215,7 +216,7 @@ def test_a_huge_ratio_is_bounded_on_both_sides_and_its_gradient_finite() -> None
     new_BT, old_BT = torch.tensor([[500.0, -500.0]], requires_grad=True), torch.zeros(1, 2)
     mask_BT = torch.tensor([[True, True]])
     assert ratios(new_BT, old_BT, mask_BT)[0].tolist() == pytest.approx([math.exp(20), math.exp(-20)])
-    found_BT = policy_loss(new_BT, old_BT, torch.tensor([[-1.0, 1.0]]), mask_BT)
+    found_BT = clipped_losses(new_BT, old_BT, torch.tensor([[-1.0, 1.0]]), mask_BT)
     (gradient,) = torch.autograd.grad(found_BT.sum(), new_BT)
     assert torch.isfinite(found_BT).all() and torch.isfinite(gradient).all()
 
@@ -226,7 +227,7 @@ def test_nothing_behind_a_mask_reaches_loss_or_gradient() -> None:
     odd = torch.tensor([[-1.0, math.nan, math.inf]])
     weights_BT = torch.tensor([[1.0, 0.0, 0.0]])
     losses: dict[str, Callable[[Tensor], Tensor]] = {
-        "policy": lambda new: policy_loss(new, odd, odd, mask_BT),
+        "policy": lambda new: clipped_losses(new, odd, odd, mask_BT),
         "value": lambda new: value_loss(new, odd, odd, mask_BT),
         "kl": lambda new: kl_estimate(new, odd, mask_BT, "k3"),
         "nll": lambda new: weighted_nll(new, weights_BT),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.training.echo import settings_of
-from tests.training.tiny import VOCABULARY, agent, environment, seeded, trajectory
+from tests.training.tiny import VOCABULARY, agent, clipped_losses, environment, seeded, trajectory
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -31,7 +31,6 @@ from coseek.training.rl.losses import (
     kl_estimate,
     leave_one_out,
     loss_weights,
-    policy_loss,
     rewards_to_come,
     value_loss,
     whiten,
@@ -121,7 +120,7 @@ def test_verls_policy_and_value_loss_are_ours_but_for_the_second_clip(
     weights_BT = loss_weights(mask_BT, mode, loss_scale_factor=9)
     clips = {"cliprange_low": 0.2, "cliprange_high": 0.28, "clip_ratio_c": 1e12}
     theirs, *_ = verl.compute_policy_loss(old, new, a, tensors["float_mask"], loss_agg_mode=mode, **clips)
-    ours = policy_loss(new, old, a, mask_BT, 0.2, 0.28)
+    ours = clipped_losses(new, old, a, mask_BT, clip_ratio_high=0.28)
     assert float((ours * weights_BT).sum()) == pytest.approx(float(theirs), rel=1e-6)
     theirs, _ = verl.compute_value_loss(new, tensors["r"], old, tensors["float_mask"], 0.2, loss_agg_mode=mode)
     assert float((value_loss(new, old, tensors["r"], mask_BT, 0.2) * weights_BT).sum()) == pytest.approx(

@@ -12,7 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests.training.tiny import VOCABULARY, agent, environment, random_trajectories, seeded, tiny_model, trajectory
+from tests.training.tiny import (
+    VOCABULARY,
+    agent,
+    clipped_losses,
+    environment,
+    random_trajectories,
+    seeded,
+    tiny_model,
+    trajectory,
+)
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -37,14 +46,14 @@ from coseek.training.learner.logprobs import target_logprobs
 from coseek.training.learner.policy import ADAPTER, Critic, Policy, learner_placement, load_learner
 from coseek.training.learner.settings import LearnerSettings, LoraSettings, OptimizerSettings, pass_bytes
 from coseek.training.learner.workers import ALONE, Workers
-from coseek.training.rl.losses import loss_weights, policy_loss
+from coseek.training.rl.losses import loss_weights
 from coseek.training.rl.settings import LossAggMode
 
 MODEL = tiny_model()
 
 
 def open_policy(model: PreTrainedModel = MODEL, micro_batch_tokens: int = 10_000) -> Policy:
-    return Policy(model, LearnerSettings(micro_batch_tokens=micro_batch_tokens), updates=10)
+    return Policy(model, LearnerSettings(micro_batch_tokens=micro_batch_tokens), total_updates=10)
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:
@@ -63,7 +72,7 @@ def clipped_loss(batch: Batch, loss_agg_mode: LossAggMode) -> tuple[Tensor, Loss
         width = new_bt.shape[1]
         mask_bt = batch.agent_BT[rows_b, :width]
         advantages_bt = advantages_B[rows_b, None].expand_as(new_bt)
-        token_bt = policy_loss(new_bt, batch.logprobs_BT[rows_b, :width], advantages_bt, mask_bt)
+        token_bt = clipped_losses(new_bt, batch.logprobs_BT[rows_b, :width], advantages_bt, mask_bt)
         return (token_bt * weights_BT[rows_b, :width]).sum()
 
     return batch.agent_BT, loss
@@ -97,10 +106,10 @@ def test_changing_the_targets_that_the_environment_wrote_changes_no_gradient(see
 def test_cutting_a_batch_into_micro_batches_changes_no_gradient(loss_agg_mode: LossAggMode) -> None:
     batch = make_batch(random_trajectories(12, random.Random(1)))
     whole, cut = open_policy(), open_policy(micro_batch_tokens=16)
-    wanted_BT, loss = clipped_loss(batch, loss_agg_mode)
-    first_loss = whole.forward_backward(batch, wanted_BT, loss)
+    target_mask_BT, loss = clipped_loss(batch, loss_agg_mode)
+    first_loss = whole.forward_backward(batch, target_mask_BT, loss)
     first = gradients(whole)
-    second_loss = cut.forward_backward(batch, wanted_BT, loss)
+    second_loss = cut.forward_backward(batch, target_mask_BT, loss)
     second = gradients(cut)
     largest = max(float((first[name] - second[name]).abs().max() / first[name].abs().max()) for name in first)
     print(f"{loss_agg_mode}: largest difference {largest:.1e} of a gradient's largest entry")
@@ -141,7 +150,7 @@ def test_a_model_that_scales_its_logits_is_not_shortened_to_its_head() -> None:
 
 def test_steps_toward_a_token_make_it_likelier_and_the_folder_keeps_that(tmp_path: Path) -> None:
     model = tiny_model(seed=5)
-    policy = Policy(model, LearnerSettings(optimizer=OptimizerSettings(lr=1e-2)), updates=20)
+    policy = Policy(model, LearnerSettings(optimizer=OptimizerSettings(lr=1e-2)), total_updates=20)
     batch = make_batch([trajectory(environment(3, 4), agent(5))])
     before = float(policy.forward(batch, batch.agent_BT).sum())
     for _ in range(20):
@@ -181,19 +190,19 @@ def trained_in_step(policy: Policy, sampler: Sampler, tolerance: float) -> None:
 def test_a_sampler_made_before_training_writes_with_the_trained_weights() -> None:
     """Fused AdamW does not count up a weight's version: a sampler that waited for that would stay with the old ones."""
     model = tiny_model()
-    trained = Policy(model, LearnerSettings(optimizer=OptimizerSettings(lr=0.05)), updates=3)
+    trained = Policy(model, LearnerSettings(optimizer=OptimizerSettings(lr=0.05)), total_updates=3)
     sampler = Sampler(model, ByteTokenizer(), ("#",), SamplerSettings())
     trained_in_step(trained, sampler, 1e-4)
 
 
 def test_recomputing_layers_changes_no_gradient() -> None:
     batch = make_batch(random_trajectories(6, random.Random(5)))
-    wanted_BT, loss = clipped_loss(batch, "token-mean")
-    kept, again = open_policy(), Policy(tiny_model(), LearnerSettings(gradient_checkpointing=True), updates=10)
+    target_mask_BT, loss = clipped_loss(batch, "token-mean")
+    kept, again = open_policy(), Policy(tiny_model(), LearnerSettings(gradient_checkpointing=True), total_updates=10)
     layer = again.module.get_submodule("model.layers.0")
     calls: list[bool] = []
     hook = layer.get_submodule("conv").register_forward_hook(lambda *_: calls.append(layer.training))
-    assert kept.forward_backward(batch, wanted_BT, loss) == again.forward_backward(batch, wanted_BT, loss)
+    assert kept.forward_backward(batch, target_mask_BT, loss) == again.forward_backward(batch, target_mask_BT, loss)
     hook.remove()
     assert calls == [True, True]  # once on the way there, once on the way back
     first, second = gradients(kept), gradients(again)
@@ -205,7 +214,7 @@ def test_recomputing_layers_changes_no_gradient() -> None:
 
 def lora_policy(model: PreTrainedModel, rank: int = 4, lr: float = 0.05) -> Policy:
     settings = LearnerSettings(optimizer=OptimizerSettings(lr=lr), lora=LoraSettings(rank=rank, alpha=8.0))
-    return Policy(model, settings, updates=20)
+    return Policy(model, settings, total_updates=20)
 
 
 def raise_likelihood(policy: Policy, batch: Batch, times: int) -> None:
@@ -257,7 +266,7 @@ def test_the_reference_of_an_adapter_is_the_model_without_it_and_no_second_copy(
 def test_an_adapter_has_the_same_gradient_however_its_batch_is_cut(architecture: str, cut: int) -> None:
     """Also where logits are more than the output layer: the model's own arithmetic is the judge."""
     batch = make_batch(random_trajectories(6, random.Random(7)))
-    wanted_BT, loss = clipped_loss(batch, "token-mean")
+    target_mask_BT, loss = clipped_loss(batch, "token-mean")
     models = [tiny_model() if architecture == "lfm2" else granite() for _ in range(2)]
     settings = LearnerSettings(lora=LoraSettings(rank=2), micro_batch_tokens=cut)
     first, second = (Policy(model, settings, 1) for model in models)
@@ -265,10 +274,10 @@ def test_an_adapter_has_the_same_gradient_however_its_batch_is_cut(architecture:
         for number, weight in enumerate(policy.weights().values()):
             with torch.no_grad():
                 weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)) * 0.1)
-    first.forward_backward(batch, wanted_BT, loss)
+    first.forward_backward(batch, target_mask_BT, loss)
     logits_BTV = models[1](input_ids=batch.ids_BT, use_cache=False).logits[:, :-1].log_softmax(-1)
-    said_BT = torch.zeros(wanted_BT.shape).masked_scatter(
-        wanted_BT, logits_BTV.gather(2, batch.ids_BT[:, 1:, None])[..., 0][wanted_BT[:, 1:]]
+    said_BT = torch.zeros(target_mask_BT.shape).masked_scatter(
+        target_mask_BT, logits_BTV.gather(2, batch.ids_BT[:, 1:, None])[..., 0][target_mask_BT[:, 1:]]
     )
     loss(said_BT, torch.arange(len(batch))).backward()
     found, expected = gradients(first), gradients(second)
@@ -377,11 +386,11 @@ def test_an_adapted_policy_goes_on_from_its_state_as_if_never_stopped() -> None:
 
 def test_a_micro_batch_in_bytes_is_a_count_of_tokens_and_the_same_gradient() -> None:
     batch = make_batch(random_trajectories(6, random.Random(7)))
-    wanted_BT, loss = clipped_loss(batch, "token-mean")
+    target_mask_BT, loss = clipped_loss(batch, "token-mean")
     found = []
     for learner in (LearnerSettings(), LearnerSettings(micro_batch_gib=1e-4)):
         policy = Policy(tiny_model(), learner, 1)
-        policy.forward_backward(batch, wanted_BT, loss)
+        policy.forward_backward(batch, target_mask_BT, loss)
         found.append((policy._micro_batch_tokens, gradients(policy)))
     shape = shape_of_config(tiny_model().config.to_dict())
     (_, whole), (tokens, parts) = found

@@ -10,7 +10,7 @@ from tests.training.echo import settings_of, train
 from torch import Tensor
 
 from coseek.core.errors import SettingError, UnknownName
-from coseek.training.rl.losses import policy_loss
+from coseek.training.rl.losses import ratios
 from coseek.training.rl.policy_loss import LossBatch, open_policy_loss, policy_loss_name
 from coseek.training.rl.settings import RlSettings
 
@@ -53,7 +53,9 @@ def test_the_default_is_the_clipped_surrogate_to_the_bit() -> None:
     mask = torch.rand(5, 7, generator=draw) < 0.6
     settings = RlSettings(clip_ratio_high=0.28)
     found_bt = open_policy_loss(settings)(LossBatch.of(new, old, advantages, mask, settings))
-    assert torch.equal(found_bt, policy_loss(new, old, advantages, mask, 0.2, 0.28))
+    ratios_bt = ratios(new, old, mask)
+    surrogate_bt = torch.minimum(ratios_bt * advantages, ratios_bt.clamp(0.8, 1.28) * advantages)
+    assert torch.equal(found_bt, torch.where(mask, -surrogate_bt, 0.0))
 
 
 def test_gspo_has_one_ratio_for_a_run_and_clips_all_of_it() -> None:

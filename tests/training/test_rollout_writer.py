@@ -126,7 +126,7 @@ def test_a_run_that_was_killed_and_resumed_keeps_the_same_rollouts(tmp_path: Pat
 
 def test_a_run_in_which_a_part_failed_is_kept_without_values(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=1)
-    policy = Policy(tiny_model(3), settings.policy, settings.updates)
+    policy = Policy(tiny_model(3), settings.policy, settings.total_updates)
     runs = sampling(policy)
 
     def one_fails(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:

@@ -147,7 +147,7 @@ class Noted(Callback):
 
 def test_a_callback_is_called_around_every_step_and_what_it_adds_is_written(tmp_path: Path) -> None:
     settings, noted = settings_of("grpo", steps=2), Noted()
-    policy = Policy(tiny_model(3), settings.policy, settings.updates)
+    policy = Policy(tiny_model(3), settings.policy, settings.total_updates)
     backend = LocalBackend(policy, settings)
     last = train_rl(backend, QUESTIONS, sampling(policy), reward, settings, tmp_path, callbacks=[noted])
     assert noted.calls == [("begin", 0), ("before", 1), ("after", 1), ("before", 2), ("after", 2)]

@@ -124,10 +124,12 @@ def largest(first_BT: Tensor, second_BT: Tensor) -> float:
 @slow
 def test_the_server_has_the_log_probabilities_of_torch(policy: Path, url: str, tmp_path: Path) -> None:
     served, batch = Served(tmp_path, policy, url, kl_coef=0.1), random_batch(8)
-    wanted_BT = batch.predicted_BT
-    here_BT = served.twin(policy).policy.forward(batch, wanted_BT)
+    target_mask_BT = batch.predicted_BT
+    here_BT = served.twin(policy).policy.forward(batch, target_mask_BT)
     assert served.tinker.reference is not None
-    gaps = [largest(one.forward(batch, wanted_BT), here_BT) for one in (served.tinker.policy, served.tinker.reference)]
+    gaps = [
+        largest(one.forward(batch, target_mask_BT), here_BT) for one in (served.tinker.policy, served.tinker.reference)
+    ]
     print(f"largest gap of log-probabilities to torch: adapter {gaps[0]:.2g}, base {gaps[1]:.2g}")
     assert max(gaps) <= 1e-5
 
@@ -157,11 +159,11 @@ def test_updates_of_the_server_are_those_of_this_process(
     learner = {**POLICY, "optimizer": {"lr": 1e-3, "weight_decay": 0.01, "max_grad_norm": 0.0}}
     served = Served(tmp_path, policy, url, policy=learner, **changes)
     experience, twin = served.experience(), served.twin(policy)
-    algorithm, wanted_BT = open_algorithm(served.settings), experience.batch.agent_BT
-    before_BT = twin.policy.forward(experience.batch, wanted_BT)
+    algorithm, target_mask_BT = open_algorithm(served.settings), experience.batch.agent_BT
+    before_BT = twin.policy.forward(experience.batch, target_mask_BT)
     both = (twin, served.tinker)
     found = [update_weights(experience, served.settings, algorithm, one, random.Random(0)) for one in both]
-    here_BT, there_BT = (one.policy.forward(experience.batch, wanted_BT) for one in both)
+    here_BT, there_BT = (one.policy.forward(experience.batch, target_mask_BT) for one in both)
     moved, apart = largest(here_BT, before_BT), largest(here_BT, there_BT)
     norms = [metrics["grad_norm"] for metrics in found]
     learnt, own = served.twin(policy).policy.weights(), twin.policy.weights()
@@ -185,11 +187,11 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(policy: Path, url: str
     assert first.state() == state, "saved once"
     again = Served(tmp_path / "again", policy, url).tinker
     again.policy.load_state(state)
-    batch, wanted_BT = experience.batch, experience.batch.agent_BT
+    batch, target_mask_BT = experience.batch, experience.batch.agent_BT
     assert again.policy.updates_done == 1
     for one in (served.tinker, again):
         update_weights(experience, served.settings, algorithm, one, random.Random(1))
-    assert torch.equal(first.forward(batch, wanted_BT), again.policy.forward(batch, wanted_BT))
+    assert torch.equal(first.forward(batch, target_mask_BT), again.policy.forward(batch, target_mask_BT))
 
 
 @slow

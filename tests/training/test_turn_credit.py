@@ -52,11 +52,11 @@ def credit(
     """What an algorithm gives each turn of the runs of one question."""
     width = max(len(one.ids) for one in runs)
     mask_BT = torch.tensor([[*one.agent_mask, *[False] * (width - len(one.ids))] for one in runs])
-    penalty_BT = torch.zeros(mask_BT.shape)
+    kl_penalty_BT = torch.zeros(mask_BT.shape)
     for row, charged in enumerate(kl):
-        penalty_BT[row, runs[row].turn_spans[-1][0]] = charged
+        kl_penalty_BT[row, runs[row].turn_spans[-1][0]] = charged
     step = StepRewards(
-        torch.tensor(rewards, dtype=torch.float64), penalty_BT, mask_BT, (tuple(range(len(runs))),),
+        torch.tensor(rewards, dtype=torch.float64), kl_penalty_BT, mask_BT, (tuple(range(len(runs))),),
         size or len(runs), torch.zeros(len(runs)).bool(), trajectories=tuple(runs),
         rewards_of_turns=tuple(map(tuple, turns)), gold_probe=levels,
     )  # fmt: skip

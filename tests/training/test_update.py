@@ -315,7 +315,7 @@ def test_a_group_whose_tokens_are_its_divisor_is_split_over_no_minibatches() -> 
     assert not set(groups_B[parts[0]].tolist()) & set(groups_B[parts[1]].tolist())
     assert len(minibatches(eight, 5, random.Random(1), whole_groups=True)) == 3
     few = RlSettings(steps=10, questions_per_step=4, num_minibatches=8, loss_agg_mode="group-mean")
-    assert few.updates == 40  # so that the learning-rate schedule is walked to its end
+    assert few.total_updates == 40  # so that the learning-rate schedule is walked to its end
     policy = TableLearner(table(-1.0, -1.0))
     taught(TableBackend(policy), loss_agg_mode="group-mean", num_minibatches=2)
     assert policy.rows_seen == [[0, 1]]
@@ -409,9 +409,9 @@ def test_a_run_is_right_by_the_outcome_that_is_watched() -> None:
 class Drifts(TableLearner):
     """Says of every token a tenth of its id below nought, and half of that from the second time on."""
 
-    def forward(self, batch: Batch, wanted_BT: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: Batch, target_mask_BT: torch.Tensor) -> torch.Tensor:
         self.scale = getattr(self, "scale", 0.2) / 2
-        return torch.where(wanted_BT, batch.ids_BT * -self.scale, 0.0)
+        return torch.where(target_mask_BT, batch.ids_BT * -self.scale, 0.0)
 
 
 def test_the_probe_measures_the_first_right_runs_with_a_gradient_before_and_after() -> None:

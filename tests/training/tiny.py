@@ -4,10 +4,13 @@ import random
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from transformers import Lfm2Config, Lfm2ForCausalLM, PretrainedConfig, PreTrainedModel
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.training.rl.policy_loss import LossBatch, open_policy_loss
+from coseek.training.rl.settings import RlSettings
 
 VOCABULARY = 24
 
@@ -45,6 +48,12 @@ def random_trajectories(count: int, rng: random.Random) -> list[Trajectory]:
             segments += [agent(*ids(1, 4), logprob=-rng.uniform(2.5, 3.5)), environment(*ids(0, 4))]
         runs.append(trajectory(*segments, question=f"q{number}"))
     return runs
+
+
+def clipped_losses(new_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, **clips: float) -> Tensor:
+    """The loss of every token under the default policy loss; shape BT."""
+    settings = RlSettings.model_validate(clips)
+    return open_policy_loss(settings)(LossBatch.of(new_BT, old_BT, advantages_BT, mask_BT, settings))
 
 
 def tiny_model(seed: int = 0, layers: Sequence[str] = ("conv", "full_attention")) -> PreTrainedModel:

@@ -67,7 +67,7 @@ def train(
     settings = settings_for(algorithm, kind)
     own = {name: getattr(settings, name).model_copy(update={"offload": offload}) for name in ("policy", "critic")}
     settings = settings.model_copy(update={"steps": steps, **own})
-    policy = Policy(tiny_model(), settings.policy, settings.updates, workers=workers)
+    policy = Policy(tiny_model(), settings.policy, settings.total_updates, workers=workers)
     train_rl(LocalBackend(policy, settings), QUESTIONS[:3], sampling(policy), reward, settings, folder, resume=resume)
     return policy
 
@@ -84,9 +84,9 @@ class CountedPolicy(Policy):
 
     passes = 0
 
-    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+    def outputs(self, entry: nn.Module, part: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
         self.passes += 1
-        return super().outputs(entry, part, wanted_BT, entropy)
+        return super().outputs(entry, part, target_mask_BT, entropy)
 
 
 def imitate(kind: Kind, folder: Path, workers: Workers, steps: int = 6) -> CountedPolicy:

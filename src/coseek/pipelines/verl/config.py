@@ -208,7 +208,7 @@ def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
             "betas": [*optimizer.betas],
             "weight_decay": optimizer.weight_decay,
             "clip_grad": optimizer.max_grad_norm,
-            "lr_warmup_steps": optimizer.warmup_of(rl.updates),
+            "lr_warmup_steps": optimizer.warmup_of(rl.total_updates),
             "lr_scheduler_type": optimizer.lr_scheduler_type,
             "min_lr_ratio": optimizer.min_lr_ratio,
             "override_optimizer_config": {"eps": optimizer.eps},

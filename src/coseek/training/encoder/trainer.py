@@ -159,7 +159,7 @@ class _MetricsCallback(TrainerCallback):
             "step": state.global_step,
             **metrics,
             "tokens": int(metrics["tokens"]),
-            "gradient": logs["grad_norm"],
+            "grad_norm": logs["grad_norm"],
             "lr": logs["learning_rate"],
             "time/steps_s": seconds,
         }

@@ -91,10 +91,10 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     return Batch(ids_BT, agent_BT, logprobs_BT, lengths_B)
 
 
-def before(wanted_BT: Tensor) -> Tensor:
-    """Return the positions whose outputs predict a wanted token: one to the left of it."""
-    before_BT = torch.zeros_like(wanted_BT)
-    before_BT[:, :-1] = wanted_BT[:, 1:]
+def before(target_mask_BT: Tensor) -> Tensor:
+    """Return the positions whose outputs predict a target token: one to the left of it."""
+    before_BT = torch.zeros_like(target_mask_BT)
+    before_BT[:, :-1] = target_mask_BT[:, 1:]
     return before_BT
 
 

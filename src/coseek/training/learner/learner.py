@@ -40,8 +40,8 @@ class LearnerState(TypedDict):
 class ForwardModel(Protocol):
     """A model that is run but not trained."""
 
-    def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
-        """Return one float32 number for each wanted token, 0 elsewhere; shape BT, without gradients."""
+    def forward(self, batch: Batch, target_mask_BT: Tensor) -> Tensor:
+        """Return one float32 number for each target token, 0 elsewhere; shape BT, without gradients."""
         ...
 
     def weights(self) -> dict[str, Tensor]: ...
@@ -62,7 +62,7 @@ class Trainable(ForwardModel, Protocol):
         """Learning rate of the next update."""
         ...
 
-    def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
+    def forward_backward(self, batch: Batch, target_mask_BT: Tensor, loss: Loss, entropy: Entropy = "off") -> float:
         """Add the gradient of `loss`, summed over the micro-batches. Returns the loss."""
         ...
 
@@ -84,10 +84,12 @@ class Learner(ABC):
     If the workers shard the weights (`fsdp2`), `module` itself is sharded at its first use: make copies of it before.
     """
 
-    def __init__(self, module: nn.Module, settings: LearnerSettings, updates: int, workers: Workers = ALONE) -> None:
+    def __init__(
+        self, module: nn.Module, settings: LearnerSettings, total_updates: int, workers: Workers = ALONE
+    ) -> None:
         self.module = module.eval()
         self.settings = settings
-        self.updates = updates
+        self.total_updates = total_updates
         self.workers = workers
         self.is_sharded = settings.strategy == "fsdp2" and workers.world_size > 1
         if settings.gradient_checkpointing:
@@ -100,7 +102,9 @@ class Learner(ABC):
         hidden = [weight for layer in layers_of(entry) for weight in layer.parameters()]
         dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
         offload = self.is_sharded and "moments" in self.settings.offload
-        return Optimizer(entry.parameters(), self.settings.optimizer, self.updates, hidden, dtype, offload=offload)
+        return Optimizer(
+            entry.parameters(), self.settings.optimizer, self.total_updates, hidden, dtype, offload=offload
+        )
 
     @cached_property
     def _entry(self) -> nn.Module:
@@ -116,49 +120,49 @@ class Learner(ABC):
 
     @property
     def updates_done(self) -> int:
-        return self.optimizer.update
+        return self.optimizer.updates_done
 
     @property
     def learning_rate(self) -> float:
         return self.optimizer.rate
 
     @abstractmethod
-    def outputs(self, entry: nn.Module, batch: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
-        """Return one float32 number for each wanted token, 0 elsewhere; shape BT. With entropies, which only a policy
+    def outputs(self, entry: nn.Module, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
+        """Return one float32 number for each target token, 0 elsewhere; shape BT. With entropies, which only a policy
         has, shape 2BT."""
 
-    def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
+    def forward(self, batch: Batch, target_mask_BT: Tensor) -> Tensor:
         """Return `outputs` of a whole batch, without gradients."""
         outputs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32)
-        entry, splits = self._entry, self._split(batch, wanted_BT)
+        entry, splits = self._entry, self._split(batch, target_mask_BT)
         share = self.workers.strided_share(splits)
         with torch.no_grad():
             for rows_b in share:
-                micro_batch, wanted_bt = self._micro_batch(batch, wanted_BT, rows_b)
-                outputs_BT[rows_b, : wanted_bt.shape[1]] = self.outputs(entry, micro_batch, wanted_bt).cpu()
+                micro_batch, target_mask_bt = self._micro_batch(batch, target_mask_BT, rows_b)
+                outputs_BT[rows_b, : target_mask_bt.shape[1]] = self.outputs(entry, micro_batch, target_mask_bt).cpu()
             if self._needs_empty_pass(share, splits):
-                self.outputs(entry, *self._micro_batch(batch, wanted_BT, splits[-1]))
+                self.outputs(entry, *self._micro_batch(batch, target_mask_BT, splits[-1]))
         if isinstance(entry, FSDPModule):
             entry.reshard()  # without a backward pass the weights outside the layers would stay whole
         return self.workers.all_reduce(outputs_BT)
 
-    def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
+    def forward_backward(self, batch: Batch, target_mask_BT: Tensor, loss: Loss, entropy: Entropy = "off") -> float:
         """Add the gradient of `loss`, summed over the micro-batches. Returns the loss.
 
-        Rows without a wanted token are skipped. Each worker runs its own micro-batches, and all return the loss of the
+        Rows without a target token are skipped. Each worker runs its own micro-batches, and all return the loss of the
         whole batch.
         """
         total = torch.zeros((), dtype=torch.float64)
-        entry, splits = self._entry, self._split(batch, wanted_BT)
+        entry, splits = self._entry, self._split(batch, target_mask_BT)
         share = self.workers.strided_share(splits)
         with self._recomputing():
             for rows_b in share:
-                micro_batch, wanted_bt = self._micro_batch(batch, wanted_BT, rows_b)
-                value = loss(self.outputs(entry, micro_batch, wanted_bt, entropy), rows_b)
+                micro_batch, target_mask_bt = self._micro_batch(batch, target_mask_BT, rows_b)
+                value = loss(self.outputs(entry, micro_batch, target_mask_bt, entropy), rows_b)
                 value.backward()
                 total += float(value.detach())
             if self._needs_empty_pass(share, splits):
-                outputs_bt = self.outputs(entry, *self._micro_batch(batch, wanted_BT, splits[-1]))
+                outputs_bt = self.outputs(entry, *self._micro_batch(batch, target_mask_BT, splits[-1]))
                 (outputs_bt.sum() * 0.0).backward()
         return float(self.workers.all_reduce(total))
 
@@ -168,9 +172,9 @@ class Learner(ABC):
             self.workers.all_reduce_gradients(self.module.parameters())
         return self.optimizer.step()
 
-    def restart(self, settings: LearnerSettings, updates: int) -> None:
+    def restart(self, settings: LearnerSettings, total_updates: int) -> None:
         """Begin a new schedule with a new optimizer, from the current weights. Only optimizer and sizes may differ."""
-        self.settings, self.updates = settings, updates
+        self.settings, self.total_updates = settings, total_updates
         self.__dict__.pop("optimizer", None)
         self.__dict__.pop("_micro_batch_tokens", None)
 
@@ -218,9 +222,9 @@ class Learner(ABC):
         """Whether other workers run one more micro-batch than this one, for which they need its shards."""
         return self.is_sharded and len(share) < math.ceil(len(splits) / self.workers.world_size)
 
-    def _split(self, batch: Batch, wanted_BT: Tensor) -> list[Tensor]:
-        """Return the rows of each micro-batch: those with a wanted token."""
-        rows_N = wanted_BT.any(dim=1).nonzero()[:, 0]
+    def _split(self, batch: Batch, target_mask_BT: Tensor) -> list[Tensor]:
+        """Return the rows of each micro-batch: those with a target token."""
+        rows_N = target_mask_BT.any(dim=1).nonzero()[:, 0]
         return [rows_N[chosen] for chosen in micro_batches(batch.lengths_B[rows_N], self._micro_batch_tokens)]
 
     @cached_property
@@ -230,9 +234,9 @@ class Learner(ABC):
         model = next(module for module in self.module.modules() if isinstance(module, PreTrainedModel))
         return micro_batch_tokens(shape_of_config(model.config.get_text_config().to_dict()), self.settings)
 
-    def _micro_batch(self, batch: Batch, wanted_BT: Tensor, rows_b: Tensor) -> tuple[Batch, Tensor]:
+    def _micro_batch(self, batch: Batch, target_mask_BT: Tensor, rows_b: Tensor) -> tuple[Batch, Tensor]:
         micro_batch = batch.select(rows_b)
-        return micro_batch.to(self.device), wanted_BT[rows_b, : micro_batch.ids_BT.shape[1]].to(self.device)
+        return micro_batch.to(self.device), target_mask_BT[rows_b, : micro_batch.ids_BT.shape[1]].to(self.device)
 
     @cached_property
     def precision(self) -> Precision:

@@ -1,6 +1,6 @@
 """Log-probabilities: those of selected tokens under a language model, and the entropies of their distributions.
 
-Shapes: B rows · T tokens · N wanted tokens · D hidden size · V vocabulary.
+Shapes: B rows · T tokens · N target tokens · D hidden size · V vocabulary.
 """
 
 import math
@@ -100,10 +100,10 @@ def _to_float32(value: object) -> object:
 #
 # In the last layer a position needs the keys and values of other positions, and nothing else of them. Outputs after
 # tokens of prompts and passages are not needed. So queries, attention and the feed-forward part of that layer run only
-# at the wanted positions and return 0 elsewhere. Outputs and gradients stay the same up to floating-point summation
+# at the target positions and return 0 elsewhere. Outputs and gradients stay the same up to floating-point summation
 # order.
 #
-# Shapes: B rows · T tokens · N wanted positions, of all rows or of one row · H heads · D size.
+# Shapes: B rows · T tokens · N target positions, of all rows or of one row · H heads · D size.
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, dict[str, object]], Tensor]
@@ -113,89 +113,90 @@ ATTENTION = "attention"
 """Suffix to the name of a layer that stands for its attention, a function and not a module."""
 TEST_LENGTH = 7
 """Number of positions of the input that tests a network."""
-TEST_WANTED = (2, 5)
-"""The wanted positions among them; others are before, between and after them."""
+TEST_TARGETS = (2, 5)
+"""The target positions among them; others are before, between and after them."""
 
 
 def reducible_parts(trunk: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parts of the last layer that may run at the wanted positions alone.
+    """Return the names of the parts of the last layer that may run at the target positions alone.
 
     Architectures differ, so each part is tested. The test sets its inputs and outputs at the other positions to NaN,
-    which no product with 0 hides. A part may be reduced if no NaN reaches the wanted outputs, and if these are the same
-    when the part receives the wanted positions only.
+    which no product with 0 hides. A part may be reduced if no NaN reaches the target outputs, and if these are the same
+    when the part receives the target positions only.
     """
     layers = layers_of(trunk)
     if not layers:
         return ()
     last = next(name for name, module in trunk.named_modules() if module is layers[-1])
     ids_BT = torch.arange(TEST_LENGTH, device=next(trunk.parameters()).device)[None, :]
-    wanted_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
-    wanted_BT[0, TEST_WANTED] = True
+    target_mask_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    target_mask_BT[0, TEST_TARGETS] = True
 
-    def wanted_outputs() -> Tensor:
+    def target_outputs() -> Tensor:
         hidden_BTD = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
         assert isinstance(hidden_BTD, Tensor)
-        return hidden_BTD[wanted_BT]
+        return hidden_BTD[target_mask_BT]
 
     def poison(values: Tensor) -> Tensor:
-        return values.masked_fill(~wanted_BT.view(1, TEST_LENGTH, *(1,) * (values.ndim - 2)), math.nan)
+        return values.masked_fill(~target_mask_BT.view(1, TEST_LENGTH, *(1,) * (values.ndim - 2)), math.nan)
 
     def poisoned_attention(queries: Tensor, keys: Tensor, values: Tensor, kwargs: dict[str, object]) -> Tensor:
         return poison(_attention(queries, keys, values, kwargs).transpose(1, 2)).transpose(1, 2)
 
     reducible: list[str] = []
     with torch.no_grad():
-        candidates, plain_ND = _candidates(trunk, last, wanted_outputs)
+        candidates, plain_ND = _candidates(trunk, last, target_outputs)
         for name in candidates:
             if any(name.startswith(f"{parent}.") for parent in reducible):
                 continue
             with _hooked(trunk, name, poison, poison, poisoned_attention):
-                poisoned_ND = wanted_outputs()
+                poisoned_ND = target_outputs()
             if _is_close(poisoned_ND, plain_ND):
-                with reduced_last_layer(trunk, [name], wanted_BT):
-                    reduced_ND = wanted_outputs()
+                with reduced_last_layer(trunk, [name], target_mask_BT):
+                    reduced_ND = target_outputs()
                 if _is_close(reduced_ND, plain_ND):
                     reducible.append(name)
     return tuple(reducible)
 
 
 @contextmanager
-def reduced_last_layer(trunk: nn.Module, names: Sequence[str], wanted_BT: Tensor) -> Iterator[None]:
-    """In this block the trunk runs these parts only where `wanted_BT`; hidden states elsewhere are undefined.
+def reduced_last_layer(trunk: nn.Module, names: Sequence[str], target_mask_BT: Tensor) -> Iterator[None]:
+    """In this block the trunk runs these parts only where `target_mask_BT`; hidden states elsewhere are undefined.
 
     Do not use it with activation checkpointing: the recomputation would run after the end of the block.
     """
     if not names:
         yield
         return
-    positions_N = wanted_BT.flatten().nonzero()[:, 0]
+    positions_N = target_mask_BT.flatten().nonzero()[:, 0]
 
     def gather(values: Tensor) -> Tensor:
         return pad_positions(values.flatten(0, 1).index_select(0, positions_N))[None]
 
     def scatter(values: Tensor) -> Tensor:
-        zeros, wanted_values = values.new_zeros(wanted_BT.numel(), *values.shape[2:]), values[0, : len(positions_N)]
-        return zeros.index_copy(0, positions_N, wanted_values).view(*wanted_BT.shape, *values.shape[2:])
+        zeros = values.new_zeros(target_mask_BT.numel(), *values.shape[2:])
+        everywhere = zeros.index_copy(0, positions_N, values[0, : len(positions_N)])
+        return everywhere.view(*target_mask_BT.shape, *values.shape[2:])
 
-    attend = _attention_at(wanted_BT)
+    attend = _attention_at(target_mask_BT)
     with ExitStack() as stack:
         for name in names:
             stack.enter_context(_hooked(trunk, name, gather, scatter, attend))
         yield
 
 
-def _attention_at(wanted_BT: Tensor) -> Attend:
-    """Return causal attention for the wanted queries alone. Rows with fewer of them are padded with other queries."""
-    width = int(wanted_BT.sum(dim=1).max())
-    positions_BN = (~wanted_BT).byte().argsort(dim=1, stable=True)[:, :width]
-    mask_B1NT = (torch.arange(wanted_BT.shape[1], device=positions_BN.device) <= positions_BN[:, :, None])[:, None]
+def _attention_at(target_mask_BT: Tensor) -> Attend:
+    """Return causal attention for the target queries alone. Rows with fewer of them are padded with other queries."""
+    width = int(target_mask_BT.sum(dim=1).max())
+    positions_BN = (~target_mask_BT).byte().argsort(dim=1, stable=True)[:, :width]
+    mask_B1NT = (torch.arange(target_mask_BT.shape[1], device=positions_BN.device) <= positions_BN[:, :, None])[:, None]
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor, kwargs: dict[str, object]) -> Tensor:
         index_BHND = positions_BN[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[3])
         masked = {**kwargs, "attn_mask": mask_B1NT, "is_causal": False}
         outputs_BHND = _attention(queries.gather(2, index_BHND), keys, values, masked)
         # Keep the heads of a position adjacent in memory, the layout that the next operation reads.
-        zeros_BTHD = outputs_BHND.new_zeros(*wanted_BT.shape, *outputs_BHND.shape[1::2])
+        zeros_BTHD = outputs_BHND.new_zeros(*target_mask_BT.shape, *outputs_BHND.shape[1::2])
         index_BNHD = positions_BN[:, :, None, None].expand(-1, -1, *outputs_BHND.shape[1::2])
         return zeros_BTHD.scatter(1, index_BNHD, outputs_BHND.transpose(1, 2)).transpose(1, 2)
 
@@ -301,28 +302,28 @@ def _is_close(values: Tensor, expected: Tensor) -> bool:
 
 
 Head: TypeAlias = Callable[[Tensor], Tensor]
-Entropy: TypeAlias = Literal["no", "seen", "trained"]
-"""Whether a policy also returns the entropy at each wanted token: `seen` without a gradient, `trained` with one."""
+Entropy: TypeAlias = Literal["off", "detached", "with_grad"]
+"""Whether a policy also returns the entropy at each target token, and whether with a gradient."""
 
 
 def target_logprobs(
     hidden_BTD: Tensor,
     head: Head,
     ids_BT: Tensor,
-    wanted_BT: Tensor,
+    target_mask_BT: Tensor,
     temperature: float = 1.0,
-    entropy: Entropy = "no",
+    entropy: Entropy = "off",
 ) -> Tensor:
-    """Return log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; shape BT. With `entropy` also
-    the exact entropy of the distribution of each wanted token; shape 2BT."""
-    check_wanted(wanted_BT)
+    """Return log softmax(head(h[t-1]) / temperature)[ids[t]] at the target tokens, 0 elsewhere; shape BT. With
+    `entropy` also the exact entropy of the distribution of each target token; shape 2BT."""
+    check_target_mask(target_mask_BT)
     # The head runs only there: logits of retrieved tokens are not needed.
-    hidden_ND, targets_N = hidden_BTD[:, :-1][wanted_BT[:, 1:]], ids_BT[:, 1:][wanted_BT[:, 1:]]
-    return scatter_wanted(logprobs_at(hidden_ND, head, targets_N, temperature, entropy), wanted_BT)
+    hidden_ND, targets_N = hidden_BTD[:, :-1][target_mask_BT[:, 1:]], ids_BT[:, 1:][target_mask_BT[:, 1:]]
+    return scatter_targets(logprobs_at(hidden_ND, head, targets_N, temperature, entropy), target_mask_BT)
 
 
 def logprobs_at(
-    hidden_ND: Tensor, head: Head, targets_N: Tensor, temperature: float, entropy: Entropy = "no"
+    hidden_ND: Tensor, head: Head, targets_N: Tensor, temperature: float, entropy: Entropy = "off"
 ) -> Tensor:
     """Return the log-probability of each target, shape N; with `entropy` also that of its distribution, shape 2N.
     Logits are at least float32."""
@@ -332,9 +333,9 @@ def logprobs_at(
     if temperature != 1.0:
         logits_NV = logits_NV / temperature
     logprobs_N = -F.cross_entropy(logits_NV, targets_N, reduction="none")
-    if entropy == "no":
+    if entropy == "off":
         return logprobs_N
-    return torch.stack([logprobs_N, entropies(logits_NV if entropy == "trained" else logits_NV.detach())])
+    return torch.stack([logprobs_N, entropies(logits_NV if entropy == "with_grad" else logits_NV.detach())])
 
 
 def entropies(logits_NV: Tensor, rows: int = 512) -> Tensor:
@@ -353,13 +354,13 @@ def _entropy(logits_NV: Tensor) -> Tensor:
     return -(logprobs_NV.exp() * logprobs_NV.clamp(min=torch.finfo(logits_NV.dtype).min)).sum(dim=1)
 
 
-def check_wanted(wanted_BT: Tensor) -> None:
-    """Raise `DataError` where a row's first token is wanted."""
-    if bool(wanted_BT[:, 0].any()):
+def check_target_mask(target_mask_BT: Tensor) -> None:
+    """Raise `DataError` where a row's first token is a target."""
+    if bool(target_mask_BT[:, 0].any()):
         raise DataError("the first token of a row has nothing before it, so it has no log-probability")
 
 
-def scatter_wanted(values_N: Tensor, wanted_BT: Tensor) -> Tensor:
-    """Put values at the wanted positions, row by row, 0 elsewhere; shape N → BT, 2N → 2BT."""
-    everywhere = torch.zeros(*values_N.shape[:-1], *wanted_BT.shape, dtype=values_N.dtype, device=wanted_BT.device)
-    return everywhere.masked_scatter(wanted_BT, values_N)
+def scatter_targets(values_N: Tensor, target_mask_BT: Tensor) -> Tensor:
+    """Put values at the target positions, row by row, 0 elsewhere; shape N → BT, 2N → 2BT."""
+    zeros = values_N.new_zeros(*values_N.shape[:-1], *target_mask_BT.shape)
+    return zeros.masked_scatter(target_mask_BT, values_N)

@@ -88,14 +88,14 @@ def orthogonalise(matrices_NIO: Tensor, dtype: torch.dtype = torch.float32) -> T
     return (x.mT if flipped else x).to(matrices_NIO.dtype)
 
 
-def rate_at(settings: OptimizerSettings, update: int, updates: int) -> float:
-    """Return the learning rate of update `update` (from 0) of `updates`. After the last one it stays at the floor."""
-    if update < (warmup := settings.warmup_of(updates)):
+def rate_at(settings: OptimizerSettings, update: int, total_updates: int) -> float:
+    """Return the learning rate of update `update` (from 0) of `total_updates`, constant after the last one."""
+    if update < (warmup := settings.warmup_of(total_updates)):
         return settings.lr * (update + 1) / warmup
-    start = settings.decay_from * updates
+    start = settings.decay_from * total_updates
     if settings.lr_scheduler_type == "constant" or update < start:
         return settings.lr
-    progress = min(1.0, (update - start) / max(1.0, updates - start))
+    progress = min(1.0, (update - start) / max(1.0, total_updates - start))
     factor = 1.0 - progress if settings.lr_scheduler_type == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return settings.lr * (settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * factor)
 
@@ -133,7 +133,7 @@ class Optimizer:
         self,
         parameters: Iterable[Parameter],
         settings: OptimizerSettings,
-        updates: int,
+        total_updates: int,
         hidden: Collection[Parameter] = (),
         dtype: torch.dtype = torch.float32,
         *,
@@ -142,8 +142,8 @@ class Optimizer:
         """`hidden`: the parameters of a model's layers; `dtype`: the precision of Muon's updates; `offload`: keep the
         moments of AdamW in the host's memory between updates."""
         self.settings = settings
-        self.updates = updates
-        self.update = 0
+        self.total_updates = total_updates
+        self.updates_done = 0
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         hidden_matrices = {id(parameter) for parameter in hidden if parameter.ndim == 2}
         muon_ids = hidden_matrices if settings.algorithm == "muon" else set[int]()
@@ -160,7 +160,7 @@ class Optimizer:
         norm = float(full_tensor(clip_grad_norm_(self._parameters, max_norm)))
         if not math.isfinite(norm):
             raise RunError(
-                f"the gradient of update {self.update} is {norm}; start again from the last good weights "
+                f"the gradient of update {self.updates_done} is {norm}; start again from the last good weights "
                 f"with a learning rate below {self.settings.lr}"
             )
         self._move_moments(here=True)
@@ -171,7 +171,7 @@ class Optimizer:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
         self._move_moments(here=False)
-        self.update += 1
+        self.updates_done += 1
         return norm
 
     def _move_moments(self, here: bool) -> None:
@@ -185,7 +185,7 @@ class Optimizer:
     @property
     def rate(self) -> float:
         """Learning rate of the next update."""
-        return rate_at(self.settings, self.update, self.updates)
+        return rate_at(self.settings, self.updates_done, self.total_updates)
 
     def state(self) -> OptimizerState:
         """Return the state for a checkpoint: live tensors, sharded like their parameters.
@@ -201,7 +201,7 @@ class Optimizer:
                     "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 }
         self._move_moments(here=False)
-        state: OptimizerState = {"adam": self._adam.state_dict(), "update": self.update}
+        state: OptimizerState = {"adam": self._adam.state_dict(), "update": self.updates_done}
         if self._muon is not None:
             self._muon.prepare()
             state["muon"] = self._muon.state_dict()
@@ -212,4 +212,4 @@ class Optimizer:
         self._move_moments(here=False)
         if self._muon is not None:
             self._muon.load_state_dict(state["muon"])
-        self.update = state["update"]
+        self.updates_done = state["update"]

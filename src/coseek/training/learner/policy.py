@@ -26,12 +26,12 @@ from coseek.training.learner.learner import Learner, untied
 from coseek.training.learner.logprobs import (
     Entropy,
     Head,
-    check_wanted,
+    check_target_mask,
     logprobs_at,
     pad_length,
     reduced_last_layer,
     reducible_parts,
-    scatter_wanted,
+    scatter_targets,
     target_logprobs,
 )
 from coseek.training.learner.prefixes import PrefixTree, check_shares, ends_of, tree_micro_batches
@@ -143,13 +143,13 @@ class Policy(Learner):
         self,
         module: PreTrainedModel,
         settings: LearnerSettings,
-        updates: int,
+        total_updates: int,
         temperature: float = 1.0,
         workers: Workers = ALONE,
     ) -> None:
         if settings.lora is not None:
             attach(module, settings.lora, module.get_output_embeddings())
-        super().__init__(module, settings, updates, workers)
+        super().__init__(module, settings, total_updates, workers)
         self.model = module
         self.temperature = temperature
         if self.is_sharded:
@@ -167,17 +167,17 @@ class Policy(Learner):
 
     def entry(self, module: nn.Module) -> nn.Module:
         assert isinstance(module, PreTrainedModel)
-        return Scorer(module, self.temperature, self._is_plain, self._reduced, self.settings.share_prefixes)
+        return LogprobModule(module, self.temperature, self._is_plain, self._reduced, self.settings.share_prefixes)
 
-    def outputs(self, entry: nn.Module, batch: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+    def outputs(self, entry: nn.Module, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
         with self._autocast():
-            return _tensor(entry(batch.ids_BT, wanted_BT, entropy))
+            return _tensor(entry(batch.ids_BT, target_mask_BT, entropy))
 
-    def _split(self, batch: Batch, wanted_BT: Tensor) -> list[Tensor]:
+    def _split(self, batch: Batch, target_mask_BT: Tensor) -> list[Tensor]:
         if not self.settings.share_prefixes:
-            return super()._split(batch, wanted_BT)
-        rows_N = wanted_BT.any(dim=1).nonzero()[:, 0]
-        return tree_micro_batches(batch.ids_BT, ends_of(wanted_BT), rows_N, self._micro_batch_tokens)
+            return super()._split(batch, target_mask_BT)
+        rows_N = target_mask_BT.any(dim=1).nonzero()[:, 0]
+        return tree_micro_batches(batch.ids_BT, ends_of(target_mask_BT), rows_N, self._micro_batch_tokens)
 
     def sampler(
         self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings, *, on_policy: bool = True
@@ -293,16 +293,16 @@ class AdapterOff(Policy):
     def _entry(self) -> nn.Module:
         return self._policy._entry
 
-    def outputs(self, entry: nn.Module, batch: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+    def outputs(self, entry: nn.Module, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
         with adapters_disabled(entry):
-            return super().outputs(entry, batch, wanted_BT, entropy)
+            return super().outputs(entry, batch, target_mask_BT, entropy)
 
     def weights(self) -> dict[str, Tensor]:
         """Return no weights: they are the policy's."""
         return {}
 
 
-class Scorer(nn.Module):
+class LogprobModule(nn.Module):
     """A model and its log-probabilities in one forward call, so that FSDP gathers weights around the whole of it."""
 
     def __init__(
@@ -316,17 +316,17 @@ class Scorer(nn.Module):
         self.shares = shares
         """Whether rows run as one tree of their prefixes."""
 
-    def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+    def forward(self, ids_BT: Tensor, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
         if self.shares:
-            return self._tree_outputs(ids_BT, wanted_BT, entropy)
+            return self._tree_outputs(ids_BT, target_mask_BT, entropy)
         length = ids_BT.shape[1]
-        return self._outputs(pad_length(ids_BT), pad_length(wanted_BT), entropy)[..., :length]
+        return self._outputs(pad_length(ids_BT), pad_length(target_mask_BT), entropy)[..., :length]
 
-    def _tree_outputs(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy) -> Tensor:
+    def _tree_outputs(self, ids_BT: Tensor, target_mask_BT: Tensor, entropy: Entropy) -> Tensor:
         """The same with shared prefixes computed once."""
-        check_wanted(wanted_BT)
-        tree = PrefixTree.of(ids_BT, ends_of(wanted_BT))
-        cut_BT = wanted_BT[:, : tree.nodes_BT.shape[1]]
+        check_target_mask(target_mask_BT)
+        tree = PrefixTree.of(ids_BT, ends_of(target_mask_BT))
+        cut_BT = target_mask_BT[:, : tree.nodes_BT.shape[1]]
         nodes_M, node_of_N = tree.nodes_BT[cut_BT].unique(return_inverse=True)
         parents_M = torch.empty_like(nodes_M)
         parents_M[node_of_N] = tree.nodes_BT[:, :-1][cut_BT[:, 1:]]
@@ -336,17 +336,17 @@ class Scorer(nn.Module):
             hidden_MD = tree.hidden(self.model.base_model)[parents_M]
         head: Head = self.model.get_output_embeddings()
         values_M = logprobs_at(hidden_MD, head, tree.ids_1U[0, nodes_M], self.temperature, entropy)
-        return scatter_wanted(values_M[..., node_of_N], wanted_BT)
+        return scatter_targets(values_M[..., node_of_N], target_mask_BT)
 
-    def _outputs(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy) -> Tensor:
+    def _outputs(self, ids_BT: Tensor, target_mask_BT: Tensor, entropy: Entropy) -> Tensor:
         if self.is_plain:
             trunk = self.model.base_model
-            with reduced_last_layer(trunk, self.reduced, before(wanted_BT)):
+            with reduced_last_layer(trunk, self.reduced, before(target_mask_BT)):
                 hidden = _tensor(trunk(input_ids=ids_BT, use_cache=False).last_hidden_state)
             head: Head = self.model.get_output_embeddings()
         else:
             hidden, head = _tensor(self.model(input_ids=ids_BT, use_cache=False).logits), nn.Identity()
-        return target_logprobs(hidden, head, ids_BT, wanted_BT, self.temperature, entropy)
+        return target_logprobs(hidden, head, ids_BT, target_mask_BT, self.temperature, entropy)
 
 
 def _copy_with(model: M, make: Callable[[Tensor], Tensor]) -> M:
@@ -405,9 +405,9 @@ class ValueModule(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
-        """Return a value at each position, shape BT; undefined where the next token is not wanted."""
-        with reduced_last_layer(self.trunk, self.reduced, before(pad_length(wanted_BT))):
+    def forward(self, ids_BT: Tensor, target_mask_BT: Tensor) -> Tensor:
+        """Return a value at each position, shape BT; undefined where the next token is no target."""
+        with reduced_last_layer(self.trunk, self.reduced, before(pad_length(target_mask_BT))):
             hidden_BTD: Tensor = self.trunk(input_ids=pad_length(ids_BT), use_cache=False).last_hidden_state
         values_BT: Tensor = self.head(hidden_BTD)[:, : ids_BT.shape[1], 0]
         return values_BT
@@ -421,18 +421,18 @@ class Critic(Learner):
     """
 
     def __init__(
-        self, policy: PreTrainedModel, settings: LearnerSettings, updates: int, workers: Workers = ALONE
+        self, policy: PreTrainedModel, settings: LearnerSettings, total_updates: int, workers: Workers = ALONE
     ) -> None:
         sharded = settings.strategy == "fsdp2" and workers.world_size > 1
         adapted = settings.lora is not None
         module = ValueModule(policy, not settings.gradient_checkpointing, adapted=adapted, sharded=sharded)
         if settings.lora is not None:
             attach(module.trunk, settings.lora)
-        super().__init__(module, settings, updates, workers)
+        super().__init__(module, settings, total_updates, workers)
 
-    def outputs(self, entry: nn.Module, batch: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
-        """Return the value of the state *before* each wanted token, the output one position to its left; shape BT."""
+    def outputs(self, entry: nn.Module, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
+        """Return the value of the state *before* each target token, the output one position to its left; shape BT."""
         with self._autocast():
-            values_BT = entry(batch.ids_BT, wanted_BT).float()
+            values_BT = entry(batch.ids_BT, target_mask_BT).float()
         shifted_BT = torch.cat([torch.zeros_like(values_BT[:, :1]), values_BT[:, :-1]], dim=1)
-        return torch.where(wanted_BT, shifted_BT, 0.0)
+        return torch.where(target_mask_BT, shifted_BT, 0.0)

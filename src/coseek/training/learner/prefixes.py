@@ -79,10 +79,10 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return next((position for position in range(shorter) if left[position] != right[position]), shorter)
 
 
-def ends_of(wanted_BT: Tensor) -> Tensor:
-    """The number of tokens of each row up to its last wanted one; shape B."""
-    ends_T = torch.arange(1, wanted_BT.shape[1] + 1, device=wanted_BT.device)
-    return (wanted_BT * ends_T).amax(dim=1)
+def ends_of(target_mask_BT: Tensor) -> Tensor:
+    """The number of tokens of each row up to its last target; shape B."""
+    ends_T = torch.arange(1, target_mask_BT.shape[1] + 1, device=target_mask_BT.device)
+    return (target_mask_BT * ends_T).amax(dim=1)
 
 
 def tree_micro_batches(ids_BT: Tensor, ends_B: Tensor, rows_N: Tensor, max_tokens: int) -> list[Tensor]:

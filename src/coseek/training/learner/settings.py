@@ -51,9 +51,9 @@ class OptimizerSettings(Settings):
             )
         return self
 
-    def warmup_of(self, updates: int) -> int:
-        """Length of the warm-up of a training of `updates` updates."""
-        return self.warmup_updates or int(self.warmup_ratio * updates)
+    def warmup_of(self, total_updates: int) -> int:
+        """Length of the warm-up of a training of `total_updates` updates."""
+        return self.warmup_updates or int(self.warmup_ratio * total_updates)
 
 
 class LoraSettings(Settings):
@@ -116,8 +116,8 @@ class LearnerSettings(Settings):
 GIB = 2.0**30
 
 
-def pass_bytes(shape: Shape, settings: LearnerSettings, tokens: float, wanted: float) -> float:
-    """Bytes of a pass over so many tokens, of which `wanted` are in the loss.
+def pass_bytes(shape: Shape, settings: LearnerSettings, tokens: float, targets: float) -> float:
+    """Bytes of a pass over `tokens` tokens, of which `targets` are in the loss.
 
     A layer keeps the inputs of its two norms and of every matrix product: about 8·h + 2·q + 3·k + 4·f numbers a token
     (h hidden, q and k query and key widths, f feed-forward), and needs 2·f more in its backward pass. Fused attention
@@ -128,7 +128,7 @@ def pass_bytes(shape: Shape, settings: LearnerSettings, tokens: float, wanted: f
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     layer = size * tokens * (8 * shape.hidden + 2 * queries + 3 * keys + 4 * shape.feed_forward)
     backward = size * tokens * 2 * shape.feed_forward
-    logits = 12.0 * wanted * shape.vocabulary
+    logits = 12.0 * targets * shape.vocabulary
     if settings.gradient_checkpointing:
         return size * tokens * shape.layers * shape.hidden + max(layer + backward, logits)
     return shape.layers * layer + max(backward, logits)

@@ -66,7 +66,7 @@ class StepRewards:
 
     rewards_B: "Tensor"
     """Reward of each trajectory, less its truncation penalty; float64."""
-    penalty_BT: "Tensor"
+    kl_penalty_BT: "Tensor"
     """KL charged to the reward, per token; 0 if it is charged to the loss."""
     mask_BT: "Tensor"
     """True at the policy's tokens in the loss."""
@@ -92,12 +92,12 @@ class StepRewards:
         return tuple(trajectory.turn_spans for trajectory in self._known_trajectories())
 
     @property
-    def charged_B(self) -> "Tensor":
+    def rewards_less_kl_B(self) -> "Tensor":
         """The rewards less the KL charged to them; shape B."""
-        return self.rewards_B - self.penalty_BT.sum(dim=1)
+        return self.rewards_B - self.kl_penalty_BT.sum(dim=1)
 
     @property
-    def compared(self) -> tuple[tuple[int, ...], ...]:
+    def comparable_groups(self) -> tuple[tuple[int, ...], ...]:
         """The groups that can be compared: a trajectory that faults left alone has no baseline."""
         return tuple(group for group in self.groups if len(group) > 1 or self.group_size == 1)
 
@@ -111,7 +111,7 @@ class StepRewards:
             if rewards:
                 rewards[-1] += float(self.rewards_B[row]) - sum(rewards)
                 for turn, (start, end) in enumerate(turn_spans[row]):
-                    rewards[turn] -= float(self.penalty_BT[row, start:end].sum())
+                    rewards[turn] -= float(self.kl_penalty_BT[row, start:end].sum())
         return turn_rewards
 
     def gold_logprobs(self, contexts: "Sequence[GoldContext]") -> list[float]:
@@ -132,7 +132,7 @@ class StepRewards:
         """
         return turn_tree(self._known_trajectories(), self.groups)
 
-    def every_turn(self, values: Sequence[Sequence[float]]) -> "Tensor":
+    def broadcast_turns(self, values: Sequence[Sequence[float]]) -> "Tensor":
         """Copy one number for each turn of each trajectory to the turn's policy tokens; shape BT."""
         import torch
 
@@ -153,7 +153,7 @@ class StepRewards:
         """Return each trajectory's reward at its last policy token, less the KL of every token; shape BT."""
         from coseek.training.rl.losses import last_token_rewards
 
-        return last_token_rewards(self.rewards_B, self.mask_BT) - self.penalty_BT
+        return last_token_rewards(self.rewards_B, self.mask_BT) - self.kl_penalty_BT
 
     def compare_groups(self, advantages: "Callable[[Tensor], Tensor]") -> "Tensor":
         """Apply `advantages` (rewards of a group, shape G → advantages, shape G) to every group; shape B.
@@ -163,15 +163,15 @@ class StepRewards:
         """
         import torch
 
-        rewards_B = self.charged_B
+        rewards_B = self.rewards_less_kl_B
         advantages_B = torch.zeros(len(rewards_B), dtype=torch.float32)
-        for group in self.compared:
+        for group in self.comparable_groups:
             rows = list(group)
             advantages_B[rows] = advantages(rewards_B[rows])
         return advantages_B
 
-    def every_token(self, advantages_B: "Tensor") -> "Tensor":
-        """Copy each trajectory's advantage to all of its policy tokens; shape BT."""
+    def broadcast_rows(self, advantages_B: "Tensor") -> "Tensor":
+        """Copy one number for each row to all of its policy tokens; shape BT."""
         import torch
 
         return torch.where(self.mask_BT, advantages_B[:, None], 0.0)
@@ -212,7 +212,7 @@ class Algorithm:
         numbers that are not finite."""
         result = self._advantages(step, self.settings)
         if not isinstance(result, Advantages) and getattr(result, "shape", None) == step.rewards_B.shape:
-            result = step.every_token(result.float())
+            result = step.broadcast_rows(result.float())
         advantages = result if isinstance(result, Advantages) else Advantages(result)
         shape = getattr(advantages.advantages_BT, "shape", None)
         if shape != step.mask_BT.shape:
@@ -229,7 +229,7 @@ class Algorithm:
 
     def _check_finite(self, advantages: Advantages, step: StepRewards) -> None:
         """Blame the algorithm for NaN and infinity, unless its inputs had some."""
-        inputs = (step.rewards_B, step.penalty_BT, step.values_BT)
+        inputs = (step.rewards_B, step.kl_penalty_BT, step.values_BT)
         if any(not bool(values.isfinite().all()) for values in inputs if values is not None):
             return
         for name, values_BT in (("advantages", advantages.advantages_BT), ("returns", advantages.returns_BT)):

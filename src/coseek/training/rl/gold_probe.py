@@ -55,17 +55,17 @@ class PolicyProbe:
 
     def __call__(self, contexts: Sequence[GoldContext]) -> list[float]:
         ids_B: list[Tensor] = []
-        wanted_B: list[Tensor] = []
+        target_masks_B: list[Tensor] = []
         for trajectory, context in contexts:
             turn, answer = self.writer.ids(trajectory, context)
             prompt = [token for segment in context for token in segment.ids]
             ids_B.append(torch.tensor([*prompt, *turn]))
-            wanted_T = torch.zeros(len(ids_B[-1]), dtype=torch.bool)
-            wanted_T[len(prompt) + answer.start : len(prompt) + answer.stop] = True
-            wanted_B.append(wanted_T)
+            target_mask_T = torch.zeros(len(ids_B[-1]), dtype=torch.bool)
+            target_mask_T[len(prompt) + answer.start : len(prompt) + answer.stop] = True
+            target_masks_B.append(target_mask_T)
         ids_BT = pad_sequence(ids_B, batch_first=True, padding_value=FILLER_ID)
-        wanted_BT = pad_sequence(wanted_B, batch_first=True)
+        target_mask_BT = pad_sequence(target_masks_B, batch_first=True)
         lengths_B = torch.tensor([len(ids_T) for ids_T in ids_B])
-        batch = Batch(ids_BT, wanted_BT, torch.zeros(ids_BT.shape), lengths_B)
-        logprobs_BT = torch.where(wanted_BT, self.policy.forward(batch, wanted_BT), 0.0)
-        return (logprobs_BT.double().sum(dim=1) / wanted_BT.sum(dim=1)).tolist()
+        batch = Batch(ids_BT, target_mask_BT, torch.zeros(ids_BT.shape), lengths_B)
+        logprobs_BT = torch.where(target_mask_BT, self.policy.forward(batch, target_mask_BT), 0.0)
+        return (logprobs_BT.double().sum(dim=1) / target_mask_BT.sum(dim=1)).tolist()

@@ -162,25 +162,6 @@ def importance_weights(
     return torch.where((weight_BT >= 1.0 / cap) & (weight_BT <= cap), weight_BT, 0.0)
 
 
-def policy_loss(
-    new_BT: Tensor,
-    old_BT: Tensor,
-    advantages_BT: Tensor,
-    mask_BT: Tensor,
-    clip_ratio_low: float = 0.2,
-    clip_ratio_high: float = 0.2,
-) -> Tensor:
-    """Return -min(ρ A, clip(ρ, 1 - clip_ratio_low, 1 + clip_ratio_high) A) per token, 0 elsewhere (Schulman et al.
-    2017, eq. 7).
-
-    The two clips differ in DAPO ("clip higher", 0.2 and 0.28). The result is unweighted: see `loss_weights`.
-    """
-    advantages_BT = torch.where(mask_BT, advantages_BT, 0.0)
-    ratio_BT = ratios(new_BT, old_BT, mask_BT)
-    clipped_BT = ratio_BT.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high)
-    return torch.where(mask_BT, -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT), 0.0)
-
-
 def value_loss(
     values_BT: Tensor, old_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, clip: float | None = 0.2
 ) -> Tensor:

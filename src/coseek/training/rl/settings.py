@@ -254,7 +254,7 @@ class RlSettings(Settings):
         return None if self.tree_roots is None else Tree(self.group_size, self.tree_roots)
 
     @property
-    def updates(self) -> int:
+    def total_updates(self) -> int:
         """Updates of the whole training, the length of the learning-rate schedule. Under `group-mean` a minibatch
         has at least one group."""
         minibatches = self.num_minibatches

@@ -45,12 +45,14 @@ class ServerWeights:
 class TinkerPolicy(ServerWeights):
     """Implements `Trainable`. The weights are the server's; a checkpoint holds the path of its saved state."""
 
-    def __init__(self, client: TinkerClient, settings: LearnerSettings, updates: int, reduction: Reduction) -> None:
+    def __init__(
+        self, client: TinkerClient, settings: LearnerSettings, total_updates: int, reduction: Reduction
+    ) -> None:
         assert settings.lora is not None
         self.client = client
         self.settings = settings
         self.lora = settings.lora
-        self.updates = updates
+        self.total_updates = total_updates
         self.reduction = reduction
         self.updates_done = 0
         self._adapter: TrainingClient | None = None
@@ -61,7 +63,7 @@ class TinkerPolicy(ServerWeights):
 
     @property
     def learning_rate(self) -> float:
-        return rate_at(self.settings.optimizer, self.updates_done, self.updates)
+        return rate_at(self.settings.optimizer, self.updates_done, self.total_updates)
 
     @property
     def adapter(self) -> "TrainingClient":
@@ -73,21 +75,21 @@ class TinkerPolicy(ServerWeights):
             self._adapter = adapter
         return self._adapter
 
-    def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
-        rows_N, outputs_BT = wanted_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
+    def forward(self, batch: Batch, target_mask_BT: Tensor) -> Tensor:
+        rows_N, outputs_BT = target_mask_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
         if len(rows_N):
             data = [_datum(_ids(batch, int(row))) for row in rows_N]
             response = self.client.wait(lambda: self.adapter.forward(data, "cross_entropy"))
             for row, outputs in zip(rows_N, response.loss_fn_outputs, strict=True):
                 outputs_BT[row, 1 : batch.lengths_B[row]] = outputs["logprobs"].to_torch()
-        return torch.where(wanted_BT, outputs_BT, 0.0)
+        return torch.where(target_mask_BT, outputs_BT, 0.0)
 
-    def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
+    def forward_backward(self, batch: Batch, target_mask_BT: Tensor, loss: Loss, entropy: Entropy = "off") -> float:
         """Add the gradient of `loss`, which is sent with the next update. Raises `ValueError` for an entropy."""
-        if entropy != "no":
+        if entropy != "off":
             raise ValueError("a Tinker server returns no entropies")
-        logprobs_BT = self.forward(batch, wanted_BT).requires_grad_()
-        rows_N = wanted_BT.any(dim=1).nonzero()[:, 0]
+        logprobs_BT = self.forward(batch, target_mask_BT).requires_grad_()
+        rows_N = target_mask_BT.any(dim=1).nonzero()[:, 0]
         value = loss(logprobs_BT[rows_N], rows_N)
         value.backward()
         gradient_BT = logprobs_BT.grad
@@ -145,14 +147,14 @@ class TinkerReference(ServerWeights):
         self.client = client
         self._base = client.base_sampler()
 
-    def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
-        rows_N, outputs_BT = wanted_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
+    def forward(self, batch: Batch, target_mask_BT: Tensor) -> Tensor:
+        rows_N, outputs_BT = target_mask_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
         with self.client.errors():
             futures = [self._base.compute_logprobs(_input(_ids(batch, int(row)))) for row in rows_N]
             for row, future in zip(rows_N, futures, strict=True):
                 length = int(batch.lengths_B[row])
                 outputs_BT[row, 1:length] = torch.tensor(future.result()[1 - length :])
-        return torch.where(wanted_BT, outputs_BT, 0.0)
+        return torch.where(target_mask_BT, outputs_BT, 0.0)
 
 
 def _ids(batch: Batch, row: int) -> list[int]:

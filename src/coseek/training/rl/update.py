@@ -80,20 +80,20 @@ def update_weights(
         whole_groups = settings.loss_agg_mode == "group-mean"
         for rows_B in minibatches(experience, settings.num_minibatches, rng, algorithm.drops_zero_std, whole_groups):
             weights_BT = minibatch_weights(experience, settings, rows_B)
-            wanted_BT = (weights_BT != 0.0) & ~experience.zero_grad_B[:, None]
-            if not bool(wanted_BT.any()):
+            target_mask_BT = (weights_BT != 0.0) & ~experience.zero_grad_B[:, None]
+            if not bool(target_mask_BT.any()):
                 continue
             staleness_B = (policy.updates_done - experience.sampled_at_B[rows_B]).float()
             metrics.add_tokens("staleness", staleness_B, torch.ones_like(staleness_B).bool(), with_max=True)
             # A later epoch brings a row to another worker, which knows nothing of its first pass.
             first = record if epoch == 0 else None
-            loss = _policy_loss(experience, settings, policy_loss, weights_BT, metrics, updates, first)
-            metrics.add("loss", policy.forward_backward(experience.batch, wanted_BT, loss, entropy))
+            loss = _minibatch_loss(experience, settings, policy_loss, weights_BT, metrics, updates, first)
+            metrics.add("loss", policy.forward_backward(experience.batch, target_mask_BT, loss, entropy))
             if not math.isnan(norm := policy.optim_step()):
                 metrics.add("grad_norm", norm)
             if critic is not None:
                 loss = _value_loss(experience, algorithm.value_clip, weights_BT)
-                metrics.add("value_loss", critic.forward_backward(experience.batch, wanted_BT, loss))
+                metrics.add("value_loss", critic.forward_backward(experience.batch, target_mask_BT, loss))
                 metrics.add("critic_grad_norm", critic.optim_step())
             updates += 1
     metrics.merge(backend.workers)
@@ -104,7 +104,7 @@ def update_weights(
 
 def _entropy(settings: RlSettings) -> Entropy:
     """Return whether the policy computes its entropy, and whether with a gradient."""
-    return "trained" if settings.entropy_coef > 0.0 else "seen" if settings.measure_entropy else "no"
+    return "with_grad" if settings.entropy_coef > 0.0 else "detached" if settings.measure_entropy else "off"
 
 
 def logprob_gap(policy: ForwardModel, batch: Batch, rows: int) -> dict[str, float]:
@@ -145,7 +145,7 @@ def minibatch_weights(experience: Experience, settings: RlSettings, rows_B: Tens
     return loss_weights(mask_BT, settings.loss_agg_mode, settings.loss_scale_factor, experience.groups_B)
 
 
-def _policy_loss(
+def _minibatch_loss(
     experience: Experience,
     settings: RlSettings,
     policy_loss: PolicyLoss,
@@ -154,11 +154,11 @@ def _policy_loss(
     updates: int,
     record: TokenRecord | None,
 ) -> Loss:
-    """Return the policy loss, with β KL if it is charged to the loss and the entropy bonus, after `updates` updates of
-    the step."""
+    """Return the loss of a minibatch after `updates` updates of the step: the policy loss, β KL if it is charged to the
+    loss, and the entropy bonus."""
 
     def loss(outputs: Tensor, rows_b: Tensor) -> Tensor:
-        new_bt, entropy_bt = outputs if _entropy(settings) != "no" else (outputs, None)
+        new_bt, entropy_bt = outputs if _entropy(settings) != "off" else (outputs, None)
 
         def select(whole_BT: Tensor) -> Tensor:
             return _select(whole_BT, rows_b, new_bt)

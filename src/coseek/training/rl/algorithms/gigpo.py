@@ -39,7 +39,7 @@ def advantages(step: StepRewards, settings: GigpoSettings) -> "Tensor":
     episode_B = step.compare_groups(lambda rewards_G: group_advantages(rewards_G, scale=settings.scale_by_std))
     values = [[float(episode_B[row])] * len(spans) for row, spans in enumerate(step.turn_spans)]
     returns = [discounted_returns(rewards, settings.gamma) for rewards in step.turn_rewards()]
-    for group in step.compared:
+    for group in step.comparable_groups:
         turns_by_state: dict[frozenset[str], list[tuple[int, int]]] = {}
         for row in group:
             for turn in range(len(returns[row])):
@@ -50,7 +50,7 @@ def advantages(step: StepRewards, settings: GigpoSettings) -> "Tensor":
                 state_G = group_advantages(returns_G, scale=settings.scale_by_std)
                 for (row, turn), advantage in zip(turns, state_G.tolist(), strict=True):
                     values[row][turn] += settings.weight * advantage
-    return step.every_turn(values)
+    return step.broadcast_turns(values)
 
 
 def state_of(trajectory: Trajectory, turn: int) -> frozenset[str]:

@@ -45,11 +45,11 @@ def advantages(step: StepRewards, settings: IgpoSettings) -> "Tensor":
         if settings.of == "probability":
             potentials = [math.exp(logprob) for logprob in potentials]
         differences = [after - before for before, after in pairwise(potentials)]
-        gains.append([*differences, float(step.charged_B[row])][: len(potentials)])
+        gains.append([*differences, float(step.rewards_less_kl_B[row])][: len(potentials)])
     values = [[0.0] * len(row_gains) for row_gains in gains]
-    for group in step.compared:
+    for group in step.comparable_groups:
         lengths = [len(gains[row]) for row in group]
         standardised = group_advantages(torch.tensor([gain for row in group for gain in gains[row]])).split(lengths)
         for row, gains_T in zip(group, standardised, strict=True):
             values[row] = discounted_returns(gains_T.tolist(), settings.gamma)
-    return step.every_turn(values)
+    return step.broadcast_turns(values)

@@ -44,9 +44,9 @@ def advantages(step: StepRewards, settings: LeaveOneTurnOutSettings) -> "Tensor"
         measured = [next(logprobs) for _ in trajectory.turn_spans]  # the whole context first
         credits.append([measured[0] - logprob for logprob in measured[1:]])
     if settings.gated:
-        for group in step.compared:
+        for group in step.comparable_groups:
             _gate(credits, group)
-    return step.every_turn(
+    return step.broadcast_turns(
         [
             [float(episode_B[row]) + settings.weight * credit for credit in (*turns, 0.0)][: len(spans)]
             for row, (turns, spans) in enumerate(zip(credits, step.turn_spans, strict=True))

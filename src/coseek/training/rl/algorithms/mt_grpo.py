@@ -33,11 +33,11 @@ def advantages(step: StepRewards, settings: MtGrpoSettings) -> "Tensor":
     turn_rewards = step.turn_rewards()
     values = [[0.0] * len(rewards) for rewards in turn_rewards]
     advantage = _over_reached if settings.ended == "skip" else _over_all
-    for group in step.compared:
+    for group in step.comparable_groups:
         for row in group:
             for turn in range(len(turn_rewards[row])):
                 values[row][turn] = advantage(turn_rewards, group, row, turn)
-    return step.every_turn(values)
+    return step.broadcast_turns(values)
 
 
 def _over_all(turn_rewards: list[list[float]], group: tuple[int, ...], row: int, turn: int) -> float:

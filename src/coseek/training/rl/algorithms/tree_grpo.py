@@ -23,5 +23,5 @@ def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
     for node in step.tree():
         if node.parent is None and len(node.rows) > 1:
             rows = list(node.rows)
-            values_B[rows] += group_advantages(step.charged_B[rows])
+            values_B[rows] += group_advantages(step.rewards_less_kl_B[rows])
     return values_B

@@ -38,7 +38,7 @@ class LocalBackend:
             self.reference = policy.frozen_copy()
         self.critic = critic
         if critic is None and open_algorithm(settings).needs_critic:
-            self.critic = Critic(policy.model, settings.critic, settings.updates, policy.workers)
+            self.critic = Critic(policy.model, settings.critic, settings.total_updates, policy.workers)
         for learner in (self.policy, self.reference, self.critic):  # after all copies of the policy are made
             if learner is not None:
                 learner.shard()
@@ -62,5 +62,5 @@ def make(network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -
     """Make the backend of `network`, which is trained in place."""
     from coseek.training.learner.policy import Policy
 
-    policy = Policy(network, settings.policy, settings.updates, settings.temperature, workers)
+    policy = Policy(network, settings.policy, settings.total_updates, settings.temperature, workers)
     return LocalBackend(policy, settings)

@@ -213,7 +213,7 @@ class TinkerBackend:
         base = TinkerReference(self._client)
         self._check_base(base, settings.monitor.logprob_gap)
         self.reference = base if settings.kl_coef > 0.0 else None
-        self.policy = TinkerPolicy(self._client, settings.policy, settings.updates, self.settings.reduction)
+        self.policy = TinkerPolicy(self._client, settings.policy, settings.total_updates, self.settings.reduction)
         self._saved = 0
 
     def sampler(
@@ -281,8 +281,8 @@ class TinkerBackend:
         )
         zeros_BT = torch.zeros(ids_BT.shape)
         batch = Batch(ids_BT, zeros_BT.bool(), zeros_BT, torch.tensor([CHECKED_TOKENS]))
-        wanted_BT = batch.predicted_BT
-        gap = float((base.forward(batch, wanted_BT) - self._twin.forward(batch, wanted_BT))[wanted_BT].abs().mean())
+        mask_BT = batch.predicted_BT
+        gap = float((base.forward(batch, mask_BT) - self._twin.forward(batch, mask_BT))[mask_BT].abs().mean())
         if not gap <= max_gap:
             raise SettingError(
                 f"the log-probabilities of {self._client.base_model} at {self._client.url} are {gap:.3g} from those of "

@@ -12,8 +12,8 @@ SETTINGS = PolicyLossSettings
 
 def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
     """Return -min(ρ A, clip(ρ, 1 - clip_ratio_low, 1 + clip_ratio_high) A); shape bt. DAPO: clip_ratio_high 0.28."""
-    from coseek.training.rl.losses import policy_loss
+    import torch
 
-    return policy_loss(
-        batch.new_bt, batch.old_bt, batch.advantages_bt, batch.mask_bt, batch.clip_ratio_low, batch.clip_ratio_high
-    )
+    ratios_bt = batch.ratios_bt
+    clipped_bt = ratios_bt.clamp(1.0 - batch.clip_ratio_low, 1.0 + batch.clip_ratio_high)
+    return -torch.minimum(ratios_bt * batch.advantages_bt, clipped_bt * batch.advantages_bt)
