@@ -100,6 +100,10 @@ def test_only_the_agents_tokens_have_a_version_of_weights() -> None:
     assert "version" not in Segment(Author.AGENT, "", "a", (1,), (0.0,)).to_json()
 
 
+def test_a_blank_answer_is_none() -> None:
+    assert [run(answer=answer).answered for answer in (None, "", " \n", "0")] == [False, False, False, True]
+
+
 def test_only_a_spent_budget_truncates_and_only_a_failed_part_is_a_fault() -> None:
     stops = {stop: replace(run(answer=None), stop=stop) for stop in StopReason}
     assert {stop for stop, one in stops.items() if one.truncated} == {StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT}

@@ -310,6 +310,11 @@ class Trajectory(Record):
         return self.stop in (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT)
 
     @property
+    def answered(self) -> bool:
+        """Whether there is an answer, and it is not blank."""
+        return bool((self.answer or "").strip())
+
+    @property
     def declined(self) -> bool:
         """Whether the agent declined to answer. A run that a generator answers afterwards has an answer."""
         return self.stop is StopReason.DECLINED and self.answer is None

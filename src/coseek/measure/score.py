@@ -59,7 +59,7 @@ def score_trajectory(
         "searches": len(trajectory.searches),
         "turns": sum(segment.author is Author.AGENT for segment in trajectory.segments),
         "passages": len(retrieval.served(trajectory)),
-        "answered": bool((trajectory.answer or "").strip()),
+        "answered": trajectory.answered,
         "valid": trajectory.valid,
         "truncated": trajectory.truncated,
         "token_limit": trajectory.stop is StopReason.TOKEN_LIMIT,

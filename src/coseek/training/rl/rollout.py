@@ -157,7 +157,7 @@ def rollout_metrics(episodes: TrajectoryBatch) -> dict[str, float]:
     if answerable:
         metrics["exact_match"] = fmean(exact_match(each.answer, each.question.answers) for each in answerable)
     metrics |= {
-        "answered": fmean(trajectory.answer is not None for trajectory in trajectories),
+        "answered": fmean(trajectory.answered for trajectory in trajectories),
         "declined": fmean(trajectory.declined for trajectory in trajectories),
         "valid": fmean(trajectory.valid for trajectory in trajectories),
         "truncated": fmean(trajectory.truncated for trajectory in trajectories),
