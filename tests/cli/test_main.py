@@ -292,3 +292,15 @@ def test_another_question_has_another_answer(coseek: Type) -> None:
     assert "Ossder (right)" in coseek("demo", 5).out
     assert "in passage 1" not in coseek("demo", 5).out
     assert coseek("demo", 33).sentence == "the demo has questions 1 to 32, not 33"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "sft"], "coseek train agent sft"),
+        (["train", "retreiver"], "did you mean 'retriever'?"),
+        (["data", "improt"], "did you mean 'import'?"),
+    ],
+)
+def test_a_word_that_is_no_subcommand_leads_to_the_right_line(coseek: Type, words: list[str], says: str) -> None:
+    assert says in coseek(*words).sentence

@@ -29,7 +29,7 @@ from typer.core import TyperCommand, TyperGroup
 from coseek import __version__
 from coseek.cli.options import with_home, with_server_options
 from coseek.cli.terminal import Volume, say, set_volume, show_traceback, tell, volume, with_volume
-from coseek.core.errors import CoseekError, DiskFault, SettingError, UserError, missing_extras
+from coseek.core.errors import CoseekError, DiskFault, SettingError, UnknownName, UserError, missing_extras
 from coseek.core.plugins import find_plugin, plugin_names
 from coseek.core.settings import mistakes
 from coseek.core.strict_json import replace_surrogates
@@ -164,10 +164,21 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         where = getattr(error, "ctx", None)  # of the subcommand, where there is one
         path = where.command_path if where else f"coseek {name}"
+        if where and isinstance(where.command, TyperGroup) and "No such command" in error.format_message():
+            raise unknown_subcommand(path, next(word for word in arguments if word[:1] != "-"), where.command) from None
         cause = error.__cause__  # holds the value that was refused, which typer leaves out of its message
         value = f", got {cause.errors()[0]['input']!r}" if isinstance(cause, ValidationError) else ""
         raise UserError(f"{error.format_message().rstrip('.')}{value}; see `{path} --help`") from None
     return code if isinstance(code, int) else 0
+
+
+def unknown_subcommand(path: str, word: str, group: TyperGroup) -> UserError:
+    """The error for a word that is no command of a group. After `coseek train` people write an agent's recipe."""
+    from coseek.pipelines.agent_recipe import recipe_names
+
+    if path == "coseek train" and word in recipe_names():
+        return UserError(f"{word!r} is a recipe of agents: coseek train agent {word}")
+    return UnknownName(f"command of `{path}`", word, group.commands)
 
 
 def program_of(name: str) -> TyperCommand | TyperGroup:
