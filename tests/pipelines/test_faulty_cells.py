@@ -69,7 +69,7 @@ def test_pairs_of_an_instruct_model_are_measured_once(tmp_path: Path) -> None:
     pairs.measure(0)
     opened = len(training.asked_for)
     pairs.measure(0)
-    assert opened == len(training.asked_for) == len(pairs.of(0)) + 1
+    assert opened == len(training.asked_for) == len(pairs.in_table(0)) + 1
 
 
 def test_a_pair_that_an_outage_spoilt_is_measured_again(tmp_path: Path) -> None:

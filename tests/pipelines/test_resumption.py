@@ -97,7 +97,7 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
     cosine = "rl.policy={optimizer: {lr_scheduler_type: cosine}}"
     begun(tmp_path / "cosine", cosine, "rl.steps=1")
     with pytest.raises(
-        SettingError, match=r"rl\.policy\.optimizer\.decay spreads a schedule over all steps"
+        SettingError, match=r"rl\.policy\.optimizer\.lr_scheduler_type spreads a schedule over all steps"
     ) as refused:
         train(tmp_path / "cosine", cosine, "rl.steps=2", resume=True)
     assert f"policy.folder={tmp_path / 'cosine' / 'policy' / 'trained'}" in str(refused.value)

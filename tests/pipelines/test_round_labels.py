@@ -50,7 +50,7 @@ class Played(CoTrainingPaths):
     def policy(self, number: int) -> Path:
         return self.data_folder
 
-    def search(self, number: int | None) -> Retriever:
+    def retriever(self, number: int | None) -> Retriever:
         return self._bm25
 
     @cached_property
@@ -70,7 +70,7 @@ def test_labels_that_a_fault_left_incomplete_are_never_trained_on_and_are_gone_o
     place = broken.round(1)
     with pytest.raises(RunError, match=r"left \d+ of \d+ search turns.*agent \d+.*--resume"):
         label_round(broken, 1)
-    assert not place.labelled.exists()
+    assert not place.label_counts.exists()
     label_round(co_training(tmp_path), 1)
     found = label_counts(broken, 1)
     assert (
@@ -87,7 +87,7 @@ def test_a_run_that_a_fault_ended_is_made_anew(tmp_path: Path, method: str) -> N
     broken = co_training(tmp_path, method_of, broken_at=1.0)
     with pytest.raises(RunError, match=r"run \d+.*--resume"):
         label_round(broken, 1)
-    assert not broken.round(1).labelled.exists()
+    assert not broken.round(1).label_counts.exists()
     mended = co_training(tmp_path, method_of)
     label_round(mended, 1)
     whole = co_training(tmp_path / "whole", method_of)
@@ -117,7 +117,7 @@ def test_what_a_method_asks_for_when_it_is_opened_it_says_beforehand(tmp_path: P
     settings = make_settings(module.SETTINGS, {})
     terms, asked = module.terms(settings), ""
     try:
-        maker = module.open(settings, LabelResources(tmp_path, found_by=co_training(tmp_path).search(0)))
+        maker = module.open(settings, LabelResources(tmp_path, found_by=co_training(tmp_path).retriever(0)))
         assert isinstance(maker, RolloutMaker) == terms.rolls_out
         assert maker.identity
     except SettingError as error:

@@ -116,7 +116,7 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
     recipe = load_recipe("from-nothing", [*named, f"graders.generator.model={tmp_path / 'generator'}"])
 
     def identities() -> dict[str, str]:
-        return dict(agent_identities(recipe, AgentTraining(recipe, tmp_path / "run").index))
+        return dict(agent_identities(recipe, AgentTraining(recipe, tmp_path / "run").given_retriever))
 
     def changed() -> set[str]:
         now = identities()

@@ -186,7 +186,7 @@ class Environment:
             return self._ask_for_notes(episode, results)
         earlier = episode.turn_searches
         results = replace(results, before=len(numbered_documents([*episode.searches, *earlier])))
-        ids = self.protocol.grammar.search.render(_without(results, earlier), self.context)
+        ids = self.protocol.grammar.search.render(_without_repeats(results, earlier), self.context)
         assert not isinstance(ids, ToolFault)
         return self._show(episode, self.protocol.grammar.observation, ids, results)
 
@@ -312,7 +312,7 @@ class Environment:
         framed = [result.ids for result in results]
         if self.native_turns is not None:
             try:
-                framed = self.native_turns.framed(episode, framed)
+                framed = self.native_turns.frame(episode, framed)
             except DataError as error:
                 return End(StopReason.MODEL_ERROR, detail=str(error))
         elif self.protocol.file.opens_with_search and not episode.written:
@@ -377,7 +377,7 @@ class Environment:
         return self._show_turn(episode, CallResult(self.protocol.grammar.observation, shown_ids, results))
 
 
-def _without(results: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
+def _without_repeats(results: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
     """The searches of a call without the passages that earlier calls of its turn show."""
     shown = {hit.passage.id for search in earlier for hit in search.hits}
     searches = (
@@ -408,14 +408,16 @@ class NativeTurns:
         text = self.tokenizer.decode(ids).removesuffix(RESPONSE[0])  # a stop string
         return read_turn(text, tools=self.template.grammar.schemas)
 
-    def framed(self, episode: Episode, results: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    def frame(self, episode: Episode, results: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Frame the results of an episode's latest turn, or those of its first calls, as they continue its text. Raises
         `DataError` where the template cannot append them."""
         written = [segment for segment in episode.segments if segment.author is Author.AGENT]
         names = [self._names(segment.message or {}) for segment in written]
         if self.chat is None:
             called = bool(names and names[-1])
-            return [self._plain(result, called, None if index else episode) for index, result in enumerate(results)]
+            return [
+                self._frame_plain(result, called, None if index else episode) for index, result in enumerate(results)
+            ]
         assert isinstance(self.tokenizer, HfTokenizer)
         end = self.chat.end_of(written[-1].ids) if written else ""
         frame = self.chat.frame(self.template.roles(episode.question), names or [()], end)
@@ -425,8 +427,9 @@ class NativeTurns:
         """The tools that a turn called. A template writes these names, so an unknown tool's must not hold its marks."""
         return tuple(_NOT_IN_NAMES.sub("_", call.name)[:64] or "unknown" for call in calls_in(message))
 
-    def _plain(self, result: tuple[int, ...], called: bool, episode: Episode | None) -> tuple[int, ...]:
-        """A result in our own spelling. The first one of a turn follows the `episode`, which may end with its mark."""
+    def _frame_plain(self, result: tuple[int, ...], called: bool, episode: Episode | None) -> tuple[int, ...]:
+        """Frame a result in the package's own marks. The first result of a turn follows the `episode`, whose text may
+        end with the opening mark already."""
         tag = self.template.grammar.by_name[self.template.grammar.observation]
         before, after = (f"\n{tag.opening}", f"{tag.closing}\n") if called else ("\n", "\n")
         if called and episode is not None and episode.segments[-1].text.endswith(tag.opening):

@@ -441,12 +441,7 @@ def unknown_of(rows: Iterable[QuestionScores], metric: str) -> list[float]:
 
 
 def compare(
-    first: ScoredRun,
-    other: ScoredRun,
-    group: str,
-    idents: Sequence[str],
-    metrics: Sequence[str],
-    seed: int,
+    first: ScoredRun, other: ScoredRun, group: str, idents: Sequence[str], metrics: Sequence[str], seed: int
 ) -> Comparison:
     """`other` − `first` for each metric, on their common questions of a group."""
     pairs = {name: (comparable_values(first, name, idents), comparable_values(other, name, idents)) for name in metrics}

@@ -78,7 +78,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     workers: Workers = field(default_factory=workers_here)
     _rollout_lock: Lock = field(default_factory=Lock, init=False, repr=False)
-    """Rollouts that are sampled ahead and evaluations share a retriever."""
+    """Held by rollouts sampled ahead and by evaluations, which share a retriever."""
     _questions: dict[str, list[Question]] = field(default_factory=dict, init=False, repr=False)
     worse: bool = field(default=False, init=False)
     """Whether the table's verdict is that the policy before training is better; known once the table is written."""
@@ -94,7 +94,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def identities(self) -> Identities:
         if self.recipe.policy.folder is not None:
             HfTokenizer.load(model_path(self.recipe.policy.folder))  # refuses a tokenizer that cannot be opened
-        return agent_identities(self.recipe, self.index)
+        return agent_identities(self.recipe, self.given_retriever)
 
     def on_resume(self, stored: AgentRecipe, recipe: AgentRecipe) -> None:
         take_more_steps(stored, recipe, self.folder, lambda: self._schedule is not None)
@@ -122,10 +122,10 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if data.unseen is not None and not (self.folder / "unseen").exists():
             world_maker().make(data.unseen).save(self.folder / "unseen")
         for name, path in self.set_folders.items():
-            if self._made_here(name) and not self._index_path(name).exists():
+            if self._builds_index_of(name) and not self._index_path(name).exists():
                 build_index(path, data.retriever, self._index_path(name), data.retriever_settings)
-        if self.index is not None:
-            check_gold(self.questions(data.train), self.index, str(data.index), self.data_folder)
+        if self.given_retriever is not None:
+            check_gold(self.questions(data.train), self.given_retriever, str(data.index), self.data_folder)
             self.progress.say(f"data: {self.data_folder}; searched with {data.index}")
             return
         sizes = ", ".join(f"{name} {len(Dataset(path).corpus)} passages" for name, path in self.set_folders.items())
@@ -142,7 +142,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         unseen = {"unseen": self.folder / "unseen"} if self.recipe.data.unseen is not None else {}
         return {"data": self.data_folder, **unseen}
 
-    def _made_here(self, name: str) -> bool:
+    def _builds_index_of(self, name: str) -> bool:
         return name != "data" or self.recipe.data.index is None
 
     def _index_path(self, name: str) -> Path:
@@ -150,13 +150,14 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     @cached_property
     def retrievers(self) -> dict[str, Retriever]:
+        given = self.given_retriever
         return {
-            name: open_index(self._index_path(name)) if self.index is None or self._made_here(name) else self.index
+            name: open_index(self._index_path(name)) if given is None or self._builds_index_of(name) else given
             for name in self.set_folders
         }
 
     @cached_property
-    def index(self) -> Retriever | None:
+    def given_retriever(self) -> Retriever | None:
         """The retriever that `data.index` names; `None` where the index is made here."""
         return None if self.recipe.data.searched is None else open_retriever(self.recipe.data.searched)
 
@@ -170,7 +171,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     @property
     def _schedule(self) -> SharedSchedule | None:
-        """What changes over the run of the retriever of training rollouts."""
+        """The schedule of the training retriever, if it has one."""
         return None if self.recipe.data.training_retriever is None else schedule_of(self.training_retriever)
 
     def questions(self, split: str) -> list[Question]:
@@ -269,10 +270,10 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         demonstrations = self.workers.broadcast(
             lambda: demonstrate(self.recipe, self.protocol, self.tokenizer, *source, self.progress)
         )
-        rewarded = self.stages[0].recipe if self.stages else self.recipe
-        scoring = self._first_scoring(rewarded)
+        recipe = self.stages[0].recipe if self.stages else self.recipe
+        scoring = self._first_scoring(recipe)
         sft = settings.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, settings.sft.seed, "sft")})
-        policy, outcome = self._supervise("start", demonstrations, sft, self.folder / "warm-start", rewarded, scoring)
+        policy, outcome = self._supervise("start", demonstrations, sft, self.folder / "warm-start", recipe, scoring)
         self.progress.say(f"warm start: {outcome.rounds} round(s); the gate is measured on dev at temperature 1")
         if not outcome.passed:
             self.progress.warn(f"the gate of {settings.sft.gate} was not reached; the rewards will be rare at first")
@@ -285,13 +286,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         demonstrations: Sequence[Trajectory],
         sft: SftSettings,
         folder: Path,
-        rewarded: AgentRecipe,
+        recipe: AgentRecipe,
         scoring: TrajectoryScorer,
     ) -> tuple[Policy, SftOutcome]:
-        """Supervised training of `start_policy` by all workers, evaluated at temperature 1 with the limits of
-        `rewarded` and its `scoring`."""
+        """Supervised training of `start_policy` by all workers, evaluated at temperature 1 with `recipe`'s limits."""
         policy = Policy(self._network(start_policy, sft.learner), sft.learner, 0, workers=self.workers)
-        stops, settings = self.protocol.stops_for(self.tokenizer), self._sampler_settings(1.0, rewarded.limits)
+        stops, settings = self.protocol.stops_for(self.tokenizer), self._sampler_settings(1.0, recipe.limits)
         agent = Agent(self.protocol, policy.sampler(self.tokenizer, stops, settings))
         outcome = train_sft(
             policy,
@@ -299,7 +299,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             sft,
             folder,
             resume=True,
-            evaluate=lambda _: self.evaluate(agent, rewarded, scoring),
+            evaluate=lambda _: self.evaluate(agent, recipe, scoring),
             progress=self.progress,
         )
         return policy, outcome
@@ -453,8 +453,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _save_healthy(self, backend: TrainingBackend, stage: Stage) -> None:
         """Save the last healthy checkpoint's policy as `NAME-healthy`. All workers call this; only the first writes."""
-        like: CheckpointTensors = {"learners": {"policy": backend.policy.state()}, "frozen": {}}
-        healthy = load_healthy(stage.folder / "checkpoints", like, self.workers)
+        template: CheckpointTensors = {"learners": {"policy": backend.policy.state()}, "frozen": {}}
+        healthy = load_healthy(stage.folder / "checkpoints", template, self.workers)
         if healthy is not None:
             backend.policy.load_state(healthy["learners"]["policy"])
             name = f"{stage.trained_policy}{HEALTHY}"
@@ -495,6 +495,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             samples=settings.samples,
             concurrency=recipe.concurrency,
             overlap=recipe.overlap,
-            repeat_faults=not (stage.folder / "round-1").exists(),  # what is learnt from stays so midway
+            repeat_faults=not (stage.folder / "round-1").exists(),  # supervised training has begun on them
             tell=lambda ended, _: self.progress.advance(ended),
         )

@@ -40,6 +40,7 @@ RULES = "rules"
 PLAIN: JsonObject = {"prompt_template": "default", "warm_start": None}
 """The recipe without a name, for a model that follows instructions: what `AgentTrainer(model, …)` starts from."""
 RECIPES = Path(__file__).parent.parent / "recipes"
+ENCODER = "data.retriever_settings.encoder"
 STAGED = ("about", "learn", "limits", "reward", "rejection", "rl", "select")
 """Settings that a stage may replace."""
 TAKEN = ("start", "warm", "trained", "baseline")
@@ -101,9 +102,8 @@ class DataSettings(Settings):
         if self.world is not None and self.folder is not None:
             # coseek's recipes name worlds; a user's own data replace the unseen world, too.
             others = "data.world=null" + (" data.unseen=null" if self.unseen else "")
-            raise ValueError(
-                f"data.world and data.folder are given, and exactly one is needed; set the others to null: {others}"
-            )
+            both = "data.world and data.folder are given, and exactly one is needed"
+            raise ValueError(f"{both}; set the others to null: {others}")
         return self
 
 
@@ -145,11 +145,10 @@ class WarmStartSettings(Settings):
     world: WorldGroup = WorldGroup(size="compact", train=400, dev=0, test=0)
     """Settings of a throw-away world; seeds follow from the recipe's."""
     made: SynthesisGroup | None = None
-    """How questions are made from the corpus: the expert demonstrates those of their train split, too, beside
-    the training questions (`worlds: 0`)."""
+    """How more questions are made from the corpus; the expert demonstrates their train split, too (`worlds: 0`)."""
     renamed: int = Field(default=0, ge=0)
-    """Copies of the training questions in which names have changed places (`worlds: 0`, expert): few
-    questions are else known by heart, and what is not yet copied then stays so."""
+    """Copies of the training questions with exchanged names (`worlds: 0`, expert). A policy otherwise memorises few
+    questions, and does not learn to copy names."""
     drills: float = Field(default=0.3, ge=0.0)
     """Reading drills of each throw-away world, as a share of its questions; they count as 0 hops."""
     asking: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -241,9 +240,8 @@ class TableSettings(Settings):
     def _known(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in names or ():
             if name not in METRICS:
-                raise SettingError(
-                    f"table.metrics: unknown metric {name!r}{nearest(name, METRICS)} Known: {', '.join(METRICS)}"
-                )
+                known = ", ".join(METRICS)
+                raise SettingError(f"table.metrics: unknown metric {name!r}{nearest(name, METRICS)} Known: {known}")
         if names == ():
             raise SettingError("table.metrics is empty; name a metric, or null for the one nearest to the reward")
         return names
@@ -272,10 +270,9 @@ class AgentRecipe(Placement):
     about: str = ""
     """One line for people."""
     preset: str | None = None
-    """`paper` (the recipe's own settings); `code`, where a paper's published program differs; `laptop` (two cores and a
-    generated world), `smollm` (two cores and real questions), `80gb`, `24gb` (one GPU), `14b`, `32b` (larger models);
-    `strict` ends Search-R1's episodes at a turn without an action; `long-form` trains for long answers. The record of a
-    run holds the settings that it stands for."""
+    """`paper` (the recipe's own settings); `code`, where a paper's program differs; `laptop` (two cores and a generated
+    world), `smollm` (two cores and real questions), `80gb`, `24gb` (one GPU), `14b`, `32b` (larger models); `strict`
+    ends Search-R1's episodes at a turn without an action; `long-form` is for long answers. A record has them merged."""
     presets: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
     """Presets by name, each with the settings that it replaces, and with `extends` the preset or recipe whose settings
     come before; empty once one is chosen."""
@@ -373,9 +370,6 @@ class AgentRecipe(Placement):
         if stage.learn == "demonstrations":
             raise SettingError(f"stage {name!r} learns nothing; demonstrations come before the stages, in warm_start")
         return stage
-
-
-ENCODER = "data.retriever_settings.encoder"
 
 
 def recipe_names() -> list[str]:

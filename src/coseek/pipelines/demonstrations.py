@@ -106,12 +106,12 @@ def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: To
     episode.add(Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(ids), ids))
     if same:
         return replace(trajectory, segments=(*episode.segments, *trajectory.segments[1:]), exact=True)
-    turns, opened = NativeTurns(protocol.template, tokenizer), protocol.template.opened_mark(tokenizer)
+    native_turns, opened = NativeTurns(protocol.template, tokenizer), protocol.template.opened_mark(tokenizer)
     for is_agent, group in groupby(trajectory.segments[1:], lambda segment: segment.author is Author.AGENT):
         segments = list(group)
         if not is_agent:
             results = [tuple(tokenizer.encode_data(_result_text(segment, protocol))) for segment in segments]
-            for segment, framed in zip(segments, turns.framed(episode, results), strict=True):
+            for segment, framed in zip(segments, native_turns.frame(episode, results), strict=True):
                 episode.add(Segment(Author.ENVIRONMENT, segment.tag, tokenizer.decode(framed), framed))
             continue
         for segment in segments:
@@ -119,7 +119,7 @@ def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: To
             if opened:  # the frame begins the thought
                 spelt = spelt.removeprefix(opened) if spelt.startswith(opened) else closing_of(opened) + spelt
             ids = (*protocol.template.text_ids(tokenizer, spelt), tokenizer.eos_id)
-            text, logprobs, message = tokenizer.decode(ids), (0.0,) * len(ids), turns.read(ids)
+            text, logprobs, message = tokenizer.decode(ids), (0.0,) * len(ids), native_turns.read(ids)
             episode.add(Segment(Author.AGENT, segment.tag, text, ids, logprobs, message=message))
     return replace(trajectory, segments=tuple(episode.segments), exact=True, messages=(), logged_protocol=None)
 

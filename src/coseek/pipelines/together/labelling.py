@@ -37,7 +37,7 @@ from coseek.labels.maker import RUN, LabelMaker, RolloutMaker, StoredTurns, make
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.models.server import ServerPaths, split_settings
 from coseek.pipelines.agent_run import PARTS, share_run
-from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
+from coseek.pipelines.together.paths import SEED_BOUND, CoTrainingPaths
 from coseek.pipelines.together_recipe import method_settings, requirements_of
 from coseek.training.learner.data_order import derive_seed
 from coseek.training.learner.workers import Workers
@@ -52,7 +52,8 @@ class RoundTurns:
 
     turns: StoredTurns
     shares: tuple[frozenset[RowKey], ...] = ()
-    """The runs that each worker has made in this start, by rank, where their rankings lie in its part."""
+    """The runs that each worker made in this start, by rank, of a method that makes its own: its folder holds their
+    rankings."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,22 @@ class RoundLabels:
     """`labels.yaml`."""
     order: tuple[TurnId, ...]
     """All search turns."""
-    left: Mapping[TurnId, None]
+    missing: Mapping[TurnId, None]
     """Those without a label."""
 
 
 def label_round(training: CoTrainingPaths, number: int) -> None:
-    """Run agent `number` on its questions and label its searches, with the scorer that `labels.serve` serves; writes
-    the label counts at the end.
+    """Run agent `number` on its questions and label its searches, with the scorer that `labels.serve` serves; write the
+    label counts at the end.
 
-    Every worker makes and labels its share of the runs: the first in the label folder, the others in `parts` in it,
-    which the first takes over at the end, or at the next start. The labels do not depend on the number of workers. All
-    workers call this.
+    Every worker makes and labels its share of the runs: the first in the label folder, the others in folders of their
+    own in its `parts`, which the first merges at the end, or at the next start. The labels do not depend on the number
+    of workers. All workers call this.
 
     Raises `DataError` when no run searched, and `RunError` when faults left turns without a label.
     """
     paths, workers = training.round(number), training.workers
-    if workers.broadcast(paths.labelled.exists):
+    if workers.broadcast(paths.label_counts.exists):
         return
     settings = training.recipe.labels
     gc.collect()
@@ -92,60 +93,60 @@ def _label(training: CoTrainingPaths, number: int) -> None:
     paths, workers = training.round(number), training.workers
     folder = paths.labels if workers.is_main else paths.labels / PARTS / str(workers.rank)
     if workers.is_main:
-        take_over_parts(paths.labels)
+        take_over_workers(paths.labels)
     workers.barrier()
     if not workers.is_main:
         absorb_lines(paths.labels / "scores", folder / "scores")  # what is known so far
     workers.barrier()  # until the others have copied the scores, to which the first appends
-    parts = open_resources(training, number, folder)
-    maker = maker_module(training.recipe.labels.method).open(method_settings(training.recipe.labels), parts)
-    round_turns = roll_out_round(training, number, maker, parts)
-    labels, shared = _begin(training, number, maker, round_turns, parts)
+    resources = open_resources(training, number, folder)
+    maker = maker_module(training.recipe.labels.method).open(method_settings(training.recipe.labels), resources)
+    round_turns = roll_out_round(training, number, maker, resources)
+    labels, shared = _begin(training, number, maker, round_turns, resources)
     share = _share(workers, round_turns, shared)
     training.progress.stage(f"labels of round {number}", len(share))
     turns = (turn for turn in round_turns.turns if turn.id in share)
-    label_turns(labels, maker, turns, len(share), lambda over, _: training.progress.advance(over))
-    parts.close()
+    label_turns(labels, maker, turns, len(share), lambda done, _: training.progress.advance(done))
+    resources.close()
     if not workers.is_main:
         labels.release()
-    tally = CallCounts(sum(workers.gather(parts.tally.counts), Counter()))
+    tally = CallCounts(sum(workers.gather(resources.tally.counts), Counter()))
     if workers.is_main:
         _finish(training, number, labels, shared.order, tally)
     workers.barrier()
 
 
 def _begin(
-    training: CoTrainingPaths, number: int, maker: LabelMaker, round_turns: RoundTurns, parts: LabelResources
+    training: CoTrainingPaths, number: int, maker: LabelMaker, round_turns: RoundTurns, resources: LabelResources
 ) -> tuple[LabelFolder, RoundLabels]:
-    """Begin the label folder, and in it the parts of the other workers."""
+    """Begin the label folder, and in it the folders of the other workers."""
     settings, method = training.recipe.labels, training.recipe.labels.method
-    served_apart = settings.model_copy(update={"serve": None})  # it changes no label
-    recorded: JsonObject = {**dump_settings(served_apart), method: dump_settings(method_settings(settings))}
+    without_server = settings.model_copy(update={"serve": None})  # it changes no label
+    recorded: JsonObject = {**dump_settings(without_server), method: dump_settings(method_settings(settings))}
     opened: list[LabelFolder] = []
 
     def begin() -> RoundLabels:
         order = check_distinct(round_turns.turns)
         if not order:
-            refuse_faults(number, 0, 0, parts.tally)
+            refuse_faults(number, 0, 0, resources.tally)
             raise DataError(
                 f"agent {number} searched in none of its {len(round_turns.turns.question_ids)} runs "
                 f"({round_turns.turns.run.folder}), so there is nothing to label; see to its training first"
             )
         opened.append(LabelFolder.begin(training.round(number).labels, recorded, maker.identity, resume=True))
-        undone = unlabelled(opened[0], order, lambda: digests_of([round_turns.turns.run]))
-        return RoundLabels(opened[0].record, tuple(order), undone)
+        missing = unlabelled(opened[0], order, lambda: digests_of([round_turns.turns.run]))
+        return RoundLabels(opened[0].record, tuple(order), missing)
 
     shared = training.workers.broadcast(begin)
     if opened:
         return opened[0], shared
-    settings_of, identity = cast(JsonObject, shared.record["settings"]), cast(str, shared.record["identity"])
-    return LabelFolder.begin(parts.folder, settings_of, identity, resume=True), shared
+    recorded, identity = cast(JsonObject, shared.record["settings"]), cast(str, shared.record["identity"])
+    return LabelFolder.begin(resources.folder, recorded, identity, resume=True), shared
 
 
 def _share(workers: Workers, round_turns: RoundTurns, shared: RoundLabels) -> frozenset[TurnId]:
-    """The turns that this worker labels: those of the runs that it has made, and of every W-th of the others."""
+    """The turns that this worker labels: those of the runs that it made in this start, and its share of the others."""
     by_run: dict[RowKey, list[TurnId]] = {}
-    for turn in shared.left:
+    for turn in shared.missing:
         by_run.setdefault((turn.question_id, turn.seed), []).append(turn)
     made_now = frozenset[RowKey]().union(*round_turns.shares)
     made_before = workers.strided_share([key for key in by_run if key not in made_now])
@@ -156,34 +157,35 @@ def _share(workers: Workers, round_turns: RoundTurns, shared: RoundLabels) -> fr
 def _finish(
     training: CoTrainingPaths, number: int, labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts
 ) -> None:
-    """Take over the parts, and write the label counts where no fault left turns undone."""
-    for path in part_folders(labels.folder):
+    """Merge the workers' labels, and write the label counts if every turn has a label."""
+    for path in worker_folders(labels.folder):
         labels.absorb(LabelFolder(path))
     shutil.rmtree(labels.folder / PARTS, ignore_errors=True)
     labels.arrange(order)
-    done = summary(labels, order, tally)
+    totals = summary(labels, order, tally)
     labels.release()
-    refuse_faults(number, done.left, done.turns, tally)
+    refuse_faults(number, totals.left, totals.turns, tally)
     # Calls and seconds count this start only, so they are not stored.
-    counts = {name: value for name, value in done.to_json().items() if name not in ("counts", "seconds")}
-    write_json(training.round(number).labelled, counts)
-    training.progress.say(f"round {number}: {done.sets} label sets from {done.turns} search turns")
+    counts = {name: value for name, value in totals.to_json().items() if name not in ("counts", "seconds")}
+    write_json(training.round(number).label_counts, counts)
+    training.progress.say(f"round {number}: {totals.sets} label sets from {totals.turns} search turns")
 
 
-def part_folders(folder: Path) -> list[Path]:
-    """The other workers' parts of a label folder."""
+def worker_folders(folder: Path) -> list[Path]:
+    """The other workers' folders in a label folder."""
     return sorted((folder / PARTS).glob("*"))
 
 
-def take_over_parts(folder: Path) -> None:
-    """Merge the parts that a killed start left in a label folder, with their runs and scores, and remove them."""
+def take_over_workers(folder: Path) -> None:
+    """Merge the workers' folders that a killed start left in a label folder, with their runs and scores, and remove
+    them."""
     if not (folder / PARTS).exists():
         return
     with lock_folder(folder):
         labels = LabelFolder(folder) if (folder / "labels.yaml").exists() else None
         if labels is not None:
             labels.recover()
-        for path in part_folders(folder):
+        for path in worker_folders(folder):
             take_over_run(folder, path)
             absorb_lines(path / "scores", folder / "scores")
             if labels is not None and (path / "labels.yaml").exists():
@@ -195,7 +197,7 @@ def take_over_parts(folder: Path) -> None:
 
 
 def take_over_run(folder: Path, worker_folder: Path) -> None:
-    """Append the rows of a part's own run to that of the label folder, and remove it."""
+    """Append the rows of a worker's run to that of the label folder, and remove it."""
     if (worker_folder / OWN_RUN / "run.yaml").exists():
         Run(folder / OWN_RUN).absorb(Run(worker_folder / OWN_RUN))
         shutil.rmtree(worker_folder / OWN_RUN)
@@ -213,7 +215,7 @@ def refuse_faults(number: int, missing: int, turns: int, tally: CallCounts) -> N
 
 def label_counts(training: CoTrainingPaths, number: int) -> JsonObject:
     """The label counts of a round."""
-    return cast(JsonObject, read_json(training.round(number).labelled))
+    return cast(JsonObject, read_json(training.round(number).label_counts))
 
 
 def round_questions(training: CoTrainingPaths, number: int) -> list[Question]:
@@ -223,7 +225,7 @@ def round_questions(training: CoTrainingPaths, number: int) -> list[Question]:
     return draw(questions, training.recipe.labels.questions, seed)
 
 
-def roll_out_round(training: CoTrainingPaths, number: int, maker: LabelMaker, parts: LabelResources) -> RoundTurns:
+def roll_out_round(training: CoTrainingPaths, number: int, maker: LabelMaker, resources: LabelResources) -> RoundTurns:
     """The searches of agent `number` over the retriever of the round before, in the order of the questions.
 
     Runs with a fault are repeated. All workers call this.
@@ -239,7 +241,7 @@ def roll_out_round(training: CoTrainingPaths, number: int, maker: LabelMaker, pa
         workers.barrier()
         run = Run(paths.labels / OWN_RUN)
         if workers.is_main:
-            for path in part_folders(paths.labels):
+            for path in worker_folders(paths.labels):
                 take_over_run(paths.labels, path)
             run.arrange(question.id for question in questions)
         workers.barrier()
@@ -247,8 +249,9 @@ def roll_out_round(training: CoTrainingPaths, number: int, maker: LabelMaker, pa
     if workers.is_main and not paths.questions.exists():
         save_questions(paths.questions, questions)
 
-    def begun() -> JsonObject:
-        if (paths.run / "run.yaml").exists():  # of a folder that may have been moved since; its parts are compared
+    def settings_of_run() -> JsonObject:
+        # A folder that was moved since names other paths; `share_run` compares the digests of the parts.
+        if (paths.run / "run.yaml").exists():
             return Run(paths.run).settings
         about: JsonObject = {"questions": str(paths.questions), "samples": settings.samples}
         return training.run_settings(number, number - 1, about, settings.temperature)
@@ -256,18 +259,18 @@ def roll_out_round(training: CoTrainingPaths, number: int, maker: LabelMaker, pa
     run = share_run(
         workers,
         paths.run,
-        workers.broadcast(begun),
+        workers.broadcast(settings_of_run),
         training.open_agent(number, settings.temperature),
-        training.search(number - 1),
+        training.retriever(number - 1),
         questions,
         training.recipe.agent.limits,
-        seed=derive_seed(training.recipe.seed, "runs", number) % SHORT,
+        seed=derive_seed(training.recipe.seed, "runs", number) % SEED_BOUND,
         samples=settings.samples,
         repeat_faults=True,
         tell=lambda ended, _: training.progress.advance(ended),
     )
     if workers.is_main:
-        parts.tally.add(FAULT + RUN, sum(trajectory.fault is not None for trajectory in run.trajectories()))
+        resources.tally.add(FAULT + RUN, sum(trajectory.fault is not None for trajectory in run.trajectories()))
     return RoundTurns(StoredTurns(run, protocol, question_ids))
 
 
@@ -288,7 +291,7 @@ def open_resources(training: CoTrainingPaths, number: int, folder: Path) -> Labe
 
     return LabelResources(
         folder=folder,
-        found_by=training.search(number - 1),
+        found_by=training.retriever(number - 1),
         open_agent=open_labeller,
         scorer_name=scorer,
         world=world if is_world(world) else None,
@@ -301,9 +304,9 @@ def open_resources(training: CoTrainingPaths, number: int, folder: Path) -> Labe
 # Scorer server: one command that serves the labels' scorer to all workers, started before the labels of a round and
 # stopped after them, so that no worker loads the scorer itself and training has the devices to itself.
 
-PATIENCE_S = 3600.0
+START_TIMEOUT_S = 3600.0
 """Seconds for the start: 145 GB of weights from a network disk take half an hour."""
-ENDS_S = 30.0
+STOP_TIMEOUT_S = 30.0
 """Seconds for the end before it is killed."""
 LOG = "serve.log"
 
@@ -324,25 +327,25 @@ def serving(command: str | None, url: str, folder: Path) -> Iterator[None]:
         # In this process's group, which `torchrun` and Ctrl-C end as a whole.
         process = subprocess.Popen(shlex.split(command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
     try:
-        _wait(process, command, url, folder / LOG)
+        _wait_until_ready(process, command, url, folder / LOG)
         try:
             yield
         except RunError as error:  # faults that left turns without a label
             if process.poll() is None:
                 raise
-            raise RunError(f"{_ended(process, command, folder / LOG)}; {error}") from None
+            raise RunError(f"{_exit_message(process, command, folder / LOG)}; {error}") from None
     finally:
         _stop(process)
 
 
-def _wait(process: "subprocess.Popen[bytes]", command: str, url: str, log: Path) -> None:
+def _wait_until_ready(process: "subprocess.Popen[bytes]", command: str, url: str, log: Path) -> None:
     """Wait until the server lists its models."""
-    late = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while not _answers(url):
         if process.poll() is not None:
-            raise RunError(_ended(process, command, log))
-        if time.monotonic() > late:
-            raise RunError(f"labels.serve answered nothing at {url} for {PATIENCE_S:g} s; its output is in {log}")
+            raise RunError(_exit_message(process, command, log))
+        if time.monotonic() > deadline:
+            raise RunError(f"labels.serve answered nothing at {url} for {START_TIMEOUT_S:g} s; its output is in {log}")
         time.sleep(0.5)
 
 
@@ -358,7 +361,7 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _ended(process: "subprocess.Popen[bytes]", command: str, log: Path) -> str:
+def _exit_message(process: "subprocess.Popen[bytes]", command: str, log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
     return f"labels.serve ({command}) ended with exit status {process.returncode}: {last[:200]} (more in {log})"
@@ -368,7 +371,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     """End the server, which ends the processes that it started."""
     process.terminate()
     try:
-        process.wait(ENDS_S)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -22,8 +22,8 @@ from coseek.training.learner.data_order import derive_seed
 from coseek.training.learner.workers import Workers, workers_here
 from coseek.training.rl.settings import RolloutSettings
 
-SHORT = 2**31
-"""Bound of the retrievers' seeds: their trainer passes the seed to numpy."""
+SEED_BOUND = 2**31
+"""Seeds of retrievers are below it: their trainer passes them to numpy."""
 
 
 class RoundPaths:
@@ -34,7 +34,7 @@ class RoundPaths:
         self.questions = folder / "questions.jsonl"
         self.run = folder / "run"
         self.labels = folder / "labels"
-        self.labelled = folder / "labels.json"
+        self.label_counts = folder / "labels.json"
         """Label counts; written when the labels are complete."""
         self.retriever = folder / "retriever"
         self.index = folder / "index"
@@ -81,9 +81,9 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     @cached_property
     def first(self) -> AgentTraining:
         """The training of agent 0: data and warm start, with the retriever of the agent's recipe."""
-        unserved = dump_settings(RolloutSettings())  # servers sample for reinforcement learning, in later rounds
+        no_servers = dump_settings(RolloutSettings())  # servers sample for reinforcement learning, in later rounds
         recipe = self._agent_recipe(
-            {"learn": "demonstrations", "stages": {}, "data": {"unseen": None}, "rollout": unserved}
+            {"learn": "demonstrations", "stages": {}, "data": {"unseen": None}, "rollout": no_servers}
         )
         return AgentTraining(recipe, self.round(0).agent, self.progress, self.workers)
 
@@ -108,22 +108,22 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
 
     def agent_recipe(self, number: int) -> AgentRecipe:
         """The recipe after the warm start, over the retriever of the round before."""
-        begins = number - 1 if self.recipe.agent_begins == "previous" else 0
-        folder, index = str(self.data_folder), self.searched(number - 1)
-        above: JsonObject = {
+        initial = number - 1 if self.recipe.agent_begins == "previous" else 0
+        folder, index = str(self.data_folder), self.retriever_source(number - 1)
+        overrides: JsonObject = {
             "seed": derive_seed(self.recipe.seed, "agent", number, self.recipe.agent.seed),
             "data": {"world": None, "unseen": None, "folder": folder, "index": index},
-            # Its tokenizer has the tags and words already: another round of them would be tokens that nobody taught.
-            "policy": {"folder": str(self.policy(begins)), "add_tag_tokens": False, "add_word_tokens": 0},
+            # Its tokenizer has the tags and words already; adding them again would add untrained tokens.
+            "policy": {"folder": str(self.policy(initial)), "add_tag_tokens": False, "add_word_tokens": 0},
             "warm_start": None,
         }
         judge = self.recipe.agent.graders.judge
         if judge is not None and judge.model == ORACLE:  # `oracle` needs data.world, which is a folder here
-            above["graders"] = {"judge": {"model": folder}}
-        return self._agent_recipe(above)
+            overrides["graders"] = {"judge": {"model": folder}}
+        return self._agent_recipe(overrides)
 
-    def _agent_recipe(self, above: JsonObject) -> AgentRecipe:
-        tree = merge_settings(AgentRecipe, dump_settings(self.recipe.agent), above)
+    def _agent_recipe(self, overrides: JsonObject) -> AgentRecipe:
+        tree = merge_settings(AgentRecipe, dump_settings(self.recipe.agent), overrides)
         if self.recipe.threads is not None:
             tree["threads"] = self.recipe.threads
         return make_settings(AgentRecipe, tree)
@@ -136,25 +136,25 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
             return self.recipe.start.encoder
         return str(self.round(number).retriever / "encoder")
 
-    def searched(self, number: int) -> str:
+    def retriever_source(self, number: int) -> str:
         """The index of retriever `number`, the URL of retriever 0, or the file of a reranker over retriever 0."""
         if number and self.recipe.retriever.kind == "reranker":
             return str(self.round(number).index.with_suffix(".yaml"))
         return (None if number else self.recipe.start.url) or str(self.round(number).index)
 
-    def search(self, number: int | None) -> Retriever:
+    def retriever(self, number: int | None) -> Retriever:
         """Retriever `number`, opened; `None` for the one of the agent's recipe."""
-        return self.first.retrievers["data"] if number is None else open_retriever(self.searched(number))
+        return self.first.retrievers["data"] if number is None else open_retriever(self.retriever_source(number))
 
     def retriever_recipe(self, number: int) -> RetrieverRecipe | None:
         """The recipe of retriever `number`; `None` for a retriever 0 that is not trained here."""
         recipe = self.recipe.start.recipe
         if number:
-            begins = number - 1 if self.recipe.retriever_begins == "previous" else 0
+            initial = number - 1 if self.recipe.retriever_begins == "previous" else 0
             update = {
-                "seed": derive_seed(self.recipe.seed, "retriever", number, self.recipe.retriever.seed) % SHORT,
+                "seed": derive_seed(self.recipe.seed, "retriever", number, self.recipe.retriever.seed) % SEED_BOUND,
                 "labels": (str(self.round(number).labels),),
-                "encoder": self.encoder(begins),
+                "encoder": self.encoder(initial),
             }
             recipe = self.recipe.retriever.model_copy(update=update)
         if recipe is None:
@@ -162,7 +162,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         # A question is held out in every round or in none, since a retriever starts from the one before.
         held_out = recipe.held_out
         if held_out.seed is None:
-            held_out = held_out.model_copy(update={"seed": derive_seed(self.recipe.seed, "held out") % SHORT})
+            held_out = held_out.model_copy(update={"seed": derive_seed(self.recipe.seed, "held out") % SEED_BOUND})
         threads = recipe.threads if self.recipe.threads is None else self.recipe.threads
         return recipe.model_copy(update={"held_out": held_out, "threads": threads})
 
@@ -178,5 +178,5 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         recipe = self.recipe.agent
         record = recipe.agent_record(str(self.policy(agent)), temperature)
         recipe_retriever = recipe.data.index or str(self.round(0).agent / "data.index")
-        searched = recipe_retriever if retriever is None else self.searched(retriever)
-        return {**source, "retriever": searched, "agent": record, "limits": dump_settings(recipe.limits)}
+        retriever_source = recipe_retriever if retriever is None else self.retriever_source(retriever)
+        return {**source, "retriever": retriever_source, "agent": record, "limits": dump_settings(recipe.limits)}

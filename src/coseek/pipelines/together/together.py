@@ -84,23 +84,23 @@ class Pairs:
     @cached_property
     def own_retriever(self) -> str:
         """The name of the retriever of the agent's recipe in the table."""
-        return self.training.search(None).name
+        return self.training.retriever(None).name
 
     def columns(self, rounds: int) -> list[int | None]:
         """The retrievers of the table."""
         return [*([None] if self.training.recipe.pairs.beside else []), *range(rounds + 1)]
 
-    def of(self, rounds: int) -> list[Pair]:
-        """The pairs of the table."""
+    def in_table(self, rounds: int) -> list[Pair]:
+        """The pairs of the table, agent by agent."""
         return [Pair(agent, retriever) for agent in range(rounds + 1) for retriever in self.columns(rounds)]
 
     def measure(self, rounds: int) -> None:
         """Run the unfinished pairs after round `rounds`."""
-        deciding = [Pair(rounds, rounds, "dev")] if self.training.recipe.stop is not None else []
-        wanted = [*self.of(rounds), *deciding]
-        total, done = sum(len(self.questions(pair.split)) for pair in wanted), 0
+        dev_pairs = [Pair(rounds, rounds, "dev")] if self.training.recipe.stop is not None else []
+        pairs = [*self.in_table(rounds), *dev_pairs]
+        total, done = sum(len(self.questions(pair.split)) for pair in pairs), 0
         self.training.progress.stage(f"pairs after round {rounds}", total)
-        for pair in wanted:
+        for pair in pairs:
             self._run(pair, done)
             done += len(self.questions(pair.split))
 
@@ -111,7 +111,7 @@ class Pairs:
         data_settings: JsonObject = {"questions": str(training.data_folder), "split": split, "count": len(questions)}
         source: JsonObject = {**data_settings, "select": {}, "seed": seed}
         settings = training.run_settings(pair.agent, pair.retriever, source, 0.0)
-        agent_training, retriever = training.agent(pair.agent), training.search(pair.retriever)
+        agent_training, retriever = training.agent(pair.agent), training.retriever(pair.retriever)
         protocol = agent_training.protocol
         framed = protocol.template.framed(agent_training.tokenizer)
         turn_identities = training.turn_identities(pair.agent, 0.0)
@@ -165,12 +165,12 @@ class Pairs:
         if stop is None:
             return True
         for number in (rounds - 1, rounds):
-            self._check_whole(Pair(number, number, "dev"))
+            self._check_not_all_faults(Pair(number, number, "dev"))
         before, after = self.dev_means(rounds)[-2:]
         return before is None or after is None or after - before >= stop.min_improvement
 
-    def _check_whole(self, pair: Pair) -> None:
-        """Refuse a pair of which every run has a fault."""
+    def _check_not_all_faults(self, pair: Pair) -> None:
+        """Raise `RunError` if every run of a pair has a fault."""
         if all(trajectory.fault is not None for trajectory in Run(self.path(pair)).trajectories()):
             raise RunError(
                 f"every run in {self.path(pair)} has a fault, so round {pair.agent} cannot be judged; see to the "
@@ -191,12 +191,12 @@ class Results:
     @classmethod
     def of(cls, training: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
         questions, seed = list(pairs.questions("test")), training.recipe.pairs.seed
-        metrics = [name for name in METRICS if name != "wall_s"]  # what else ran at the time is no result
+        metrics = [name for name in METRICS if name != "wall_s"]  # it depends on what else ran at the time
         by, own_retriever = CHAIN_GROUPS if by_generator(training.first) else ("hops",), training.recipe.pairs.beside
-        runs = {pair: pairs.scored(pair) for pair in pairs.of(rounds)}
+        runs = {pair: pairs.scored(pair) for pair in pairs.in_table(rounds)}
         compared = [(runs[pair], runs[earlier]) for pair, earlier in compared_pairs(rounds, own_retriever)]
-        scored = summaries_of(list(runs.values()), questions, by, metrics, seed, pairs=compared)
-        return cls(training, pairs, rounds, scored)
+        scores = summaries_of(list(runs.values()), questions, by, metrics, seed, pairs=compared)
+        return cls(training, pairs, rounds, scores)
 
     # --- tables
 
@@ -259,25 +259,25 @@ class Results:
         for number in range(1, self.rounds + 1):
             counts = label_counts(self.training, number)
             dropped = cast(dict[str, int], counts["dropped"])
-            why = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
-            rows.append((str(number), *(str(counts[name]) for name in columns), why or "–"))
+            reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+            rows.append((str(number), *(str(counts[name]) for name in columns), reasons or "–"))
         return Table(("round", *columns, "without a label"), tuple(rows), ("Search turns of the round's runs.",))
 
     def retriever_table(self) -> Table | None:
         """Each retriever's metrics on held-out turns."""
         rows: list[tuple[str, ...]] = []
-        readings: list[str] = []
+        metrics: list[str] = []
         for number in range(1, self.rounds + 1):
             path = self.training.round(number).retriever / "table.json"
             if not path.exists():
                 continue
             stored = cast(JsonObject, read_json(path))
             searchers = cast(dict[str, dict[str, float]], stored["searchers"])
-            readings = readings or list(next(iter(searchers.values())))
+            metrics = metrics or list(next(iter(searchers.values())))
             for name, values in searchers.items():
-                cells = (f"{values[metric]:.3f}" if metric in values else "–" for metric in readings)
+                cells = (f"{values[metric]:.3f}" if metric in values else "–" for metric in metrics)
                 rows.append((str(number), name, str(stored["turns"]), *cells))
-        return Table(("round", "searcher", "turns", *readings), tuple(rows)) if rows else None
+        return Table(("round", "searcher", "turns", *metrics), tuple(rows)) if rows else None
 
     def tables(self) -> dict[str, Table]:
         """Heading → table."""
@@ -342,13 +342,13 @@ class Results:
             for agent, retriever in training_order(self.rounds)
             if (interval := self.mean(Pair(agent, retriever), metric)) is not None
         ]
-        banded = all(interval.low is not None and interval.high is not None for _, interval in points)
+        has_bands = all(interval.low is not None and interval.high is not None for _, interval in points)
         line = Series(
             "agent and retriever as they stood",
-            tuple(at for at, _ in points),
+            tuple(position for position, _ in points),
             tuple(interval.mean for _, interval in points),
-            tuple(interval.low or 0.0 for _, interval in points) if banded else (),
-            tuple(interval.high or 0.0 for _, interval in points) if banded else (),
+            tuple(interval.low or 0.0 for _, interval in points) if has_bands else (),
+            tuple(interval.high or 0.0 for _, interval in points) if has_bands else (),
             markers=True,
         )
         return line_plot([line], "round", metric)
@@ -361,7 +361,7 @@ class Results:
             str(training.folder / "pairs"): "a run folder for every pair",
             str(training.policy(best)): f"agent {best}, of the best round on the dev split",
             training.encoder(best): f"encoder {best}, of the same round",
-            training.searched(best): "the corpus in its vectors, for --retriever",
+            training.retriever_source(best): "the corpus in its vectors, for --retriever",
             str(training.folder / "recipe.yaml"): "the recipe, with versions and commit",
         }
 
@@ -395,7 +395,7 @@ class CoTraining:
         self.training.begin(resume)
 
     def train(self) -> int:
-        """Train all rounds; returns their number, below the recipe's when a round did not help."""
+        """Train all rounds; returns their number, which is below the recipe's if a round did not improve the metric."""
         recipe = self.training.recipe
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
@@ -408,7 +408,7 @@ class CoTraining:
         return recipe.rounds
 
     def _start(self) -> None:
-        """Make the data, agent 0 and retriever 0."""
+        """Make the data, agent 0 and retriever 0, and measure them."""
         first = self.training.first
         if first.recipe.warm_start is not None:
             train_agent(first)
@@ -448,10 +448,11 @@ class CoTraining:
         if number and training.recipe.retriever.kind == "reranker":
             over = training.recipe.start.url or "../round-0/index"
             write_yaml(
-                Path(training.searched(number)), {"retriever": "rerank", "over": over, "model": "retriever/encoder"}
+                Path(training.retriever_source(number)),
+                {"retriever": "rerank", "over": over, "model": "retriever/encoder"},
             )
             return
-        if training.searched(number) != str(out) or (out / INDEX_CARD).exists():
+        if training.retriever_source(number) != str(out) or (out / INDEX_CARD).exists():
             return
         totals: list[int] = []
 
