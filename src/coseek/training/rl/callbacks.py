@@ -35,7 +35,7 @@ class StepReport:
     row: dict[str, float] = field(default_factory=dict)
     """The step's metrics. A callback may add metrics, which later callbacks see."""
     episodes: TrajectoryBatch = field(default_factory=TrajectoryBatch)
-    """All episodes of the step."""
+    """All trajectories of the step."""
     timer: Timer = field(default_factory=Timer)
     wants_tokens: bool = False
     """Set by a callback before the step, on all workers alike, to get `tokens`."""

@@ -1,4 +1,4 @@
-"""Experience: the scored episodes of a step as a batch with advantages, fixed before the first update; and what the
+"""Experience: the scored trajectories of a step as a batch with advantages, fixed before the first update; and what the
 updates computed at each token."""
 
 from dataclasses import dataclass, replace
@@ -52,8 +52,8 @@ def make_experience(
     backend: TrainingBackend | None,
     gold_probe: GoldProbe | None = None,
 ) -> Experience:
-    """Make a batch with advantages from scored episodes. Without a backend there is no reference and no critic, and the
-    old policy is the sampler's."""
+    """Make a batch with advantages from scored trajectories. Without a backend there is no reference and no critic, and
+    the old policy is the sampler's."""
     policy, critic, reference = (backend.policy, backend.critic, backend.reference) if backend else (None,) * 3
     trajectories = tuple(episode.trajectory for episode in episodes.scored)
     batch = make_batch(trajectories)
@@ -154,7 +154,7 @@ class StepTokens:
     """The experience of a step with the record of its updates."""
 
     episodes: TrajectoryBatch
-    """The episodes that the experience was made of."""
+    """The trajectories that the experience was made of."""
     experience: Experience
     record: TokenRecord
     trained_B: Tensor
@@ -163,12 +163,12 @@ class StepTokens:
     """Whether the old log-probabilities are the trainer's (`old_logprobs: recompute`)."""
 
     def row_of(self) -> dict[RowKey, int]:
-        """Question and seed of each episode → its row."""
+        """Question and seed of each trajectory → its row."""
         trajectories = (episode.trajectory for episode in self.episodes.scored)
         return {(trajectory.question.id, trajectory.seed): row for row, trajectory in enumerate(trajectories)}
 
     def token_data(self, row: int) -> TokenData:
-        """The token data of the episode in a row."""
+        """The token data of the trajectory in a row."""
         episode = self.episodes.scored[row]
         agent_T = self.experience.batch.agent_BT[row]
         passes = int(self.record.passes_B[row])
@@ -191,7 +191,7 @@ class StepTokens:
 
 
 def reward_data(episode: ScoredTrajectory) -> TokenData:
-    """The token data of an episode that is not trained on: its reward alone."""
+    """The token data of a trajectory that is not trained on: its reward alone."""
     trajectory, reward = episode.trajectory, episode.reward
     (value,) = finite([reward.value])
     parts = dict(zip(reward.parts, finite(reward.parts.values()), strict=True))

@@ -1,4 +1,4 @@
-"""Rollout: the episodes of a step, sampled and scored in groups. A group is one *occurrence* of a question.
+"""Rollout: the trajectories of a step, sampled and scored in groups. A group is one *occurrence* of a question.
 
 Group ids are assigned here. A question's index or text is no group id: it would merge two occurrences of a question, or
 questions of two data sets with the same index, into one group.
@@ -60,7 +60,7 @@ class FailedTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryBatch:
-    """The episodes of a step."""
+    """The trajectories of a step."""
 
     scored: tuple[ScoredTrajectory, ...] = ()
     failed: tuple[FailedTrajectory, ...] = ()
@@ -143,7 +143,7 @@ def _rewards(trajectories: Sequence[Trajectory], reward: ScoreFunction) -> list[
 
 
 def rollout_metrics(episodes: TrajectoryBatch) -> dict[str, float]:
-    """Compute the metrics of a step that depend on its episodes alone."""
+    """Compute the metrics of a step that depend on its trajectories alone."""
     metrics: dict[str, float] = {
         "trajectories": len(episodes.episodes),
         "faults": len(episodes.failed),
@@ -202,7 +202,7 @@ def add_overlong_penalty(episodes: TrajectoryBatch, settings: OverlongSettings |
 
 
 def row_rewards(episodes: TrajectoryBatch, settings: RlSettings) -> Tensor:
-    """Return the reward of each scored episode, less its truncation penalty; shape B."""
+    """Return the reward of each scored trajectory, less its truncation penalty; shape B."""
     penalty = settings.truncation_penalty if settings.truncated == "penalise" else 0.0
     return torch.tensor(
         [episode.reward.value - penalty * episode.trajectory.truncated for episode in episodes.scored],
@@ -215,7 +215,7 @@ def has_zero_std(rewards_G: Tensor) -> bool:
     return bool((rewards_G.max() - rewards_G.min()) <= 1e-6)
 
 
-# Sampling: the episodes of one step. With `dynamic_sampling`, groups without spread are replaced by fresh questions
+# Sampling: the trajectories of one step. With `dynamic_sampling`, groups without spread are replaced by fresh questions
 # (DAPO).
 #
 # Every question taken advances the position in the data, also when its group is dropped, so a resumed training takes
@@ -224,12 +224,12 @@ def has_zero_std(rewards_G: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """The episodes of one step."""
+    """The trajectories of one step."""
 
     episodes: TrajectoryBatch
-    """All episodes; metrics are computed on them."""
+    """All trajectories; metrics are computed on them."""
     kept: TrajectoryBatch
-    """The episodes to train on: all, or those of groups with spread."""
+    """The trajectories to train on: all, or those of groups with spread."""
     questions: int
     """Questions taken from the data."""
     dropped: int | None
@@ -256,7 +256,7 @@ def sample_step(
     backend: TrainingBackend,
     timer: Timer,
 ) -> SampledStep:
-    """Sample and score the episodes of step number `step`, whose questions begin at `position` of the stream.
+    """Sample and score the trajectories of step number `step`, whose questions begin at `position` of the stream.
 
     Takes one wave of questions. With `dynamic_sampling`, each further wave has as many questions as groups are
     missing, until `dynamic_sampling_max_factor` is reached.

@@ -1,4 +1,4 @@
-"""Rows: what a training engine needs of an episode, token by token, computed by coseek's algorithms.
+"""Rows: what a training engine needs of a trajectory, token by token, computed by coseek's algorithms.
 
 Any engine can be fed from them, also offline. They are those of the step that the learner would make of the same
 episodes (`experience.make_experience`), and `experience_of` makes its experience of them again.
@@ -37,7 +37,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow(Record):
-    """One context of an episode. The first four fields have one item a token; the first token is never trained."""
+    """One context of a trajectory. The first four fields have one item a token; the first token is never trained."""
 
     SCHEMA = Schema(SCHEMA, "a row")
     KEYS = (
@@ -114,7 +114,7 @@ def read_rows(path: Path) -> Iterator[TrainingRow]:
 def rows_of(
     experience: Experience, episodes: TrajectoryBatch, settings: RlSettings, algorithm: Algorithm, step: int = 0
 ) -> list[TrainingRow]:
-    """The rows of a step's experience, one for each scored episode, in order."""
+    """The rows of a step's experience, one for each scored trajectory, in order."""
     weights_BT = minibatch_weights(experience, settings, rows_in_loss(experience, algorithm.drops_zero_std))
     trained_BT = weights_BT != 0.0
     advantages_BT = torch.where(trained_BT, experience.advantages_BT, 0.0)

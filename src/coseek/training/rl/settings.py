@@ -221,13 +221,17 @@ class RlSettings(Settings):
     @model_validator(mode="after")
     def _has_trajectories_that_fork(self) -> "RlSettings":
         if self.tree_roots is not None and self.tree_roots >= self.group_size:
-            raise ValueError(f"tree_roots={self.tree_roots} leaves no run of group_size={self.group_size} to fork")
+            raise ValueError(
+                f"tree_roots={self.tree_roots} leaves no trajectory of group_size={self.group_size} to fork"
+            )
         return self
 
     @model_validator(mode="after")
     def _has_groups_to_compare(self) -> "RlSettings":
         if self.dynamic_sampling and self.group_size == 1:
-            raise ValueError("dynamic_sampling needs several runs of a question to compare; give a group_size above 1")
+            raise ValueError(
+                "dynamic_sampling needs several trajectories of a question to compare; give a group_size above 1"
+            )
         return self
 
     @model_validator(mode="after")

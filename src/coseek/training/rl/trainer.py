@@ -119,8 +119,8 @@ def train_rl(
 
 
 def _update(step: int, sampled: SampledStep, training: RlTraining, report: StepReport) -> dict[str, float]:
-    """Compute advantages and update. Returns the metrics. Without an episode to train on there is no update, and
-    sampler and trainer are compared on the episodes that were sampled."""
+    """Compute advantages and update. Returns the metrics. Without a trajectory to train on there is no update, and
+    sampler and trainer are compared on the trajectories that were sampled."""
     settings, policy = training.settings, training.backend.policy
     algorithm, episodes = training.algorithm, sampled.kept
     if not episodes.scored:
