@@ -254,11 +254,11 @@ def test_the_papers_recipes_have_the_papers_encoders_and_numbers() -> None:
     assert (first.query_prompt, first.passage_prompt) == ("query: ", "passage: ")
     assert (first.query_tokens, first.passage_tokens, first.view) == (512, 512, "question+query")
     assert (first.loss.temperature, first.loss.negatives, first.training.batch_size) == (0.01, 15, 8 * 32)
-    assert (second.encoder, second.view) == ("models/Qwen3-Embedding-4B", "reasoning+query")
+    assert (second.encoder, second.view) == ("models/Qwen3-Embedding-4B", "reasoning+query@paper")
     assert (second.query_tokens, second.passage_tokens) == (8192, 4096)
     assert (second.loss.negatives, second.loss.in_batch_rows, second.training.batch_size) == (7, 4, 8)
     assert second.training.gradient_checkpointing and second.training.lora is not None
-    shown = (second.query_prompt or "") + render_view("reasoning+query", Query("q", reasoning="r"))
+    shown = (second.query_prompt or "") + render_view("reasoning+query@paper", Query("q", reasoning="r"))
     assert re.fullmatch(r"Instruction: [^\n]+[^\s]\nQuery: Reasoning: r\nQuery: q", shown)
 
 
