@@ -19,4 +19,4 @@ def advantages(step: StepRewards, settings: GroupSettings) -> torch.Tensor:
         rows = list(group)
         rewards_G, lengths_G = step.rewards_B[rows], lengths_B[rows].clamp(min=1)
         advantages_B[rows] = (rewards_G - (lengths_G * rewards_G).sum() / lengths_G.sum()).float()
-    return step.broadcast_rows(advantages_B)
+    return step.every_token(advantages_B)

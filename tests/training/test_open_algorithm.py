@@ -48,7 +48,7 @@ def test_a_users_algorithm_that_returns_nan_is_named_and_a_nan_of_the_model_is_n
     own = tmp_path / "mine.py"
     own.write_text(
         "from coseek.training.rl.algorithm import GroupSettings as SETTINGS\n"
-        "def advantages(step, settings): return step.broadcast_rows(step.rewards_B.float() / step.rewards_B)\n"
+        "def advantages(step, settings): return step.every_token(step.rewards_B.float() / step.rewards_B)\n"
     )
     mask_BT = torch.tensor([[False, False], [True, True], [False, True]])
 

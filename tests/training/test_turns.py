@@ -53,11 +53,11 @@ def tree_credit(step: StepRewards) -> Tensor:
         before = step.rewards_B if node.parent is None else step.rewards_B[list(nodes[node.parent].rows)]
         for row in node.rows:
             values[row][node.turn - 1] = float(step.rewards_B[list(node.rows)].mean() - before.mean())
-    return step.broadcast_turns(values)
+    return step.every_turn(values)
 
 
 def turn_credit(step: StepRewards) -> Tensor:
-    return step.broadcast_turns(step.rewards_of_turns)
+    return step.every_turn(step.rewards_of_turns)
 
 
 def test_the_reward_of_a_turn_stands_at_the_turns_tokens() -> None:

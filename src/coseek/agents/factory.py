@@ -379,7 +379,7 @@ def _rows_in_memory(model: "PreTrainedModel", settings: AgentSettings) -> int:
     except DataError:
         return MAX_ROWS
     row_bytes = limits_for(settings).max_tokens * shape.cache_bytes(2 if settings.precision == "bfloat16" else 4)
-    return min(MAX_ROWS, max(2, int(CACHE_SHARE * memory_gib(model.device) * 2**30 / row_bytes)))
+    return min(MAX_ROWS, max(2, int(CACHE_SHARE * memory_gib(model.device) * 2**30 / max(1, row_bytes))))
 
 
 def settled_for(

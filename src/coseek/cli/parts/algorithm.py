@@ -13,4 +13,4 @@ SETTINGS = GroupSettings
 def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
     """Return one advantage per token, shape BT."""
     advantages_B = step.compare_groups(lambda rewards_G: (rewards_G - rewards_G.mean()).float())
-    return step.broadcast_rows(advantages_B)
+    return step.every_token(advantages_B)

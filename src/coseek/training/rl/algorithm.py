@@ -132,7 +132,7 @@ class StepRewards:
         """
         return turn_tree(self._known_trajectories(), self.groups)
 
-    def broadcast_turns(self, values: Sequence[Sequence[float]]) -> "Tensor":
+    def every_turn(self, values: Sequence[Sequence[float]]) -> "Tensor":
         """Copy one number for each turn of each trajectory to the turn's policy tokens; shape BT."""
         import torch
 
@@ -170,7 +170,7 @@ class StepRewards:
             advantages_B[rows] = advantages(rewards_B[rows])
         return advantages_B
 
-    def broadcast_rows(self, advantages_B: "Tensor") -> "Tensor":
+    def every_token(self, advantages_B: "Tensor") -> "Tensor":
         """Copy one number for each row to all of its policy tokens; shape BT."""
         import torch
 
@@ -212,7 +212,7 @@ class Algorithm:
         numbers that are not finite."""
         result = self._advantages(step, self.settings)
         if not isinstance(result, Advantages) and getattr(result, "shape", None) == step.rewards_B.shape:
-            result = step.broadcast_rows(result.float())
+            result = step.every_token(result.float())
         advantages = result if isinstance(result, Advantages) else Advantages(result)
         shape = getattr(advantages.advantages_BT, "shape", None)
         if shape != step.mask_BT.shape:

@@ -50,7 +50,7 @@ def advantages(step: StepRewards, settings: GigpoSettings) -> "Tensor":
                 state_G = group_advantages(returns_G, scale=settings.scale_by_std)
                 for (row, turn), advantage in zip(turns, state_G.tolist(), strict=True):
                     values[row][turn] += settings.weight * advantage
-    return step.broadcast_turns(values)
+    return step.every_turn(values)
 
 
 def state_of(trajectory: Trajectory, turn: int) -> frozenset[str]:

@@ -32,4 +32,4 @@ def advantages(step: StepRewards, settings: GrpoSettings) -> "Tensor":
         advantages_B[step.zero_std_B] = (
             0.0  # the remaining spread is noise of the KL, which the division would scale up to 1
         )
-    return step.broadcast_rows(advantages_B)
+    return step.every_token(advantages_B)

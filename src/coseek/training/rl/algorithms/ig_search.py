@@ -54,7 +54,7 @@ def advantages(step: StepRewards, settings: IgSearchSettings) -> "Tensor":
         real, *others = [next(logprobs) for _ in replaced]
         if others:
             values[row][turn] += settings.weight * (real - fmean(others))
-    return step.broadcast_turns(values)
+    return step.every_turn(values)
 
 
 def _observations(trajectory: Trajectory) -> dict[int, tuple[Segment, ...]]:

@@ -52,4 +52,4 @@ def advantages(step: StepRewards, settings: IgpoSettings) -> "Tensor":
         standardised = group_advantages(torch.tensor([gain for row in group for gain in gains[row]])).split(lengths)
         for row, gains_T in zip(group, standardised, strict=True):
             values[row] = discounted_returns(gains_T.tolist(), settings.gamma)
-    return step.broadcast_turns(values)
+    return step.every_turn(values)

@@ -46,7 +46,7 @@ def advantages(step: StepRewards, settings: LeaveOneTurnOutSettings) -> "Tensor"
     if settings.gated:
         for group in step.comparable_groups:
             _gate(credits, group)
-    return step.broadcast_turns(
+    return step.every_turn(
         [
             [float(episode_B[row]) + settings.weight * credit for credit in (*turns, 0.0)][: len(spans)]
             for row, (turns, spans) in enumerate(zip(credits, step.turn_spans, strict=True))

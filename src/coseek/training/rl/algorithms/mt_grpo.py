@@ -37,7 +37,7 @@ def advantages(step: StepRewards, settings: MtGrpoSettings) -> "Tensor":
         for row in group:
             for turn in range(len(turn_rewards[row])):
                 values[row][turn] = advantage(turn_rewards, group, row, turn)
-    return step.broadcast_turns(values)
+    return step.every_turn(values)
 
 
 def _over_all(turn_rewards: list[list[float]], group: tuple[int, ...], row: int, turn: int) -> float:

@@ -14,4 +14,4 @@ def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
     """Return r - mean of the others' r, at every policy token; shape BT."""
     from coseek.training.rl.losses import leave_one_out
 
-    return step.broadcast_rows(step.compare_groups(leave_one_out))
+    return step.every_token(step.compare_groups(leave_one_out))

@@ -19,4 +19,4 @@ def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
         mean = sum(group_rewards) / max(1, len(group_rewards))
         for row in group:
             values[row] = [reward - mean for reward in turn_rewards[row]]
-    return step.broadcast_turns(values)
+    return step.every_turn(values)
