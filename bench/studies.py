@@ -76,7 +76,7 @@ def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
         rows.append((arm, *means, *([str(one.printed.get(arm, "–"))] if beside else [])))
     cost = f"seed{'s' * (len(known.seeds) > 1)} {', '.join(map(str, known.seeds))}, {known.minutes:.0f} minutes"
     yield f"## {name.partition('/')[2]}: {known.verdict} ({road}, {cost})"
-    yield " ".join(filter(None, [one.notes, *known.missing]))
+    yield " ".join(filter(None, [one.notes, *known.caveats]))
     yield Table(("arm", *columns, *([f"paper: {beside}"] if beside else [])), tuple(rows)).markdown()
     yield "\n".join(f"- {compared(each, one.metrics[0])}" for each in known.comparisons)
 

@@ -192,9 +192,9 @@ def test_an_arm_that_lost_questions_says_so() -> None:
         "A": [{"q": row, "r": row}, {"q": row}], "B": [{"q": row}, {"q": row}], "C": [{"q": row, "r": row}, {"q": row}],
     }  # fmt: skip
     result = StudyResult("mine", one, "laptop", (0, 1), values, (), (), ())
-    (said,) = result.missing()
+    (said,) = result.caveats()
     assert said == "B lacks 1 question that another arm has."
-    assert said in result.lines() and result.stored().missing == (said,)
+    assert said in result.lines() and result.stored().caveats == (said,)
 
 
 # --- rows of scores

@@ -10,6 +10,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -38,15 +39,7 @@ from coseek.hardware.placement import Place, Placement, S, resolve_here, warning
 from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import ServerTurn, dialect_of
 from coseek.models.model import Model, Tokenizer
-from coseek.models.model_folder import (
-    check_is_model,
-    fetch_command,
-    hidden_size,
-    missing,
-    model_path,
-    shape_of_config,
-    shipped_models,
-)
+from coseek.models.model_folder import check_is_model, fetch_command, hidden_size, missing, model_path, shipped_models
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
 from coseek.models.server import split_settings
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
@@ -60,8 +53,6 @@ from coseek.models.written import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from coseek.data.trajectory_checks import Decode
 
 log = logging.getLogger(__name__)
@@ -199,10 +190,8 @@ BYTE_LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_toke
 """Budgets where tokens are bytes, of which a text has more."""
 TEXT_LIMITS = Limits(max_turn_tokens=16_000, max_observation_tokens=8000, max_tokens=128_000)
 """Budgets of a server that is asked for text without its tokenizer, in bytes."""
-MAX_ROWS = 256
-"""Episodes that one model samples at once, at most."""
 CACHE_SHARE = 0.25
-"""Share of a device's memory for the keys and values of a stand-alone agent."""
+"""Share of a device's memory for the keys and values of a stand-alone agent, whose other episodes wait."""
 BYTES_PER_TOKEN = 4
 """Bytes of a text for which such a server is allowed one token."""
 
@@ -360,26 +349,17 @@ def spent(model: Model, settings: AgentSettings) -> str:
 def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> Model:
     # Imported here because these import torch, which scripted agents do not need.
     from coseek.models.pretrained import load_model
-    from coseek.models.sampler import Sampler, SamplerSettings
+    from coseek.models.sampler import Sampler, SamplerSettings, pick_dtype, rows_that_fit
 
     if line := warning(settings):
         log.warning("%s", line)
     model = load_model(model_path(settings.name), settings).requires_grad_(False)
-    sampling = SamplerSettings(
-        temperature=settings.temperature, dtype=settings.precision, max_rows=_rows_in_memory(model, settings)
-    )
+    sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
+    with suppress(DataError):  # a model of unknown size
+        gib, tokens = CACHE_SHARE * memory_gib(model.device), limits_for(settings).max_tokens
+        fitting = max(2, rows_that_fit(gib, model, pick_dtype(sampling.dtype, model), tokens))
+        sampling = sampling.model_copy(update={"max_rows": min(sampling.max_rows, fitting)})
     return Sampler(model, tokenizer, protocol.stops_for(tokenizer), sampling)
-
-
-def _rows_in_memory(model: "PreTrainedModel", settings: AgentSettings) -> int:
-    """Episodes to sample at once: those whose keys and values fit in `CACHE_SHARE` of the memory, each as long as its
-    budgets allow. `MAX_ROWS` for a model of unknown size."""
-    try:
-        shape = shape_of_config(model.config.get_text_config().to_dict())
-    except DataError:
-        return MAX_ROWS
-    row_bytes = limits_for(settings).max_tokens * shape.cache_bytes(2 if settings.precision == "bfloat16" else 4)
-    return min(MAX_ROWS, max(2, int(CACHE_SHARE * memory_gib(model.device) * 2**30 / max(1, row_bytes))))
 
 
 def settled_for(

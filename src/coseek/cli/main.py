@@ -15,6 +15,7 @@ import errno
 import importlib.util
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -149,6 +150,9 @@ def dispatch(arguments: Sequence[str]) -> int:
     return run_command(arguments[0], arguments[1:])
 
 
+_NO_SUBCOMMAND = re.compile(r"No such command '(.*?)'")
+
+
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run one command. A wrong option names the help page; a missing library names the line that installs it."""
     set_volume(Volume.NORMAL)
@@ -164,8 +168,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         where = getattr(error, "ctx", None)  # of the subcommand, where there is one
         path = where.command_path if where else f"coseek {name}"
-        if where and isinstance(where.command, TyperGroup) and "No such command" in error.format_message():
-            raise unknown_subcommand(path, next(word for word in arguments if word[:1] != "-"), where.command) from None
+        unknown = _NO_SUBCOMMAND.match(error.format_message())
+        if unknown and where and isinstance(where.command, TyperGroup):
+            raise unknown_subcommand(path, unknown[1], where.command) from None
         cause = error.__cause__  # holds the value that was refused, which typer leaves out of its message
         value = f", got {cause.errors()[0]['input']!r}" if isinstance(cause, ValidationError) else ""
         raise UserError(f"{error.format_message().rstrip('.')}{value}; see `{path} --help`") from None
@@ -174,10 +179,11 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 
 def unknown_subcommand(path: str, word: str, group: TyperGroup) -> UserError:
     """The error for a word that is no command of a group. After `coseek train` people write an agent's recipe."""
-    from coseek.pipelines.agent_recipe import recipe_names
+    if path == "coseek train":
+        from coseek.pipelines.agent_recipe import recipe_names
 
-    if path == "coseek train" and word in recipe_names():
-        return UserError(f"{word!r} is a recipe of agents: coseek train agent {word}")
+        if word in recipe_names():
+            return UserError(f"{word!r} is a recipe of agents: coseek train agent {word}")
     return UnknownName(f"command of `{path}`", word, group.commands)
 
 

@@ -21,20 +21,11 @@ from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
 # small test says nothing, not "no difference".
 
 SIGNIFICANT = 0.05
-NEUTRAL = frozenset(
-    ("searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s")
-    + (
-        "cost_usd",
-        "unread_verdicts",
-        "declined",
-        "confidence",
-        "truncated",
-        "token_limit",
-        "visits",
-        "missed_visits",
-        "forced",
-    )
-)
+NEUTRAL = frozenset((
+    "searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s",
+    "cost_usd", "unread_verdicts", "declined", "confidence", "truncated", "token_limit", "visits", "missed_visits",
+    "forced",
+))  # fmt: skip
 """Metrics of which more is neither better nor worse."""
 
 

@@ -86,8 +86,8 @@ class Sampler:
         self._max_length = min(max_positions, self.settings.max_tokens or max_positions)
         self._max_rows = self.settings.max_rows
         if self.settings.cache_gib is not None:
-            row_bytes = self._max_length * shape_of_config(config.to_dict()).cache_bytes(DTYPES[dtype].itemsize)
-            self._max_rows = max(1, min(self._max_rows, int(self.settings.cache_gib * 2**30 / max(1, row_bytes))))
+            fitting = rows_that_fit(self.settings.cache_gib, model, dtype, self._max_length)
+            self._max_rows = max(1, min(self._max_rows, fitting))
         self._engine.cache.expect(self._max_rows, self._max_length)
         self._table = SlotTable(self._max_rows)
         self._waiting: dict[int, Request] = {}
@@ -360,6 +360,12 @@ class Sampler:
 def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
     """The fastest engine that supports the network."""
     return FusedEngine(model, dtype) if FusedEngine.can_run(model) else GeneralEngine(model, dtype)
+
+
+def rows_that_fit(gib: float, model: PreTrainedModel, dtype: Precision, tokens: int) -> int:
+    """Rows of so many tokens whose keys and values fit in `gib`. Raises `DataError` for a model of unknown size."""
+    shape = shape_of_config(model.config.get_text_config().to_dict())
+    return int(gib * 2**30 / max(1, tokens * shape.cache_bytes(DTYPES[dtype].itemsize)))
 
 
 def pick_dtype(setting: PrecisionSetting, model: PreTrainedModel) -> Precision:

@@ -113,17 +113,11 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverD
     except UserError as error:
         with suppress(DataError):
             shape = _shape_of_encoder(recipe.encoder or "")
-            memory = _memory_by_shape(recipe, shape)
+            memory, steps = _memory_by_shape(recipe, shape), recipe.training.steps or 0
             return RetrieverDryRun(
-                recipe,
-                str(recipe.encoder),
-                shape.parameters,
-                None,
-                0,
-                recipe.training.steps or 0,
-                memory,
+                recipe, str(recipe.encoder), shape.parameters, rows=None, held_out=0, steps=steps, memory=memory,
                 missing=str(error),
-            )
+            )  # fmt: skip
         raise
     with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
         reduced = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe

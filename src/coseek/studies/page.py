@@ -71,7 +71,7 @@ class StoredResult(Settings):
     """What was expected, in order."""
     commands: tuple[str, ...]
     """In folders with the names of the arms."""
-    missing: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     """Arms that lack questions or whose runs were cut, as sentences."""
 
 
@@ -110,7 +110,7 @@ class StudyResult:
             rows.append((arm, *cells, *([str(printed.get(arm, "–"))] if beside else [])))
         return Table(("arm", *self.study.metrics, *([f"paper: {beside}"] if beside else [])), tuple(rows))
 
-    def missing(self) -> list[str]:
+    def caveats(self) -> list[str]:
         """A sentence for each arm that lacks questions which another arm has, since their runs ended by a fault, and
         for each of which many runs were cut, since it repeats itself or has tight limits."""
         lost = dict.fromkeys(self.values, 0)
@@ -164,7 +164,7 @@ class StudyResult:
             f"{source}: {self.study.claim}",
             f"**{str(self.verdict).capitalize()}** ({size}).",
             *filter(None, [self.study.notes]),
-            *self.missing(),
+            *self.caveats(),
         ]
 
     def stored(self) -> "StoredResult":
@@ -181,7 +181,7 @@ class StudyResult:
             },
             comparisons=tuple(map(StoredComparison.of, self.findings)),
             commands=tuple(step.line() for step in self.typed),
-            missing=tuple(self.missing()),
+            caveats=tuple(self.caveats()),
         )
 
     def markdown(self) -> str:

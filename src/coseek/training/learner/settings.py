@@ -101,8 +101,8 @@ class LearnerSettings(Settings):
     def _can_be_sharded(self) -> "LearnerSettings":
         if self.offload and self.strategy != "fsdp2":
             raise ValueError(
-                f"offload=[{', '.join(self.offload)}] moves shards to the host's memory, and there are none with "
-                f"strategy={self.strategy}; set strategy=fsdp2, or leave offload out"
+                f"offload=[{', '.join(self.offload)}] moves shards to the host's memory, and strategy={self.strategy} "
+                "makes none; set strategy=fsdp2, or leave offload out"
             )
         if self.share_prefixes and self.gradient_checkpointing:
             raise ValueError("share_prefixes keeps the activations of its attention; leave out gradient_checkpointing")
