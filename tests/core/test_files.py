@@ -23,7 +23,7 @@ from coseek.core.files import (
     write_json,
     write_jsonl,
 )
-from coseek.core.parts import sweep
+from coseek.core.temp_files import sweep
 
 leaves = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=10)

@@ -166,10 +166,10 @@ def test_our_recipes_for_the_laptop_are_without_mistakes_but_for_models_that_are
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where none was made
-    wrong = ErrorList()
-    wrong.of(check_recipe, load_recipe(name))
-    assert all("graders.generator" in sentence or "policy.folder" in sentence for sentence in wrong.sentences)
-    assert all("or make it: coseek train generator --out runs/generator" in sentence for sentence in wrong.sentences)
+    mistakes = ErrorList()
+    mistakes.collect(check_recipe, load_recipe(name))
+    assert all("graders.generator" in sentence or "policy.folder" in sentence for sentence in mistakes.sentences)
+    assert all("or make it: coseek train generator --out runs/generator" in sentence for sentence in mistakes.sentences)
 
 
 def test_an_estimate_without_the_laptops_reader_says_what_makes_it(

@@ -117,28 +117,28 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @dataclass
 class ErrorList:
-    """The mistakes of several checks, so that a user meets all of them at once. `refuse` raises them."""
+    """The mistakes of several checks, so that a user meets all of them at once."""
 
     errors: list[UserError] = field(default_factory=list)
 
-    def of(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def collect(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Return the check's result; store a `UserError` and return `None`. Other errors propagate."""
         try:
             return check(*args, **kwargs)
         except UserError as error:
-            self.errors.append(error)
+            self.add(error)
             return None
 
-    def say(self, sentence: str) -> None:
-        """Add a mistake in the settings."""
-        self.errors.append(SettingError(sentence))
+    def add(self, mistake: str | UserError) -> None:
+        """Add a mistake; a sentence is one in the settings."""
+        self.errors.append(SettingError(mistake) if isinstance(mistake, str) else mistake)
 
     @property
     def sentences(self) -> list[str]:
         """The mistakes without repetitions, in the order of the checks."""
         return list(dict.fromkeys(sentence for error in self.errors for sentence in error.sentences))
 
-    def refuse(self) -> None:
+    def raise_all(self) -> None:
         """Raise the one mistake, or one `SettingError` with all of them."""
         sentences = self.sentences
         if len(sentences) == 1:

@@ -15,11 +15,11 @@ from typing import IO, TypeAlias, TypeVar, cast
 import yaml
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.parts import part_file, part_folder, replace_folder
-from coseek.core.parts import recover_folder as recover_folder
 from coseek.core.strict_json import InvalidJson, parse_lenient, parse_strict, text_fault_in
 from coseek.core.strict_json import Json as Json
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
+from coseek.core.temp_files import recover_folder as recover_folder
+from coseek.core.temp_files import replace_folder, temp_file, temp_folder
 from coseek.core.text import HIDDEN
 
 JsonObject: TypeAlias = dict[str, "Json"]
@@ -316,7 +316,7 @@ def make_folder(folder: Path) -> None:
 def atomic_path(path: Path) -> Iterator[Path]:
     """An empty hidden file that replaces `path` when the block ends without an error."""
     make_folder(path.parent)
-    with part_file(path) as part:
+    with temp_file(path) as part:
         yield part
         sync(part)
         os.chmod(part, 0o644)
@@ -339,7 +339,7 @@ def atomic_folder(path: Path, fill: Callable[[Path], None]) -> None:
     check_not_file(path)
     make_folder(path.parent)
     recover_folder(path)
-    with part_folder(path) as part:
+    with temp_folder(path) as part:
         try:
             fill(part)
         except Exception as error:

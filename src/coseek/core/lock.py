@@ -17,7 +17,7 @@ from weakref import finalize
 
 from coseek.core.errors import InUse
 from coseek.core.files import RECORDS, make_folder, real_path
-from coseek.core.parts import sweep
+from coseek.core.temp_files import sweep
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -143,10 +143,10 @@ def apply_overrides(tree: JsonObject, overrides: Sequence[str], kind: type[BaseM
     With `kind`, the class of the tree's settings, an override of a whole group (`rl={steps: 3}`) is merged as the same
     text in a YAML file is; `rl=!replace {steps: 3}` replaces the group.
     """
-    wrong = ErrorList()
+    mistakes = ErrorList()
     for override in overrides:
-        wrong.of(_assign, tree, override, kind)
-    wrong.refuse()
+        mistakes.collect(_assign, tree, override, kind)
+    mistakes.raise_all()
     return tree
 
 

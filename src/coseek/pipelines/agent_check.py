@@ -53,38 +53,38 @@ class RecipePath(NamedTuple):
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
     """Load and check a recipe. Raises one error for unknown settings and for missing files together."""
-    wrong = ErrorList()
-    recipe = wrong.of(load_recipe, name, overrides)
-    if recipe is None and isinstance(error := wrong.errors[0], SettingError) and error.places:
+    mistakes = ErrorList()
+    recipe = mistakes.collect(load_recipe, name, overrides)
+    if recipe is None and isinstance(error := mistakes.errors[0], SettingError) and error.places:
         # Drop the wrong settings, so that the others are checked too.
         tree = without(recipe_source(name, overrides)[0], error.places)
         with suppress(SettingError):  # a dropped setting was needed
             recipe = None if tree is None else make_settings(AgentRecipe, tree)
     if recipe is not None:
-        wrong.of(check_recipe, recipe)
-    wrong.refuse()
+        mistakes.collect(check_recipe, recipe)
+    mistakes.raise_all()
     assert recipe is not None
     return recipe
 
 
 def check_recipe(recipe: AgentRecipe) -> None:
     """Refuse missing or wrong paths and settings that contradict each other; all mistakes in one error."""
-    wrong = ErrorList()
-    wrong.of(check_paths, recipe)
-    wrong.of(check_settings, recipe)
-    wrong.refuse()
+    mistakes = ErrorList()
+    mistakes.collect(check_paths, recipe)
+    mistakes.collect(check_settings, recipe)
+    mistakes.raise_all()
 
 
 def check_paths(recipe: AgentRecipe) -> None:
     """Refuse missing paths, and folders of another kind."""
-    wrong = ErrorList()
+    mistakes = ErrorList()
     for entry in paths_of(recipe):
         if entry.setting == "data.folder" and recipe.data.synthesis is not None:
-            wrong.of(check_data_folder, str(entry.path), entry.setting, recipe.data.train)
+            mistakes.collect(check_data_folder, str(entry.path), entry.setting, recipe.data.train)
         else:
-            wrong.of(_check_path, entry)
-    wrong.of(_check_measured, recipe.data)
-    wrong.refuse()
+            mistakes.collect(_check_path, entry)
+    mistakes.collect(_check_measured, recipe.data)
+    mistakes.raise_all()
 
 
 def _check_measured(data: DataSettings) -> None:
@@ -98,49 +98,49 @@ def _check_measured(data: DataSettings) -> None:
 
 def check_settings(recipe: AgentRecipe) -> None:
     """Refuse settings that contradict each other. Opens no file that the recipe names by path."""
-    wrong, graders, warm_start = ErrorList(), recipe.graders, recipe.warm_start
+    mistakes, graders, warm_start = ErrorList(), recipe.graders, recipe.warm_start
     for stage in stages_of(recipe, Path()):
-        wrong.of(_check_stage, stage.recipe)
+        mistakes.collect(_check_stage, stage.recipe)
         if stage.recipe.learn == "rl":
-            wrong.of(open_algorithm, stage.recipe.rl)
-            wrong.of(open_policy_loss, stage.recipe.rl)
-            wrong.of(check_backend, stage.recipe.rl)
-            if (loop := wrong.of(episode_loop, stage.recipe.rl)) is not None:
-                wrong.of(loop.check, stage.recipe)
-    wrong.of(taught_protocols, recipe)
-    wrong.of(check_baselines, recipe)
+            mistakes.collect(open_algorithm, stage.recipe.rl)
+            mistakes.collect(open_policy_loss, stage.recipe.rl)
+            mistakes.collect(check_backend, stage.recipe.rl)
+            if (loop := mistakes.collect(episode_loop, stage.recipe.rl)) is not None:
+                mistakes.collect(loop.check, stage.recipe)
+    mistakes.collect(taught_protocols, recipe)
+    mistakes.collect(check_baselines, recipe)
     for name in recipe.track:
-        wrong.of(find_tracker, name)
-    wrong.of(_check_data, recipe.data)
-    wrong.of(_check_new_tokens, recipe)
+        mistakes.collect(find_tracker, name)
+    mistakes.collect(_check_data, recipe.data)
+    mistakes.collect(_check_new_tokens, recipe)
     if warm_start is None and recipe.learn == "demonstrations":
-        wrong.say("learn: demonstrations needs some; give the recipe a warm_start")
+        mistakes.add("learn: demonstrations needs some; give the recipe a warm_start")
     if warm_start is not None and warm_start.uses_worlds and recipe.data.world is None:
-        wrong.say(
+        mistakes.add(
             "the expert's throw-away worlds are laptop worlds; for other data take warm_start.demonstrator=rules, or "
             "warm_start.worlds=0 where questions have a path"
         )
     if warm_start is not None and (warm_start.demonstrator == "runs") != bool(warm_start.runs):
-        wrong.say("warm_start.demonstrator=runs and the folders in warm_start.runs belong together; give both")
+        mistakes.add("warm_start.demonstrator=runs and the folders in warm_start.runs belong together; give both")
     if warm_start is not None and warm_start.demonstrator == "runs":
-        wrong.of(TrajectoryScorer, make_reward(warm_start.keep.reward))
+        mistakes.collect(TrajectoryScorer, make_reward(warm_start.keep.reward))
     if graders.generator is not None:
-        wrong.of(load_generator_prompt, graders.generator)
+        mistakes.collect(load_generator_prompt, graders.generator)
     if graders.judge is not None:
-        wrong.of(load_judge_prompt, graders.judge)
+        mistakes.collect(load_judge_prompt, graders.judge)
     if recipe.policy.folder is None:
-        wrong.of(check_shape, recipe.policy.laptop)
-    wrong.refuse()
+        mistakes.collect(check_shape, recipe.policy.laptop)
+    mistakes.raise_all()
 
 
 def check_baselines(recipe: AgentRecipe, retrievers: Collection[str] = ()) -> None:
     """Refuse baselines of the table without a prompt, or whose protocol needs none of these retrievers."""
-    wrong = ErrorList()
+    mistakes = ErrorList()
     for name in recipe.table.baselines:
-        if name != RULES and (protocol := wrong.of(recipe.load_protocol, name, run_files=False)) is not None:
+        if name != RULES and (protocol := mistakes.collect(recipe.load_protocol, name, run_files=False)) is not None:
             for retriever in retrievers:
-                wrong.of(protocol.check_retriever, retriever)
-    wrong.refuse()
+                mistakes.collect(protocol.check_retriever, retriever)
+    mistakes.raise_all()
 
 
 def _first_learner(recipe: AgentRecipe) -> tuple[str, LearnerSettings]:
@@ -190,18 +190,18 @@ def _check_stage(recipe: AgentRecipe) -> None:
 
 def _check_data(data: DataSettings) -> None:
     """Refuse unknown retrievers and splits, and wrong settings of a retriever."""
-    wrong = ErrorList()
+    mistakes = ErrorList()
     if data.retriever not in retriever_names():
-        wrong.errors.append(UnknownName("retriever", data.retriever, retriever_names()))
+        mistakes.add(UnknownName("retriever", data.retriever, retriever_names()))
     elif data.index is None:
-        wrong.of(check_retriever, data.retriever, data.retriever_settings)
-    wrong.of(_check_splits, data)
+        mistakes.collect(check_retriever, data.retriever, data.retriever_settings)
+    mistakes.collect(_check_splits, data)
     if isinstance(searched := data.searched, dict):
-        wrong.of(OpenContext().check, searched, "data.view")
+        mistakes.collect(OpenContext().check, searched, "data.view")
     training = data.training_over(data.searched or "the run's own index", data.folder or "the run's own")
     if training is not None:
-        wrong.of(OpenContext().check, training, "data.training_retriever")
-    wrong.refuse()
+        mistakes.collect(OpenContext().check, training, "data.training_retriever")
+    mistakes.raise_all()
 
 
 def how_to_make(model: Path) -> str:
@@ -246,21 +246,21 @@ def _inside(entry: RecipePath) -> tuple[tuple[str, ...], ...]:
 
 def _check_splits(data: DataSettings) -> None:
     """Refuse splits that a world will not have; `paths_of` names the files of a folder."""
-    splits, wrong = ("train", "dev", "test"), ErrorList()
+    splits, mistakes = ("train", "dev", "test"), ErrorList()
     for setting in splits if data.world is not None else ():
         split = getattr(data, setting)
         if split not in splits:
             hint = f"{nearest(split, splits)} They have: {', '.join(splits)}"
-            wrong.say(f"data.{setting}={split} is not a split of these data{hint}")
-    wrong.refuse()
+            mistakes.add(f"data.{setting}={split} is not a split of these data{hint}")
+    mistakes.raise_all()
 
 
 def taught_protocols(recipe: AgentRecipe) -> list[Protocol]:
     """The agent's protocol, then the others of its warm start. Refuses two protocols with one prompt."""
     also = recipe.warm_start.also if recipe.warm_start else {}
-    wrong = ErrorList()
-    protocols = [wrong.of(recipe.load_protocol, name, run_files=False) for name in (recipe.protocol, *also)]
-    wrong.refuse()
+    mistakes = ErrorList()
+    protocols = [mistakes.collect(recipe.load_protocol, name, run_files=False) for name in (recipe.protocol, *also)]
+    mistakes.raise_all()
     own, *others = (protocol for protocol in protocols if protocol is not None)
     for other in others:
         if other.template.file.prompt == own.template.file.prompt:
@@ -273,25 +273,25 @@ def taught_protocols(recipe: AgentRecipe) -> list[Protocol]:
 
 def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
     """Refuse trackers, an encoder, labels, a data set or a corpus that cannot be used."""
-    wrong = ErrorList()
+    mistakes = ErrorList()
     for name in recipe.track:
-        wrong.of(find_tracker, name)
+        mistakes.collect(find_tracker, name)
     if recipe.data is not None:
         data = recipe.data
-        wrong.of(check_data_folder, data.folder, "data.folder", data.train)
+        mistakes.collect(check_data_folder, data.folder, "data.folder", data.train)
         for split, usual in ((data.dev, "dev"), (data.test, "test")):
-            if not wrong.errors:
-                wrong.of(check_data_folder, data.folder, "data.folder", split, usual)
+            if not mistakes.errors:
+                mistakes.collect(check_data_folder, data.folder, "data.folder", split, usual)
         for name in data.questions:
             if not Path(name).exists():
-                wrong.errors.append(DataError(f"there is no {name}, which data.questions names; check the path"))
+                mistakes.add(DataError(f"there is no {name}, which data.questions names; check the path"))
     if recipe.encoder is not None:
-        wrong.of(check_encoder, recipe.encoder, recipe.kind == "reranker")
+        mistakes.collect(check_encoder, recipe.encoder, recipe.kind == "reranker")
     for folder in recipe.labels:
-        wrong.of(LabelFolder, Path(folder))
+        mistakes.collect(LabelFolder, Path(folder))
     if (corpus := recipe.held_out.corpus) is not None and not Path(corpus).exists():
-        wrong.errors.append(DataError(f"there is no {corpus}, which held_out.corpus names; check the path"))
-    wrong.refuse()
+        mistakes.add(DataError(f"there is no {corpus}, which held_out.corpus names; check the path"))
+    mistakes.raise_all()
 
 
 def check_encoder(name: str, reranks: bool = False) -> None:

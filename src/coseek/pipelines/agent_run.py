@@ -60,12 +60,14 @@ def check_run(
 ) -> tuple[AgentSettings, Limits]:
     """The agent's settings and the limits that suit it. All mistakes in what a run names are raised as one error,
     before anything is opened."""
-    wrong = ErrorList()
-    chosen = wrong.of(agent)
-    wrong.of(check_source, retriever)
-    wrong.of(check_questions, questions, split)
-    limits = None if chosen is None else wrong.of(limits_for, chosen)  # reads the protocol and its prompt template
-    wrong.refuse()
+    mistakes = ErrorList()
+    chosen = mistakes.collect(agent)
+    mistakes.collect(check_source, retriever)
+    mistakes.collect(check_questions, questions, split)
+    limits = (
+        None if chosen is None else mistakes.collect(limits_for, chosen)
+    )  # reads the protocol and its prompt template
+    mistakes.raise_all()
     assert chosen is not None and limits is not None
     return chosen, limits
 

@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError, MissingExtra, UserError
 from coseek.core.files import Json, JsonObject, read_jsonl
-from coseek.core.parts import part_folder
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.core.temp_files import temp_folder
 from coseek.data.maker import WorldGroup, world_maker
 from coseek.graders.factory import ORACLE
 from coseek.hardware.device import processes_here
@@ -182,7 +182,7 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
     paths = tuple((entry, problem_of(entry) or _lacking_weights(entry)) for entry in paths_of(recipe))
-    with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as deleted:
+    with temp_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as deleted:
         if recipe.data.folder is not None and not any(problem for _, problem in paths):
             paths += ((RecipePath("data.folder", Path(recipe.data.folder), "data"), _data_problem(recipe, deleted)),)
         steps = rehearse(recipe, shape, folder or deleted)

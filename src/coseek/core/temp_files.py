@@ -1,6 +1,6 @@
-"""Parts: hidden files and folders of unfinished writes, and the removal of those that a kill left.
+"""Temporary files and folders of unfinished writes, and the removal of those that a killed process left.
 
-A part is `.NAME.RANDOM.part`. One that a killed process left is removed by the next process that locks its folder.
+They are hidden and named `.NAME.RANDOM.part`. The next process that locks their folder removes what a kill left.
 """
 
 import os
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PART = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
 """`tempfile` draws eight characters for a name."""
 
 
 @contextmanager
-def part_file(path: Path) -> Iterator[Path]:
-    """An empty part of the file `path` for the block, which renames it; removed if it does not."""
+def temp_file(path: Path) -> Iterator[Path]:
+    """An empty temporary file beside `path` for the block, which renames it; removed if the block does not."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
     try:
@@ -27,23 +27,23 @@ def part_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def part_folder(path: Path) -> Iterator[Path]:
-    """An empty part of the folder `path` for the block, which renames it; removed if it does not."""
-    part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
+def temp_folder(path: Path) -> Iterator[Path]:
+    """An empty temporary folder beside `path` for the block, which renames it; removed if the block does not."""
+    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
     try:
-        yield part
+        yield folder
     finally:
-        _remove(part)
+        _remove(folder)
 
 
-def replace_folder(part: Path, path: Path) -> None:
-    """Rename `part` to `path`. A folder of that name is `.NAME.old` meanwhile; an error leaves it as it was."""
+def replace_folder(new: Path, path: Path) -> None:
+    """Rename `new` to `path`. A folder of that name is `.NAME.old` meanwhile; an error leaves it as it was."""
     old = _old(path)
     try:
         if path.exists():
             _remove(old)
             os.replace(path, old)
-        os.replace(part, path)
+        os.replace(new, path)
     except BaseException:
         recover_folder(path)
         raise
@@ -67,12 +67,12 @@ def _old(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in an output folder and below: parts, and halves of replacements. The caller is
-    the only one that writes there; folders inside that have a lock of their own are left alone."""
-    for place, folders, files in os.walk(folder):
-        here = Path(place)
+    """Remove what killed processes left in an output folder and below: temporary files, and halves of replacements. The
+    caller is the only one that writes there; folders inside that have a lock of their own are left alone."""
+    for parent, folders, files in os.walk(folder):
+        here = Path(parent)
         for name in [*folders, *files]:
-            if _PART.fullmatch(name):
+            if _TEMPORARY.fullmatch(name):
                 _remove(here / name)
             elif name in folders and name.startswith(".") and name.endswith(".old"):
                 recover_folder(here / name[1 : -len(".old")])
