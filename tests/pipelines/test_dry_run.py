@@ -90,7 +90,7 @@ def test_a_dry_run_is_of_the_recipe_s_devices_or_of_the_processes_of_which_the_f
     assert "table.answer_with" in {named.setting for named, _ in found.missing}  # told, not raised
     [look] = found.stages
     assert look.memory.needed / GIB < 80 and not look.way_out
-    assert "--nproc-per-node 8" in str(found.table().rows)
+    assert "--nproc-per-node 8" in str(found.tables()[0].rows)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
     assert main(["train", "agent", "r1", "threads=1", "--dry-run", "--json"]) == 2  # its files are not there

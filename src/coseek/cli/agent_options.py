@@ -27,16 +27,11 @@ def agent_with_limits(
     settings = settings_for(name, protocol, prompt_template, tokenizer, device, untrained=CITED)
     if temperature is not None:
         settings = settings.model_copy(update={"temperature": temperature})
-    _refuse_knowing(settings.name)
+    known = is_scripted(settings.name) and find_plugin("scripted agent", SCRIPTED, settings.name, CONTRACT)
+    if needs := getattr(known, "NEEDS", ""):
+        raise SettingError(
+            f"the agent {settings.name!r} needs {needs}, and a typed question has none; take --agent extract, rules or "
+            "a model folder, or ask the questions of a data set with `coseek run`"
+        )
     typed = [text.removeprefix("limits.") for text in limits]  # `coseek run` has them in the group `limits`
     return settings, make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(settings))))
-
-
-def _refuse_knowing(name: str) -> None:
-    """Refuse a scripted agent that needs more of a question than its text."""
-    needs = getattr(find_plugin("scripted agent", SCRIPTED, name, CONTRACT), "NEEDS", "") if is_scripted(name) else ""
-    if needs:
-        raise SettingError(
-            f"the agent {name!r} needs {needs}, and a typed question has none; take --agent extract, rules or a model "
-            "folder, or ask the questions of a data set with `coseek run`"
-        )

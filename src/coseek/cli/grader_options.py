@@ -1,15 +1,12 @@
-"""Grader options: `--answer-with` and `--judge`, the models behind them, and scoring runs with them."""
+"""Graders of a command: the models that `--answer-with` and `--judge` name, and scoring runs with them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
 
-import typer
-
-from coseek.agents.sources import SELECTED, SERVINGS
+from coseek.agents.sources import SELECTED
 from coseek.cli.terminal import progress_bar, resumable, say
 from coseek.core.cluster import Cluster
 from coseek.core.errors import SettingError
@@ -28,33 +25,6 @@ from coseek.measure.agreement import Agreement, agreements
 from coseek.measure.component_scores import Answers, component_run
 from coseek.measure.score import JUDGED, ScoredRun, Verdicts, check_metrics, score_run
 from coseek.models.text_model import CachedTextModel, TextModelSettings
-
-AnswerWith: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="A frozen generator (a shipped model, model folder, URL or YAML file) that answers from each run's "
-        "passages: the agent as a component."
-    ),
-]
-Serve: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        help=f"What the generator reads of each run, comma-separated, of: {', '.join(SERVINGS)}. Each is compared with "
-        "the first."
-    ),
-]
-BudgetTokens: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Tokens of passages in the generator's prompt, at most; and of budgeted_recall.")
-]
-PromptFile: TypeAlias = Annotated[str | None, typer.Option(help="The generator's prompt: a YAML file of your own.")]
-JudgePromptFile: TypeAlias = Annotated[str, typer.Option(help="The judge's prompt: a YAML file of your own.")]
-OneJudge: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="The judge for judge_acc and gen_acc: a shipped model, a model folder, a URL or YAML file, or the folder "
-        "of a laptop world (its oracle)."
-    ),
-]
 
 
 def open_parts(

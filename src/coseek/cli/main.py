@@ -28,8 +28,8 @@ from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 
 from coseek import __version__
-from coseek.cli.options import with_home, with_server_options
-from coseek.cli.terminal import Volume, say, set_volume, show_traceback, tell, volume, with_volume
+from coseek.cli.options import with_shared_options
+from coseek.cli.terminal import say, show_traceback, tell
 from coseek.core.errors import CoseekError, DiskFault, SettingError, UnknownName, UserError, missing_extras
 from coseek.core.plugins import find_plugin, plugin_names
 from coseek.core.settings import mistakes
@@ -41,9 +41,6 @@ COMPLETE = "_COSEEK_COMPLETE"
 _FULL = "nothing was overwritten; free some space and try again"
 _CLOSED = "choose a folder that you can read and write"
 _OTHER = "choose another place"
-QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""Variables that keep libraries from printing, unless `--verbose`; libraries read them at import. The user's own values
-win."""
 DISK_FAULTS: dict[int | None, str] = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
@@ -155,13 +152,11 @@ _NO_SUBCOMMAND = re.compile(r"No such command '(.*?)'")
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run one command. A wrong option names the help page; a missing library names the line that installs it."""
-    set_volume(Volume.NORMAL)
     try:
         with missing_extras(f"`coseek {name}`"):
             program = program_of(name)
             # Not `program.main`, which handles Ctrl-C and closed pipes in its own way.
             with program.make_context(f"coseek {name}", list(arguments)) as context:
-                hush_libraries()
                 code = program.invoke(context)
     except typer.Exit as done:  # --help
         return done.exit_code
@@ -191,15 +186,7 @@ def program_of(name: str) -> TyperCommand | TyperGroup:
     """Return a command's program, with the options that commands share."""
     program = typer.main.get_command(find_plugin("command", COMMANDS, name).app)
     assert isinstance(program, TyperCommand | TyperGroup)
-    return with_home(with_server_options(with_volume(program)))
-
-
-def hush_libraries() -> None:
-    """Keep libraries from printing, and the package to its warnings, unless `--verbose`."""
-    verbose = volume() is Volume.VERBOSE
-    logging.getLogger("coseek").setLevel(logging.INFO if verbose else logging.WARNING)
-    for setting, value in () if verbose else QUIET.items():
-        os.environ.setdefault(setting, value)
+    return with_shared_options(program)
 
 
 GROUPS = ("Start here", "Data and indexes", "Agents", "Training", "Results", "Your own parts", "Sharing")

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from coseek.cli.terminal import C, add_options, leaves
+from coseek.cli.terminal import Volume, set_volume
 from coseek.core.connections import is_url
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, as_path, expand_home
@@ -59,6 +60,25 @@ ClusterName: TypeAlias = Annotated[
         help="Work on a Ray cluster: local, auto or ray://HOST:PORT, optionally followed by ?cpus=2&gpus=1 a process.",
     ),
 ]
+AnswerWith: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="A frozen generator (a shipped model, model folder, URL or YAML file) that answers from each run's "
+        "passages: the agent as a component."
+    ),
+]
+BudgetTokens: TypeAlias = Annotated[
+    int, typer.Option(min=1, help="Tokens of passages in the generator's prompt, at most; and of budgeted_recall.")
+]
+PromptFile: TypeAlias = Annotated[str | None, typer.Option(help="The generator's prompt: a YAML file of your own.")]
+JudgePromptFile: TypeAlias = Annotated[str, typer.Option(help="The judge's prompt: a YAML file of your own.")]
+OneJudge: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="The judge for judge_acc and gen_acc: a shipped model, a model folder, a URL or YAML file, or the folder "
+        "of a laptop world (its oracle)."
+    ),
+]
 
 
 def cluster_of(address: str | None) -> "AbstractContextManager[Cluster | None]":
@@ -89,15 +109,6 @@ def whole_numbers(option: str, text: str, least: int, example: str) -> list[int]
     return list(dict.fromkeys(map(int, names)))
 
 
-def with_home(program: C) -> C:
-    """Let every command of a program take `~/` in its paths."""
-    for command in leaves(program):
-        for parameter in command.params:
-            if parameter.callback is None:
-                parameter.callback = lambda _context, _parameter, value: _at_home(value)
-    return program
-
-
 def _at_home(value: object) -> object:
     """The value with its paths expanded. A text, which may be a query, is a path where that exists."""
     if isinstance(value, list):
@@ -111,6 +122,7 @@ def _at_home(value: object) -> object:
 
 # --- servers
 
+C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., object])
 
 _taking: set[Callable[..., object]] = set()
@@ -142,57 +154,73 @@ def at_server(name: str) -> str:
     return str(next(at_servers(name)))
 
 
-def with_server_options(program: C) -> C:
-    """Add the options to the commands of a program that take servers, and forget those of an earlier command."""
-    _server_settings.clear()
+# --- options of every command
+
+
+def with_shared_options(program: C) -> C:
+    """Give every command of a program `--quiet`, `--verbose` and `~/` in its paths, and the options of servers where it
+    takes servers. A command with a `--quiet` of its own keeps that."""
     for command in leaves(program):
-        if command.callback is not None and inspect.unwrap(command.callback) in _taking:
-            add_options(command, _template)
+        for parameter in command.params:
+            if parameter.callback is None:
+                parameter.callback = lambda _context, _parameter, value: _at_home(value)
+        run = command.callback
+        assert run is not None
+        taken = {name for parameter in command.params for name in parameter.opts}
+        shared = [option for option in typer.main.get_command(_shared).params if not taken & {*option.opts}]
+        if inspect.unwrap(run) not in _taking:
+            shared = [option for option in shared if option.name in ("is_quiet", "is_verbose")]
+        command.params += shared
+        command.callback = _after_shared(run, [str(option.name) for option in shared])
     return program
 
 
-def _model(value: str | None) -> None:
-    if value is not None:
-        _server_settings["model"] = value
+def leaves(program: object) -> Iterator[TyperCommand]:
+    """Yield the commands of a program that are no groups."""
+    if isinstance(program, TyperGroup):
+        for command in program.commands.values():
+            yield from leaves(command)
+    elif isinstance(program, TyperCommand):
+        yield program
 
 
-def _key_env(value: str | None) -> None:
-    if value is not None:
-        _server_settings["key_env"] = value
+def _after_shared(run: Callable[..., object], shared: Sequence[str]) -> Callable[..., object]:
+    """The function of a command, called once its shared options have been applied."""
+
+    def run_with_shared(**values: object) -> object:
+        apply = typer.main.get_command(_shared).callback
+        assert apply is not None
+        apply(**{name: values.pop(name) for name in shared})
+        return run(**values)
+
+    return run_with_shared
 
 
-def _no_send(value: list[str] | None) -> None:
-    _server_settings.update({f"send.{field}": None for field in value or ()})
+_shared = typer.Typer(add_completion=False)
 
 
-_template = typer.Typer(add_completion=False)
-
-
-@_template.command(add_help_option=False)
-def _options(
+@_shared.command(add_help_option=False)
+def _apply_shared(
+    is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings only, no progress.")] = False,
+    is_verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show all progress, and the messages of libraries.")
+    ] = False,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="The model's name at the servers that this command names by URL.", callback=_model, expose_value=False
-        ),
+        str | None, typer.Option(help="The model's name at the servers that this command names by URL.")
     ] = None,
     key_env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The environment variable with those servers' key.",
-            callback=_key_env,
-            expose_value=False,
-        ),
+        str | None, typer.Option(metavar="NAME", help="The environment variable with those servers' key.")
     ] = None,
     no_send: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FIELD",
-            help="A field that those servers refuse, such as temperature or seed; may be repeated.",
-            callback=_no_send,
-            expose_value=False,
+            metavar="FIELD", help="A field that those servers refuse, such as temperature or seed; may be repeated."
         ),
     ] = None,
 ) -> None:
-    """The options."""
+    """Apply the options that commands share."""
+    set_volume(Volume.VERBOSE if is_verbose else Volume.QUIET if is_quiet else Volume.NORMAL)
+    given = {"model": model, "key_env": key_env}
+    _server_settings.clear()
+    _server_settings.update({name: value for name, value in given.items() if value is not None})
+    _server_settings.update({f"send.{field}": None for field in no_send or ()})

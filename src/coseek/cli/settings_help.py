@@ -5,7 +5,7 @@ The meaning is the docstring where the setting is declared, so the list is alway
 
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast, get_args
@@ -57,12 +57,15 @@ class Parent:
 
 
 def print_settings(
-    settings: Settings, as_json: bool, prefixes: Sequence[str] = (), parent: Parent | None = None
+    load: Callable[[list[str]], Settings], words: Sequence[str], as_json: bool, parent: Parent | None = None
 ) -> None:
-    """Print the settings below the `prefixes`, or, without any, what the recipe changes and the groups there are.
+    """Print settings of the recipe that `load` reads with those of the `words` that are `NAME=VALUE`. The other words
+    are prefixes of what is printed; without any it is what the recipe changes, and the groups there are.
 
     Raises `SettingError` for a prefix without settings. JSON without a prefix holds every setting.
     """
+    settings = load([word for word in words if "=" in word])
+    prefixes = [word for word in words if "=" not in word]
     every = list(listed(settings))
     chosen = [setting for setting in every if any(_below(setting.name, prefix) for prefix in prefixes or [ALL])]
     for prefix in prefixes:

@@ -2,6 +2,7 @@
 it passes through `visible`. The *volume* is how much a command prints beside its result (`--quiet`, `--verbose`)."""
 
 import json
+import logging
 import os
 import sys
 import time
@@ -11,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
+from pathlib import Path
 from shlex import quote
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -29,7 +31,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
-from typer.core import TyperCommand, TyperGroup
+from rich.table import Table as RichTable
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, apply_overrides
@@ -38,8 +40,6 @@ from coseek.core.text import visible, visible_json
 if TYPE_CHECKING:
     from coseek.measure.score import Scores
     from coseek.measure.table import Table
-
-C = TypeVar("C")
 
 
 class Volume(IntEnum):
@@ -52,6 +52,9 @@ class Volume(IntEnum):
     """A line at every report of progress, and the messages of libraries."""
 
 
+QUIET_LIBRARIES = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Variables that keep libraries from printing, unless `--verbose`; libraries read them at import. The user's own values
+win."""
 _now = Volume.NORMAL
 
 
@@ -61,63 +64,13 @@ def volume() -> Volume:
 
 
 def set_volume(wanted: Volume) -> None:
-    """Set the volume until the next command."""
+    """Set the volume until the next command; unless `--verbose`, libraries are silent and the package only warns."""
     global _now
     _now = wanted
-
-
-def _quiet(value: bool) -> None:
-    if value:
-        set_volume(Volume.QUIET)
-
-
-def _verbose(value: bool) -> None:
-    if value:
-        set_volume(Volume.VERBOSE)
-
-
-_template = typer.Typer(add_completion=False)
-
-
-@_template.command(add_help_option=False)
-def _options(
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Warnings only, no progress.", callback=_quiet, expose_value=False)
-    ] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            help="Show all progress, and the messages of libraries.",
-            callback=_verbose,
-            expose_value=False,
-        ),
-    ] = False,
-) -> None:
-    """The options that every command gets."""
-
-
-def with_volume(program: C) -> C:
-    """Give every command of a program the two options; one with a `--quiet` of its own keeps that."""
-    for command in leaves(program):
-        add_options(command, _template)
-    return program
-
-
-def add_options(command: TyperCommand, template: typer.Typer) -> None:
-    """Add the options of `template`, a command that only declares them, unless the command has its own of a name."""
-    taken = {name for param in command.params for name in param.opts}
-    command.params += [param for param in typer.main.get_command(template).params if not taken & {*param.opts}]
-
-
-def leaves(program: object) -> Iterator[TyperCommand]:
-    """Yield the commands of a program that are no groups."""
-    if isinstance(program, TyperGroup):
-        for command in program.commands.values():
-            yield from leaves(command)
-    elif isinstance(program, TyperCommand):
-        yield program
+    verbose = wanted is Volume.VERBOSE
+    logging.getLogger("coseek").setLevel(logging.INFO if verbose else logging.WARNING)
+    for variable, value in () if verbose else QUIET_LIBRARIES.items():
+        os.environ.setdefault(variable, value)
 
 
 Clock: TypeAlias = Callable[[], float]
@@ -151,6 +104,11 @@ def tell(text: str) -> None:
 def shell_word(word: object) -> str:
     """A word of a command as it is typed in a shell, where a name may have blanks or a `$` in it."""
     return quote(str(word))
+
+
+def next_index(data: Path) -> str:
+    """The line that says how a new data set is indexed."""
+    return f"Next: coseek index {shell_word(data)} --out {shell_word(f'{data}-bm25')}"
 
 
 def say(text: str) -> None:
@@ -194,19 +152,21 @@ def stdout_console() -> Console:
     return _uncut(_Stdout(highlight=False))
 
 
-def show_tables(tables: Iterable["Table"]) -> None:
-    """Print tables, without headings."""
-    console = stdout_console()
-    for table in tables:
-        console.print(table.rich())
+def show(shown: Iterable["Table | RichTable | str"]) -> None:
+    """Print lines, and tables without headings."""
+    for item in shown:
+        if isinstance(item, str):
+            tell(item)
+        else:
+            stdout_console().print(item if isinstance(item, RichTable) else item.rich())
 
 
-def output(as_json: bool, tree: Json, tables: Iterable["Table"]) -> None:
-    """Print a result as JSON, or as its tables."""
+def output(as_json: bool, tree: Json, shown: Iterable["Table | RichTable | str"]) -> None:
+    """Print a result as JSON, or as its tables and lines."""
     if as_json:
         print_json(tree)
     else:
-        show_tables(tables)
+        show(shown)
 
 
 def print_tables(scores: "Scores", metrics: list[str], main: "Table | None" = None) -> None:
@@ -218,7 +178,7 @@ def print_tables(scores: "Scores", metrics: list[str], main: "Table | None" = No
     tables |= abstention_tables(scores)
     if scores.comparisons:
         tables["Run against run"] = comparison_table(scores, metrics)
-    show_tables(tables.values())
+    show(tables.values())
 
 
 def stderr_console(quiet: bool = False) -> Console:

@@ -120,7 +120,7 @@ class DryRun:
         tree["missing"] = {entry.setting: problem for entry, problem in self.missing}
         return tree
 
-    def table(self) -> Table:
+    def tables(self) -> list[Table]:
         """The findings as rows of part, value and detail."""
         rows = [("path", entry.setting, problem or f"{entry.path}: there") for entry, problem in self.paths]
         rows.append(("model", f"{_count(self.shape.parameters)} weights", self.source))
@@ -144,7 +144,7 @@ class DryRun:
             f"Time assumes {machine.tflops:g} TFLOP/s a device, of which updates reach {machine.update_mfu:.0%} and "
             f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."
         )
-        return Table(("part", "what", "detail"), tuple(rows), (note,))
+        return [Table(("part", "what", "detail"), tuple(rows), (note,))]
 
 
 def as_object(findings: object, *left_out: str) -> JsonObject:

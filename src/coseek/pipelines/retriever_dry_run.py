@@ -82,7 +82,7 @@ class RetrieverDryRun:
         """The findings in bytes and seconds."""
         return {**as_object(self), "searches": self.searches, "needed": sum(self.memory.values())}
 
-    def table(self) -> Table:
+    def tables(self) -> list[Table]:
         """The findings as rows of part, value and detail."""
         training, whole = self.recipe.training, shown_gib(sum(self.memory.values()))
         parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in self.memory.items())
@@ -91,7 +91,7 @@ class RetrieverDryRun:
             ("memory", f"{whole} GiB at most", f"{parts}, with every text at its full length"),
         ]
         if self.rows is None:
-            return Table(("part", "what", "detail"), tuple(rows))
+            return [Table(("part", "what", "detail"), tuple(rows))]
         detail = f"{counted(self.steps, 'update')} of {training.batch_size} rows"
         rows.insert(1, ("labels", f"{self.rows:,} rows", detail))
         if self.update_s is None or self.peak is None:
@@ -102,7 +102,7 @@ class RetrieverDryRun:
                 ("time", f"{duration(self.steps * self.update_s)} for the updates", "at the speed of that update"),
             ]
         rows.append(("evaluation", f"{self.searches:,} searches", f"{self.held_out:,} held-out turns each time"))
-        return Table(("part", "what", "detail"), tuple(rows), ("Nothing asks a scorer. Nothing was written.",))
+        return [Table(("part", "what", "detail"), tuple(rows), ("Nothing asks a scorer. Nothing was written.",))]
 
 
 def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverDryRun:
@@ -255,7 +255,7 @@ class TogetherDryRun:
 
     def tables(self) -> Iterator[Table]:
         """The agent's findings, then those of a round."""
-        yield self.agent.table()
+        yield from self.agent.tables()
         recipe, work = self.recipe, self.work
         scorer = "no model in the workers' processes"
         if recipe.labels.serve is not None:

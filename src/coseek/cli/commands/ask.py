@@ -10,17 +10,8 @@ from rich.text import Text
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settled_for
 from coseek.agents.sources import cited_answer, holds, reply_in_words, sources_of
+from coseek.cli import options
 from coseek.cli.agent_options import agent_with_limits
-from coseek.cli.options import (
-    DeviceName,
-    PromptTemplateName,
-    ProtocolName,
-    RetrieverName,
-    Temperature,
-    TokenizerName,
-    at_server,
-    takes_servers,
-)
 from coseek.cli.terminal import AsJson, Volume, new_app, print_json, say, stderr_console, tell, volume
 from coseek.core.errors import SettingError
 from coseek.core.text import as_written, without_repetition
@@ -37,10 +28,10 @@ app = new_app()
 
 
 @app.command(epilog="Example: `coseek ask 'Who wrote it?' --retriever INDEX --agent extract`")
-@takes_servers
+@options.takes_servers
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
-    retriever: RetrieverName,
+    retriever: options.RetrieverName,
     agent: Annotated[
         str,
         typer.Option(
@@ -52,12 +43,12 @@ def ask(
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Limits, such as max_turns=6 or limits.max_turns=6."),
     ] = None,
-    temperature: Temperature = 0.0,
+    temperature: options.Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    protocol: ProtocolName = None,
-    prompt_template: PromptTemplateName = None,
-    tokenizer: TokenizerName = None,
-    device: DeviceName = None,
+    protocol: options.ProtocolName = None,
+    prompt_template: options.PromptTemplateName = None,
+    tokenizer: options.TokenizerName = None,
+    device: options.DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one question and watch the agent think, search and answer.
@@ -67,11 +58,12 @@ def ask(
     if not question.strip():
         raise SettingError("the question is empty; write one: coseek ask 'QUESTION' --retriever INDEX")
     console = stderr_console(quiet=as_json or volume() is Volume.QUIET)
-    agent = at_server(agent)
+    agent = options.at_server(agent)
     chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
     who = open_agent(settled_for(chosen, chosen))
     index = RetrieverDisplay(open_retriever(retriever), console)
-    (trajectory,) = rollout(with_display(who, console), index, [Question("asked", question)], [seed], budgets)
+    shown = Agent(who.protocol, ModelDisplay(who.model, console))
+    (trajectory,) = rollout(shown, index, [Question("asked", question)], [seed], budgets)
     if as_json:
         print_json(trajectory.to_json())
     else:
@@ -163,8 +155,3 @@ class RetrieverDisplay:
                 title, text = as_written(hit.passage.title), as_written(hit.passage.text)
                 self.console.print(Text(f"  [{rank}] {title}: {text}", style="dim"))
         return hits_per_query
-
-
-def with_display(agent: Agent, console: Console) -> Agent:
-    """The same agent, whose turns are printed."""
-    return Agent(agent.protocol, ModelDisplay(agent.model, console))

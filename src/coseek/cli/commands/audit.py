@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coseek.cli.options import Split
-from coseek.cli.terminal import AsJson, new_app, note, output, print_json, say, tell
+from coseek.cli.terminal import AsJson, new_app, note, output, say
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, parse_rows, write_json, write_jsonl
 from coseek.data.dataset import Dataset
@@ -96,27 +97,24 @@ def runs_(
     their file, line, question and segment. Says what could not be compared.
     """
     audits = [audit for path in paths for audit in audits_of(path, retriever)]
-    if as_json:
-        print_json([audit_json(audit) for audit in audits])
-    else:
+    output(as_json, [audit_json(audit) for audit in audits], chain.from_iterable(map(report, audits)))
+    if not as_json:
         for audit in audits:
-            report(audit)
+            for what, why in audit.left_out.items():
+                say(f"{audit.folder}: not compared: {what} ({why})")
     return 1 if any(audit.count for audit in audits) else 0
 
 
-def report(audit: Audit) -> None:
-    """Print one line for a sound folder, else the first violations; and how much was derived again."""
+def report(audit: Audit) -> Iterator[str]:
+    """One line for a sound folder, else the first violations; and how much was derived again."""
     share = f"{audit.derived / audit.rows:.0%}" if audit.rows else "0%"
     how = f"{share} derived again, {'with' if audit.bound else 'without'} a digest file"
     if not audit.count:
-        tell(f"{audit.folder}: sound; {audit.rows:,} {audit.of} checked, {how}")
+        yield f"{audit.folder}: sound; {audit.rows:,} {audit.of} checked, {how}"
     else:
         which = "all of them" if len(audit.violations) == audit.count else f"the first {len(audit.violations)} of them"
-        tell(f"{audit.folder}: not sound; {audit.count:,} violations in {audit.rows:,} {audit.of}, {how}, {which}:")
-        for violation in audit.violations:
-            tell(f"  {violation}")
-    for what, why in audit.left_out.items():
-        say(f"{audit.folder}: not compared: {what} ({why})")
+        yield f"{audit.folder}: not sound; {audit.count:,} violations in {audit.rows:,} {audit.of}, {how}, {which}:"
+        yield from (f"  {violation}" for violation in audit.violations)
 
 
 def audit_json(audit: Audit) -> JsonObject:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, new_app, print_json, tell
+from coseek.cli.terminal import AsJson, new_app, output
+from coseek.core.files import JsonObject
 from coseek.pipelines.part_trials import check_part
 
 GROUP = "Your own parts"
@@ -23,10 +24,6 @@ def check(
     and prints what it did and the command that uses it. Trains nothing and writes nothing.
     """
     trial = check_part(file)
-    if as_json:
-        print_json({"file": str(file), "kind": trial.kind, "found": list(trial.found), "use": trial.use})
-        return
-    tell(f"{file}: {trial.kind}")
-    for line in trial.found:
-        tell(f"  {line}")
-    tell(f"Use it: {trial.use}")
+    tree: JsonObject = {"file": str(file), "kind": trial.kind, "found": list(trial.found), "use": trial.use}
+    found = (f"  {line}" for line in trial.found)
+    output(as_json, tree, [f"{file}: {trial.kind}", *found, f"Use it: {trial.use}"])

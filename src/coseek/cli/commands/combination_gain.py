@@ -9,18 +9,8 @@ from typing import Annotated
 import typer
 
 from coseek.agents.sources import served_context
-from coseek.cli.grader_options import (
-    BudgetTokens,
-    GraderSet,
-    JudgePromptFile,
-    OneJudge,
-    PromptFile,
-    claims_of,
-    intended,
-    open_parts,
-    warn_of_cuts,
-)
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, takes_servers, whole_numbers
+from coseek.cli import options
+from coseek.cli.grader_options import GraderSet, claims_of, intended, open_parts, warn_of_cuts
 from coseek.cli.terminal import AsJson, new_app, note, output
 from coseek.core.files import JsonObject, write_json, write_jsonl
 from coseek.core.lock import lock_if_named
@@ -44,23 +34,23 @@ app = new_app()
 
 
 @app.command(epilog="Example: `coseek combination-gain runs/mine --retriever INDEX --answer-with MODEL`")
-@takes_servers
+@options.takes_servers
 def combination_gain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
     retriever: Annotated[str, typer.Option(help="Retriever of naive RAG: an index folder, a URL, a YAML file.")],
     answer_with: Annotated[str, typer.Option(help="The frozen generator: `base`, a model folder, a URL, a YAML file.")],
     ks: Annotated[str, typer.Option(help="Passages of naive RAG, comma-separated.")] = "1,2,3,5,8,13",
     metric: Annotated[str, typer.Option(help=f"One of: {', '.join(METRICS)}.")] = "cover_em",
-    budget: BudgetTokens = 2048,
-    prompt: PromptFile = None,
-    judge: OneJudge = None,
-    judge_prompt: JudgePromptFile = "judge",
-    device: DeviceName = None,
-    cache: CacheFile = None,
+    budget: options.BudgetTokens = 2048,
+    prompt: options.PromptFile = None,
+    judge: options.OneJudge = None,
+    judge_prompt: options.JudgePromptFile = "judge",
+    device: options.DeviceName = None,
+    cache: options.CacheFile = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for questions.jsonl, combination-gain.json and .html (with the plot).")
     ] = None,
-    seed: BootstrapSeed = 0,
+    seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare naive RAG at rising k with the agent's passages, all answered by one generator.
@@ -68,8 +58,8 @@ def combination_gain(
     The matched baseline is RAG with as many passages for each question as the agent served; the last column is the
     agent's paired lead over each line. Of several trajectories of a question the first sets the number.
     """
-    writer, *judges = at_servers(answer_with, *([judge] if judge else ()))
-    counts = sorted(whole_numbers("--ks", ks, 1, "1,2,3,5,8"))
+    writer, *judges = options.at_servers(answer_with, *([judge] if judge else ()))
+    counts = sorted(options.whole_numbers("--ks", ks, 1, "1,2,3,5,8"))
     parts = open_parts([metric], writer, budget, prompt, judges, judge_prompt, cache, device)
     with lock_if_named(out):
         gain = measured(Run(run), open_retriever(retriever), retriever, counts, parts, metric, seed)

@@ -1,14 +1,14 @@
 """Import, collect, export and synthesize data sets, documents and agents' logs."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 from rich import box
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as RichTable
 
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.cli.options import CacheFile, DeviceName, at_servers, split_names, takes_servers
@@ -16,13 +16,12 @@ from coseek.cli.terminal import (
     AsJson,
     assignments,
     new_app,
-    print_json,
+    next_index,
+    output,
     progress_bar,
     resumable,
     say,
     shell_word,
-    stdout_console,
-    tell,
 )
 from coseek.core.errors import SettingError, UnknownName, missing_extras
 from coseek.core.files import Json, JsonObject
@@ -43,7 +42,7 @@ from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.lab.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
 from coseek.lab.synthesis.synthesis import synthesize as synthesize_questions
 from coseek.labels.importing import LabelImport, import_labels
-from coseek.measure.table import Table as TextTable
+from coseek.measure.table import Table
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import TextModelSettings
 from coseek.pipelines.collection import RECORD, CollectionSettings
@@ -108,10 +107,14 @@ def import_(
     if format_name in (TRACES, LABELS, RECIPE) and any(option is not None for option in (split, shares, train, test)):
         raise SettingError(f"{format_name} takes no --split, --shares, --train and --test; leave them out")
     if format_name == LABELS:
-        show_labels(out, import_labels([Path(source) for source in sources], out), as_json)
+        labels = import_labels([Path(source) for source in sources], out)
+        output(as_json, {"labels": str(out), **labels.to_json()}, label_lines(out, labels))
         return
     if format_name == TRACES:
-        show_traces(out, import_traces(paths, out, trace_settings(settings)), as_json)
+        traces = import_traces(paths, out, trace_settings(settings))
+        output(as_json, {"run": str(out), **traces.to_json()}, trace_lines(out, traces))
+        for name, count in () if as_json else traces.unread.items():
+            say(f"warning: {count:,} {name}")
         return
     if not is_plugin_path(format_name) and format_name not in (names := [*format_names(), TRACES, LABELS]):
         raise UnknownName("data format", format_name, names)
@@ -122,12 +125,8 @@ def import_(
         settings["tokenizer"] = tokenizer_folder(settings["tokenizer"])
     dealt = parse_shares(shares) if shares else None
     summary = import_data(format_name, paths, out, split=split, shares=dealt, deal=deal, settings=settings)
-    if as_json:
-        print_json({"folder": str(out), **summary.counts, **summary.report})
-        return
-    if summary.report:
-        show_report(summary.report)
-    show_import(out, summary)
+    tree: JsonObject = {"folder": str(out), **summary.counts, **summary.report}
+    output(as_json, tree, chain(document_lines(summary.report), import_lines(out, summary)))
 
 
 @app.command(epilog="Example: `coseek data pool nq=dpr:nq.jsonl.gz 2wiki:wiki/ --out data/pool`")
@@ -152,18 +151,16 @@ def pool(
     publisher: do not measure elsewhere by them what was trained on the pool.
     """
     summary = make_pool([parse_source(source) for source in sources], out, parse_shares(shares))
-    if as_json:
-        print_json({"folder": str(out), **summary.to_json()})
-        return
     splits = [name for name in ("train", "dev", "test") if any(name in counts for counts in summary.questions.values())]
     sizes = [(name, *(f"{counts.get(split, 0):,}" for split in splits)) for name, counts in summary.questions.items()]
-    stdout_console().print(TextTable(("questions of", *splits), tuple(sizes)).rich())
-    for reason, count in summary.notes.items():
-        tell(f"{count:,} {reason}")
-    for file, count in summary.evaluations.items():
-        tell(f"{file}: an evaluation set of its publisher ({count:,} questions), of which a part is training here.")
-    tell(f"{out}: {counted(summary.passages, 'passage')}.")
-    tell_next(out)
+    lines = [f"{count:,} {reason}" for reason, count in summary.notes.items()]
+    lines += [
+        f"{file}: an evaluation set of its publisher ({count:,} questions), of which a part is training here."
+        for file, count in summary.evaluations.items()
+    ]
+    lines += [f"{out}: {counted(summary.passages, 'passage')}.", next_index(out)]
+    table = Table(("questions of", *splits), tuple(sizes))
+    output(as_json, {"folder": str(out), **summary.to_json()}, [table, *lines])
 
 
 @app.command(epilog="Example: `coseek data collect data/webshaper --search serper.yaml --out data/webshaper-pages`")
@@ -207,18 +204,16 @@ def collect(
     sources = [word for word in words if not _is_setting(word)]
     with resumable("the same command"), progress_bar() as bars:
         summary = collect_pages(sources, out, settings, store, searched, writer, bars.report)
-    if as_json:
-        print_json({"folder": str(out), **summary.to_json()})
-        return
     counts = "".join(f", {counted(count, f'{name} question')}" for name, count in summary.questions.items())
     gold = f", {summary.lacking_gold:,} of them without some gold page (meta.uncollected)"
-    tell(f"{out}: {counted(summary.passages, 'passage')}{counts}{gold if summary.lacking_gold else ''}.")
-    show_failures("page", summary.failed_pages, "the same command with retry=true fetches these again")
-    show_failures("search", summary.failed_searches, "the same command makes these again")
-    tell_next(out)
+    line = f"{out}: {counted(summary.passages, 'passage')}{counts}{gold if summary.lacking_gold else ''}."
+    output(as_json, {"folder": str(out), **summary.to_json()}, [line, next_index(out)])
+    if not as_json:
+        warn_of_failures("page", summary.failed_pages, "the same command with retry=true fetches these again")
+        warn_of_failures("search", summary.failed_searches, "the same command makes these again")
 
 
-def show_failures(what: str, failed: Mapping[str, str], way_out: str) -> None:
+def warn_of_failures(what: str, failed: Mapping[str, str], way_out: str) -> None:
     """Print how many pages or searches failed, why, and some of them."""
     if failed:
         reasons = ", ".join(f"{why}: {count:,}" for why, count in Counter(failed.values()).most_common())
@@ -283,15 +278,7 @@ def synthesize(
     trying = None if solver is None else open_solver(solver, retriever, device, settings)
     with progress_bar() as bars:
         summary = synthesize_questions(folder, out, settings, proposer, reading, bars.report, trying)
-    report(out, summary, as_json)
-
-
-def report(out: Path, summary: SynthesisSummary, as_json: bool) -> None:
-    """Print what was made. Say that requests failed, and that few of the wanted questions were made."""
-    if as_json:
-        print_json({"folder": str(out), **summary.to_json()})
-    else:
-        show_questions(out, summary)
+    output(as_json, {"folder": str(out), **summary.to_json()}, question_lines(out, summary))
     if summary.calls.get("failed"):
         say(f"warning: {summary.calls['failed']:,} requests to the generator failed; the same command sends them again")
     if summary.warning:
@@ -324,106 +311,89 @@ def export(
     """
     with missing_extras("a log of Inspect"):
         count = export_run(Run(run), format_name, out)
-    if as_json:
-        print_json({"out": str(out), "format": format_name, "trajectories": count})
-    else:
-        tell(f"{out}: {counted(count, 'trajectory', 'trajectories')} as {format_name}.")
+    line = f"{out}: {counted(count, 'trajectory', 'trajectories')} as {format_name}."
+    output(as_json, {"out": str(out), "format": format_name, "trajectories": count}, [line])
 
 
-def show_import(out: Path, summary: ImportSummary) -> None:
-    """Print how much was imported, and the next step."""
+def import_lines(out: Path, summary: ImportSummary) -> Iterator[str]:
+    """How much was imported, and the next step."""
     counts = ", ".join(counted(count, f"{name} question") for name, count in summary.questions.items())
     notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in summary.notes.items())
     corpus = counted(summary.passages, "passage") if summary.passages else "no corpus"
-    tell(f"{out}: {corpus}{counts and ', '}{counts}{notes}.")
+    yield f"{out}: {corpus}{counts and ', '}{counts}{notes}."
     for name, names in summary.named.items():
         more = f" and {len(names) - MOST_NAMED:,} more, listed in source.json" if len(names) > MOST_NAMED else ""
-        stdout_console().print(Text(f"{name}: {', '.join(names[:MOST_NAMED])}{more}"))
+        yield f"{name}: {', '.join(names[:MOST_NAMED])}{more}"
     if summary.passages:
-        tell_next(out)
+        yield next_index(out)
 
 
-def tell_next(out: Path) -> None:
-    """Print the command that indexes a data set."""
-    tell(f"Next: coseek index {shell_word(out)} --out {shell_word(f'{out}-bm25')}")
+def first_of(lines: Sequence[str]) -> Iterator[str]:
+    """The first lines on what was not read, and how many there are besides."""
+    yield from lines[:MOST_UNREAD]
+    if len(lines) > MOST_UNREAD:
+        yield f"… and {len(lines) - MOST_UNREAD:,} more; source.json lists all"
 
 
-def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
-    """Print what came of an import of logs. Names of tools and reasons are untrusted text."""
-    if as_json:
-        print_json({"run": str(out), **report.to_json()})
-        return
-    console = stdout_console()
-    for record in report.left_out[:MOST_UNREAD]:
-        console.print(Text(f"left out: {record.where}: {record.reason}"))
-    if len(report.left_out) > MOST_UNREAD:
-        console.print(Text(f"… and {len(report.left_out) - MOST_UNREAD:,} more; source.json lists all"))
+def trace_lines(out: Path, report: TraceReport) -> Iterator[str]:
+    """What came of an import of logs."""
+    yield from first_of([f"left out: {record.where}: {record.reason}" for record in report.left_out])
     searches, lost = report.counts["searches"], report.counts["calls_without_result"]
-    kinds = {
-        "failed": report.counts.get("failed_searches"),
-        "found nothing": report.counts.get("searches_without_hits"),
-    }
-    some = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
-    tell(
+    kinds = (("failed", "failed_searches"), ("found nothing", "searches_without_hits"))
+    some = ", ".join(f"{report.counts[key]:,} {kind}" for kind, key in kinds if report.counts.get(key))
+    yield (
         f"{out}: {counted(report.imported, 'conversation')} ({report.with_answers:,} with gold answers), "
         f"{counted(searches, 'search')}{some and f' ({some})'}; {counted(len(report.left_out), 'record')} left out, "
         f"{counted(lost, 'call')} without a result."
     )
-    for name, count in report.unread.items():
-        say(f"warning: {count:,} {name}")
     if not searches and report.tools:
         tools = ", ".join(map(repr, report.tools))
-        tell(f"No call is a search. Name the tools that search: search_tools=[NAME], of {tools}")
+        yield f"No call is a search. Name the tools that search: search_tools=[NAME], of {tools}"
     run = shell_word(out)
     label = f"coseek label {run} --retriever INDEX --method opened-next --out LABELS"
-    tell(f"Next: coseek score {run}, coseek view {run}, or {label}")
+    yield f"Next: coseek score {run}, coseek view {run}, or {label}"
 
 
-def show_labels(out: Path, summary: LabelImport, as_json: bool) -> None:
-    """Print what came of an import of labels."""
-    if as_json:
-        print_json({"labels": str(out), **summary.to_json()})
-        return
-    tell(
+def label_lines(out: Path, summary: LabelImport) -> Iterator[str]:
+    """What came of an import of labels."""
+    yield (
         f"{out}: {counted(summary.sets, 'label set')} of {counted(len(summary.turns), 'search', 'searches')}; "
         f"{counted(summary.without_positive, 'row')} without a positive, "
         f"{counted(summary.repeated, 'repeated passage')}."
     )
-    tell(f"Next: coseek train retriever agentir --labels {shell_word(out)} --out runs/retriever view=THEIRS")
+    yield f"Next: coseek train retriever agentir --labels {shell_word(out)} --out runs/retriever view=THEIRS"
 
 
-def show_questions(out: Path, summary: SynthesisSummary) -> None:
-    """Print how many questions were made, and what each gate dropped."""
+def question_lines(out: Path, summary: SynthesisSummary) -> Iterator[str]:
+    """How many questions were made, and what each gate dropped."""
     for split, counts in summary.questions.items():
         by_hops = ", ".join(f"{count:,} of {hops} hop{'s' if hops > 1 else ''}" for hops, count in counts.items())
-        tell(f"{split}: {sum(counts.values()):,} questions ({by_hops})")
+        yield f"{split}: {sum(counts.values()):,} questions ({by_hops})"
     if summary.calls:
-        tell(f"generator: {', '.join(f'{count:,} {name}' for name, count in summary.calls.items())}")
+        yield f"generator: {', '.join(f'{count:,} {name}' for name, count in summary.calls.items())}"
     for reason, count in summary.dropped.items():
-        tell(f"dropped by {reason}: {count:,}")
+        yield f"dropped by {reason}: {count:,}"
     if summary.unanswerable:
-        tell(f"{out / UNANSWERABLE}: {summary.unanswerable:,} of them cannot be answered")
-    tell_next(out)
+        yield f"{out / UNANSWERABLE}: {summary.unanswerable:,} of them cannot be answered"
+    yield next_index(out)
 
 
-def show_report(report: JsonObject) -> None:
-    """Print what came of each kind of document, and why some were not read. Names of files are untrusted text."""
-    console = stdout_console()
+def document_lines(report: JsonObject) -> Iterator[RichTable | str]:
+    """What came of each kind of document, and why some were not read; nothing where no documents were imported."""
+    if not report:
+        return
     kinds = cast(dict[str, dict[str, int]], report["kinds"])
-    table = Table("kind", *next(iter(kinds.values())), box=box.MARKDOWN)
+    table = RichTable("kind", *next(iter(kinds.values())), box=box.MARKDOWN)
     for kind, counts in kinds.items():
         table.add_row(kind, *(f"{count:,}" if count else "" for count in counts.values()))
-    console.print(table)
+    yield table
     guesses = cast(dict[str, str], report.get("guessed_files", {}))
     for encoding, count in cast(dict[str, int], report.get("guessed_encodings", {})).items():
         some = f"{counted(count, 'file')} {'does' if count == 1 else 'do'} not say the encoding"
         names = [path for path, guess in guesses.items() if guess == encoding][:MOST_UNREAD]
-        tell(f"{some}; read as {encoding}: {', '.join(names)}{', …' * (count > len(names))}")
+        yield f"{some}; read as {encoding}: {', '.join(names)}{', …' * (count > len(names))}"
     unread = cast(list[dict[str, str | list[str]]], report["unread"])
-    for document in unread[:MOST_UNREAD]:
-        console.print(Text(f"{document['outcome']}: {document['path']}: {'; '.join(document['reasons'])}"))
-    if len(unread) > MOST_UNREAD:
-        console.print(Text(f"… and {len(unread) - MOST_UNREAD:,} more; source.json lists all"))
+    yield from first_of([f"{row['outcome']}: {row['path']}: {'; '.join(row['reasons'])}" for row in unread])
 
 
 def tokenizer_folder(name: Json) -> Json:

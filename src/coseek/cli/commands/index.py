@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import ClusterName
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, shell_word, tell
+from coseek.cli.terminal import AsJson, assignments, new_app, output, progress_bar, resumable, shell_word
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.plugins import is_plugin_path
@@ -70,10 +70,8 @@ def index(
             built = build_index(source, retriever or USUAL, out, tree, bars.report)
             how = f", searched with search={built.method}" if isinstance(built, Dense) else ""
     card = IndexCard.read(out)
-    if as_json:
-        print_json(card.to_json())
-    else:
-        tell(f"{out}: {card.retriever} over {counted(card.passages, 'passage')}{how}. {next_step(out, card, tree)}")
+    line = f"{out}: {card.retriever} over {counted(card.passages, 'passage')}{how}. {next_step(out, card, tree)}"
+    output(as_json, card.to_json(), [line])
 
 
 def takes(retriever: str | None, setting: str) -> bool:
@@ -96,8 +94,6 @@ def verified(folder: Path, as_json: bool) -> None:
     with progress_bar() as bars:
         checked = verify_index(folder, bars.report)
     corpus = None if checked.corpus is None else str(checked.corpus)
-    if as_json:
-        print_json({"index": str(folder), "files": checked.files, "bytes": checked.bytes, "corpus": corpus})
-        return
+    tree: JsonObject = {"index": str(folder), "files": checked.files, "bytes": checked.bytes, "corpus": corpus}
     also = " (its corpus was in memory and is not checked)" if corpus is None else f", and so is {corpus}"
-    tell(f"{folder}: {checked.files} files, {checked.bytes:,} bytes, as they were written{also}.")
+    output(as_json, tree, [f"{folder}: {checked.files} files, {checked.bytes:,} bytes, as they were written{also}."])

@@ -1,13 +1,13 @@
 """Make training data for retrievers from runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
 from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume, at_servers, cluster_of, takes_servers
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, shell_word, tell
+from coseek.cli.terminal import AsJson, assignments, new_app, output, progress_bar, resumable, say, shell_word
 from coseek.core.files import JsonObject
 from coseek.core.plugins import plugin_names
 from coseek.data.digests import check_output_file
@@ -76,16 +76,17 @@ def label(
     find_view(view := load_view(view))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     scorer, likelihood, agent = at_servers(scorer, likelihood, agent)
-    options: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
-    chosen, method_settings = label_settings(runs, typed, options, retriever, agent, temperature, device)
+    named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
+    chosen, method_settings = label_settings(runs, typed, named, retriever, agent, temperature, device)
     with resumable("the same command with --resume"), cluster_of(cluster) as nodes, progress_bar() as bars:
         done = label_runs(chosen, method_settings, out, resume, cache, bars.report, nodes)
     if tevatron is not None:
         write_tevatron(tevatron, LabelFolder(out).sets(), view)
-    if as_json:
-        print_json({"labels": str(out), **done.to_json()})
-    else:
-        report(out, done)
+    output(as_json, {"labels": str(out), **done.to_json()}, report(out, done))
+    if done.left and not as_json:
+        say(f"faults left {done.left:,} turns undone; the same command with --resume tries them again")
+    if not done.sets and not done.left and not as_json:
+        say(f"no search has a label. {way_out(done.dropped)}")
     return 1 if done.left and not (done.labelled or done.dropped) else 0
 
 
@@ -94,19 +95,15 @@ def is_run(word: str) -> bool:
     return "=" not in word or Path(word).is_dir()
 
 
-def report(out: Path, done: LabelSummary) -> None:
-    """Print what was labelled, and the next step."""
-    tell(f"{out}: {done.labelled:,} of {done.turns:,} search turns have a label, in {done.sets:,} label sets")
+def report(out: Path, done: LabelSummary) -> Iterator[str]:
+    """What was labelled, and the next step."""
+    yield f"{out}: {done.labelled:,} of {done.turns:,} search turns have a label, in {done.sets:,} label sets"
     if done.dropped:
-        tell(f"without a label: {listed(done.dropped)}")
+        yield f"without a label: {listed(done.dropped)}"
     if done.counts:
-        tell(f"in this start: {listed(done.counts)}, {done.seconds:.0f} s")
-    if done.left:
-        say(f"faults left {done.left:,} turns undone; the same command with --resume tries them again")
-    if not done.sets and not done.left:
-        say(f"no search has a label. {way_out(done.dropped)}")
+        yield f"in this start: {listed(done.counts)}, {done.seconds:.0f} s"
     if done.sets:
-        tell(f"Next: coseek train retriever two-cores --labels {shell_word(out)} --out runs/retriever")
+        yield f"Next: coseek train retriever two-cores --labels {shell_word(out)} --out runs/retriever"
 
 
 def way_out(dropped: Mapping[str, int]) -> str:

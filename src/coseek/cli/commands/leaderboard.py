@@ -6,17 +6,8 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.grader_options import (
-    AnswerWith,
-    BudgetTokens,
-    GraderSet,
-    JudgePromptFile,
-    OneJudge,
-    PromptFile,
-    ask,
-    open_parts,
-)
-from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, at_servers, split_names, takes_servers
+from coseek.cli import options
+from coseek.cli.grader_options import GraderSet, ask, open_parts
 from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.errors import UserError
 from coseek.core.files import atomic_write, check_output_folder, write_json
@@ -32,7 +23,7 @@ BOARD = "leaderboard.json"
 
 
 @app.command(epilog="Example: `coseek leaderboard runs/a runs/b --out leaderboard`")
-@takes_servers
+@options.takes_servers
 def leaderboard(
     runs: Annotated[
         list[str],
@@ -44,17 +35,17 @@ def leaderboard(
     in_domain: Annotated[
         str, typer.Option(help="Data sets that the systems were trained on, comma-separated; they are marked.")
     ] = "",
-    answer_with: AnswerWith = None,
-    budget: BudgetTokens = 2048,
-    prompt: PromptFile = None,
-    judge: OneJudge = None,
-    judge_prompt: JudgePromptFile = "judge",
-    device: DeviceName = None,
-    cache: CacheFile = None,
+    answer_with: options.AnswerWith = None,
+    budget: options.BudgetTokens = 2048,
+    prompt: options.PromptFile = None,
+    judge: options.OneJudge = None,
+    judge_prompt: options.JudgePromptFile = "judge",
+    device: options.DeviceName = None,
+    cache: options.CacheFile = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for leaderboard.md, leaderboard.html and leaderboard.json.")
     ] = None,
-    seed: BootstrapSeed = 0,
+    seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Put runs into one table: a line for each system, a column for each data set, means with 95 % intervals.
@@ -64,10 +55,10 @@ def leaderboard(
     """
     if out is not None:
         check_output_folder(out, BOARD)
-    answer_with, *judges = at_servers(answer_with, *([judge] if judge else ()))
+    answer_with, *judges = options.at_servers(answer_with, *([judge] if judge else ()))
     parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache, device)
     with lock_if_named(out):
-        board = make_leaderboard(scored_by(runs, parts), metric, split_names(in_domain), parts.notes(), seed)
+        board = make_leaderboard(scored_by(runs, parts), metric, options.split_names(in_domain), parts.notes(), seed)
         tree = {**board.to_json(), **parts.to_json()}
         if out is not None:
             write_json(out / BOARD, tree)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, new_app, print_json, tell
+from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.files import JsonObject, yaml_text
-from coseek.core.settings import Settings, changed_settings
+from coseek.core.settings import changed_settings
 from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
 from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names
 
@@ -31,17 +31,12 @@ def recipe(
     """List the recipes with their presets, or print the merged recipe, as a file that `coseek train` takes."""
     if name is None:
         listed = about_all()
-        print_json(listed) if as_json else tell("\n".join(f"{words:38}{about}" for words, about in listed.items()))
+        output(as_json, listed, (f"{words:38}{about}" for words, about in listed.items()))
         return
-    whole = changed_settings(loaded(name, settings or []))
+    load = load_together_recipe if name.startswith(TOGETHER) else load_recipe
+    whole = changed_settings(load(name.removeprefix(TOGETHER), settings or []))
     whole.pop("preset", None)  # its settings are there already
-    print_json(whole) if as_json else tell(yaml_text(whole).rstrip())
-
-
-def loaded(name: str, settings: list[str]) -> Settings:
-    """A recipe of an agent or of co-training."""
-    together = name.startswith(TOGETHER)
-    return load_together_recipe(name.removeprefix(TOGETHER), settings) if together else load_recipe(name, settings)
+    output(as_json, whole, [yaml_text(whole).rstrip()])
 
 
 def about_all() -> JsonObject:

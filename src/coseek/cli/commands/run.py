@@ -7,21 +7,7 @@ from typing import Annotated
 import typer
 
 from coseek.agents.factory import SCRIPTED, settings_for
-from coseek.cli.options import (
-    ClusterName,
-    Count,
-    DeviceName,
-    PromptTemplateName,
-    ProtocolName,
-    Resume,
-    RetrieverName,
-    Split,
-    Temperature,
-    TokenizerName,
-    at_server,
-    cluster_of,
-    takes_servers,
-)
+from coseek.cli import options
 from coseek.cli.terminal import (
     AsJson,
     assignments,
@@ -47,7 +33,7 @@ app = new_app()
 @app.command(
     epilog="Example: `coseek run data/notes --split test --agent rules --retriever data/notes.index --out runs/rules`"
 )
-@takes_servers
+@options.takes_servers
 def run(
     questions: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A questions file, or a data-set folder.")],
     agent: Annotated[
@@ -56,22 +42,22 @@ def run(
             help=f"A model folder, a URL, a YAML file, or a scripted agent: {', '.join(plugin_names(SCRIPTED))}."
         ),
     ],
-    retriever: RetrieverName,
+    retriever: options.RetrieverName,
     out: Annotated[Path, typer.Option(help="The run folder to write.")],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as limits.max_turns=6.")
     ] = None,
-    resume: Resume = False,
-    split: Split = None,
-    count: Count = None,
+    resume: options.Resume = False,
+    split: options.Split = None,
+    count: options.Count = None,
     samples: Annotated[int, typer.Option(min=1, help="Trajectories for each question.")] = 1,
-    temperature: Temperature = 0.0,
+    temperature: options.Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
-    protocol: ProtocolName = None,
-    prompt_template: PromptTemplateName = None,
-    tokenizer: TokenizerName = None,
-    device: DeviceName = None,
-    cluster: ClusterName = None,
+    protocol: options.ProtocolName = None,
+    prompt_template: options.PromptTemplateName = None,
+    tokenizer: options.TokenizerName = None,
+    device: options.DeviceName = None,
+    cluster: options.ClusterName = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an agent over many questions and keep every trajectory.
@@ -80,7 +66,7 @@ def run(
     questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` continues, and repeats trajectories
     with a fault.
     """
-    agent = at_server(agent)
+    agent = options.at_server(agent)
     who, limits = check_run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer, device)
     )
@@ -96,7 +82,7 @@ def run(
         seed=seed,
     )
     chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(base), kind=RunSettings))
-    with resumable("the same command with --resume"), cluster_of(cluster) as nodes, progress_bar() as bars:
+    with resumable("the same command with --resume"), options.cluster_of(cluster) as nodes, progress_bar() as bars:
         stored, intended = run_agent(chosen, out, resume, partial(bars.report, "questions"), say, nodes)
     scores = score_runs({str(out): stored.trajectories()}, questions=intended)
     if as_json:

@@ -7,31 +7,15 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from coseek.agents.sources import SELECTED, check_serving
+from coseek.agents.sources import SELECTED, SERVINGS, check_serving
+from coseek.cli import options
 from coseek.cli.grader_options import (
-    AnswerWith,
-    BudgetTokens,
     GraderSet,
-    JudgePromptFile,
-    PromptFile,
     ScoredBothWays,
-    Serve,
     agreements_over,
     ask,
     intended,
     open_parts,
-)
-from coseek.cli.options import (
-    BootstrapSeed,
-    CacheFile,
-    ClusterName,
-    DeviceName,
-    Select,
-    at_servers,
-    cluster_of,
-    question_filter,
-    split_names,
-    takes_servers,
 )
 from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.errors import SettingError, UserError
@@ -58,6 +42,13 @@ GROUP = "Results"
 app = new_app()
 
 
+Servings: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help=f"What the generator reads of each run, comma-separated, of: {', '.join(SERVINGS)}. Each is compared with "
+        "the first."
+    ),
+]
 SomeJudges: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -68,7 +59,7 @@ SomeJudges: TypeAlias = Annotated[
 
 
 @app.command(epilog="Example: `coseek score runs/rules runs/mine --metrics em,f1`")
-@takes_servers
+@options.takes_servers
 def score(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `coseek run` made.")],
     metrics: Annotated[
@@ -83,20 +74,20 @@ def score(
             help="Data sets that the agents were trained on, comma-separated; the others are averaged separately."
         ),
     ] = "",
-    answer_with: AnswerWith = None,
-    serve: Serve = SELECTED,
-    budget: BudgetTokens = 2048,
-    prompt: PromptFile = None,
+    answer_with: options.AnswerWith = None,
+    serve: Servings = SELECTED,
+    budget: options.BudgetTokens = 2048,
+    prompt: options.PromptFile = None,
     judge: SomeJudges = None,
-    judge_prompt: JudgePromptFile = "judge",
-    device: DeviceName = None,
-    cache: CacheFile = None,
-    cluster: ClusterName = None,
-    select: Select = None,
+    judge_prompt: options.JudgePromptFile = "judge",
+    device: options.DeviceName = None,
+    cache: options.CacheFile = None,
+    cluster: options.ClusterName = None,
+    select: options.Select = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for questions.jsonl, scores.json, scores.md and scores.html.")
     ] = None,
-    seed: BootstrapSeed = 0,
+    seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Score runs: means with 95 % intervals, by groups of questions, and every later run paired with the first.
@@ -108,16 +99,18 @@ def score(
         raise UserError("the same run is named twice; name each once")
     if out is not None:
         check_output_folder(out, SUMMARY, own=(ROWS,))
-    answer_with, *judges = at_servers(answer_with, *(judge or ()))
+    answer_with, *judges = options.at_servers(answer_with, *(judge or ()))
     chosen = chosen_metrics(metrics, bool(judges))
     servings = chosen_servings(serve, answer_with is not None)
-    check_groups(split_names(by))
-    some = question_filter(select)
-    with cluster_of(cluster) as nodes, lock_if_named(out):
+    check_groups(options.split_names(by))
+    some = options.question_filter(select)
+    with options.cluster_of(cluster) as nodes, lock_if_named(out):
         parts = open_parts(chosen, answer_with, budget, prompt, judges, judge_prompt, cache, device, nodes)
         scored = [ask(Run(run), str(run), parts, some, servings) for run in runs]
         questions = intended([Run(run) for run in runs], some)
-        board = ScoreReport(scored, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
+        board = ScoreReport(
+            scored, questions, parts, chosen, options.split_names(by), options.split_names(in_domain), seed
+        )
         if out is not None:
             write_scores(out, board.runs, board.to_json(), board.tables())
     output(as_json, board.to_json(), board.tables().values())
@@ -125,7 +118,7 @@ def score(
 
 def chosen_metrics(names: str | None, judged: bool) -> list[str]:
     """The metrics that are named, or the usual ones."""
-    chosen = split_names(names) if names else [*MAIN, *(JUDGED if judged else ())]
+    chosen = options.split_names(names) if names else [*MAIN, *(JUDGED if judged else ())]
     if not chosen:
         raise SettingError(f"no metric is named; choose some of {', '.join(METRICS)}")
     return chosen
@@ -133,7 +126,7 @@ def chosen_metrics(names: str | None, judged: bool) -> list[str]:
 
 def chosen_servings(names: str, answered: bool) -> list[str]:
     """What the generator reads of each run; names are checked. Raises `SettingError` also without a generator."""
-    servings = list(dict.fromkeys(split_names(names))) or [SELECTED]
+    servings = list(dict.fromkeys(options.split_names(names))) or [SELECTED]
     for serving in servings:
         check_serving(serving)
     if servings != [SELECTED] and not answered:

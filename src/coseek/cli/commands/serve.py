@@ -10,18 +10,8 @@ from urllib.parse import urlsplit
 import typer
 
 from coseek.agents.factory import open_agent, settled_for
+from coseek.cli import options
 from coseek.cli.agent_options import agent_with_limits
-from coseek.cli.options import (
-    DeviceName,
-    PromptTemplateName,
-    ProtocolName,
-    RetrieverName,
-    Temperature,
-    TokenizerName,
-    at_server,
-    at_servers,
-    takes_servers,
-)
 from coseek.cli.terminal import new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.core.files import real_path
@@ -89,12 +79,12 @@ def serve_retriever(
     check_libraries()
     from coseek.serve.search_service import serve as run
 
-    options = {
+    typed = {
         "host": host, "port": port, "token_env": token_env, "topk": topk, "batch": batch, "wait_ms": wait_ms,
         "queue": queue, "most_wait_s": most_wait, "max_queries": min(max_queries, queue), "max_topk": max_topk,
         "log": not quiet, "log_queries": log_queries,
     }  # fmt: skip
-    settings = make_settings(ServeSettings, options)
+    settings = make_settings(ServeSettings, typed)
     openers = named(retrievers, [device.strip() for device in devices.split(",") if device.strip()])
     say(f"opening {', '.join(openers)} …")
     run(openers, settings, lambda url: tell(f"coseek serves {', '.join(openers)} at {url}"))
@@ -104,7 +94,7 @@ def serve_retriever(
     "agent",
     epilog="Example: `coseek serve agent runs/quickstart/policy/trained --retriever runs/quickstart/data.index`",
 )
-@takes_servers
+@options.takes_servers
 def serve_agent(
     agent: Annotated[
         str,
@@ -112,7 +102,7 @@ def serve_agent(
             metavar="AGENT", help="A model folder, a URL, a YAML file, or `extract` or `rules`, which need no model."
         ),
     ],
-    retriever: RetrieverName,
+    retriever: options.RetrieverName,
     limits: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Limits, such as max_turns=6 or limits.max_turns=6."),
@@ -126,11 +116,11 @@ def serve_agent(
     most_wait: Annotated[
         float, typer.Option(min=0.001, help="Seconds to wait for an answer to begin, at most; else 503.")
     ] = _AGENT.most_wait_s,
-    temperature: Temperature = 0.0,
-    protocol: ProtocolName = None,
-    prompt_template: PromptTemplateName = None,
-    tokenizer: TokenizerName = None,
-    device: DeviceName = None,
+    temperature: options.Temperature = 0.0,
+    protocol: options.ProtocolName = None,
+    prompt_template: options.PromptTemplateName = None,
+    tokenizer: options.TokenizerName = None,
+    device: options.DeviceName = None,
     page: Annotated[bool, typer.Option(help="Serve a chat page at /.")] = _AGENT.page,
     documents: Documents = None,
     quiet: Quiet = False,
@@ -141,18 +131,18 @@ def serve_agent(
     The last message of a request is the question. The answer is token for token that of `coseek run`.
     """
     check_libraries()
-    agent = at_server(agent)
+    agent = options.at_server(agent)
     chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
     check_source(retriever)
     from coseek.serve.agent_app import serve_agent as run
     from coseek.serve.agent_service import AgentService
 
-    options = {
+    typed = {
         "host": host, "port": port, "token_env": token_env, "max_rows": rows, "queue": queue,
         "most_wait_s": most_wait, "page": page, "log": not quiet,
         "documents": documents and str(documents),
     }  # fmt: skip
-    settings = make_settings(AgentServeSettings, options)
+    settings = make_settings(AgentServeSettings, typed)
     opened = partial(open_retriever, retriever)
     service = AgentService(settled_for(chosen, chosen), opened, budgets, settings, name, retriever)
     say(f"opening {agent} …")
@@ -160,7 +150,7 @@ def serve_agent(
 
 
 @app.command("mcp", epilog="Example: `coseek serve mcp data/notes.index --agent extract`")
-@takes_servers
+@options.takes_servers
 def serve_mcp(
     retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
     agent: Annotated[
@@ -173,10 +163,10 @@ def serve_mcp(
         ),
     ] = None,
     topk: Annotated[int, typer.Option(min=1, help="Passages for each search.")] = 10,
-    protocol: ProtocolName = None,
-    prompt_template: PromptTemplateName = None,
-    tokenizer: TokenizerName = None,
-    device: DeviceName = None,
+    protocol: options.ProtocolName = None,
+    prompt_template: options.PromptTemplateName = None,
+    tokenizer: options.TokenizerName = None,
+    device: options.DeviceName = None,
 ) -> None:
     """Serve tools for chat clients by the Model Context Protocol: `search`, `fetch`, and `ask` with an agent.
 
@@ -184,7 +174,7 @@ def serve_mcp(
     """
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
-    (agent,) = at_servers(agent)
+    (agent,) = options.at_servers(agent)
     limited = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 

@@ -10,7 +10,7 @@ from typing import Annotated, cast, get_args
 import typer
 
 from coseek.cli.options import whole_numbers
-from coseek.cli.terminal import AsJson, new_app, note, output, print_json, show_tables, tell
+from coseek.cli.terminal import AsJson, new_app, note, output, print_json, show, tell
 from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.measure.report import table_json
@@ -64,7 +64,7 @@ def study(
         page = result.write(out)
         stored.append(result.stored().model_dump(mode="json"))
         if not as_json:
-            show_tables([result.means(), result.comparisons()])
+            show([result.means(), result.comparisons()])
             tell("\n".join([*result.lines(), f"Page: {page}"]).replace("**", ""))
     if as_json:
         print_json(stored)

@@ -1,8 +1,9 @@
 """Train agents, retrievers, both together, and small readers."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
@@ -17,23 +18,19 @@ from coseek.cli.terminal import (
     assignments,
     new_app,
     output,
-    print_json,
     resumable,
     shell_word,
-    stdout_console,
-    tell,
     training_bar,
 )
 from coseek.core.errors import SettingError
-from coseek.core.files import read_json
+from coseek.core.files import JsonObject, read_json
 from coseek.core.settings import dump_settings, make_settings
 from coseek.lab.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe, ReaderRecipe, corpus_recipe
 from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_settings
-from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, parent_of, recipe_names, recipe_path
+from coseek.pipelines.agent_recipe import load_recipe, parent_of, recipe_names, recipe_path
 from coseek.pipelines.together_recipe import (
-    TogetherRecipe,
     check_together,
     load_together_recipe,
     together_recipe_names,
@@ -44,6 +41,8 @@ from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recip
 
 if TYPE_CHECKING:
     from coseek.lab.pipelines.reader import ReaderTraining
+    from coseek.pipelines.dry_run import DryRun
+    from coseek.pipelines.retriever_dry_run import RetrieverDryRun, TogetherDryRun
 
 Estimate: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Check inputs, and estimate memory and time; train nothing.")
@@ -104,13 +103,15 @@ def train_agent(
     and exits with 2 if an input is missing.
     """
     if show:
-        prefixes, typed = split_prefixes(settings, show)
         base = parent_of(recipe)
         parent = None if base is None else Parent(Path(base).stem, load_recipe(base))
-        print_settings(load_recipe(recipe, typed), as_json, prefixes, parent)
+        print_settings(partial(load_recipe, recipe), settings or (), as_json, parent)
     elif dry_run:
-        if is_first():
-            rehearse(load_recipe(recipe, settings or []), as_json)
+        read = load_recipe(recipe, settings or [])
+        check_settings(read)
+        from coseek.pipelines.dry_run import dry_run as estimate  # torch
+
+        rehearse(lambda: estimate(read), as_json)
     else:
         trainer = AgentTrainer(recipe=recipe, overrides=settings or [])
         names = [recipe_path(recipe).stem, *filter(None, [trainer.recipe.preset])]
@@ -131,10 +132,13 @@ def train_generator(
     of one search. Its folder is for `--answer-with`. It can be stopped at any time; --resume continues to the same
     result.
     """
-    if (recipe := reader_recipe(GeneratorRecipe(), settings, show, as_json)) is not None:
-        from coseek.lab.pipelines.reader import GeneratorTraining  # torch
+    if show:
+        print_settings(partial(laid_over, GeneratorRecipe()), settings or (), as_json)
+        return
+    recipe = laid_over(GeneratorRecipe(), settings or ())
+    from coseek.lab.pipelines.reader import GeneratorTraining  # torch
 
-        train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
+    train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
 
 
 @app.command("base", epilog="Example: `coseek train base data/notes --out runs/base`")
@@ -157,15 +161,18 @@ def train_base(
     """
     typed = words or []
     data = [word for word in typed[:1] if "=" not in word and not (show and word in BaseRecipe.model_fields)]
-    plain = corpus_recipe(data[0]) if data else BaseRecipe()
-    if (recipe := reader_recipe(plain, typed[len(data) :], show, as_json)) is not None:
-        from coseek.lab.pipelines.base import BaseTraining  # torch
+    plain, settings = corpus_recipe(data[0]) if data else BaseRecipe(), typed[len(data) :]
+    if show:
+        print_settings(partial(laid_over, plain), settings, as_json)
+        return
+    recipe = laid_over(plain, settings)
+    from coseek.lab.pipelines.base import BaseTraining  # torch
 
-        way = "Try: coseek train agent quickstart policy.folder={} policy.add_tag_tokens=true"
-        if recipe.corpus is not None:
-            read = shell_word(f"data.folder={recipe.corpus.folder}")
-            way = f"Try: coseek train agent documents {read} policy.folder={{}}"
-        train_reader(BaseTraining, recipe, out, resume, as_json, way)
+    way = "Try: coseek train agent quickstart policy.folder={} policy.add_tag_tokens=true"
+    if recipe.corpus is not None:
+        read = shell_word(f"data.folder={recipe.corpus.folder}")
+        way = f"Try: coseek train agent documents {read} policy.folder={{}}"
+    train_reader(BaseTraining, recipe, out, resume, as_json, way)
 
 
 @app.command(
@@ -186,12 +193,13 @@ def train_simulator(
     OUT/simulator is a model folder for a retriever file with `retriever: simulated`. It can be stopped at any time;
     --resume continues to the same result.
     """
-    needed = {"model": "…", "runs": ["…"]} if show else {}
-    prefixes, typed = split_prefixes(settings, show)
-    recipe = make_settings(SimulatorRecipe, {**needed, **assignments(typed)})
     if show:
-        print_settings(recipe, as_json, prefixes)
+        needed: JsonObject = {"model": "…", "runs": ["…"]}
+        print_settings(
+            lambda typed: make_settings(SimulatorRecipe, assignments(typed, needed)), settings or (), as_json
+        )
         return
+    recipe = make_settings(SimulatorRecipe, assignments(settings or ()))
     check_simulator(recipe)
     from coseek.lab.pipelines.simulator import SimulatorTraining  # torch
 
@@ -225,12 +233,15 @@ def train_retriever(
     """
     folders = [str(folder) for folder in labels or []]
     if show:
-        prefixes, typed = split_prefixes(settings, show)
-        print_settings(shown_retriever(recipe, typed, folders), as_json, prefixes)
+        print_settings(partial(shown_retriever, recipe, labels=folders), settings or (), as_json)
         return
     if dry_run:
-        if is_first():
-            rehearse_retriever(load_retriever_recipe(recipe, settings or [], folders), as_json)
+        read = load_retriever_recipe(recipe, settings or [], folders)
+        check_encoder_libraries()
+        from coseek.pipelines.retriever_dry_run import retriever_dry_run  # torch
+
+        with training_bar() as bar:
+            rehearse(lambda: retriever_dry_run(read, bar), as_json)
         return
     trainer = RetrieverTrainer(recipe=recipe, labels=folders, overrides=settings or [])
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
@@ -257,14 +268,16 @@ def train_together(
     labels, and the corpus is indexed again. Stops after the first round that does not help on the dev split. A training
     can be stopped at any time; --resume continues to the same result.
     """
-    prefixes, typed = split_prefixes(settings, show)
-    read = load_together_recipe(recipe, typed)
     if show:
-        print_settings(read, as_json, prefixes)
+        print_settings(partial(load_together_recipe, recipe), settings or (), as_json)
         return
+    read = load_together_recipe(recipe, settings or ())
     if dry_run:
-        if is_first():
-            rehearse_together(read, as_json)
+        check_settings(read.agent)
+        check_encoder_libraries()
+        from coseek.pipelines.retriever_dry_run import together_dry_run  # torch
+
+        rehearse(lambda: together_dry_run(read), as_json)
         return
     check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
@@ -284,23 +297,9 @@ def train_together(
     print_result(folder, table, as_json, listed(results.files()))
 
 
-def split_prefixes(words: Sequence[str] | None, show: bool) -> tuple[list[str], list[str]]:
-    """Split the words: behind `--settings` (`show`) those without `=` are prefixes of settings."""
-    if not show:
-        return [], list(words or ())
-    prefixes = [word for word in words or () if "=" not in word]
-    return prefixes, [word for word in words or () if "=" in word]
-
-
-def reader_recipe(plain: R, settings: list[str] | None, show: bool, as_json: bool) -> R | None:
-    """The recipe of a laptop model that reads, with settings over a plain one; with `show` it is printed, and there is
-    nothing to train."""
-    prefixes, typed = split_prefixes(settings, show)
-    recipe = make_settings(type(plain), assignments(typed, onto=dump_settings(plain), kind=type(plain)))
-    if not show:
-        return recipe
-    print_settings(recipe, as_json, prefixes)
-    return None
+def laid_over(plain: R, settings: Sequence[str]) -> R:
+    """The recipe of a laptop model that reads, with settings over a plain one."""
+    return make_settings(type(plain), assignments(settings, onto=dump_settings(plain), kind=type(plain)))
 
 
 def train_reader(kind: "type[ReaderTraining[R]]", recipe: R, out: Path, resume: bool, as_json: bool, way: str) -> None:
@@ -319,7 +318,7 @@ def train_reader(kind: "type[ReaderTraining[R]]", recipe: R, out: Path, resume: 
     print_result(training.folder, table, as_json, f"{folder}: {training.TITLE.lower()}. {way}")
 
 
-def shown_retriever(recipe: str, settings: list[str], labels: list[str]) -> RetrieverRecipe:
+def shown_retriever(recipe: str, settings: Sequence[str], labels: list[str]) -> RetrieverRecipe:
     """A recipe for `--settings`, which needs no labels yet."""
     try:
         return load_retriever_recipe(recipe, settings, labels)
@@ -336,12 +335,8 @@ def resumable_training(folder: Path) -> Iterator[Bar]:
 
 def print_result(folder: Path, table: Table | None, as_json: bool, last: str) -> None:
     """The table, then `last`; as JSON the file `table.json` alone. No table where nothing is held out."""
-    if as_json:
-        print_json(read_json(folder / "table.json") if table is not None else {})
-        return
-    if table is not None:
-        stdout_console().print(table.rich())
-    tell(last)
+    tree = read_json(folder / "table.json") if as_json and table is not None else {}
+    output(as_json, tree, [*([] if table is None else [table]), last])
 
 
 def listed(files: Mapping[str, str]) -> str:
@@ -350,41 +345,12 @@ def listed(files: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<{width}}  {what}" for name, what in files.items())
 
 
-def is_first() -> bool:
-    """Whether this is the only process, or the one of `torchrun` that speaks for all."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
-    """Print the dry run's table, and refuse where something is missing."""
-    check_settings(recipe)
-    from coseek.pipelines.dry_run import dry_run  # torch
-
-    findings = dry_run(recipe)
-    output(as_json, findings.to_json(), [findings.table()])
-    findings.refuse()
-
-
-def rehearse_retriever(recipe: RetrieverRecipe, as_json: bool) -> None:
-    """Print the dry run of a retriever's training."""
-    check_encoder_libraries()
-    from coseek.pipelines.retriever_dry_run import retriever_dry_run  # torch
-
-    with training_bar() as bar:
-        findings = retriever_dry_run(recipe, bar)
-    output(as_json, findings.to_json(), [findings.table()])
-    findings.refuse()
-
-
-def rehearse_together(recipe: TogetherRecipe, as_json: bool) -> None:
-    """Print the dry run of a co-training, and refuse where something is missing."""
-    check_settings(recipe.agent)
-    check_encoder_libraries()
-    from coseek.pipelines.retriever_dry_run import together_dry_run  # torch
-
-    findings = together_dry_run(recipe)
-    output(as_json, findings.to_json(), findings.tables())
-    findings.refuse()
+def rehearse(dry_run: Callable[[], "DryRun | RetrieverDryRun | TogetherDryRun"], as_json: bool) -> None:
+    """Print what a dry run found, and refuse where something is missing. Of several processes only the first does."""
+    if os.environ.get("RANK", "0") == "0":  # torchrun's
+        findings = dry_run()
+        output(as_json, findings.to_json(), findings.tables())
+        findings.refuse()
 
 
 def train_and_print(trainer: AgentTrainer, folder: Path, resume: bool, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, shell_word, tell
+from coseek.cli.terminal import AsJson, assignments, new_app, next_index, output
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.lab.world.reference import chosen_world
@@ -39,11 +39,8 @@ def make(
     chosen = chosen_world(assignments(settings or [], onto={"size": size, "seed": seed}), name)
     generated = make_world(chosen)
     generated.save(folder)
-    if as_json:
-        counts: JsonObject = {split: len(questions) for split, questions in generated.questions.items()}
-        tree: JsonObject = {"folder": str(folder), "passages": len(generated.corpus), "questions": counts}
-        print_json({**tree, "settings": dump_settings(chosen)})
-        return
-    questions = ", ".join(f"{len(questions):,} {split}" for split, questions in generated.questions.items())
-    tell(f"{folder}: {len(generated.corpus):,} passages; questions: {questions}.")
-    tell(f"Next: coseek index {shell_word(folder)} --out {shell_word(f'{folder}-bm25')}")
+    counts: JsonObject = {split: len(questions) for split, questions in generated.questions.items()}
+    tree: JsonObject = {"folder": str(folder), "passages": len(generated.corpus), "questions": counts}
+    listed = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    lines = [f"{folder}: {len(generated.corpus):,} passages; questions: {listed}.", next_index(folder)]
+    output(as_json, {**tree, "settings": dump_settings(chosen)}, lines)
