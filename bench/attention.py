@@ -1,31 +1,70 @@
-"""Attention of one token a row over a cache with gaps, at SmolLM2's shape: all rows at once, and few at a time.
+"""Attention on a processor at SmolLM2's shape, with random weights: few rows at once beside all of a batch.
 
 python -m bench.attention
+
+The first lines time a decoding step of one layer, the others the reading of prompts and of observations by a network.
 """
 
+import random
 import time
+from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
+from bench.gpu import SHAPES, make_model
 
-from coseek.models.engines.fused import ROWS_TOGETHER, _attend_one
+from coseek.models.engine import TokenBlock
+from coseek.models.engines.fused import ROWS_TOGETHER, FusedEngine, _attend_one
 
 ROWS, COLUMNS, RESERVED, HEADS, DIM, TURNS = 92, 1285, 1536, 3, 64, 8
+BLOCKS = {"prompts": (6, 650, 0), "observations": (16, 260, 600)}
+"""Rows, most new tokens of a row, and tokens that it has at least."""
+
+
+def timed(work: Callable[[], None], turns: int = TURNS) -> str:
+    """The shortest and the longest of some turns."""
+    times = []
+    for _ in range(turns):
+        start = time.process_time()
+        work()
+        times.append(1e3 * (time.process_time() - start))
+    return f"{min(times):,.1f} to {max(times):,.1f} ms"
+
+
+def step(dtype: torch.dtype, count: int) -> str:
+    keys, values = (torch.randn(ROWS, HEADS, RESERVED, DIM).to(dtype)[:, :, :COLUMNS] for _ in range(2))
+    queries, bias = torch.randn(ROWS, HEADS, HEADS, DIM).to(dtype), torch.zeros(ROWS, 1, 1, COLUMNS, dtype=dtype)
+    blocks = [slice(first, first + count) for first in range(0, ROWS, count)]
+
+    def attend() -> None:
+        for rows in blocks:
+            _attend_one(queries[rows], keys[rows], values[rows], bias[rows])
+
+    return timed(attend)
+
+
+def reading(engine: FusedEngine, rows: int, width: int, start: int, few: bool) -> str:
+    rng = random.Random(0)
+    starts = [start + rng.randrange(400) if start else 0 for _ in range(rows)]
+    lengths = [width, *(rng.randint(width * 7 // 10, width) for _ in range(rows - 1))]
+    ids = torch.randint(10, 40_000, (rows, width))
+    block = TokenBlock(ids, torch.arange(rows), torch.tensor(starts), lengths, max(starts) + width)
+    engine.reserve(rows, RESERVED)
+    with patch.object(FusedEngine, "_few_at_once", lambda _: few):
+        return timed(lambda: engine.read(block), 4)
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     for dtype in (torch.bfloat16, torch.float32):
-        keys, values = (torch.randn(ROWS, HEADS, RESERVED, DIM).to(dtype)[:, :, :COLUMNS] for _ in range(2))
-        queries, bias = torch.randn(ROWS, HEADS, HEADS, DIM).to(dtype), torch.zeros(ROWS, 1, 1, COLUMNS, dtype=dtype)
         for count in (ROWS, ROWS_TOGETHER):
-            blocks = [slice(first, first + count) for first in range(0, ROWS, count)]
-            times = []
-            for _ in range(TURNS):
-                start = time.perf_counter()
-                for rows in blocks:
-                    _attend_one(queries[rows], keys[rows], values[rows], bias[rows])
-                times.append(1e3 * (time.perf_counter() - start))
-            print(f"{dtype}, {count} rows at a time: {min(times):.1f} to {max(times):.1f} ms")
+            print(f"{dtype}, a layer's step, {count} rows at once: {step(dtype, count)}")
+        engine = FusedEngine(make_model(SHAPES["smollm2"], torch.device("cpu")), dtype)
+        for name, (rows, width, start) in BLOCKS.items():
+            for few in (False, True):
+                how = "a few tokens of a row at once" if few else "all rows at once"
+                print(f"{dtype}, {rows} {name}, {how}: {reading(engine, rows, width, start, few)}")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ length, and would use most of a small model's memory."""
 ROWS_TOGETHER = 8
 COLUMNS_TOGETHER = 32
 """Rows whose next tokens a processor attends for at once, and the step of the columns that they read."""
+QUERIES_TOGETHER = 128
+"""Tokens of one row that a processor attends for at once while it reads."""
 MAX_COPIED_BYTES = 4 * 2**30
 """Maximum bytes of weights to copy on a CPU only for faster products."""
 
@@ -84,6 +86,8 @@ MAX_COPIED_BYTES = 4 * 2**30
 
 Mix: TypeAlias = Callable[[int, Layer, Tensor], Tensor]
 """The token mixing of a layer: (layer number, layer, projected input) → mixed."""
+Attention: TypeAlias = Callable[[int, Tensor], Tensor]
+"""(layer number, queries_NHD) → the mixed values, NHD."""
 WeightState: TypeAlias = list[tuple[int, int]] | None
 """Address and version of each weight."""
 
@@ -148,12 +152,8 @@ class FusedEngine:
     @torch.inference_mode()
     def read(self, block: TokenBlock) -> None:
         tokens = _Tokens(block)
-        # Query heads that share a key-value head are concatenated along W.
-        queries_BW = block.positions_BW.repeat(1, self._heads // self._kv_heads)
-        slices = _query_slices(queries_BW.shape[1], len(queries_BW) * self._kv_heads * block.end)
-        whole_bias = self._causal(queries_BW, block.end) if len(slices) == 1 else None  # the same in all layers
+        attend_to = self._by_row(block, tokens.positions_N) if self._few_at_once() else self._padded_block(block)
         rotary = self._rotary_at(tokens.positions_N)
-        attend = _attend if self._family.laptop else _attend_many
 
         def mix(number: int, layer: Layer, projected_N: Tensor) -> Tensor:
             if layer.taps_KH is not None:
@@ -162,6 +162,42 @@ class FusedEngine:
             self._write_cache(number, tokens.slots_N, tokens.positions_N, keys_NHD, values_NHD)
             if number == len(self._weights.layers) - 1:
                 return projected_N  # only the cache of the last layer is needed
+            return attend_to(number, queries_NHD).flatten(1)
+
+        self._run(tokens.ids_N, mix, last_matters=False)
+
+    def _by_row(self, block: TokenBlock, positions_N: Tensor) -> Attention:
+        """Attention of a block's tokens, a few of one row at a time, each over the columns that its row has by then:
+        no padding, no copy of keys, and half of a prompt's scores."""
+        pieces: list[tuple[slice, slice, Tensor]] = []
+        ends = block.lengths_B.cumsum(0).tolist()
+        for slot, last, length in zip(block.slots_B.tolist(), ends, block.lengths, strict=True):
+            for first in range(last - length, last, QUERIES_TOGETHER):
+                span = slice(first, min(first + QUERIES_TOGETHER, last))
+                queries_W = positions_N[span].repeat(self._heads // self._kv_heads)
+                pieces.append((slice(slot, slot + 1), span, self._causal(queries_W[None], int(queries_W[-1]) + 1)))
+
+        def attend(number: int, queries_NHD: Tensor) -> Tensor:
+            mixed_NHD = torch.empty_like(queries_NHD)
+            for row, span, bias in pieces:
+                queries = queries_NHD[span].transpose(0, 1).reshape(1, self._kv_heads, -1, self._dim)
+                keys, values = self.cache.keys[number][row], self.cache.values[number][row]
+                columns = bias.shape[-1]
+                mixed = _attend_many(queries, keys[:, :, :columns], values[:, :, :columns], bias)
+                mixed_NHD[span] = mixed.view(self._heads, -1, self._dim).transpose(0, 1)
+            return mixed_NHD
+
+        return attend
+
+    def _padded_block(self, block: TokenBlock) -> Attention:
+        """Attention of all rows of a block at once, padded to its longest."""
+        # Query heads that share a key-value head are concatenated along W.
+        queries_BW = block.positions_BW.repeat(1, self._heads // self._kv_heads)
+        slices = _query_slices(queries_BW.shape[1], len(queries_BW) * self._kv_heads * block.end)
+        whole_bias = self._causal(queries_BW, block.end) if len(slices) == 1 else None  # the same in all layers
+        kernel = _attend if self._family.laptop else _attend_many
+
+        def attend(number: int, queries_NHD: Tensor) -> Tensor:
             padded = queries_NHD.new_zeros((block.ids_BW.numel(), self._heads, self._dim))
             padded[block.real_N] = queries_NHD
             padded = padded.view(*block.ids_BW.shape, self._heads, self._dim)
@@ -169,16 +205,20 @@ class FusedEngine:
             cached = (block.slots_B, slice(None), slice(0, block.end))
             keys, values = self.cache.keys[number][cached], self.cache.values[number][cached]
             if whole_bias is not None:
-                mixed = attend(queries, keys, values, whole_bias)
+                mixed = kernel(queries, keys, values, whole_bias)
             else:
                 mixed = queries.new_empty(queries.shape)
                 for some in slices:
                     bias = self._causal(queries_BW[:, some], block.end)
-                    mixed[:, :, some] = attend(queries[:, :, some], keys, values, bias)
+                    mixed[:, :, some] = kernel(queries[:, :, some], keys, values, bias)
             mixed = mixed.view(len(block.slots_B), self._heads, -1, self._dim).transpose(1, 2)
-            return mixed.flatten(0, 1)[block.real_N].flatten(1)
+            return mixed.flatten(0, 1)[block.real_N]
 
-        self._run(tokens.ids_N, mix, last_matters=False)
+        return attend
+
+    def _few_at_once(self) -> bool:
+        """Whether few rows, or tokens of a row, are attended for at once: faster on a processor, other last bits."""
+        return self.device.type == "cpu" and not (self.pads or self._family.laptop)
 
     def padded(self, rows: int) -> int:
         return min(_padded(rows, 1), max(rows, self.cache.slots)) if self.pads else rows
@@ -195,9 +235,7 @@ class FusedEngine:
         seen_BL = starts_B[:, None] >= torch.arange(end, device=self.device)
         bias = _bias(seen_BL[:, None, None], self._dtype)
         attend = _attend if self._family.laptop else _attend_one
-        blocks = [(slice(0, len(ids_B)), end)]
-        if self.device.type == "cpu" and not (self.pads or self._family.laptop):
-            blocks = list(_row_blocks(starts_B, end))
+        blocks = list(_row_blocks(starts_B, end)) if self._few_at_once() else [(slice(0, len(ids_B)), end)]
         rotary = self._rotary_at(starts_B)
 
         def mix(number: int, layer: Layer, projected_N: Tensor) -> Tensor:
