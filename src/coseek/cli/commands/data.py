@@ -228,7 +228,7 @@ def synthesize(
         list[str],
         typer.Argument(
             metavar="DIR [NAME=VALUE…]",
-            help="A data-set folder, and settings: seed, count, hop_mix=[.2,.4,.25,.15], dev, test, reuse, "
+            help="A data-set folder, and settings: seed, count, hop_mix=[1,2], dev, test, reuse, "
             "depth, edge=[.2,.8], tries, proposals, reply_tokens, negatives, unanswerable.",
         ),
     ],
@@ -256,7 +256,7 @@ def synthesize(
     cache: CacheFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make questions of one to four hops from the passages of DIR, with their gold passages.
+    """Make questions of one and two hops from the passages of DIR, with their gold passages.
 
     Keeps a question if its answer follows from its gold passages, needs all of them, and follows neither without search
     nor, from two hops on, from one search. OUT/unanswerable is the data set without some of the passages. Without

@@ -27,9 +27,10 @@ def training_questions(corpus: Corpus, settings: SynthesisSettings) -> list[Ques
     """The questions of the train split."""
     from coseek.lab.synthesis.graph import HopGraph
     from coseek.lab.synthesis.maker import QuestionMaker
+    from coseek.lab.synthesis.statements import StatementWriter
 
-    maker = QuestionMaker(HopGraph(corpus), settings)
-    return maker.make(lambda what, done, total: None).get("train", [])
+    graph = HopGraph(corpus)
+    return QuestionMaker(graph, settings, StatementWriter(graph)).make(lambda what, done, total: None).get("train", [])
 
 
 def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:

@@ -121,9 +121,7 @@ class CorpusSettings(Settings):
     `start`, the tokenizer learns from the corpus."""
     passage_tokens: int = Field(default=96, ge=8)
     """Tokens of a passage's text, at most."""
-    made: SynthesisSettings = SynthesisSettings(
-        count=9000, hop_mix=(0.8, 0.15, 0.04, 0.01), dev=0.02, test=0.04, unanswerable=0.0
-    )
+    made: SynthesisSettings = SynthesisSettings(count=9000, hop_mix=(0.8, 0.2), dev=0.02, test=0.04, unanswerable=0.0)
     """The questions that are made from its passages."""
 
 

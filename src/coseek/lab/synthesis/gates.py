@@ -1,17 +1,12 @@
-"""Gates: what a question must pass. Each verdict is stored.
+"""Gates: what a question must pass, whoever wrote it. Each verdict is stored.
 
-Of a chain of the hop graph and its question, by rules:
-
-    follows      each passage of the path is needed: no other one holds two of its names
-    closed_book  it does not follow without search
-    one_search   it does not follow from one search with the question (from two hops on)
-
-Of a question that a language model proposed, by rules:
+By rules:
 
     verbatim        the answer stands in the last passage letter by letter, and is short
     self_contained  the question is one, and it does not point at a passage
-    closed_book     the question holds neither the answer nor the name between the passages
+    closed_book     the question holds neither the answer nor the name between the passages, and no guess is right
     both            the first passage alone does not answer (two passages)
+    follows         no other passage holds two names of the path (two passages)
     one_search      a search with the question does not find the last passage (two passages)
     retrievable     it finds the first one
 
@@ -31,20 +26,18 @@ from coseek.agents.run_questions import row_seed
 from coseek.core.files import JsonObject
 from coseek.data.answers import cover_match, exact_match
 from coseek.data.passage import Passage
-from coseek.data.question import Question
+from coseek.data.question import Question, plain_name
 from coseek.graders.generator import Generator, ReadingInput
-from coseek.lab.synthesis.graph import Chain, HopGraph
+from coseek.lab.synthesis.graph import HopGraph
 from coseek.lab.synthesis.proposals import Proposal
 from coseek.retrieval.lexical.analyzer import has_words, words
 from coseek.retrieval.retriever import Retriever
 
 GATES = ("follows", "closed_book", "one_search")
 """Those that a model reads, too."""
-_GUESSED = 0.2
-"""Share of the names of a phrase from which the most frequent one can be guessed."""
 LONGEST_ANSWER = 12
 """Words."""
-_QUESTION_WORDS = (3, 60)
+_QUESTION_WORDS = range(3, 61)
 _MARKS = ("?", "？", "؟")
 _POINTING = re.compile(
     r"\b(?:(?:this|the|these|both|above|given|following|first|second|provided)\s+(?:passages?|texts?|documents?|"
@@ -73,61 +66,39 @@ class GateVerdict:
         return row | ({"said": list(self.said)} if self.said else {})
 
 
-def _gate(reason: str, is_failed: bool = True) -> GateVerdict:
-    return GateVerdict(not is_failed, reason if is_failed else "")
-
-
 Verdicts = dict[str, GateVerdict]
 
 
-def verdicts_of(gates: Iterator[tuple[str, GateVerdict]]) -> Verdicts:
-    """The verdicts up to the first gate that is not passed."""
+def rule_verdicts(graph: HopGraph, proposal: Proposal, depth: int) -> Verdicts:
+    """The verdicts by rules, up to the first gate that is not passed."""
     verdicts: Verdicts = {}
-    for name, verdict in gates:
-        verdicts[name] = verdict
-        if not verdict.passed:
+    for name, reason, fails in _rules(graph, proposal, depth):
+        verdicts[name] = GateVerdict(not fails, reason if fails else "")
+        if fails:
             break
     return verdicts
 
 
-def chain_gates(graph: HopGraph, chain: Chain, question: str, depth: int) -> Iterator[tuple[str, GateVerdict]]:
-    """The gates of a chain and its question."""
-    yield "follows", _gate("another passage holds two names of the path", not graph.is_exclusive(chain))
-    if has_words(question, *(name for hop in chain for name in graph.names_of(hop.key))):
-        yield "closed_book", _gate("the question holds a name that it asks for")
-    counts = graph.counts[chain[-1].phrase]
-    guess, times = counts.most_common(1)[0]
-    guessed = guess == chain[-1].key and times > max(1, _GUESSED * counts.total())
-    yield "closed_book", _gate("the answer is the most frequent one of its phrase", guessed)
-    is_found = graph.corpus[chain[-1].row].id in found_by(graph, question, depth)
-    reason = f"the passage with the answer is among the first {depth}" if is_found else ""
-    yield "one_search", GateVerdict(len(chain) == 1 or not is_found, reason)  # one hop takes one search by its nature
-
-
-def proposal_gates(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple[str, GateVerdict]]:
-    """The gates of a question that a model proposed."""
-    path, answer = [graph.corpus[row] for row in proposal.rows], proposal.answer
+def _rules(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple[str, str, bool]]:
+    """Gate, the reason for which a question fails it, and whether it does."""
+    path, question, answer = [graph.corpus[row] for row in proposal.rows], proposal.question, proposal.answer
     stands = bool(answer) and answer in " ".join(path[-1].text.split()) and has_words(path[-1].text, answer)
-    yield "verbatim", _gate("the answer does not stand in the passage", not stands)
-    yield "verbatim", _gate("the answer is too long", len(words(answer)) > LONGEST_ANSWER)
-    least, most = _QUESTION_WORDS
-    asks = proposal.question.endswith(_MARKS) and least <= len(words(proposal.question)) <= most
-    yield "self_contained", _gate("it is no question", not asks)
-    yield "self_contained", _gate("the question points at its passage", bool(_POINTING.search(proposal.question)))
-    leaks = has_words(proposal.question, answer, proposal.link)
-    yield "closed_book", _gate("the question holds what it asks for", leaks)
-    found = found_by(graph, proposal.question, max(depth, FINDABLE))
+    yield "verbatim", "the answer does not stand in the passage", not stands
+    yield "verbatim", "the answer is too long", len(words(answer)) > LONGEST_ANSWER
+    asks = question.endswith(_MARKS) and len(words(question)) in _QUESTION_WORDS
+    yield "self_contained", "it is no question", not asks
+    yield "self_contained", "the question points at its passage", bool(_POINTING.search(question))
+    yield "closed_book", "the question holds what it asks for", has_words(question, answer, proposal.link)
+    yield "closed_book", "the answer is the most frequent one of its phrase", proposal.guessed
+    found = graph.found_by(question, max(depth, FINDABLE))
     if len(path) > 1:
-        is_answered = has_words(f"{path[0].title} {path[0].text}", answer)
-        yield "both", _gate("the first passage holds the answer", is_answered)
+        yield "both", "the first passage holds the answer", has_words(f"{path[0].title} {path[0].text}", answer)
+        start = plain_name(graph.passages[proposal.rows[0]].title)
+        names = (start, plain_name(proposal.link), answer)
+        yield "follows", "another passage holds two names of the path", not graph.is_exclusive(proposal.rows, names)
         is_found = path[-1].id in found[:depth]
-        yield "one_search", _gate(f"the passage with the answer is among the first {depth}", is_found)
-    yield "retrievable", _gate(f"no passage of the path is among the first {FINDABLE}", path[0].id not in found)
-
-
-def found_by(graph: HopGraph, question: str, depth: int) -> list[str]:
-    """The ids of the passages that one BM25 search finds, best first."""
-    return [hit.passage.id for hit in graph.bm25.search([question], depth)[0]]
+        yield "one_search", f"the passage with the answer is among the first {depth}", is_found
+    yield "retrievable", f"no passage of the path is among the first {FINDABLE}", path[0].id not in found
 
 
 def model_verdicts(
@@ -135,33 +106,36 @@ def model_verdicts(
     questions: Sequence[Question],
     paths: Sequence[Sequence[Passage]],
     found_passages: Sequence[Sequence[Passage]],
-) -> list[dict[str, GateVerdict]]:
+) -> list[Verdicts]:
     """The verdicts of a model for each question: its path, and what one search finds. A fault passes nothing."""
     readings: list[ReadingInput] = []
     for question, path, hits in zip(questions, paths, found_passages, strict=True):
         passage_lists = [path, *([*path[:at], *path[at + 1 :]] for at in range(len(path)))] if len(path) > 1 else [path]
         readings += [ReadingInput(question.question, tuple(passages)) for passages in (*passage_lists, (), hits)]
     outputs = iter(reader.answer([reader.context(reading) for reading in readings]))
-    verdicts: list[dict[str, GateVerdict]] = []
+    verdicts: list[Verdicts] = []
     for question, path in zip(questions, paths, strict=True):
-        count = len(path) + 1 if len(path) > 1 else 1
-        read_path, without_passages, after_search = [next(outputs) for _ in range(count)], next(outputs), next(outputs)
-        answers = [output.answer or "" for output in (*read_path, without_passages, after_search)]
-        right = [cover_match(answer, question.answers) for answer in answers]
-        if any(output.fault for output in (*read_path, without_passages, after_search)):
+        single = len(path) == 1
+        of_question = [next(outputs) for _ in range(3 if single else len(path) + 3)]
+        if any(output.fault for output in of_question):
             verdicts.append({name: GateVerdict(False, "the reader failed", fault=True) for name in GATES})
             continue
-        unneeded = "a passage of the path is not needed" if any(right[1:count]) else ""
-        reason = unneeded if right[0] else "read otherwise"
-        single = len(path) == 1
+        answers = tuple(output.answer or "" for output in of_question)
+        from_path, *with_less, without_passages, after_search = (
+            cover_match(answer, question.answers) for answer in answers
+        )
+        reason = "read otherwise" if not from_path else "a passage of the path is not needed" if any(with_less) else ""
         verdicts.append({
-            "follows": GateVerdict(not reason, reason, tuple(answers[:count])),
-            "closed_book": GateVerdict(not right[-2], "answered without search" if right[-2] else "", (answers[-2],)),
-            "one_search": GateVerdict(
-                single or not right[-1], "answered after one search" if right[-1] else "", (answers[-1],)
-            ),
+            "follows": GateVerdict(not reason, reason, answers[:-2]),
+            "closed_book": _unless(without_passages, "answered without search", answers[-2]),
+            # One hop takes one search by its nature.
+            "one_search": _unless(after_search and not single, "answered after one search", answers[-1]),
         })  # fmt: skip
     return verdicts
+
+
+def _unless(fails: bool, reason: str, said: str) -> GateVerdict:
+    return GateVerdict(not fails, reason if fails else "", (said,))
 
 
 def edge(solved: float | None, least: float, most: float) -> GateVerdict:

@@ -1,22 +1,21 @@
-"""Proposals: questions and answers that a language model writes about one passage, or about two that are linked.
+"""Proposals: questions and answers about one passage, or about two that are linked, as a language model writes them.
 
 A reply is one JSON object; a reply that cannot be read is requested once more. Failures of the model are counted; they
 are neither questions nor reasons to drop any.
 """
 
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from coseek.core.errors import RunError
 from coseek.core.files import Json
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.core.strict_json import InvalidJson, parse_lenient
-from coseek.data.passage import Corpus, Passage
-from coseek.data.question import plain_name
+from coseek.data.passage import Passage
 from coseek.graders.structured_output import (
     RETRIES,
     CallCounts,
@@ -25,11 +24,11 @@ from coseek.graders.structured_output import (
     Unreadable,
     ask_with_retry,
 )
-from coseek.lab.synthesis.statements import key_of, names_in
+from coseek.lab.synthesis.graph import HopGraph, PassageGroup
+from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.models.judge_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import repeatable
-from coseek.retrieval.lexical.analyzer import words
 
 PROMPTS = Path(__file__).parent / "prompts"
 _PASSAGES = {"count", "passages"}
@@ -38,56 +37,37 @@ _FIELDS = {
 }  # fmt: skip
 _MAX_WORDS = 400
 """Words of one passage that are shown."""
-_TOGETHER = 32
-"""Requests that a model is given together."""
-_LEAST_WORDS = 5
-"""Words of a passage that is asked about."""
-_RARE = 5
-"""Passages that may hold a name that joins them, or have it as their title."""
+BATCH = 32
+"""Groups of passages that are asked about together."""
 MANY_FAULTS = 8
 """Failures in a row that end a synthesis; fewer are counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class PassageGroup:
-    """What a request shows: one passage, or two that a name links: the title of the second, or a rare name of both.
-
-    Unlike a hop of the graph it states nothing: what the passages say of the name is left to whoever reads them.
-    """
+class Proposal:
+    """A question and its answer."""
 
     rows: tuple[int, ...]
+    """The passages that it is about: one, or two in the order of the steps."""
+    question: str
+    answer: str
+    """As the last passage writes it."""
     link: str = ""
-    """The name that leads from the first passage to the second, as the first one writes it."""
-    rank: int = 0
-    """Pairs whose second passage is titled by the link come before the others."""
+    """The name that leads from the first passage to the second."""
+    steps: tuple[str, ...] = ()
+    """The question of each step; empty where nobody wrote them."""
+    phrases: tuple[str, ...] = ()
+    """What the passage of each step says between its two names; empty where nobody read it."""
+    guessed: bool = False
+    """The answer can be guessed without a search."""
 
 
-def single_passages(passages: Iterable[Passage]) -> list[PassageGroup]:
-    """Every passage that is long enough to be asked about."""
-    return [PassageGroup((row,)) for row, passage in enumerate(passages) if len(words(passage.text)) >= _LEAST_WORDS]
+class QuestionWriter(Protocol):
+    """Writes proposals: a language model, or the phrases of the passages."""
 
-
-def linked_passages(passages: Sequence[Passage]) -> Iterator[PassageGroup]:
-    """Every linked pair of titled passages, once in each direction at most."""
-    titles = [key_of(plain_name(passage.title)) for passage in passages]
-    titled, holders = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
-    for row, title in enumerate(titles):
-        titled[title].append(row)
-    names: list[dict[str, str]] = []
-    for row, passage in enumerate(passages):
-        mentions = [mention for mention in names_in(passage.text, titled) if mention.kind == "name" and mention.key]
-        names.append({mention.key: mention.text for mention in reversed(mentions)})
-        for key in names[row]:
-            holders[key].append(row)
-    for row, written in enumerate(names):
-        joined = {row}
-        for key, name in written.items():
-            others = titled.get(key) or holders[key]
-            if key != titles[row] and len(others) <= _RARE:
-                yield from (
-                    PassageGroup((row, other), name, int(key not in titled)) for other in others if other not in joined
-                )
-                joined.update(others)
+    def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
+        """Proposals of 1 or 2 hops, in batches. They are read until `wanted` of them have passed all gates."""
+        ...
 
 
 class ProposalPrompt(PromptFile):
@@ -103,23 +83,9 @@ class ProposalPrompt(PromptFile):
     """Appended to the prompt after an unreadable reply."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A question that a model wrote."""
-
-    rows: tuple[int, ...]
-    """The passages that it was shown: one, or two in the order of the steps."""
-    question: str
-    answer: str
-    link: str = ""
-    """The name that leads from the first passage to the second."""
-    steps: tuple[str, ...] = ()
-    """The questions of the two steps, where the model wrote them."""
-
-
 @dataclass
 class QuestionProposer:
-    """A model that proposes questions, with its prompts. Counts its calls."""
+    """A language model that writes proposals, with its prompts. Counts its calls."""
 
     model: TextModel
     prompt: ProposalPrompt
@@ -145,17 +111,17 @@ class QuestionProposer:
             "failed": failed,
         }  # fmt: skip
 
-    def propose(
-        self, corpus: Corpus, groups: Sequence[PassageGroup], seed: str, questions: int, limit: int, max_tokens: int
-    ) -> Iterator[list[Proposal]]:
-        """What the model writes about the first `limit` of the `groups`, in a seeded order that keeps those of lower
-        rank first; one list a batch of requests. Raises `RunError` when all of a batch failed."""
-        order = random.Random(seed).sample(groups, len(groups))
-        order = sorted(order, key=lambda group: group.rank)[:limit]
-        for start in range(0, len(order), _TOGETHER):
-            batch = order[start : start + _TOGETHER]
-            requests = [self._request([corpus[row] for row in group.rows], group.link, questions) for group in batch]
-            replies = ask_with_retry(self.model, requests, max_tokens, self.counts)
+    def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
+        """What the model writes about at most `limit` groups of passages (twice the number wanted by default), in a
+        seeded order that keeps those of lower rank first. Raises `RunError` when all of a batch failed."""
+        groups = shuffled(graph.groups(hops), settings.seed, hops)[: settings.limit or 2 * wanted]
+        for start in range(0, len(groups), BATCH):
+            batch = groups[start : start + BATCH]
+            requests = [
+                self._request([graph.corpus[row] for row in group.rows], group.link, settings.proposals)
+                for group in batch
+            ]
+            replies = ask_with_retry(self.model, requests, settings.reply_tokens, self.counts)
             self._count(replies)
             yield [
                 replace(proposal, rows=group.rows, link=group.link)
@@ -187,6 +153,12 @@ class QuestionProposer:
                 f"the generator failed in all of {len(faults)} requests in a row: {faults[0]}; nothing is written, and "
                 "the same command resumes from the replies in its cache"
             )
+
+
+def shuffled(groups: Sequence[PassageGroup], seed: int, hops: int) -> list[PassageGroup]:
+    """The groups in a seeded order that keeps those of lower rank first."""
+    order = random.Random(f"{seed} proposals {hops}").sample(groups, len(groups))
+    return sorted(order, key=lambda group: group.rank)
 
 
 def read_proposals(text: str, most: int) -> tuple[Proposal, ...] | Unreadable:

@@ -16,8 +16,8 @@ class SynthesisSettings(Settings):
     """Seed of all draws."""
     count: int = Field(default=2000, ge=1)
     """Questions in all, at most."""
-    hop_mix: tuple[float, ...] = (0.2, 0.4, 0.25, 0.15)
-    """Weights of 1, 2, 3 and 4 hops; a shorter list has no longer chains. A generator proposes 1 and 2 hops."""
+    hop_mix: tuple[float, ...] = (1.0, 2.0)
+    """Weights of 1 and 2 hops. One hop fills up what is missing of two."""
     dev: float = Field(default=0.1, ge=0, lt=0.5)
     """Share of the questions that goes to the dev split, about."""
     test: float = Field(default=0.1, ge=0, lt=0.5)
@@ -44,8 +44,8 @@ class SynthesisSettings(Settings):
 
     @model_validator(mode="after")
     def _can_be_made(self) -> "SynthesisSettings":
-        if not 1 <= len(self.hop_mix) <= 4 or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
-            raise ValueError("hop_mix needs 1 to 4 weights, none below 0 and not all 0")
+        if not 1 <= len(self.hop_mix) <= 2 or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
+            raise ValueError("hop_mix needs the weights of 1 and 2 hops, none below 0 and not all 0")
         if not 0 <= self.edge[0] <= self.edge[1] <= 1:
             raise ValueError("edge needs two shares from 0 to 1, the smaller one first")
         return self

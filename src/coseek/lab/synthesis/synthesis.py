@@ -25,6 +25,7 @@ from coseek.lab.synthesis.graph import HopGraph
 from coseek.lab.synthesis.maker import SPLITS, QuestionMaker, Tell
 from coseek.lab.synthesis.proposals import QuestionProposer
 from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.statements import StatementWriter
 
 RECORD = "synthesis.json"
 UNANSWERABLE = "unanswerable"
@@ -94,7 +95,8 @@ def synthesize(
         if out.exists() and folder.resolve() == out.resolve():
             raise DataError(f"{out} is the data set that is read; choose another folder for --out")
         corpus = Dataset(folder).corpus
-        maker = QuestionMaker(HopGraph(corpus), settings, proposer, reader, solver)
+        graph = HopGraph(corpus)
+        maker = QuestionMaker(graph, settings, proposer or StatementWriter(graph), reader, solver)
         questions = maker.make(tell)
         if not questions:
             raise DataError(_none_made(folder, len(corpus), maker, proposer))
