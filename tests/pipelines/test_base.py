@@ -18,7 +18,7 @@ from coseek.graders.generator import GeneratorSettings, ReadingInput
 from coseek.lab.pipelines.base import BaseTraining, facts_read
 from coseek.lab.pipelines.reader_recipes import BaseRecipe, CorpusSettings, corpus_recipe
 from coseek.lab.training.base_tasks import LIVE_WORLDS, BaseTasks
-from coseek.lab.training.examples import WorldSampler
+from coseek.lab.training.examples import ExampleSampler
 from coseek.library import make_world
 from coseek.models.model_folder import model_path
 from coseek.models.new_tokens import add_tokens
@@ -110,7 +110,9 @@ def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
         return f" {values[name, rest.partition(' , ')[2].removesuffix(' :')]} . and more"
 
     def found(writer: Scripted) -> dict[str, list[float]]:
-        return facts_read(replace(reader, model=writer), tasks, WorldSampler(world, "train"), random.Random(0), 200)
+        return facts_read(
+            replace(reader, model=writer), tasks, ExampleSampler.of_world(world, "train"), random.Random(0), 200
+        )
 
     right, cut = found(Scripted(known)), found(Scripted(lambda prompt: known(prompt)[:3]))
     assert sorted(right) == ["fact, in other words", "fact, relation first", "fact, value first"]

@@ -10,7 +10,7 @@ from coseek.graders.factory import open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.lab.pipelines.base import BaseTraining
 from coseek.lab.pipelines.reader_recipes import BaseRecipe
-from coseek.lab.training.examples import WorldSampler
+from coseek.lab.training.examples import ExampleSampler
 from coseek.models.model_folder import model_path
 
 BASE = model_path("base")
@@ -26,7 +26,7 @@ def test_the_shipped_base_is_the_file_that_its_card_names() -> None:
 @pytest.mark.slow
 def test_the_shipped_base_reads_a_world_of_held_out_relations_as_its_card_says(tmp_path: Path) -> None:
     training, generator = BaseTraining(BaseRecipe(), tmp_path), open_generator(GeneratorSettings(model="base"))
-    right = training.right_by_hops(generator, WorldSampler(training.held_out, "test"), QUESTIONS)
+    right = training.right_by_hops(generator, ExampleSampler.of_world(training.held_out, "test"), QUESTIONS)
     row = re.compile(r"\| read a drawn world, hops: (\d) \| ([\d.]+) ")
     told = {int(hops): float(share) for hops, share in row.findall((BASE / "README.md").read_text())}
     assert told.keys() == right.keys()

@@ -25,7 +25,7 @@ from coseek.lab.training.base_tasks import (
     BaseTaskSettings,
     Task,
 )
-from coseek.lab.training.examples import WorldSampler
+from coseek.lab.training.examples import ExampleSampler
 from coseek.lab.world.plan import wanted
 from coseek.models.tokenizer import ByteTokenizer
 
@@ -38,7 +38,7 @@ def tasks() -> BaseTasks:
 
 
 @cache
-def sampler() -> WorldSampler:
+def sampler() -> ExampleSampler:
     return tasks().sampler(0)
 
 
@@ -56,7 +56,7 @@ def asked(shown: str) -> Question:
 
 
 def gold_shown(question: Question, shown: str) -> list[bool]:
-    return [sampler().world.corpus.by_id(step.gold_id).text.strip() in shown for step in plan_of(question)]
+    return [sampler().corpus.by_id(step.gold_id).text.strip() in shown for step in plan_of(question)]
 
 
 def examples(task: Task) -> list[tuple[Question, str, str]]:
@@ -114,7 +114,7 @@ def test_the_passages_that_support_are_the_gold_ones() -> None:
         for number in re.findall(r"# (\d+)", written):
             text = re.search(rf" # {number} : (.*?) # {number}", shown)
             assert text is not None
-            gold = {sampler().world.corpus.by_id(ident).text.strip() for ident in question.gold_ids}
+            gold = {sampler().corpus.by_id(ident).text.strip() for ident in question.gold_ids}
             assert text[1].strip() in gold
         assert written.count("#") == len(question.gold_ids)
 

@@ -11,7 +11,7 @@ from coseek.core.files import Json
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, plan_of
 from coseek.lab.training.base_tasks import BaseTasks, BaseTaskSettings, Task
-from coseek.lab.training.examples import CorpusSampler
+from coseek.lab.training.examples import ExampleSampler
 from coseek.models.tokenizer import ByteTokenizer
 
 PASSAGES = (
@@ -42,8 +42,8 @@ CUT = question("when did it come out", "2013", step("song", "Get Low", "2013", "
 BARE = replace(TWO, id="bare", meta={})
 
 
-def sampler(questions: Sequence[Question] = (TWO, BACK)) -> CorpusSampler:
-    return CorpusSampler(Corpus(PASSAGES, "test"), questions)
+def sampler(questions: Sequence[Question] = (TWO, BACK)) -> ExampleSampler:
+    return ExampleSampler.of_corpus(Corpus(PASSAGES, "test"), questions)
 
 
 def tasks() -> BaseTasks:
@@ -71,7 +71,7 @@ def test_a_step_from_a_value_to_its_passage_states_the_fact_as_the_passage_does(
 def test_a_question_whose_passage_no_longer_shows_the_fact_is_left_out() -> None:
     assert sampler([TWO, CUT]).questions == [TWO]
     shorter = [replace(one, text=one.text[:20]) for one in PASSAGES]
-    assert CorpusSampler(Corpus(shorter, "cut"), [TWO, BACK]).questions == []
+    assert ExampleSampler.of_corpus(Corpus(shorter, "cut"), [TWO, BACK]).questions == []
 
 
 def test_a_question_of_another_corpus_is_left_out() -> None:

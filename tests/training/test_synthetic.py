@@ -9,7 +9,7 @@ from tests.scripted import Scripted, generator
 
 from coseek.data.trajectory import Author
 from coseek.graders.generator import ReadingInput
-from coseek.lab.training.examples import ExampleWriter, WorldSampler
+from coseek.lab.training.examples import ExampleSampler, ExampleWriter
 from coseek.lab.world.rationales import MARK, NOW
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
@@ -18,8 +18,8 @@ from coseek.training.sft.settings import Phase
 
 
 @cache
-def sampler() -> WorldSampler:
-    return WorldSampler(make_world(WorldSettings(size="tiny", train=60, dev=0, test=0)), "train")
+def sampler() -> ExampleSampler:
+    return ExampleSampler.of_world(make_world(WorldSettings(size="tiny", train=60, dev=0, test=0)), "train")
 
 
 def teacher(*phases: Phase) -> ExampleWriter:

@@ -15,7 +15,7 @@ from coseek.data.answers import exact_match
 from coseek.data.dataset import Dataset
 from coseek.data.question import KNOWN, Question, plan_of
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
-from coseek.lab.training.examples import WorldSampler
+from coseek.lab.training.examples import ExampleSampler
 from coseek.lab.world.plan import kind_of
 from coseek.lab.world.rationales import MARK, recalled
 from coseek.lab.world.world import World, WorldSettings, make_world
@@ -87,7 +87,7 @@ def test_the_expert_recalls_what_is_known_and_searches_for_the_rest() -> None:
 
 
 def test_a_generator_is_taught_known_facts_from_passages_that_do_not_state_them() -> None:
-    rng, sampler = random.Random(0), WorldSampler(world(), KNOWN)
+    rng, sampler = random.Random(0), ExampleSampler.of_world(world(), KNOWN)
     for count in (0, 3, 12):
         example = sampler.recalled(count, rng)
         assert len(example.passages) <= count

@@ -14,7 +14,7 @@ from coseek.core.settings import make_settings
 from coseek.data.answers import exact_match, f1
 from coseek.data.question import Question, plan_of
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
-from coseek.lab.training.examples import WorldSampler
+from coseek.lab.training.examples import ExampleSampler
 from coseek.lab.world.plan import LIST, kind_of, listed
 from coseek.lab.world.rationales import MARK
 from coseek.lab.world.world import World, WorldSettings, make_world
@@ -74,7 +74,7 @@ def test_an_answer_with_some_names_of_a_list_is_paid_by_f1_and_not_by_em() -> No
 
 
 def test_a_rationale_of_a_list_ends_in_all_of_its_names() -> None:
-    sampler = WorldSampler(lists(), "train")
+    sampler = ExampleSampler.of_world(lists(), "train")
     for question in [one for one in sampler.questions if kind_of(one) == LIST][:20]:
         written = sampler.example_of(question, 6, random.Random(0)).written
         assert exact_match(written.rpartition(MARK)[2], question.answers)

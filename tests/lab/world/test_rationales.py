@@ -7,7 +7,7 @@ from functools import cache
 from coseek.data.answers import exact_match
 from coseek.data.passage import Passage
 from coseek.data.question import Question, plan_of
-from coseek.lab.training.examples import WorldSampler
+from coseek.lab.training.examples import ExampleSampler
 from coseek.lab.world.plan import constraints_of, kind_of
 from coseek.lab.world.rationales import MARK, NOW, rationale
 from coseek.lab.world.settings import WorldSettings
@@ -26,7 +26,7 @@ def shown(world: World, question: Question) -> list[Passage]:
 
 
 def written(world: World, question: Question) -> str:
-    return rationale(question, shown(world, question), WorldSampler(world, "train").facts)
+    return rationale(question, shown(world, question), ExampleSampler.of_world(world, "train").facts)
 
 
 def test_the_answer_behind_the_mark_is_a_gold_one_for_every_kind_of_question() -> None:
@@ -76,7 +76,7 @@ def test_a_year_before_1000_is_earlier_than_one_after_it() -> None:
 
 
 def test_passages_are_read_in_their_order_up_to_the_one_with_both_given_values() -> None:
-    sampler, seen = WorldSampler(world(), "train"), set()
+    sampler, seen = ExampleSampler.of_world(world(), "train"), set()
     for question in (one for one in world().questions["train"] if kind_of(one) == "constraint"):
         passages = sampler.passages(question, 6, random.Random(question.id))
         lines = rationale(question, passages, sampler.facts).partition(MARK)[0].split(" .")[:-1]

@@ -20,7 +20,7 @@ from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.lab.labels.synthetic import SyntheticSettings, synthetic_labels
 from coseek.lab.training import drills
 from coseek.lab.training.drills import make_drills
-from coseek.lab.training.examples import WorldSampler
+from coseek.lab.training.examples import ExampleSampler
 from coseek.lab.world.oracle import SUPPORT
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.world import World, WorldSettings, make_world
@@ -77,7 +77,7 @@ def test_lessons_are_made_of_the_passages_that_are_there() -> None:
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
     assert len(list(make_drills(world(), protocol, tokenizer, 200, random.Random(0)))) == 200
     assert synthetic_labels(world(), "train", SyntheticSettings(), 0)
-    sampler = WorldSampler(world(), "train")
+    sampler = ExampleSampler.of_world(world(), "train")
     assert all(question.answerable for question in sampler.questions)
     assert all(sampler.drill(3, random.Random(seed)).passages for seed in range(100))
 

@@ -32,7 +32,7 @@ from coseek.lab.pipelines.reader import ReaderTraining
 from coseek.lab.pipelines.reader_recipes import BaseRecipe
 from coseek.lab.synthesis.synthesis import synthesize
 from coseek.lab.training.base_tasks import BaseExample, BaseTasks, Task
-from coseek.lab.training.examples import CorpusSampler, ExampleSampler, WorldSampler
+from coseek.lab.training.examples import ExampleSampler
 from coseek.lab.world.drawn_lexicon import english
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.world import World, make_world
@@ -75,7 +75,7 @@ def abilities(
     generator: Generator,
     tasks: BaseTasks,
     samplers: Mapping[str, ExampleSampler],
-    world: WorldSampler,
+    world: ExampleSampler,
 ) -> Abilities:
     """Measure every ability of a model: reading, with each of the samplers by name, and the tasks in a world."""
     count, seed = reader.recipe.table.questions, reader.recipe.table.seed
@@ -104,7 +104,7 @@ def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[
 
 
 def facts_read(
-    generator: Generator, tasks: BaseTasks, sampler: WorldSampler, rng: random.Random, count: int
+    generator: Generator, tasks: BaseTasks, sampler: ExampleSampler, rng: random.Random, count: int
 ) -> dict[str, list[float]]:
     """How a passage states a fact → whether its value is written after the name, the number and the relation."""
     prompts, orders, values = list[str](), list[str](), list[str]()
@@ -215,13 +215,13 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
             )
         return replace(tasks, corpus=sampler, corpus_share=corpus.share)
 
-    def corpus_sampler(self, made: str, own: str) -> CorpusSampler:
+    def corpus_sampler(self, made: str, own: str) -> ExampleSampler:
         """The questions of a split of the made ones, and of one of the corpus' own, where there are any."""
         made_folder = self.folder / MADE
         sources = [(Dataset(made_folder), made)] if made_folder.exists() else []
         sources.append((self.given, own))
         questions = [question for data, split in sources if split in data.splits for question in data.questions(split)]
-        return CorpusSampler(self.shown_corpus, questions)
+        return ExampleSampler.of_corpus(self.shown_corpus, questions)
 
     @cached_property
     def shown_corpus(self) -> Corpus:
@@ -267,8 +267,8 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def held_out_samplers(self, split: str) -> dict[str, ExampleSampler]:
         """Name → what is held out of training: two worlds, and questions of the corpus, made and its own."""
         samplers: dict[str, ExampleSampler] = {
-            DRAWN: WorldSampler(self.held_out, split),
-            LAPTOP: WorldSampler(self.laptop_world, split),
+            DRAWN: ExampleSampler.of_world(self.held_out, split),
+            LAPTOP: ExampleSampler.of_world(self.laptop_world, split),
         }
         if self.recipe.corpus is not None:
             samplers["made questions"] = self.corpus_sampler(split, "")
@@ -283,7 +283,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         for name, sampler in samplers.items():
             prefix = METRIC_MARKS.get(name, f"{name} ")
             metrics |= {f"{prefix}{metric}": value for metric, value in self.reading(generator, sampler).items()}
-        world, rng = WorldSampler(self.held_out, "dev"), random.Random(self.recipe.table.seed)
+        world, rng = ExampleSampler.of_world(self.held_out, "dev"), random.Random(self.recipe.table.seed)
         by_order = facts_read(generator, self.tasks(generator), world, rng, self.recipe.table.dev_questions)
         return metrics | {name: fmean(values) for name, values in by_order.items()}
 
@@ -291,7 +291,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         """`table.md` and `table.json` of the abilities; returns the table of abilities."""
         model = load_model(self.trained_folder, self.recipe)
         generator = self.generator_of(model, "trained")
-        world = WorldSampler(self.held_out, "test")
+        world = ExampleSampler.of_world(self.held_out, "test")
         intervals = abilities(self, model, generator, self.tasks(generator), self.held_out_samplers("test"), world)
         reading = self.reading_table(scores)
         rows = tuple((name, str(interval)) for name, interval in intervals.items())

@@ -43,7 +43,7 @@ from coseek.graders.generator import (
 from coseek.hardware.placement import Precision
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe, ReaderRecipe
-from coseek.lab.training.examples import ExampleSampler, ExampleWriter, WorldSampler
+from coseek.lab.training.examples import ExampleSampler, ExampleWriter
 from coseek.lab.world.world import World, make_world
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, claims_between, group_table, main_table, scores_json, verdict
@@ -102,7 +102,7 @@ class ReaderTraining(TrainingRun[R], ABC):
 
     def evaluate(self, generator: Generator) -> dict[str, float]:
         """Metrics of an evaluation in training: strict EM on held-out dev questions, in all and by hops."""
-        return self.reading(generator, WorldSampler(self.held_out, "dev"))
+        return self.reading(generator, ExampleSampler.of_world(self.held_out, "dev"))
 
     def train(self) -> None:
         """Make the untrained network, train it and save the generator; finished parts are skipped. All workers train;
@@ -223,7 +223,7 @@ class ReaderTraining(TrainingRun[R], ABC):
         """Score the trained generator on the test split of the held-out world, beside the one before training."""
         start, model = (load_model(folder, self.recipe) for folder in (self.start_folder, self.trained_folder))
         generator = self.generator_of(model, "trained")
-        sampler = WorldSampler(self.held_out, "test")
+        sampler = ExampleSampler.of_world(self.held_out, "test")
         questions = draw(sampler.questions, self.recipe.table.questions, self.recipe.table.seed)
         usual = self.recipe.table.passages
         untrained = self._answered(self.generator_of(start, "start"), questions, self._with_gold(sampler, usual))
@@ -284,18 +284,19 @@ class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
 
     def draw(self, generator: Generator) -> Draw:
         recipe = self.recipe
-        known = None if recipe.known is None else WorldSampler(World.load(Path(recipe.known)), KNOWN)
+        known = None if recipe.known is None else ExampleSampler.of_world(World.load(Path(recipe.known)), KNOWN)
         phases = recipe.sft.curriculum
         return ExampleWriter(self.samplers, generator, self.tokenizer, phases, recipe.passages, known).draw
 
     @cached_property
-    def samplers(self) -> list[WorldSampler]:
+    def samplers(self) -> list[ExampleSampler]:
         """The throw-away worlds."""
         samplers = []
         self.progress.stage("worlds", self.recipe.worlds)
         for number in range(self.recipe.worlds):
             seed = derive_seed(self.recipe.seed, "generator world", number) % 2**31
-            samplers.append(WorldSampler(make_world(self.recipe.world.model_copy(update={"seed": seed})), "train"))
+            world = make_world(self.recipe.world.model_copy(update={"seed": seed}))
+            samplers.append(ExampleSampler.of_world(world, "train"))
             self.progress.advance(number + 1)
         return samplers
 
@@ -304,7 +305,7 @@ class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
         texts: list[str] = []
         rng = random.Random(f"{self.recipe.seed}/texts")
         for sampler in self.samplers[:TOKENIZER_WORLDS]:
-            texts += [f"{passage.title} :{passage.text}" for passage in sampler.world.corpus]
+            texts += [f"{passage.title} :{passage.text}" for passage in sampler.corpus]
             for question in sampler.questions:
                 example = sampler.example_of(question, 2, rng)
                 texts += [f" Question : {question.question} So", example.written]

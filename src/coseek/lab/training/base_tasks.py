@@ -24,9 +24,9 @@ from pydantic import Field, model_validator
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question, plan_of
-from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import Generator, ReadingInput
-from coseek.lab.training.examples import DRILL_FACTS, ExampleSampler, WorldSampler, drill_of
+from coseek.lab.training.examples import DRILL_FACTS, ExampleSampler, drill_of, trajectory_of
 from coseek.lab.training.record_task import RecordTask
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.plan import kind_of, wanted
@@ -130,7 +130,6 @@ class BaseTasks:
             return self._copy(rng)
         if task == "records":
             return self._trajectory(task, self.records.draw(self._grown(done), rng))
-        sampler: ExampleSampler
         if self.corpus is not None and rng.random() < self.corpus_share:
             sampler = self.corpus
         else:
@@ -158,12 +157,12 @@ class BaseTasks:
         return RecordTask(self.tokenizer.encode_data, self.vocabulary)
 
     @cached_property
-    def sampler(self) -> Callable[[int], WorldSampler]:
+    def sampler(self) -> Callable[[int], ExampleSampler]:
         """Number of a world → its sampler."""
 
         @lru_cache(maxsize=LIVE_WORLDS + 1)
-        def make(number: int) -> WorldSampler:
-            return WorldSampler(self.world(number), "train")
+        def make(number: int) -> ExampleSampler:
+            return ExampleSampler.of_world(self.world(number), "train")
 
         return make
 
@@ -262,17 +261,10 @@ class BaseTasks:
         alphabet = [any_token() for _ in range(rng.randint(*COPY_ALPHABETS))] if few else ()
         tokens = [rng.choice(alphabet) if alphabet else any_token() for _ in range(length + gap)]
         given_count = GIVEN if few else 1
-        return self._trajectory("copy", [([*tokens, *tokens[:given_count]], tokens[given_count:length])], ends=())
+        return self._trajectory("copy", [([*tokens, *tokens[:given_count]], tokens[given_count:length])], ends=False)
 
-    def _trajectory(
-        self, task: Task, turns: Sequence[tuple[list[int], list[int]]], ends: tuple[int, ...] | None = None
-    ) -> Trajectory:
-        """A trajectory of prompts and targets; each target ends with the end of text or with `ends`."""
-        segments: list[Segment] = []
-        for shown, written in turns:
-            ids = (*written, *((self.tokenizer.eos_id,) if ends is None else ends))
-            segments += [
-                Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(shown), tuple(shown)),
-                Segment(Author.AGENT, "", self.tokenizer.decode(ids), ids, (0.0,) * len(ids)),
-            ]
-        return Trajectory(Question(task, "", hops=0), "base", tuple(segments), (), StopReason.COMPLETE)
+    def _trajectory(self, task: Task, turns: Sequence[tuple[list[int], list[int]]], ends: bool = True) -> Trajectory:
+        """A trajectory of prompts and targets; with `ends`, each target ends with the end of text."""
+        end = [self.tokenizer.eos_id] if ends else []
+        ended = [(shown, [*written, *end]) for shown, written in turns]
+        return trajectory_of(ended, Question(task, "", hops=0), "base", self.tokenizer)

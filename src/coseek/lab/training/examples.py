@@ -7,14 +7,13 @@ these facts. It teaches to find the passage of a name, and the fact in it, befor
 """
 
 import random
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question, Step, has_plan, plan_of
+from coseek.data.question import Question, has_plan, plan_of
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.lab.world.passages import spaced
@@ -45,37 +44,64 @@ class SyntheticExample:
     written: str
 
 
-class ExampleSampler(ABC):
+@dataclass(frozen=True)
+class ExampleSampler:
     """Samples examples from one corpus."""
 
-    @property
-    @abstractmethod
-    def corpus(self) -> Corpus:
-        """The passages."""
+    corpus: Corpus
+    supported: Sequence[Question]
+    """Answerable questions whose gold passages are in the corpus, with a plan or without."""
+    facts: Mapping[str, Sequence[StatedFact]]
+    """Passage id → what it states."""
+    alike: Mapping[str, Sequence[str]]
+    """Kind → ids of passages with facts that are easily mistaken for each other."""
+    balanced: bool = False
+    """Draw a number of hops by the square root of its questions, so that long ones are not lost among the short."""
 
-    @property
-    @abstractmethod
-    def questions(self) -> Sequence[Question]:
-        """Answerable questions with a plan, whose gold passages are in the corpus."""
+    @classmethod
+    def of_world(cls, world: World, split: str) -> "ExampleSampler":
+        """The questions of a laptop world, with all of its facts."""
+        facts: dict[str, list[StatedFact]] = {}
+        kinds: dict[str, list[str]] = {}
+        for entity in world.oracle.facts.values():
+            facts[entity.id] = [StatedFact(entity.title, fact.noun, fact.value) for fact in entity.facts]
+            if entity.facts and world.corpus.has(entity.id):
+                kinds.setdefault(entity.kind, []).append(entity.id)
+        answerable = [question for question in world.questions[split] if question.answerable]
+        return cls(world.corpus, answerable, facts, kinds)
 
-    @property
-    def supported(self) -> Sequence[Question]:
-        """Questions whose gold passages are known, with a plan or without."""
-        return self.questions
+    @classmethod
+    def of_corpus(cls, passages: Corpus, questions: Sequence[Question]) -> "ExampleSampler":
+        """The questions of a user's corpus, with the facts of their paths. `passages` are cut to the length that an
+        agent reads; a question is left out when they no longer state its path."""
+        supported = [question for question in questions if _is_supported(question, passages)]
+        facts: defaultdict[str, dict[StatedFact, None]] = defaultdict(dict)
+        for step in (step for question in supported if has_plan(question) for step in plan_of(question)):
+            title = passages.by_id(step.gold_id).title
+            facts[step.gold_id][StatedFact(title, *fact_of(step, title))] = None
+        kinds: defaultdict[str, list[str]] = defaultdict(list)
+        for ident, stated in facts.items():
+            kinds[next(iter(stated)).relation].append(ident)
+        return cls(passages, supported, {ident: [*stated] for ident, stated in facts.items()}, kinds, balanced=True)
 
-    @property
-    @abstractmethod
-    def facts(self) -> Mapping[str, Sequence[StatedFact]]:
-        """Passage id → what it states."""
+    @cached_property
+    def questions(self) -> list[Question]:
+        """The supported questions with a plan."""
+        return [question for question in self.supported if has_plan(question)]
 
-    @property
-    @abstractmethod
-    def alike(self) -> Mapping[str, Sequence[str]]:
-        """Kind → ids of passages with facts that are easily mistaken for each other."""
+    @cached_property
+    def _by_hops(self) -> list[list[Question]]:
+        by_hops: defaultdict[int, list[Question]] = defaultdict(list)
+        for question in self.questions:
+            by_hops[question.hops or 0].append(question)
+        return [*by_hops.values()]
 
     def draw_question(self, rng: random.Random) -> Question:
         """Draw a question with a plan."""
-        return rng.choice(self.questions)
+        if not self.balanced:
+            return rng.choice(self.questions)
+        weights = [len(questions) ** 0.5 for questions in self._by_hops]
+        return rng.choice(rng.choices(self._by_hops, weights)[0])
 
     @cached_property
     def found(self) -> dict[str, list[Passage]]:
@@ -93,11 +119,14 @@ class ExampleSampler(ABC):
             values[last.relation].append(last.sub_answer)
         return values
 
+    def others(self, question: Question) -> list[Passage]:
+        """What BM25 finds for a question besides its gold passages."""
+        return [passage for passage in self.found[question.id] if passage.id not in question.gold_ids]
+
     def passages(self, question: Question, count: int, rng: random.Random) -> tuple[Passage, ...]:
         """Return the gold passages and others, if any, `count` in total, in random order: the gold ones alone where
         `count` is 1, else at least one other."""
-        gold = [self.corpus.by_id(ident) for ident in question.gold_ids]
-        others = [passage for passage in self.found[question.id] if passage.id not in question.gold_ids]
+        gold, others = [self.corpus.by_id(ident) for ident in question.gold_ids], self.others(question)
         wanted = max(1, count - len(gold)) if count > 1 else 0
         passages = gold + rng.sample(others, min(len(others), wanted))
         rng.shuffle(passages)
@@ -107,6 +136,11 @@ class ExampleSampler(ABC):
         """Make an example of a question with a plan, with `count` passages."""
         passages = self.passages(question, count, rng)
         return SyntheticExample(question, passages, rationale(question, passages, self.facts))
+
+    def recalled(self, most: int, rng: random.Random) -> SyntheticExample:
+        """An example of a known question, with at most `most` passages, none of which is gold."""
+        question = rng.choice(self.questions)
+        return SyntheticExample(question, tuple(self.others(question)[:most]), recalled(question))
 
     def drill(self, count: int, rng: random.Random) -> SyntheticExample:
         """Make a drill on `count` passages, mostly of one kind: facts asked by name and relation, shuffled."""
@@ -121,41 +155,18 @@ class ExampleSampler(ABC):
         return replace(drill_of(facts[: rng.randint(1, DRILL_FACTS)]), passages=passages)
 
 
-@dataclass(frozen=True)
-class WorldSampler(ExampleSampler):
-    """Samples examples from one laptop world."""
-
-    world: World
-    split: str
-
-    def recalled(self, most: int, rng: random.Random) -> SyntheticExample:
-        """An example of a known question, with at most `most` passages, none of which is gold."""
-        question = rng.choice(self.questions)
-        others = [passage for passage in self.found[question.id] if passage.id not in question.gold_ids]
-        return SyntheticExample(question, tuple(others[:most]), recalled(question))
-
-    @property
-    def corpus(self) -> Corpus:
-        return self.world.corpus
-
-    @cached_property
-    def questions(self) -> list[Question]:
-        return [question for question in self.world.questions[self.split] if question.answerable]
-
-    @cached_property
-    def facts(self) -> dict[str, list[StatedFact]]:
-        return {
-            entity.id: [StatedFact(entity.title, fact.noun, fact.value) for fact in entity.facts]
-            for entity in self.world.oracle.facts.values()
-        }
-
-    @cached_property
-    def alike(self) -> dict[str, list[str]]:
-        kinds: dict[str, list[str]] = {}
-        for entity in self.world.oracle.facts.values():
-            if entity.facts and self.world.corpus.has(entity.id):
-                kinds.setdefault(entity.kind, []).append(entity.id)
-        return kinds
+def _is_supported(question: Question, passages: Corpus) -> bool:
+    """Whether a question is answered by gold passages of the corpus, along its path if it has one."""
+    if not question.answerable or not question.gold_ids or not all(map(passages.has, question.gold_ids)):
+        return False
+    for step in plan_of(question) if has_plan(question) else ():
+        passage = passages.by_id(step.gold_id) if passages.has(step.gold_id) else None
+        if passage is None:
+            return False
+        _, value = fact_of(step, passage.title)
+        if f" {value.casefold()}" not in spaced(passage.text.casefold()):
+            return False
+    return True
 
 
 def drill_of(facts: Sequence[tuple[int, StatedFact]]) -> SyntheticExample:
@@ -169,27 +180,26 @@ def drill_of(facts: Sequence[tuple[int, StatedFact]]) -> SyntheticExample:
 class ExampleWriter:
     """Draws examples and writes them as token ids, with the generator's prompt."""
 
-    samplers: Sequence[WorldSampler]
+    samplers: Sequence[ExampleSampler]
     generator: Generator
     tokenizer: Tokenizer
     phases: Sequence[Phase]
     passages: tuple[int, int]
     """Minimum and maximum number of passages in an example."""
-    known: WorldSampler | None = None
+    known: ExampleSampler | None = None
     """Questions that are answered from no passage."""
 
     @cached_property
-    def by_hops(self) -> dict[int, list[tuple[WorldSampler, Question]]]:
-        by_hops: dict[int, list[tuple[WorldSampler, Question]]] = {0: []}
-        for sampler in self.samplers:
-            for question in sampler.questions:
-                by_hops.setdefault(question.hops or 0, []).append((sampler, question))
-        return by_hops
-
-    @cached_property
-    def everything(self) -> list[tuple[WorldSampler, Question]]:
+    def everything(self) -> list[tuple[ExampleSampler, Question]]:
         """All questions, which are drawn where the phases name no hops of theirs."""
         return [(sampler, question) for sampler in self.samplers for question in sampler.questions]
+
+    @cached_property
+    def by_hops(self) -> dict[int, list[tuple[ExampleSampler, Question]]]:
+        by_hops: dict[int, list[tuple[ExampleSampler, Question]]] = {0: []}
+        for sampler, question in self.everything:
+            by_hops.setdefault(question.hops or 0, []).append((sampler, question))
+        return by_hops
 
     def draw(self, done: float, rng: random.Random) -> Trajectory:
         """Draw an example at the share `done` of training."""
@@ -208,85 +218,21 @@ class ExampleWriter:
         return least + round((most - least) * min(1.0, done / GROWN))
 
     def write(self, example: SyntheticExample) -> Trajectory:
-        """Make a trajectory: the prompt is the environment's, the target text and the end token are the agent's."""
+        """Make a trajectory of the prompt and the target text."""
         prompt = self.generator.context(ReadingInput(example.question.question, example.passages)).prompt
-        prompt_ids = tuple(self.tokenizer.encode_data(prompt))
-        written = (*self.tokenizer.encode_data(example.written), self.tokenizer.eos_id)
-        return Trajectory(
-            question=example.question,
-            protocol="generator",
-            segments=(
-                Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(prompt_ids), prompt_ids),
-                Segment(Author.AGENT, "", self.tokenizer.decode(written), written, (0.0,) * len(written)),
-            ),
-            searches=(),
-            stop=StopReason.COMPLETE,
-        )
+        written = [*self.tokenizer.encode_data(example.written), self.tokenizer.eos_id]
+        turns = [(self.tokenizer.encode_data(prompt), written)]
+        return trajectory_of(turns, example.question, "generator", self.tokenizer)
 
 
-# Corpus sampler: examples from a user's corpus, by questions that were made from it or that tell their path.
-
-
-class CorpusSampler(ExampleSampler):
-    """Samples examples from a corpus.
-
-    Passages are `passages`, as they are shown: cut to the length that an agent reads. A question is left out when the
-    cut passages no longer state its path.
-    """
-
-    def __init__(self, passages: Corpus, questions: Sequence[Question]) -> None:
-        self._passages = passages
-        self._supported = list(filter(self._is_supported, questions))
-        self._questions = [question for question in self._supported if has_plan(question)]
-
-    @property
-    def corpus(self) -> Corpus:
-        return self._passages
-
-    @property
-    def questions(self) -> list[Question]:
-        return self._questions
-
-    @property
-    def supported(self) -> list[Question]:
-        return self._supported
-
-    def draw_question(self, rng: random.Random) -> Question:
-        """Draw a number of hops by the square root of its questions, so that long ones are not lost among the short."""
-        weights = [len(questions) ** 0.5 for questions in self._by_hops.values()]
-        return rng.choice(rng.choices(list(self._by_hops.values()), weights)[0])
-
-    @cached_property
-    def _by_hops(self) -> dict[int, list[Question]]:
-        by_hops: defaultdict[int, list[Question]] = defaultdict(list)
-        for question in self._questions:
-            by_hops[question.hops or 0].append(question)
-        return by_hops
-
-    @cached_property
-    def facts(self) -> dict[str, list[StatedFact]]:
-        facts_by_id: defaultdict[str, dict[StatedFact, None]] = defaultdict(dict)
-        for step in (step for question in self._questions for step in plan_of(question)):
-            title = self.corpus.by_id(step.gold_id).title
-            facts_by_id[step.gold_id][StatedFact(title, *fact_of(step, title))] = None
-        return {ident: list(facts) for ident, facts in facts_by_id.items()}
-
-    @cached_property
-    def alike(self) -> dict[str, list[str]]:
-        kinds: defaultdict[str, list[str]] = defaultdict(list)
-        for ident, facts in self.facts.items():
-            kinds[facts[0].relation].append(ident)
-        return kinds
-
-    def _is_supported(self, question: Question) -> bool:
-        """Whether a question is answered by gold passages of the corpus, along its path if it has one."""
-        if not question.answerable or not question.gold_ids or not all(map(self.corpus.has, question.gold_ids)):
-            return False
-        steps = plan_of(question) if has_plan(question) else []
-        return all(self.corpus.has(step.gold_id) and self._states(step) for step in steps)
-
-    def _states(self, step: Step) -> bool:
-        """Whether the passage, as it is shown, has the value of the step."""
-        passage = self.corpus.by_id(step.gold_id)
-        _, value = fact_of(step, passage.title)
-        return f" {value.casefold()}" in spaced(passage.text.casefold())
+def trajectory_of(
+    turns: Sequence[tuple[list[int], list[int]]], question: Question, protocol: str, tokenizer: Tokenizer
+) -> Trajectory:
+    """A trajectory of turns of ids: prompts, which are the environment's, and targets, which are learnt."""
+    segments: list[Segment] = []
+    for shown, written in turns:
+        segments += [
+            Segment(Author.ENVIRONMENT, "prompt", tokenizer.decode(shown), tuple(shown)),
+            Segment(Author.AGENT, "", tokenizer.decode(written), tuple(written), (0.0,) * len(written)),
+        ]
+    return Trajectory(question, protocol, tuple(segments), (), StopReason.COMPLETE)
