@@ -321,7 +321,7 @@ def neutral_rows(
     asked = [question for question in questions for _ in range(GROUP)]
     places = [Place(1, row, sample) for row in range(len(questions)) for sample in range(GROUP)]
     seeds = [place.seed(question, settings) for place, question in zip(places, asked, strict=True)]
-    assert settings.training_retriever is not None
+    assert settings.training_retriever != settings.retriever
     agent = Agent(recipe.load_protocol(), ScribeModel(scribe))
     runs = rollout(agent, open_retriever(settings.training_retriever), asked, seeds, recipe.limits)
     episodes = score([place.row for place in places], runs, make_reward(recipe.reward))

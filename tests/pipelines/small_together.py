@@ -8,8 +8,7 @@ from tests.digests import digest, timeless
 from coseek.core.files import read_jsonl
 from coseek.core.progress import Progress
 from coseek.labels.makers import agentic_r as agentic_r  # loaded once, so that all runs have the same
-from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.together import CoTraining, Pairs, Results
+from coseek.pipelines.together.together import CoTraining, Results
 from coseek.pipelines.together_recipe import TogetherRecipe, load_together_recipe
 
 SMALL = """
@@ -79,7 +78,7 @@ def taught(folder: Path, steps: int) -> Path:
     """A tiny policy that has seen demonstrations of the training questions for so many steps."""
     sft = {"steps": steps, "repeat_steps": 0, "tokens_per_step": 1000, "learner": {"optimizer": {"lr": 3e-3}}}
     first = small(folder, f"agent.warm_start.sft={json.dumps({**sft, 'rounds': 1, 'gate': None, 'curriculum': []})}")
-    training = CoTrainingPaths(first, folder).first
+    training = CoTraining(first, folder).first
     training.begin(resume=True)
     training.train()
     return training.policy_folder("warm")
@@ -87,10 +86,9 @@ def taught(folder: Path, steps: int) -> Path:
 
 def train(recipe: TogetherRecipe, folder: Path, resume: bool, progress: Progress) -> None:
     """What `coseek train together` does, without a terminal."""
-    training = CoTrainingPaths(recipe, folder, progress)
-    co_training = CoTraining(training)
-    co_training.begin(resume)
-    Results.of(training, Pairs(training), co_training.train()).write()
+    training = CoTraining(recipe, folder, progress)
+    training.begin(resume)
+    Results.of(training, training.train()).write()
 
 
 def outcome(folder: Path) -> dict[str, str]:

@@ -20,8 +20,9 @@ from coseek.core.settings import make_settings
 from coseek.data.run import Run
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
-from coseek.pipelines.agent_results import answer_cells, files_of, scores_of, write_results
+from coseek.pipelines.agent_results import files_of, scores_of, write_results
 from coseek.pipelines.audit import audit_run
+from coseek.pipelines.table_rows import answer_cells
 from coseek.training.learner.checkpoint import TrainingState
 from coseek.training.rl.settings import RlSettings
 from coseek.view.run_source import open_sources

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.agents.test_chat_templates import TEMPLATE
@@ -14,9 +15,9 @@ from coseek.models.laptop import make_policy
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
+from coseek.pipelines.demonstrations import policy_warnings
 from coseek.pipelines.dry_run import dry_run
 from coseek.pipelines.estimate import FULL, check_fits, memory_of, shape_of, share_of
-from coseek.pipelines.policy_folders import policy_warnings
 from coseek.pipelines.stages import stages_of
 from coseek.training.learner.settings import GIB
 
@@ -87,14 +88,14 @@ def test_a_dry_run_is_of_the_recipe_s_devices_or_of_the_processes_of_which_the_f
     found = dry_run(
         load_recipe("r1", ["threads=1", "table.answer_with=[models/absent]", "rl.group_size=4", "rl.tree_roots=3"])
     )
-    assert "table.answer_with" in {named.setting for named, _ in found.missing}  # told, not raised
-    [look] = found.stages
-    assert look.memory.needed / GIB < 80 and not look.way_out
-    assert "--nproc-per-node 8" in str(found.tables()[0].rows)
+    assert "table.answer_with" in found.missing  # told, not raised
+    [look] = cast(list[dict[str, float]], found.values["stages"])
+    assert look["needed"] / GIB < 80 and not look["way_out"]
+    assert "--nproc-per-node 8" in str(found.tables[0].rows)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
     assert main(["train", "agent", "r1", "threads=1", "--dry-run", "--json"]) == 2  # its files are not there
     [stage] = json.loads(capsys.readouterr().out)["stages"]
-    assert stage["needed"] > 1.1 * look.memory.needed
+    assert stage["needed"] > 1.1 * look["needed"]
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "agent", "r1", "--dry-run"]) == 0 and not capsys.readouterr().out

@@ -23,12 +23,11 @@ from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.models.model import Tokenizer
 from coseek.models.model_folder import model_path
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines import agent_results
+from coseek.pipelines import table_rows
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.agent_results import answer_cell, cell_folder
 from coseek.pipelines.data_folder import QuestionSet
-from coseek.pipelines.table_rows import TableRow, identities_of_row
+from coseek.pipelines.table_rows import TableRow, answer_cell, cell_folder, identities_of_row
 from coseek.pipelines.together.together import Pair, Pairs
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
@@ -142,7 +141,7 @@ def by_the_rules(training: AgentTraining, row: TableRow) -> Agent:
 def test_a_cell_of_a_folder_that_was_moved_goes_on_and_is_sorted(
     row: TableRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_results, "agent_of", by_the_rules)
+    monkeypatch.setattr(table_rows, "agent_of", by_the_rules)
     shelf = HalfDown()
     column = QuestionSet("test", (QUESTION, replace(QUESTION, id="later", question="who else?")), shelf)
     shutil.copytree(model_path("base"), tmp_path / "here" / "policy" / "trained")

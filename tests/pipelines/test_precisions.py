@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.hardware.paces import FAST, SLOW, processor
+from tests.pipelines.beginning import begin
 from tests.pipelines.test_recipes import PAPERS
+from tests.watching import Heard
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings, dump_settings
@@ -14,7 +16,7 @@ from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.placement import named
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, preset_names, recipe_names
-from coseek.pipelines.run_record import FILE, begin, resolve_recipe
+from coseek.pipelines.run_record import FILE, resolve_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
 from coseek.training.sft.settings import SftSettings
@@ -119,12 +121,13 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
 
 
 def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    watching = Heard()
+    said = watching.lines
     processor(tmp_path / "cache", monkeypatch, SLOW)
-    begin(tmp_path / "auto", load_recipe("from-nothing"), resume=False, say=said.append)
+    begin(tmp_path / "auto", load_recipe("from-nothing"), resume=False, progress=watching)
     assert said == ["auto precision: sampling in float32, training in float32"]
     slow: AgentRecipe = load_recipe("from-nothing", ["rl.policy.precision=bfloat16"])
     for name in ("slow", "again"):
-        begin(tmp_path / name, slow, resume=False, say=said.append)
+        begin(tmp_path / name, slow, resume=False, progress=watching)
     told = [line for line in said if "times slower" in line]
     assert len(told) == 1 and told[0].startswith("rl.policy.precision=bfloat16 is 50 times slower")

@@ -17,10 +17,11 @@ from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.scoring import dev_metrics
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
-from coseek.pipelines.agent_results import answer_cells, headline, scores_of
+from coseek.pipelines.agent_results import headline, scores_of
 from coseek.pipelines.agent_run import RunSettings, load_run_questions
 from coseek.pipelines.labelling import LabelSettings, run_questions
 from coseek.pipelines.stages import select
+from coseek.pipelines.table_rows import answer_cells
 
 SIZES = {"nq": 467, "hotpotqa": 533, "bamboogle": 12}
 SHARES = {name: size / sum(SIZES.values()) for name, size in SIZES.items()}

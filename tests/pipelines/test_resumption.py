@@ -9,12 +9,13 @@ from safetensors.torch import load_file
 from tests.pipelines.test_agent import FEW, TINY
 
 from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject
 from coseek.core.progress import NoProgress
+from coseek.core.settings import dump_settings, fixed_settings
 from coseek.data.run import Run
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.agent_results import train_and_measure
-from coseek.pipelines.run_record import fixed_settings
 
 MOVING = ["rl.overlong={max_tokens: 400, margin_tokens: 390}"]
 """A cost of length, which differs from run to run of a policy that has learnt nothing, so that its weights move."""
@@ -120,7 +121,10 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
 
 
 def test_steps_and_health_alone_may_change_in_a_stage() -> None:
-    plain = fixed_settings(recipe(STAGES))
-    assert plain == fixed_settings(recipe(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.monitor.stop=true"))
-    assert plain != fixed_settings(recipe(STAGES, "stages.one.rl.kl_coef=0.1"))
-    assert plain != fixed_settings(recipe("stages={one: {}, three: {}}"))
+    def fixed(*more: str) -> JsonObject:
+        return fixed_settings(AgentRecipe, dump_settings(recipe(*more)))
+
+    plain = fixed(STAGES)
+    assert plain == fixed(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.monitor.stop=true")
+    assert plain != fixed(STAGES, "stages.one.rl.kl_coef=0.1")
+    assert plain != fixed("stages={one: {}, three: {}}")

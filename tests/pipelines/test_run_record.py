@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.pipelines.beginning import begin
 
 from coseek.agents.prompt_template import FOLDER
 from coseek.core.errors import DataError, SettingError
@@ -13,7 +14,7 @@ from coseek.lab.world.world import make_world
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.run_record import FILE, agent_identities, begin
+from coseek.pipelines.run_record import FILE, agent_identities
 from coseek.retrieval.index import build_index
 from coseek.training.sft.settings import SftSettings
 
@@ -30,7 +31,7 @@ def test_training_is_never_begun_among_other_files(tmp_path: Path) -> None:
     for resume in (False, True):
         with pytest.raises(DataError, match=r"something else already \(corpus\.jsonl, and no recipe\.yaml\)"):
             begin(tmp_path, Plan(), resume)
-    with pytest.raises(DataError, match="is a file; choose a folder"):
+    with pytest.raises(DataError, match="is a file; choose another place"):
         begin(tmp_path / "corpus.jsonl", Plan(), resume=False)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 

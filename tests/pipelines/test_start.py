@@ -11,7 +11,7 @@ from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.pretrained import load_model
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.policy_folders import write_start
+from coseek.pipelines.demonstrations import write_start
 
 TEXT = "<search>the mayor of Novinna</search>"
 

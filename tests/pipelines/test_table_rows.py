@@ -16,11 +16,11 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.agent_results import cell_folder, train_and_measure
+from coseek.pipelines.agent_results import train_and_measure
 from coseek.pipelines.data_folder import QuestionSet
 from coseek.pipelines.dry_run import small_model
 from coseek.pipelines.estimate import shape_of
-from coseek.pipelines.table_rows import BASELINE, TableRow, limits_of, pairs_of, rows_of
+from coseek.pipelines.table_rows import BASELINE, TableRow, cell_folder, limits_of, pairs_of, rows_of
 from coseek.pipelines.together_recipe import load_together_recipe
 
 SIZES = {

@@ -20,7 +20,7 @@ from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.together.labelling import round_questions
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.together import CoTraining, Pair, Pairs, Results, compared_pairs, training_order
+from coseek.pipelines.together.together import CoTraining, Pair, Results, compared_pairs, training_order
 from coseek.pipelines.together_recipe import (
     GIVEN,
     TogetherRecipe,
@@ -165,9 +165,7 @@ def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Pa
     (tmp_path / "corpus.jsonl").touch()
     out = tmp_path / "run"
     with pytest.raises(CoseekError, match=said):
-        CoTraining(CoTrainingPaths(recipe(tmp_path, override.replace("DATA", str(tmp_path)), *more), out)).begin(
-            resume=False
-        )
+        CoTraining(recipe(tmp_path, override.replace("DATA", str(tmp_path)), *more), out).begin(resume=False)
     assert not out.exists()
 
 
@@ -188,14 +186,14 @@ def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
 
 def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    CoTraining(CoTrainingPaths(recipe(tmp_path), out)).begin(resume=False)
+    CoTraining(recipe(tmp_path), out).begin(resume=False)
     (out / "labels.json").write_text("{}")
     with pytest.raises(DataError, match="--resume"):
-        CoTraining(CoTrainingPaths(recipe(tmp_path), out)).begin(resume=False)
+        CoTraining(recipe(tmp_path), out).begin(resume=False)
     more = recipe(tmp_path, "rounds=5", "agent.rl.monitor.stop=true", "about=more of it")
-    CoTraining(CoTrainingPaths(more, out)).begin(resume=True)
+    CoTraining(more, out).begin(resume=True)
     with pytest.raises(SettingError, match=r"begun with retriever.view = 'question\+query', and now 'query'"):
-        CoTraining(CoTrainingPaths(recipe(tmp_path, "retriever.view=query"), out)).begin(resume=True)
+        CoTraining(recipe(tmp_path, "retriever.view=query"), out).begin(resume=True)
     written = load_together_recipe(str(out / "recipe.yaml"))
     assert written == resolve_recipe(more)
 
@@ -328,9 +326,9 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
         train(recipe(tmp_path, policy), Path(out.name), True, NoProgress())
         assert outcome(out) == before
     strict = recipe(tmp_path, policy, "stop.min_improvement=2.0")
-    training = CoTrainingPaths(strict, out)
-    assert CoTraining(training).train() == 1
-    results = Results.of(training, Pairs(training), 1)
+    training = CoTraining(strict, out)
+    assert training.train() == 1
+    results = Results.of(training, 1)
     assert any("Stopped early: round 1 did not raise it by 2" in note for note in results.headline().notes)
 
 

@@ -14,8 +14,8 @@ from coseek.core.strict_json import Json
 from coseek.data.question import Question
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
-from coseek.pipelines.policy_folders import take_weights
-from coseek.pipelines.verl.config import check_verl, verl_config
+from coseek.pipelines.run_record import take_weights
+from coseek.pipelines.verl.config import check, verl_config
 from coseek.pipelines.verl.launch import EpisodeSettings, Place, VerlTraining
 
 NO_VERL = "rl.backend_settings={python: /no/python, overrides: [trainer.device=npu]}"
@@ -55,7 +55,7 @@ def paper(name: str, *more: str) -> AgentRecipe:
 def test_what_verl_cannot_do_is_refused_by_name(setting: str, way_out: str) -> None:
     workers = ["rl.policy.strategy=ddp"] if "muon" in setting else []  # fsdp2 refuses Muon before verl does
     with pytest.raises(SettingError) as refused:
-        check_verl(paper("search-r1-grpo", setting, *workers))
+        check(paper("search-r1-grpo", setting, *workers))
     (sentence,) = refused.value.sentences
     assert "verl" in sentence and way_out in sentence
 
@@ -63,7 +63,7 @@ def test_what_verl_cannot_do_is_refused_by_name(setting: str, way_out: str) -> N
 def test_a_reward_that_needs_models_in_every_worker_is_refused() -> None:
     graders = "graders={generator: {model: models/qwen}}"
     with pytest.raises(SettingError, match=r"naive-RAG.*graders\.generator\.model=models/qwen"):
-        check_verl(paper("search-r1-grpo", "reward={gbr: 1.0}", graders))
+        check(paper("search-r1-grpo", "reward={gbr: 1.0}", graders))
 
 
 def test_an_unknown_setting_of_the_backend_is_refused_with_the_nearest_one() -> None:
@@ -100,7 +100,7 @@ def test_without_verl_the_run_is_written_for_another_machine_and_the_script_is_n
     assert [row["extra_info"]["index"] for row in rows] == [*range(6)]  # one full batch at least
     assert [Question.from_json(json.loads(row["question"])) for row in rows] == questions * 3
     opened = make_settings(EpisodeSettings, read_yaml(run.folder / "episodes.yaml", "settings"))
-    assert (opened.retriever, opened.limits, opened.rl) == ("http://host:8080", recipe.limits, recipe.rl)
+    assert (opened.retriever, opened.recipe.limits, opened.recipe.rl) == ("http://host:8080", recipe.limits, recipe.rl)
     noisy = paper("search-r1-grpo", "data.training_retriever={retriever: noisy}", NO_VERL)
     other = VerlTraining(noisy, tmp_path / "noisy", model, model, "http://host:8080", None, questions, dev)
     other.write()

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.measure.samples import run
+from tests.pipelines.beginning import begin
 
 from coseek.core.errors import SettingError, UserError
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.run_record import begin
 from coseek.rewards.reward import RewardSpec, make_reward
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-part.md").read_text(encoding="utf-8")

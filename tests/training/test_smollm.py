@@ -56,4 +56,4 @@ def test_each_recipe_takes_a_step_in_small(recipe: str, tmp_path: Path) -> None:
     preset = [] if recipe == "smollm" else ["preset=smollm"]
     found = dry_run(load_recipe(recipe, [*preset, f"data.folder={tmp_path}", f"policy.folder={FOLDER}", *grader]))
     found.refuse()
-    assert any("went through" in map(str, row) for row in found.tables()[0].rows)
+    assert any("went through" in map(str, row) for row in found.tables[0].rows)

@@ -21,9 +21,9 @@ from tests.training.tiny_labels import write_labels
 
 from coseek.cli.main import main
 from coseek.core.errors import MissingExtra, SettingError, UnknownName
+from coseek.core.settings import dump_settings, fixed_settings
 from coseek.pipelines.agent import AgentTraining
-from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.run_record import fixed_settings
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.training import tracker as tracker_module
 from coseek.training.tracker import ADAPTERS, MetricsLog, find_tracker, tracked
 
@@ -316,7 +316,8 @@ def test_an_agents_parts_are_runs_of_their_own(own: str, tmp_path: Path) -> None
 
 def test_trackers_may_change_when_an_agent_goes_on(own: str) -> None:
     tracked = load_recipe("from-nothing", [f"track=[{own}]"])
-    assert fixed_settings(tracked) == fixed_settings(load_recipe("from-nothing"))
+    plain = load_recipe("from-nothing")
+    assert fixed_settings(AgentRecipe, dump_settings(tracked)) == fixed_settings(AgentRecipe, dump_settings(plain))
 
 
 @pytest.mark.parametrize("words", [["agent", "quickstart"], ["retriever", "laptop"]])

@@ -80,7 +80,7 @@ class SearchAgentLoop(AgentLoopBase):  # type: ignore[misc]
         turns = ServerTurns(self._client, host.tokenizer, sampling_params, f"{uid}/{session_id}", sglang)
         asked = Question.from_json(parse_line(question, "a row of verl"))
         batch = await host.play(asked, place, turns)
-        return [turns.output(one, batch, host.settings.rl, place.step) for one in batch.scored]
+        return [turns.output(one, batch, host.settings.recipe.rl, place.step) for one in batch.scored]
 
 
 async def _host(path: str) -> EpisodeHost:
@@ -177,7 +177,7 @@ class TrainerHooks(CheckpointCallback):  # type: ignore[misc]
     def __init__(self, config: "DictConfig") -> None:
         super().__init__(config)
         loops = Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
-        rl = load_settings(EpisodeSettings, loops.with_name(EPISODES)).rl
+        rl = load_settings(EpisodeSettings, loops.with_name(EPISODES)).recipe.rl
         register_adv_est(AGENT)(partial(estimate, open_algorithm(rl), rl))
 
 

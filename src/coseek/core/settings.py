@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from types import NoneType
@@ -58,6 +59,18 @@ def _at_home(value: object) -> object:
 
 
 S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Replaces:
+    """Marks a setting that holds named overrides of its own class's settings, such as stages."""
+
+    merged: bool = False
+    """Whether `merge_settings` merges overrides of the same name."""
+
+
+class MayChange:
+    """Marks a setting that may change when a training is resumed: it changes no weight, or says where a server is."""
 
 
 def _variable(name: str) -> str:
@@ -208,15 +221,25 @@ def set_path(tree: JsonObject, path: Sequence[str], value: Json, kind: type[Base
         tree, kind = group, kind and group_of(kind, name)
         if field and not kind and path[-1] == "preset":
             tree.clear()
-    tree[path[-1]] = _merged(kind and group_of(kind, path[-1]), tree.get(path[-1]), value)
+    tree[path[-1]] = _merged(kind, path[-1], tree.get(path[-1]), value)
 
 
 def merge_settings(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> JsonObject:
     """Merge two trees of settings: groups are merged unless tagged `!replace`, other values are replaced."""
-    return dict(below) | {name: _merged(group_of(kind, name), below.get(name), value) for name, value in above.items()}
+    return dict(below) | {name: _merged(kind, name, below.get(name), value) for name, value in above.items()}
 
 
-def _merged(group: type[BaseModel] | None, below: Json, value: Json) -> Json:
+def _merged(kind: type[BaseModel] | None, name: str, below: Json, value: Json) -> Json:
+    """The value of the setting `name` of a class, laid over another one."""
+    field = kind.model_fields.get(name) if kind else None
+    if field is None or Replaces(merged=True) not in field.metadata:
+        return _laid_over(group_of(kind, name) if kind else None, below, value)
+    if not isinstance(value, dict) or not isinstance(below, dict) or isinstance(value, Replace):
+        return value
+    return {**below, **{part: _laid_over(kind, below.get(part), changes) for part, changes in value.items()}}
+
+
+def _laid_over(group: type[BaseModel] | None, below: Json, value: Json) -> Json:
     if group is None or not isinstance(value, dict) or not isinstance(below, dict) or isinstance(value, Replace):
         return value
     return merge_settings(group, below, value)
@@ -368,6 +391,23 @@ def without(tree: JsonObject, places: Sequence[Place]) -> JsonObject | None:
 def dump_settings(settings: Settings) -> JsonObject:
     """The settings as plain values, ready for `run.yaml`."""
     return cast(JsonObject, settings.model_dump(mode="json"))
+
+
+def fixed_settings(kind: type[BaseModel] | None, tree: JsonObject) -> JsonObject:
+    """A tree of settings without those that are marked `MayChange`, and without groups that hold nothing else."""
+    fixed = JsonObject()
+    for name, value in tree.items():
+        field = kind.model_fields.get(name) if kind is not None else None
+        marks = [type(mark) for mark in field.metadata] if field is not None else []
+        if MayChange in marks:
+            continue
+        if isinstance(value, dict) and Replaces in marks:
+            fixed[name] = {part: fixed_settings(kind, cast(JsonObject, changes)) for part, changes in value.items()}
+        elif not isinstance(value, dict) or kind is None or (group := group_of(kind, name)) is None:
+            fixed[name] = value
+        elif left := fixed_settings(group, value):
+            fixed[name] = left
+    return fixed
 
 
 def changed_settings(settings: Settings, usual: Settings | None = None) -> JsonObject:

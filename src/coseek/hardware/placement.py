@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coseek.core.errors import CoseekError, DataError
 from coseek.core.files import Json, JsonObject, read_json, write_json
-from coseek.core.settings import Settings, dump_settings, group_of, make_settings
+from coseek.core.settings import Replaces, Settings, dump_settings, group_of, make_settings
 from coseek.hardware.device import AUTO, device_of, host_digest, instructions, multiplies_bfloat16
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -48,10 +48,6 @@ class Use(StrEnum):
 
 TrainingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.TRAINING]
 SamplingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.SAMPLING]
-
-
-class Replaces:
-    """Marks a field of named overrides of the class's own settings, such as stages."""
 
 
 ENCODER = "precision"

@@ -16,6 +16,7 @@ from pydantic import AfterValidator
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, atomic_write, read_yaml
+from coseek.core.settings import MayChange
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 from coseek.data.dataset import Dataset
 from coseek.measure.table import Table
@@ -45,7 +46,7 @@ def check_license(name: str) -> str:
     return name
 
 
-License: TypeAlias = Annotated[str, AfterValidator(check_license)]
+License: TypeAlias = Annotated[str, AfterValidator(check_license), MayChange()]
 """A licence identifier as the Hugging Face Hub lists them."""
 
 

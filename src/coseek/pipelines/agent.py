@@ -20,12 +20,11 @@ from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
 from coseek.core.connections import is_url
 from coseek.core.errors import SettingError
-from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset, draw
 from coseek.data.digests import Identities
 from coseek.data.maker import world_maker
-from coseek.data.question import Question
+from coseek.data.question import Question, load_questions, save_questions
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import Graders, open_graders
@@ -41,16 +40,17 @@ from coseek.pipelines.agent_check import check_baselines, check_recipe, taught_p
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.agent_run import check_gold, share_run
 from coseek.pipelines.data_folder import QuestionSet, make_data, question_sets
-from coseek.pipelines.demonstrations import demonstrate
+from coseek.pipelines.demonstrations import demonstrate, write_start
 from coseek.pipelines.estimate import check_fits
-from coseek.pipelines.policy_folders import HEALTHY, take_weights, write_policy_card, write_start
 from coseek.pipelines.run_record import (
+    HEALTHY,
     TrainingRun,
     agent_identities,
-    fixed_settings,
     policy_identities,
     take_more_steps,
+    take_weights,
     threads_and_trackers,
+    write_policy_card,
 )
 from coseek.pipelines.stages import LoopTask, Stage, accuracy_of, candidates, correct_trajectories, select, stages_of
 from coseek.retrieval.factory import open_retriever
@@ -87,9 +87,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         check_recipe(self.recipe)
         check_fits(self.recipe, self.workers.world_size, memory_gib(device_of(self.recipe.device)))
         check_servers(self.recipe.rollout)
-
-    def fixed_settings(self, recipe: AgentRecipe) -> JsonObject:
-        return fixed_settings(recipe)
 
     def identities(self) -> Identities:
         if self.recipe.policy.folder is not None:
@@ -339,14 +336,15 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def training_questions(self, stage: Stage, scoring: TrajectoryScorer) -> list[Question]:
         """The training questions of a stage."""
-        recipe, seed = stage.recipe, stage.seed("select")
-        questions = self.questions(recipe.data.train)
+        recipe, path = stage.recipe, stage.folder / "questions.jsonl"
+        choose = partial(select, self.questions(recipe.data.train), recipe.select, accuracy_of(recipe))
         if recipe.select.naive_rag == "any":
-            return select(questions, recipe.select, accuracy_of(recipe), None, seed, self.progress.say)
-        if (stored := stage.chosen()) is not None:
-            return stored
-        baselines = scoring.baselines or self.baselines(recipe)
-        return stage.choose(select(questions, recipe.select, accuracy_of(recipe), baselines, seed, self.progress.say))
+            return choose(None, stage.seed("select"), self.progress.say)
+        if not path.exists():
+            # Stored: a baseline that was a fault at the start and is known on resume would change the choice.
+            baselines = scoring.baselines or self.baselines(recipe)
+            save_questions(path, choose(baselines, stage.seed("select"), self.progress.say))
+        return load_questions(path)
 
     def dev_questions(self, recipe: AgentRecipe) -> list[Question]:
         table = recipe.table

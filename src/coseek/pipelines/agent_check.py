@@ -37,6 +37,9 @@ from coseek.training.tracker import find_tracker
 LAPTOP_READER = Path("runs/generator/generator")
 """The frozen generator of the laptop's recipes."""
 
+SPLITS = ("train", "dev", "test")
+"""The splits of a world, and the settings that name one."""
+
 
 class RecipePath(NamedTuple):
     """A path that a recipe names."""
@@ -83,17 +86,12 @@ def check_paths(recipe: AgentRecipe) -> None:
             mistakes.collect(check_data_folder, str(entry.path), entry.setting, recipe.data.train)
         else:
             mistakes.collect(_check_path, entry)
-    mistakes.collect(_check_measured, recipe.data)
+    data = recipe.data
+    if data.folder is not None and (folder := Path(data.folder)).is_dir():
+        dataset = Dataset(folder)
+        if data.synthesis is None or data.train in dataset.splits:
+            mistakes.collect(missing_splits, dataset, data)  # those to measure by, which may be set aside
     mistakes.raise_all()
-
-
-def _check_measured(data: DataSettings) -> None:
-    """Refuse a folder that lacks a split to measure by and from whose training questions none can be set aside."""
-    if data.folder is None or not (folder := Path(data.folder)).is_dir():
-        return
-    dataset = Dataset(folder)
-    if data.synthesis is None or data.train in dataset.splits:
-        missing_splits(dataset, data)
 
 
 def check_settings(recipe: AgentRecipe) -> None:
@@ -195,7 +193,10 @@ def _check_data(data: DataSettings) -> None:
         mistakes.add(UnknownName("retriever", data.retriever, retriever_names()))
     elif data.index is None:
         mistakes.collect(check_retriever, data.retriever, data.retriever_settings)
-    mistakes.collect(_check_splits, data)
+    for setting in SPLITS if data.world is not None else ():  # `paths_of` names the files of a folder
+        if (split := getattr(data, setting)) not in SPLITS:
+            hint = f"{nearest(split, SPLITS)} They have: {', '.join(SPLITS)}"
+            mistakes.add(f"data.{setting}={split} is not a split of these data{hint}")
     if isinstance(searched := data.searched, dict):
         mistakes.collect(OpenContext().check, searched, "data.view")
     training = data.training_over(data.searched or "the run's own index", data.folder or "the run's own")
@@ -242,17 +243,6 @@ def _inside(entry: RecipePath) -> tuple[tuple[str, ...], ...]:
         return (("*.json",),)
     model = (("config.json",), ("*.safetensors", "*.bin"))
     return {"data": (), "index": (("index.json",),), "model": model, "run": (("run.yaml",),)}[entry.holds]
-
-
-def _check_splits(data: DataSettings) -> None:
-    """Refuse splits that a world will not have; `paths_of` names the files of a folder."""
-    splits, mistakes = ("train", "dev", "test"), ErrorList()
-    for setting in splits if data.world is not None else ():
-        split = getattr(data, setting)
-        if split not in splits:
-            hint = f"{nearest(split, splits)} They have: {', '.join(splits)}"
-            mistakes.add(f"data.{setting}={split} is not a split of these data{hint}")
-    mistakes.raise_all()
 
 
 def taught_protocols(recipe: AgentRecipe) -> list[Protocol]:

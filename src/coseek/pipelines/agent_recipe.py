@@ -16,11 +16,19 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.errors import SettingError, closest, nearest
 from coseek.core.files import Json, JsonObject, read_yaml, real_path
 from coseek.core.plugins import find_plugin, find_yaml, yaml_names
-from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
+from coseek.core.settings import (
+    MayChange,
+    Replaces,
+    Settings,
+    apply_overrides,
+    dump_settings,
+    make_settings,
+    merge_settings,
+)
 from coseek.data.dataset import EVERY, QuestionFilter
 from coseek.data.maker import SynthesisGroup, WorldGroup, world_maker
 from coseek.graders.factory import GraderSettings
-from coseek.hardware.placement import Placement, Replaces
+from coseek.hardware.placement import Placement
 from coseek.hub.card import UNKNOWN, License
 from coseek.measure.score import METRICS
 from coseek.models.chat import ChatTemplate
@@ -211,7 +219,7 @@ class TableSettings(Settings):
     """The same for each data set."""
     rag_passages: int = Field(default=4, ge=1)
     """Passages of naive RAG."""
-    wide_rag: int | None = Field(default=None, ge=1)
+    wide_rag: Annotated[int | None, MayChange()] = Field(default=None, ge=1)
     """Passages of a second naive RAG where the generator answers: as many as the agent's searches find together
     (s3: 9). None: only the baseline's."""
     baselines: tuple[str, ...] = ()
@@ -305,13 +313,13 @@ class AgentRecipe(Placement):
     """Training after the warm start: reinforcement learning, rejection sampling, or none."""
     rl: RlSettings = RlSettings()
     """Reinforcement learning."""
-    rollout: RolloutSettings = RolloutSettings()
+    rollout: Annotated[RolloutSettings, MayChange()] = RolloutSettings()
     """Where reinforcement learning samples."""
     rejection: RejectionSettings = RejectionSettings()
     """Rejection sampling."""
     select: SelectSettings = SelectSettings()
     """The choice of training questions."""
-    stages: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
+    stages: Annotated[dict[str, dict[str, object]], Replaces(merged=True)] = Field(default={})
     """Stages by name, in order, each with the settings it replaces (`about`, `learn`, `limits`, `reward`, `rejection`,
     `rl`, `select`). Empty: one stage with the settings above. The table uses the recipe's own `limits`."""
     concurrency: int = Field(default=256, ge=1)
@@ -322,7 +330,7 @@ class AgentRecipe(Placement):
     """Search while the policy samples: for servers and the web, not for a retriever that is the policy itself."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; all cores when not set. Results depend on the number."""
-    track: tuple[str, ...] = ()
+    track: Annotated[tuple[str, ...], MayChange()] = ()
     """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
     of a Python file. They change no result, and may change when a run goes on."""
     table: TableSettings = TableSettings()
@@ -405,12 +413,8 @@ def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject,
     path = recipe_path(name)
     tree = _read(path, ())
     tree = _with_preset({**tree, **chosen_preset(overrides)}, tree)
-    stages = tree.get("stages")
-    _check_stages(cast(JsonObject, stages or {}), overrides)
-    tree = apply_overrides(tree, overrides, AgentRecipe)
-    if tree.get("stages") is not stages:
-        tree["stages"] = _stages(stages, tree["stages"])
-    return tree, "" if path.parent == RECIPES else path
+    _check_stages(cast(JsonObject, tree.get("stages") or {}), overrides)
+    return apply_overrides(tree, overrides, AgentRecipe), "" if path.parent == RECIPES else path
 
 
 def _check_stages(stages: JsonObject, overrides: Sequence[str]) -> None:
@@ -460,7 +464,7 @@ def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> Json
     tree = {name: value for name, value in tree.items() if name != "extends"}
     if not isinstance(base, str):
         raise SettingError(f"{path}: `extends` names one recipe, not {base!r}")
-    return _laid_over(_with_preset(tree, _read(_base_path(base, path), above)), tree)
+    return merge_settings(AgentRecipe, _with_preset(tree, _read(_base_path(base, path), above)), tree)
 
 
 def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:
@@ -474,27 +478,12 @@ def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:
         raise SettingError(f"the recipe has no preset {name!r}{hint} Known: {', '.join(presets)}")
     chosen = dict(cast(JsonObject, presets[str(name)]))
     if base := str(chosen.pop("extends", "")):
-        is_own_preset = base in presets and base != name  # another preset of this recipe
-        tree = _with_preset({"preset": base}, tree) if is_own_preset else _laid_over(tree, _read(recipe_path(base), ()))
-    return {**_laid_over(tree, chosen), "preset": name, "presets": {}}
-
-
-def _laid_over(below: JsonObject, above: JsonObject) -> JsonObject:
-    """Settings laid over others; stages of the same name are merged."""
-    return {**merge_settings(AgentRecipe, below, above), "stages": _stages(below.get("stages"), above.get("stages"))}
+        if base in presets and base != name:  # another preset of this recipe
+            tree = _with_preset({"preset": base}, tree)
+        else:
+            tree = merge_settings(AgentRecipe, tree, _read(recipe_path(base), ()))
+    return {**merge_settings(AgentRecipe, tree, chosen), "preset": name, "presets": {}}
 
 
 def _base_path(base: str, path: Path) -> Path:
     return recipe_path(str(path.parent / base) if base.endswith((".yaml", ".yml")) else base)
-
-
-def _stages(below: Json, above: Json) -> Json:
-    """Merge stages of the same name; new ones follow."""
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above if above is not None else below or {}
-    merged = dict(below)
-    for name, stage in above.items():
-        under = merged.get(name)
-        both = isinstance(under, dict) and isinstance(stage, dict)
-        merged[name] = merge_settings(AgentRecipe, cast(JsonObject, under), cast(JsonObject, stage)) if both else stage
-    return merged

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import cast
 
 from coseek.agents.protocol import tool_files
-from coseek.agents.run_questions import identities_of
 from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.progress import Progress
 from coseek.core.settings import Settings, dump_settings
@@ -51,10 +50,8 @@ from coseek.measure.table import (
 )
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.agent_run import share_run, unfinished_run
 from coseek.pipelines.data_folder import QuestionSet
-from coseek.pipelines.policy_folders import write_policy_card
-from coseek.pipelines.run_record import write_tables
+from coseek.pipelines.run_record import write_policy_card, write_tables
 from coseek.pipelines.stages import Stage
 from coseek.pipelines.table_rows import (
     CHAIN,
@@ -62,21 +59,15 @@ from coseek.pipelines.table_rows import (
     GENERATOR_COLUMNS,
     GENERATOR_PAIRED,
     TableRow,
-    agent_of,
+    answer_cells,
     by_generator,
-    folder_of,
-    framed,
+    cell_folder,
     graders_with,
-    identities_of_row,
-    limits_of,
     metric_of,
-    naive_rag,
     pairs_of,
-    rag_identities,
     rows_of,
     scored_by_generator,
     selection_table,
-    tokenizer_folder,
     with_answers,
 )
 from coseek.rewards.reward import make_reward
@@ -100,84 +91,10 @@ def train_and_measure(
     return training, write_results(training, scores_of(training)) if training.workers.is_main else None
 
 
-def answer_cells(training: AgentTraining) -> None:
-    """Run every agent on every set, skipping finished cells. All workers call this and answer their share."""
-    rows = rows_of(training)
-    sets = training.sets
-    training.progress.stage("table", sum(len(column.questions) for column in sets) * len(rows))
-    done = 0
-    for row in rows:
-        for column in sets:
-            answer_cell(training, row, column, done)
-            done += len(column.questions)
-
-
 def scores_of(training: AgentTraining) -> dict[str, Scores]:
     """The scores of all cells: set → scores."""
     rows = rows_of(training)
     return {column.name: _scores(training, rows, column) for column in training.sets}
-
-
-def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, done: int) -> None:
-    """Run one agent on one set in its run folder. A cell of another policy is replaced; faults are run again."""
-    if row.passages:
-        if training.workers.is_main:
-            _search_cell(training, row, column)
-        return
-    settings = training.workers.broadcast(lambda: _unanswered(training, row, column))
-    if settings is None:
-        return
-    share_run(
-        training.workers,
-        cell_folder(training, row, column),
-        settings,
-        agent_of(training, row),
-        column.retriever,
-        column.questions,
-        limits_of(training, row),
-        seed=training.recipe.table.seed,
-        samples=1,
-        concurrency=training.recipe.concurrency,
-        overlap=training.recipe.overlap,
-        tell=lambda ended, _: training.progress.advance(done + ended, f"{row.label} on {column.name}"),
-    )
-
-
-def _search_cell(training: AgentTraining, row: TableRow, column: QuestionSet) -> None:
-    """Run naive RAG, which only searches, on one set."""
-    assert row.passages
-    folder, seed = cell_folder(training, row, column), training.recipe.table.seed
-    plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
-    run = Run.made_with(folder, plain, rag_identities(column.retriever, column.questions, row.passages, seed))
-    run.drop_faults()
-    naive_rag(run, column.retriever, column.questions, row.passages, seed)
-
-
-def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject | None:
-    """The settings of a cell's run: in those of a folder that was moved since, the policies have other paths. `None` if
-    the run has all its rows."""
-    limits, seed = limits_of(training, row), training.recipe.table.seed
-    protocol, turn_identities = training.recipe.load_protocol(row.protocol), identities_of_row(training, row)
-    in_template = framed(training, row)
-    identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, in_template)
-    folder, settings = cell_folder(training, row, column), settings_of(training, row, column)
-    run = unfinished_run(folder, settings, identities, column.questions)
-    return None if run is None else run.settings
-
-
-def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject:
-    """The settings in a cell's `run.yaml`."""
-    name, tokenizer = str(folder_of(training, row)) if row.policy else row.name, str(tokenizer_folder(training, row))
-    return {
-        "agent": training.recipe.agent_record(name, row.temperature, protocol=row.protocol, tokenizer=tokenizer),
-        "set": column.name,
-        "limits": dump_settings(limits_of(training, row)),
-        "seed": training.recipe.table.seed,
-    }
-
-
-def cell_folder(training: AgentTraining, row: TableRow, column: QuestionSet) -> Path:
-    return training.folder / "table" / f"{row.name.replace(' ', '-')}.{column.name}.t{row.temperature:g}"
 
 
 def _trajectories(training: AgentTraining, row: TableRow, column: QuestionSet) -> list[Trajectory]:

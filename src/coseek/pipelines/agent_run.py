@@ -64,9 +64,8 @@ def check_run(
     chosen = mistakes.collect(agent)
     mistakes.collect(check_source, retriever)
     mistakes.collect(check_questions, questions, split)
-    limits = (
-        None if chosen is None else mistakes.collect(limits_for, chosen)
-    )  # reads the protocol and its prompt template
+    # Reads the protocol and its prompt template.
+    limits = None if chosen is None else mistakes.collect(limits_for, chosen)
     mistakes.raise_all()
     assert chosen is not None and limits is not None
     return chosen, limits
@@ -76,8 +75,8 @@ def run_agent(
     settings: RunSettings,
     out: Path,
     resume: bool,
-    tell: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None,
+    tell: Callable[[int, int], None] = lambda *_: None,
+    say: Callable[[str], None] = lambda _: None,
     cluster: "Cluster | None" = None,
 ) -> tuple[Run, list[Question]]:
     """Answer the questions that the run folder `out` does not hold yet, and with `resume` those with a fault.
@@ -100,12 +99,12 @@ def run_agent(
         protocol.check_retriever(retriever.name)
         recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
         run = Run.begin(out, recorded, resume)
-        if agent is not None and say is not None and (why := protocol.template.unread_opening(agent.model.tokenizer)):
-            say(f"warning: {why}")
         if agent is None:
             assert cluster is not None
-            answer_on_cluster(cluster, run, settings, questions, tell or (lambda *_: None))
+            answer_on_cluster(cluster, run, settings, questions, tell)
             return run, questions
+        if why := protocol.template.unread_opening(agent.model.tokenizer):
+            say(f"warning: {why}")
         run_questions(
             run,
             agent,
@@ -117,12 +116,11 @@ def run_agent(
             repeat_faults=True,
             tell=tell,
         )
-        if say is not None:
-            if isinstance(agent.model, RemoteModel) and agent.model.inexact:
-                say(f"these trajectories are not for training: {agent.model.inexact}")
-            lines = (f"{settings.retriever}: {shortfall}" for shortfall in shortfalls_of(retriever))
-            for line in filter(None, (spent(agent.model, settings.agent), *lines)):
-                say(line)
+        if isinstance(agent.model, RemoteModel) and agent.model.inexact:
+            say(f"these trajectories are not for training: {agent.model.inexact}")
+        lines = (f"{settings.retriever}: {shortfall}" for shortfall in shortfalls_of(retriever))
+        for line in filter(None, (spent(agent.model, settings.agent), *lines)):
+            say(line)
     return run, questions
 
 

@@ -151,12 +151,12 @@ def audit_run(folder: Path, retriever: str | None = None) -> Audit:
     tokenizer = audit.try_opening(TEXT, lambda: parts.tokenizer)
     questions = audit.try_opening(QUESTIONS, parts.questions)
     reward = audit.try_opening(REWARDS, parts.reward)
-    checks = {what: audit.try_opening(what, open_it) for what, open_it in parts.checks()}
+    openers = {PLAYED: parts.derivation, HITS: parts.passages, AGAIN: parts.searches}
+    checks = {what: audit.try_opening(what, open_it) for what, open_it in openers.items()}
     if checks[AGAIN] is not None:  # an index folder is not needed then
         audit.left_out.pop(HITS, None)
-    rows = _RowAudit(audit, tokenizer, questions, reward, [check for check in checks.values() if check is not None])
-    rows.derives = checks[PLAYED] is not None
-    rows.check(run)
+    opened_checks = [check for check in checks.values() if check is not None]
+    _RowAudit(audit, tokenizer, questions, reward, opened_checks, checks[PLAYED] is not None).check(run)
     audit.check_digests()
     return audit
 
@@ -171,7 +171,7 @@ class _RowAudit:
     """All rows of the run with their questions."""
     reward: RewardFunction | None
     checks: Sequence[Check]
-    derives: bool = False
+    derives: bool
     seen: dict[RowKey, int] = field(default_factory=dict)
     tokens: dict[RowKey, TokenData] = field(default_factory=dict)
     """Token data whose trajectory has not been read yet."""
@@ -258,7 +258,7 @@ def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
             audit.derived += row is not None
             if row is None or key not in derived:
                 problem = "no such row follows" if row is not None else f"the row of search {key[2]} is missing"
-            elif (difference_at := difference(_rounded(derived[key][2], row), row)) is not None:
+            elif (difference_at := difference(derived[key][2], row, rounded=True)) is not None:
                 problem = f"{difference_at} does not follow"
             else:
                 continue
@@ -338,27 +338,22 @@ def _check_local(settings: LabelSettings, method_settings: JsonObject, retriever
 # --- JSON values
 
 
-def difference(derived: Json, stored: Json, where: str = "") -> str | None:
-    """The path of the first place where two JSON values differ, types included; `None` when they are the same."""
+def difference(derived: Json, stored: Json, where: str = "", *, rounded: bool = False) -> str | None:
+    """The path of the first place where two JSON values differ, types included; `None` when they are the same. With
+    `rounded`, numbers that differ by a rounding are the same."""
     if isinstance(derived, dict) and isinstance(stored, dict):
         for name in {**stored, **derived}:
             path = f"{where}.{name}" if where else name
             if name not in derived or name not in stored:
                 return path
-            if (inner := difference(derived[name], stored[name], path)) is not None:
+            if (inner := difference(derived[name], stored[name], path, rounded=rounded)) is not None:
                 return inner
         return None
     if isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
         pairs = enumerate(zip(derived, stored, strict=True))
-        return next((inner for at, (a, b) in pairs if (inner := difference(a, b, f"{where}[{at}]")) is not None), None)
+        inners = (difference(new, old, f"{where}[{position}]", rounded=rounded) for position, (new, old) in pairs)
+        return next((inner for inner in inners if inner is not None), None)
+    if rounded and isinstance(derived, float) and isinstance(stored, float) and near(derived, stored):
+        return None
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (derived, stored))
     return None if derived == stored and (numbers or type(derived) is type(stored)) else where
-
-
-def _rounded(derived: Json, stored: Json) -> Json:
-    """The derived value; of numbers that differ by a rounding the stored ones."""
-    if isinstance(derived, dict) and isinstance(stored, dict):
-        return {name: _rounded(value, stored.get(name)) for name, value in derived.items()}
-    if isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
-        return [_rounded(value, counterpart) for value, counterpart in zip(derived, stored, strict=True)]
-    return stored if isinstance(derived, float) and isinstance(stored, float) and near(derived, stored) else derived

@@ -1,5 +1,5 @@
 """Demonstrations: trajectories in the policy's token ids, for supervised training: those of scripted agents, and stored
-runs of any agent, kept by their outcome.
+runs of any agent, kept by their outcome; and the policy that is trained on them.
 
 A run that was sampled in the policy's own tokens keeps its ledger. Others are tokenised again, by segment, and
 every segment keeps its author, so that the loss masks what the environment wrote. The prompt is the recipe's own.
@@ -7,18 +7,20 @@ every segment keeps its author, so that the loss masks what the environment wrot
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, cycle, groupby, islice
 from pathlib import Path
 
+from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.environment import NativeTurns
 from coseek.agents.episode import Episode
 from coseek.agents.factory import SCRIPTED, open_scripted_agent
 from coseek.agents.grammar import Grammar
 from coseek.agents.limits import Limits
-from coseek.agents.protocol import Protocol
+from coseek.agents.protocol import Protocol, known_protocol
 from coseek.agents.scripted.evidence import EvidenceAgent, held_answer
 from coseek.agents.scripted.gold import GoldAnswerAgent
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
@@ -36,7 +38,11 @@ from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajecto
 from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingInput, context_of, load_generator_prompt
 from coseek.graders.scoring import TrajectoryScorer
 from coseek.models.chat import chat_frame
+from coseek.models.laptop import make_policy
 from coseek.models.model import Tokenizer
+from coseek.models.model_folder import model_path
+from coseek.models.new_tokens import add_tokens, new_tags, spelt_words
+from coseek.models.tokenizer import HfTokenizer
 from coseek.models.written import closing_of, opened_at_end, split_opened
 from coseek.pipelines.agent_recipe import EXPERT, AgentRecipe, WarmStartSettings
 from coseek.pipelines.stages import correct_trajectories
@@ -365,3 +371,60 @@ def notes_of(trajectory: Trajectory) -> list[Trajectory]:
         replace(trajectory, segments=segments, side_contexts=(), searches=(), answer=None, evidence=None)
         for segments in trajectory.side_contexts
     ]
+
+
+# The policy that training begins with, whose tokenizer is trained on these texts.
+
+
+def write_start(
+    recipe: AgentRecipe, marks: Sequence[str], open_data: Callable[[], Dataset], folder: Path, progress: Progress
+) -> None:
+    """Write an untrained laptop policy with its tokenizer, or the recipe's model with its new tokens.
+
+    Words are those of the warm start; without one none are added, since nothing would train their vectors before the
+    first rollout, and a policy that was trained before would read them worse than their pieces.
+    """
+    policy, seed, taught = recipe.policy, recipe.seed, recipe.warm_start is not None
+    if policy.folder is None:
+        make_policy(policy.laptop, texts_of(recipe, open_data()), marks, folder, seed)
+        return
+    for warning in policy_warnings(recipe):
+        progress.warn(warning)
+    source, tags = model_path(policy.folder), marks if policy.add_tag_tokens else ()
+    words: list[str] = []
+    if policy.add_word_tokens and taught:
+        words = spelt_words(source, texts_of(recipe, open_data()), policy.add_word_tokens)
+    elif policy.add_word_tokens:
+        progress.say(
+            "no words are added to the tokenizer (policy.add_word_tokens): without a warm start nothing trains them"
+        )
+    if not taught and (untrained := new_tags(source, tags)):
+        progress.warn(
+            f"{', '.join(untrained)} become tokens with untrained vectors, and there is no warm start; if "
+            f"{policy.folder} writes these tags already, set policy.add_tag_tokens=false"
+        )
+    add_tokens(source, tags, words, folder, seed)
+
+
+def policy_warnings(recipe: AgentRecipe) -> list[str]:
+    """Why the recipe's model may write no turn of the valid form: its chat template, or its former training."""
+    if recipe.policy.folder is None or not (folder := model_path(recipe.policy.folder)).is_dir():
+        return []
+    protocol = recipe.load_protocol(run_files=False)
+    warnings = [] if recipe.warm_start is not None else [_former_protocol(protocol, folder)]
+    with suppress(DataError):  # of a tokenizer that cannot be opened, which other checks name
+        warnings.append(protocol.template.unread_opening(HfTokenizer.load(folder)))
+    return list(filter(None, warnings))
+
+
+def _former_protocol(protocol: Protocol, folder: Path) -> str:
+    """The protocol that a model was trained in, if its tags or their order are others than the recipe's."""
+    was = AgentCard.read(folder).protocol
+    former = known_protocol(was) if (folder / CARD).is_file() else None
+    tags, order = protocol.grammar.special_tokens, protocol.grammar.order
+    if former is None or (former.grammar.special_tokens, former.grammar.order) == (tags, order):
+        return ""
+    return (
+        f"{folder} was trained in the protocol {was}, and the recipe's is {protocol.name}, whose tags nothing teaches "
+        f"it before the first rollout; set protocol={was}, or give the recipe a warm_start"
+    )

@@ -8,14 +8,14 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from pydantic import TypeAdapter
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from coseek.agents.protocol import Protocol
-from coseek.core.errors import DataError, MissingExtra, UserError
+from coseek.core.errors import DataError, ErrorList, MissingExtra
 from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
@@ -33,10 +33,9 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import RecipePath, check_settings, paths_of, problem_of
 from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe
 from coseek.pipelines.data_folder import make_data
-from coseek.pipelines.demonstrations import texts_in
+from coseek.pipelines.demonstrations import policy_warnings, texts_in
 from coseek.pipelines.estimate import (
     FULL,
-    Memory,
     Work,
     host_of,
     memory_of,
@@ -47,7 +46,6 @@ from coseek.pipelines.estimate import (
     with_processes,
     work_of,
 )
-from coseek.pipelines.policy_folders import policy_warnings
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
@@ -72,85 +70,24 @@ REPORTED = ("trajectories", "faults", "reward", "searches", "tokens", "loss", "l
 
 
 @dataclass(frozen=True, slots=True)
-class StageEstimate:
-    """The estimates of one stage, and the metrics of its small step."""
-
-    name: str
-    memory: Memory
-    work: Work
-    step: Mapping[str, float]
-    way_out: str = ""
-    """What would let the stage fit; empty if it does."""
-    host: float = 0.0
-    """Bytes of the machine's own memory, where the devices hold shards."""
-    reward: str = ""
-    """The terms that the training pays by, those of a preset included; empty for demonstrations alone."""
-
-
-@dataclass(frozen=True, slots=True)
 class DryRun:
-    """The findings of a dry run."""
+    """The findings of a dry run: of an agent's training, a retriever's, or a co-training."""
 
-    recipe: AgentRecipe
-    paths: tuple[tuple[RecipePath, str], ...]
-    """Every path and its problem; empty without one."""
-    shape: Shape
-    source: str
-    """Where the shape was read."""
-    stages: tuple[StageEstimate, ...]
-    warnings: tuple[str, ...] = ()
-    """Why the policy may write no turn of the valid form."""
-
-    @property
-    def missing(self) -> list[tuple[RecipePath, str]]:
-        return [(entry, problem) for entry, problem in self.paths if problem]
+    tables: tuple[Table, ...]
+    values: JsonObject
+    """The findings for programs, in bytes and seconds."""
+    missing: str = ""
+    """What the training lacks and how to get it; empty if it can begin."""
 
     def refuse(self) -> None:
         """Raise `DataError` when something is missing."""
         if self.missing:
-            listed = "; ".join(f"{problem} ({entry.setting})" for entry, problem in self.missing)
-            raise DataError(f"the recipe cannot be trained yet: {listed}. Put it there, or name another: SETTING=PATH")
-
-    def to_json(self) -> JsonObject:
-        """The findings in bytes and seconds."""
-        tree = as_object(self, "paths")
-        for stage, look in zip(cast("list[JsonObject]", tree["stages"]), self.stages, strict=True):
-            stage |= {"needed": look.memory.needed, "total_s": look.work.total_s}
-        tree["parameters"] = self.shape.parameters
-        tree["missing"] = {entry.setting: problem for entry, problem in self.missing}
-        return tree
-
-    def tables(self) -> list[Table]:
-        """The findings as rows of part, value and detail."""
-        rows = [("path", entry.setting, problem or f"{entry.path}: there") for entry, problem in self.paths]
-        rows.append(("model", f"{_count(self.shape.parameters)} weights", self.source))
-        rows += [("warning", "policy.folder", warning) for warning in self.warnings]
-        machine = self.recipe.machine
-        if machine.devices > 1:
-            rows.append(("machine", f"{machine.devices} devices", f"start it with {started_with(machine.devices)}"))
-        for look in self.stages:
-            stage = f" {look.name}" if look.name else ""
-            needed = shown_gib(look.memory.needed)
-            parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in look.memory.parts.items() if value)
-            rows += [
-                (f"memory{stage}", f"{needed} GiB a device, of {machine.memory_gib:g}", parts),
-                *([("", f"more than {FULL:.0%} of it", look.way_out)] if look.way_out else []),
-                *([("", f"{shown_gib(look.host)} GiB of the host", HOST)] if look.host else []),
-                (f"time{stage}", f"{duration(look.work.total_s)} at most", _work_text(look.work)),
-                *([(f"reward{stage}", look.reward, "")] if look.reward else []),
-                (f"step in small{stage}", "went through", ", ".join(f"{k} {v:.3g}" for k, v in look.step.items())),
-            ]
-        note = (
-            f"Time assumes {machine.tflops:g} TFLOP/s a device, of which updates reach {machine.update_mfu:.0%} and "
-            f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."
-        )
-        return [Table(("part", "what", "detail"), tuple(rows), (note,))]
+            raise DataError(self.missing)
 
 
-def as_object(findings: object, *left_out: str) -> JsonObject:
-    """The fields of a dry run's findings as JSON, without its recipe and those `left_out`."""
-    tree = TypeAdapter(type(findings)).dump_python(findings, mode="json", exclude={"recipe", *left_out})
-    return cast(JsonObject, tree)
+Row: TypeAlias = tuple[str, str, str]
+"""A row of the table: part, value and detail."""
+COLUMNS = ("part", "what", "detail")
 
 
 def _count(number: float) -> str:
@@ -176,39 +113,68 @@ def _work_text(work: Work) -> str:
 def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     """Make a dry run. Missing paths are reported, not raised: see `DryRun.refuse`. The small step is made in `folder`,
     by default in one that is deleted."""
-    recipe = resolve_recipe(recipe)
-    if processes_here() > 1:
-        recipe = with_processes(recipe, processes_here())
+    recipe = on_processes_here(resolve_recipe(recipe))
     check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
-    paths = tuple((entry, problem_of(entry) or _lacking_weights(entry)) for entry in paths_of(recipe))
+    paths = [(entry, problem_of(entry) or _lacking_weights(entry)) for entry in paths_of(recipe)]
     with temp_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as deleted:
         if recipe.data.folder is not None and not any(problem for _, problem in paths):
-            paths += ((RecipePath("data.folder", Path(recipe.data.folder), "data"), _data_problem(recipe, deleted)),)
+            mistakes = ErrorList()  # why the training would get no data set with all splits, which it makes alike
+            mistakes.collect(make_data, recipe.data, deleted / "data", lambda _: None)
+            entry = RecipePath("data.folder", Path(recipe.data.folder), "data")
+            paths.append((entry, " | ".join(mistakes.sentences)))
         steps = rehearse(recipe, shape, folder or deleted)
+    warnings, machine = policy_warnings(recipe), recipe.machine
+    rows: list[Row] = [("path", entry.setting, problem or f"{entry.path}: there") for entry, problem in paths]
+    rows.append(("model", f"{_count(shape.parameters)} weights", source))
+    rows += [("warning", "policy.folder", warning) for warning in warnings]
+    if machine.devices > 1:
+        rows.append(("machine", f"{machine.devices} devices", f"start it with {started_with(machine.devices)}"))
+    stages: list[Json] = []
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
-    stages = tuple(
-        StageEstimate(
-            name,
-            memory_of(stage, shape),
-            work_of(stage, shape),
-            step,
-            ways_out(stage, shape),
-            host_of(stage, shape),
-            "" if stage.learn == "demonstrations" else str(make_reward(stage.reward)),
-        )
-        for (name, stage), step in zip(whole, steps, strict=True)
+    for (name, stage), step in zip(whole, steps, strict=True):
+        stage_rows, stage_values = _stage(name, stage, shape, step)
+        rows += stage_rows
+        stages.append(stage_values)
+    note = (
+        f"Time assumes {machine.tflops:g} TFLOP/s a device, of which updates reach {machine.update_mfu:.0%} and "
+        f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."
     )
-    return DryRun(recipe, paths, shape, source, stages, tuple(policy_warnings(recipe)))
+    missing: dict[str, Json] = {entry.setting: problem for entry, problem in paths if problem}
+    listed = "; ".join(f"{problem} ({setting})" for setting, problem in missing.items())
+    refusal = f"the recipe cannot be trained yet: {listed}. Put it there, or name another: SETTING=PATH"
+    values: JsonObject = {"shape": plain(shape), "source": source, "stages": stages, "warnings": [*warnings]}
+    values |= {"parameters": shape.parameters, "missing": missing}
+    return DryRun((Table(COLUMNS, tuple(rows), (note,)),), values, refusal if missing else "")
 
 
-def _data_problem(recipe: AgentRecipe, folder: Path) -> str:
-    """Why the training would get no data set with all splits; empty if it would. Makes it as the training does."""
-    try:
-        make_data(recipe.data, folder / "data", lambda _: None)
-    except UserError as error:
-        return str(error)
-    return ""
+def on_processes_here(recipe: AgentRecipe) -> AgentRecipe:
+    """The recipe on as many devices as processes were started, if more than one was."""
+    return with_processes(recipe, processes_here()) if processes_here() > 1 else recipe
+
+
+def _stage(name: str, recipe: AgentRecipe, shape: Shape, step: Mapping[str, float]) -> tuple[list[Row], JsonObject]:
+    """The findings about one stage: rows and values. `step` are the metrics of its small step."""
+    memory, work, way_out = memory_of(recipe, shape), work_of(recipe, shape), ways_out(recipe, shape)
+    host, label = host_of(recipe, shape), f" {name}" if name else ""
+    reward = "" if recipe.learn == "demonstrations" else str(make_reward(recipe.reward))  # with a preset's terms
+    parts = ", ".join(f"{part} {shown_gib(value)}" for part, value in memory.parts.items() if value)
+    rows = [
+        (f"memory{label}", f"{shown_gib(memory.needed)} GiB a device, of {recipe.machine.memory_gib:g}", parts),
+        *([("", f"more than {FULL:.0%} of it", way_out)] if way_out else []),
+        *([("", f"{shown_gib(host)} GiB of the host", HOST)] if host else []),
+        (f"time{label}", f"{duration(work.total_s)} at most", _work_text(work)),
+        *([(f"reward{label}", reward, "")] if reward else []),
+        (f"step in small{label}", "went through", ", ".join(f"{metric} {value:.3g}" for metric, value in step.items())),
+    ]
+    values: JsonObject = {"name": name, "memory": plain(memory), "work": plain(work), "step": {**step}}
+    values |= {"way_out": way_out, "host": host, "reward": reward, "needed": memory.needed, "total_s": work.total_s}
+    return rows, values
+
+
+def plain(estimate: object) -> JsonObject:
+    """The fields of an estimate as JSON."""
+    return cast(JsonObject, TypeAdapter(type(estimate)).dump_python(estimate, mode="json"))
 
 
 def _lacking_weights(entry: RecipePath) -> str:
@@ -289,15 +255,10 @@ def _small_config(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer
 
 def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
     """The recipe with one small step a stage, in a tiny world, with the small model as every model."""
-    tree = dump_settings(recipe)
     small = _small_settings(recipe, str(folder / "model"))
-    stages = {
-        name: merge_settings(
-            AgentRecipe, cast(JsonObject, stage), {group: small[group] for group in STAGED if group in small}
-        )
-        for name, stage in cast(dict[str, Json], tree["stages"]).items()
-    }
-    return make_settings(AgentRecipe, {**merge_settings(AgentRecipe, tree, small), "stages": stages})
+    of_stage: JsonObject = {group: small[group] for group in STAGED if group in small}
+    small["stages"] = dict.fromkeys(recipe.stages, of_stage)
+    return make_settings(AgentRecipe, merge_settings(AgentRecipe, dump_settings(recipe), small))
 
 
 def _small_settings(recipe: AgentRecipe, model: str) -> JsonObject:

@@ -26,6 +26,7 @@ from transformers import set_seed
 
 from coseek.core.errors import DataError, RunError
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
+from coseek.core.fingerprint import file_digest, fingerprint
 from coseek.core.progress import waiting_stops
 from coseek.core.settings import dump_settings
 from coseek.data.digests import Identities
@@ -33,13 +34,14 @@ from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import idle_devices
 from coseek.hardware.placement import Use, precision_of
 from coseek.hub.card import ModelKind
+from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Outcome, PairedClaim, Table, outcomes, scores_json
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
 from coseek.pipelines.agent_check import check_retriever_recipe
 from coseek.pipelines.retriever_data import RetrieverData, question_claims
-from coseek.pipelines.run_record import TrainingRun, retriever_identities, threads_and_trackers, write_tables
+from coseek.pipelines.run_record import TrainingRun, data_set_identities, threads_and_trackers, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.sparse import load_sparse_encoder
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
@@ -96,6 +98,12 @@ LIMITS = (
 )
 
 
+def _corpus_file(name: str) -> Path:
+    """The passages of `held_out.corpus`, a file or a data set."""
+    path = Path(name)
+    return path / "corpus.jsonl" if path.is_dir() else path
+
+
 class EncoderData(NamedTuple):
     """Label sets for training and for evaluation."""
 
@@ -114,12 +122,13 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     """What its card says it is."""
 
     def identities(self) -> Identities:
-        return retriever_identities(self.recipe)
-
-    def fixed_settings(self, recipe: RetrieverRecipe) -> JsonObject:
-        tree = dump_settings(recipe)
-        del tree["track"], tree["license"]
-        return tree
+        recipe, corpus = self.recipe, self.recipe.held_out.corpus
+        digests = {f"labels {name}": file_digest(LabelFolder(Path(name)).sets_path) for name in recipe.labels}
+        if recipe.encoder is not None:
+            digests["encoder"] = fingerprint(encoder_folder(recipe.encoder))
+        if recipe.data is not None:
+            digests |= data_set_identities("data.folder", recipe.data.folder)
+        return digests if corpus is None else {**digests, "held_out.corpus": file_digest(_corpus_file(corpus))}
 
     def check(self) -> None:
         """Refuse trackers, labels, an encoder or a corpus that cannot be used, before anything is written."""
@@ -216,8 +225,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             raise DataError(f"all {len(labels)} label sets are held out; lower held_out.share, or label more turns")
         others: list[Passage] = [candidate.passage for label in labels for candidate in label.candidates]
         if recipe.held_out.corpus is not None:
-            path = Path(recipe.held_out.corpus)
-            others = list(Corpus.load(path / "corpus.jsonl" if path.is_dir() else path))
+            others = list(Corpus.load(_corpus_file(recipe.held_out.corpus)))
         held_out = HeldOut.of({"held out": held_out_labels}, others, recipe.held_out, seed) if held_out_labels else None
         return EncoderData(train, held_out)
 

@@ -16,9 +16,8 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import read_json
 from coseek.core.settings import apply_overrides, dump_settings, make_settings
 from coseek.core.text import counted
-from coseek.graders.factory import ORACLE
 from coseek.models.model_folder import Shape, model_path, shape_of_config, shipped_models, way_out
-from coseek.pipelines.agent_check import how_to_make
+from coseek.pipelines.agent_check import how_to_make, paths_of
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.stages import stages_of
 from coseek.training.learner.settings import GIB, LearnerSettings, micro_batch_tokens, pass_bytes
@@ -212,18 +211,14 @@ class _Learner:
         return 4.0 * (2 * (self.parameters - shape.layers * shape.layer_parameters) + 3 * shape.layer_parameters)
 
 
-def _in_bfloat16(recipe: AgentRecipe, settings: LearnerSettings) -> bool:
-    """Whether frozen weights are held in bfloat16: below adapters, where trainer and sampler use it, and not in shards
-    (`trainer.lora.learner_placement`)."""
-    sharded = settings.strategy == "fsdp2" and recipe.machine.devices > 1
-    used = settings.precision != "float32" and _itemsize(recipe) == 2
-    return settings.lora is not None and used and not sharded
-
-
 def _learner(recipe: AgentRecipe, shape: Shape, settings: LearnerSettings) -> _Learner:
     adapters, whole, devices = adapter_parameters(shape, settings), shape.parameters, recipe.machine.devices
-    trained = adapters if settings.lora is not None else whole
-    return _Learner(whole + adapters, trained, settings, devices, _in_bfloat16(recipe, settings))
+    if settings.lora is None:
+        return _Learner(whole, whole, settings, devices, False)
+    # Below adapters, where trainer and sampler use it, and not in shards (`trainer.lora.learner_placement`).
+    sharded = settings.strategy == "fsdp2" and devices > 1
+    in_bfloat16 = settings.precision != "float32" and _itemsize(recipe) == 2 and not sharded
+    return _Learner(whole + adapters, adapters, settings, devices, in_bfloat16)
 
 
 def _rl_learners(recipe: AgentRecipe, shape: Shape) -> list[_Learner]:
@@ -294,15 +289,9 @@ def _itemsize(recipe: AgentRecipe) -> int:
 
 def local_graders(recipe: AgentRecipe) -> dict[str, Path]:
     """The folders of models that are asked in training, by setting; without servers."""
-    generator, judge, engine = recipe.graders.generator, recipe.graders.judge, recipe.data.training_retriever or {}
-    models = {
-        "graders.generator.model": generator.model if generator else None,
-        "graders.judge.model": judge.model if judge and judge.model != ORACLE else None,
-        "data.training_retriever.model": str(engine["model"]) if engine.get("model") else None,
-    }
-    local = {setting: name for setting, name in models.items() if name and not name.endswith((".yaml", ".yml"))}
-    remote = ("http://", "https://")
-    return {setting: model_path(name) for setting, name in local.items() if not name.startswith(remote)}
+    asked = ("graders.generator.model", "graders.judge.model", "data.training_retriever.model")
+    entries = [entry for entry in paths_of(recipe) if entry.setting in asked]
+    return {entry.setting: entry.path for entry in entries if entry.path.suffix not in (".yaml", ".yml")}
 
 
 def graders_of(recipe: AgentRecipe) -> float:

@@ -92,8 +92,11 @@ def label_settings(
     if device is not None:
         placement = {"device": device, **placement} if isinstance(placement, dict) else placement
         agent_settings = agent_settings and agent_settings.model_copy(update={"device": device})
-    if agent_settings is not None and module.terms(of_method).rolls_out:
-        refuse_equal_runs(cast(int, method_settings["samples"]), agent_settings)
+    if agent_settings is not None and module.terms(of_method).rolls_out and not is_scripted(agent_settings.name):
+        samples = cast(int, method_settings["samples"])  # scripted agents are random at temperature 0, too
+        if samples > 1 and agent_settings.temperature == 0:
+            once = f"samples={samples} at temperature 0 would be one run {samples} times"
+            raise SettingError(f"{once}; add --temperature 1")
     base = dump_settings(limits_of(opened, agent, agent_settings))
     chosen: JsonObject = {
         **fields,
@@ -238,12 +241,6 @@ def _refuse_unnamed(files: Sequence[str], option: str, name: str) -> None:
         raise SettingError(f"the runs were made with {files[0]}, which is run only if you name it: {option} {name}")
 
 
-def refuse_equal_runs(samples: int, agent: AgentSettings) -> None:
-    """Refuse several equal runs at temperature 0; scripted agents are random there too."""
-    if samples > 1 and agent.temperature == 0 and not is_scripted(agent.name):
-        raise SettingError(f"samples={samples} at temperature 0 would be one run {samples} times; add --temperature 1")
-
-
 def limits_of(runs: Sequence[Run], agent_name: str | None, agent: AgentSettings | None) -> Limits:
     """The limits of the runs for their own agent, else those of the given agent."""
     if agent is None:
@@ -367,24 +364,19 @@ class LoggedSearches:
 def logged_searches(folder: Path, split: str | None = None) -> LoggedSearches | None:
     """The searches of a run or label folder; `None` for any other path. Raises `DataError` for one without searches,
     `SettingError` for a `split`."""
-    readers: dict[str, tuple[Callable[[Path], Iterator[LoggedSearch]], str]] = {
-        "run.yaml": (_run_searches, OF_RUN),
-        "labels.yaml": (_label_searches, OF_LABELS),
-    }
-    for name, (read, rule) in readers.items():
-        if (folder / name).is_file():
-            if split is not None:
-                raise SettingError(f"{folder} holds the searches of a run, which has no splits; leave out --split")
-            logged = LoggedSearches(tuple(read(folder)), rule)
-            if not logged.searches:
-                raise DataError(f"{folder} holds no search, so there is nothing to measure")
-            return logged
-    return None
-
-
-def _run_searches(folder: Path) -> Iterator[LoggedSearch]:
-    for turn in turns_of(Run(folder)):
-        yield LoggedSearch(turn.id, turn.question, turn.query, tuple(unseen(turn)))
+    is_run = (folder / "run.yaml").is_file()
+    if not is_run and not (folder / "labels.yaml").is_file():
+        return None
+    if split is not None:
+        raise SettingError(f"{folder} holds the searches of a run, which has no splits; leave out --split")
+    searches = _label_searches(folder)
+    if is_run:
+        turns = turns_of(Run(folder))
+        searches = (LoggedSearch(turn.id, turn.question, turn.query, tuple(unseen(turn))) for turn in turns)
+    logged = LoggedSearches(tuple(searches), OF_RUN if is_run else OF_LABELS)
+    if not logged.searches:
+        raise DataError(f"{folder} holds no search, so there is nothing to measure")
+    return logged
 
 
 def _label_searches(folder: Path) -> Iterator[LoggedSearch]:

@@ -243,10 +243,6 @@ def try_retriever(name: str, bench: Bench) -> Iterator[str]:
     yield from searched(retrieval.open_retriever(tree), bench)
 
 
-def try_retriever_file(name: str, bench: Bench) -> Iterator[str]:
-    yield from searched(retrieval.open_retriever(name), bench)
-
-
 def searched(retriever: Retriever, bench: Bench) -> Iterator[str]:
     """Search two questions for three passages."""
     queries = [question.question for question in bench.questions[:2]]
@@ -263,10 +259,6 @@ def try_view(name: str, bench: Bench) -> Iterator[str]:
     turns = list(search_turns(trajectory, protocol.load_protocol(trajectory.protocol)))
     yield f"the query: {turns[-1].query.text.strip()}"
     yield f"is searched as: {views.render_view(views.load_view(name), turns[-1].query)}"
-
-
-def try_agent(name: str, bench: Bench) -> Iterator[str]:
-    yield from transcript(bench, factory.settings_for(name))
 
 
 def try_protocol(name: str, bench: Bench) -> Iterator[str]:
@@ -365,7 +357,9 @@ KINDS: Mapping[str, Kind] = {
     ),
     "query view": Kind(try_view, "coseek index DATA --out indexes/mine view={0}", views.CONTRACT),
     "scripted agent": Kind(
-        try_agent, "coseek run DATA --split test --agent {0} --retriever INDEX --out runs/mine", factory.CONTRACT
+        lambda name, bench: transcript(bench, factory.settings_for(name)),
+        "coseek run DATA --split test --agent {0} --retriever INDEX --out runs/mine",
+        factory.CONTRACT,
     ),
     "data format": Kind(try_format, "coseek data import {0} SOURCE… --out DIR", imports.CONTRACT),
     "tracker": Kind(try_tracker, "coseek train agent quickstart 'track=[{0}]' --dry-run", tracker.CONTRACT),
@@ -374,7 +368,11 @@ KINDS: Mapping[str, Kind] = {
         "coseek run DATA --split test --agent AGENT --protocol {0} --retriever INDEX --out runs/mine",
         mark="tags",
     ),
-    "retriever file": Kind(try_retriever_file, "coseek search {0} 'a question'", mark="retriever"),
+    "retriever file": Kind(
+        lambda name, bench: searched(retrieval.open_retriever(name), bench),
+        "coseek search {0} 'a question'",
+        mark="retriever",
+    ),
     "prompt template": Kind(
         try_template,
         "coseek run DATA --agent AGENT --prompt-template {0} --retriever INDEX --out runs/mine",

@@ -6,7 +6,6 @@ from pathlib import Path
 from shlex import quote
 from typing import ClassVar, cast
 
-import torch
 from sentence_transformers import CrossEncoder as Network
 from sentence_transformers.base.model import BaseModel
 
@@ -85,7 +84,8 @@ class RerankerTraining(RetrieverTraining):
         recipe = self.recipe
         placement = Placement(device=recipe.device, attention=recipe.attention, precision="float32")
         model = CrossEncoder.open(folder, placement, self.longest, trust=recipe.trust_remote_code).model
-        model.register_forward_hook(_as_vector)
+        # The library's gradient cache takes the score of a pair for the vector of a text.
+        model.register_forward_hook(lambda _, __, features: {**features, "sentence_embedding": features["scores"]})
         return model
 
     def _collator(self, model: BaseModel) -> UpdateCollator:
@@ -97,11 +97,6 @@ class RerankerTraining(RetrieverTraining):
         model = self.start_folder if self.kept == BEFORE else self.encoder_folder
         settings = f"{{retriever: rerank, over: INDEX, model: {model}}}"
         return f"coseek search {quote(settings)} 'some words'"
-
-
-def _as_vector(_: torch.nn.Module, __: object, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Let the library's gradient cache take the score of a pair for the vector of a text."""
-    return {**features, "sentence_embedding": features["scores"]}
 
 
 def training_of(recipe: RetrieverRecipe) -> type[RetrieverTraining]:

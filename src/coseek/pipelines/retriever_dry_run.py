@@ -6,16 +6,16 @@ recipe's own batch in a folder that is deleted, which shows its memory and its s
 
 import resource
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 
 from coseek.core.connections import is_url
-from coseek.core.errors import DataError, UserError
+from coseek.core.errors import DataError, ErrorList, UserError
 from coseek.core.files import JsonObject, read_json, read_jsonl
 from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
@@ -27,7 +27,7 @@ from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.table import Table
 from coseek.models.model_folder import Shape, model_path, shape_of_config
 from coseek.pipelines.agent_check import check_retriever_recipe
-from coseek.pipelines.dry_run import DryRun, as_object, dry_run, duration
+from coseek.pipelines.dry_run import COLUMNS, DryRun, dry_run, duration, on_processes_here, plain
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
 from coseek.pipelines.estimate import FULL, SERVER, adapter_parameters, shape_of_folder, shown_gib
 from coseek.pipelines.reranker import training_of
@@ -46,90 +46,24 @@ LARGEST = 400_000_000
 """Parameters of an encoder from which no update is made without an accelerator."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetrieverDryRun:
-    """The findings of a dry run."""
-
-    recipe: RetrieverRecipe
-    encoder: str
-    parameters: int
-    rows: int | None
-    """Label sets to train on; `None` where something is missing."""
-    held_out: int
-    """Turns that each evaluation searches."""
-    steps: int
-    memory: dict[str, float]
-    """Estimated bytes, with every text at its full length."""
-    update_s: float | None = None
-    """Seconds of one update on this machine; `None` if none was made."""
-    peak: float | None = None
-    """Peak bytes of this process, or of its accelerator, after that update."""
-    missing: str = ""
-    """What is missing, such as labels that are still to be made. Memory alone is estimated without it."""
-
-    @property
-    def searches(self) -> int:
-        """Searches of all evaluations: before the first and after the last update, and those between them."""
-        between = (self.steps - 1) // self.recipe.held_out.every if self.recipe.held_out.every else 0
-        return self.held_out * (2 + between)
-
-    def refuse(self) -> None:
-        """Raise `DataError` when something is missing."""
-        if self.missing:
-            raise DataError(self.missing)
-
-    def to_json(self) -> JsonObject:
-        """The findings in bytes and seconds."""
-        return {**as_object(self), "searches": self.searches, "needed": sum(self.memory.values())}
-
-    def tables(self) -> list[Table]:
-        """The findings as rows of part, value and detail."""
-        training, whole = self.recipe.training, shown_gib(sum(self.memory.values()))
-        parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in self.memory.items())
-        rows = [
-            ("model", f"{self.parameters / 1e6:,.1f} million weights", self.encoder),
-            ("memory", f"{whole} GiB at most", f"{parts}, with every text at its full length"),
-        ]
-        if self.rows is None:
-            return [Table(("part", "what", "detail"), tuple(rows))]
-        detail = f"{counted(self.steps, 'update')} of {training.batch_size} rows"
-        rows.insert(1, ("labels", f"{self.rows:,} rows", detail))
-        if self.update_s is None or self.peak is None:
-            rows.append(("update", "not made", "the encoder is large, and there is no accelerator"))
-        else:
-            rows += [
-                ("update", f"{self.update_s:.3g} s", f"{shown_gib(self.peak)} GiB at its peak, measured"),
-                ("time", f"{duration(self.steps * self.update_s)} for the updates", "at the speed of that update"),
-            ]
-        rows.append(("evaluation", f"{self.searches:,} searches", f"{self.held_out:,} held-out turns each time"))
-        return [Table(("part", "what", "detail"), tuple(rows), ("Nothing asks a scorer. Nothing was written.",))]
-
-
-def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverDryRun:
+def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> DryRun:
     """Make a dry run. Raises `UserError` for what the training would refuse. Where labels or encoder are missing,
-    memory alone is estimated, if the shape of the encoder is known: see `RetrieverDryRun.refuse`."""
+    memory alone is estimated, if the shape of the encoder is known: see `DryRun.refuse`."""
     try:
         check_retriever_recipe(recipe)
     except UserError as error:
         with suppress(DataError):
             shape = _shape_of_encoder(recipe.encoder or "")
-            memory, steps = _memory_by_shape(recipe, shape), recipe.training.steps or 0
-            return RetrieverDryRun(
-                recipe, str(recipe.encoder), shape.parameters, rows=None, held_out=0, steps=steps, memory=memory,
-                missing=str(error),
-            )  # fmt: skip
+            memory = _memory_by_shape(recipe, shape)
+            return _estimated(recipe, str(recipe.encoder), shape.parameters, memory, str(error))
         raise
     with temp_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
         reduced = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
         training = training_of(reduced)(reduced, folder, progress, workers=ALONE)
-        training.check()
-        rows = training.rows()
-        count = len(rows)
-        if recipe.synthetic is not None:
-            count = round(count * recipe.synthetic.worlds / WORLDS)
-        updates = recipe.training
-        order = ExampleOrder(rows, updates.batch_size, recipe.loss.negatives, recipe.seed)
-        steps = updates.steps or max(1, round(order.steps(updates.epochs) * count / len(rows)))
+        examples, updates = training.rows(), recipe.training
+        count = round(len(examples) * (recipe.synthetic.worlds / WORLDS if recipe.synthetic is not None else 1))
+        order = ExampleOrder(examples, updates.batch_size, recipe.loss.negatives, recipe.seed)
+        steps = updates.steps or max(1, round(order.steps(updates.epochs) * count / len(examples)))
         model = training.open(training.start_folder)
         parameters = sum(weight.numel() for weight in model.parameters())
         del model
@@ -137,11 +71,45 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> RetrieverD
         turns = 0 if held_out is None else len(held_out.labels)
         shape = shape_of_config(read_json(start / "config.json", foreign=True))
         memory = encoder_memory(recipe, shape, parameters, card.query_tokens, card.passage_tokens)
-        findings = RetrieverDryRun(recipe, str(start), parameters, count, turns, steps, memory)
-        if parameters > LARGEST and accelerators()[0] is None:
-            return findings
-        seconds, peak = one_update(training, folder / "update")
-        return replace(findings, update_s=seconds, peak=peak)
+        too_large = parameters > LARGEST and accelerators()[0] is None
+        update_s, peak = (None, None) if too_large else one_update(training, folder / "update")
+    findings = _estimated(recipe, str(start), parameters, memory)
+    # Before the first and after the last update, and between them.
+    evaluations = 2 + ((steps - 1) // recipe.held_out.every if recipe.held_out.every else 0)
+    values: JsonObject = {"rows": count, "held_out": turns, "steps": steps, "update_s": update_s, "peak": peak}
+    values["searches"] = searches = turns * evaluations
+    (table,) = findings.tables
+    update = [("update", "not made", "the encoder is large, and there is no accelerator")]
+    if update_s is not None and peak is not None:
+        update = [
+            ("update", f"{update_s:.3g} s", f"{shown_gib(peak)} GiB at its peak, measured"),
+            ("time", f"{duration(steps * update_s)} for the updates", "at the speed of that update"),
+        ]
+    rows = (
+        table.rows[0],
+        ("labels", f"{count:,} rows", f"{counted(steps, 'update')} of {updates.batch_size} rows"),
+        *table.rows[1:],
+        *update,
+        ("evaluation", f"{searches:,} searches", f"{turns:,} held-out turns each time"),
+    )
+    table = Table(COLUMNS, rows, ("Nothing asks a scorer. Nothing was written.",))
+    return DryRun((table,), {**findings.values, **values})
+
+
+def _estimated(
+    recipe: RetrieverRecipe, encoder: str, parameters: int, memory: dict[str, float], missing: str = ""
+) -> DryRun:
+    """The findings about the encoder and its memory, with every text at its full length."""
+    needed = sum(memory.values())
+    parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in memory.items())
+    rows = (
+        ("model", f"{parameters / 1e6:,.1f} million weights", encoder),
+        ("memory", f"{shown_gib(needed)} GiB at most", f"{parts}, with every text at its full length"),
+    )
+    unknown: JsonObject = {"rows": None, "held_out": 0, "steps": recipe.training.steps or 0, "update_s": None}
+    unknown |= {"peak": None, "missing": missing, "searches": 0, "needed": needed}
+    values: JsonObject = {"encoder": encoder, "parameters": parameters, "memory": {**memory}, **unknown}
+    return DryRun((Table(COLUMNS, rows),), values, missing)
 
 
 def encoder_memory(
@@ -221,93 +189,70 @@ class RoundWork:
     """Runs that the agent continues from a candidate."""
 
 
-@dataclass(frozen=True, slots=True)
-class TogetherDryRun:
-    """The findings of a dry run."""
-
-    recipe: TogetherRecipe
-    agent: DryRun
-    work: RoundWork
-    scorer: float | None
-    """Bytes of a local scorer in each process; 0 for a server or an oracle, and without a scorer; `None` for a model of
-    unknown shape."""
-    encoder: dict[str, float]
-    """Bytes of the retriever's training; empty where its encoder is not there."""
-    vectors: float = 0.0
-    """Bytes of the vectors of a million passages; 0 where that is not known."""
-    problems: tuple[str, ...] = ()
-    """What is missing of retriever 0 and of the labels' models."""
-    way_out: str = ""
-    """What would let the labels' scorer fit; empty if it does."""
-
-    @property
-    def runs_s(self) -> float:
-        """Seconds of a round's runs, stored and continued, at the speed that the agent's rollouts are assumed to have;
-        0 where they are not estimated."""
-        rollouts = self.agent.stages[-1].work
-        return (self.work.runs + self.work.continuations) * rollouts.rollout_s / max(1, rollouts.runs)
-
-    def refuse(self) -> None:
-        """Raise `DataError` when something is missing."""
-        missing = [f"{problem} (agent.{path.setting})" for path, problem in self.agent.missing]
-        if listed := [*missing, *self.problems, *filter(None, [self.way_out])]:
-            raise DataError(f"the recipe cannot be trained yet: {'; '.join(listed)}")
-
-    def tables(self) -> Iterator[Table]:
-        """The agent's findings, then those of a round."""
-        yield from self.agent.tables()
-        recipe, work = self.recipe, self.work
-        scorer = "no model in the workers' processes"
-        if recipe.labels.serve is not None:
-            scorer = f"one server for all workers, by {recipe.labels.serve}"
-        if self.scorer is None:
-            scorer = "a local model of unknown size"
-        elif self.scorer:
-            scorer = f"{shown_gib(self.scorer)} GiB in each process that labels"
-        parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in self.encoder.items())
-        spread = recipe.index.settings.get("devices", "one device")
-        encoded = f"{recipe.index.retriever}, encoded on {spread}; in every process that searches its vectors"
-        needed = f"{shown_gib(sum(self.encoder.values()))} GiB at most" if self.encoder else "unknown"
-        rows = (
-            ("runs to label", f"{work.runs:,} a round", f"{recipe.labels.questions:,} questions, at most"),
-            ("searches", f"{work.searches:,} a round", f"{work.candidates} candidates each"),
-            ("scorer calls", f"{work.scorer_calls:,} a round", f"{recipe.labels.scorer or 'no scorer'}: {scorer}"),
-            ("continued runs", f"{work.continuations:,} a round", "of the agent, from single candidates"),
-            ("time of these runs", f"{duration(self.runs_s)} a round at most", "as fast as the agent's rollouts"),
-            ("retriever", needed, parts or "its encoder is not there, or is made by the training"),
-            ("index", f"{self.vectors / 1e9:.3g} GB a million passages" if self.vectors else "unknown", encoded),
-            ("rounds", f"{recipe.rounds}", f"labels by {recipe.labels.method}; each trains agent and retriever"),
-        )
-        note = "Upper bounds. The time of the scorer and of the index is left out."
-        yield Table(("a round", "what", "detail"), rows, (note,))
-
-    def to_json(self) -> JsonObject:
-        """The findings in bytes and seconds."""
-        rounds = {"rounds": self.recipe.rounds, "runs_s": self.runs_s}
-        return {**as_object(self, "agent"), "agent": self.agent.to_json(), **rounds}
-
-
-def together_dry_run(recipe: TogetherRecipe) -> TogetherDryRun:
-    """Make a dry run. What is missing is reported, not raised: see `TogetherDryRun.refuse`."""
-    agent = dry_run(recipe.agent)
+def together_dry_run(recipe: TogetherRecipe) -> DryRun:
+    """Make a dry run: the agent's findings, then those of a round. What is missing is reported, not raised: see
+    `DryRun.refuse`."""
+    agent, mistakes, machine = dry_run(recipe.agent), ErrorList(), on_processes_here(recipe.agent).machine
     encoder: dict[str, float] = {}
     vectors = 0.0
-    problems: list[str] = []
     with suppress(DataError):  # an unknown shape
         encoder, vectors = _encoder_memory(recipe)
-    for check in (_check_encoder, check_labels):
-        try:
-            check(recipe)
-        except UserError as error:
-            problems.append(str(error))
-    scorer, machine, way_out = _scorer_bytes(recipe), agent.recipe.machine, ""
+    if recipe.start.encoder is not None:
+        mistakes.collect(encoder_folder, recipe.start.encoder)
+    mistakes.collect(check_labels, recipe)
+    problems = [str(error) for error in mistakes.errors]
+    scorer, way_out = _scorer_bytes(recipe), ""
     if scorer is not None and scorer > FULL * machine.memory_gib * GIB:
         way_out = (
             f"each of {counted(machine.devices, 'process')} would load labels.scorer={recipe.labels.scorer}, "
             f"{shown_gib(scorer)} GiB, and a device has {machine.memory_gib:g}; serve it once for all: "
             f"labels.scorer={SERVER} 'labels.serve=vllm serve {recipe.labels.scorer} --port 8000'"
         )
-    return TogetherDryRun(recipe, agent, work_of(recipe), scorer, encoder, vectors, tuple(problems), way_out)
+    work, rollouts = work_of(recipe), cast(list[dict[str, dict[str, float]]], agent.values["stages"])[-1]["work"]
+    # As fast as the agent's rollouts are assumed to be; 0 where those are not estimated.
+    runs_s = (work.runs + work.continuations) * rollouts["rollout_s"] / max(1, rollouts["runs"])
+    values: JsonObject = {"work": plain(work), "scorer": scorer, "encoder": {**encoder}, "vectors": vectors}
+    values |= {"problems": [*problems], "way_out": way_out, "agent": agent.values}
+    values |= {"rounds": recipe.rounds, "runs_s": runs_s}
+    missing = cast(dict[str, str], agent.values["missing"])
+    listed = [*(f"{problem} (agent.{setting})" for setting, problem in missing.items()), *problems]
+    refusal = f"the recipe cannot be trained yet: {'; '.join([*listed, *filter(None, [way_out])])}"
+    table = _round_table(recipe, work, runs_s, scorer, encoder, vectors)
+    return DryRun((*agent.tables, table), values, refusal if listed or way_out else "")
+
+
+def _round_table(
+    recipe: TogetherRecipe,
+    work: RoundWork,
+    runs_s: float,
+    scorer: float | None,
+    encoder: Mapping[str, float],
+    vectors: float,
+) -> Table:
+    """The findings about a round: see `together_dry_run`."""
+    asked = "no model in the workers' processes"
+    if recipe.labels.serve is not None:
+        asked = f"one server for all workers, by {recipe.labels.serve}"
+    if scorer is None:
+        asked = "a local model of unknown size"
+    elif scorer:
+        asked = f"{shown_gib(scorer)} GiB in each process that labels"
+    parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in encoder.items())
+    spread = recipe.index.settings.get("devices", "one device")
+    encoded = f"{recipe.index.retriever}, encoded on {spread}; in every process that searches its vectors"
+    needed = f"{shown_gib(sum(encoder.values()))} GiB at most" if encoder else "unknown"
+    rows = (
+        ("runs to label", f"{work.runs:,} a round", f"{recipe.labels.questions:,} questions, at most"),
+        ("searches", f"{work.searches:,} a round", f"{work.candidates} candidates each"),
+        ("scorer calls", f"{work.scorer_calls:,} a round", f"{recipe.labels.scorer or 'no scorer'}: {asked}"),
+        ("continued runs", f"{work.continuations:,} a round", "of the agent, from single candidates"),
+        ("time of these runs", f"{duration(runs_s)} a round at most", "as fast as the agent's rollouts"),
+        ("retriever", needed, parts or "its encoder is not there, or is made by the training"),
+        ("index", f"{vectors / 1e9:.3g} GB a million passages" if vectors else "unknown", encoded),
+        ("rounds", f"{recipe.rounds}", f"labels by {recipe.labels.method}; each trains agent and retriever"),
+    )
+    note = "Upper bounds. The time of the scorer and of the index is left out."
+    return Table(("a round", "what", "detail"), rows, (note,))
 
 
 def work_of(recipe: TogetherRecipe) -> RoundWork:
@@ -338,12 +283,6 @@ def _scorer_bytes(recipe: TogetherRecipe) -> float | None:
         return 2.0 * shape_of_folder(model_path(name))[0].parameters
     except DataError:
         return None
-
-
-def _check_encoder(recipe: TogetherRecipe) -> None:
-    """Raise `DataError` where the encoder of retriever 0 is missing."""
-    if recipe.start.encoder is not None:
-        encoder_folder(recipe.start.encoder)
 
 
 def _encoder_memory(recipe: TogetherRecipe) -> tuple[dict[str, float], float]:

@@ -274,12 +274,6 @@ class RunChecks:
         identities = record.get(KEY)
         self._identities = identities if isinstance(identities, dict) else {}
 
-    def checks(self) -> Iterator[tuple[str, Callable[[], Check]]]:
-        """What each check compares, and how it is opened."""
-        yield PLAYED, self.derivation
-        yield HITS, self.passages
-        yield AGAIN, self.searches
-
     def _check_same(self, name: str, *identities: str) -> None:
         """Raise `DataError` if a part had another identity; one without a record may be any."""
         if self._identities.get(name, identities[0]) not in identities:

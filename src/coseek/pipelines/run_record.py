@@ -1,4 +1,5 @@
-"""The record of a training folder: the recipe and the parts it was started with. A run resumes with nothing else.
+"""The record of a training folder: the recipe and the parts it was started with. A run resumes with nothing else. And
+the cards of the models that a training saves.
 
 `auto` precisions are resolved here, once, when a folder is started.
 """
@@ -8,7 +9,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, TypeVar, cast
@@ -20,6 +21,7 @@ from coseek.agents.protocol import tool_files
 from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.core.files import (
     JsonObject,
+    atomic_folder,
     atomic_write,
     check_output_folder,
     is_failed_start,
@@ -32,15 +34,21 @@ from coseek.core.fingerprint import TOKENIZER, file_digest, fingerprint
 from coseek.core.lock import Lock, kept_lock
 from coseek.core.plugins import is_function, plugin_digests, plugin_name, texts_in_tree
 from coseek.core.progress import NoProgress, Progress
-from coseek.core.settings import Settings, changed_settings, check_same_settings, dump_settings, make_settings
+from coseek.core.settings import (
+    Settings,
+    changed_settings,
+    check_same_settings,
+    dump_settings,
+    fixed_settings,
+    make_settings,
+)
 from coseek.data.dataset import QUESTIONS, Dataset
 from coseek.data.digests import KEY, Identities, check_identities, digest, questions_digest
 from coseek.data.question import load_questions
 from coseek.data.run import provenance
 from coseek.hardware.device import AUTO
 from coseek.hardware.placement import Place, Use, named, resolve_here, warning
-from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, base_model_of, setting_words, shared_text, shown_table
-from coseek.labels.label_folder import LabelFolder
+from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, base_model_of, inert, setting_words, shared_text, shown_table
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings
 from coseek.models.model_folder import hidden_size, model_path
@@ -82,35 +90,72 @@ class TrainingRun(Generic[R]):
             self.progress = NoProgress()
 
     def begin(self, resume: bool) -> None:
-        """Lock the folder, and write the recipe into it or check that it was started with this recipe: see `begin`."""
+        """Lock the folder, and write the recipe into it or check that it was started with this recipe.
+
+        The recipe is then as it is trained and stored, with `auto` precisions resolved. A resumed training keeps the
+        precisions it started with. A folder that holds only the record of a failed start counts as new. Settings added
+        since the start count as their defaults. Raises `DataError` and `SettingError`.
+        """
         self.recipe = self.workers.broadcast(lambda: self._begin(resume))
 
     def _begin(self, resume: bool) -> R:
         with kept_lock(self.folder) as self._lock:
             self.check()
-            return begin(
-                self.folder,
-                self.recipe,
-                resume,
-                self.fixed_settings,
-                self.identities(),
-                self.on_resume,
-                self.progress.say,
-            )
+            path, identities = self.folder / FILE, {**self.identities()}
+            check_output_folder(self.folder, FILE, own=(QUESTIONS,))
+            if path.exists() and not is_failed_start(self.folder, FILE):
+                if not resume:
+                    way = "go on with --resume, or choose another --out"
+                    raise DataError(f"{self.folder} holds a training run already; {way}")
+                recipe = self._resumed(path, identities)
+            else:
+                recipe = resolve_recipe(self.recipe)
+                tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**identities}, **provenance()}
+                if digests := plugin_digests(self.fixed_settings(recipe)):
+                    tree[OWN] = digests
+                write_yaml(path, tree)
+            _report_precisions(self.recipe, recipe, self.progress.say)
+            return recipe
+
+    def _resumed(self, path: Path, identities: dict[str, str]) -> R:
+        """The recipe of a training that goes on, which is checked against its record and stored there."""
+        folder, record = self.folder, read_yaml(path, "record")
+        stored = resolve_recipe(make_settings(type(self.recipe), cast(JsonObject, record.get("recipe") or {}), path))
+        recipe = resolve_recipe(self.recipe, stored)
+        fixed = self.fixed_settings(recipe)
+        check_same_settings(folder, self.fixed_settings(stored), fixed, "take the same recipe")
+        recorded_plugins = cast(JsonObject, record.get(OWN) or {})
+        for name, source in plugin_digests(fixed).items():
+            plugin, kind = (plugin_name(name), "function") if is_function(name) else (name, "file")
+            if not source:
+                why = f"its source does not identify the function {plugin}"
+                raise SettingError(f"{folder} cannot be resumed: {why}; choose another --out")
+            if recorded_plugins.get(name) != source:
+                raise SettingError(
+                    f"{plugin} is not the {kind} that {folder} was begun with; put that one back, or choose another "
+                    "--out"
+                )
+        check_identities(path, record.get(KEY), identities)
+        self.on_resume(stored, recipe)
+        recorded = cast(dict[str, str], record.get(KEY) or {})
+        tree: JsonObject = {**record, "recipe": dump_settings(recipe), KEY: {**recorded, **identities}}
+        if tree != record:
+            write_yaml(path, tree)
+        return recipe
 
     def check(self) -> None:
         """Refuse a recipe that cannot be trained, before anything is written."""
 
     def fixed_settings(self, recipe: R) -> JsonObject:
         """Return the settings that must not change on resume."""
-        return {name: value for name, value in dump_settings(recipe).items() if name != "license"}
+        return fixed_settings(type(recipe), dump_settings(recipe))
 
     def identities(self) -> Identities:
         """Return the digests of what the recipe names."""
         return {}
 
     def on_resume(self, stored: R, recipe: R) -> None:
-        """Called on resume with the stored recipe and the new one; may raise."""
+        """Called on resume with the stored recipe and the new one, before that is stored; may raise."""
 
     def model_card(
         self,
@@ -168,62 +213,6 @@ def threads_and_trackers(training: TrainingRun[AgentRecipe] | TrainingRun[Retrie
         yield
 
 
-def begin(
-    folder: Path,
-    recipe: R,
-    resume: bool,
-    fixed_settings: Callable[[R], JsonObject] = dump_settings,
-    identities: Identities | None = None,
-    on_resume: Callable[[R, R], None] | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> R:
-    """Write the recipe into a new folder, or check that the folder was started with this recipe.
-
-    Returns the recipe as it is trained and stored, with `auto` precisions resolved. A resumed run keeps the precisions
-    it started with. A folder that holds only the record of a failed start counts as new. `fixed_settings` returns the
-    settings that must not change on resume; settings added since the start count as their defaults. `identities` must
-    equal those of the start. `on_resume` is called with the stored and the new recipe after all checks and before the
-    new one is stored; it may raise. Raises `DataError` and `SettingError`.
-    """
-    path, identities_now = folder / FILE, dict(identities or {})
-    check_output_folder(folder, FILE, own=(QUESTIONS,))
-    unresolved = recipe
-    if not path.exists() or is_failed_start(folder, FILE):
-        recipe = resolve_recipe(unresolved)
-        tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**identities_now}, **provenance()}
-        if parts := plugin_digests(fixed_settings(recipe)):
-            tree[OWN] = parts
-        write_yaml(path, tree)
-        _report_precisions(unresolved, recipe, say)
-        return recipe
-    if not resume:
-        raise DataError(f"{folder} holds a training run already; go on with --resume, or choose another --out")
-    record = read_yaml(path, "record")
-    stored = resolve_recipe(make_settings(type(recipe), cast(JsonObject, record.get("recipe") or {}), path))
-    recipe = resolve_recipe(unresolved, stored)
-    check_same_settings(folder, fixed_settings(stored), fixed_settings(recipe), "take the same recipe")
-    recorded_plugins = cast(JsonObject, record.get(OWN) or {})
-    for name, source in plugin_digests(fixed_settings(recipe)).items():
-        plugin, kind = (plugin_name(name), "function") if is_function(name) else (name, "file")
-        if not source:
-            raise SettingError(
-                f"{folder} cannot be resumed: its source does not identify the function {plugin}; choose another --out"
-            )
-        if recorded_plugins.get(name) != source:
-            raise SettingError(
-                f"{plugin} is not the {kind} that {folder} was begun with; put that one back, or choose another --out"
-            )
-    check_identities(path, record.get(KEY), identities_now)
-    if on_resume is not None:
-        on_resume(stored, recipe)
-    recorded = cast(dict[str, str], record.get(KEY) or {})
-    tree = {**record, "recipe": dump_settings(recipe), KEY: {**recorded, **identities_now}}
-    if tree != record:
-        write_yaml(path, tree)
-    _report_precisions(unresolved, recipe, say)
-    return recipe
-
-
 def write_tables(folder: Path, markdown: str, values: JsonObject) -> None:
     """Write `table.md` and `table.json`."""
     with atomic_write(folder / "table.md") as file:
@@ -267,18 +256,11 @@ def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[
         say(line)
 
 
-# Resumption: digests of what a recipe names by path, which a resumed run must find unchanged; settings that may change
-# when an agent's training resumes, and more steps for a finished stage.
+# Resumption: digests of what a recipe names by path, which a resumed run must find unchanged; and more steps for a
+# finished stage. Not digested: a data set's corpus (its index stores the corpus' digest) and models behind a URL.
 #
-# Not digested: a data set's corpus (its index stores the corpus' digest) and models behind a URL. May change:
-#
-#     rl.monitor, rl.keep_rollouts         always: they change no weight
-#     table.wide_rag, track, license       always, likewise
-#     rollout, rl.backend_settings         always: servers come and go
-#     rl.steps                             of the last stage that has started, unless a schedule spans the steps
-#
-# A stage with more steps continues from its last checkpoint. Its old policy is kept under another name, and the table
-# is measured again.
+# `rl.steps` may change of the last stage that has started, unless a schedule spans the steps. The stage continues from
+# its last checkpoint. Its old policy is kept under another name, and the table is measured again.
 
 NOT_READ = ("data.folder", "data.index")
 
@@ -287,7 +269,7 @@ def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities
     """Setting → digest. `index` is what `data.index` names, opened."""
     protocols = (recipe.protocol, *(recipe.warm_start.also if recipe.warm_start else ()))
     tools = (path for name in protocols for path in tool_files(name) if path.is_file())
-    digests = {**_named(recipe), **{str(path): file_digest(path) for path in tools}}
+    digests = {**path_identities(recipe), **{str(path): file_digest(path) for path in tools}}
     for text in texts_in_tree(dump_settings(recipe)):  # protocols, prompt templates and prompts
         if text.endswith((".yaml", ".yml")) and (path := Path(text).expanduser()).is_file():
             digests[text] = file_digest(path)
@@ -302,30 +284,6 @@ def data_set_identities(setting: str, name: str) -> Identities:
     folder = Path(name).expanduser()
     files = (Dataset(folder).corpus_path, *sorted(folder.glob("questions.*.jsonl")))
     return {f"{setting} {path.name}": file_digest(path) for path in files}
-
-
-def retriever_identities(recipe: RetrieverRecipe) -> Identities:
-    """Setting → digest."""
-    digests = {f"labels {name}": file_digest(LabelFolder(Path(name)).sets_path) for name in recipe.labels}
-    if recipe.encoder is not None:
-        digests["encoder"] = fingerprint(encoder_folder(recipe.encoder))
-    if recipe.data is not None:
-        digests |= data_set_identities("data.folder", recipe.data.folder)
-    if recipe.held_out.corpus is not None:
-        path = Path(recipe.held_out.corpus)
-        digests["held_out.corpus"] = file_digest(path / "corpus.jsonl" if path.is_dir() else path)
-    return digests
-
-
-def together_identities(recipe: TogetherRecipe) -> Identities:
-    """Setting → digest, of what all rounds share. The agent and retriever trainings record their own."""
-    digests = {f"agent.{name}": identity for name, identity in _named(recipe.agent).items()}
-    for setting, name in (("labels.scorer", recipe.labels.scorer), ("labels.likelihood", recipe.labels.likelihood)):
-        if name is not None and (path := model_path(name)).exists():
-            digests[setting] = content_of(path)
-    if recipe.start.encoder is not None:
-        digests["start.encoder"] = fingerprint(encoder_folder(recipe.start.encoder))
-    return digests
 
 
 def policy_identities(policy: Path, tokenizer: Path, temperature: float, precision: str) -> dict[str, str]:
@@ -344,7 +302,7 @@ def content_of(path: Path) -> str:
     return file_digest(path)
 
 
-def _named(recipe: AgentRecipe) -> dict[str, str]:
+def path_identities(recipe: AgentRecipe) -> dict[str, str]:
     """Digests of the paths that a recipe names; the index is opened once, elsewhere."""
     return {entry.setting: _identity(entry) for entry in paths_of(recipe) if entry.setting not in NOT_READ}
 
@@ -355,25 +313,6 @@ def _identity(entry: RecipePath) -> str:
     if entry.holds == "index":
         return open_retriever(entry.path).identity
     return file_digest(entry.path / "trajectories.jsonl") if entry.holds == "run" else content_of(entry.path)
-
-
-RESUMABLE = {"rl": ("monitor", "keep_rollouts", "backend_settings"), "table": ("wide_rag",)}
-"""Settings that a resumed training may change: they change no weight, or say where a server is."""
-RESUMABLE_WITH_STEPS = {**RESUMABLE, "rl": (*RESUMABLE["rl"], "steps")}
-"""The same, and the number of steps, whose change `take_more_steps` checks."""
-
-
-def fixed_settings(recipe: AgentRecipe) -> JsonObject:
-    """The settings of a recipe and of its stages that must not change on resume."""
-    tree = dump_settings(recipe)
-    del tree["track"], tree["rollout"], tree["license"]
-    for settings_tree in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
-        for group, names in RESUMABLE_WITH_STEPS.items():
-            if isinstance(settings := settings_tree.get(group), dict):
-                settings_tree[group] = {name: value for name, value in settings.items() if name not in names}
-                if not settings_tree[group]:  # equals a stage that does not set the group
-                    del settings_tree[group]
-    return tree
 
 
 def take_more_steps(stored: AgentRecipe, recipe: AgentRecipe, folder: Path, is_scheduled: Callable[[], bool]) -> None:
@@ -424,3 +363,74 @@ def steps_done(stage: Stage) -> int:
     if stage.recipe.learn == "rejection" or not path.exists():
         return 0
     return max((int(str(row.get("step", 0))) for _, row in read_jsonl(path)), default=0)
+
+
+# Policy folders: in each a card, with figures once measured.
+
+HEALTHY = "-healthy"
+"""Ending of a policy that was saved before the monitor stopped the training."""
+LEARNT = {"rl": "reinforcement learning", "rejection": "rejection sampling", "demonstrations": "nothing more"}
+ABOUT = "A language model that searches before it answers, trained by coseek."
+LIMITS = (
+    "The figures hold for these questions, this retriever and these budgets; other text, languages and retrievers were "
+    "not measured. It speaks the protocol above and follows no other instructions. Answers may be wrong, also where "
+    "passages say otherwise; nothing was done against harmful text."
+)
+
+
+def write_policy_card(
+    training: TrainingRun[AgentRecipe], name: str, folder: Path, data: Path, table: Table | None = None, row: str = ""
+) -> None:
+    """Write the card of the policy `name` into its folder; `row` is its row of the table of figures.
+
+    A folder outside of the training's is left as it is: it is what the recipe begins with.
+    """
+    recipe = training.recipe
+    if not folder.resolve().is_relative_to(training.folder.resolve()):
+        return
+    start = recipe.policy.folder
+    splits = (recipe.data.train, recipe.data.dev, recipe.data.test)
+    files = [path for split in splits if (path := data / f"questions.{split}.jsonl").is_file()]
+    digests = {path.name: file_digest(path) for path in files}
+    searched = recipe.data.index or recipe.data.retriever
+    engine = recipe.data.training_retriever
+    facts = {
+        "recipe": recipe.about,
+        "learnt by": " → ".join(_history_of(recipe, training.folder, name)) or "nothing: an untrained model",
+        "protocol": f"{recipe.protocol}, prompt template {recipe.prompt_template}",
+        "retriever": f"{searched}, in training {engine.get('retriever')}" if engine else searched,
+    }
+    card = training.model_card("policy", "agent recipe.yaml", name, ABOUT, LIMITS, start, facts, digests, table)
+    if row and card.figures:
+        card = replace(card, figures=f"This model is the row {inert(row)}.\n\n{card.figures}")
+    card.write(folder)
+
+
+def _history_of(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
+    """What a policy has gone through, in order."""
+    if name == "start":
+        return
+    if recipe.warm_start is not None:
+        yield f"supervised training on demonstrations ({recipe.warm_start.demonstrator})"
+    if name == "warm":
+        return
+    for stage in stages_of(recipe, folder):
+        of_stage = f" (stage {stage.name})" if stage.name else ""
+        early = " until the monitor stopped it" if name == stage.trained_policy + HEALTHY else ""
+        yield f"{LEARNT[stage.recipe.learn]}{of_stage}{early}"
+        if stage.trained_policy == name.removesuffix(HEALTHY):
+            return
+
+
+def take_weights(source: Path, target: Path, complete: Callable[[Path], None]) -> None:
+    """Copy the weights that a backend's own loop saved into a policy's folder; `complete` adds tokenizer and cards."""
+    if not any(source.glob("*.safetensors")):
+        raise DataError(f"{source} holds no weights; it must be of a training by this recipe's rl.backend")
+
+    def fill(copy: Path) -> None:
+        for path in source.iterdir():
+            if path.suffix in (".safetensors", ".json") and "token" not in path.name:
+                shutil.copy2(path, copy / path.name)
+        complete(copy)
+
+    atomic_folder(target, fill)

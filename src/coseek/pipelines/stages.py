@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import draw
-from coseek.data.question import Question, load_questions, save_questions
+from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines, is_closed, unsolved_by_rag
 from coseek.graders.scoring import TrajectoryScorer
@@ -22,11 +21,8 @@ from coseek.training.learner.data_order import derive_seed
 from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.settings import KeepSettings
 
-Say: TypeAlias = Callable[[str], None]
 BATCH = 256
 """Runs scored at once."""
-CHOSEN = "questions.jsonl"
-"""The training questions of a stage that naive RAG's failures chose."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +51,14 @@ class Stage:
 
     def rollout_settings(self, tokenizer: Path, step: int) -> JsonObject:
         """The settings in the `run.yaml` of a step's kept rollouts."""
-        recipe = self.recipe
-        name = f"{self.trained_policy} before the updates of step {step}"  # no folder holds these weights
-        return {
-            "agent": recipe.agent_record(name, recipe.rl.temperature, tokenizer=str(tokenizer)),
-            "step": step,
-            "reward": dump_settings(recipe)["reward"],
-            "limits": dump_settings(recipe.limits),
-        }
+        return rollout_record(self.recipe, self.trained_policy, tokenizer, step)
 
-    # The choice is stored: a baseline that was a fault at the start and is known on resume would change it.
 
-    def chosen(self) -> list[Question] | None:
-        """The stored choice of questions, if any."""
-        path = self.folder / CHOSEN
-        return load_questions(path) if path.exists() else None
-
-    def choose(self, questions: list[Question]) -> list[Question]:
-        """Store the choice, and return it."""
-        save_questions(self.folder / CHOSEN, questions)
-        return questions
+def rollout_record(recipe: AgentRecipe, policy: str, tokenizer: Path, step: int) -> JsonObject:
+    """The settings in the `run.yaml` of rollouts of `policy` in a step."""
+    name = f"{policy} before the updates of step {step}"  # no folder holds these weights
+    agent, tree = recipe.agent_record(name, recipe.rl.temperature, tokenizer=str(tokenizer)), dump_settings(recipe)
+    return {"agent": agent, "step": step, "reward": tree["reward"], "limits": tree["limits"]}
 
 
 @dataclass(frozen=True)
@@ -121,7 +105,7 @@ def select(
     accuracy: Accuracy,
     baselines: RagBaselines | None,
     seed: int,
-    say: Say,
+    say: Callable[[str], None],
 ) -> list[Question]:
     """The training questions of a stage, in order; with `baselines` only those that naive RAG answers wrongly.
 

@@ -1,5 +1,5 @@
-"""The rows of an agent's table: which agents are measured, with which model, protocol and limits; and the answers of
-the recipe's generator from the passages of agents that only search."""
+"""The rows and cells of an agent's table: which agents are measured, with which model, protocol and limits, and their
+runs; and the answers of the recipe's generator from the passages of agents that only search."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +9,10 @@ from statistics import fmean
 from coseek.agents.agent_card import CARD
 from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
-from coseek.agents.run_questions import row_seed
+from coseek.agents.run_questions import identities_of, row_seed
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import ScriptedAgentModel
+from coseek.core.files import JsonObject
 from coseek.core.fingerprint import TOKENIZER, fingerprint
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.digests import questions_digest
@@ -33,6 +34,8 @@ from coseek.models.text_model import TextModelSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import RULES
+from coseek.pipelines.agent_run import share_run, unfinished_run
+from coseek.pipelines.data_folder import QuestionSet
 from coseek.pipelines.run_record import policy_identities
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import make_reward
@@ -79,11 +82,9 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
     if by_generator(training):
         depths = dict.fromkeys((training.recipe.graders.baseline.passages, training.recipe.table.wide_rag))
         agents += [TableRow(f"RAG k={k}", "", "rag", 0.0, k) for k in depths if k is not None]
-        return [*agents, *untrained, *rules]
-    if warm is None or warm.demonstrator == "gold":  # nobody taught the baselines' protocols
-        return [*agents, *untrained, *rules]
-    once = [TableRow("direct", "warm", "direct", 0.0), TableRow("naive RAG", "warm", "rag", 0.0)]
-    return [*agents, *once, *untrained, *rules]
+    elif warm is not None and warm.demonstrator != "gold":  # the warm start taught the baselines' protocols
+        agents += [TableRow("direct", "warm", "direct", 0.0), TableRow("naive RAG", "warm", "rag", 0.0)]
+    return [*agents, *untrained, *rules]
 
 
 def by_generator(training: AgentTraining) -> bool:
@@ -113,12 +114,6 @@ def tokenizer_folder(training: AgentTraining, row: TableRow) -> Path:
     """The folder of the row's tokenizer: the policy's for all rows but those of a model of their own."""
     has_own = row.policy == BASELINE and training.recipe.table.baseline_model is not None
     return folder_of(training, row) if has_own else training.policy_folder("start")
-
-
-def framed(training: AgentTraining, row: TableRow) -> bool:
-    """Whether the row's prompts stand in its model's chat template."""
-    tokenizer = HfTokenizer.load(tokenizer_folder(training, row))
-    return training.recipe.load_protocol(row.protocol).template.framed(tokenizer)
 
 
 def identities_of_row(training: AgentTraining, row: TableRow) -> dict[str, str]:
@@ -163,6 +158,67 @@ def metric_of(training: AgentTraining) -> str:
         return "recall" if "gold_recall" in names else "em"
     # Where the data names no gold passages, recall is undefined and found answers are paid.
     return "answer_hit" if {"answer_hit", "rank_tiers"} & names else "recall"
+
+
+# Cells: every row on every set is a run folder.
+
+
+def answer_cells(training: AgentTraining) -> None:
+    """Run every agent on every set, skipping finished cells. All workers call this and answer their share."""
+    rows, sets, done = rows_of(training), training.sets, 0
+    training.progress.stage("table", sum(len(column.questions) for column in sets) * len(rows))
+    for row in rows:
+        for column in sets:
+            answer_cell(training, row, column, done)
+            done += len(column.questions)
+
+
+def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, done: int) -> None:
+    """Run one agent on one set in its run folder. A cell of another policy is replaced; faults are run again."""
+    folder, seed = cell_folder(training, row, column), training.recipe.table.seed
+    if row.passages:
+        if training.workers.is_main:
+            plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
+            run = Run.made_with(folder, plain, rag_identities(column.retriever, column.questions, row.passages, seed))
+            run.drop_faults()
+            naive_rag(run, column.retriever, column.questions, row.passages, seed)
+        return
+    settings = training.workers.broadcast(lambda: _unanswered(training, row, column))
+    if settings is None:
+        return
+    share_run(
+        training.workers,
+        folder,
+        settings,
+        agent_of(training, row),
+        column.retriever,
+        column.questions,
+        limits_of(training, row),
+        seed=seed,
+        samples=1,
+        concurrency=training.recipe.concurrency,
+        overlap=training.recipe.overlap,
+        tell=lambda ended, _: training.progress.advance(done + ended, f"{row.label} on {column.name}"),
+    )
+
+
+def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject | None:
+    """The settings of a cell's run: in those of a folder that was moved since, the policies have other paths. `None` if
+    the run has all its rows."""
+    recipe, limits, seed = training.recipe, limits_of(training, row), training.recipe.table.seed
+    protocol, source = recipe.load_protocol(row.protocol), tokenizer_folder(training, row)
+    framed = protocol.template.framed(HfTokenizer.load(source))
+    turn_identities = identities_of_row(training, row)
+    identities = identities_of(turn_identities, protocol, column.retriever, column.questions, limits, seed, framed)
+    name = str(folder_of(training, row)) if row.policy else row.name
+    agent = recipe.agent_record(name, row.temperature, protocol=row.protocol, tokenizer=str(source))
+    settings: JsonObject = {"agent": agent, "set": column.name, "limits": dump_settings(limits), "seed": seed}
+    run = unfinished_run(cell_folder(training, row, column), settings, identities, column.questions)
+    return None if run is None else run.settings
+
+
+def cell_folder(training: AgentTraining, row: TableRow, column: QuestionSet) -> Path:
+    return training.folder / "table" / f"{row.name.replace(' ', '-')}.{column.name}.t{row.temperature:g}"
 
 
 # Agents that only search (s3): the recipe's generator answers from what each run found.

@@ -10,7 +10,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -19,7 +19,7 @@ from coseek.core.connections import is_url
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName
 from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.plugins import find_yaml, yaml_names
-from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
+from coseek.core.settings import MayChange, Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.graders.judge import is_world
 from coseek.labels.maker import MakerRequirements, maker_module
 from coseek.labels.resources import GOLD, ORACLE
@@ -94,7 +94,7 @@ class LabellingSettings(Settings):
     scorer: str | None = None
     """Scorer of passages, for methods that need one: `oracle` (the laptop world's), `gold`, or a model. Every worker
     opens a model folder for itself; a server is one for all."""
-    serve: str | None = None
+    serve: Annotated[str | None, MayChange()] = None
     """A command that serves the scorer at the address that `scorer` names, on this machine, such as `vllm serve MODEL
     --port 8000`: started before a round's labels and stopped after them. May change on resume."""
     likelihood: str | None = None
@@ -157,11 +157,11 @@ class PairsSettings(Settings):
 class TogetherRecipe(Settings):
     """The co-training of an agent and a retriever in rounds, and its measurement."""
 
-    about: str = ""
+    about: Annotated[str, MayChange()] = ""
     """One line for people."""
     seed: int = 0
     """Seed of every round's agent and retriever; the worlds and the warm start keep their own."""
-    rounds: int = Field(default=2, ge=1)
+    rounds: Annotated[int, MayChange()] = Field(default=2, ge=1)
     """Rounds, at most (000: 2); may change on resume."""
     agent: AgentRecipe
     """The agent's recipe; in a file also its name, or settings that extend one. `warm_start` makes agent 0; every round
@@ -276,13 +276,9 @@ def check_together(recipe: TogetherRecipe) -> None:
         mistakes.collect(check_encoder, recipe.start.encoder)
         if recipe.start.url is None:  # it is indexed before anything is trained
             possible = {"sparse": ("sparse",), "late-interaction": ("late-interaction", "dense")}
-            mistakes.collect(check_start, recipe.start.encoder, *possible.get(recipe.index.retriever, ("dense",)))
+            kinds = possible.get(recipe.index.retriever, ("dense",))
+            mistakes.collect(lambda encoder: check_retriever_of(encoder_folder(encoder), *kinds), recipe.start.encoder)
     mistakes.raise_all()
-
-
-def check_start(encoder: str, *retrievers: str) -> None:
-    """Refuse an encoder that none of the retrievers can index."""
-    check_retriever_of(encoder_folder(encoder), *retrievers)
 
 
 def requirements_of(labels: LabellingSettings) -> MakerRequirements:

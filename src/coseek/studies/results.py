@@ -11,8 +11,8 @@ from coseek.measure.report import ROWS
 from coseek.measure.score import ScoredRun, score_run
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.agent_results import cell_folder, scored
-from coseek.pipelines.table_rows import rows_of
+from coseek.pipelines.agent_results import scored
+from coseek.pipelines.table_rows import cell_folder, rows_of
 from coseek.studies.study import Arm
 from coseek.studies.verdict import Values
 

@@ -42,7 +42,6 @@ from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recip
 if TYPE_CHECKING:
     from coseek.lab.pipelines.reader import ReaderTraining
     from coseek.pipelines.dry_run import DryRun
-    from coseek.pipelines.retriever_dry_run import RetrieverDryRun, TogetherDryRun
 
 Estimate: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Check inputs, and estimate memory and time; train nothing.")
@@ -282,17 +281,15 @@ def train_together(
     check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
     check_encoder_libraries()
-    from coseek.pipelines.together.paths import CoTrainingPaths  # torch
-    from coseek.pipelines.together.together import CoTraining, Results
+    from coseek.pipelines.together.together import CoTraining, Results  # torch
 
     with resumable_training(folder) as bar:
-        training = CoTrainingPaths(read, folder, bar)
-        co_training = CoTraining(training)
-        co_training.begin(resume)
-        rounds = co_training.train()
+        training = CoTraining(read, folder, bar)
+        training.begin(resume)
+        rounds = training.train()
         if not training.workers.is_main:
             return
-        results = Results.of(training, co_training.pairs, rounds)
+        results = Results.of(training, rounds)
         table = results.write()
     print_result(folder, table, as_json, listed(results.files()))
 
@@ -345,11 +342,11 @@ def listed(files: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<{width}}  {what}" for name, what in files.items())
 
 
-def rehearse(dry_run: Callable[[], "DryRun | RetrieverDryRun | TogetherDryRun"], as_json: bool) -> None:
+def rehearse(dry_run: Callable[[], "DryRun"], as_json: bool) -> None:
     """Print what a dry run found, and refuse where something is missing. Of several processes only the first does."""
     if os.environ.get("RANK", "0") == "0":  # torchrun's
         findings = dry_run()
-        output(as_json, findings.to_json(), findings.tables())
+        output(as_json, findings.values, findings.tables)
         findings.refuse()
 
 

@@ -9,11 +9,10 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 
@@ -46,26 +45,9 @@ OWN_RUN = "run"
 """The run of a method that makes its own, in a label folder."""
 
 
-@dataclass(frozen=True)
-class RoundTurns:
-    """The search turns of a round's runs."""
-
-    turns: StoredTurns
-    shares: tuple[frozenset[RowKey], ...] = ()
-    """The runs that each worker made in this start, by rank, of a method that makes its own: its folder holds their
-    rankings."""
-
-
-@dataclass(frozen=True)
-class RoundLabels:
-    """What the first worker tells the others."""
-
-    record: JsonObject
-    """`labels.yaml`."""
-    order: tuple[TurnId, ...]
-    """All search turns."""
-    missing: Mapping[TurnId, None]
-    """Those without a label."""
+Shares: TypeAlias = Sequence[frozenset[RowKey]]
+"""The runs that each worker made in this start, by rank, of a method that makes its own. Its folder holds their
+rankings. Empty for other methods."""
 
 
 def label_round(training: CoTrainingPaths, number: int) -> None:
@@ -100,57 +82,57 @@ def _label(training: CoTrainingPaths, number: int) -> None:
     workers.barrier()  # until the others have copied the scores, to which the first appends
     resources = open_resources(training, number, folder)
     maker = maker_module(training.recipe.labels.method).open(method_settings(training.recipe.labels), resources)
-    round_turns = roll_out_round(training, number, maker, resources)
-    labels, shared = _begin(training, number, maker, round_turns, resources)
-    share = _share(workers, round_turns, shared)
+    turns, shares = roll_out_round(training, number, maker, resources)
+    labels, order, missing = _begin(training, number, maker, turns, resources)
+    share = _share(workers, shares, missing)
     training.progress.stage(f"labels of round {number}", len(share))
-    turns = (turn for turn in round_turns.turns if turn.id in share)
-    label_turns(labels, maker, turns, len(share), lambda done, _: training.progress.advance(done))
+    own_turns = (turn for turn in turns if turn.id in share)
+    label_turns(labels, maker, own_turns, len(share), lambda done, _: training.progress.advance(done))
     resources.close()
     if not workers.is_main:
         labels.release()
     tally = CallCounts(sum(workers.gather(resources.tally.counts), Counter()))
     if workers.is_main:
-        _finish(training, number, labels, shared.order, tally)
+        _finish(training, number, labels, order, tally)
     workers.barrier()
 
 
 def _begin(
-    training: CoTrainingPaths, number: int, maker: LabelMaker, round_turns: RoundTurns, resources: LabelResources
-) -> tuple[LabelFolder, RoundLabels]:
-    """Begin the label folder, and in it the folders of the other workers."""
+    training: CoTrainingPaths, number: int, maker: LabelMaker, turns: StoredTurns, resources: LabelResources
+) -> tuple[LabelFolder, Sequence[TurnId], Sequence[TurnId]]:
+    """Begin the label folder, and in it the folders of the other workers; returns this worker's, all search turns, and
+    those without a label."""
     settings, method = training.recipe.labels, training.recipe.labels.method
     without_server = settings.model_copy(update={"serve": None})  # it changes no label
     recorded: JsonObject = {**dump_settings(without_server), method: dump_settings(method_settings(settings))}
     opened: list[LabelFolder] = []
 
-    def begin() -> RoundLabels:
-        order = check_distinct(round_turns.turns)
+    def begin() -> tuple[JsonObject, list[TurnId], list[TurnId]]:
+        order = check_distinct(turns)
         if not order:
             refuse_faults(number, 0, 0, resources.tally)
             raise DataError(
-                f"agent {number} searched in none of its {len(round_turns.turns.question_ids)} runs "
-                f"({round_turns.turns.run.folder}), so there is nothing to label; see to its training first"
+                f"agent {number} searched in none of its {len(turns.question_ids)} runs ({turns.run.folder}), so there "
+                "is nothing to label; see to its training first"
             )
         opened.append(LabelFolder.begin(training.round(number).labels, recorded, maker.identity, resume=True))
-        missing = unlabelled(opened[0], order, lambda: digests_of([round_turns.turns.run]))
-        return RoundLabels(opened[0].record, tuple(order), missing)
+        return opened[0].record, [*order], [*unlabelled(opened[0], order, lambda: digests_of([turns.run]))]
 
-    shared = training.workers.broadcast(begin)
-    if opened:
-        return opened[0], shared
-    recorded, identity = cast(JsonObject, shared.record["settings"]), cast(str, shared.record["identity"])
-    return LabelFolder.begin(resources.folder, recorded, identity, resume=True), shared
+    record, order, missing = training.workers.broadcast(begin)
+    if not opened:
+        recorded, identity = cast(JsonObject, record["settings"]), cast(str, record["identity"])
+        opened.append(LabelFolder.begin(resources.folder, recorded, identity, resume=True))
+    return opened[0], order, missing
 
 
-def _share(workers: Workers, round_turns: RoundTurns, shared: RoundLabels) -> frozenset[TurnId]:
+def _share(workers: Workers, shares: Shares, missing: Sequence[TurnId]) -> frozenset[TurnId]:
     """The turns that this worker labels: those of the runs that it made in this start, and its share of the others."""
     by_run: dict[RowKey, list[TurnId]] = {}
-    for turn in shared.missing:
+    for turn in missing:
         by_run.setdefault((turn.question_id, turn.seed), []).append(turn)
-    made_now = frozenset[RowKey]().union(*round_turns.shares)
+    made_now = frozenset[RowKey]().union(*shares)
     made_before = workers.strided_share([key for key in by_run if key not in made_now])
-    own_keys = (*made_before, *(round_turns.shares[workers.rank] if round_turns.shares else ()))
+    own_keys = (*made_before, *(shares[workers.rank] if shares else ()))
     return frozenset(turn for key in own_keys for turn in by_run.get(key, ()))
 
 
@@ -225,7 +207,9 @@ def round_questions(training: CoTrainingPaths, number: int) -> list[Question]:
     return draw(questions, training.recipe.labels.questions, seed)
 
 
-def roll_out_round(training: CoTrainingPaths, number: int, maker: LabelMaker, resources: LabelResources) -> RoundTurns:
+def roll_out_round(
+    training: CoTrainingPaths, number: int, maker: LabelMaker, resources: LabelResources
+) -> tuple[StoredTurns, Shares]:
     """The searches of agent `number` over the retriever of the round before, in the order of the questions.
 
     Runs with a fault are repeated. All workers call this.
@@ -245,7 +229,7 @@ def roll_out_round(training: CoTrainingPaths, number: int, maker: LabelMaker, re
                 take_over_run(paths.labels, path)
             run.arrange(question.id for question in questions)
         workers.barrier()
-        return RoundTurns(StoredTurns(run, protocol, question_ids), shares)
+        return StoredTurns(run, protocol, question_ids), shares
     if workers.is_main and not paths.questions.exists():
         save_questions(paths.questions, questions)
 
@@ -271,7 +255,7 @@ def roll_out_round(training: CoTrainingPaths, number: int, maker: LabelMaker, re
     )
     if workers.is_main:
         resources.tally.add(FAULT + RUN, sum(trajectory.fault is not None for trajectory in run.trajectories()))
-    return RoundTurns(StoredTurns(run, protocol, question_ids))
+    return StoredTurns(run, protocol, question_ids), ()
 
 
 def open_resources(training: CoTrainingPaths, number: int, folder: Path) -> LabelResources:

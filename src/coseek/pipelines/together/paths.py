@@ -7,16 +7,20 @@ from typing import cast
 
 from coseek.agents.drivers import Agent
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.core.strict_yaml import Replace
 from coseek.data.digests import Identities
 from coseek.graders.factory import ORACLE
-from coseek.models.pretrained import load_model
+from coseek.models.model_folder import model_path
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
-from coseek.pipelines.run_record import RESUMABLE, TrainingRun, together_identities
+from coseek.pipelines.run_record import TrainingRun, content_of, path_identities
+from coseek.pipelines.table_rows import TableRow, agent_of
 from coseek.pipelines.together_recipe import TogetherRecipe, check_together
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.learner.data_order import derive_seed
 from coseek.training.learner.workers import Workers, workers_here
@@ -50,21 +54,19 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         check_together(self.recipe)
 
     def identities(self) -> Identities:
-        return together_identities(self.recipe)
+        """Digests of what all rounds share. The agent and retriever trainings record their own."""
+        labels, encoder = self.recipe.labels, self.recipe.start.encoder
+        digests = {f"agent.{name}": identity for name, identity in path_identities(self.recipe.agent).items()}
+        for setting, name in (("labels.scorer", labels.scorer), ("labels.likelihood", labels.likelihood)):
+            if name is not None and (path := model_path(name)).exists():
+                digests[setting] = content_of(path)
+        return digests if encoder is None else {**digests, "start.encoder": fingerprint(encoder_folder(encoder))}
 
     def fixed_settings(self, recipe: TogetherRecipe) -> JsonObject:
-        """All settings but the number of rounds and those that change no weight."""
-        tree = dump_settings(recipe)
-        del tree["about"], tree["rounds"], cast(JsonObject, tree["labels"])["serve"]
-        agent = cast(dict[str, JsonObject], tree["agent"])
-        del agent["rollout"]
-        for group, names in RESUMABLE.items():
-            for name in names:
-                del agent[group][name]
-        for recipe_tree in (agent, tree["retriever"], cast(JsonObject, tree["start"])["recipe"]):
-            if isinstance(recipe_tree, dict):
-                del recipe_tree["track"], recipe_tree["license"]
-        return tree
+        """As for every training, and the steps of the agent: agents of other rounds were trained with these."""
+        agent = recipe.agent
+        steps = {f"agent.stages.{name}.rl.steps": agent.stage(name).rl.steps for name in agent.stages}
+        return {**super().fixed_settings(recipe), "agent.rl.steps": agent.rl.steps, **steps}
 
     def round(self, number: int) -> RoundPaths:
         # Recipes and records of a round name its folders, so they must mean the same wherever `--resume` is typed.
@@ -81,9 +83,10 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     @cached_property
     def first(self) -> AgentTraining:
         """The training of agent 0: data and warm start, with the retriever of the agent's recipe."""
-        no_servers = dump_settings(RolloutSettings())  # servers sample for reinforcement learning, in later rounds
+        # Servers sample for reinforcement learning, in later rounds.
+        no_servers, no_stages = dump_settings(RolloutSettings()), cast(JsonObject, Replace())
         recipe = self._agent_recipe(
-            {"learn": "demonstrations", "stages": {}, "data": {"unseen": None}, "rollout": no_servers}
+            {"learn": "demonstrations", "stages": no_stages, "data": {"unseen": None}, "rollout": no_servers}
         )
         return AgentTraining(recipe, self.round(0).agent, self.progress, self.workers)
 
@@ -97,10 +100,8 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
 
     def open_agent(self, number: int, temperature: float) -> Agent:
         """Agent `number`, opened."""
-        training = self.agent(number)
-        model = load_model(self.policy(number), training.recipe)
-        sampler = training.sampler(model, training.protocol, temperature)
-        return Agent(training.protocol, sampler, self.turn_identities(number, temperature))
+        training, policy = self.agent(number), "trained" if number else "warm"
+        return agent_of(training, TableRow(policy, policy, training.recipe.protocol, temperature))
 
     def turn_identities(self, number: int, temperature: float) -> dict[str, str]:
         """Digests of what the turns of agent `number` depend on: see `Agent.identities`."""

@@ -36,9 +36,8 @@ from coseek.measure.table import PairedClaim, Table, claims_between, dataset_tab
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_results import RESULT_FILES, closing_sections, means_and_differences, scored
 from coseek.pipelines.agent_run import unfinished_run
-from coseek.pipelines.policy_folders import write_policy_card
 from coseek.pipelines.reranker import training_of
-from coseek.pipelines.run_record import write_tables
+from coseek.pipelines.run_record import write_policy_card, write_tables
 from coseek.pipelines.table_rows import CHAIN_GROUPS, by_generator, metric_of
 from coseek.pipelines.together.labelling import label_counts, label_round
 from coseek.pipelines.together.paths import CoTrainingPaths
@@ -98,14 +97,14 @@ class Pairs:
         """Run the unfinished pairs after round `rounds`."""
         dev_pairs = [Pair(rounds, rounds, "dev")] if self.training.recipe.stop is not None else []
         pairs = [*self.in_table(rounds), *dev_pairs]
-        total, done = sum(len(self.questions(pair.split)) for pair in pairs), 0
+        total, done = sum(len(self.questions[pair.split]) for pair in pairs), 0
         self.training.progress.stage(f"pairs after round {rounds}", total)
         for pair in pairs:
             self._run(pair, done)
-            done += len(self.questions(pair.split))
+            done += len(self.questions[pair.split])
 
     def _run(self, pair: Pair, done: int) -> None:
-        training, questions = self.training, self.questions(pair.split)
+        training, questions = self.training, self.questions[pair.split]
         data, limits, seed = training.recipe.agent.data, training.recipe.agent.limits, training.recipe.pairs.seed
         split = data.test if pair.split == "test" else data.dev
         data_settings: JsonObject = {"questions": str(training.data_folder), "split": split, "count": len(questions)}
@@ -128,12 +127,9 @@ class Pairs:
     def path(self, pair: Pair) -> Path:
         return self.training.folder / "pairs" / pair.folder
 
-    def questions(self, split: Split) -> Sequence[Question]:
-        """The questions of a split, as many as the recipe takes."""
-        return self._questions[split]
-
     @cached_property
-    def _questions(self) -> dict[Split, list[Question]]:
+    def questions(self) -> dict[Split, list[Question]]:
+        """The questions of each split, as many as the recipe takes."""
         recipe, dataset = self.training.recipe, Dataset(self.training.data_folder)
         data = recipe.agent.data
         pairs, seed = recipe.pairs, recipe.pairs.seed
@@ -151,7 +147,7 @@ class Pairs:
 
     def dev_means(self, rounds: int) -> list[float | None]:
         """The headline metric of agent N over retriever N on the dev split, for rounds 0 to `rounds`."""
-        question_ids, seed = [question.id for question in self.questions("dev")], self.training.recipe.pairs.seed
+        question_ids, seed = [question.id for question in self.questions["dev"]], self.training.recipe.pairs.seed
         runs = [self.scored(Pair(number, number, "dev")) for number in range(rounds + 1)]
         intervals = [summarise(run, "all", question_ids, tuple(METRICS), seed).metrics.get(self.metric) for run in runs]
         return [None if interval is None else interval.mean for interval in intervals]
@@ -189,8 +185,9 @@ class Results:
     """Of every pair, on the test split."""
 
     @classmethod
-    def of(cls, training: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
-        questions, seed = list(pairs.questions("test")), training.recipe.pairs.seed
+    def of(cls, training: CoTrainingPaths, rounds: int) -> "Results":
+        pairs = Pairs(training)
+        questions, seed = list(pairs.questions["test"]), training.recipe.pairs.seed
         metrics = [name for name in METRICS if name != "wall_s"]  # it depends on what else ran at the time
         by, own_retriever = CHAIN_GROUPS if by_generator(training.first) else ("hops",), training.recipe.pairs.beside
         runs = {pair: pairs.scored(pair) for pair in pairs.in_table(rounds)}
@@ -217,7 +214,7 @@ class Results:
         """The grid of the headline metric, with its notes."""
         grid = self.grid(self.pairs.metric)
         note = (
-            f"Greedy, on {len(self.pairs.questions('test'))} questions of the test split, with 95 % bootstrap "
+            f"Greedy, on {len(self.pairs.questions['test'])} questions of the test split, with 95 % bootstrap "
             "intervals over questions. Agent N was trained over retriever N-1, retriever N on the runs of agent N."
         )
         return Table(grid.columns, grid.rows, (verdict(self.claims()), note, *self.decisions()))
@@ -235,7 +232,7 @@ class Results:
             return [f"Rounds: {self.rounds}, without early stopping."]
         means = self.pairs.dev_means(self.rounds)
         steps = " → ".join("–" if mean is None else f"{mean:.3f}" for mean in means)
-        dev = len(self.pairs.questions("dev"))
+        dev = len(self.pairs.questions["dev"])
         sentences = [f"On {dev} questions of the dev split, {self.pairs.metric} from round to round: {steps}."]
         if self.rounds < recipe.rounds:
             sentences.append(
@@ -380,89 +377,64 @@ def compared_pairs(rounds: int, own_retriever: bool) -> Sequence[tuple[Pair, Pai
     return [*compared, (steps[-1], Pair(rounds, None))] if own_retriever else compared
 
 
-@dataclass
-class CoTraining:
+class CoTraining(CoTrainingPaths):
     """The training of an agent and a retriever in rounds."""
-
-    training: CoTrainingPaths
-
-    @cached_property
-    def pairs(self) -> Pairs:
-        return Pairs(self.training)
-
-    def begin(self, resume: bool) -> None:
-        """Start or resume in the folder: see `TrainingRun.begin`."""
-        self.training.begin(resume)
 
     def train(self) -> int:
         """Train all rounds; returns their number, which is below the recipe's if a round did not improve the metric."""
-        recipe = self.training.recipe
+        recipe, first = self.recipe, self.first
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
-        self._start()
+        if first.recipe.warm_start is not None:
+            train_agent(first)
+        elif self.workers.is_main:
+            first.prepare_data()
+            first.make_policy()
+        self._train_retriever(0)
         for number in range(1, recipe.rounds + 1):
-            self._round(number)
-            if number < recipe.rounds and not self.training.workers.broadcast(partial(self.pairs.improved, number)):
-                self.training.progress.say(f"round {number} did not help; stopping")
+            self.progress.say(f"round {number}: agent {number} learns over retriever {number - 1}")
+            train_agent(self.agent(number))
+            label_round(self, number)
+            self.progress.say(f"round {number}: retriever {number} learns from the labels")
+            self._train_retriever(number)
+            if number < recipe.rounds and not self.workers.broadcast(partial(Pairs(self).improved, number)):
+                self.progress.say(f"round {number} did not help; stopping")
                 return number
         return recipe.rounds
 
-    def _start(self) -> None:
-        """Make the data, agent 0 and retriever 0, and measure them."""
-        first = self.training.first
-        if first.recipe.warm_start is not None:
-            train_agent(first)
-        elif self.training.workers.is_main:
-            first.prepare_data()
-            first.make_policy()
-        self._retriever(0)
-
-    def _round(self, number: int) -> None:
-        """Train an agent, label its runs, train a retriever."""
-        training = self.training
-        training.progress.say(f"round {number}: agent {number} learns over retriever {number - 1}")
-        train_agent(training.agent(number))
-        label_round(training, number)
-        training.progress.say(f"round {number}: retriever {number} learns from the labels")
-        self._retriever(number)
-
-    def _retriever(self, number: int) -> None:
+    def _train_retriever(self, number: int) -> None:
         """Train retriever `number`, index the corpus with it, and measure the new pairs."""
-        training = self.training
-        recipe, paths = training.retriever_recipe(number), training.round(number)
+        recipe, folder = self.retriever_recipe(number), self.round(number).retriever
         if recipe is not None:
-            retriever_training = training_of(recipe)(recipe, paths.retriever, training.progress, training.workers)
-            retriever_training.begin(resume=True)
-            retriever_training.train()
-            if training.workers.is_main and not (paths.retriever / "table.json").exists():
-                retriever_training.results()
-        if training.workers.is_main:
+            training = training_of(recipe)(recipe, folder, self.progress, self.workers)
+            training.begin(resume=True)
+            training.train()
+            if self.workers.is_main and not (folder / "table.json").exists():
+                training.results()
+        if self.workers.is_main:
             self._index(number)
-            self.pairs.measure(number)
-        training.workers.barrier()
+            Pairs(self).measure(number)
+        self.workers.barrier()
 
     def _index(self, number: int) -> None:
         """Index the corpus with encoder `number`, unless a server is this retriever. A reranker gets a file that names
         it and retriever 0."""
-        training, out = self.training, self.training.round(number).index
-        if number and training.recipe.retriever.kind == "reranker":
-            over = training.recipe.start.url or "../round-0/index"
-            write_yaml(
-                Path(training.retriever_source(number)),
-                {"retriever": "rerank", "over": over, "model": "retriever/encoder"},
-            )
+        out, source = self.round(number).index, self.retriever_source(number)
+        if number and self.recipe.retriever.kind == "reranker":
+            over = self.recipe.start.url or "../round-0/index"
+            write_yaml(Path(source), {"retriever": "rerank", "over": over, "model": "retriever/encoder"})
             return
-        if training.retriever_source(number) != str(out) or (out / INDEX_CARD).exists():
+        if source != str(out) or (out / INDEX_CARD).exists():
             return
         totals: list[int] = []
 
         def tell(_: str, done: int, total: int) -> None:
             if not totals:
-                training.progress.stage(f"index {number}", total)
+                self.progress.stage(f"index {number}", total)
             totals.append(total)
-            training.progress.advance(done)
+            self.progress.advance(done)
 
-        build_index(training.data_folder, training.recipe.index.retriever, out, training.index_settings(number), tell)
+        build_index(self.data_folder, self.recipe.index.retriever, out, self.index_settings(number), tell)
 
 
 def train_agent(training: AgentTraining) -> None:

@@ -1,9 +1,11 @@
 """verl's configuration from a recipe: a tree for verl's own parser (0.9.1), and the refusal of what verl cannot do.
+Implements `EpisodeLoop`.
 
 Known differences that are not refused: verl clamps k3 at ± 10, whitens PPO's advantages with the sample's spread, and
 counts episodes that failed in the divisors `sequence` and `constant`. It orders the questions by its own generator.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from coseek.core.errors import ErrorList
@@ -11,6 +13,7 @@ from coseek.core.files import JsonObject
 from coseek.core.plugins import is_function, plugin_digests, plugin_name
 from coseek.core.settings import dump_settings
 from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.stages import LoopTask
 from coseek.rewards.reward import make_reward
 from coseek.training.learner.settings import LearnerSettings
 from coseek.training.rl.algorithm import CriticSettings, GroupSettings, open_algorithm
@@ -26,7 +29,7 @@ NEVER = 1e9
 KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 
-def check_verl(recipe: AgentRecipe) -> None:
+def check(recipe: AgentRecipe) -> None:
     """Refuse, by name, what a stage's recipe asks and verl cannot do; all of it in one error."""
     mistakes, rl = ErrorList(), recipe.rl
     algorithm = open_algorithm(rl)
@@ -73,6 +76,13 @@ def check_verl(recipe: AgentRecipe) -> None:
         if name not in TRACKERS:
             mistakes.add(f"verl does not know the tracker {name!r} of `track`; it knows {', '.join(sorted(TRACKERS))}")
     mistakes.raise_all()
+
+
+def train(task: LoopTask, say: Callable[[str], None]) -> Path:
+    """Write the task's files and run verl; returns the folder of its last weights."""
+    from coseek.pipelines.verl.launch import train_in_verl  # torch
+
+    return train_in_verl(task, say)
 
 
 def _check_learner(learner: LearnerSettings, where: str, mistakes: ErrorList) -> None:

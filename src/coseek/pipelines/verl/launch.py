@@ -23,27 +23,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coseek.agents.drivers import AsyncDriver, Generate
-from coseek.agents.limits import Limits
-from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import JsonObject, atomic_path, atomic_write, json_line, write_yaml
-from coseek.core.settings import Settings, dump_settings, load_settings, make_settings
+from coseek.core.settings import Settings, dump_settings, load_settings
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
-from coseek.graders.factory import GraderSettings, open_graders
+from coseek.graders.factory import open_graders
 from coseek.graders.scoring import TrajectoryScorer
-from coseek.models.chat import ChatTemplate
 from coseek.models.tokenizer import HfTokenizer
-from coseek.pipelines.stages import LoopTask
+from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.stages import LoopTask, rollout_record
 from coseek.pipelines.verl.config import AGENT, LOOP, verl_config
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import schedule_of, tell_step
-from coseek.rewards.reward import RewardSpec, make_reward
+from coseek.rewards.reward import make_reward
 from coseek.training.learner.data_order import derive_seed
-from coseek.training.rl.backends.verl import VerlSettings, verl_settings
+from coseek.training.rl.backends.verl import verl_settings
 from coseek.training.rl.rollout import TrajectoryBatch, add_overlong_penalty, score
-from coseek.training.rl.settings import RlSettings
 
 # Episodes for verl's workers: played by the asynchronous driver, scored, and kept, in any number of processes.
 #
@@ -58,34 +55,22 @@ FAULTS = "faults.jsonl"
 class EpisodeSettings(Settings):
     """All that a worker needs to play and score the episodes of a stage."""
 
+    recipe: AgentRecipe
+    """The recipe of the stage."""
     folder: str
     """The folder of what is kept."""
     tokenizer: str
     """The model folder that the training starts from."""
-    protocol: str
-    """The agent's protocol."""
-    prompt_template: str
-    """Its prompt template."""
-    chat_template: ChatTemplate = "auto"
-    """Whether prompts stand in the model's chat template."""
-    limits: Limits
-    """Budgets of an episode."""
     retriever: str
-    """An index folder, a URL or a YAML file, for evaluation, and for training unless `training_retriever` is set."""
-    training_retriever: dict[str, object] | None = None
-    """The retriever of training episodes, as in a recipe."""
-    reward: RewardSpec
-    """The reward's parts and weights."""
-    graders: GraderSettings = GraderSettings()
-    """The servers that the reward asks."""
+    """An index folder, a URL or a YAML file, for evaluation, and for training unless the recipe has another one."""
     world: str | None = None
     """The laptop world whose oracle judges."""
-    rl: RlSettings
-    """Reinforcement learning: seed, algorithm, group size, treatment of truncated and of overlong episodes."""
-    seed: int
-    """The recipe's seed, from which those of evaluations follow."""
-    workers: int
-    """Processes that play episodes, which share the disk space of what is kept."""
+
+    @property
+    def training_retriever(self) -> str | JsonObject:
+        """The retriever of training episodes."""
+        data = self.recipe.data
+        return data.training_over(self.retriever, str(self.world or data.folder)) or self.retriever
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +88,26 @@ class Place:
 
     def seed(self, question: Question, settings: EpisodeSettings) -> int:
         if not self.training:
-            return derive_seed(settings.seed, "look", question.id)
-        return derive_seed(settings.rl.seed, "rollout", self.step, self.row, self.sample)
+            return derive_seed(settings.recipe.seed, "look", question.id)
+        return derive_seed(settings.recipe.rl.seed, "rollout", self.step, self.row, self.sample)
 
 
 class EpisodeHost:
     """Plays and scores episodes in one event loop. Parts are opened once."""
 
     def __init__(self, settings: EpisodeSettings) -> None:
-        self.settings = settings
-        protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
-        self.tokenizer = HfTokenizer.load(Path(settings.tokenizer))
-        usual = open_retriever(settings.retriever)
-        training = usual if settings.training_retriever is None else open_retriever(settings.training_retriever)
+        self.settings, recipe = settings, settings.recipe
+        protocol, self.tokenizer = recipe.load_protocol(), HfTokenizer.load(Path(settings.tokenizer))
+        usual, source = open_retriever(settings.retriever), settings.training_retriever
+        training = usual if source == settings.retriever else open_retriever(source)
         self._schedule = schedule_of(training)
         self._drivers = {
-            for_training: AsyncDriver(protocol, self.tokenizer, retriever, settings.limits)
+            for_training: AsyncDriver(protocol, self.tokenizer, retriever, recipe.limits)
             for for_training, retriever in ((True, training), (False, usual))
         }
-        reward = make_reward(settings.reward)
+        reward = make_reward(recipe.reward)
         world = None if settings.world is None else Path(settings.world)
-        graders = open_graders(settings.graders, Path(settings.folder), world) if reward.needs else None
+        graders = open_graders(recipe.graders, Path(settings.folder), world) if reward.needs else None
         self._scoring = TrajectoryScorer(reward) if graders is None else graders.scoring(reward)
         self._writer = KeptEpisodes(settings)
 
@@ -138,12 +122,12 @@ class EpisodeHost:
     async def play(self, question: Question, position: Place, generate: Generate) -> TrajectoryBatch:
         """Play one episode to its reward. The batch holds it alone; one in which a part failed has no reward."""
         if self._schedule is not None and position.training:
-            tell_step(self._schedule, position.step, self.settings.rl.steps)
+            tell_step(self._schedule, position.step, self.settings.recipe.rl.steps)
         seed = position.seed(question, self.settings)
         trajectory = await self._drivers[position.training].run_episode(question, seed, generate)
         batch = await asyncio.to_thread(score, [0], [trajectory], self._scoring)  # graders are asked over the network
         if position.training:
-            batch = add_overlong_penalty(batch, self.settings.rl.overlong)
+            batch = add_overlong_penalty(batch, self.settings.recipe.rl.overlong)
             self._writer.keep(trajectory, position.step, [*batch.faults])
         return batch
 
@@ -155,11 +139,12 @@ class KeptEpisodes:
     """
 
     def __init__(self, settings: EpisodeSettings) -> None:
-        keep, steps = settings.rl.keep_rollouts, settings.rl.steps
+        rl = settings.recipe.rl
+        keep, steps, workers = rl.keep_rollouts, rl.steps, verl_settings(rl).workers
         self._settings = settings
         self._folder = Path(settings.folder)
         due = [step for step in range(1, steps + 1) if step % keep.every == 0 or step == steps] if keep.every else []
-        self._bytes_left = dict.fromkeys(due, keep.mb * 1e6 / max(1, len(due)) / settings.workers)
+        self._bytes_left = dict.fromkeys(due, keep.mb * 1e6 / max(1, len(due)) / workers)
         """Bytes that this process may still write of a step."""
         self._runs: dict[int, Run] = {}
 
@@ -179,12 +164,7 @@ class KeptEpisodes:
 
     def _run(self, step: int) -> Run:
         if step not in self._runs:
-            settings = self._settings
-            agent: JsonObject = {"name": f"verl before the updates of step {step}", "protocol": settings.protocol}
-            agent |= {"prompt_template": settings.prompt_template, "chat_template": settings.chat_template}
-            agent |= {"temperature": settings.rl.temperature, "tokenizer": settings.tokenizer}
-            tree = dump_settings(settings)
-            described: JsonObject = {"agent": agent, "step": step, "reward": tree["reward"], "limits": tree["limits"]}
+            described = rollout_record(self._settings.recipe, "verl", Path(self._settings.tokenizer), step)
             folder = self._folder / "rollouts" / f"step-{step:06d}" / f"{socket.gethostname()}-{os.getpid()}"
             self._runs[step] = Run.begin(folder, described, resume=True)
         return self._runs[step]
@@ -209,7 +189,11 @@ class VerlTraining(LoopTask):
         write_questions(self.folder / "dev.parquet", self.dev, "dev")
         config = verl_config(self.recipe, self.folder, self.policy, len(self.train) * times)
         write_yaml(self.folder / f"{CONFIG}.yaml", config)
-        write_yaml(self.folder / EPISODES, dump_settings(self._episodes()))
+        world, retriever = None if self.world is None else str(self.world), self.retriever
+        episodes = EpisodeSettings(
+            recipe=self.recipe, folder=str(self.folder), tokenizer=str(self.tokenizer), retriever=retriever, world=world
+        )
+        write_yaml(self.folder / EPISODES, dump_settings(episodes))
         loop: JsonObject = {"name": AGENT, "_target_": LOOP, "settings": str(self.folder / EPISODES)}
         write_yaml(self.folder / "agent_loops.yaml", [loop])
         script = self.folder / "launch.sh"
@@ -246,36 +230,15 @@ class VerlTraining(LoopTask):
         return sum(1 for _ in path.open("rb")) if path.exists() else 0
 
     @property
-    def _settings(self) -> VerlSettings:
-        return verl_settings(self.recipe.rl)
-
-    @property
     def _python(self) -> str:
-        return self._settings.python or sys.executable
+        return verl_settings(self.recipe.rl).python or sys.executable
 
     def _script(self) -> str:
         line = [self._python, "-m", "verl.trainer.main_ppo", f"--config-path={self.folder}", f"--config-name={CONFIG}"]
         return (
             "#!/bin/sh\n# Starts verl, or goes on from its last checkpoint. More lines `a.b=c` may follow.\n"
             f"export VERL_FILE_LOGGER_PATH={shlex.quote(str(self.folder))}/metrics.$(date +%s).jsonl\n"
-            f'exec {shlex.join([*line, *self._settings.overrides])} "$@"\n'
-        )
-
-    def _episodes(self) -> EpisodeSettings:
-        recipe = self.recipe
-        tree = dump_settings(recipe)
-        shared = ("protocol", "prompt_template", "chat_template", "limits", "reward", "graders", "rl", "seed")
-        return make_settings(
-            EpisodeSettings,
-            {
-                **{name: tree[name] for name in shared},
-                "folder": str(self.folder),
-                "tokenizer": str(self.tokenizer),
-                "retriever": self.retriever,
-                "training_retriever": recipe.data.training_over(self.retriever, str(self.world or recipe.data.folder)),
-                "world": None if self.world is None else str(self.world),
-                "workers": self._settings.workers,
-            },
+            f'exec {shlex.join([*line, *verl_settings(self.recipe.rl).overrides])} "$@"\n'
         )
 
 

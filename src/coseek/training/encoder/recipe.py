@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast
 
 from pydantic import Field, model_validator
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.plugins import find_plugin, find_yaml, yaml_names
-from coseek.core.settings import Settings, apply_overrides, make_settings
+from coseek.core.settings import MayChange, Settings, apply_overrides, make_settings
 from coseek.data.maker import SynthesisGroup
 from coseek.data.passage import Passage
 from coseek.hardware.placement import DevicePlacement, TrainingPrecision
@@ -236,7 +236,7 @@ class RetrieverRecipe(DevicePlacement):
     """Evaluation on held-out turns."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; the number of cores if not set. Results are equal only for equal numbers of threads."""
-    track: tuple[str, ...] = ()
+    track: Annotated[tuple[str, ...], MayChange()] = ()
     """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
     of a Python file. They change no result, and may change when a training is resumed."""
 

@@ -1,12 +1,12 @@
 """Settings of reinforcement learning. Does not import torch: a recipe is checked before torch is loaded."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from coseek.agents.limits import Tree
 from coseek.core.errors import SettingError
-from coseek.core.settings import Settings
+from coseek.core.settings import MayChange, Settings
 from coseek.models.remote import RemoteModelSettings
 from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 
@@ -131,10 +131,10 @@ class RlSettings(Settings):
     """Settings of the policy loss, such as `{max_weight: 5}` of `cispo`."""
     backend: str = "local"
     """Training backend: `local`, `tinker`, or the path of a Python file: see `rl/backend.py`."""
-    backend_settings: dict[str, object] = Field(default_factory=dict)
+    backend_settings: Annotated[dict[str, object], MayChange()] = Field(default_factory=dict)
     """Settings of the backend, such as `{url: "http://127.0.0.1:8800", reduction: mean}` of `tinker`. May change when a
     training is resumed."""
-    steps: int = Field(default=40, ge=0)
+    steps: Annotated[int, MayChange()] = Field(default=40, ge=0)
     """Steps, each a rollout and its updates (Search-R1: 500)."""
     questions_per_step: int = Field(default=32, ge=1)
     """Questions per step; a step has this times `group_size` trajectories (Search-R1: 512)."""
@@ -209,11 +209,11 @@ class RlSettings(Settings):
     truncation_penalty: float = Field(default=0.5, ge=0.0)
     """Penalty that `penalise` subtracts from their reward."""
 
-    monitor: MonitorSettings = MonitorSettings()
+    monitor: Annotated[MonitorSettings, MayChange()] = MonitorSettings()
     """Alarms, and whether to stop at one. May change when a training is resumed."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Steps between checkpoints; the last step always has one."""
-    keep_rollouts: KeepRolloutsSettings = KeepRolloutsSettings()
+    keep_rollouts: Annotated[KeepRolloutsSettings, MayChange()] = KeepRolloutsSettings()
     """Rollouts that are kept. May change when a training is resumed."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 evaluates only after the last step."""

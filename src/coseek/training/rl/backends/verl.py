@@ -7,7 +7,7 @@ from pydantic import Field
 from coseek.core.settings import Settings, make_settings
 from coseek.training.rl.settings import RlSettings
 
-LOOP = "coseek.pipelines.verl"
+LOOP = "coseek.pipelines.verl.config"
 
 
 class VerlSettings(Settings):
