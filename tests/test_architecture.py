@@ -11,17 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.source_tree import (
-    PACKAGE,
-    ROOT,
-    cycles,
-    imported_modules,
-    imported_packages,
-    nodes,
-    package_imports,
-    parsed,
-    sources,
-)
+from tests.source_tree import PACKAGE, ROOT, imported_modules, imported_packages, nodes, parsed, sources
 
 import coseek
 from coseek.cli.main import COMMANDS, main
@@ -95,10 +85,6 @@ def test_only_the_command_line_imports_the_laboratory() -> None:
         if module.startswith("coseek.lab.")
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def test_packages_import_each_other_in_no_circle() -> None:
-    assert not cycles(package_imports())
 
 
 def test_tests_and_benches_do_not_import_each_other() -> None:

@@ -1,5 +1,6 @@
 """What the tests of the command line share: a tiny world, its index, and a way to type commands."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from coseek.cli.main import main
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
+from coseek.library import run_agent
 from coseek.retrieval.index import build_index
 
 
@@ -57,3 +59,16 @@ def index(world: Path) -> Path:
     folder = world.with_name("world-bm25")
     build_index(world, "bm25", folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def run(world: Path, index: Path) -> Path:
+    """A run of the expert over twelve questions, which no test may change: `run_to_spoil` is a copy."""
+    folder = world.with_name("expert")
+    run_agent(world, "expert", index, folder, split="test", count=12)
+    return folder
+
+
+@pytest.fixture
+def run_to_spoil(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run"))

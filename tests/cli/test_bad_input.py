@@ -130,9 +130,7 @@ def test_what_is_mistyped_is_named_with_the_way_out(what: str, refused: Refused)
     assert all(part in sentence for part in named), sentence
 
 
-def test_who_names_a_training_for_its_data_or_index_or_encoder_is_told_where_these_are(
-    home: Path, refused: Refused
-) -> None:
+def test_a_training_named_for_a_part_of_it_is_answered_with_that_part(home: Path, refused: Refused) -> None:
     for part in ("data", "data.index", "encoder"):
         (home / "trained" / part).mkdir(parents=True)
     (home / "trained" / "recipe.yaml").write_text("recipe: {}\n")
@@ -149,13 +147,6 @@ def test_who_names_a_training_for_its_data_or_index_or_encoder_is_told_where_the
     (home / "trained" / "encoder" / "modules.json").write_text("[]")
     assert "coseek index DATA --retriever dense" in refused("search", "trained/encoder", "Ada")
     assert refused("index", "set", "k1=2", "--update", "--out", "bm25").endswith("make another")
-
-
-def test_an_unknown_metric_is_refused_with_the_nearest(refused: Refused, coseek: Type) -> None:
-    assert coseek(*RUN).code == 0
-    sentence = refused("score", "new", "--metrics", "recal")
-    assert "'recal'" in sentence
-    assert "'recall'" in sentence
 
 
 def test_a_gold_passage_that_the_index_lacks_is_named(home: Path, refused: Refused) -> None:
@@ -180,9 +171,7 @@ def test_an_index_of_another_corpus_is_refused(home: Path, refused: Refused) -> 
         assert "coseek index" in sentence
 
 
-def test_a_damaged_index_is_named_with_the_way_out_and_a_whole_one_is_verified(
-    home: Path, refused: Refused, coseek: Type
-) -> None:
+def test_a_damaged_index_is_named_and_a_whole_one_is_verified(home: Path, refused: Refused, coseek: Type) -> None:
     assert "as they were written" in coseek("index", "bm25", "--verify").out
     file = home / "bm25" / "weights.npy"
     whole = file.read_bytes()

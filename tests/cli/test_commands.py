@@ -50,9 +50,7 @@ def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypa
     assert audit.err == ""  # nothing was left out
 
 
-def test_the_next_step_that_a_command_names_works(
-    tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_step_a_command_names_works(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("w", "my worlds/$(touch harm); 'a'"):
         said = coseek("world", "make", name, "--size", "tiny").out
@@ -77,7 +75,7 @@ def test_search_gives_k_passages_a_query(index: Path, coseek: Type) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_of_files_is_three_commands_away_from_an_answer_with_its_source(
+def test_a_folder_of_files_answers_with_its_source(
     tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,7 +107,8 @@ def test_a_folder_of_files_is_three_commands_away_from_an_answer_with_its_source
 def test_a_run_remembers_everything(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     run = tmp_path / "r"
     words = ("run", world, "--split", "test", "--count", 3, "--agent", "expert", "--retriever", index, "--out", run)
-    assert coseek(*words, "--samples", 2, "--seed", 5, "limits.max_turns=6").code == 0
+    done = coseek(*words, "--samples", 2, "--seed", 5, "limits.max_turns=6", "--json")
+    assert json.loads(done.out)["run"] == str(run) and not done.err
     settings = Run(run).settings
     assert settings["limits"] == {**settings["limits"], "max_turns": 6}  # type: ignore[dict-item]
     assert (settings["count"], settings["samples"], settings["seed"]) == (3, 2, 5)
@@ -118,25 +117,19 @@ def test_a_run_remembers_everything(world: Path, index: Path, tmp_path: Path, co
     assert {one.question.id for one in trajectories} == {one.id for one in draw(Dataset(world).questions("test"), 3, 5)}
 
 
-def test_an_unsound_run_ends_with_one_and_is_named(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
-    run = tmp_path / "r"
-    coseek("run", world, "--split", "test", "--count", 2, "--agent", "expert", "--retriever", index, "--out", run)
-    path = run / "trajectories.jsonl"
-    path.write_text(
-        path.read_text(encoding="utf-8").replace('"author": "agent"', '"author": "environment"', 1), "utf-8"
-    )
-    outcome = coseek("audit", run)
+def test_an_unsound_run_ends_with_one_and_is_named(run_to_spoil: Path, coseek: Type) -> None:
+    path = run_to_spoil / "trajectories.jsonl"
+    written = path.read_text(encoding="utf-8")
+    path.write_text(written.replace('"author": "agent"', '"author": "environment"', 1), encoding="utf-8")
+    outcome = coseek("audit", run_to_spoil)
     assert outcome.code == 1
     assert "trajectories.jsonl, line 1" in outcome.out
 
 
-def test_no_output_file_replaces_a_file_of_a_run_a_data_set_or_labels(
-    world: Path, index: Path, tmp_path: Path, coseek: Type
+def test_no_output_replaces_a_file_of_a_run_or_a_data_set(
+    world: Path, index: Path, run_to_spoil: Path, tmp_path: Path, coseek: Type
 ) -> None:
-    data, run = tmp_path / "data", tmp_path / "run"
-    shutil.copytree(world, data)
-    words = ("run", data, "--split", "dev", "--agent", "expert", "--retriever", index, "--out", run, "--count", 2)
-    assert coseek(*words).code == 0
+    data, run = Path(shutil.copytree(world, tmp_path / "data")), run_to_spoil
     before = {path: path.read_bytes() for folder in (data, run) for path in folder.iterdir()}
     refused = []
     (tmp_path / "notes.md").write_text("mine")
@@ -159,27 +152,16 @@ def test_no_output_file_replaces_a_file_of_a_run_a_data_set_or_labels(
     assert coseek("audit", "corpus", data, "--out", tmp_path / "world.json").code == 0  # of no data set
 
 
-def test_an_export_of_documents_replaces_no_other_file(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    words = ("run", world, "--split", "dev", "--agent", "expert", "--retriever", index, "--out", run, "--count", 2)
-    assert coseek(*words).code == 0
+def test_an_export_of_documents_replaces_no_other_file(run: Path, tmp_path: Path, coseek: Type) -> None:
+    out = tmp_path / "out"
     for _ in range(2):
         assert coseek("data", "export", run, "--format", "atif", "--out", out).code == 0
     (out / "thesis.tex").write_text("all of it")
     assert "thesis.tex" in coseek("data", "export", run, "--format", "atif", "--out", out).sentence
 
 
-def test_json_goes_to_stdout_alone(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
-    words = (
-        "run", world, "--split", "dev", "--agent", "expert", "--retriever", index, "--out", tmp_path / "r", "--json",
-    )  # fmt: skip
-    outcome = coseek(*words)
-    assert json.loads(outcome.out)["run"] == str(tmp_path / "r")
-    assert not outcome.err
-
-
 @pytest.mark.slow
-def test_a_run_goes_on_in_the_precision_it_was_begun_with(
+def test_a_run_keeps_its_precision(
     world: Path, index: Path, tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "WIDE", 1)  # a model of the tests is narrow
@@ -281,16 +263,6 @@ def test_a_training_is_finished_where_its_table_is_and_else_says_how_far_it_is(t
     assert "done" in coseek("runs", tmp_path / "runs").out
 
 
-def test_a_retrievers_result_in_the_list_is_of_its_encoder_and_no_word_of_a_column(
-    tmp_path: Path, coseek: Type
-) -> None:
-    rows = "| BM25 | all | 9 | 0.1 [0, 1] |\n| before | all | 9 | 0.2 [0, 1] |\n| trained | all | 9 | 0.4 [0, 1] |\n"
-    head = "| searcher | turns of | turns | recall@1 |\n| --- | --- | --- | --- |\n"
-    training(tmp_path / "runs/encoder", table_md=head + rows)
-    (row,) = json.loads(coseek("runs", tmp_path / "runs", "--json").out)
-    assert row["result"] == "recall@1: before 0.2, trained 0.4"
-
-
 def test_a_wrong_place_is_one_sentence(tmp_path: Path, coseek: Type) -> None:
     assert "coseek runs DIR" in coseek("runs", tmp_path / "nowhere").sentence
     assert "holds no training" in coseek("runs", tmp_path).out
@@ -299,7 +271,7 @@ def test_a_wrong_place_is_one_sentence(tmp_path: Path, coseek: Type) -> None:
 # --- paths below ~
 
 
-def test_index_run_and_their_settings_read_and_write_at_home(
+def test_a_tilde_is_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
@@ -342,9 +314,7 @@ def printed_as_told(told: str, out: str) -> bool:
 
 
 @pytest.mark.slow
-def test_the_six_commands_of_a_new_project_print_what_its_agents_md_says(
-    tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_project_prints_what_its_page_says(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(STEPS) == 6
     outcome = coseek("init", tmp_path / "mine")
     assert outcome.code == 0 and sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
@@ -366,9 +336,7 @@ def test_init_takes_a_new_folder_alone(tmp_path: Path, coseek: Type) -> None:
 
 
 @pytest.mark.slow
-def test_a_pulled_agent_runs_over_an_index_of_a_pulled_encoder_of_pulled_data(
-    coseek: Type, world: Path, tmp_path: Path, server: HubState
-) -> None:
+def test_a_pulled_agent_encoder_and_data_set_run(coseek: Type, world: Path, tmp_path: Path, server: HubState) -> None:
     make_policy(TINY, ["a few words"], (), tmp_path / "policy", 0)
     make_encoder(tmp_path / "encoder")
     for name, folder in (("policy", tmp_path / "policy"), ("encoder", tmp_path / "encoder"), ("data", world)):
@@ -386,36 +354,15 @@ def test_a_pulled_agent_runs_over_an_index_of_a_pulled_encoder_of_pulled_data(
     ended = coseek(*run, "count=2", "limits.max_turns=1", "limits.max_turn_tokens=4")
     assert ended.code == 0, ended.err
     assert "--force" in coseek("push", agent, "me/policy").sentence
+    assert "apache-2.0" in coseek("push", data, "me/other", "--license", "MIT License").sentence
     assert "choose a new folder" in coseek("pull", "me/policy", agent).sentence
-
-
-def test_mistakes_are_one_sentence(coseek: Type, world: Path, tmp_path: Path, server: HubState) -> None:
-    assert "there is no folder" in coseek("push", tmp_path / "polcy", "me/one").sentence
-    assert "write OWNER/NAME" in coseek("push", world, "one").sentence
-    assert "apache-2.0" in coseek("push", world, "me/one", "--license", "MIT License").sentence
-    assert "no repository me/one" in coseek("pull", "me/one", tmp_path / "x").sentence
-    assert (
-        "'date' is not one of 'model', 'dataset'" in coseek("pull", "me/one", tmp_path / "x", "--kind", "date").sentence
-    )
-
-
-def test_a_hub_that_is_not_asked_or_not_reached_is_said_plainly(
-    coseek: Type, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    refused = coseek("push", world, "me/one")
-    assert refused.code == 2 and "cannot reach http://127.0.0.1:9" in refused.sentence
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE is set" in coseek("pull", "me/one", tmp_path / "x").sentence
 
 
 # --- two processes
 
 
 @pytest.mark.parametrize("more", [(), ("--resume",)], ids=["new", "resumed"])
-def test_two_commands_never_write_into_one_folder(
+def test_two_commands_never_share_a_folder(
     more: tuple[str, ...], world: Path, index: Path, tmp_path: Path, coseek: Type
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "out"

@@ -8,6 +8,7 @@ from tests.cli.conftest import Type
 
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
+from coseek.library import run_agent
 from coseek.models.laptop import LaptopSettings, make_policy
 
 
@@ -23,17 +24,15 @@ def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def runs(world: Path, index: Path, tmp_path: Path, coseek: Type) -> list[Path]:
-    found = [tmp_path / agent for agent in ("expert", "faulty-expert")]
-    for run in found:
-        words = ("run", world, "--split", "test", "--count", 12, "--agent", run.name, "--retriever", index)
-        assert coseek(*words, "--out", run).code == 0
-    return found
+@pytest.fixture(scope="module")
+def runs(world: Path, index: Path, run: Path) -> list[Path]:
+    faulty = world.with_name("faulty-expert")
+    run_agent(world, "faulty-expert", index, faulty, split="test", count=12)
+    return [run, faulty]
 
 
 @pytest.mark.slow
-def test_a_run_is_scored_by_its_own_answers_and_as_a_component(
+def test_a_run_is_scored_also_as_a_component(
     runs: list[Path], model: Path, world: Path, tmp_path: Path, coseek: Type
 ) -> None:
     words = (
@@ -56,7 +55,7 @@ def test_a_run_is_scored_by_its_own_answers_and_as_a_component(
 
 
 @pytest.mark.slow
-def test_a_stored_run_is_served_again_and_every_serving_is_paired_with_the_first(
+def test_every_serving_is_paired_with_the_first(
     world: Path, index: Path, model: Path, tmp_path: Path, coseek: Type
 ) -> None:
     run = tmp_path / "searcher"
@@ -93,24 +92,16 @@ def test_judges_are_compared(runs: list[Path], model: Path, world: Path, coseek:
     assert found["judged"] + found["unread"] > 0 and found["unread"] > 0  # an untrained network says neither yes nor no
 
 
-def test_a_server_that_samples_is_no_judge(runs: list[Path], tmp_path: Path, coseek: Type) -> None:
-    pytest.importorskip("httpx")
-    server = tmp_path / "server.yaml"
-    server.write_text("{url: 'http://127.0.0.1:9', model: m, temperature: 0.7}", encoding="utf-8")
-    assert "samples at temperature 0.7" in coseek("score", runs[0], "--judge", server).sentence
-    assert "samples at temperature 0.7" in coseek("score", runs[0], "--answer-with", server).sentence
-
-
 def test_a_metric_without_its_judge_and_a_domain_without_data_sets_are_refused(runs: list[Path], coseek: Type) -> None:
     assert "gen_acc needs a judge" in coseek("score", runs[0], "--metrics", "gen_acc").sentence
     assert "do not say which data set" in coseek("score", runs[0], "--in-domain", "nq").sentence
 
 
-def test_questions_that_a_stopped_run_never_reached_are_missing(runs: list[Path], coseek: Type) -> None:
-    path = Run(runs[0]).trajectories_path
+def test_questions_that_a_stopped_run_never_reached_are_missing(run_to_spoil: Path, coseek: Type) -> None:
+    path = Run(run_to_spoil).trajectories_path
     path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:5]), encoding="utf-8")
-    assert json.loads(coseek("score", runs[0], "--json").out)["summaries"][0]["missing"] == 7
-    assert "7 questions are missing" in " ".join(coseek("score", runs[0]).out.split())
+    assert json.loads(coseek("score", run_to_spoil, "--json").out)["summaries"][0]["missing"] == 7
+    assert "7 questions are missing" in " ".join(coseek("score", run_to_spoil).out.split())
 
 
 def test_a_leaderboard_has_a_line_for_each_system(runs: list[Path], tmp_path: Path, coseek: Type) -> None:
@@ -127,9 +118,7 @@ def test_a_leaderboard_has_a_line_for_each_system(runs: list[Path], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_combination_gain_is_at_equal_passages(
-    runs: list[Path], model: Path, index: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_a_combination_gain_is_fair(runs: list[Path], model: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     words = ("combination-gain", runs[0], "--retriever", index, "--answer-with", model, "--ks", "1,3")
     outcome = coseek(*words, "--metric", "recall", "--out", tmp_path / "gain", "--json")
     assert outcome.code == 0, outcome.err
@@ -147,16 +136,7 @@ def test_the_combination_gain_is_at_equal_passages(
 # --- reading reasonings
 
 
-@pytest.fixture
-def run(world: Path, index: Path, tmp_path: Path, coseek: Type) -> Path:
-    words = ("run", world, "--split", "test", "--count", 12, "--agent", "expert", "--retriever", index)
-    assert coseek(*words, "--out", tmp_path / "run").code == 0
-    return tmp_path / "run"
-
-
-def test_more_reasonings_cover_more_and_all_of_them_everything(
-    run: Path, world: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_more_reasonings_cover_more_and_all_everything(run: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
     words = ("reasoning", run, "--read-with", world, "--latest", "1,2,all", "--out", tmp_path / "read", "--json")
     outcome = coseek(*words)
     assert outcome.code == 0, outcome.err

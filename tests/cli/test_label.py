@@ -46,7 +46,7 @@ def their_logs(world: Path) -> list[JsonObject]:
 
 
 @pytest.mark.slow
-def test_the_four_commands_of_the_guide_make_an_encoder_of_somebody_elses_logs(
+def test_the_guides_commands_make_an_encoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path, coseek: Type
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -85,6 +85,7 @@ def test_what_came_of_a_log_is_told_and_the_run_is_scored_viewed_and_sound(tmp_p
 def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type) -> None:
     log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()]}])
     out = ("--out", tmp_path / "run")
+    (tmp_path / "empty.jsonl").write_text("")
     for words, said in (
         ((log, "--split", "test"), "traces takes no --split"),
         ((tmp_path / "none.jsonl",), "there is no file"),
@@ -92,25 +93,25 @@ def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type
         ((log, "answer_s=x"), "answers"),
         ((log, "map=none.yaml"), "there is no mapping file none.yaml"),
         ((log, "messages=chat"), "no record has anything at messages=chat"),
+        ((tmp_path / "empty.jsonl",), "no conversation found"),
     ):
         assert said in coseek("data", "import", "traces", *words, *out).sentence
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "empty.jsonl").write_text("")
-    assert "no conversation found" in coseek("data", "import", "traces", tmp_path / "empty.jsonl", *out).sentence
     run = stored(tmp_path / "own", own_runs()).folder
-    assert "did you mean 'atif'" in coseek("data", "export", run, "--format", "atf", *out).sentence
-    assert "ends in .jsonl" in coseek("data", "export", run, "--format", "messages", *out).sentence
+    for folder, kind, said in (
+        (run, "atf", "did you mean 'atif'"),
+        (run, "messages", "ends in .jsonl"),
+        (tmp_path, "atif", "not a run"),
+    ):
+        assert said in coseek("data", "export", folder, "--format", kind, *out).sentence
     if importlib.util.find_spec("inspect_ai") is None:
-        asked = ("--format", "inspect", "--out", tmp_path / "own.eval")
-        assert "pip install 'coseek[inspect]'" in coseek("data", "export", run, *asked).sentence
-        assert not (tmp_path / "own.eval").exists()
-    assert "not a run" in coseek("data", "export", tmp_path, "--format", "atif", *out).sentence
+        assert "'coseek[inspect]'" in coseek("data", "export", run, "--format", "inspect", "--out", "own.eval").sentence
+    assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
     assert "something else already" in coseek("data", "export", run, "--format", "atif", *out).sentence
 
 
-def test_an_agent_cannot_go_on_with_a_log_and_is_refused_before_a_label_is_paid_for(
+def test_an_agent_that_cannot_go_on_with_a_log_is_refused(
     tmp_path: Path, world: Path, index: Path, coseek: Type
 ) -> None:
     log = write_log(tmp_path / "logs.jsonl", their_logs(world))
@@ -167,7 +168,7 @@ def test_gold_labels_need_neither_agent_nor_scorer(ran: Path, tmp_path: Path, co
     assert len({one.question.id for one in LabelFolder(tmp_path / "g").sets()}) <= 5
 
 
-def test_runs_of_two_agents_are_labelled_together_where_no_agent_is_needed(
+def test_runs_of_two_agents_are_labelled_together(
     ran: Path, world: Path, index: Path, tmp_path: Path, coseek: Type
 ) -> None:
     rules = ("run", world, "--split", "dev", "--count", 3, "--agent", "rules", "--retriever", index)
@@ -179,9 +180,7 @@ def test_runs_of_two_agents_are_labelled_together_where_no_agent_is_needed(
     assert "name it with --agent" in asked.sentence
 
 
-def test_passages_of_another_world_with_the_same_ids_are_no_gold_passages(
-    ran: Path, world: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_passages_of_another_world_are_no_gold_passages(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
     make_world(WorldSettings(size="tiny", train=1, dev=1, test=1, seed=5)).save(tmp_path / "other")
     # Its texts in other words are its own passages still, and are compared with a warning.
     rows = [row | {"text": f"{row['text']} (1)"} for _, row in read_jsonl(world / "corpus.jsonl")]
@@ -212,40 +211,34 @@ def test_resuming_finished_labels_changes_nothing(ran: Path, tmp_path: Path, cos
     assert "min_lr = 60, and now 50" in coseek(*words, "min_lr=50", "--resume").sentence
 
 
-def test_a_mistake_about_labels_is_one_sentence_with_the_way_out(
+def test_a_mistake_about_labels_is_answered_by_the_way_out(
     ran: Path, world: Path, tmp_path: Path, coseek: Type
 ) -> None:
-    out = ("--out", tmp_path / "x")
-    assert "did you mean 'agentic-r'?" in coseek("label", ran, "--method", "agentic", *out).sentence
-    agentic = ("label", ran, "--method", "agentic-r", *out)
-    assert "name with --scorer" in coseek(*agentic).sentence
-    assert "did you mean 'oracle'?" in coseek(*agentic, "--scorer", "oracel").sentence
-    assert "no setting named 'negative'" in coseek(*agentic, "--scorer", "oracle", "negative=3").sentence
-    assert "no setting named 'limits.turns'" in coseek(*agentic, "--scorer", "oracle", "limits.turns=3").sentence
-    assert "'max_turns'; the agent's budgets are a group: limits.max_turns=" in coseek(*agentic, "max_turns=3").sentence
-    assert "no query view named 'querry'" in coseek(*agentic, "--scorer", "oracle", "--view", "querry").sentence
-    assert (
-        "there is no retriever at nowhere" in coseek(*agentic, "--scorer", "oracle", "--retriever", "nowhere").sentence
-    )
-    (tmp_path / "agent.yaml").write_text("name: http://127.0.0.1:1\ntokenizer: bytes\n")
-    again = ("label", ran, "--method", "dr-synth", "--agent", tmp_path / "agent.yaml", "samples=4", *out)
-    assert "one run 4 times; add --temperature 1" in coseek(*again).sentence
-    assert "is not a run" in coseek("label", world, "--method", "gold", *out).sentence
-    (tmp_path / "rows").mkdir()
-    exported = coseek("label", ran, "--method", "gold", "--out", tmp_path / "h", "--tevatron", tmp_path / "rows")
-    assert f"{tmp_path / 'rows'} is a folder; name a file in it" in exported.sentence
-    assert "holds something else" in coseek("label", ran, "--method", "gold", "--out", world).sentence
-    assert (
-        "is a file; choose a folder"
-        in coseek("label", ran, "--method", "gold", "--out", tmp_path / "agent.yaml").sentence
-    )
-    assert "name a run folder" in coseek("label", "negatives=3", "--method", "gold", *out).sentence
-    assert "two trajectories with the seed" in coseek("label", ran, ran, "--method", "gold", *out).sentence
+    agent, rows = tmp_path / "agent.yaml", tmp_path / "rows"
+    agent.write_text("name: http://127.0.0.1:1\ntokenizer: bytes\n")
+    rows.mkdir()
+    gold, agentic = (ran, "--method", "gold"), (ran, "--method", "agentic-r", "--scorer", "oracle")
+    for words, says in (
+        ((ran, "--method", "agentic"), "did you mean 'agentic-r'?"),
+        (agentic[:3], "name with --scorer"),
+        ((*agentic[:3], "--scorer", "oracel"), "did you mean 'oracle'?"),
+        ((*agentic, "negative=3"), "no setting named 'negative'"),
+        ((*agentic, "limits.turns=3"), "no setting named 'limits.turns'"),
+        ((*agentic, "max_turns=3"), "'max_turns'; the agent's budgets are a group: limits.max_turns="),
+        ((*agentic, "--view", "querry"), "no query view named 'querry'"),
+        ((*agentic, "--retriever", "nowhere"), "there is no retriever at nowhere"),
+        ((ran, "--method", "dr-synth", "--agent", agent, "samples=4"), "one run 4 times; add --temperature 1"),
+        ((world, "--method", "gold"), "is not a run"),
+        ((*gold, "--tevatron", rows), f"{rows} is a folder; name a file in it"),
+        ((*gold, "--out", world), "holds something else"),
+        ((*gold, "--out", agent), "is a file; choose a folder"),
+        (("negatives=3", *gold[1:]), "name a run folder"),
+        ((ran, *gold), "two trajectories with the seed"),
+    ):
+        assert says in coseek("label", "--out", tmp_path / "x", *words).sentence
 
 
-def test_a_run_without_gold_passages_is_not_labelled_in_silence(
-    world: Path, index: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_a_run_without_gold_passages_gets_a_warning(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     rows = [one.to_json() | {"gold_ids": []} for one in Dataset(world).questions("test")[:2]]
     write_jsonl(tmp_path / "q.jsonl", rows)
     made = ("run", tmp_path / "q.jsonl", "--agent", "rules", "--retriever", index, "--out", tmp_path / "run")

@@ -1,6 +1,6 @@
 """`coseek new` and `coseek check`: every written part works, and a broken contract is refused in one sentence."""
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -8,12 +8,11 @@ import pytest
 from tests.cli.conftest import Type
 
 from coseek.cli.commands.new import TEMPLATES
+from coseek.core.errors import UserError
 
 
 @pytest.mark.parametrize("part", sorted(TEMPLATES))
-def test_a_new_part_works_as_it_is_written(
-    part: str, tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_part_works_as_written(part: str, tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     if part == "algorithm":
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
@@ -26,13 +25,13 @@ def test_a_new_part_works_as_it_is_written(
     assert first == f"{path.name}: {part.replace('-', ' ')}" and lines and path.name in use, checked.err
 
 
-def test_the_test_beside_a_new_part_passes(tmp_path: Path, coseek: Type) -> None:
+def test_the_test_beside_a_new_part_passes_and_fails_with_it(tmp_path: Path, coseek: Type) -> None:
     assert coseek("new", "reward", "brevity", "--out", tmp_path).code == 0
-    command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+    test = runpy.run_path(str(tmp_path / "test_brevity.py"))["test_brevity_keeps_its_contract_and_runs"]
+    test()
+    (tmp_path / "brevity.py").write_text("x = 1\n", encoding="utf-8")
+    with pytest.raises(UserError):
+        test()
 
 
 def test_a_new_part_never_replaces_a_file(tmp_path: Path, coseek: Type) -> None:
@@ -90,7 +89,7 @@ def test_a_part_that_breaks_its_contract_is_told_in_a_sentence(fear: str, tmp_pa
     assert said in coseek("check", tmp_path / "mine.py").sentence
 
 
-def test_a_library_that_is_not_installed_is_no_fault_of_the_part(
+def test_a_missing_library_is_no_fault_of_the_part(
     tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert coseek("new", "algorithm", "mine", "--out", tmp_path).code == 0

@@ -32,9 +32,7 @@ def ran(world: Path, index: Path, tmp_path: Path, coseek: Type) -> Path:
     return tmp_path / "run"
 
 
-def test_a_writer_of_ones_own_runs_and_is_not_run_again_because_a_run_names_it(
-    ran: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_a_writer_of_ones_own_is_not_run_because_a_run_names_it(ran: Path, tmp_path: Path, coseek: Type) -> None:
     source = (tmp_path / "mine.py").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(f"{source}# by somebody else\n", encoding="utf-8")
     assert coseek("audit", ran).code == 0
@@ -46,7 +44,7 @@ def test_a_writer_of_ones_own_runs_and_is_not_run_again_because_a_run_names_it(
     assert (tmp_path / "was-run").exists()
 
 
-def test_a_retriever_of_ones_own_is_not_run_because_a_run_searched_with_it(
+def test_a_retriever_of_ones_own_is_not_run_because_a_run_did(
     ran: Path, index: Path, tmp_path: Path, coseek: Type
 ) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'a').close()\n", encoding="utf-8")

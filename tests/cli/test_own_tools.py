@@ -60,9 +60,7 @@ def marked(home: Path) -> Path:
     return home / "was-run"
 
 
-def test_a_run_is_audited_and_scored_after_its_tool_is_deleted_and_never_runs_it(
-    home: Path, words: tuple[object, ...], coseek: Type
-) -> None:
+def test_audit_and_score_never_run_the_tool_of_a_run(home: Path, words: tuple[object, ...], coseek: Type) -> None:
     mark = marked(home)
     assert coseek(*words).code == 0 and mark.exists()
     mark.unlink()
@@ -76,9 +74,7 @@ def test_a_run_is_audited_and_scored_after_its_tool_is_deleted_and_never_runs_it
     assert coseek("audit", home / "run").code == coseek("score", home / "run").code == 0
 
 
-def test_labelling_reads_a_run_with_a_tool_and_does_not_run_the_file(
-    home: Path, words: tuple[object, ...], coseek: Type
-) -> None:
+def test_labelling_a_run_with_a_tool_does_not_run_its_file(home: Path, words: tuple[object, ...], coseek: Type) -> None:
     mark = marked(home)
     assert coseek(*words).code == 0
     path = home / "run" / "run.yaml"  # as if an agent of ours had run it: only the protocol names a file now

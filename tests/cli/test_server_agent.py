@@ -43,7 +43,7 @@ def rows(run: Path) -> tuple[list[JsonObject], list[float]]:
 
 
 @pytest.mark.slow
-def test_a_run_on_a_server_is_the_run_on_its_folder(
+def test_a_server_runs_as_its_folder(
     coseek: Type, world: Path, index: Path, policy: Path, url: str, tmp_path: Path
 ) -> None:
     words = ["--retriever", index, "--split", "dev", "--count", 12, "--seed", 3]
@@ -63,9 +63,7 @@ def test_a_run_on_a_server_is_the_run_on_its_folder(
 
 
 @pytest.mark.slow
-def test_text_only_is_marked_and_not_trained_on(
-    coseek: Type, world: Path, index: Path, policy: Path, url: str, tmp_path: Path
-) -> None:
+def test_text_is_not_trained_on(coseek: Type, world: Path, index: Path, policy: Path, url: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"name: {url}\ntokenizer: {policy}\nserver:\n  dialect: completions\n")
     words = ["--retriever", index, "--split", "dev", "--count", 3, "limits.max_turn_tokens=40"]
     done = coseek("run", world, "--agent", tmp_path / "a.yaml", "--out", tmp_path / "run", *words)

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coseek.core.cache import TextCache
 from coseek.core.errors import DataError
 from coseek.core.files import (
     Json,
@@ -20,7 +21,6 @@ from coseek.core.files import (
     read_json,
     read_jsonl,
     recover_folder,
-    write_json,
     write_jsonl,
 )
 from coseek.core.temp_files import sweep
@@ -50,54 +50,37 @@ def test_lines_are_numbered_from_one_and_blank_ones_are_passed_over(tmp_path: Pa
     assert list(read_jsonl(path)) == [(2, {"a": 1}), (5, {"a": 2})]
 
 
-def test_gzip_is_read_like_any_other(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write('{"a": "é"}\n')
-    assert list(read_jsonl(tmp_path / "a.jsonl.gz")) == [(1, {"a": "é"})]
-
-
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("name", "data", "says"),
     [
-        (b'{"a": 1}\n{"a": \n', "line 2: not valid JSON"),
-        (b'{"a": 1}\n[1]\n', "line 2: a JSON object is needed, not list"),
-        (b'{"a": 1}\n{"a": "\xff"}\n', "not UTF-8"),
+        ("a.jsonl", b'{"a": 1}\n{"a": \n', "line 2: not valid JSON"),
+        ("a.jsonl", b'{"a": 1}\n[1]\n', "line 2: a JSON object is needed, not list"),
+        ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', "not UTF-8"),
+        ("a.jsonl.gz", b"no gzip at all", "gzip"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 500)[:-20], r"a broken \.gz file"),
+        ("", b"", "is a folder"),
+        ("none.jsonl", b"", "no file"),
     ],
+    ids=["JSON cut", "no object", "no UTF-8", "no gzip", "gzip cut", "folder", "missing"],
 )
-def test_a_broken_line_is_named(data: bytes, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(data)
+def test_what_cannot_be_read_is_named(name: str, data: bytes, says: str, tmp_path: Path) -> None:
+    if data:
+        (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=says):
-        list(read_jsonl(path))
+        list(read_jsonl(tmp_path / name))
 
 
-@pytest.mark.parametrize("data", [b"no gzip at all", gzip.compress(b'{"a": 1}\n' * 500)[:-20]], ids=["none", "cut"])
-def test_a_broken_gzip_is_a_sentence(data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(data)
-    with pytest.raises(DataError, match="gzip"):
-        list(read_jsonl(path))
-
-
-def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no file"):
-        list(read_jsonl(tmp_path / "none.jsonl"))
-    with pytest.raises(DataError, match="is a folder"):
-        list(read_jsonl(tmp_path))
+def test_gzip_and_the_mark_that_editors_write_before_a_text_are_read_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress('{"a": "é"}\n'.encode()))
+    assert list(read_jsonl(tmp_path / "a.jsonl.gz")) == [(1, {"a": "é"})]
+    (tmp_path / "marked.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n')
+    assert [row for _, row in read_jsonl(tmp_path / "marked.jsonl")] == [{"a": 1}, {"a": 2}]
 
 
 def test_a_broken_document_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{\n"a": 1,\n"b" 2}\n', encoding="utf-8")
     with pytest.raises(DataError, match="line 3"):
         read_json(tmp_path / "a.json")
-
-
-def test_documents_and_lines_come_back_from_disk(tmp_path: Path) -> None:
-    rows: list[JsonObject] = [{"a": [1, None]}, {"b": {"c": "d"}}]
-    assert write_jsonl(tmp_path / "deep" / "a.jsonl", rows) == 2
-    assert [row for _, row in read_jsonl(tmp_path / "deep" / "a.jsonl")] == rows
-    write_json(tmp_path / "a.json", rows[0])
-    assert read_json(tmp_path / "a.json") == rows[0]
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -124,11 +107,6 @@ def test_not_a_number_is_never_written(tmp_path: Path) -> None:
 def fill(folder: Path) -> None:
     (folder / "deep").mkdir()
     (folder / "deep" / "a.txt").write_text("new", encoding="utf-8")
-
-
-def test_the_mark_that_editors_write_before_a_text_is_no_part_of_its_first_line(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n')
-    assert [row for _, row in read_jsonl(tmp_path / "rows.jsonl")] == [{"a": 1}, {"a": 2}]
 
 
 def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
@@ -163,14 +141,13 @@ def test_a_file_is_never_taken_for_a_folder_to_replace(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("precious")
     with pytest.raises(DataError, match=r"notes\.txt is a file; choose a folder"):
         atomic_folder(tmp_path / "notes.txt", fill)
+    for name in ("notes.txt", "notes.txt/below"):
+        with (
+            pytest.raises(DataError, match="is a file; choose another place"),
+            atomic_write(tmp_path / name / "a.json"),
+        ):
+            pass
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-@pytest.mark.parametrize(("name", "why"), [("notes.txt", "is a file"), ("notes.txt/below", "is a file")])
-def test_a_folder_that_cannot_be_made_is_one_sentence(name: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("precious")
-    with pytest.raises(DataError, match=f"{why}; choose another place"), atomic_write(tmp_path / name / "new.json"):
-        pass
 
 
 @pytest.mark.parametrize("names", [(), (".hidden",), ("train.log",), ("scores",), ("corpus.jsonl", "run.yaml")])
@@ -190,3 +167,48 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) ->
     (tmp_path / ".mine.part").touch()
     sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".mine.part", "gone", "index"]
+
+
+# --- the store: a text under the wrong key, a file of somebody else's, a store that grows for ever
+
+
+def test_what_is_kept_is_found_by_a_later_store(tmp_path: Path) -> None:
+    first = TextCache(tmp_path / "s" / "texts.sqlite")
+    first.write({"a": "one", "b": "two\udcff".encode("utf-8", "replace").decode()})
+    first.close()
+    again = TextCache(tmp_path / "s" / "texts.sqlite")
+    assert again.read(["a", "c"]) == {"a": "one"}
+    again.close()
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.text(max_size=5)), max_size=30))
+@settings(max_examples=20)
+def test_a_key_keeps_its_first_text(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]) -> None:
+    store = TextCache(tmp_path_factory.mktemp("store") / "texts.sqlite")
+    told: dict[str, str] = {}
+    for key, text in pairs:
+        text = text.encode("utf-8", "replace").decode()
+        store.write({key: text})
+        told.setdefault(key, text)
+    assert store.read(list("abcdef")) == told
+    store.close()
+
+
+def test_the_texts_unused_for_the_longest_make_room(tmp_path: Path) -> None:
+    store = TextCache(tmp_path / "texts.sqlite", max_rows=4)
+    for key in "abcd":
+        store.write({key: key})
+    assert store.read(["a"]) == {"a": "a"}  # used again, so it stays
+    store.write({"e": "e", "f": "f"})
+    kept = store.read(list("abcdef"))
+    assert kept is not None
+    assert set(kept) == {"a", "d", "e", "f"}
+    store.close()
+
+
+def test_a_link_to_nothing_is_not_filled(tmp_path: Path) -> None:
+    (tmp_path / "cache").symlink_to("nowhere")
+    with pytest.raises(DataError, match="a link to nothing"):
+        TextCache(tmp_path / "cache")
+    assert not (tmp_path / "nowhere").exists()

@@ -107,14 +107,11 @@ def test_the_meta_of_a_question_or_a_passage_leaves_room_for_what_is_put_around_
             value = [value]
         return {"a": value}
 
-    row: JsonObject = {"id": "q", "question": "?", "meta": meta(DEEPEST_META)}
-    assert Question.from_json(row).meta == row["meta"]
-    with pytest.raises(DataError, match="question 'q': meta is nested more than 50 deep"):
-        Question.from_json({**row, "meta": meta(DEEPEST_META + 1)})
-    passage: JsonObject = {"id": "p", "title": "", "text": "x", "meta": meta(DEEPEST_META)}
-    assert Passage.from_json(passage).meta == passage["meta"]
-    with pytest.raises(DataError, match="passage 'p': meta is nested more than 50 deep"):
-        Passage.from_json({**passage, "meta": meta(DEEPEST_META + 1)})
+    row: JsonObject = {"id": "x", "question": "?", "title": "", "text": "x", "meta": meta(DEEPEST_META)}
+    for kind in (Question, Passage):
+        assert kind.from_json(row).meta == row["meta"]
+        with pytest.raises(DataError, match="'x': meta is nested more than 50 deep"):
+            kind.from_json({**row, "meta": meta(DEEPEST_META + 1)})
 
 
 # --- YAML

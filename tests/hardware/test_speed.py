@@ -14,35 +14,18 @@ from coseek.core.files import read_json
 from coseek.core.settings import dump_settings
 from coseek.hardware import placement
 from coseek.hardware.device import KERNELS, device_of, host_digest, instructions
-from coseek.hardware.placement import (
-    WIDE,
-    Place,
-    Placement,
-    Precision,
-    Use,
-    cache_file,
-    device_at,
-    fastest,
-    named,
-    precision_of,
-    resolve_precisions,
-    speedups,
-    warning,
-)
-from coseek.models.likelihood import LikelihoodSettings
-from coseek.models.text_model import TextModelSettings
+from coseek.hardware.placement import WIDE, Place, Placement, Precision, Use, fastest, resolve_precisions
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
-from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings
 from coseek.training.learner.settings import LearnerSettings
 
 
 @pytest.mark.parametrize("ratio", [SLOW, 0.5, 1.0, 1.19])
-def test_auto_never_takes_bfloat16_where_it_is_slower(
+def test_auto_takes_no_bfloat16_where_it_is_slower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float
 ) -> None:
     processor(tmp_path, monkeypatch, ratio)  # nor where it is faster by what a busy machine may make up
     assert {fastest(use, 4096, "cpu") for use in Use} == {"float32"}
-    assert precision_of("bfloat16", Use.TRAINING) == "bfloat16"  # a name is a name
+    assert placement.precision_of("bfloat16", Use.TRAINING) == "bfloat16"  # a name is a name
 
 
 def test_auto_takes_bfloat16_where_it_wins_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,9 +34,7 @@ def test_auto_takes_bfloat16_where_it_wins_clearly(tmp_path: Path, monkeypatch: 
     assert taken == {Use.TRAINING: "bfloat16", Use.SAMPLING: "float32", Use.ENCODING: "bfloat16"}
 
 
-def test_narrow_models_are_sampled_in_float32_whatever_a_probe_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_narrow_models_are_sampled_in_float32_anyway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor(tmp_path, monkeypatch, FAST)
     assert (fastest(Use.SAMPLING, WIDE - 1), fastest(Use.SAMPLING, WIDE, "cpu")) == ("float32", "bfloat16")
 
@@ -88,44 +69,46 @@ def test_a_probe_is_made_once_on_this_machine_and_kept(tmp_path: Path, monkeypat
     path.write_text(json.dumps({"schema": 2, "hosts": {"another": other}}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     begun_anew(monkeypatch)
-    found = speedups()
-    assert found is not None and cache_file() == path
+    found = placement.speedups()
+    assert found is not None and placement.cache_file() == path
     assert read_json(path) == {"schema": 2, "hosts": {"another": other, host_digest(): found.model_dump()}}
     begun_anew(monkeypatch)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    assert speedups() == found
+    assert placement.speedups() == found
 
 
 def test_where_no_probe_can_be_made_nothing_new_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     begun_anew(monkeypatch)
-    assert speedups() is None and fastest(Use.TRAINING, device="cpu") == "float32"
+    assert placement.speedups() is None and fastest(Use.TRAINING, device="cpu") == "float32"
     assert not list(tmp_path.iterdir())
 
 
 def test_a_slow_precision_that_is_named_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor(tmp_path, monkeypatch, SLOW)
-    assert warning(LearnerSettings(precision="float32")) == "" == warning(LearnerSettings(precision="auto"))
-    told = warning(LearnerSettings(precision="bfloat16"))
+    assert (
+        placement.warning(LearnerSettings(precision="float32"))
+        == ""
+        == placement.warning(LearnerSettings(precision="auto"))
+    )
+    told = placement.warning(LearnerSettings(precision="bfloat16"))
     assert told.startswith("precision=bfloat16 is 50 times slower than float32 on this machine (")
     assert told.endswith("take auto")
-    assert warning(LearnerSettings(precision="bfloat16")) == ""
+    assert placement.warning(LearnerSettings(precision="bfloat16")) == ""
 
 
 # --- what auto comes to
 
 
-RECIPE = load_recipe(
-    "quickstart",
-    [
-        "precision=auto",
-        "graders.precision=auto",
-        "rl.critic.precision=float32",
-        "data.retriever_settings={precision: auto, dtype: float16}",
-        "stages={one: {rl: {policy: {precision: auto}}}, two: {rl: {steps: 3}}}",
-    ],
-)
+SETTINGS = """
+precision=auto
+graders.precision=auto
+rl.critic.precision=float32
+data.retriever_settings={precision: auto, dtype: float16}
+stages={one: {rl: {policy: {precision: auto}}}, two: {rl: {steps: 3}}}
+"""
+RECIPE = load_recipe("quickstart", SETTINGS.strip().splitlines())
 PLACES: dict[Place, Use] = {
     ("data", "retriever_settings", "precision"): Use.ENCODING,
     ("warm_start", "sft", "learner", "precision"): Use.TRAINING,
@@ -138,7 +121,7 @@ PLACES: dict[Place, Use] = {
 
 
 def values(recipe: AgentRecipe) -> dict[Place, str]:
-    return {place: value for place, _, value in named(AgentRecipe, dump_settings(recipe))}
+    return {place: value for place, _, value in placement.named(AgentRecipe, dump_settings(recipe))}
 
 
 def test_every_auto_is_settled_wherever_it_stands() -> None:
@@ -200,17 +183,11 @@ def test_what_is_no_device_is_refused_by_name(name: str) -> None:
         device_of(name)
 
 
-def test_every_opener_has_the_same_default_and_its_own_use_of_auto() -> None:
-    for kind in (Placement, TextModelSettings, LikelihoodSettings, EmbeddingSettings):
-        assert kind().values() == {"device": "auto", "attention": "sdpa", "precision": "auto"}
-    assert [str(kind.USE) for kind in (TextModelSettings, LikelihoodSettings)] == ["sampling", "encoding"]
-
-
 def test_auto_is_chosen_for_the_device_of_its_own_model() -> None:
     tree = dump_settings(load_recipe("from-nothing", ["device=cuda:1", "graders.device=cpu"]))
-    assert device_at(tree, ("precision",)) == "cuda:1"
-    assert device_at(tree, ("rl", "policy", "precision")) == "cuda:1"  # a learner trains where the policy is
-    assert device_at(tree, ("graders", "precision")) == "cpu"
+    assert placement.device_at(tree, ("precision",)) == "cuda:1"
+    assert placement.device_at(tree, ("rl", "policy", "precision")) == "cuda:1"  # a learner trains where the policy is
+    assert placement.device_at(tree, ("graders", "precision")) == "cpu"
 
 
 def test_kernels_kept_for_shapes_are_bounded_before_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:

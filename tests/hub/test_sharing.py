@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from tests.hub.hub_server import HubState, hub_server
 from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.data.dataset import Dataset
 from coseek.hub.card import FILE, PULLED, read_card
-from coseek.hub.sharing import is_published, pull, push
+from coseek.hub.sharing import pull, push
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.laptop import LaptopSettings, make_policy
@@ -111,18 +112,7 @@ def test_nothing_hidden_and_no_state_of_a_training_is_sent(policy: Path, server:
     assert set(done.left_out) == set(private)
 
 
-def test_an_encoder_without_its_models_configuration_is_not_sent(
-    models: Path, server: HubState, tmp_path: Path
-) -> None:
-    shutil.copytree(models / "encoder", tmp_path / "encoder")
-    (tmp_path / "encoder" / "config.json").unlink()
-    with pytest.raises(DataError, match=r"config\.json is missing"):
-        push(tmp_path / "encoder", "me/encoder")
-
-
-def test_paths_of_this_machine_in_an_imports_record_are_shortened(
-    models: Path, server: HubState, tmp_path: Path
-) -> None:
+def test_paths_in_an_imports_record_are_shortened(models: Path, server: HubState, tmp_path: Path) -> None:
     shutil.copytree(models / "data", tmp_path / "data")
     record = {"format": "squad", "sources": [{"name": "/data/me/private/squad.json", "sha256": "0" * 64}]}
     (tmp_path / "data" / "source.json").write_text(json.dumps(record))
@@ -131,9 +121,7 @@ def test_paths_of_this_machine_in_an_imports_record_are_shortened(
     assert sent["sources"][0]["name"] == "…/private/squad.json"
 
 
-def test_a_repository_is_replaced_only_on_demand_and_a_folder_never(
-    policy: Path, server: HubState, tmp_path: Path
-) -> None:
+def test_a_repository_is_replaced_on_demand_and_a_folder_never(policy: Path, server: HubState, tmp_path: Path) -> None:
     push(policy, "me/one")
     first = dict(server.repos["models", "me/one"].files)
     (policy / "old.txt").write_text("one")
@@ -153,7 +141,7 @@ def test_a_repository_is_replaced_only_on_demand_and_a_folder_never(
     assert contents(tmp_path / "home") == {"letters.txt": b"dear"}
 
 
-def test_only_published_files_are_fetched_and_a_pull_that_fails_leaves_nothing(
+def test_only_published_files_are_fetched_and_a_failed_pull_leaves_none(
     policy: Path, server: HubState, tmp_path: Path
 ) -> None:
     push(policy, "me/one")
@@ -170,11 +158,6 @@ def test_only_published_files_are_fetched_and_a_pull_that_fails_leaves_nothing(
     assert not (tmp_path / "there").exists()
 
 
-@pytest.mark.parametrize("name", [".env", "a/.b.json", "model.bin", "", "checkpoints/config.json"])
-def test_hidden_files_states_and_pickles_are_not_published(name: str) -> None:
-    assert not is_published(name, "model") and not is_published(name, "dataset")
-
-
 @pytest.mark.parametrize("name", ["one", "a/b/c", "../x", "a/..", "me/", "/me/one", "me/on e", "https://x/y", ""])
 def test_a_wrong_name_of_a_repository_is_refused(models: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingError, match="write OWNER/NAME"):
@@ -183,9 +166,7 @@ def test_a_wrong_name_of_a_repository_is_refused(models: Path, tmp_path: Path, n
         pull(name, tmp_path / "here")
 
 
-def test_a_repository_that_is_not_there_or_is_two_things_is_named(
-    models: Path, server: HubState, tmp_path: Path
-) -> None:
+def test_a_missing_or_ambiguous_repository_is_named(models: Path, server: HubState, tmp_path: Path) -> None:
     push(models / "policy", "me/agent")
     with pytest.raises(DataError, match=r"no repository me/agnt.*hf auth login"):
         pull("me/agnt", tmp_path / "here")
@@ -205,6 +186,10 @@ def test_what_cannot_be_opened_is_not_sent(models: Path, server: HubState, tmp_p
     (tmp_path / "run/policy/trained/model.safetensors").unlink()
     with pytest.raises(DataError, match="has no weights"):
         push(tmp_path / "run/policy/trained", "me/one")
+    shutil.copytree(models / "encoder", tmp_path / "encoder")
+    (tmp_path / "encoder" / "config.json").unlink()
+    with pytest.raises(DataError, match=r"config\.json is missing"):
+        push(tmp_path / "encoder", "me/encoder")
     shutil.copytree(models / "data", tmp_path / "data")
     with (tmp_path / "data/questions.dev.jsonl").open("a") as file:
         file.write('{"id": "x", "question": "?", "answers": ["a"], "gold_ids": ["nowhere"]}\n')
@@ -222,7 +207,10 @@ def test_what_the_hub_refuses_is_one_sentence_with_the_way_out(policy: Path, ser
             push(policy, "me/two")
 
 
-def test_a_hub_that_does_not_answer_is_named(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_out_of_reach_is_named(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"cannot reach http://127\.0\.0\.1:9 .*HF_ENDPOINT"):
         push(policy, "me/one")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
+        pull("me/one", tmp_path / "x")

@@ -95,13 +95,6 @@ def test_labels_of_a_turn_do_not_depend_on_the_other_turns(tmp_path: Path) -> No
     assert alone.items() <= sets_of(together).items()
 
 
-def test_continuing_only_while_it_matters_gives_the_labels_of_continuing_all(tmp_path: Path) -> None:
-    lazy, few = labelled(tmp_path / "lazy", parts(tmp_path / "lazy"), turns(16))
-    full, many = labelled(tmp_path / "full", parts(tmp_path / "full"), turns(16), exhaustive=True)
-    assert sets_of(lazy) == sets_of(full)
-    assert few.counts["branches"] * 5 < many.counts["branches"]
-
-
 def test_trap_39_a_turn_of_which_one_passage_was_scored_is_not_done(tmp_path: Path) -> None:
     some = turns(6)
     full, _ = labelled(tmp_path / "a", parts(tmp_path / "a"), some, exhaustive=True)
@@ -199,13 +192,6 @@ def test_ties_are_one_positive_in_the_paper_and_three_in_the_code(ties: Ties, po
 def all_alike(prompt: str, score: int) -> str:
     count = prompt.count("\n[")  # one line a passage
     return "\n".join(f"[{number}] {score}" for number in range(1, count + 1))
-
-
-def test_trap_36_a_copy_of_the_positive_under_another_id_is_no_negative(tmp_path: Path) -> None:
-    labels, _ = labelled(tmp_path, parts(tmp_path), negatives=19)
-    for one in labels.sets():
-        texts = [(one.passage(ident).title, one.passage(ident).text) for ident in one.negatives]
-        assert (one.passage(one.positive).title, one.passage(one.positive).text) not in texts
 
 
 def test_trap_37_the_agent_goes_on_from_one_passage_within_the_budget_of_a_whole_run(tmp_path: Path) -> None:

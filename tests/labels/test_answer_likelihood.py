@@ -108,22 +108,13 @@ def reason(method: str, folder: Path, asked: SearchTurn, nats: Callable[[list[st
     return labels[0].reason
 
 
-@given(st.lists(st.floats(-1e4, 0), min_size=1, max_size=30), st.floats(0.01, 100))
-def test_targets_are_a_distribution_in_the_order_of_the_likelihoods(nats: list[float], temperature: float) -> None:
-    targets = softmax(nats, temperature)
-    assert math.fsum(targets) == pytest.approx(1, abs=1e-12)
-    assert all(0 <= target <= 1 for target in targets)
-    pairs = sorted(zip(nats, targets, strict=True))
-    assert [target for _, target in pairs] == sorted(targets)
-
-
 @given(st.lists(st.floats(-50, 0), min_size=2, max_size=8), st.floats(0.5, 5), st.floats(-100, 100))
-def test_targets_are_the_softmax_and_do_not_change_when_all_likelihoods_shift(
-    nats: list[float], temperature: float, shift: float
-) -> None:
+def test_targets_are_the_softmax_whatever_the_shift(nats: list[float], temperature: float, shift: float) -> None:
     plain = [math.exp(value / temperature) for value in nats]
     assert softmax(nats, temperature) == pytest.approx([value / sum(plain) for value in plain])
     assert softmax([value + shift for value in nats], temperature) == pytest.approx(softmax(nats, temperature))
+    far = softmax([200 * value for value in nats], temperature)  # where the exponential of each is nought
+    assert math.fsum(far) == pytest.approx(1, abs=1e-12)
 
 
 def test_a_temperature_of_nothing_is_refused() -> None:
@@ -203,9 +194,7 @@ def test_labels_may_be_for_the_users_question_once_a_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fault_or_a_number_that_is_none_labels_nothing_and_is_counted_and_asked_again(
-    method: str, tmp_path: Path
-) -> None:
+def test_a_fault_labels_nothing_is_counted_and_is_asked_again(method: str, tmp_path: Path) -> None:
     made = maker(method, tmp_path, Table(lambda titles: None if "Eve" in titles else -1.0))
     assert list(made.label([turn()])) == []
     assert made.parts.tally.faults["likelihood"] == 1
@@ -233,9 +222,7 @@ def test_passages_that_do_not_fit_are_not_weighed_as_if_they_had_been_read(tmp_p
 
 
 @pytest.mark.parametrize(("method", "whole"), [("scarlet", 25), ("replug", 7), ("llm-embedder", 7)])
-def test_a_passage_that_lost_its_last_word_is_not_weighed_as_if_it_were_whole(
-    method: str, whole: int, tmp_path: Path
-) -> None:
+def test_a_passage_that_was_cut_is_not_weighed_as_if_whole(method: str, whole: int, tmp_path: Path) -> None:
     given: dict[str, object] = {} if method == "replug" else {"above": -99.0}
     table = Table(lambda titles: -float(len(titles)))
     (fits,) = maker(method, tmp_path / "fits", table, max_context_tokens=whole, **given).label([turn()])
@@ -251,9 +238,7 @@ def test_copies_of_a_passage_are_one_candidate() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_was_weighed_is_kept_and_another_model_prompt_or_setting_is_asked_anew(
-    method: str, tmp_path: Path
-) -> None:
+def test_what_was_weighed_is_kept_for_its_model_prompt_and_settings(method: str, tmp_path: Path) -> None:
     def fresh(identity: str = "table", **given: object) -> Table:
         table = Table(lambda titles: -float(len(titles)), identity)
         list(maker(method, tmp_path, table, **given).label([turn(), turn(seed=8)]))
@@ -266,16 +251,10 @@ def test_what_was_weighed_is_kept_and_another_model_prompt_or_setting_is_asked_a
 
 
 def test_identities_follow_every_setting(tmp_path: Path) -> None:
-    kinds = [
-        maker("replug", tmp_path, Table(single)).identity,
-        maker("replug", tmp_path, Table(single, "other")).identity,
-        maker("replug", tmp_path, Table(single), temperature=0.5).identity,
-        maker("replug", tmp_path, Table(single), candidates=9).identity,
-        maker("replug", tmp_path, Table(single), prompt="generator-laptop").identity,
-        maker("llm-embedder", tmp_path, Table(single)).identity,
-        maker("scarlet", tmp_path, Table(single), candidates=20).identity,
-        maker("scarlet", tmp_path, Table(single), candidates=20, above=1.0).identity,
-    ]
+    changes: list[dict[str, object]] = [{}, {"temperature": 0.5}, {"candidates": 9}, {"prompt": "generator-laptop"}]
+    kinds = [maker("replug", tmp_path, Table(single), **given).identity for given in changes]
+    kinds += [maker(name, tmp_path, Table(single), above=1.0).identity for name in ("llm-embedder", "scarlet")]
+    kinds += [maker("replug", tmp_path, Table(single, "other")).identity]
     assert len(set(kinds)) == len(kinds)
     assert maker("replug", tmp_path, Table(single)).identity == kinds[0]
 
@@ -287,7 +266,7 @@ def test_without_a_model_there_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["replug", "scarlet"])
 def test_a_real_network_labels_as_its_likelihoods_say_alone_and_among_other_turns(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     texts = [f" {passage.title} {passage.text} 1815" for passage in PASSAGES]

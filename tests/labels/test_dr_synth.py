@@ -28,17 +28,13 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.judge import Claim
-from coseek.graders.ranker import RankedOrder, RankingRequest
-from coseek.hardware.placement import Placement
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.lab.world.world import World, WorldSettings, make_world
-from coseek.labels import resources
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
 from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.models.text_model import TextModelSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
@@ -96,7 +92,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Labelled]
     return folder, labels_of(maker(folder))
 
 
-def test_the_positive_is_the_oracles_first_of_fifty_and_gold_and_the_negatives_are_its_last_seven(
+def test_the_positive_is_the_oracles_first_and_the_negatives_are_its_last_seven(
     made: tuple[Path, list[Labelled]],
 ) -> None:
     sets = [one for one in made[1] if isinstance(one, LabelSet)]
@@ -127,7 +123,7 @@ def test_the_agent_goes_on_with_the_first_five_of_the_order(made: tuple[Path, li
             assert [hit.passage for hit in hits] == [candidate.passage for candidate in one.candidates[:5]]
 
 
-def test_turns_of_runs_with_a_wrong_answer_are_dropped_and_all_others_labelled(
+def test_only_turns_of_runs_with_a_wrong_answer_are_dropped(
     made: tuple[Path, list[Labelled]],
 ) -> None:
     runs = runs_of(made[0])
@@ -171,9 +167,7 @@ def test_labels_of_a_question_do_not_depend_on_the_others(made: tuple[Path, list
 
 
 @pytest.mark.slow
-def test_a_run_that_a_fault_ended_leaves_its_turns_undone_and_is_made_anew_at_the_next_start(
-    made: tuple[Path, list[Labelled]], tmp_path: Path
-) -> None:
+def test_a_run_that_a_fault_ended_leaves_its_turns_undone(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
     broken = maker(tmp_path, Failing(bm25(), lambda query: bool(query.history)))  # at every search but a run's first
     turns = broken.roll_out(questions(), lambda done, total: None)
     found = list(broken.label(turns))
@@ -197,7 +191,7 @@ def unreadable_for(word: str) -> Scripted:
     return Scripted(says)
 
 
-def test_an_unreadable_ranking_drops_the_turn_and_the_agent_goes_on_with_the_retrievers_own_list(
+def test_an_unreadable_ranking_drops_the_turn_and_the_agent_reads_the_retrievers_list(
     tmp_path: Path,
 ) -> None:
     made = maker(tmp_path, scorer="some model", reject=False)
@@ -226,7 +220,7 @@ def passages_in(prompt: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_lenient_order_that_misses_a_few_passages_is_repaired_and_counted_and_a_strict_one_drops_its_turn(
+def test_an_order_that_misses_a_few_passages_is_repaired_if_lenient_and_else_drops_its_turn(
     tmp_path: Path,
 ) -> None:
     strict = maker(tmp_path / "strict", scorer="some model", reject=False)
@@ -323,7 +317,7 @@ def test_a_corpus_is_needed_for_gold_passages_alone_and_missed_before_the_first_
         maker(tmp_path / "with", Bare(bm25())).left(questions()[:1])
 
 
-def test_a_run_in_which_the_ranker_failed_for_one_query_of_a_turn_is_made_anew_before_it_is_labelled(
+def test_a_run_with_a_query_that_could_not_be_ranked_is_made_again_before_it_is_labelled(
     tmp_path: Path,
 ) -> None:
     def says(prompt: str) -> str:
@@ -395,17 +389,6 @@ def test_a_question_that_nobody_told_of_is_a_failed_search(tmp_path: Path) -> No
         ranked.search([Query("text", "What ?")], 3)
 
 
-def test_the_judge_is_opened_where_the_scorer_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    placed: list[TextModelSettings] = []
-    monkeypatch.setattr(resources, "open_judge", lambda settings, cache, writing: placed.append(writing))
-    monkeypatch.setattr(resources, "open_frozen_model", lambda name, cache, writing: placed.append(writing))
-    there = Placement(device="cuda:3", precision="float32")
-    parts = LabelResources(tmp_path, bm25(), None, "some-model", placement=there)
-    parts.judge("some-model")
-    _ = parts.writer
-    assert [(one.device, one.precision) for one in placed] == [("cuda:3", "float32")] * 2
-
-
 def test_impossible_settings_and_a_run_of_other_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="shown=9"):
         maker(tmp_path, shown=9, depth=5)
@@ -417,9 +400,7 @@ def test_impossible_settings_and_a_run_of_other_settings_are_refused(tmp_path: P
 
 
 def test_an_order_with_one_passage_teaches_nothing(tmp_path: Path) -> None:
-    made = maker(tmp_path, gold=False)
-    made.__dict__["ranker"] = FirstOnly()
-    object.__setattr__(made.parts, "found_by", OneHit(bm25()))
+    made = maker(tmp_path, OneHit(bm25()), gold=False)
     turns = made.roll_out(questions()[:2], lambda done, total: None)
     few = [one for one in made.label(turns) if one == DroppedTurn(one.turn, "too-few", "1 passages were found")]
     assert few and {one.reason for one in made.label(turns)} <= {"too-few", "wrong-answer"}  # type: ignore[union-attr]
@@ -430,11 +411,3 @@ class OneHit(LayeredRetriever):
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         return self.over.search(queries, 1)
-
-
-class FirstOnly:
-    identity = "as listed"
-    card: ClassVar[JsonObject] = {}
-
-    def rank(self, asked: Sequence[RankingRequest]) -> list[RankedOrder]:
-        return [RankedOrder(tuple(range(len(one.passages)))) for one in asked]

@@ -1,23 +1,19 @@
 """Fears about labels without a model: a passage taken for used that was not, an answer in a negative."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from tests.labels.small import make, parts, runs, turns
 
 from coseek.agents.search_turns import SearchTurn
-from coseek.core.errors import SettingError
 from coseek.data.answers import cover_match
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Visit
 from coseek.labels.label_set import Candidate, LabelSet
-from coseek.labels.makers import answer_in_passage, gold, opened_next
+from coseek.labels.makers import answer_in_passage, opened_next
 from coseek.labels.makers.opened_next import OpenedSettings
-from coseek.labels.resources import LabelResources
-from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, candidate_of, shown_before, used
+from coseek.labels.rule_maker import RuledTurn, RuleSettings, candidate_of, shown_before, used
 from coseek.retrieval.query import Query
 
 FILM = Passage("film", "Night Train", "Night Train was directed by Ada Byron.")
@@ -78,18 +74,6 @@ def test_what_earlier_turns_searched_or_visited_was_shown_and_what_this_one_did_
     assert [*shown_before(second)] == [*shown_before(third)] == ["sea", "other"]
     *_, logged = run_of(*(replace(search, turn=None) for search in searches), visits=visits)
     assert [*shown_before(logged)] == ["sea", "film"]
-
-
-def test_a_rule_without_a_retriever_is_refused_before_the_first_turn_and_told_from_the_others(tmp_path: Path) -> None:
-    opened: list[Callable[[LabelResources], RuleMaker]] = [
-        lambda made_of: answer_in_passage.open(RuleSettings(), made_of),
-        lambda made_of: opened_next.open(OpenedSettings(), made_of),
-        lambda made_of: gold.open(gold.GoldSettings(add_missing=False), made_of),
-    ]
-    for rule in opened:
-        with pytest.raises(SettingError):
-            rule(LabelResources(tmp_path))
-    assert [rule(parts(tmp_path)).name for rule in opened] == ["answer-in-passage", "opened-next", "gold"]
 
 
 def test_a_passage_that_holds_an_answer_says_why_it_is_no_label() -> None:

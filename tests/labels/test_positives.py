@@ -56,9 +56,7 @@ def decided(
 
 
 @given(st.lists(st.lists(st.tuples(SCORES, st.booleans()), max_size=8), max_size=5), st.sampled_from(["paper", "code"]))
-def test_labels_of_the_fewest_continuations_are_those_of_all_of_them(
-    turns: list[list[tuple[float, bool]]], ties: Ties
-) -> None:
+def test_the_fewest_continuations_give_the_labels_of_all(turns: list[list[tuple[float, bool]]], ties: Ties) -> None:
     truth = {number: by_the_book(turn, ties) for number, turn in enumerate(turns)}
     lazy, asked = decided(turns, ties)
     assert lazy == truth
@@ -67,7 +65,7 @@ def test_labels_of_the_fewest_continuations_are_those_of_all_of_them(
 
 
 @given(st.lists(TURN, max_size=5), st.sampled_from(["paper", "code"]))
-def test_a_fault_leaves_open_the_turns_that_depend_on_it_and_only_those_however_much_is_asked(
+def test_a_fault_leaves_open_only_the_turns_that_depend_on_it(
     turns: list[list[tuple[float, bool | None]]], ties: Ties
 ) -> None:
     lazy, _ = decided(turns, ties)

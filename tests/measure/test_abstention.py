@@ -22,7 +22,6 @@ from coseek.measure.intervals import bootstrap_ratio
 from coseek.measure.report import trajectory_html
 from coseek.measure.score import score_runs, score_trajectory
 from coseek.measure.table import abstention_tables, scores_json
-from coseek.pipelines.agent_results import calibration_sections
 
 SHARE = st.integers(0, 4).map(lambda quarters: quarters / 4)
 
@@ -95,15 +94,6 @@ def test_a_ratio_has_an_interval_where_its_ends_are_numbers(pairs: list[tuple[in
         assert 0 <= ratio.low <= ratio.mean <= ratio.high < math.inf
 
 
-def test_the_interval_of_a_ratio_to_ones_is_that_of_the_mean() -> None:
-    values = [0.0, 1.0, 1.0, 0.0, 1.0] * 20
-    ratio = bootstrap_ratio(values, [1.0] * 100, np.random.default_rng(0))
-    assert ratio is not None and ratio.low is not None and ratio.high is not None
-    assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((0.6, 0.5, 0.7), abs=0.02)
-    with pytest.raises(ValueError, match="not negative"):
-        bootstrap_ratio([-1.0], [1.0], np.random.default_rng(0))
-
-
 def gone(ident: str) -> Question:
     return replace(QUESTION, id=ident, answers=(), meta={**QUESTION.meta, "unanswerable": True})
 
@@ -153,14 +143,6 @@ def test_a_right_decline_is_shown_as_right_and_a_wrong_one_as_not() -> None:
     assert "right</b> · gold: unanswerable" in trajectory_html(asked(gone("e"), None))
     for wrong in (asked(gone("e"), "Velora"), asked(QUESTION, None), asked(gone("e"), NOT_FOUND)):
         assert "not right</b>" in trajectory_html(wrong)
-
-
-@pytest.mark.slow
-def test_the_report_draws_the_calibration_of_both_policies_where_there_is_something_to_decline() -> None:
-    (section,) = calibration_sections("test", score_runs({"before": runs(), "after": runs(), "rules": runs()}))
-    page = section.html(1)
-    assert all(name in page for name in ("as right as sure", "before", "after")) and "rules" not in page
-    assert calibration_sections("test", score_runs({"before": runs()[:2], "after": runs()[:2]})) == []
 
 
 def test_where_there_is_nothing_to_decline_tables_and_files_are_as_they_were() -> None:

@@ -3,16 +3,29 @@
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
 import pytest
 from tests.measure.samples import MIRA, ORBO, QUESTION, fault, found, run
 
 from coseek.core.files import JsonObject
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.question import Question
-from coseek.measure.component_scores import component_run, component_table
+from coseek.measure.component_scores import CombinationGain, component_run, component_table
+from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paired_difference
 from coseek.measure.leaderboard import leaderboard
-from coseek.measure.score import Scores, Verdicts, judged, score_run, score_runs, summaries_of
-from coseek.measure.table import comparison_table, main_table, scores_json
+from coseek.measure.plots import Series, line_plot
+from coseek.measure.score import (
+    UNREAD,
+    ScoredRow,
+    ScoredRun,
+    Verdicts,
+    collect,
+    judged,
+    score_run,
+    score_runs,
+    summaries_of,
+)
+from coseek.measure.table import comparison_table, main_table, scores_json, show
 
 OTHERS = [replace(QUESTION, id=f"q{number}") for number in range(2, 6)]
 
@@ -36,22 +49,16 @@ def verdicts(*said: tuple[str, bool | None]) -> Verdicts:
         ("the capital", None, {"unread_verdicts": 1}),
     ],
 )
-def test_genacc_is_cover_em_or_the_judge_and_a_fault_is_never_a_no(
+def test_genacc_is_cover_em_or_the_judge_and_no_fault(
     answer: str, said: bool | None, expected: dict[str, float]
 ) -> None:
     assert judged(QUESTION, answer, verdicts((answer, said))) == expected
 
 
 @pytest.mark.parametrize("answer", [None, "", "  "])
-def test_no_answer_is_wrong_without_a_judge(answer: str | None) -> None:
+def test_without_a_judge_no_answer_is_wrong_and_any_other_unknown(answer: str | None) -> None:
     assert judged(QUESTION, answer, {}) == {"judge_acc": 0, "gen_acc": 0, "unread_verdicts": 0}
-
-
-def test_a_response_that_was_not_judged_is_unknown() -> None:
     assert judged(QUESTION, "the capital", {}) == {"unread_verdicts": 1}
-
-
-def test_without_a_judge_there_are_no_judged_metrics() -> None:
     assert not {"judge_acc", "gen_acc"} & set(score_run("a", [run()]).questions["q1"].metrics)
 
 
@@ -92,9 +99,13 @@ def test_both_columns_stand_in_one_table_and_an_agent_without_answers_has_a_dash
     metrics = ("em", "answered", "context_passages", "context_tokens")
     runs = {"agent": answering, "s3": silent}
     component = [component_run(name, rows, answers) for name, rows in runs.items()]
-    table = component_table(score_runs(runs), summaries_of(component, [QUESTION], (), metrics, 0), ["em"])
-    assert table.columns == ("run", "questions", "em, own answer", "em, generator", "passages", "tokens")
-    assert table.rows == (("agent", "1", "0.000", "1.000", "2.0", "17.0"), ("s3", "1", "–", "1.000", "2.0", "17.0"))
+    written = summaries_of(component, [QUESTION], ("hops",), metrics, 0)
+    own = score_runs(runs, questions=[QUESTION, OTHERS[0]], by=("hops",))
+    for group in ("all", "2 hops"):
+        table = component_table(own, written, ["em"], group)
+        assert table.columns == ("run", "questions", "em, own answer", "em, generator", "passages", "tokens")
+        rows = (("agent", "1", "0.000", "1.000", "2.0", "17.0"), ("s3", "1", "–", "1.000", "2.0", "17.0"))
+        assert table.rows == rows and table.notes[1].startswith("agent: 1 questions are missing")
 
 
 def said(*rights: bool | None) -> tuple[list[Question], Verdicts]:
@@ -125,15 +136,6 @@ def test_an_unreadable_verdict_does_not_make_a_run_look_better() -> None:
     assert any("1 of 3 verdicts could not be read" in note and "1.000 at most" in note for note in table.notes)
     metrics = cast(JsonObject, cast(list[JsonObject], scores_json(scores)["summaries"])[0]["metrics"])
     assert cast(JsonObject, metrics["gen_acc"])["unread"] == 1 and "unread" not in cast(JsonObject, metrics["em"])
-
-
-def test_a_run_of_which_no_verdict_can_be_read_may_be_anything() -> None:
-    questions, read = said(None, None)
-    runs = [run(answer="the capital", question=question) for question in questions]
-    scored = score_run("a", runs, read)
-    assert all("gen_acc" not in row.metrics and row.unknown["gen_acc"] == 1 for row in scored.questions.values())
-    mean = summaries_of([scored], questions, (), ["em", "gen_acc"], 0).of("a").metrics["gen_acc"]
-    assert (mean.mean, mean.most, mean.unread, mean.n) == (0, 1, 2, 2)
 
 
 def test_of_several_runs_of_a_question_the_unread_ones_are_its_share() -> None:
@@ -178,70 +180,117 @@ def test_questions_in_and_out_of_domain_are_set_apart() -> None:
     assert means == {"all": 0.5, "in domain": 1, "out of domain": 0, "nq": 1, "musique": 0, "macro": 0.5}
 
 
-# --- the table beside the agent
-
-
-TWO, THREE = QUESTION, replace(QUESTION, id="q2", hops=3)
-FOUR = replace(QUESTION, id="q3", hops=3)
-
-
-def both_scores() -> tuple[Scores, Scores]:
-    """Own answers: one right of two hops, one wrong and one fault of three. The generator answers the first two."""
-    runs = [run(found("o", ORBO), question=TWO), run(found("o", ORBO), question=THREE, answer="Zun"), fault(FOUR)]
-    answers = {(one.id, 0): _answer(one) for one in (TWO, THREE)}
-    asked = [TWO, THREE, FOUR]
-    metrics = ("em", "answered", "context_passages", "context_tokens")
-    return (
-        summaries_of([score_run("agent", runs), score_run("other", runs[1:])], asked, ("hops",), metrics, 0),
-        summaries_of(
-            [component_run("agent", runs, answers), component_run("other", runs[1:], answers)],
-            asked,
-            ("hops",),
-            metrics,
-            0,
-        ),
-    )
-
-
-def _answer(question: Question) -> GeneratedAnswer:
-    return GeneratedAnswer(question.id, 0, "c", "Velora", passage_ids=("orbo",), context_tokens=17)
-
-
-def test_a_component_table_of_a_group_has_that_groups_rows_on_both_sides() -> None:
-    table = component_table(*both_scores(), group="3 hops", generator="qwen")
-    assert table.columns == ("run", "questions", "em, own answer", "em, qwen", "passages", "tokens")
-    assert table.rows == (
-        ("agent", "1", "0.000", "1.000", "1.0", "17.0"),
-        ("other", "1", "0.000", "1.000", "1.0", "17.0"),
-    )
-
-
-def test_what_either_side_leaves_out_is_said_under_its_own_name() -> None:
-    notes = component_table(*both_scores(), ["em"]).notes
-    assert notes == (
-        "Means with 95 % bootstrap intervals over questions.",
-        "agent: 1 trajectories have a fault; they are in no mean.",
-        "agent: 1 questions are missing.",
-        "agent → generator: 1 trajectories have a fault; they are in no mean.",
-        "agent → generator: 1 questions are missing.",
-        "other: 1 trajectories have a fault; they are in no mean.",
-        "other: 2 questions are missing.",
-        "other → generator: 1 trajectories have a fault; they are in no mean.",
-        "other → generator: 2 questions are missing.",
-    )
-
-
-def test_an_unread_verdict_is_said_below_the_component_table() -> None:
-    own, component = (
-        summaries_of([score_run("agent", [run(answer="the capital")], {})], [QUESTION], (), ["gen_acc", "answered"], 0)
-        for _ in range(2)
-    )
-    notes = component_table(own, component, ["gen_acc"]).notes
-    assert [note.partition(": 1 of 1 verdicts")[0] for note in notes[1:]] == ["agent", "agent → generator"]
-
-
 def test_the_judge_reads_the_generators_answer() -> None:
     verdicts = {("q1", "the capital"): Verdict("q1", "the capital", True)}
     answers = {("q1", 0): GeneratedAnswer("q1", 0, "c", "the capital")}
     scored = component_run("agent", [run(answer="Zun")], answers, verdicts).questions["q1"].metrics
     assert (scored["em"], scored["judge_acc"]) == (0, 1)
+
+
+# --- combination gains: every field and point, beside runs that are small enough to count
+
+
+QUESTIONS = [replace(QUESTION, id=f"q{n}") for n in range(8)]
+EM = {"one": [1, 0, 0, 0, 0, 0, 0, 0], "matched": [1, 1, 0, 0, 0, 0, 0, 0], "agent": [1, 0, 1, 1, 1, 1, 1, 1]}
+"""Whether each run is right, question by question."""
+
+
+def scored(name: str, passages: float, questions: list[Question] = QUESTIONS, **extra: float) -> ScoredRun:
+    """A run that is right where `EM` says, with as many passages and ten tokens each."""
+    rows: list[ScoredRow] = [
+        (
+            question,
+            "answered",
+            {"em": float(right), "context_passages": passages, "context_tokens": 10 * passages} | extra,
+        )
+        for question, right in zip(questions, EM[name], strict=False)
+    ]
+    return collect(name, rows)
+
+
+def small(**changes: object) -> CombinationGain:
+    whole = CombinationGain(
+        "em",
+        {1: scored("one", 1.0, recall=0.25)},
+        scored("matched", 2.5, recall=0.5),
+        scored("agent", 2.5, recall=0.75),
+        [question.id for question in QUESTIONS],
+    )
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def mean(values: list[float], seed: int = 0) -> Interval:
+    found = bootstrap_mean(values, np.random.default_rng(seed))
+    assert found is not None
+    return found
+
+
+def lead(other: str, seed: int = 0) -> Difference:
+    sides = [{str(n): float(value) for n, value in enumerate(EM[name])} for name in (other, "agent")]
+    found = paired_difference(sides[0], sides[1], np.random.default_rng(seed))
+    assert found is not None
+    return found
+
+
+def test_the_table_says_score_context_recall_and_lead_of_every_point() -> None:
+    table = small().table()
+    assert table.columns == ("passages from", "questions", "em", "passages", "tokens", "recall", "agent above it by")
+    one, matched, agent = table.rows
+    assert one[:3] == ("one", "8", show(mean([1.0] + [0.0] * 7)))
+    assert [cell.partition(" ")[0] for cell in one[2:]] == ["0.125", "1.0", "10.0", "0.250", "0.750"]
+    assert [cell.partition(" ")[0] for cell in matched[2:]] == ["0.250", "2.5", "25.0", "0.500", "0.625"]
+    assert [cell.partition(" ")[0] for cell in agent[2:]] == ["0.875", "2.5", "25.0", "0.750", "–"]
+    assert (one[-1], matched[-1]) == (show(lead("one").difference), show(lead("matched").difference))
+    assert table.notes == ("Means with 95 % bootstrap intervals over questions.",)
+
+
+def test_a_lead_counts_no_answer_without_a_verdict_also_if_it_is_covered() -> None:
+    def judged(name: str, unread: int, right: list[int]) -> ScoredRun:
+        values = [{"gen_acc": 1.0} if one else {} if unread else {"gen_acc": 0.0} for one in right]
+        rows = zip(QUESTIONS, values, strict=True)
+        return collect(name, [(question, "answered", {UNREAD: float(unread), **found}) for question, found in rows])
+
+    gain = replace(small(), metric="gen_acc", agent=judged("agent", 1, EM["one"]))
+    assert gain.gain(judged("matched", 0, EM["matched"])) is None  # the agent's only known answer would lead by 1
+
+
+def test_the_lead_is_drawn_with_the_seed_of_the_gain() -> None:
+    agent = small()
+    assert agent.gain(agent.matched) == lead("matched")
+    assert lead("matched").mcnemar == pytest.approx(2 * (1 + 7) / 2**7)  # six of seven questions that differ
+    assert replace(agent, seed=3).gain(agent.matched) == lead("matched", seed=3)
+    assert lead("matched", seed=3) != lead("matched")
+
+
+def test_several_data_sets_have_a_table_and_rows_of_their_own() -> None:
+    idents = [question.id for question in QUESTIONS]
+    gain = small(datasets={"nq": idents[:2], "musique": idents[2:]})
+    assert [*gain.tables()] == ["em", "By data set"] and [*small().tables()] == ["em"]
+    shown = gain.tables()["By data set"]
+    assert shown.columns[:3] == ("em", "nq", "musique")
+    assert [cell.partition(" ")[0] for cell in shown.rows[2][:4]] == ["agent", "0.500", "1.000", "0.750"]
+    tree = gain.to_json()
+    assert tree["by_dataset"] == scores_json(gain.by_dataset)["summaries"] and "by_dataset" not in small().to_json()
+
+
+def test_runs_without_a_common_question_have_no_lead_and_say_so() -> None:
+    strangers = [replace(question, id=f"other {question.id}") for question in QUESTIONS]
+    apart = small(agent=scored("agent", 2.0, strangers))
+    assert apart.to_json()["gain_at_equal_passages"] is None
+    assert [row[-1] for row in apart.table().rows] == ["–"] * 3
+
+
+@pytest.mark.slow
+def test_the_plot_is_the_curve_with_its_band_and_the_agent_as_a_point() -> None:
+    found = small(rag={1: scored("one", 1.0), 3: scored("matched", 3.0)})
+    one, three = mean([1.0] + [0.0] * 7), mean([1.0, 1.0] + [0.0] * 6)
+    assert one.low is not None and one.high is not None and three.low is not None and three.high is not None
+    curve = Series("naive RAG", (1.0, 3.0), (0.125, 0.25), (one.low, three.low), (one.high, three.high), markers=True)
+    assert found.plot() == line_plot([curve, Series("agent", (2.5,), (0.875,), markers=True)], "passages", "em")
+
+
+def test_a_point_without_a_context_is_not_in_the_plot() -> None:
+    bare = collect("one", [(QUESTIONS[0], "answered", {"em": 1.0})])
+    other = collect("one", [(QUESTIONS[0], "answered", {"context_passages": 4.0})])
+    found = small(rag={1: scored("one", 1.0), 2: bare, 3: scored("matched", 3.0), 4: other})
+    assert found.plot() == small(rag={1: scored("one", 1.0), 3: scored("matched", 3.0)}).plot()

@@ -59,9 +59,7 @@ def true_value(run: Trajectory, turn: int) -> float:
     return reached(turn) - reached(turn - 1)
 
 
-def test_the_values_of_turns_are_those_of_a_policy_that_is_known(
-    coin: Agent, runs: list[Trajectory], tmp_path: Path
-) -> None:
+def test_the_values_of_turns_are_those_of_a_known_policy(coin: Agent, runs: list[Trajectory], tmp_path: Path) -> None:
     ruler = Ruler(coin, "coin", SHELF, LIMITS, 200, tmp_path)
     values, _, _ = values_of(runs, coin, ruler.measure(runs))
     assert values.keys() == {(run.question.id, run.seed, turn) for run in runs for turn in (1, 2)}
@@ -74,7 +72,7 @@ def test_the_values_of_turns_are_those_of_a_policy_that_is_known(
     assert best.correlation.mean > 0.9
 
 
-def test_a_measurement_goes_on_where_it_was_and_more_continuations_are_added(
+def test_a_measurement_goes_on_and_takes_more_continuations(
     coin: Agent, runs: list[Trajectory], tmp_path: Path
 ) -> None:
     few = Ruler(coin, "coin", SHELF, LIMITS, 4, tmp_path).measure(runs[:4])

@@ -28,23 +28,9 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_no_values_have_no_mean() -> None:
+def test_one_value_has_a_mean_and_no_interval_and_none_have_neither() -> None:
+    assert bootstrap_mean([0.4], rng()) == Interval(0.4, None, None, 1)
     assert bootstrap_mean([], rng()) is None
-
-
-def test_one_value_has_a_mean_and_no_interval() -> None:
-    one = bootstrap_mean([0.4], rng())
-    assert one is not None
-    assert (one.mean, one.low, one.high, one.n) == (0.4, None, None, 1)
-    assert str(one) == "0.400 (n=1)"
-
-
-@given(st.floats(-5, 5), st.integers(2, 40))
-@settings(max_examples=at_most(50))
-def test_values_without_spread_have_an_interval_without_width(value: float, n: int) -> None:
-    interval = bootstrap_mean([value] * n, rng(), resamples=200)
-    assert interval is not None and interval.low is not None and interval.high is not None
-    assert interval.low == pytest.approx(value, abs=1e-9) == interval.high
 
 
 @given(values)
@@ -64,11 +50,6 @@ def test_the_interval_is_the_textbook_one_where_that_is_known(data: list[float])
     assert interval.high == pytest.approx(interval.mean + half, abs=0.1 * half)
 
 
-def test_the_same_seed_gives_the_same_interval() -> None:
-    data = [0.0, 1.0, 1.0, 0.5, 0.0]
-    assert bootstrap_mean(data, rng(3)) == bootstrap_mean(data, rng(3))
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_value_that_was_not_measured_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite"):
@@ -83,21 +64,12 @@ def test_a_difference_is_taken_on_shared_questions_and_the_others_are_counted() 
     assert (found.difference.mean, found.difference.n, found.only_a, found.only_b) == (0.5, 2, 1, 2)
 
 
-def test_runs_that_share_no_question_have_no_difference() -> None:
-    assert paired_difference({"q1": 1.0}, {"q2": 1.0}, rng()) is None
-
-
-def test_a_run_does_not_differ_from_itself() -> None:
+def test_a_run_differs_neither_from_itself_nor_by_one_question_nor_from_one_of_other_questions() -> None:
     a = {f"q{n}": float(n % 3) for n in range(30)}
-    found = paired_difference(a, a, rng())
-    assert found is not None
-    assert (found.difference.mean, found.p) == (0, 1)
-
-
-def test_one_question_proves_nothing() -> None:
-    found = paired_difference({"q": 0.0}, {"q": 1.0}, rng())
-    assert found is not None
-    assert (found.difference.low, found.p) == (None, 1)
+    same, one = paired_difference(a, a, rng()), paired_difference({"q": 0.0}, {"q": 1.0}, rng())
+    assert same is not None and (same.difference.mean, same.p) == (0, 1)
+    assert one is not None and (one.difference.low, one.p) == (None, 1)
+    assert paired_difference({"q1": 1.0}, {"q2": 1.0}, rng()) is None
 
 
 def test_the_p_value_is_that_of_all_sign_patterns() -> None:
@@ -110,28 +82,6 @@ def test_the_p_value_is_that_of_all_sign_patterns() -> None:
     found = paired_difference(a, b, rng(), resamples=40_000)
     assert found is not None
     assert found.p == pytest.approx(exact, abs=0.01)
-
-
-def test_swapping_the_runs_turns_the_difference_round() -> None:
-    generator = rng(5)
-    a = {f"q{n}": float(value) for n, value in enumerate(generator.random(50) < 0.4)}
-    b = {f"q{n}": float(value) for n, value in enumerate(generator.random(50) < 0.7)}
-    there, back = paired_difference(a, b, rng()), paired_difference(b, a, rng())
-    assert there is not None and back is not None
-    assert there.difference.mean == -back.difference.mean
-    assert there.p == back.p
-
-
-def test_chance_alone_is_called_significant_about_one_time_in_twenty() -> None:
-    generator = rng(11)
-    hits = 0
-    for _ in range(300):
-        a, b = (generator.random((2, 60)) < 0.5).astype(float)
-        named = [{str(n): float(value) for n, value in enumerate(run)} for run in (a, b)]
-        found = paired_difference(named[0], named[1], generator, resamples=400)
-        assert found is not None
-        hits += found.p <= 0.05
-    assert hits / 300 < 0.09
 
 
 # --- texts and numbers at their edges
@@ -166,6 +116,8 @@ def test_a_ratio_has_an_interval_only_where_its_upper_end_has_a_whole() -> None:
     assert bootstrap_ratio([1.0] * 20, [1.0] + [0.0] * 19, rng()) == Interval(20.0, None, None, 20)
     found = bootstrap_ratio([1.0, 0.0], [0.5, 0.5], rng())
     assert found == Interval(1.0, 0.0, 2.0, 2)  # a small whole is a whole
+    with pytest.raises(ValueError, match="not negative"):
+        bootstrap_ratio([-1.0], [1.0], rng())
 
 
 @pytest.mark.parametrize("levels", [2, 9])
@@ -208,28 +160,11 @@ def test_pairs_of_right_and_wrong_have_a_mcnemar_and_others_have_none() -> None:
     assert half is not None and half.mcnemar is None
 
 
-def test_the_two_tests_agree_on_what_is_right_or_wrong() -> None:
-    a = {str(n): float(n % 3 == 0) for n in range(90)}
-    b = {str(n): float(n % 3 == 0 or n % 7 == 0) for n in range(90)}
-    found = paired_difference(a, b, np.random.default_rng(0), resamples=40_000)
-    assert found is not None and found.mcnemar is not None
-    assert found.p == pytest.approx(found.mcnemar, abs=0.005)
-
-
 def test_holm_worked_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.2]) == [0.2]
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1, 1]
-
-
-@given(p_values)
-def test_holm_lies_between_the_p_values_and_bonferroni_and_keeps_their_order(values: list[float]) -> None:
-    corrected = holm(values)
-    for value, found in zip(values, corrected, strict=True):
-        assert value <= found <= min(1, value * len(values)) or found == pytest.approx(value)
-    order = sorted(range(len(values)), key=values.__getitem__)
-    assert [corrected[place] for place in order] == sorted(corrected)
 
 
 @given(p_values.filter(bool), st.floats(0.001, 0.5))

@@ -136,7 +136,7 @@ def test_strict_em_is_the_official_one_but_for_text_of_which_nothing_is_left() -
     [(unguarded, overlap), (unguarded, squad2), (guarded, hotpot)],
     ids=["SQuAD", "SQuAD 2", "HotpotQA"],
 )
-def test_f1_is_the_official_one_but_for_text_of_which_nothing_is_left(
+def test_f1_is_the_official_one_but_for_no_text(
     ours: Callable[[str, str], float], official: Callable[[str, str], float]
 ) -> None:
     partly = 0

@@ -1,15 +1,33 @@
 import math
+from pathlib import Path
 
 import ir_measures
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ir_measures import RR, R, nDCG
+from tests.scripted import Failing
 
-from coseek.core.errors import UnknownName
-from coseek.data.trec import trec_order
+from coseek.core.errors import DataError, UnknownName
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trec import read_run, trec_order, write_qrels, write_run
 from coseek.measure import rankings
 from coseek.measure.rankings import FAMILIES, JudgedRanking, Metric
+from coseek.measure.score import Scores
+from coseek.measure.searched import (
+    EMPTY,
+    FAULT,
+    FOUND,
+    Answered,
+    RetrievalMeasure,
+    SearchedQuestion,
+    of_run_file,
+    relevance,
+    search_questions,
+)
+from coseek.retrieval.query import Query
+from coseek.retrieval.retriever import FixedRetriever
 
 IDS = st.sampled_from(["a", "b", "c", "d", "B", "é", "a1", "10", "9", "z"])
 QUERIES = ("q1", "q2", "q3")
@@ -30,9 +48,7 @@ def theirs(
 
 
 @given(QRELS, RUNS)
-def test_every_number_is_that_of_ir_measures(
-    qrels: dict[str, dict[str, int]], run: dict[str, dict[str, float]]
-) -> None:
+def test_each_number_is_that_of_ir_measures(qrels: dict[str, dict[str, int]], run: dict[str, dict[str, float]]) -> None:
     """Ties, graded and negative relevance, questions that the run lacks, and questions without relevant passages."""
     rows = [ir_measures.ScoredDoc(query, doc, score) for query in run for doc, score in run[query].items()]
     expected = theirs(qrels, rows, RR, nDCG, *(measure for k in CUTS for measure in (R @ k, nDCG @ k)))
@@ -63,18 +79,6 @@ def test_a_passage_that_stands_twice_counts_where_it_stands_first(gold: dict[str
     assert rankings.recall(gold, ranked, 3) == pytest.approx(expected["q", "R@3"])
     assert rankings.reciprocal_rank(gold, ranked, 3) == pytest.approx(expected["q", "RR@3"])
     assert rankings.ndcg(gold, ranked, 3) == pytest.approx(expected["q", "nDCG@3"])
-
-
-@given(ids, ids, st.none() | st.integers(1, 9))
-def test_scores_lie_between_nought_and_one(gold: list[str], ranked: list[str], k: int | None) -> None:
-    for value in (
-        rankings.recall(gold, ranked, k),
-        rankings.ndcg(gold, ranked, k),
-        rankings.reciprocal_rank(gold, ranked, k),
-    ):
-        assert (value is None) == (not gold)
-        assert value is None or 0 <= value <= 1
-    assert rankings.all_gold(gold, ranked, k) == (None if not gold else rankings.recall(gold, ranked, k) == 1)
 
 
 def test_ids_alone_are_all_of_grade_one() -> None:
@@ -116,3 +120,121 @@ def test_a_misspelt_metric_is_refused(name: str) -> None:
 
 def test_where_only_ids_are_known_there_is_no_answer_hit() -> None:
     assert Metric.named("answer_hit@5").of(JudgedRanking({}, ("one",), ("a",), None)) is None
+
+
+# --- questions that a retriever is asked
+
+
+CORPUS = Corpus([Passage(ident, ident, f"text of {ident}") for ident in ("Ada L", "bob", "cat", "dog")])
+QUESTIONS = [
+    Question("q 1", "one?", ("of bob",), ("Ada L", "bob"), 2),
+    Question("q2", "two?", ("cat",), ("cat",), 1),
+    Question("q3", "three?", (), ("dog",), 1),
+    Question("q4", "four?", ("none",)),
+]
+FOUND_BY_ONE = {"one?": ["bob", "Ada L"], "two?": ["dog", "bob", "cat"], "four?": ["cat"]}
+
+
+def asked(*refused: str, batch: int = 64) -> list[Answered]:
+    retriever = Failing(FixedRetriever(CORPUS, FOUND_BY_ONE), lambda query: query.text in refused)
+    return [answer for answers in search_questions(retriever, QUESTIONS, 3, batch) for answer in answers]
+
+
+def measuring(*metrics: str) -> RetrievalMeasure:
+    return RetrievalMeasure(tuple(Metric.named(name) for name in metrics))
+
+
+def means(scores: Scores, run: str) -> dict[str, float]:
+    return {name: interval.mean for name, interval in scores.of(run).metrics.items()}
+
+
+def test_every_question_is_asked_once_and_measured() -> None:
+    plan = measuring("recall@2", "mrr", "answer_hit@1")
+    run = plan.measure("one", asked())
+    assert dict(run.stops) == {FOUND: 3, EMPTY: 1}
+    assert run.questions["q 1"].metrics == {"recall@2": 1, "mrr": 1, "answer_hit@1": 1}
+    assert run.questions["q2"].metrics == {"recall@2": 0, "mrr": 1 / 3, "answer_hit@1": 0}
+    assert run.questions["q3"].metrics == {"recall@2": 0, "mrr": 0}  # no answers: no answer_hit
+    assert run.questions["q4"].metrics == {"answer_hit@1": 0}  # nothing relevant: no recall
+    assert plan.unjudged(QUESTIONS) == 1
+
+
+@pytest.mark.parametrize("batch", [1, 2, 64])
+def test_a_failed_search_takes_no_other_along_and_is_in_no_mean(batch: int) -> None:
+    plan = measuring("recall@2")
+    run = plan.measure("moody", asked("one?", batch=batch))
+    assert dict(run.stops) == {FOUND: 2, EMPTY: 1, FAULT: 1}
+    assert [one.fault for _, one in asked("one?", batch=batch)] == ["the disk is gone", None, None, None]
+    scores = plan.compare([plan.measure("whole", asked()), run], QUESTIONS)
+    assert (means(scores, "whole"), means(scores, "moody")) == ({"recall@2": 1 / 3}, {"recall@2": 0})
+    pair = scores.comparisons[0].metrics["recall@2"]
+    assert (pair.difference.n, pair.difference.mean, pair.only_a) == (2, 0, 1)
+
+
+def test_a_retriever_sees_the_question_as_the_first_search_of_an_agent() -> None:
+    listening = Failing(FixedRetriever(CORPUS, {}), lambda query: False)
+    list(search_questions(listening, QUESTIONS[:1], 3))
+    assert listening.asked == [Query("one?", question="one?")]
+
+
+def test_a_passage_that_is_given_twice_stands_once() -> None:
+    hit = Hit(CORPUS[0], 2.0)
+    assert SearchedQuestion.of(QUESTIONS[0], [hit, Hit(CORPUS[1], 1.0), hit], 3).ranked == [
+        ("Ada L", 2.0),
+        ("bob", 1.0),
+    ]
+
+
+def test_a_run_file_gives_the_numbers_of_the_search_it_was_written_from(tmp_path: Path) -> None:
+    plan = measuring("recall@2", "ndcg", "answer_hit@1")
+    write_run(tmp_path / "one.run", {question.id: found.ranked for question, found in asked()}, "one")
+    ranked = read_run(tmp_path / "one.run")
+    direct = plan.measure("direct", asked())
+    read = plan.measure("read", of_run_file(ranked, QUESTIONS, CORPUS))
+    assert {ident: row.metrics for ident, row in read.questions.items()} == {
+        ident: row.metrics for ident, row in direct.questions.items()
+    }
+    assert dict(read.stops) == dict(direct.stops)
+
+
+def test_ir_measures_reads_what_is_written_and_finds_the_same(tmp_path: Path) -> None:
+    """Equal scores, a blank in an id, and a question without any passage are in it."""
+    plan = measuring("recall@2", "ndcg@3", "mrr")
+    tied = [(question, SearchedQuestion(found.ids, (1.0,) * len(found.ids))) for question, found in asked()[:3]]
+    write_run(tmp_path / "one.run", {question.id: found.ranked for question, found in tied}, "one")
+    write_qrels(tmp_path / "qrels", {question.id: plan.gold(question) for question, _ in tied})
+    run, qrels = (str(tmp_path / name) for name in ("one.run", "qrels"))
+    judged = ir_measures.read_trec_qrels(qrels)  # type: ignore[no-untyped-call]
+    ranked = ir_measures.read_trec_run(run)  # type: ignore[no-untyped-call]
+    theirs = ir_measures.calc_aggregate([R @ 2, nDCG @ 3, RR], judged, ranked)
+    ours = means(plan.compare([plan.measure("one", tied)], QUESTIONS[:3]), "one")
+    assert ours == pytest.approx({"recall@2": theirs[R @ 2], "ndcg@3": theirs[nDCG @ 3], "mrr": theirs[RR]})
+
+
+def test_a_question_that_a_run_file_lacks_found_nothing_or_was_not_asked() -> None:
+    ranked = {"q2": [("cat", 1.0)]}
+    counted = measuring("recall@2").measure("x", of_run_file(ranked, QUESTIONS[:3]))
+    assert [row.metrics["recall@2"] for row in counted.questions.values()] == [0, 1, 0]
+    left_out = measuring("recall@2").measure("x", of_run_file(ranked, QUESTIONS[:3], missing_is_empty=False))
+    assert {ident: row.metrics for ident, row in left_out.questions.items()} == {"q2": {"recall@2": 1}}
+    with pytest.raises(DataError, match="none of the questions"):
+        list(of_run_file({"q9": []}, QUESTIONS))
+
+
+def test_without_the_passages_a_run_file_has_no_answer_hit() -> None:
+    ((_, found),) = of_run_file({"q2": [("cat", 1.0), ("elsewhere", 0.5)]}, QUESTIONS[1:2], CORPUS)
+    assert found.passages is None
+    assert measuring("answer_hit@2", "mrr").judge(QUESTIONS[1], found) == {"mrr": 1}
+    bare = [found.passages for _, found in of_run_file({"q2": [("cat", 1.0)]}, QUESTIONS)]
+    assert bare == [None] * len(QUESTIONS)
+
+
+def test_grades_come_from_qrels_then_from_the_data_set_then_from_gold_passages() -> None:
+    graded = Question("q5", "?", gold_ids=("cat",), meta={"relevance": {"cat": 2, "my dog": 1, "bob": 0}})
+    assert relevance(graded) == {"cat": 2, "my dog": 1, "bob": 0}
+    assert relevance(QUESTIONS[0]) == {"Ada L": 1, "bob": 1}
+    assert measuring("mrr").gold(graded) == {"cat": 2, "my%20dog": 1, "bob": 0}
+    assert RetrievalMeasure((), {"q5": {"bob": 3}}).gold(graded) == {"bob": 3}
+    assert RetrievalMeasure((), {"q6": {"bob": 3}}).gold(graded) == {}
+    with pytest.raises(DataError, match=r"'q5': meta\.relevance"):
+        relevance(Question("q5", "?", meta={"relevance": {"cat": "high"}}))

@@ -1,12 +1,12 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
+from tests.html_page import HtmlPage
 from tests.measure.samples import QUESTION, fault, found, run
 
 from coseek.core.errors import MissingExtra
@@ -27,41 +27,6 @@ from coseek.measure.report import (
 from coseek.measure.table import Table
 
 NASTY = "</pre><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&lt; $x$ \ud800 \x00 \u202e"
-VOID = {"meta", "path", "use", "rect", "img", "br", "link"}
-
-
-class Page(HTMLParser):
-    """What a browser would make of a page: its tags, its attributes, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    @property
-    def ids(self) -> list[str]:
-        return [value for name, value in self.attributes if name == "id"]
 
 
 def plots(name: str = "EM") -> Iterator[Svg]:
@@ -88,7 +53,7 @@ def sections(text: str) -> list[ReportSection]:
 @given(st.text(max_size=30) | st.just(NASTY))
 @settings(max_examples=at_most(40))
 def test_what_data_says_is_shown_and_never_obeyed(text: str) -> None:
-    plain, page = Page(report_html("title", sections("plain"))), Page(report_html("title", sections(text)))
+    plain, page = HtmlPage(report_html("title", sections("plain"))), HtmlPage(report_html("title", sections(text)))
     assert page.open == [] and (text != NASTY or "<script>alert(1)</script>" in page.text)
     # An empty paragraph or bracket is left out, so tags may be fewer; none is ever new.
     assert set(page.tags) <= {*plain.tags, "p", "small"}
@@ -97,7 +62,7 @@ def test_what_data_says_is_shown_and_never_obeyed(text: str) -> None:
 
 
 def test_a_page_fetches_nothing_and_forbids_scripts() -> None:
-    page = Page(report_html("t", [*sections("x"), *(PlotSection("p", plot) for plot in plots())]))
+    page = HtmlPage(report_html("t", [*sections("x"), *(PlotSection("p", plot) for plot in plots())]))
     links = [value for name, value in page.attributes if name in ("href", "src", "xlink:href", "action")]
     assert links and all(link.startswith("#") for link in links)
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
@@ -106,23 +71,24 @@ def test_a_page_fetches_nothing_and_forbids_scripts() -> None:
 
 def test_plots_in_one_page_do_not_share_ids() -> None:
     html = report_html("t", [PlotSection("p", plot) for plot in [*plots(), *plots()]])
-    page = Page(html)
-    assert len(page.ids) == len(set(page.ids))
-    targets = {value[1:] for name, value in page.attributes if name == "xlink:href"}
+    page = HtmlPage(html)
+    ids = page.values_of("id")
+    assert len(ids) == len(set(ids))
+    targets = {value[1:] for value in page.values_of("xlink:href")}
     targets |= {part.split(")")[0] for part in html.split("url(#")[1:]}
-    assert targets and targets <= set(page.ids)
+    assert targets and targets <= set(ids)
 
 
 def test_names_with_dollars_tags_and_other_alphabets_can_be_drawn() -> None:
     for plot in plots('$x <b> 维罗拉 & "q"'):
-        page = Page(plot)
+        page = HtmlPage(plot)
         assert "b" not in page.tags
         assert '$x <b> 维罗拉 & "q"' in page.text
 
 
 def test_what_is_counted_has_whole_numbers_on_its_axis() -> None:
     halves = tuple(half / 2 for half in range(5))
-    words = Page(line_plot([Series("way", halves, (5.0,) * 5)], "round", "searches")).text.split()
+    words = HtmlPage(line_plot([Series("way", halves, (5.0,) * 5)], "round", "searches")).text.split()
     assert {"0", "1", "2"} <= set(words) and not {"0.5", "0.50", "1.5", "1.50"} & set(words)
 
 

@@ -72,11 +72,6 @@ def test_a_run_cut_by_a_budget_is_truncated_and_scored() -> None:
     assert (scores["truncated"], scores["answered"], scores["em"]) == (1, 0, 0)
 
 
-def test_a_fault_cannot_be_scored() -> None:
-    with pytest.raises(ValueError, match="retriever_error"):
-        score_trajectory(fault())
-
-
 def test_faults_are_in_no_mean_and_are_counted() -> None:
     runs = [*batch("Velora"), fault(seed=1), fault(replace(QUESTION, id="q9"))]
     summary = score_runs({"a": runs}).of("a")

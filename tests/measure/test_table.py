@@ -1,11 +1,16 @@
 import io
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.measure.samples import MIRA, ORBO, found, run
+from tests.measure.samples import MIRA, ORBO, QUESTION, fault, found, run
 
-from coseek.measure.score import Scores, score_runs
+from coseek.cli.commands.leaderboard import named_run
+from coseek.data.trajectory import Trajectory
+from coseek.measure.leaderboard import Leaderboard, leaderboard
+from coseek.measure.score import ScoredRun, Scores, score_run, score_runs
 from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json
 
 NAME = "a|b [red] <i>"
@@ -43,11 +48,6 @@ def test_a_table_of_any_shape_can_be_shown() -> None:
             assert terminal(table, width=200).count("x") >= width * height
 
 
-def test_flipping_twice_gives_the_table_back() -> None:
-    table = main_table(scores())
-    assert table.flipped.flipped == table
-
-
 def test_a_row_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="1 cells in a table of 2"):
         Table(("a", "b"), (("1",),))
@@ -77,3 +77,76 @@ def test_the_json_is_plain_and_complete() -> None:
     assert tree["summaries"][0]["metrics"]["em"] == {"mean": 0, "low": None, "high": None, "n": 1}
     assert tree["comparisons"][0]["metrics"]["em"]["p"] == 1
     assert tree["stops"] == {NAME: {"answered": 1}, "after": {"answered": 1}}
+
+
+# --- leaderboards
+
+
+def rows(right: int, wrong: int, faults: int = 0) -> list[Trajectory]:
+    made = [
+        run(question=replace(QUESTION, id=f"q{n}"), answer="Velora" if n < right else "Zun")
+        for n in range(right + wrong)
+    ]
+    return made + [fault(replace(QUESTION, id=f"q{right + wrong + n}")) for n in range(faults)]
+
+
+def board(**more: object) -> Leaderboard:
+    cells = {("weak", "nq"): rows(2, 8), ("weak", "hotpotqa"): rows(1, 3), ("strong", "nq"): rows(9, 1),
+             ("strong", "hotpotqa"): rows(2, 2), ("<b>part|ly</b>", "hotpotqa"): rows(3, 0, faults=1)}  # fmt: skip
+    runs: dict[tuple[str, str], ScoredRun] = {key: score_run(key[0], found) for key, found in cells.items()}
+    return leaderboard(runs, "em", in_domain=("nq",), by=["Judge: nobody."])
+
+
+def test_a_run_in_a_folder_with_an_equals_sign_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=1e-3" / "run").mkdir(parents=True)
+    assert named_run("lr=1e-3/run") == (None, "lr=1e-3/run")
+    assert named_run("mine=lr=1e-3/run") == ("mine", "lr=1e-3/run")
+    assert named_run("bm25 k=5=lr=1e-3/run") == ("bm25 k=5", "lr=1e-3/run")
+    assert named_run("mine=run") == ("mine", "run") and named_run("run") == (None, "run")
+
+
+def test_sets_in_domain_come_first_are_marked_and_averaged_apart() -> None:
+    table = board().table()
+    assert table.columns == ("em", "nq *", "hotpotqa", "macro in domain", "macro out of domain", "macro", "micro")
+    strong = table.rows[0]
+    shown = [cell.partition(" ")[0] for cell in strong]
+    assert shown == ["strong", "0.900", "0.500", "0.900", "0.500", "0.700", "0.786"]
+
+
+def test_systems_are_ranked_and_those_that_lack_a_set_have_no_mean_and_come_last() -> None:
+    assert board().systems == ["strong", "weak", "<b>part|ly</b>"]
+    assert board().table().rows[-1][1] == board().table().rows[-1][-1] == "–"
+
+
+def test_faults_and_missing_questions_are_said_below_the_table() -> None:
+    notes = " ".join(board().notes())
+    assert "<b>part|ly</b> on hotpotqa: 1 trajectories have a fault" in notes
+    assert "<b>part|ly</b> on hotpotqa: 1 questions are missing" in notes
+    assert "strong on" not in notes
+    assert "Judge: nobody." in notes
+
+
+def test_a_question_that_a_system_was_not_asked_is_missing_where_another_was() -> None:
+    runs = {("a", "nq"): score_run("a", rows(3, 3)), ("b", "nq"): score_run("b", rows(1, 1))}
+    assert leaderboard(runs, "em").cells["b", "nq"].missing == 4
+
+
+def test_a_metric_that_some_questions_cannot_have_is_not_missing() -> None:
+    bare = run(question=replace(QUESTION, id="q7", gold_ids=()))
+    runs = {("a", "nq"): score_run("a", [*rows(1, 0), bare])}
+    assert leaderboard(runs, "recall").cells["a", "nq"].missing == 0
+
+
+def test_a_name_breaks_neither_the_page_nor_the_table() -> None:
+    page, text = board().html(), board().table().markdown()
+    assert "<b>part" not in page and "&lt;b&gt;part|ly" in page
+    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert "<b>part\\|ly</b>" in text
+
+
+def test_a_set_of_few_questions_does_not_swing_the_mean_of_the_large_ones() -> None:
+    cells = {"nq": rows(150, 50), "hotpotqa": rows(100, 100), "bamboogle": rows(0, 25)}
+    found = leaderboard({("a", name): score_run("a", some) for name, some in cells.items()}, "em").averages_of("a")
+    means = {name: round(mean.mean, 3) for name, mean in found.items() if mean is not None}
+    assert means == {"macro": 0.417, "macro, n ≥ 200": 0.625, "micro": 0.588}

@@ -43,9 +43,7 @@ def scores(after: Mapping[str, Sequence[float]], before: Mapping[str, Sequence[f
         ([], Outcome.OPEN),
     ],
 )
-def test_better_and_worse_are_said_only_of_what_luck_does_not_explain(
-    differences: Sequence[float], said: Outcome
-) -> None:
+def test_better_and_worse_are_what_luck_does_not_explain(differences: Sequence[float], said: Outcome) -> None:
     assert outcomes([claim(differences)]) == [said]
     line = verdict([claim(differences)])
     assert line.startswith("Verdict: ") and str(said) in line

@@ -59,7 +59,7 @@ def test_each_case_pays_its_own_setting_and_every_other_run_nothing(
         (GONE, None, False, 0.0),
     ],
 )
-def test_the_preset_pays_an_honest_decline_like_a_right_answer(
+def test_an_honest_decline_pays_like_an_answer(
     question: Question, answer: str | None, declined: bool, value: float
 ) -> None:
     assert paid({"preset": "abstention"}, question, answer, declined).value == value

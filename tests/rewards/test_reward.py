@@ -143,17 +143,10 @@ def test_the_evidence_that_was_selected_stands_first_in_the_runs_ndcg() -> None:
     assert chosen is not None and chosen.value == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "way_out"),
-    [
-        ("component", "graders.generator.model"),
-        ("gbr", "graders.generator.model"),
-        ("gen_acc", "graders.generator.model"),
-    ],
-)
-def test_a_reward_that_was_not_told_what_it_needs_says_the_way_out(name: str, way_out: str) -> None:
-    with pytest.raises(SettingError, match=way_out):
-        make_reward({name: 1.0})(run())
+def test_a_reward_that_was_not_told_what_it_needs_says_the_way_out() -> None:
+    for name in ("component", "gbr", "gen_acc"):
+        with pytest.raises(SettingError, match=r"graders\.generator\.model"):
+            make_reward({name: 1.0})(run())
     with pytest.raises(SettingError, match=r"graders\.baseline"):
         make_reward({"gbr": {"accuracy": "cover_match"}})(run(), Grades(SAID.reply))
     with pytest.raises(SettingError, match="accuracy: cover_match"):
@@ -208,7 +201,7 @@ def test_a_wrong_spec_is_one_sentence(spec: RewardSpec, kind: type[UserError], s
     hit=st.booleans(),
     name=st.sampled_from([name for name in reward_names() if name not in ("searches", "gbr", "rank_tiers")]),
 )
-def test_every_part_but_a_count_and_a_gain_lies_between_nought_and_one(
+def test_every_part_but_a_count_and_a_gain_is_at_most_one(
     answer: str | None, valid: bool, hit: bool, name: str
 ) -> None:
     assert 0 <= value({name: 1.0}, answer=answer, valid=valid, hit=hit) <= 1
@@ -302,9 +295,7 @@ def judged(response: str, right: bool) -> Grades:
         ("gen_acc", "Zun", judged("Zun", False), False),
     ],
 )
-def test_an_answer_is_right_as_its_accuracy_says(
-    accuracy: Accuracy, response: str | None, grades: Grades, right: bool
-) -> None:
+def test_an_accuracy_says_what_is_right(accuracy: Accuracy, response: str | None, grades: Grades, right: bool) -> None:
     assert is_right(accuracy, QUESTION, response, grades) is right
 
 
@@ -364,9 +355,8 @@ def test_the_part_that_failed_is_named() -> None:
 
 
 def test_a_reward_is_shown_with_the_terms_of_its_preset() -> None:
-    assert str(make_reward({"exact_match": 1.0, "searches": -0.02, "valid": {"gate": True}})) == (
-        "(1 exact_match + -0.02 searches) × valid"
-    )
+    gated = make_reward({"exact_match": 1.0, "searches": -0.02, "valid": {"gate": True}})
+    assert str(gated) == "(1 exact_match + -0.02 searches) × valid"
     assert str(make_reward({"preset": "search-r1", "f1": 0.2})) == "(1 exact_match + 0.2 f1)"
 
 
@@ -389,7 +379,7 @@ def test_a_reward_that_needs_no_golds_takes_questions_without() -> None:
 
 
 @pytest.mark.parametrize("golds", [("The",), ("!!!", "A"), ("",)])
-def test_gold_answers_that_nothing_can_match_are_a_fault_and_no_zero_unless_a_judge_decides(
+def test_gold_answers_that_nothing_can_match_are_a_fault_unless_a_judge_decides(
     golds: tuple[str, ...],
 ) -> None:
     lost = run(question=replace(QUESTION, answers=golds), answer=golds[0] or "x")
@@ -418,15 +408,6 @@ def test_a_reward_does_not_change_with_what_was_rewarded_before() -> None:
 
 
 def test_a_judge_is_asked_always_for_its_own_accuracy_and_for_genacc_where_words_fail() -> None:
-    asked = {
-        (accuracy, response): left_to_judge(accuracy, QUESTION, response)
-        for accuracy in ("judge", "gen_acc")
-        for response in ("in Velora", "Zun")
-    }
-    assert asked == {
-        ("judge", "in Velora"): True,
-        ("judge", "Zun"): True,
-        ("gen_acc", "in Velora"): False,
-        ("gen_acc", "Zun"): True,
-    }
+    assert left_to_judge("judge", QUESTION, "in Velora") and left_to_judge("judge", QUESTION, "Zun")
+    assert left_to_judge("gen_acc", QUESTION, "Zun") and not left_to_judge("gen_acc", QUESTION, "in Velora")
     assert not left_to_judge("exact_match", QUESTION, "Zun") and not left_to_judge("cover_match", QUESTION, "Zun")

@@ -5,6 +5,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,19 +14,25 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionStreamOptionsParam
 from tests.models.tiny_policy import tiny_policy
 from tests.serve.agent_live import LONG, QUESTIONS, SHORT, asked, live_agent, measured, until
-from tests.serve.live import CORPUS, WEB, EchoRetriever
+from tests.serve.live import WEB, EchoRetriever
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.prompt_template import EARLIER
 from coseek.agents.sources import reply_in_words
 from coseek.core.files import Json
+from coseek.core.text import as_written
+from coseek.data.dataset import Dataset
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.lab.world.world import WorldSettings, make_world
 from coseek.models.tokenizer import HfTokenizer
+from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.index import build_index
 from coseek.retrieval.query import QueryLike
 from coseek.serve.agent_app import PAGE
 from coseek.serve.agent_chat import details, reasoning, usage
+from coseek.serve.agent_service import examples_for
 
 
 def same(answer: dict[str, object], run: Trajectory) -> bool:
@@ -40,19 +47,18 @@ def test_what_rules_answer_is_what_a_run_measures() -> None:
     assert all(same(*pair) for pair in zip(answers, measured("rules"), strict=False))
 
 
+def all_at_once(url: str, **more: object) -> list[httpx.Response]:
+    """The answers to all questions, asked at the same time."""
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        return [*pool.map(lambda text: asked(url, text, seed=5, **more), QUESTIONS)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 64])
 def test_what_a_model_answers_among_others_is_what_a_run_measures(rows: int, tmp_path: Path) -> None:
     folder = str(tiny_policy(tmp_path / "policy"))
-
-    async def all_at_once(url: str) -> list[dict[str, object]]:
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
-            rows = [{"messages": [{"role": "user", "content": text}], "seed": 5} for text in QUESTIONS]
-            got = await asyncio.gather(*(web.post(f"{url}/v1/chat/completions", json=row) for row in rows))
-        return [one.json() for one in got]
-
     with live_agent(folder, limits=SHORT, max_rows=rows) as (url, _):
-        answers = asyncio.run(all_at_once(url))
+        answers = [one.json() for one in all_at_once(url)]
         until(lambda: WEB.get(f"{url}/health").json()["open_rows"] == 0)
     runs = measured(folder, SHORT)
     assert len({reasoning(run) for run in runs}) > 3  # the questions are not all one
@@ -62,17 +68,10 @@ def test_what_a_model_answers_among_others_is_what_a_run_measures(rows: int, tmp
 @pytest.mark.slow
 def test_tokens_come_while_a_turn_is_written_and_join_to_what_a_run_measures(tmp_path: Path) -> None:
     folder = str(tiny_policy(tmp_path / "policy", seed=6))
-
-    async def all_at_once(url: str) -> list[str]:
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
-            rows = [{"messages": [{"role": "user", "content": text}], "seed": 5, "stream": True} for text in QUESTIONS]
-            got = await asyncio.gather(*(web.post(f"{url}/v1/chat/completions", json=row) for row in rows))
-        return [one.text for one in got]
-
     with live_agent(folder, limits=LONG) as (url, _):
-        streams = asyncio.run(all_at_once(url))
+        streams = all_at_once(url, stream=True)
     for stream, run in zip(streams, measured(folder, LONG), strict=True):
-        rows = [json.loads(one[6:]) for one in stream.split("\n\n")[:-2]]
+        rows = [json.loads(one[6:]) for one in stream.text.split("\n\n")[:-2]]
         pieces = [row["choices"][0]["delta"].get("reasoning_content", "") for row in rows]
         assert "".join(pieces) == reasoning(run) and len([*filter(None, pieces)]) >= run.agent_tokens / 8
         assert rows[-1]["coseek"] == details(run)
@@ -169,6 +168,7 @@ def test_a_bug_is_told_in_the_stream_and_the_service_goes_on() -> None:
         (b'{"messages": [{"role": "assistant", "content": "x"}]}', 400, "the last message is the question"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', 400, "messages"),
         (b'{"model": "other", "messages": [{"role": "user", "content": "x"}]}', 404, "'other' is not served here"),
+        (b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"x" * 51), 413, "51 characters"),
     ],
 )
 def test_a_mistake_is_one_sentence(body: bytes, status: int, sentence: str, small: str) -> None:
@@ -180,11 +180,6 @@ def test_a_mistake_is_one_sentence(body: bytes, status: int, sentence: str, smal
 def small() -> Iterator[str]:
     with live_agent("rules", max_question_chars=50) as (url, _):
         yield url
-
-
-def test_a_long_question_is_refused(small: str) -> None:
-    got = asked(small, "x" * 51)
-    assert got.status_code == 413 and "51 characters" in got.json()["error"]["message"]
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
@@ -233,10 +228,12 @@ def test_the_page_loads_nothing_and_takes_text_as_text(small: str) -> None:
     ]
 
 
-def test_the_page_can_be_left_out() -> None:
+def test_the_page_can_be_left_out_and_a_client_can_look_up_the_agent_by_its_name() -> None:
     with live_agent("rules", page=False) as (url, _):
         assert WEB.get(f"{url}/").status_code == 404
-        assert len(CORPUS) and WEB.get(f"{url}/info").json()["retriever"] == "echo"
+        assert WEB.get(f"{url}/info").json()["retriever"] == "echo"
+        assert WEB.get(f"{url}/v1/models/agent").json()["id"] == "agent"
+        assert WEB.get(f"{url}/v1/models/another").status_code == 404
 
 
 def test_what_tools_said_is_passed_over_and_a_picture_is_refused_as_one() -> None:
@@ -251,12 +248,6 @@ def test_what_tools_said_is_passed_over_and_a_picture_is_refused_as_one() -> Non
             assert refused.status_code == 400 and what in refused.json()["error"]["message"]
 
 
-def test_a_client_can_look_up_the_agent_by_its_name() -> None:
-    with live_agent("rules") as (url, _):
-        assert WEB.get(f"{url}/v1/models/agent").json()["id"] == "agent"
-        assert WEB.get(f"{url}/v1/models/another").status_code == 404
-
-
 def test_the_evidence_holds_each_sentence_that_was_used_as_it_is_shown() -> None:
     page = Passage("a", " Amber Island", " Amber Island is old . Its chief , who sings , is Elor Lindby . It rains .")
 
@@ -269,3 +260,61 @@ def test_the_evidence_holds_each_sentence_that_was_used_as_it_is_shown() -> None
     (only,) = told["coseek"]["evidence"]
     assert "chief, who sings, is Elor Lindby." in only["used"] and only["used"] in only["text"]
     assert only["title"] == "Amber Island" and told["choices"][0]["message"]["content"] != NOT_FOUND
+
+
+# --- linked documents: a file outside them, a script in one that runs on our page
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "notes" / "sub").mkdir(parents=True)
+    (tmp_path / "notes" / "sub" / "a b.html").write_text("<script>alert(1)</script>", encoding="utf-8")
+    (tmp_path / "notes" / "m.pdf").write_bytes(b"%PDF-1.4")
+    (tmp_path / "notes-secret").mkdir()
+    (tmp_path / "notes-secret" / "key").write_text("secret", encoding="utf-8")
+    (tmp_path / "notes" / "link").symlink_to(tmp_path / "notes-secret" / "key")
+    return tmp_path / "notes"
+
+
+def test_a_file_of_the_documents_is_served_without_its_scripts(folder: Path) -> None:
+    with live_agent("rules", documents=str(folder)) as (url, _):
+        page, pdf = WEB.get(f"{url}/documents/notes/sub/a%20b.html"), WEB.get(f"{url}/documents/notes/m.pdf")
+    assert page.status_code == 200 and "sandbox" in page.headers["content-security-policy"]
+    assert pdf.content == b"%PDF-1.4" and pdf.headers["content-type"] == "application/pdf"
+    assert pdf.headers["content-disposition"].startswith("inline")
+
+
+def test_nothing_else_is_served(folder: Path) -> None:
+    outside = ("notes-secret/key", "notes/..%2fnotes-secret/key", "notes/link", "%2fetc/passwd")
+    with live_agent("rules", documents=str(folder)) as (url, _):
+        for path in (*outside, "notes", "notes/none", "a%00b"):
+            refused = WEB.get(f"{url}/documents/{path}")
+            assert refused.status_code == 404 and "secret" not in refused.text.replace("notes-secret", "")
+
+
+def test_no_file_is_served_where_none_was_named(folder: Path) -> None:
+    with live_agent("rules") as (url, _):
+        assert WEB.get(f"{url}/documents/notes/m.pdf").status_code == 404
+
+
+# --- example questions
+
+
+def test_examples_are_questions_of_the_data_folder_as_people_write_them(tmp_path: Path) -> None:
+    make_world(WorldSettings(size="tiny", train=0, dev=0, test=30)).save(tmp_path / "world")
+    build_index(tmp_path / "world", "bm25", tmp_path / "index")
+    shown = examples_for(str(tmp_path / "index"), None)
+    asked = [one.question for one in Dataset(tmp_path / "world").questions("test")]
+    assert len(set(shown)) == 3
+    assert set(shown) <= {as_written(one).strip() for one in asked} and not any(" ?" in text for text in shown)
+
+
+def test_an_index_without_questions_is_asked_about_its_own_passages(tmp_path: Path) -> None:
+    make_world(WorldSettings(size="tiny", train=0, dev=0, test=5)).save(tmp_path / "world")
+    build_index(tmp_path / "world", "bm25", tmp_path / "index")
+    (tmp_path / "world" / "questions.test.jsonl").unlink()
+    index = open_retriever(str(tmp_path / "index"))
+    assert index.corpus is not None
+    shown = examples_for(str(tmp_path / "index"), index.corpus)
+    assert len(shown) == 3 and all(text.startswith("What is said about ") for text in shown)
+    assert examples_for("http://elsewhere:1", None) == []

@@ -12,11 +12,6 @@ from coseek.serve.limits import RefusedRequest
 from coseek.serve.running import WorkThread
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Play a scenario in an event loop."""
-    asyncio.run(asyncio.wait_for(scenario(), 20))
-
-
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
@@ -50,65 +45,58 @@ class Busy:
         return task
 
 
-def test_requests_that_wait_are_searched_together_and_each_gets_its_own() -> None:
-    busy = Busy()
+def in_a_loop(scenario: Callable[[Busy], Awaitable[None]]) -> Callable[[], None]:
+    """A test that plays a scenario in an event loop."""
 
-    async def scenario() -> None:
-        await busy.occupy()
-        tasks = [await busy.ask("a", "b"), await busy.ask("c"), await busy.ask("d")]
-        busy.gate.set()
-        assert [found(await task) for task in tasks] == [[2, 2], [2], [2]]
-        assert texts(busy.retriever) == [["first"], ["a", "b", "c", "d"]]
-        assert [(await task).batch for task in tasks] == [4, 4, 4]
+    def played() -> None:
+        asyncio.run(asyncio.wait_for(scenario(Busy()), 20))
 
-    run(scenario)
+    return played
 
 
-def test_only_searches_of_the_same_k_are_joined() -> None:
-    busy = Busy()
-
-    async def scenario() -> None:
-        await busy.occupy()
-        tasks = [await busy.ask("a", k=1), await busy.ask("b", k=3), await busy.ask("c", k=1)]
-        busy.gate.set()
-        assert [found(await task) for task in tasks] == [[1], [3], [1]]
-        assert texts(busy.retriever) == [["first"], ["a", "c"], ["b"]]
-
-    run(scenario)
+@in_a_loop
+async def test_requests_that_wait_are_searched_together_and_each_gets_its_own(busy: Busy) -> None:
+    await busy.occupy()
+    tasks = [await busy.ask("a", "b"), await busy.ask("c"), await busy.ask("d")]
+    busy.gate.set()
+    assert [found(await task) for task in tasks] == [[2, 2], [2], [2]]
+    assert texts(busy.retriever) == [["first"], ["a", "b", "c", "d"]]
+    assert [(await task).batch for task in tasks] == [4, 4, 4]
 
 
-def test_a_large_request_does_not_keep_a_small_one_waiting() -> None:
-    busy = Busy()
-
-    async def scenario() -> None:
-        await busy.occupy()
-        large = await busy.ask(*(f"l{number}" for number in range(9)))
-        small = await busy.ask("s")
-        busy.gate.set()
-        assert found(await small) == [2]
-        assert found(await large) == [2] * 9
-        assert texts(busy.retriever)[1:3] == [["l0", "l1", "l2", "l3"], ["s", "l4", "l5", "l6"]]
-        assert [text for batch in texts(busy.retriever) for text in batch if text[0] == "l"] == [
-            f"l{number}" for number in range(9)
-        ]
-
-    run(scenario)
+@in_a_loop
+async def test_only_searches_of_the_same_k_are_joined(busy: Busy) -> None:
+    await busy.occupy()
+    tasks = [await busy.ask("a", k=1), await busy.ask("b", k=3), await busy.ask("c", k=1)]
+    busy.gate.set()
+    assert [found(await task) for task in tasks] == [[1], [3], [1]]
+    assert texts(busy.retriever) == [["first"], ["a", "c"], ["b"]]
 
 
-def test_a_fault_fails_the_request_that_it_concerns_and_spares_its_siblings() -> None:
-    busy = Busy()
+@in_a_loop
+async def test_a_large_request_does_not_keep_a_small_one_waiting(busy: Busy) -> None:
+    await busy.occupy()
+    large = await busy.ask(*(f"l{number}" for number in range(9)))
+    small = await busy.ask("s")
+    busy.gate.set()
+    assert found(await small) == [2]
+    assert found(await large) == [2] * 9
+    assert texts(busy.retriever)[1:3] == [["l0", "l1", "l2", "l3"], ["s", "l4", "l5", "l6"]]
+    assert [text for batch in texts(busy.retriever) for text in batch if text[0] == "l"] == [
+        f"l{number}" for number in range(9)
+    ]
 
-    async def scenario() -> None:
-        await busy.occupy()
-        tasks = [await busy.ask("a"), await busy.ask("fail"), await busy.ask("b")]
-        busy.gate.set()
-        jobs = [await task for task in tasks]
-        assert [found(job) for job in jobs] == [[2], [], [2]]
-        assert isinstance(jobs[1].fault, RetrieverError)
-        assert [job.fault for job in (jobs[0], jobs[2])] == [None, None]
-        assert busy.batcher.faults == 1
 
-    run(scenario)
+@in_a_loop
+async def test_a_fault_fails_the_request_that_it_concerns_and_spares_its_siblings(busy: Busy) -> None:
+    await busy.occupy()
+    tasks = [await busy.ask("a"), await busy.ask("fail"), await busy.ask("b")]
+    busy.gate.set()
+    jobs = [await task for task in tasks]
+    assert [found(job) for job in jobs] == [[2], [], [2]]
+    assert isinstance(jobs[1].fault, RetrieverError)
+    assert [job.fault for job in (jobs[0], jobs[2])] == [None, None]
+    assert busy.batcher.faults == 1
 
 
 def test_a_bug_of_a_retriever_fails_one_request_and_not_the_service(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,48 +107,38 @@ def test_a_bug_of_a_retriever_fails_one_request_and_not_the_service(capsys: pyte
         assert isinstance(job.fault, ZeroDivisionError)
         assert found(await batcher.search(retriever, ["a"], 1)) == [1]
 
-    run(scenario)
+    asyncio.run(scenario())
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_full_queue_turns_away_and_says_when_to_come_back() -> None:
+@in_a_loop
+async def test_a_full_queue_turns_away_and_says_when_to_come_back(busy: Busy) -> None:
     busy = Busy(queue=3)
-
-    async def scenario() -> None:
-        await busy.occupy()
-        waiting = [await busy.ask("a", "b"), await busy.ask("c")]
-        with pytest.raises(RefusedRequest, match="3 queries are waiting") as refused:
-            await busy.batcher.search(busy.retriever, ["d"], 2)
-        assert refused.value.status == 503
-        assert refused.value.retry_after_s == 1
-        busy.gate.set()
-        assert [found(await task) for task in waiting] == [[2, 2], [2]]
-        assert found(await busy.batcher.search(busy.retriever, ["d"], 2)) == [2]
-
-    run(scenario)
+    await busy.occupy()
+    waiting = [await busy.ask("a", "b"), await busy.ask("c")]
+    with pytest.raises(RefusedRequest, match="3 queries are waiting") as refused:
+        await busy.batcher.search(busy.retriever, ["d"], 2)
+    assert refused.value.status == 503
+    assert refused.value.retry_after_s == 1
+    busy.gate.set()
+    assert [found(await task) for task in waiting] == [[2, 2], [2]]
+    assert found(await busy.batcher.search(busy.retriever, ["d"], 2)) == [2]
 
 
-def test_what_nobody_waits_for_is_not_searched() -> None:
-    busy = Busy()
-
-    async def scenario() -> None:
-        first = await busy.occupy()
-        gone, stays = await busy.ask("gone", k=1), await busy.ask("stays")
-        gone.cancel()
-        await until(lambda: busy.batcher.waiting == 1)
-        busy.gate.set()
-        assert [found(await task) for task in (first, stays)] == [[2], [2]]
-        assert texts(busy.retriever) == [["first"], ["stays"]]
-
-    run(scenario)
+@in_a_loop
+async def test_what_nobody_waits_for_is_not_searched(busy: Busy) -> None:
+    first = await busy.occupy()
+    gone, stays = await busy.ask("gone", k=1), await busy.ask("stays")
+    gone.cancel()
+    await until(lambda: busy.batcher.waiting == 1)
+    busy.gate.set()
+    assert [found(await task) for task in (first, stays)] == [[2], [2]]
+    assert texts(busy.retriever) == [["first"], ["stays"]]
 
 
-def test_a_lone_request_waits_for_company_only_as_long_as_it_is_told() -> None:
+@in_a_loop
+async def test_a_lone_request_waits_for_company_only_as_long_as_it_is_told(busy: Busy) -> None:
     batcher, retriever = Batcher(WorkThread("search"), 2, 100, wait_s=5.0), EchoRetriever()
-
-    async def scenario() -> None:
-        jobs = await asyncio.gather(batcher.search(retriever, ["a"], 1), batcher.search(retriever, ["b"], 1))
-        assert [found(job) for job in jobs] == [[1], [1]]  # the second filled the batch, long before five seconds
-
-    run(scenario)
+    jobs = await asyncio.gather(batcher.search(retriever, ["a"], 1), batcher.search(retriever, ["b"], 1))
+    assert [found(job) for job in jobs] == [[1], [1]]  # the second filled the batch, long before five seconds
     assert texts(retriever) == [["a", "b"]]

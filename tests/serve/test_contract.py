@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tests.serve.live import CORPUS, WEB, EchoRetriever, live
 
+from coseek.core.files import JsonObject
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import PastTurn, Query
@@ -50,15 +51,11 @@ def refused(reply: httpx.Response, status: int) -> str:
 
 
 def test_a_batch_is_answered_with_one_list_a_query_in_input_order(client: httpx.Client) -> None:
-    reply = client.post(
-        "/bm25/retrieve", json={"queries": ["radium", "poet", "moon"], "topk": 1, "return_scores": True}
-    )
-    assert ids(reply) == [["curie"], ["byron"], ["tide"]]
-
-
-def test_a_document_has_id_contents_title_and_text(client: httpx.Client) -> None:
-    reply = client.post("/bm25/retrieve", json={"queries": ["radium"], "topk": 1, "return_scores": True})
-    (row,) = reply.json()["result"][0]
+    body = {"queries": ["radium", "poet", "nonsense", "月が海"], "topk": 3, "return_scores": True}
+    reply = client.post("/bm25/retrieve", json=body)
+    assert ids(reply) == [["curie"], ["byron"], [], ["tide"]], "fewer than topk where no more are found"
+    assert reply.json()["result"][3][0]["document"]["text"].endswith("月が海を動かす。")
+    row = reply.json()["result"][0][0]
     assert row["document"] == {
         "id": "curie",
         "contents": '"Marie Curie"\nShe studied "radium" in Paris.\nTwice a laureate.',
@@ -84,29 +81,27 @@ def test_without_scores_the_inner_lists_hold_the_documents_alone(client: httpx.C
     assert [[document["id"] for document in documents] for documents in reply.json()["result"]] == [["ada", "byron"]]
 
 
-@pytest.mark.parametrize(
-    "body", [{"queries": "x"}, {"query": ["x"]}, {"queries": ["x"]}, {"queries": "x", "query": "y"}]
-)
-def test_a_single_query_in_any_dialect_is_answered_with_a_list_of_one_list(
-    client: httpx.Client, body: dict[str, object]
-) -> None:
-    assert ids(client.post("/retrieve", json={**body, "topk": 1, "return_scores": True})) == [["ada"]]
-
-
 @pytest.mark.parametrize("body", [{"query": "x"}, {"queries": None, "query": "x"}])
 def test_one_query_as_a_string_is_answered_with_a_flat_list(client: httpx.Client, body: dict[str, object]) -> None:
-    reply = client.post("/retrieve", json={**body, "topk": 2, "return_scores": True})
-    assert [row["document"]["id"] for row in reply.json()["result"]] == ["ada", "byron"]
-    reply = client.post("/retrieve", json={**body, "topk": 2})
-    assert [document["id"] for document in reply.json()["result"]] == ["ada", "byron"]
+    for more in ({"return_scores": True}, {}):
+        rows = client.post("/retrieve", json={**body, "topk": 2, **more}).json()["result"]
+        assert [row.get("document", row)["id"] for row in rows] == ["ada", "byron"]
     assert client.post("/retrieve", json={"query": " "}).json() == {"result": []}
 
 
-@pytest.mark.parametrize("body", [{"topk": None}, {"topk": 0}, {}])
-def test_topk_null_zero_or_missing_is_the_default_of_the_server(client: httpx.Client, body: dict[str, object]) -> None:
-    assert ids(client.post("/retrieve", json={"queries": ["x"], "return_scores": True, **body})) == [
-        ["ada", "byron", "curie"]
-    ]
+FOUND = ["ada", "byron", "curie", "tide"]
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        *(({**query, "topk": 1}, 1) for query in ({"queries": "x"}, {"query": ["x"]}, {"queries": "x", "query": "y"})),
+        *(({"queries": ["x"], **topk}, 3) for topk in ({"topk": None}, {"topk": 0}, {})),  # the server's own
+        *(({"queries": ["x"], "topk": topk}, 4) for topk in (4, 5, 1_000_000, 10**30, 4.0)),  # all there are
+    ],
+)
+def test_a_single_query_in_any_dialect_has_one_list_of_topk(client: httpx.Client, body: JsonObject, count: int) -> None:
+    assert ids(client.post("/retrieve", json={**body, "return_scores": True})) == [FOUND[:count]]
 
 
 @pytest.mark.parametrize("topk", [-1, -(10**9), True, "3", 2.5, [3], {}])
@@ -114,40 +109,17 @@ def test_a_topk_that_counts_nothing_is_refused(client: httpx.Client, topk: objec
     assert "topk" in refused(client.post("/retrieve", json={"queries": ["x"], "topk": topk}), 422)
 
 
-@pytest.mark.parametrize("topk", [4, 5, 1_000_000, 10**30, 4.0])
-def test_more_than_the_corpus_holds_is_all_of_it(client: httpx.Client, topk: object) -> None:
-    reply = client.post("/retrieve", json={"queries": ["x"], "topk": topk, "return_scores": True})
-    assert ids(reply) == [["ada", "byron", "curie", "tide"]]
-
-
-def test_fewer_than_topk_are_given_when_no_more_are_found(client: httpx.Client) -> None:
-    reply = client.post("/bm25/retrieve", json={"queries": ["radium", "nonsense"], "topk": 3, "return_scores": True})
-    assert ids(reply) == [["curie"], []]
-
-
-def test_an_empty_batch_has_an_empty_result(client: httpx.Client) -> None:
-    assert client.post("/retrieve", json={"queries": []}).json() == {"result": []}
-
-
 def test_an_empty_query_finds_nothing_and_disturbs_no_other(client: httpx.Client, echo: EchoRetriever) -> None:
+    assert client.post("/retrieve", json={"queries": []}).json() == {"result": []}
     echo.batches.clear()
     reply = client.post("/retrieve", json={"queries": ["", "x", " \n"], "topk": 1, "return_scores": True})
     assert ids(reply) == [[], ["ada"], []]
     assert echo.batches == [[Query("x")]]
 
 
-def test_fields_that_are_not_known_are_passed_over(client: httpx.Client) -> None:
-    body = {"queries": ["x"], "topk": 1, "return_scores": True, "data_source": "nq", "ids": [7]}
-    assert ids(client.post("/retrieve", json=body)) == [["ada"]]
-
-
-def test_the_type_of_the_content_is_not_asked_for(client: httpx.Client) -> None:
-    assert ids(client.post("/retrieve", content=b'{"queries": ["x"], "topk": 1, "return_scores": true}')) == [["ada"]]
-
-
-def test_text_of_any_script_comes_through(client: httpx.Client) -> None:
-    reply = client.post("/bm25/retrieve", json={"queries": ["月が海"], "topk": 1, "return_scores": True})
-    assert reply.json()["result"][0][0]["document"]["text"].endswith("月が海を動かす。")
+def test_fields_that_are_not_known_and_the_type_of_the_content_are_passed_over(client: httpx.Client) -> None:
+    body = b'{"queries": ["x"], "topk": 1, "return_scores": true, "data_source": "nq", "ids": [7]}'
+    assert ids(client.post("/retrieve", content=body)) == [["ada"]]
 
 
 def test_half_a_surrogate_in_a_query_breaks_nothing(client: httpx.Client, echo: EchoRetriever) -> None:
@@ -161,28 +133,22 @@ def test_half_a_surrogate_in_a_query_breaks_nothing(client: httpx.Client, echo: 
     ("content", "status"),
     [
         (b"", 400),
-        (b"queries", 400),
         (b'{"queries": ["x"]', 400),
         (b'{"queries": ["\xff"]}', 400),
         (b"[" * 100_000, 413),
         (b"[" * 19_000, 400),
         (b'{"queries": ["\\u0020"], "x": ' + b"[" * 700 + b"]" * 700 + b"}", 400),
         (b"[]", 422),
-        (b"null", 422),
         (b"{}", 422),
-        (b'{"queries": 3}', 422),
         (b'{"queries": {"a": 1}}', 422),
         (b'{"queries": ["x", 3]}', 422),
         (b'{"queries": [null]}', 422),
-        (b'{"queries": [["x"]]}', 422),
         (b'{"queries": ["x"], "topk": NaN}', 422),
         (b'{"queries": ["x"], "topk": ' + b"9" * 5_000 + b"}", 400),
         (b'{"queries": ["x"], "return_scores": "yes"}', 422),
         (b'{"queries": ["x"], "contexts": {}}', 422),
         (b'{"queries": ["x"], "contexts": []}', 422),
-        (b'{"queries": ["x"], "contexts": ["y"]}', 422),
         (b'{"queries": ["x"], "contexts": [{"question": 3}]}', 422),
-        (b'{"queries": ["x"], "contexts": [{"history": "none"}]}', 422),
         (b'{"queries": ["x"], "contexts": [{"history": [{"documents": [1]}]}]}', 422),
     ],
 )
@@ -226,7 +192,7 @@ def test_contents_go_out_byte_for_byte_as_the_corpus_has_them(tmp_path: Path, co
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     copy = tmp_path / "copy.jsonl"
     Corpus.load(path).save(copy)
-    for corpus in (Corpus.load(path), Corpus.load(copy), CorpusFile.scan(path)):
+    for corpus in (Corpus.load(copy), CorpusFile.scan(path)):
         retriever = RandomRetriever(corpus)
         with live({"random": retriever}) as url, closing(RemoteRetriever(RemoteRetrieverSettings(url=url))) as client:
             reply = WEB.post(f"{url}/retrieve", json={"queries": ["x"], "topk": 2}).json()["result"][0]
@@ -248,9 +214,7 @@ def test_what_led_to_a_query_reaches_the_retriever(client: httpx.Client, echo: E
     assert echo.batches == [[Query("x", "Who was her father?", "A poet, I think", past), Query("y")]]
 
 
-def test_a_client_that_does_not_say_which_searches_share_a_turn_means_that_none_does(
-    client: httpx.Client, echo: EchoRetriever
-) -> None:
+def test_without_word_of_it_no_two_searches_share_a_turn(client: httpx.Client, echo: EchoRetriever) -> None:
     echo.batches.clear()
     rows = [{"query": "a"}, {"query": "b"}]
     for history in (rows, [rows[0], {**rows[1], "same_turn": True}]):

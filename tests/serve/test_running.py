@@ -7,17 +7,19 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from tests.serve.agent_live import until
 from tests.serve.live import CORPUS, WEB, EchoRetriever, live
 
 from coseek.cli.commands.serve import TOGETHER_CPU, named, opened
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import JsonObject
 from coseek.retrieval.index import build_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.dense import Dense
@@ -120,13 +122,8 @@ def test_a_mistake_of_the_user_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
 
 def test_names_come_from_folders_files_and_hosts(tmp_path: Path) -> None:
     (tmp_path / "a=b").mkdir()
-    assert list(named(["x/wiki-bm25", "e5=http://h/?a=b", "http://far:1/", str(tmp_path / "two.yaml")])) == [
-        "wiki-bm25",
-        "e5",
-        "far",
-        "two",
-    ]
-    assert list(named([str(tmp_path / "a=b")])) == ["a=b"]
+    sources = ["x/wiki-bm25", "e5=http://h/?a=b", "http://far:1/", str(tmp_path / "two.yaml"), str(tmp_path / "a=b")]
+    assert list(named(sources)) == ["wiki-bm25", "e5", "far", "two", "a=b"]
     for name in ("a=b", "", "a/b", "..", "-x", "info"):
         with pytest.raises(SettingError):
             check_name(name)
@@ -141,74 +138,29 @@ def test_a_loopback_service_refuses_the_name_of_another_host() -> None:
             for path in ("/retrieve", "/health"):
                 refused = WEB.post(url + path, json={"queries": ["x"]}, headers={"host": host})
                 assert refused.status_code == 421 and "--token-env" in refused.json()["error"]
-        for host in (
-            f"127.0.0.1:{port}",
-            f"localhost:{port}",
-            f"LOCALHOST:{port}",
-            "[::1]:80",
-            "localhost",
-            "127.0.0.2",
-        ):
+        for host in (f"127.0.0.1:{port}", f"LOCALHOST:{port}", "[::1]:80", "localhost", "127.0.0.2"):
             assert WEB.post(f"{url}/retrieve", json={"queries": ["x"]}, headers={"host": host}).status_code == 200
     with live({"echo": EchoRetriever()}, token="s3cret") as url:
         headers = {"host": "search.example", "authorization": "Bearer s3cret"}
         assert WEB.post(f"{url}/retrieve", json={"queries": ["x"]}, headers=headers).status_code == 200
 
 
-def test_a_token_is_asked_for_everywhere_but_at_health() -> None:
-    with live({"echo": EchoRetriever()}, token="s3cret") as url:
-        for headers in (
-            {},
-            {"authorization": "Bearer wrong"},
-            {"authorization": "s3cret"},
-            {"authorization": "Bearer"},
-        ):
-            for reply in (
-                WEB.post(f"{url}/retrieve", json={"queries": ["x"]}, headers=headers),
-                WEB.get(f"{url}/info", headers=headers),
-            ):
-                assert reply.status_code == 401
-                assert "token" in reply.json()["error"]
-                assert "s3cret" not in reply.text
-        allowed = {"authorization": "Bearer s3cret"}
-        reply = WEB.post(f"{url}/retrieve", json={"queries": ["x"]}, headers=allowed)
-        assert reply.status_code == 200
-        assert WEB.get(f"{url}/health").status_code == 200
-
-
-def test_tokens_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_of_the_environment_is_asked_for_everywhere_but_at_health(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COSEEK_TEST_TOKEN", " s3cret\n")
     settings = ServeSettings(host="0.0.0.0", token_env="COSEEK_TEST_TOKEN")
-    assert token_of(settings) == "s3cret"
-    assert "s3cret" not in repr(settings)
-    assert token_of(ServeSettings()) is None
+    assert token_of(settings) == "s3cret" and "s3cret" not in repr(settings) and token_of(ServeSettings()) is None
+    with live({"echo": EchoRetriever()}, token="s3cret") as url:
+        for given in ("", "Bearer wrong", "s3cret", "Bearer"):
+            for method, path in (("POST", "/retrieve"), ("GET", "/info")):
+                reply = WEB.request(method, url + path, json={"queries": ["x"]}, headers={"authorization": given})
+                assert reply.status_code == 401 and "token" in reply.json()["error"] and "s3cret" not in reply.text
+        assert WEB.get(f"{url}/info").status_code == 401 and WEB.get(f"{url}/health").status_code == 200
+        assert WEB.get(f"{url}/info", headers={"authorization": "Bearer s3cret"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
-     ("10.0.0.1", False), ("example.org", False)],
-)  # fmt: skip
-def test_only_this_machines_own_addresses_are_loopback(host: str, loopback: bool) -> None:
-    assert is_loopback(host) is loopback
-
-
-def test_a_full_queue_is_a_503_with_a_time_to_come_back() -> None:
-    gate = threading.Event()
-    echo = EchoRetriever(gate)
-    with live({"echo": echo}, queue=2, max_queries=2, batch=1) as url, ThreadPoolExecutor(3) as pool:
-        taken = pool.submit(ask, url)
-        while len(echo.batches) < 2:  # the first was the warm-up
-            time.sleep(0.005)
-        queued = [pool.submit(ask, url) for _ in range(2)]
-        while waiting(url) < 2:
-            time.sleep(0.005)
-        reply = ask(url)
-        assert reply.status_code == 503
-        assert int(reply.headers["retry-after"]) >= 1
-        assert "retry later" in reply.json()["error"]
-        gate.set()
-        assert [one.result().status_code for one in (taken, *queued)] == [200] * 3
+def test_only_this_machines_own_addresses_are_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
 
 
 def test_health_says_what_is_still_being_opened() -> None:
@@ -251,13 +203,8 @@ def connected(url: str) -> socket.socket:
 
 
 def test_settings_are_shown_without_secrets() -> None:
-    given = {
-        "url": "https://me:pw@host:1/path?key=abc",
-        "api_key": "abc",
-        "query_tokens": 32,
-        "parts": [{"token": "abc", "k1": 1.2}],
-    }
-    shown = without_secrets(json.loads(json.dumps(given)))
+    given: JsonObject = {"url": "https://me:pw@host:1/path?key=abc", "api_key": "abc", "query_tokens": 32}
+    shown = without_secrets({**given, "parts": [{"token": "abc", "k1": 1.2}]})
     assert shown == {"url": "https://host:1/path", "query_tokens": 32, "parts": [{"k1": 1.2}]}
 
 
@@ -284,3 +231,41 @@ def test_a_dense_index_is_served_with_several_queries_encoded_together(tmp_path:
     assert parted.identity == retriever.identity
     with live({"dense": retriever}) as url:
         assert ask(url, "who studied radioactivity").json()["result"][0][0]["document"]["id"] == "curie"
+
+
+# --- limits: a request or an answer without one, a search that is made for nobody
+
+
+HEAD = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def ended(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    got = b""
+    with suppress(ConnectionError):  # closed before it has read everything
+        while part := connection.recv(65_536):
+            got += part
+    return got
+
+
+def test_connections_beyond_the_limit_are_refused() -> None:
+    with live({"echo": EchoRetriever()}, max_connections=3) as url, ExitStack() as stack:
+        held = [stack.enter_context(connected(url)) for _ in range(3)]
+        until(lambda: ask(url).status_code == 503)
+        held[0].close()
+        until(lambda: ask(url).status_code == 200)
+
+
+def test_a_body_that_is_too_long_or_too_late_is_refused() -> None:
+    with live({"echo": EchoRetriever()}, max_body_bytes=1_000, body_s=0.2) as url:
+        assert WEB.post(f"{url}/retrieve", content=b" " * 1_001).status_code == 413
+        with connected(url) as endless:
+            endless.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+            with suppress(ConnectionError):
+                for _ in range(20):
+                    endless.sendall(b"64\r\n" + b" " * 100 + b"\r\n")
+            assert ended(endless).startswith(b"HTTP/1.1 413 ")
+        with connected(url) as late:
+            late.sendall(HEAD + b"Content-Length: 99\r\n\r\n{")
+            assert ended(late).startswith(b"HTTP/1.1 408 ")
+        assert ask(url).status_code == 200

@@ -5,9 +5,10 @@ import gzip
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import cast
+
+from tests.html_page import HtmlPage
 
 from coseek.agents.search_turns import TurnId
 from coseek.core.files import Json, JsonObject, write_jsonl
@@ -110,37 +111,12 @@ def make_labels(folder: Path, one: Trajectory) -> Path:
     return folder
 
 
-class Elements(HTMLParser):
-    """The elements of a page with their attributes, the contents of its scripts and styles, and its policy."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.contents: list[str] = []
-        self.policy = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag in ("script", "style"):
-            self.contents.append("")
-        if ("http-equiv", "Content-Security-Policy") in attrs:
-            self.policy = str(dict(attrs)["content"])
-
-    def handle_data(self, data: str) -> None:
-        if self.tags[-1:] in (["script"], ["style"]) and self.contents:
-            self.contents[-1] += data
-
-    @property
-    def data(self) -> JsonObject:
-        """The data block, with all that is packed in it unpacked."""
-        block = cast(JsonObject, json.loads(self.contents[1]))
-        chunks = cast("list[str]", block["chunks"])
-        bodies = [body for one in chunks for body in cast("list[Json]", unpacked(one))]
-        return {**block, "index": unpacked(str(block["index"])), "bodies": bodies}
+def data_of(page: HtmlPage) -> JsonObject:
+    """The data block, with all that is packed in it unpacked."""
+    block = cast(JsonObject, json.loads(page.contents[1]))
+    chunks = cast("list[str]", block["chunks"])
+    bodies = [body for one in chunks for body in cast("list[Json]", unpacked(one))]
+    return {**block, "index": unpacked(str(block["index"])), "bodies": bodies}
 
 
 def unpacked(text: str) -> Json:

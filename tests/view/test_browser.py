@@ -138,9 +138,7 @@ def test_an_episode_shows_ranks_gold_faults_and_tokens(browser: Chromium, tmp_pa
     assert tokens == "Atoken 65: log p -0.250|Btoken 66: log p -2.000"
 
 
-def test_a_token_strip_tells_every_value_and_is_coloured_by_the_one_that_was_chosen(
-    browser: Chromium, tmp_path: Path
-) -> None:
+def test_a_token_strip_tells_every_value_and_is_coloured_by_one(browser: Chromium, tmp_path: Path) -> None:
     one = trajectory("a", "Ada")
     make_rollouts(tmp_path / "training", [one], [token_data(one)])
     browser.open(f"{page_of(tmp_path, tmp_path / 'training')}#view=episode&run=training/rl/rollouts/step-000010&q=a")

@@ -4,20 +4,25 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from threading import Thread
 from typing import cast
 
 import pytest
-from tests.view.samples import HOSTILE, Elements, make_labels, make_run, trajectory
+from tests.html_page import HtmlPage
+from tests.view.samples import HOSTILE, data_of, make_labels, make_rollouts, make_run, token_data, trajectory, unpacked
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, json_line
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
-from coseek.view.page import SCRIPTS, LivePage, html_of, labels_for, page_of, part
-from coseek.view.run_source import open_sources, reward_of
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.retrieval.index import build_index
+from coseek.view.page import CHUNK_CHARS, SCRIPTS, EpisodeTable, LivePage, html_of, labels_for, page_of, part
+from coseek.view.run_source import OtherIndex, RunSource, open_sources, reward_of
 
 
 def page_text(*folders: Path) -> str:
@@ -28,21 +33,15 @@ def test_no_text_of_a_run_becomes_an_element_or_closes_the_data_block(tmp_path: 
     assert len(set(HOSTILE)) == 200
     folder = make_run(tmp_path / "<b>&run'", [trajectory(f"q{at} {text}", text) for at, text in enumerate(HOSTILE)])
     (folder / "metrics.jsonl").write_text('{"step": 1, "</script><b>": 0.5}\n', encoding="utf-8")
-    page, plain = Elements(page_text(folder)), Elements(html_of("x", {}))
+    page, plain = HtmlPage(page_text(folder)), HtmlPage(html_of("x", {}))
     assert page.tags == plain.tags
     assert [name for name, _ in page.attributes] == [name for name, _ in plain.attributes]
     assert page.contents[::2] == plain.contents[::2], "style and script are ours to the letter"
-    index = page.data["index"]
-    assert isinstance(index, dict)
-    questions = index["questions"]
-    assert isinstance(questions, list)
-    assert [row[1] for row in questions if isinstance(row, list)] == [f"Who {text}?" for text in HOSTILE]
-    bodies = page.data["bodies"]
-    assert isinstance(bodies, list)
-    assert len(bodies) == 200
+    data = data_of(page)
+    questions = cast("dict[str, list[list[str]]]", data["index"])["questions"]
+    assert [row[1] for row in questions] == [f"Who {text}?" for text in HOSTILE]
+    bodies = cast("list[dict[str, list[JsonObject]]]", data["bodies"])
     for body, text in zip(bodies, HOSTILE, strict=True):
-        assert isinstance(body, dict)
-        assert isinstance(body["segments"], list)
         assert body["segments"][1] == {
             "tag": "search",
             "text": f"<search>{text}</search>",
@@ -53,14 +52,14 @@ def test_no_text_of_a_run_becomes_an_element_or_closes_the_data_block(tmp_path: 
 
 
 def test_the_page_names_no_address_and_its_policy_forbids_every_request() -> None:
-    page = Elements(html_of("x", {}))
+    page = HtmlPage(html_of("x", {}))
     own = part("page.html") + part("page.css") + "".join(map(part, SCRIPTS))
     # The name space of SVG is a name, and nothing is asked there.
     assert not re.findall(r"(?:https?:|wss?:)?//\w[\w.]*\.\w", own.replace("http://www.w3.org/2000/svg", ""))
     assert not re.findall(r"@import|url\(|\bfetch\(|XMLHttpRequest|WebSocket|import\(|sendBeacon", own)
-    assert "default-src 'none'" in page.policy
-    assert "unsafe" not in page.policy
-    assert not re.search(r"(?:connect|frame|font|media|object|worker)-src", page.policy), "default-src holds for these"
+    (policy,) = (value for value in page.values_of("content") if "default-src 'none'" in value)
+    assert "unsafe" not in policy
+    assert not re.search(r"(?:connect|frame|font|media|object|worker)-src", policy), "default-src holds for these"
 
 
 def test_the_script_makes_no_markup_of_text() -> None:
@@ -85,7 +84,7 @@ def test_the_page_lies_in_the_run_unless_it_is_named(tmp_path: Path, capsys: pyt
     assert f"{folder / 'view.html'}: 1 episodes" in capsys.readouterr().out
     named = tmp_path / "new" / "page.html"
     assert main(["view", str(folder), "--out", str(named)]) == 0
-    assert Elements(named.read_text("utf-8")).data["runs"] == ["run"]
+    assert data_of(HtmlPage(named.read_text("utf-8")))["runs"] == ["run"]
     assert named.read_bytes() == (folder / "view.html").read_bytes()
 
 
@@ -137,7 +136,7 @@ def get(live: LivePage, path: str = "/", host: str | None = None) -> tuple[HTTPR
 
 
 def episodes(page: str) -> int:
-    return len(cast("list[object]", Elements(page).data["bodies"]))
+    return len(cast("list[object]", data_of(HtmlPage(page))["bodies"]))
 
 
 def test_a_reload_shows_what_a_run_under_way_has_added(tmp_path: Path) -> None:
@@ -193,24 +192,10 @@ def test_a_run_under_way_is_shown_up_to_its_last_whole_line(tmp_path: Path) -> N
     assert curves.columns == {"step": [1], "reward": [0.5]}
 
 
-def test_a_step_that_did_not_log_a_number_has_a_gap(tmp_path: Path) -> None:
-    (tmp_path / "rl").mkdir()
-    rows = [{"step": 1, "loss": 2.0, "note": "x"}, {"step": 2, "eval/em": 0.5}]
-    (tmp_path / "rl" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    runs, (curves,) = open_sources([tmp_path])
-    assert not runs
-    assert curves.columns == {"step": [1, 2], "loss": [2.0, None], "eval/em": [None, 0.5]}
-
-
 def test_two_folders_of_one_name_stay_apart(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / place / "run", [trajectory()]) for place in ("a", "b")]
     runs, _ = open_sources([*folders, make_run(tmp_path / "c", [])])
     assert [run.name for run in runs] == [*map(str, folders), "c"]
-
-
-def test_a_folder_that_holds_nothing_says_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a run"):
-        open_sources([tmp_path])
 
 
 def test_opening_a_folder_of_somebody_else_runs_no_code_of_theirs(tmp_path: Path) -> None:
@@ -278,3 +263,157 @@ def test_reinforcement_learning_is_drawn_from_the_policy_that_it_began_with(tmp_
     curves = {one.stage: one.columns for one in open_sources([tmp_path])[1]}
     assert curves["rl"] == {"step": [0, 1, 2], "loss": [None, 2.0, 1.0], "eval/reward": [0.4, None, 0.8]}
     assert curves["warm-start/round-1"]["step"] == [5, 10]
+
+
+# --- the episode table: columns and bodies say what the trajectories say
+
+
+def table_of(folder: Path, trajectories: list[Trajectory], settings: JsonObject | None = None) -> EpisodeTable:
+    table = EpisodeTable()
+    table.add_run(RunSource("run", make_run(folder, trajectories, settings)))
+    return table
+
+
+def table_from(folder: Path) -> EpisodeTable:
+    """The table of the one run that a folder has."""
+    (source,), _ = open_sources([folder])
+    table = EpisodeTable()
+    table.add_run(source)
+    return table
+
+
+def bodies(table: EpisodeTable) -> list[JsonObject]:
+    return [body for chunk in table.chunks for body in cast("list[JsonObject]", unpacked(chunk))]
+
+
+def test_a_fault_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    ended = replace(trajectory("c"), stop=StopReason.RETRIEVER_ERROR, stop_detail="timed out", answer=None)
+    lost = replace(trajectory("d"), searches=(Search("x", fault="timed out", turn=1),))
+    table = table_of(tmp_path / "run", [trajectory("a"), trajectory("b", right=False), ended, lost])
+    assert table.columns["right"] == [1, 0, None, None]
+    assert table.columns["fault"] == [0, 0, 1, 1]
+    assert bodies(table)[2]["stop_detail"] == "timed out"
+
+
+def test_a_passage_stands_once_a_chunk_and_two_texts_of_one_id_are_not_mixed_up(tmp_path: Path) -> None:
+    one, other = Passage("p", "t", "one"), Passage("p", "t", "other")
+    searches = tuple(Search("x", (Hit(each, 1.0),), turn=1) for each in (one, one, other, one))
+    table = table_of(tmp_path / "run", [replace(trajectory(), searches=searches)])
+    found = cast("list[JsonObject]", bodies(table)[0]["searches"])
+    hits = [cast("list[list[object]]", search["hits"])[0] for search in found]
+    assert [hit[3:] for hit in hits] == [["t", "one"], [], ["t", "other"], ["t", "one"]]
+
+
+def test_a_passage_of_a_document_brings_its_file_and_page(tmp_path: Path) -> None:
+    known = Passage("p", "t", "one", meta={"path": "notes/manual.pdf", "page": 3})
+    address = Passage("https://example.org/a", "t", "two")  # its id says it already
+    searches = (Search("x", (Hit(known, 1.0), Hit(address, 1.0)), turn=1),)
+    table = table_of(tmp_path / "run", [replace(trajectory(), searches=searches)])
+    hits = cast("list[list[object]]", cast("list[JsonObject]", bodies(table)[0]["searches"])[0]["hits"])
+    assert [hit[3:] for hit in hits] == [["t", "one", "notes/manual.pdf#page=3"], ["t", "two"]]
+
+
+def test_hits_say_whether_they_hold_a_gold_answer_or_the_given_one(tmp_path: Path) -> None:
+    texts = ("It was Ada.", "Adamant", "not - at all", "Ada, not -")
+    passages = [Passage(str(place), "", text) for place, text in enumerate(texts)]
+    searches = (Search("x", tuple(Hit(each, 1.0) for each in passages), turn=1),)
+    table = table_of(tmp_path / "run", [replace(trajectory(said="-"), searches=searches, answer="not")])
+    hits = cast("list[list[object]]", cast("list[JsonObject]", bodies(table)[0]["searches"])[0]["hits"])
+    assert [hit[2] for hit in hits] == [1, 0, 2, 3]
+
+
+def test_a_passage_that_another_index_does_not_hold_has_no_rank_there(tmp_path: Path) -> None:
+    passages = [Passage("a", "", "lake and hill"), Passage("b", "", "hill"), Passage("c", "", "lake lake")]
+    other = OtherIndex("bm25", build_index(Corpus(passages[1:]), "bm25", tmp_path / "other"))
+    found = Search("lake", tuple(Hit(each, 1.0) for each in passages), turn=1)
+    lost = Search("hill", fault="timed out", turn=1)
+    folder = make_run(tmp_path / "run", [replace(trajectory(), searches=(found, lost))])
+    table = EpisodeTable()
+    table.add_run(RunSource("run", folder, others=(other,)))
+    assert bodies(table)[0]["ranks"] == {"bm25": [[0, 0, 1], []]}
+
+
+def test_a_passage_of_an_imported_log_is_found_in_the_index_under_any_id_and_shape(tmp_path: Path) -> None:
+    lake = "The lake of Orn lies between two hills and is fed by a river."
+    index = OtherIndex(
+        "own",
+        build_index(
+            Corpus([Passage("0", "Hill", "A hill by the lake."), Passage("7f", "Lake Orn", lake)]),
+            "bm25",
+            tmp_path / "index",
+        ),
+    )
+    logged = {
+        Passage("1", "Lake Orn", lake): 2,
+        Passage("1", "", f'(Title: "Lake Orn") {lake}'): 2,
+        Passage("x", "", "Lake Orn\n\nThe lake of Orn lies between two hi"): 2,
+        Passage("0", "Sea", "An ocean far away, with ships."): 0,  # a rank in the log, not the index's id
+        Passage("0", "", ""): 1,
+        Passage("nobody", "", ""): None,
+    }
+    search = Search("hill", tuple(Hit(each, 1.0) for each in logged), turn=1)
+    assert index.ranks([search], ["hill by the lake"]) == [list(logged.values())]
+
+
+@pytest.mark.slow
+def test_chunks_begin_where_the_page_looks_for_them(tmp_path: Path) -> None:
+    many = [trajectory(f"q{at}", f"{at} " + "word " * 4000) for at in range(30)]
+    table = table_of(tmp_path / "run", many)
+    assert len(table.chunks) > 2
+    ends = [*table.starts[1:], len(table)]
+    for start, end, chunk in zip(table.starts, ends, table.chunks, strict=True):
+        inside = cast("list[JsonObject]", unpacked(chunk))
+        assert len(inside) == end - start
+        assert f" {start} word" in " " + str(cast("list[JsonObject]", inside[0]["segments"])[1]["text"])[8:]
+        assert sum(len(str(body)) for body in inside[:-1]) < 2 * CHUNK_CHARS
+
+
+def test_seeds_beyond_a_double_and_tokens_keep_their_values(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "run", [replace(trajectory(), seed=2**63 - 1)])
+    assert table.columns["seed"] == ["9223372036854775807"]
+    assert table.pieces == [{"65": "A", "66": "B"}]
+
+
+def test_the_view_that_the_index_looked_up_stands_with_the_query(tmp_path: Path) -> None:
+    settings: JsonObject = {
+        "agent": {"name": "rules", "protocol": "search-r1", "prompt_template": "default"},
+        "index": {"retriever": "bm25", "settings": {"view": "question+query"}},
+    }
+    table = table_of(tmp_path / "run", [trajectory(said="words")], settings)
+    searches = cast("list[JsonObject]", bodies(table)[0]["searches"])
+    assert [search["looked_up"] for search in searches] == ["Who words?\nwords"]
+
+
+def test_the_reward_of_a_training_is_shown_by_part(tmp_path: Path) -> None:
+    make_run(tmp_path / "training" / "table" / "after.dev", [trajectory("a"), trajectory("b", right=False)])
+    recipe = tmp_path / "training" / "recipe.yaml"
+    recipe.write_text("recipe:\n  reward: {exact_match: 1.0, searches: -0.1}\n", encoding="utf-8")
+    table = table_from(tmp_path / "training")
+    assert table.columns["reward"] == [0.9, -0.1]
+    assert table.columns["parts"] == [{"exact_match": 1, "searches": 1}, {"exact_match": 0, "searches": 1}]
+
+
+def test_a_rollout_of_training_has_the_values_of_its_step_at_its_tokens(tmp_path: Path) -> None:
+    learnt, failed = trajectory("a"), replace(trajectory("b"), stop=StopReason.MODEL_ERROR, answer=None)
+    make_rollouts(tmp_path, [learnt, failed], [token_data(learnt)])
+    table = table_from(tmp_path)
+    assert table.columns["reward"] == [0.75, None]
+    one, other = bodies(table)
+    assert one["training"] == {"group": 3, "trained": True, "updates": 1}
+    assert table.columns["parts"] == [{"part I look": 0.5}, None]
+    prompt, first, _, second = cast("list[JsonObject]", one["segments"])
+    assert prompt["read"] == [1, 2, 3] and "ids" not in prompt
+    assert (first["advantages"], first["gaps"], first["entropies"]) == ([-1500, -1500], [0, -75000], [250, 1500])
+    assert (second["advantages"], second["gaps"], second["entropies"]) == ([500, None], [0, None], [0, 2500])
+    assert "training" not in other
+    assert all(
+        part.keys() <= {"tag", "text", "tokens", "ids", "logprobs"}
+        for part in cast("list[JsonObject]", other["segments"])
+    )
+
+
+def test_values_of_other_tokens_are_not_shown(tmp_path: Path) -> None:
+    one = trajectory("a")
+    make_rollouts(tmp_path, [one], [replace(token_data(one), spans=((3, 5), (6, 8)))])
+    with pytest.raises(DataError, match=r"question 'a', seed 7, stand at the tokens"):
+        table_from(tmp_path)

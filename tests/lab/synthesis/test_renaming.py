@@ -54,6 +54,7 @@ def exchanged() -> tuple[Corpus, list[Question]]:
 
 def test_a_copy_is_answered_by_its_own_passages_and_a_name_inside_another_stays() -> None:
     corpus, copies = exchanged()
+    assert corpus.by_id("other") == films()[0].by_id("other")  # of no path
     for one in copies:
         first, second = gold_path(one)
         assert first.source in one.question and first.source in first.question
@@ -77,11 +78,6 @@ def test_the_expert_reads_the_new_names() -> None:
         assert move.answer.strip() == one.answers[0] and len(searches) <= 3
 
 
-def test_a_passage_of_no_path_stays() -> None:
-    corpus, _ = exchanged()
-    assert corpus.by_id("other") == films()[0].by_id("other")
-
-
 def test_a_seed_gives_the_same_copies_again_with_ids_of_their_own() -> None:
     (corpus, questions), seen = films(), set[str]()
     for seed in (1, 2):
@@ -89,15 +85,7 @@ def test_a_seed_gives_the_same_copies_again_with_ids_of_their_own() -> None:
         assert [*found[0]] == [*again[0]] and found[1] == again[1]
         seen |= {one.id for one in found[1]}
     assert len(seen) == 2 * len(questions) and not seen & {one.id for one in questions}
-
-
-def test_a_question_whose_name_cannot_be_found_again_is_left_out() -> None:
-    corpus, questions = films()
     hidden = Question("hidden", "When was its director born?", ("x",), (), 2, questions[0].meta)
-    assert len(rename(corpus, [*questions, hidden], 1)[1]) == len(questions)
-
-
-def test_questions_without_a_path_are_refused_with_a_sentence() -> None:
-    corpus, _ = films()
+    assert len(rename(corpus, [*questions, hidden], 1)[1]) == len(questions)  # its name cannot be found again
     with pytest.raises(DataError, match="no training question has a gold path"):
         rename(corpus, [Question("q", "Who?", ("a",))], 1)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -56,19 +55,6 @@ def test_questions_are_true_and_need_their_hops(world: World, made: tuple[Datase
     assert sum(map(truth.needs_all, of_two)) > 0.9 * len(of_two)
 
 
-def test_the_check_of_truth_finds_a_wrong_answer_and_a_wrong_path(
-    world: World, made: tuple[Dataset, SynthesisSummary]
-) -> None:
-    questions, truth = [one for one in everything(made[0]) if one.hops == 2], Truth(world)
-    for one, other in pairwise(questions):
-        path = cast(list[JsonObject], one.meta["path"])
-        last = cast(list[JsonObject], other.meta["path"])[1]
-        assert not truth.is_true(replace(one, answers=("Nobody At All",)))
-        assert not truth.is_true(replace(one, gold_ids=one.gold_ids[::-1]))
-        if last["from"] != path[1]["from"]:
-            assert not truth.is_true(replace(one, meta={**one.meta, "path": [path[0], last]}))
-
-
 def test_no_passage_of_a_test_path_is_in_a_path_of_another_split(made: tuple[Dataset, SynthesisSummary]) -> None:
     dataset, _ = made
     paths = {split: {gold for one in dataset.questions(split) for gold in one.gold_ids} for split in dataset.splits}
@@ -77,7 +63,7 @@ def test_no_passage_of_a_test_path_is_in_a_path_of_another_split(made: tuple[Dat
     assert not paths["dev"] & paths["train"]
 
 
-def test_the_same_corpus_and_seed_give_the_same_bytes(
+def test_the_same_seed_gives_the_same_bytes(
     world: World, made: tuple[Dataset, SynthesisSummary], tmp_path: Path
 ) -> None:
     world.corpus.save(tmp_path / "in" / "corpus.jsonl")
@@ -217,9 +203,7 @@ def test_a_model_that_needs_the_whole_path_keeps_a_question_and_its_words_are_st
 
 
 @pytest.mark.parametrize("knows", [{"Red Hour": "Ulm"}, {"born in Ulm": "Ulm"}, {"nowhere at all": "Ulm"}])
-def test_a_question_is_dropped_that_a_model_answers_with_less_or_not_at_all(
-    tmp_path: Path, knows: dict[str, str]
-) -> None:
+def test_a_question_that_a_model_answers_with_less_is_dropped(tmp_path: Path, knows: dict[str, str]) -> None:
     try:
         kept = with_model(tmp_path, None, Told({**knows, "by Bert Moss|born in Graz": "Graz"}))
     except DataError:
@@ -256,9 +240,7 @@ def test_a_model_proposes_questions_of_linked_passages_with_their_steps(tmp_path
         (("Which river flows through Paraguay?", "Ulm"), "retrievable"),
     ],
 )
-def test_a_proposal_that_its_passage_does_not_answer_fairly_is_dropped_and_counted(
-    row: tuple[str, str], gate: str, tmp_path: Path
-) -> None:
+def test_an_unfair_proposal_is_dropped_and_counted(row: tuple[str, str], gate: str, tmp_path: Path) -> None:
     good = ("Where was Cora Hill born?", "Bern")
     model = Told({"born in Ulm": said(row), "born in Bern": said(good, good)})
     (question,) = with_model(tmp_path, model, None, hop_mix=[1])
@@ -276,9 +258,7 @@ def test_a_proposal_that_its_passage_does_not_answer_fairly_is_dropped_and_count
         "<think>born in Ulm …",
     ],
 )
-def test_a_reply_that_is_no_list_of_questions_is_asked_for_once_more_and_never_read_as_a_question(
-    reply: str, tmp_path: Path
-) -> None:
+def test_a_reply_that_is_no_list_of_questions_is_asked_for_once_more(reply: str, tmp_path: Path) -> None:
     good = said(("Where was Ada Stone born?", "Ulm"))
     model = Told({"born in Ulm|could not be read": f"<think>{{</think>```json\n{good}\n```", "born in Ulm": reply})
     (question,) = with_model(tmp_path, model, None, hop_mix=[1])
@@ -311,14 +291,10 @@ def test_a_failure_of_the_server_is_counted_and_the_next_start_asks_only_what_fa
     model.broken, before = "no such words", len(model.asked)
     assert len(with_model(tmp_path, cast(Told, cached), None, hop_mix=[1])) == 3
     assert len(model.asked) == before + 1
-
-
-def test_a_server_that_fails_throughout_ends_the_synthesis_and_nothing_is_written(tmp_path: Path) -> None:
-    model = Failing({})
-    model.broken = ""
+    model.broken = ""  # of every prompt: the server fails throughout
     with pytest.raises(RunError, match="HTTP 500"):
-        with_model(tmp_path, model, None, hop_mix=[1])
-    assert not (tmp_path / "out").exists()
+        with_model(tmp_path / "all", model, None, hop_mix=[1])
+    assert not (tmp_path / "all" / "out").exists()
 
 
 def test_a_corpus_without_names_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -326,9 +302,3 @@ def test_a_corpus_without_names_is_refused_and_nothing_is_written(tmp_path: Path
     with pytest.raises(DataError, match="give no questions"):
         synthesize(tmp_path / "in", tmp_path / "out", SETTINGS)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_record_tells_what_each_gate_dropped(made: tuple[Dataset, SynthesisSummary]) -> None:
-    record = json.loads((made[0].folder / "synthesis.json").read_text(encoding="utf-8"))
-    assert record["settings"]["count"] == 60
-    assert record["dropped"] == made[1].dropped

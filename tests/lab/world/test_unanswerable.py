@@ -9,11 +9,7 @@ import pytest
 from tests.agents.test_expert import run as run_expert
 
 from coseek.agents.actions import NOT_FOUND
-from coseek.agents.drivers import Agent, rollout
-from coseek.agents.factory import open_scripted_agent
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted_agent import ScriptedAgentModel
-from coseek.core.settings import dump_settings
 from coseek.data.question import plan_of
 from coseek.data.trajectory import Author
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
@@ -25,9 +21,7 @@ from coseek.lab.world.oracle import SUPPORT
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines.agent_recipe import load_recipe
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.rewards.reward import make_reward
 
 
 @cache
@@ -107,27 +101,3 @@ def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: py
                 line = re.match(rf"{re.escape(title)} # (\d) , {asked[1]} : {re.escape(fact.value)} \.", reply.text)
                 assert line is not None and f"{title} # {line[1]} :" in observation.text
     assert min(counts.values()) > 0.25 * sum(counts.values()) > 100
-
-
-def test_the_recipe_that_teaches_to_decline_shows_it_within_its_budget_of_searches() -> None:
-    recipe = load_recipe("abstain")
-    assert recipe.warm_start is not None
-    worlds = (recipe.data.world, recipe.data.unseen, recipe.warm_start.world)
-    assert [one and dump_settings(one)["unanswerable"] for one in worlds] == [0.3, 0.3, 0.4]
-    wide = {"max_turn_tokens": 4000, "max_observation_tokens": 9000, "max_tokens": 90000}  # the tokens are bytes here
-    protocol = recipe.load_protocol()
-    expert = ScriptedAgentModel(
-        open_scripted_agent("expert", recipe.warm_start.expert),
-        protocol,
-        ByteTokenizer(protocol.grammar.special_tokens),
-    )
-    asked = world().questions["train"]
-    limits = recipe.limits.model_copy(update=wide)
-    runs = rollout(Agent(protocol, expert), bm25(), asked, list(range(len(asked))), limits)
-    reward = make_reward(recipe.reward)
-    lost = [run for run in runs if not run.question.answerable]
-    assert sum(run.declined and run.valid for run in lost) > 0.5 * len(lost)
-    assert sum(run.truncated for run in lost) < 0.15 * len(lost)
-    for run in runs:
-        paid = reward(run)
-        assert paid is not None and (not run.declined or paid.value == 1.0)
