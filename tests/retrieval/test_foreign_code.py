@@ -1,12 +1,13 @@
-"""Query views in Python files of the user's own: the one on the page on parts."""
+"""Code of other people: encoders that bring their own, and query views in files; it runs where it is named."""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
+from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.core.errors import SettingError
+from coseek.core.errors import SettingError, UserError
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
@@ -14,6 +15,57 @@ from coseek.retrieval.index_files import write_checksums
 from coseek.retrieval.query import ContextFields, PastTurn, Query
 from coseek.retrieval.retriever import fields_read
 from coseek.training.encoder.recipe import load_retriever_recipe
+
+CODE = """
+from pathlib import Path
+from transformers import BertConfig, BertModel
+
+class OwnConfig(BertConfig):
+    model_type = "own-bert"
+
+class OwnModel(BertModel):
+    config_class = OwnConfig
+
+Path({mark!r}).write_text("ran")
+"""
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    """A tiny encoder of an architecture that only its own code knows; the code leaves a mark."""
+    folder = make_encoder(tmp_path / "own")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own-bert", "architectures": ["OwnModel"]}
+    config |= {"auto_map": {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own_code.py").write_text(CODE.format(mark=str(tmp_path / "mark")))
+    return folder
+
+
+def test_code_of_an_encoder_runs_on_request_only_and_a_card_is_no_request(encoder: Path, tmp_path: Path) -> None:
+    mark, corpus = tmp_path / "mark", sentences(40)
+    corpus.save(tmp_path / "corpus.jsonl")
+    with pytest.raises(UserError, match=r"brings its own Python code; .* set trust_remote_code=true"):
+        build_index(tmp_path / "corpus.jsonl", "dense", tmp_path / "index", {"encoder": str(encoder)})
+    assert not mark.exists()
+    asked = {"encoder": str(encoder), "trust_remote_code": True}
+    found = build_index(tmp_path / "corpus.jsonl", "dense", tmp_path / "index", asked).search(["ba be"], 3)
+    assert mark.exists() and len(found[0]) == 3
+
+    card = json.loads((tmp_path / "index" / "index.json").read_text())
+    assert "trust_remote_code" not in card["settings"]
+    card["settings"]["trust_remote_code"] = True  # as a stranger's index might say
+    (tmp_path / "index" / "index.json").write_text(json.dumps(card))
+    write_checksums(tmp_path / "index")
+    mark.unlink()
+    with pytest.raises(UserError, match="trust_remote_code=true"):
+        open_index(tmp_path / "index").search(["ba be"], 3)
+    (tmp_path / "mine.yaml").write_text("{retriever: index, path: index, settings: {trust_remote_code: true}}")
+    assert open_retriever(tmp_path / "mine.yaml").search(["ba be"], 3) == found
+
+
+# --- query views in files of the user's own: the one on the page on parts
+
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-part.md").read_text(encoding="utf-8")
 (SOURCE,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "\nVIEW = " in code]
