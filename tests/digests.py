@@ -1,18 +1,16 @@
 """Digests: whether two runs left the same files."""
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
-T = TypeVar("T")
+from coseek.core.files import JsonObject
 
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-def timeless(row: Mapping[str, T]) -> dict[str, T]:
+def timeless(row: JsonObject) -> JsonObject:
     """A row of metrics without its times."""
     return {name: value for name, value in row.items() if not name.endswith("_s")}
 

@@ -215,12 +215,12 @@ def fails_with(error: Exception) -> str:
 
 
 def test_a_missing_library_comes_with_the_line_that_installs_it() -> None:
-    found = check("torch", lambda: fails_with(ModuleNotFoundError(name="torch.nn")), "")()
+    found = check("torch", lambda: fails_with(ModuleNotFoundError(name="torch.nn")), "")
     assert (found.health, found.remedy) == (CheckStatus.MISSING, "pip install 'coseek[train]'")
 
 
 def test_a_part_that_fails_is_broken_and_says_why() -> None:
-    found = check("files", lambda: fails_with(OSError("the disk is full")), "free some space")()
+    found = check("files", lambda: fails_with(OSError("the disk is full")), "free some space")
     assert (found.health, found.detail) == (CheckStatus.BROKEN, "OSError: the disk is full")
     assert found.remedy == "free some space"
 
@@ -240,7 +240,7 @@ def test_a_probe_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     begun_anew(monkeypatch)
-    found = check("precision", precision, "use precision float32")()
+    found = check("precision", precision, "use precision float32")
     assert (found.health, found.remedy) == (CheckStatus.BROKEN, "use precision float32")
     assert "a process of its own" in found.detail
 

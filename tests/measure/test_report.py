@@ -15,14 +15,14 @@ from coseek.data.passage import Passage
 from coseek.measure.intervals import Interval
 from coseek.measure.plots import BarSeries, Series, Svg, bar_plot, line_plot, series_of, smoothed
 from coseek.measure.report import (
-    FilesSection,
-    PlotSection,
     ReportSection,
-    SettingsSection,
-    TableSection,
-    TextSection,
-    TrajectorySection,
+    files_section,
+    plot_section,
     report_html,
+    settings_section,
+    table_section,
+    text_section,
+    trajectory_section,
 )
 from coseek.measure.table import Table
 
@@ -42,11 +42,11 @@ def sections(text: str) -> list[ReportSection]:
     question = replace(QUESTION, question=text, answers=(text,))
     passage = Passage("p", text, text)
     return [
-        TextSection(text, text),
-        TableSection(text, Table((text, "em"), ((text, f"{text} [0, 1]"),), (text,)), text),
-        SettingsSection(text, {"name": text}),
-        FilesSection(text, {text: text}),
-        TrajectorySection(text, (run(found(text, passage), answer=text, question=question), fault(question)), text),
+        text_section(text, text),
+        table_section(text, Table((text, "em"), ((text, f"{text} [0, 1]"),), (text,)), text),
+        settings_section(text, {"name": text}),
+        files_section(text, {text: text}),
+        trajectory_section(text, (run(found(text, passage), answer=text, question=question), fault(question)), text),
     ]
 
 
@@ -62,7 +62,7 @@ def test_what_data_says_is_shown_and_never_obeyed(text: str) -> None:
 
 
 def test_a_page_fetches_nothing_and_forbids_scripts() -> None:
-    page = HtmlPage(report_html("t", [*sections("x"), *(PlotSection("p", plot) for plot in plots())]))
+    page = HtmlPage(report_html("t", [*sections("x"), *(plot_section("p", plot) for plot in plots())]))
     links = [value for name, value in page.attributes if name in ("href", "src", "xlink:href", "action")]
     assert links and all(link.startswith("#") for link in links)
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
@@ -70,7 +70,7 @@ def test_a_page_fetches_nothing_and_forbids_scripts() -> None:
 
 
 def test_plots_in_one_page_do_not_share_ids() -> None:
-    html = report_html("t", [PlotSection("p", plot) for plot in [*plots(), *plots()]])
+    html = report_html("t", [plot_section("p", plot) for plot in [*plots(), *plots()]])
     page = HtmlPage(html)
     ids = page.values_of("id")
     assert len(ids) == len(set(ids))

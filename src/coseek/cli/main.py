@@ -38,22 +38,13 @@ from coseek.core.strict_json import replace_surrogates
 COMMANDS = "coseek.cli.commands"
 COMPLETE = "_COSEEK_COMPLETE"
 """The variable in which a shell asks for completion; the name is typer's."""
-_FULL = "nothing was overwritten; free some space and try again"
-_CLOSED = "choose a folder that you can read and write"
-_OTHER = "choose another place"
-DISK_FAULTS: dict[int | None, str] = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EFBIG: _FULL,
-    errno.EACCES: _CLOSED,
-    errno.EPERM: _CLOSED,
-    errno.EROFS: _CLOSED,
-    errno.EEXIST: _OTHER,
-    errno.ENOTDIR: _OTHER,
-    errno.EISDIR: _OTHER,
-    errno.ENAMETOOLONG: _OTHER,
-    errno.ELOOP: "it is a link to itself; remove it, or choose another place",
+_WAYS_OUT = {
+    "nothing was overwritten; free some space and try again": (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    "choose a folder that you can read and write": (errno.EACCES, errno.EPERM, errno.EROFS),
+    "choose another place": (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
+    "it is a link to itself; remove it, or choose another place": (errno.ELOOP,),
 }
+DISK_FAULTS = {number: way_out for way_out, numbers in _WAYS_OUT.items() for number in numbers}
 """Errors of the file system that a user can mend → the way out. Other `OSError`s are bugs."""
 
 
@@ -90,10 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in DISK_FAULTS:
+        if (way_out := DISK_FAULTS.get(error.errno or 0)) is None:
             raise
         path = error.filename2 or error.filename or "the disk"  # the target of a rename
-        return complain(DiskFault(f"{path}: {error.strerror}; {DISK_FAULTS[error.errno]}"), code=2)
+        return complain(DiskFault(f"{path}: {error.strerror}; {way_out}"), code=2)
 
 
 class Terminated(KeyboardInterrupt):
@@ -217,37 +208,16 @@ def overview() -> str:
 def command_about(name: str) -> tuple[str, str]:
     """Return a command's group and the first line of its docstring, read without importing it."""
     spec = importlib.util.find_spec(f"{COMMANDS}.{name.replace('-', '_')}")
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else "")
-    groups = [
-        node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id == "GROUP"
-        and isinstance(node.value, ast.Constant)
-    ]
-    return (str(groups[0]) if groups else "More"), (ast.get_docstring(tree) or "").partition("\n")[0]
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-# --- completion: what a shell completes behind `coseek`, and its installation; typer does both
-
-_app = typer.Typer()
-
-
-@_app.callback()
-def _coseek() -> None:
-    """The group that has the options of the installation."""
+    text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    group = re.search(r'^GROUP = "(.+)"$', text, flags=re.MULTILINE)
+    return group[1] if group else "More", (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def complete(arguments: Sequence[str]) -> int:
     """Install or show the completion, or answer a shell that asks. Imports only the command that the line names."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
     typed = line.split()[1:2]
-    group = typer.main.get_command(_app)
+    group = typer.main.get_command(typer.Typer(callback=lambda: None))
     assert isinstance(group, TyperGroup)
     for name in plugin_names(COMMANDS):
         group.commands[name] = TyperCommand(name, help=command_about(name)[1])
@@ -258,3 +228,7 @@ def complete(arguments: Sequence[str]) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

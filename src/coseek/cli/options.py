@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ArgumentInfo
 
 from coseek.cli.terminal import Volume, set_volume
 from coseek.core.connections import is_url
@@ -22,63 +24,67 @@ if TYPE_CHECKING:
     from coseek.core.cluster import Cluster
 
 RetrieverName: TypeAlias = Annotated[
-    str, typer.Option(help="An index folder, a URL, a YAML file, or `{retriever: NAME, …}`.")
+    str, Option(help="An index folder, a URL, a YAML file, or `{retriever: NAME, …}`.")
 ]
-Temperature: TypeAlias = Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")]
-ProtocolName: TypeAlias = Annotated[
-    str | None, typer.Option(help="A protocol or a YAML file; default: the agent's own.")
-]
+Temperature: TypeAlias = Annotated[float, Option(min=0.0, help="0 always takes the most likely token.")]
+ProtocolName: TypeAlias = Annotated[str | None, Option(help="A protocol or a YAML file; default: the agent's own.")]
 PromptTemplateName: TypeAlias = Annotated[
-    str | None, typer.Option(help="A prompt template or a YAML file; default: the agent's own.")
+    str | None, Option(help="A prompt template or a YAML file; default: the agent's own.")
 ]
-TokenizerName: TypeAlias = Annotated[
-    str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")
-]
-Split: TypeAlias = Annotated[str | None, typer.Option(help="The split of a data-set folder.")]
-Count: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Draw N questions, in proportion to the data sets.")]
+TokenizerName: TypeAlias = Annotated[str | None, Option(help="For a server: the folder of its model, or `bytes`.")]
+Split: TypeAlias = Annotated[str | None, Option(help="The split of a data-set folder.")]
+Count: TypeAlias = Annotated[int | None, Option(min=1, help="Draw N questions, in proportion to the data sets.")]
 Select: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="NAME=VALUES",
         help="Only some questions: sources=nq,hotpotqa or hops=2,3 or types=bridge; may be repeated.",
     ),
 ]
-Resume: TypeAlias = Annotated[bool, typer.Option("--resume", help="Resume what is in --out.")]
-OutFolder: TypeAlias = Annotated[Path, typer.Option(help="The folder to write.")]
-BootstrapSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
+Resume: TypeAlias = Annotated[bool, Option("--resume", help="Resume what is in --out.")]
+OutFolder: TypeAlias = Annotated[Path, Option(help="The folder to write.")]
+BootstrapSeed: TypeAlias = Annotated[int, Option(help="Seed of the bootstrap.")]
 CacheFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="A SQLite file that caches model outputs across runs and labels.")
+    Path | None, Option(help="A SQLite file that caches model outputs across runs and labels.")
 ]
 DeviceName: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="Device of local models: cpu, cuda, cuda:1 …; default: an accelerator if there is one."),
+    str | None, Option(help="Device of local models: cpu, cuda, cuda:1 …; default: an accelerator if there is one.")
 ]
 ClusterName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="ADDRESS",
         help="Work on a Ray cluster: local, auto or ray://HOST:PORT, optionally followed by ?cpus=2&gpus=1 a process.",
     ),
 ]
 AnswerWith: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="A frozen generator (a shipped model, model folder, URL or YAML file) that answers from each run's "
         "passages: the agent as a component."
     ),
 ]
 BudgetTokens: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Tokens of passages in the generator's prompt, at most; and of budgeted_recall.")
+    int, Option(min=1, help="Tokens of passages in the generator's prompt, at most; and of budgeted_recall.")
 ]
-PromptFile: TypeAlias = Annotated[str | None, typer.Option(help="The generator's prompt: a YAML file of your own.")]
-JudgePromptFile: TypeAlias = Annotated[str, typer.Option(help="The judge's prompt: a YAML file of your own.")]
+PromptFile: TypeAlias = Annotated[str | None, Option(help="The generator's prompt: a YAML file of your own.")]
+JudgePromptFile: TypeAlias = Annotated[str, Option(help="The judge's prompt: a YAML file of your own.")]
 OneJudge: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="The judge for judge_acc and gen_acc: a shipped model, a model folder, a URL or YAML file, or the folder "
         "of a laptop world (its oracle)."
     ),
 ]
+
+
+def pairs(help_text: str) -> ArgumentInfo:
+    """The argument with settings, `NAME=VALUE …`."""
+    argument: ArgumentInfo = Argument(metavar="NAME=VALUE", help=help_text)
+    return argument
+
+
+LimitPairs: TypeAlias = Annotated[list[str] | None, pairs("Limits, such as max_turns=6 or limits.max_turns=6.")]
 
 
 def cluster_of(address: str | None) -> "AbstractContextManager[Cluster | None]":
@@ -201,19 +207,17 @@ _shared = typer.Typer(add_completion=False)
 
 @_shared.command(add_help_option=False)
 def _apply_shared(
-    is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings only, no progress.")] = False,
+    is_quiet: Annotated[bool, Option("--quiet", "-q", help="Warnings only, no progress.")] = False,
     is_verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show all progress, and the messages of libraries.")
+        bool, Option("--verbose", "-v", help="Show all progress, and the messages of libraries.")
     ] = False,
-    model: Annotated[
-        str | None, typer.Option(help="The model's name at the servers that this command names by URL.")
-    ] = None,
+    model: Annotated[str | None, Option(help="The model's name at the servers that this command names by URL.")] = None,
     key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The environment variable with those servers' key.")
+        str | None, Option(metavar="NAME", help="The environment variable with those servers' key.")
     ] = None,
     no_send: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="FIELD", help="A field that those servers refuse, such as temperature or seed; may be repeated."
         ),
     ] = None,

@@ -47,20 +47,15 @@ ALL = "all"
 """The prefix of every setting."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """What a recipe changes: the recipe that it extends, or the defaults of its class."""
-
-    name: str
-    settings: Settings | None
-    """`None`: the defaults."""
-
-
 def print_settings(
-    load: Callable[[list[str]], Settings], words: Sequence[str], as_json: bool, parent: Parent | None = None
+    load: Callable[[list[str]], Settings],
+    words: Sequence[str],
+    as_json: bool,
+    parent: tuple[str, Settings] | None = None,
 ) -> None:
     """Print settings of the recipe that `load` reads with those of the `words` that are `NAME=VALUE`. The other words
-    are prefixes of what is printed; without any it is what the recipe changes, and the groups there are.
+    are prefixes of what is printed; without any it is what the recipe changes of its `parent` (name and settings), by
+    default of the defaults, and the groups there are.
 
     Raises `SettingError` for a prefix without settings. JSON without a prefix holds every setting.
     """
@@ -80,19 +75,21 @@ def print_settings(
         for setting in chosen:
             tell(in_words(setting, width))
     else:
-        _print_changes(settings, every, parent or Parent("the defaults", None), width)
+        _print_changes(settings, every, parent, width)
 
 
-def _print_changes(settings: Settings, every: Sequence[Setting], parent: Parent, width: int) -> None:
+def _print_changes(
+    settings: Settings, every: Sequence[Setting], parent: tuple[str, Settings] | None, width: int
+) -> None:
     """Print the settings that differ from the parent's, then the groups and how to list them."""
-    changed = changed_settings(settings, parent.settings)
-    usual = {setting.name: setting.value for setting in listed(parent.settings)} if parent.settings is not None else {}
+    changed = changed_settings(settings, parent and parent[1])
+    usual = {setting.name: setting.value for setting in listed(parent[1])} if parent else {}
     lines = []
     for setting in every:
         if not setting.is_group and setting.only_with is None and _holds(changed, setting.name):
             before = f"    ({_typed(usual[setting.name])})" if setting.name in usual else ""
             lines.append(f"{setting.name}={_typed(setting.value)}{before}")
-    where = f"{parent.name} (in brackets its value)" if usual else parent.name
+    where = f"{parent[0]} (in brackets its value)" if parent else "the defaults"
     tell(f"{len(lines)} settings differ from {where}:\n")
     for line in lines:
         tell(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="      "))

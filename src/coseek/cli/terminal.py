@@ -32,13 +32,13 @@ from rich.progress import (
 )
 from rich.segment import Segment
 from rich.table import Table as RichTable
+from typer import Option
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, apply_overrides
 from coseek.core.text import visible, visible_json
 
 if TYPE_CHECKING:
-    from coseek.measure.score import Scores
     from coseek.measure.table import Table
 
 
@@ -81,7 +81,7 @@ QUIET_S = 20.0
 WIDE = 10_000
 """Width of a file or a pipe in columns, so that nothing is cut or folded."""
 
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+AsJson: TypeAlias = Annotated[bool, Option("--json", help="Print the result as JSON, for programs.")]
 """Type of the option `--json`."""
 
 
@@ -167,18 +167,6 @@ def output(as_json: bool, tree: Json, shown: Iterable["Table | RichTable | str"]
         print_json(tree)
     else:
         show(shown)
-
-
-def print_tables(scores: "Scores", metrics: list[str], main: "Table | None" = None) -> None:
-    """Print the main table, the first metric by group, and the differences from the first run."""
-    # numpy, which no help needs
-    from coseek.measure.table import abstention_tables, comparison_table, grouped_tables, main_table
-
-    tables = {"Runs": main or main_table(scores, metrics), **grouped_tables(scores, metrics[0])}
-    tables |= abstention_tables(scores)
-    if scores.comparisons:
-        tables["Run against run"] = comparison_table(scores, metrics)
-    show(tables.values())
 
 
 def stderr_console(quiet: bool = False) -> Console:

@@ -117,3 +117,15 @@ def verdicts_on(
                 cache.append(file, verdict)
             tell(len(verdicts), len(asked))
     return verdicts
+
+
+def answers_to(
+    generator: Generator, judge: Judge | None, folder: Path, trajectories: Sequence[Trajectory]
+) -> tuple[dict[tuple[str, int], GeneratedAnswer], dict[tuple[str, str], Verdict] | None]:
+    """A generator's answers from the passages of trajectories, and a judge's verdicts on them; kept in `folder`."""
+    answers = generate_answers(generator, trajectories, answer_cache(folder, generator))
+    if judge is None:
+        return answers, None
+    questions = {trajectory.question.id: trajectory.question for trajectory in trajectories}
+    claims = [Claim(questions[reply.question_id], reply.answer) for reply in answers.values() if reply.answer]
+    return answers, judge_claims(judge, claims, verdict_cache(folder, judge))

@@ -1,4 +1,7 @@
-"""Component scores: a frozen generator's answers from an agent's passages, against the agent's own and naive RAG."""
+"""Component scores: a frozen generator's answers from an agent's passages, against the agent's own and naive RAG.
+
+Answers and verdicts are arguments; this module calls no model.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +32,6 @@ from coseek.measure.score import (
     summarise,
 )
 from coseek.measure.table import Table, dataset_table, interval_json, left_out, metrics_json, scores_json, show
-
-# Component scores: a frozen generator's answers from an agent's passages, compared with the agent's own answers.
-#
-# Answers and verdicts are arguments; this module calls no model.
 
 GENERATOR_FAULT = "generator_error"
 """Stop reason of a trajectory with a fault of the generator."""
@@ -65,15 +64,12 @@ def component_run(
             elif entry is not None and entry.fault is not None:
                 yield question, GENERATOR_FAULT, None
             elif entry is not None:
-                answered = replace(
-                    trajectory, answer=entry.answer, exact=False
-                )  # the agent was not sure of this answer
+                # Not exact: the agent was not sure of this answer.
+                answered = replace(trajectory, answer=entry.answer, exact=False)
                 scores = score_trajectory(answered, verdicts, budget, asked=True)
-                shown = {
-                    "context_passages": float(len(entry.passage_ids)),
-                    "context_tokens": float(entry.context_tokens),
-                }
-                yield question, str(trajectory.stop), {**scores, **shown}
+                scores["context_passages"] = float(len(entry.passage_ids))
+                scores["context_tokens"] = float(entry.context_tokens)
+                yield question, str(trajectory.stop), scores
 
     return collect(name, rows())
 
@@ -146,14 +142,14 @@ class CombinationGain:
     def rows(self) -> list[MetricSummary]:
         """The means of every run."""
         metrics = (self.metric, "context_passages", "context_tokens", "all_gold@5", "recall", "answer_hit")
-        return [summarise(run, ALL, self.idents, metrics, self.seed) for run in self.runs]
+        return [summarise(run, ALL, [self.idents], metrics, self.seed) for run in self.runs]
 
     @property
     def by_dataset(self) -> Scores:
         """The metric of every run by data set, with the macro and micro means."""
         groups, metrics = {ALL: self.idents, **self.datasets}, (self.metric,)
-        means = [summarise(run, name, ids, metrics, self.seed) for run in self.runs for name, ids in groups.items()]
-        means += [summary for run in self.runs for summary in macro_summaries(run, self.datasets, metrics, self.seed)]
+        means = [summarise(run, name, [ids], metrics, self.seed) for run in self.runs for name, ids in groups.items()]
+        means += macro_summaries(self.runs, self.datasets, metrics, self.seed)
         return Scores(tuple(means), by_dataset=(*self.datasets, *macro_groups(self.datasets)))
 
     def gain(self, other: ScoredRun) -> Difference | None:
@@ -197,8 +193,8 @@ class CombinationGain:
             name,
             x=tuple(row.metrics["context_passages"].mean for row in measured),
             y=tuple(mean.mean for mean in means),
-            low=tuple(_end(mean.low) for mean in means) if banded else (),
-            high=tuple(_end(mean.high) for mean in means) if banded else (),
+            low=tuple(mean.low for mean in means if mean.low is not None) if banded else (),
+            high=tuple(mean.high for mean in means if mean.high is not None) if banded else (),
             markers=True,
         )
 
@@ -206,10 +202,7 @@ class CombinationGain:
         """The points, for programs."""
         points: list[Json] = [
             {
-                "run": row.run,
-                "questions": row.questions,
-                "faults": row.faults,
-                "missing": row.missing,
+                **{name: getattr(row, name) for name in ("run", "questions", "faults", "missing")},
                 "metrics": metrics_json(row),
             }
             for row in self.rows
@@ -218,8 +211,3 @@ class CombinationGain:
         gains: Json = None if gain is None else {**interval_json(gain.difference), "p": gain.p, "mcnemar": gain.mcnemar}
         tree: JsonObject = {"metric": self.metric, "points": points, "gain_at_equal_passages": gains}
         return {**tree, "by_dataset": scores_json(self.by_dataset)["summaries"]} if self.datasets else tree
-
-
-def _end(value: float | None) -> float:
-    assert value is not None
-    return value

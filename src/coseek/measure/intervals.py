@@ -75,10 +75,7 @@ def bootstrap_mean(values: Sequence[float], rng: np.random.Generator, resamples:
 
 
 def bootstrap_ratio(
-    parts: Sequence[float],
-    wholes: Sequence[float],
-    rng: np.random.Generator,
-    resamples: int = RESAMPLES,
+    parts: Sequence[float], wholes: Sequence[float], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> Interval | None:
     """Σ parts / Σ wholes and its percentile-bootstrap interval over pairs; `None` where the wholes add up to 0.
 
@@ -107,10 +104,7 @@ def bootstrap_ratio(
 
 
 def paired_difference(
-    a: Mapping[str, float],
-    b: Mapping[str, float],
-    rng: np.random.Generator,
-    resamples: int = RESAMPLES,
+    a: Mapping[str, float], b: Mapping[str, float], rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> Difference | None:
     """B − A on common questions (keys), with a bootstrap interval and a paired test; `None` without common ones.
 
@@ -168,11 +162,13 @@ def macro_mean(groups: Sequence[Sequence[float]], rng: np.random.Generator) -> I
 
     The bootstrap draws within groups. There is no interval if a group has a single value. `n` counts all values.
     """
+    if len(groups) == 1:
+        return bootstrap_mean(groups[0], rng)
     if not groups or not all(groups):
         return None
     mean = math.fsum(math.fsum(group) / len(group) for group in groups) / len(groups)
-    count = sum(len(group) for group in groups)
-    if min(len(group) for group in groups) == 1:
+    count = sum(map(len, groups))
+    if min(map(len, groups)) == 1:
         return Interval(mean, None, None, count)
     drawn = sum(_resampled_means(np.asarray(group, dtype=np.float64), rng, RESAMPLES) for group in groups)
     return _percentiles(mean, np.asarray(drawn) / len(groups), count)

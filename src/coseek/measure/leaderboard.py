@@ -2,33 +2,17 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from statistics import fmean
 
 from coseek.core.files import Json, JsonObject
 from coseek.measure.intervals import Interval
 from coseek.measure.question_groups import MICRO, macro_groups
-from coseek.measure.report import TableSection, report_html
-from coseek.measure.score import ScoredRun, macro_of, unknown_of, values_of
+from coseek.measure.report import report_html, table_section
+from coseek.measure.score import MetricSummary, QuestionScores, ScoredRun, summarise
 from coseek.measure.table import Table, interval_json, show
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderboardCell:
-    """One system on one data set."""
-
-    values: tuple[float, ...]
-    """The metric by question."""
-    faults: int
-    """Trajectories with a fault; in no mean."""
-    missing: int
-    """Questions that only other systems answered."""
-    unknown: tuple[float, ...] = ()
-    """For questions with missing verdicts, the shares of those trajectories; counted as wrong."""
-
-    def mean(self, seed: int) -> Interval | None:
-        return macro_of([(self.values, self.unknown)], np.random.default_rng(seed))
 
 
 @dataclass(frozen=True)
@@ -36,46 +20,54 @@ class Leaderboard:
     """One metric of every system on every data set."""
 
     metric: str
-    cells: Mapping[tuple[str, str], LeaderboardCell]
-    """By system and data set; a system may lack data sets."""
+    runs: Mapping[str, ScoredRun]
+    """System → its questions on all of its data sets, under the ids of `asked`; a system may lack data sets."""
+    asked: Mapping[str, Sequence[str]]
+    """Data set → its questions that any system was asked, as `DATASET/ID`."""
     in_domain: Collection[str] = ()
     """Data sets that the systems were trained on."""
     by: tuple[str, ...] = ()
     """Notes on judge and generator."""
     seed: int = 0
-    asked: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Data set → the ids of the questions that any system was asked."""
+
+    @cached_property
+    def cells(self) -> dict[tuple[str, str], MetricSummary]:
+        """The mean of each system on each of its data sets."""
+        return {
+            (system, dataset): summarise(run, system, [idents], (self.metric,), self.seed)
+            for system, run in self.runs.items()
+            for dataset, idents in self.asked.items()
+            if any(ident in run.questions for ident in idents)
+        }
+
+    def mean(self, system: str, dataset: str) -> Interval | None:
+        """`None` where the system was not run, or has no value."""
+        cell = self.cells.get((system, dataset))
+        return cell.metrics.get(self.metric) if cell else None
 
     @property
     def datasets(self) -> list[str]:
         """In-domain data sets first, then by name."""
-        return sorted({dataset for _, dataset in self.cells}, key=lambda name: (name not in self.in_domain, name))
+        return sorted(self.asked, key=lambda name: (name not in self.in_domain, name))
 
     @property
     def systems(self) -> list[str]:
         """By mean over all data sets, descending; systems that lack a data set come last."""
 
         def rank(system: str) -> tuple[bool, float, str]:
-            mean = self.average(system, self.datasets)
-            return mean is None, -mean.mean if mean else -self._mean_of_sets(system), system
+            whole = self.average(system, self.datasets)
+            means = [mean.mean for name in self.datasets if (mean := self.mean(system, name))]
+            return whole is None, -(whole.mean if whole else fmean(means) if means else -math.inf), system
 
-        return sorted({system for system, _ in self.cells}, key=rank)
-
-    def _mean_of_sets(self, system: str) -> float:
-        means = [cell.mean(self.seed) for (name, _), cell in self.cells.items() if name == system]
-        values = [mean.mean for mean in means if mean is not None]
-        return math.fsum(values) / len(values) if values else -math.inf
+        return sorted(self.runs, key=rank)
 
     def average(self, system: str, datasets: Sequence[str], micro: bool = False) -> Interval | None:
         """Macro mean over data sets, or the mean over all their questions; `None` unless the system has all sets."""
-        cells = [self.cells[system, dataset] for dataset in datasets if (system, dataset) in self.cells]
-        pairs: list[tuple[Sequence[float], Sequence[float]]] = [(cell.values, cell.unknown) for cell in cells]
-        if len(pairs) < len(datasets):
+        if any((system, dataset) not in self.cells for dataset in datasets):
             return None
-        if micro:
-            values, unknown = ([value for numbers in side for value in numbers] for side in zip(*pairs, strict=True))
-            pairs = [(values, unknown)]
-        return macro_of(pairs, np.random.default_rng(self.seed))
+        sets = [self.asked[dataset] for dataset in datasets]
+        sets = [list(chain(*sets))] if micro else sets
+        return summarise(self.runs[system], system, sets, (self.metric,), self.seed).metrics.get(self.metric)
 
     @property
     def averages(self) -> dict[str, list[str]]:
@@ -84,7 +76,7 @@ class Leaderboard:
         inside = [name for name in self.datasets if name in self.in_domain]
         outside = [name for name in self.datasets if name not in self.in_domain]
         parts = {"macro in domain": inside, "macro out of domain": outside} if inside and outside else {}
-        whole = macro_groups({name: self.asked.get(name, ()) for name in self.datasets})
+        whole = macro_groups({name: self.asked[name] for name in self.datasets})
         return {**parts, **whole, MICRO: self.datasets} if whole else {}
 
     def averages_of(self, system: str) -> dict[str, Interval | None]:
@@ -97,16 +89,12 @@ class Leaderboard:
         rows = [
             (
                 system,
-                *(self._cell(system, dataset) for dataset in self.datasets),
+                *(show(self.mean(system, dataset)) for dataset in self.datasets),
                 *map(show, self.averages_of(system).values()),
             )
             for system in self.systems
         ]
         return Table((f"{self.metric}", *names, *self.averages), tuple(rows), tuple(self.notes()))
-
-    def _cell(self, system: str, dataset: str) -> str:
-        cell = self.cells.get((system, dataset))
-        return show(cell.mean(self.seed) if cell else None)
 
     def notes(self) -> list[str]:
         """Notes below the table."""
@@ -121,10 +109,10 @@ class Leaderboard:
                 notes.append(f"{system} on {dataset}: {cell.faults} trajectories have a fault; they are in no mean.")
             if cell.missing:
                 notes.append(f"{system} on {dataset}: {cell.missing} questions are missing.")
-            if cell.unknown:
+            if (mean := self.mean(system, dataset)) and mean.unread:
                 notes.append(
-                    f"{system} on {dataset}: {len(cell.unknown)} of {len(cell.values)} verdicts could not be read "
-                    f"and count as wrong, so {self.metric} is a lower bound."
+                    f"{system} on {dataset}: {mean.unread} of {mean.n} verdicts could not be read and count as wrong, "
+                    f"so {self.metric} is a lower bound."
                 )
         return notes
 
@@ -137,7 +125,7 @@ class Leaderboard:
                 "in_domain": dataset in self.in_domain,
                 "faults": cell.faults,
                 "missing": cell.missing,
-                "value": _json(cell.mean(self.seed)),
+                "value": _json(self.mean(system, dataset)),
             }
             for (system, dataset), cell in sorted(self.cells.items())
         ]
@@ -148,7 +136,7 @@ class Leaderboard:
 
     def html(self) -> str:
         """A self-contained HTML page."""
-        return report_html(f"Leaderboard: {self.metric}", [TableSection(self.metric, self.table())])
+        return report_html(f"Leaderboard: {self.metric}", [table_section(self.metric, self.table())])
 
 
 def leaderboard(
@@ -159,17 +147,14 @@ def leaderboard(
     seed: int = 0,
 ) -> Leaderboard:
     """Leaderboard of runs by system and data set. The questions of a data set are those of all systems on it."""
-    asked: dict[str, set[str]] = {}
-    for (_, dataset), run in runs.items():
-        asked.setdefault(dataset, set()).update(run.questions)
-    cells: dict[tuple[str, str], LeaderboardCell] = {}
+    asked: dict[str, dict[str, None]] = {}
+    by_system: dict[str, dict[str, QuestionScores]] = {}
     for (system, dataset), run in runs.items():
-        rows = run.questions.values()
-        unknown = tuple(unknown_of(rows, metric))
-        missing = len(asked[dataset]) - sum(row.rows > 0 for row in rows)
-        faults = sum(row.faults for row in rows)
-        cells[system, dataset] = LeaderboardCell(tuple(values_of(rows, metric)), faults, missing, unknown)
-    return Leaderboard(metric, cells, frozenset(in_domain), tuple(by), seed, asked)
+        rows = {f"{dataset}/{ident}": row for ident, row in run.questions.items()}
+        asked.setdefault(dataset, {}).update(dict.fromkeys(rows))
+        by_system.setdefault(system, {}).update(rows)
+    whole = {system: ScoredRun(system, rows, {}) for system, rows in by_system.items()}
+    return Leaderboard(metric, whole, {name: [*ids] for name, ids in asked.items()}, frozenset(in_domain), (*by,), seed)
 
 
 def _json(interval: Interval | None) -> Json:

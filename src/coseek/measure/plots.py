@@ -122,7 +122,10 @@ def bar_plot(groups: Sequence[str], bars: Sequence[BarSeries], y_label: str) -> 
                 positions,
                 [value.mean for _, value in there],
                 width * 0.92,
-                yerr=_whiskers([value for _, value in there]),
+                yerr=[
+                    [0.0 if value.low is None else value.mean - value.low for _, value in there],
+                    [0.0 if value.high is None else value.high - value.mean for _, value in there],
+                ],
                 label=bar.name,
                 color=COLOURS[number % len(COLOURS)],
                 error_kw={"ecolor": _INK, "elinewidth": 1.1, "capsize": 2.5},
@@ -133,12 +136,6 @@ def bar_plot(groups: Sequence[str], bars: Sequence[BarSeries], y_label: str) -> 
         )
         _labels(axes, "", y_label)
         return _svg(figure, f"{y_label} by group ({', '.join(groups)}): {', '.join(bar.name for bar in bars)}")
-
-
-def _whiskers(values: Sequence[Interval]) -> list[list[float]]:
-    below = [0.0 if value.low is None else value.mean - value.low for value in values]
-    above = [0.0 if value.high is None else value.high - value.mean for value in values]
-    return [below, above]
 
 
 @contextmanager

@@ -95,23 +95,21 @@ class JudgedRanking:
 
 Measure: TypeAlias = Callable[[JudgedRanking, int | None], float | None]
 
-_FAMILIES: dict[str, Measure] = {
+FAMILIES: dict[str, Measure] = {
+    # share of the relevant passages
     "recall": lambda ranking, k: recall(ranking.gold, ranking.ids, k),
+    # every relevant passage is retrieved
     "all_gold": lambda ranking, k: all_gold(ranking.gold, ranking.ids, k),
+    # 1 / rank of the first relevant passage
     "mrr": lambda ranking, k: reciprocal_rank(ranking.gold, ranking.ids, k),
+    # discounted cumulative gain over the ideal one
     "ndcg": lambda ranking, k: ndcg(ranking.gold, ranking.ids, k),
+    # the same with a gain of 2^grade − 1
     "ndcg_exp": lambda ranking, k: ndcg(ranking.gold, ranking.ids, k, "exponential"),
+    # a passage contains a gold answer
     "answer_hit": lambda ranking, k: None if ranking.texts is None else answer_hit(ranking.answers, ranking.texts, k),
 }
-FAMILIES: dict[str, str] = {
-    "recall": "share of the relevant passages",
-    "all_gold": "every relevant passage is retrieved",
-    "mrr": "1 / rank of the first relevant passage",
-    "ndcg": "discounted cumulative gain over the ideal one",
-    "ndcg_exp": "the same with a gain of 2^grade − 1",
-    "answer_hit": "a passage contains a gold answer",
-}
-"""Ranking metrics with their definitions. All lie in [0, 1]; `@k` after the name limits them to the first k."""
+"""Ranking metrics by name. All lie in [0, 1]; `@k` after the name limits them to the first k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +124,10 @@ class Metric:
     def named(cls, name: str) -> "Metric":
         """The metric of a name. Raises `UnknownName` with the nearest one."""
         match = _NAME.fullmatch(name)
-        if match is None or match[1] not in _FAMILIES:
+        if match is None or match[1] not in FAMILIES:
             cut = f"@{match[2]}" if match and match[2] else "@10"
-            raise UnknownName("metric", name, [f"{family}{cut}" for family in _FAMILIES])
-        return cls(name, int(match[2]) if match[2] else None, _FAMILIES[match[1]])
+            raise UnknownName("metric", name, [f"{family}{cut}" for family in FAMILIES])
+        return cls(name, int(match[2]) if match[2] else None, FAMILIES[match[1]])
 
     def of(self, judged: JudgedRanking) -> float | None:
         """The value; `None` if it is undefined for this question."""

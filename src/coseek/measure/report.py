@@ -1,15 +1,14 @@
 """Report: one self-contained HTML page without scripts or network requests; all text from outside is escaped.
 
-A page is a list of sections; a section has a `title` and `html(number)`. The page's content security policy forbids
+The page's content security policy forbids
 scripts and requests, as a second defence against text of passages.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Protocol
 
 import yaml
 
@@ -22,94 +21,50 @@ from coseek.measure.score import ScoredRun
 from coseek.measure.table import Table
 
 
-class ReportSection(Protocol):
-    """A part of a report under one heading."""
-
-    @property
-    def title(self) -> str: ...
-
-    def html(self, number: int) -> str:
-        """The body, escaped. `number` is the index of the section and makes ids unique."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class TextSection:
+class ReportSection:
+    """A part of a report under one heading; `html` is its body, escaped."""
+
+    title: str
+    html: str
+
+
+def text_section(title: str, text: str) -> ReportSection:
     """Paragraphs, separated by empty lines."""
-
-    title: str
-    text: str
-
-    def html(self, number: int) -> str:
-        return _paragraphs(self.text)
+    return ReportSection(title, _paragraphs(text))
 
 
-@dataclass(frozen=True, slots=True)
-class TableSection:
-    """A table with its notes."""
-
-    title: str
-    table: Table
-    text: str = ""
-
-    def html(self, number: int) -> str:
-        head = "".join(f"<th>{clean(column)}</th>" for column in self.table.columns)
-        rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.table.rows)
-        notes = "".join(f'<p class="note">{clean(note)}</p>' for note in self.table.notes)
-        kind = ' class="many"' if len(self.table.columns) > 5 else ""
-        table = f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        return _paragraphs(self.text) + table + notes
+def table_section(title: str, table: Table, text: str = "") -> ReportSection:
+    """Paragraphs, and a table with its notes."""
+    head = "".join(f"<th>{clean(column)}</th>" for column in table.columns)
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
+    notes = "".join(f'<p class="note">{clean(note)}</p>' for note in table.notes)
+    kind = ' class="many"' if len(table.columns) > 5 else ""
+    whole = f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return ReportSection(title, _paragraphs(text) + whole + notes)
 
 
-@dataclass(frozen=True, slots=True)
-class PlotSection:
+def plot_section(title: str, plot: Svg, caption: str = "") -> ReportSection:
     """A plot with a caption."""
-
-    title: str
-    plot: Svg
-    caption: str = ""
-
-    def html(self, number: int) -> str:
-        caption = f"<figcaption>{clean(self.caption)}</figcaption>" if self.caption else ""
-        return f"<figure>{with_id_prefix(self.plot, f'plot{number}')}{caption}</figure>"
+    below = f"<figcaption>{clean(caption)}</figcaption>" if caption else ""
+    return ReportSection(title, f"<figure>{with_id_prefix(plot, _PREFIX)}{below}</figure>")
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsSection:
+def settings_section(title: str, settings: JsonObject) -> ReportSection:
     """Settings as YAML, collapsed."""
-
-    title: str
-    settings: JsonObject
-
-    def html(self, number: int) -> str:
-        text = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
-        return f"<details><summary>show</summary><pre>{clean(text)}</pre></details>"
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    return ReportSection(title, f"<details><summary>show</summary><pre>{clean(text)}</pre></details>")
 
 
-@dataclass(frozen=True, slots=True)
-class FilesSection:
-    """Path → description."""
-
-    title: str
-    files: Mapping[str, str]
-
-    def html(self, number: int) -> str:
-        rows = "".join(
-            f"<dt><code>{clean(path)}</code></dt><dd>{clean(about)}</dd>" for path, about in self.files.items()
-        )
-        return f"<dl>{rows}</dl>"
+def files_section(title: str, files: Mapping[str, str]) -> ReportSection:
+    """Path and description of each file."""
+    rows = "".join(f"<dt><code>{clean(path)}</code></dt><dd>{clean(about)}</dd>" for path, about in files.items())
+    return ReportSection(title, f"<dl>{rows}</dl>")
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectorySection:
-    """Whole runs, coloured and labelled by author."""
-
-    title: str
-    trajectories: tuple[Trajectory, ...]
-    text: str = ""
-
-    def html(self, number: int) -> str:
-        return _paragraphs(self.text) + "".join(map(trajectory_html, self.trajectories))
+def trajectory_section(title: str, trajectories: Iterable[Trajectory], text: str = "") -> ReportSection:
+    """Whole trajectories, coloured and labelled by author."""
+    return ReportSection(title, _paragraphs(text) + "".join(map(trajectory_html, trajectories)))
 
 
 def write_report(path: Path, title: str, sections: Sequence[ReportSection]) -> None:
@@ -123,7 +78,7 @@ def report_html(title: str, sections: Sequence[ReportSection]) -> str:
     """The whole page as text."""
     contents = "".join(f'<li><a href="#s{n}">{clean(section.title)}</a></li>' for n, section in enumerate(sections, 1))
     bodies = "".join(
-        f'<section id="s{n}"><h2>{clean(section.title)}</h2>{section.html(n)}</section>\n'
+        f'<section id="s{n}"><h2>{clean(section.title)}</h2>{section.html.replace(_PREFIX, f"plot{n}")}</section>\n'
         for n, section in enumerate(sections, 1)
     )
     return (
@@ -136,7 +91,7 @@ def report_html(title: str, sections: Sequence[ReportSection]) -> str:
 
 
 def trajectory_html(trajectory: Trajectory) -> str:
-    """One run: question, outcome, and every segment in order."""
+    """A trajectory: question, outcome, and every segment in order."""
     question = trajectory.question
     facts = [
         f"gold: {' | '.join(map(as_written, question.answers)) or ('–' if question.answerable else 'unanswerable')}",
@@ -201,6 +156,8 @@ def _paragraphs(text: str) -> str:
     return "".join(f"<p>{clean(paragraph.strip())}</p>" for paragraph in text.split("\n\n") if paragraph.strip())
 
 
+_PREFIX = "<plot>"
+"""In front of the ids of a plot until a page numbers its sections; escaped text does not hold it."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _CSS = """
@@ -247,7 +204,7 @@ def write_scores(folder: Path, runs: Sequence[ScoredRun], summary: JsonObject, t
     write_json(folder / SUMMARY, summary)
     with atomic_write(folder / "scores.md") as file:
         file.write("\n".join(["# Scores\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]))
-    write_report(folder / "scores.html", "Scores", [TableSection(name, table) for name, table in tables.items()])
+    write_report(folder / "scores.html", "Scores", [table_section(name, table) for name, table in tables.items()])
 
 
 def question_rows(run: ScoredRun) -> Iterator[JsonObject]:
@@ -283,7 +240,4 @@ def write_values(
 
 def table_json(table: Table) -> JsonObject:
     """A table's rows by column, and its notes."""
-    return {
-        "rows": [{**dict(zip(table.columns, row, strict=True))} for row in table.rows],
-        "notes": list(table.notes),
-    }
+    return {"rows": [{**dict(zip(table.columns, row, strict=True))} for row in table.rows], "notes": list(table.notes)}

@@ -25,7 +25,7 @@ from coseek.data.question import Question, unmatched_notes
 from coseek.data.trajectory import LAST_WORD, MISSING, PAGE, Author, StopReason, Trajectory
 from coseek.measure import retrieval
 from coseek.measure.abstention import Abstention, QuestionOutcome, abstention_of, confidence, outcome_of
-from coseek.measure.intervals import Difference, Interval, bootstrap_mean, macro_mean, paired_difference
+from coseek.measure.intervals import Difference, Interval, macro_mean, paired_difference
 from coseek.measure.question_groups import ALL, check_groups, datasets_of, groups_of, macro_groups
 
 if TYPE_CHECKING:
@@ -336,8 +336,8 @@ def summaries_of(
     """
     questions = list(asked)
     groups, datasets = groups_of(questions, by, in_domain), datasets_of(questions)
-    means = [summarise(run, group, idents, metrics, seed) for run in scored for group, idents in groups.items()]
-    means += [summary for run in scored for summary in macro_summaries(run, datasets, metrics, seed)]
+    means = [summarise(run, group, [idents], metrics, seed) for run in scored for group, idents in groups.items()]
+    means += macro_summaries(scored, datasets, metrics, seed)
     compared = [(run, scored[0]) for run in scored[1:]] if pairs is None else pairs
     return Scores(
         tuple(means),
@@ -364,80 +364,50 @@ def _abstention(scored: Sequence[ScoredRun], asked: Sequence[Question], seed: in
     return {name: abstention_of(group, seed) for name, group in outcomes.items() if group}
 
 
-def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequence[str], seed: int) -> MetricSummary:
-    """The means of a run over the questions of a group."""
-    rows = [run.questions[ident] for ident in idents if ident in run.questions]
-    scored = [row for row in rows if row.rows]
+def summarise(
+    run: ScoredRun, group: str, sets: Sequence[Sequence[str]], metrics: Sequence[str], seed: int
+) -> MetricSummary:
+    """The means of a run over sets of questions, by id, each of which weighs the same: a group of questions is one set,
+    and a macro mean is over several. A metric that some set lacks has no mean."""
+    rows = [[run.questions[ident] for ident in idents if ident in run.questions] for idents in sets]
+    scored = [[row for row in of_set if row.rows] for of_set in rows]
     # Each mean has its own generator, so that equal values get the same interval in every table.
-    means = {name: mean_of(scored, name, np.random.default_rng(seed)) for name in metrics}
+    means = {name: _mean(scored, name, np.random.default_rng(seed)) for name in metrics}
     return MetricSummary(
         run=run.name,
         group=group,
-        questions=len(scored),
-        rows=sum(row.rows for row in scored),
-        faults=sum(row.faults for row in rows),
-        missing=len(idents) - len(scored),
+        questions=sum(map(len, scored)),
+        rows=sum(row.rows for of_set in scored for row in of_set),
+        faults=sum(row.faults for of_set in rows for row in of_set),
+        missing=sum(map(len, sets)) - sum(map(len, scored)),
         metrics={name: mean for name, mean in means.items() if mean is not None},
     )
 
 
 def macro_summaries(
-    run: ScoredRun, datasets: Mapping[str, Sequence[str]], metrics: Sequence[str], seed: int
+    runs: Iterable[ScoredRun], datasets: Mapping[str, Sequence[str]], metrics: Sequence[str], seed: int
 ) -> list[MetricSummary]:
-    """The macro means of a run over data sets (name → question ids); a metric that some set lacks has none."""
-    summaries = []
-    for group, names in macro_groups(datasets).items():
-        by_set = [[run.questions[ident] for ident in datasets[name] if ident in run.questions] for name in names]
-        scored = [[row for row in rows if row.rows] for rows in by_set]
-        means = {
-            metric: macro_of(
-                [(values_of(rows, metric), unknown_of(rows, metric)) for rows in scored], np.random.default_rng(seed)
-            )
-            for metric in metrics
-        }
-        summaries.append(
-            MetricSummary(
-                run=run.name,
-                group=group,
-                questions=sum(map(len, scored)),
-                rows=sum(row.rows for rows in scored for row in rows),
-                faults=sum(row.faults for rows in by_set for row in rows),
-                missing=sum(len(datasets[name]) for name in names) - sum(map(len, scored)),
-                metrics={name: mean for name, mean in means.items() if mean is not None},
-            )
-        )
-    return summaries
+    """The macro means of runs over data sets (name → question ids)."""
+    return [
+        summarise(run, group, [datasets[name] for name in names], metrics, seed)
+        for run in runs
+        for group, names in macro_groups(datasets).items()
+    ]
 
 
-def macro_of(parts: Sequence[tuple[Sequence[float], Sequence[float]]], rng: np.random.Generator) -> Interval | None:
-    """The macro mean of data sets, each given by its values and the shares that are unknown; a lower bound if verdicts
-    are missing."""
-    mean = macro_mean([values for values, _ in parts], rng)
-    unread = sum(len(unknown) for _, unknown in parts)
+def _mean(sets: Sequence[Sequence[QuestionScores]], metric: str, rng: np.random.Generator) -> Interval | None:
+    """The mean of a metric over sets of questions, of those that have it; a lower bound if verdicts are missing."""
+    # A question whose verdict is missing counts as 0.
+    values = [
+        [row.metrics.get(metric, 0.0) for row in rows if metric in row.metrics or metric in row.unknown]
+        for rows in sets
+    ]
+    unknown = [[row.unknown[metric] for row in rows if metric in row.unknown] for rows in sets]
+    mean, unread = macro_mean(values, rng), sum(map(len, unknown))
     if mean is None or not unread:
         return mean
-    more = sum(sum(unknown) / len(values) for values, unknown in parts) / len(parts)
+    more = fmean(sum(shares) / len(of_set) for shares, of_set in zip(unknown, values, strict=True))
     return replace(mean, unread=unread, most=mean.mean + more)
-
-
-def mean_of(rows: Sequence[QuestionScores], metric: str, rng: np.random.Generator) -> Interval | None:
-    """The mean of a metric over the questions that have it; a lower bound if verdicts are missing."""
-    values = values_of(rows, metric)
-    unknown = unknown_of(rows, metric)
-    mean = bootstrap_mean(values, rng)
-    if mean is None or not unknown:
-        return mean
-    return replace(mean, unread=len(unknown), most=mean.mean + sum(unknown) / len(values))
-
-
-def values_of(rows: Iterable[QuestionScores], metric: str) -> list[float]:
-    """A metric by question; 0 where a verdict is missing."""
-    return [row.metrics.get(metric, 0.0) for row in rows if metric in row.metrics or metric in row.unknown]
-
-
-def unknown_of(rows: Iterable[QuestionScores], metric: str) -> list[float]:
-    """Of the questions with missing verdicts, the shares of those trajectories."""
-    return [row.unknown[metric] for row in rows if metric in row.unknown]
 
 
 def compare(
@@ -482,16 +452,12 @@ def _unknown(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _recalls(trajectory: Trajectory, budget: retrieval.PassageBudget | None) -> dict[str, float | None]:
     per_search = retrieval.search_recalls(trajectory)
-    first: dict[str, float | None] = {}
-    for k in EVIDENCE_CUTS:
-        all_gold = retrieval.all_gold_at(trajectory, k)
-        first |= {
-            f"recall@{k}": retrieval.recall_at(trajectory, k),
-            f"all_gold@{k}": None if all_gold is None else float(all_gold),
-        }
-    return {
+    recalls = {
         "recall": retrieval.run_recall(trajectory),
         "budgeted_recall": None if budget is None else retrieval.budgeted_recall(trajectory, budget),
         "recall_per_search": fmean(per_search) if per_search else None,
-        **first,
     }
+    for k in EVIDENCE_CUTS:
+        recalls[f"recall@{k}"] = retrieval.recall_at(trajectory, k)
+        recalls[f"all_gold@{k}"] = retrieval.all_gold_at(trajectory, k)
+    return recalls

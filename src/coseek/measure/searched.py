@@ -6,13 +6,14 @@ come from a TREC run file, which has only ids.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from statistics import fmean
 from typing import TypeAlias
 
 from coseek.core.errors import DataError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
+from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.data.trec import Qrels, Ranked, trec_id
 from coseek.measure.rankings import JudgedRanking, Metric, grades
 from coseek.measure.score import QuestionScores, ScoredRun, Scores, summaries_of
@@ -51,6 +52,14 @@ class SearchedQuestion:
     def ranked(self) -> Ranked:
         return list(zip(self.ids, self.scores, strict=True))
 
+    def as_rag(self, question: Question, seed: int = 0) -> Trajectory:
+        """A trajectory of naive RAG: this one search, and no answer."""
+        hits = tuple(Hit(*pair) for pair in zip(self.passages or (), self.scores, strict=True))
+        stop = StopReason.COMPLETE if self.fault is None else StopReason.RETRIEVER_ERROR
+        searches = (Search(question.searched, hits, self.fault, turn=0),)
+        detail = self.fault or ""
+        return Trajectory(question, "rag", (), searches, stop, valid=True, stop_detail=detail, seed=seed)
+
 
 Answered: TypeAlias = tuple[Question, SearchedQuestion]
 
@@ -70,33 +79,26 @@ def search_questions(
     for start in range(0, len(questions), batch):
         asked = questions[start : start + batch]
         try:
-            results = _search(retriever, asked, depth, queries)
-            yield [(question, SearchedQuestion.of(question, hits, depth)) for question, hits in results]
-        except RetrieverError:
-            yield [(question, _alone(retriever, question, depth, queries)) for question in asked]
+            yield _search(retriever, asked, depth, queries or {})
+        except RetrieverError as error:
+            if len(asked) == 1:
+                yield [(asked[0], SearchedQuestion(fault=str(error)))]
+            else:
+                yield list(chain.from_iterable(search_questions(retriever, asked, depth, 1, queries)))
 
 
 def _search(
-    retriever: Retriever, asked: Sequence[Question], depth: int, queries: Mapping[str, Query] | None
-) -> Iterator[tuple[Question, list[Hit]]]:
+    retriever: Retriever, asked: Sequence[Question], depth: int, queries: Mapping[str, Query]
+) -> list[Answered]:
     # By default the same query as an agent's whose first search is the question itself.
-    by_id = queries or {}
-    batch = [by_id.get(question.id) or Query(question.searched, question=question.searched) for question in asked]
+    batch = [queries.get(question.id) or Query(question.searched, question=question.searched) for question in asked]
     deeper = any(question.own_passage is not None for question in asked)
     results = retriever.search(batch, depth + deeper)
     if fault := next(filter(None, map(fault_of_hits, results)), ""):
         raise RetrieverError(fault)
-    return zip(asked, results, strict=True)
-
-
-def _alone(
-    retriever: Retriever, question: Question, depth: int, queries: Mapping[str, Query] | None
-) -> SearchedQuestion:
-    try:
-        ((_, hits),) = _search(retriever, [question], depth, queries)
-    except RetrieverError as error:
-        return SearchedQuestion(fault=str(error))
-    return SearchedQuestion.of(question, hits, depth)
+    return [
+        (question, SearchedQuestion.of(question, hits, depth)) for question, hits in zip(asked, results, strict=True)
+    ]
 
 
 def of_run_file(
@@ -176,17 +178,6 @@ class RetrievalMeasure:
             scored[question.id] = QuestionScores(question, metrics, int(not failed), int(failed))
         return ScoredRun(name, scored, {stop: count for stop, count in stops.items() if count})
 
-    @staticmethod
-    def by_owner(run: ScoredRun, owners: Mapping[str, Question]) -> ScoredRun:
-        """A run whose rows are searches (by id in `owners`) as one whose rows are questions: a question's value is the
-        mean over its searches, which are not independent."""
-        rows: dict[str, list[QuestionScores]] = {}
-        for ident, scored in run.questions.items():
-            rows.setdefault(owners[ident].id, []).append(scored)
-        asked = {owner.id: owner for owner in owners.values()}
-        means = {ident: _mean_scores(asked[ident], some) for ident, some in rows.items()}
-        return ScoredRun(run.name, means, run.stops)
-
     def unjudged(self, questions: Iterable[Question]) -> int:
         """Number of questions without a relevant passage; only answer_hit is defined for them."""
         return sum(not grades(self.gold(question)) for question in questions)
@@ -202,6 +193,16 @@ class RetrievalMeasure:
         """Means with intervals over all questions and by group, and comparisons of `pairs`, by default with the first
         retriever."""
         return summaries_of(runs, questions, by, [metric.name for metric in self.metrics], seed, pairs=pairs)
+
+
+def by_owner(run: ScoredRun, owners: Mapping[str, Question]) -> ScoredRun:
+    """A run whose rows are searches (by id in `owners`) as one whose rows are questions: a question's value is the
+    mean over its searches, which are not independent."""
+    rows: dict[str, list[QuestionScores]] = {}
+    for ident, scored in run.questions.items():
+        rows.setdefault(owners[ident].id, []).append(scored)
+    asked = {owner.id: owner for owner in owners.values()}
+    return ScoredRun(run.name, {ident: _mean_scores(asked[ident], some) for ident, some in rows.items()}, run.stops)
 
 
 def _mean_scores(owner: Question, searches: Sequence[QuestionScores]) -> QuestionScores:

@@ -184,8 +184,17 @@ def main_table(scores: Scores, metrics: Sequence[str] = MAIN) -> Table:
     """One row per run: means over all questions with intervals."""
     chosen = [summary for summary in scores.summaries if summary.group == ALL]
     shown = [name for name in metrics if any(name in summary.metrics for summary in chosen)]
-    rows = [(summary.run, str(summary.questions), *_cells(summary, shown)) for summary in chosen]
+    rows = [
+        (summary.run, str(summary.questions), *(_cell(summary.metrics.get(name), name) for name in shown))
+        for summary in chosen
+    ]
     return Table(("run", "questions", *shown), tuple(rows), (*left_out(chosen, shown), *scores.unmatched))
+
+
+def score_tables(scores: Scores, metrics: Sequence[str] = MAIN) -> list[Table]:
+    """The means, the first metric by group, what is declined, and the differences from the first run."""
+    others = {**grouped_tables(scores, metrics[0]), **abstention_tables(scores)}.values()
+    return [main_table(scores, metrics), *others, *([comparison_table(scores, metrics)] if scores.comparisons else [])]
 
 
 def group_table(scores: Scores, metric: str = "em") -> Table:
@@ -253,7 +262,9 @@ def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str
         (
             pair,
             name,
-            *_difference_cells(difference, name),
+            str(difference.difference.n),
+            ("+" if difference.difference.mean > 0 else "") + _cell(difference.difference, name),
+            _p(difference.p),
             *((_p(p),) if several else ()),
             *((_p(difference.mcnemar),) if binary else ()),
         )
@@ -274,12 +285,10 @@ def scores_json(scores: Scores) -> JsonObject:
     ]
     comparisons: list[Json] = [
         {
-            "run": comparison.run,
-            "against": comparison.against,
-            "group": comparison.group,
-            "metrics": {name: _difference_json(value) for name, value in comparison.metrics.items()},
+            **{name: getattr(row, name) for name in ("run", "against", "group")},
+            "metrics": {name: _difference_json(value) for name, value in row.metrics.items()},
         }
-        for comparison in scores.comparisons
+        for row in scores.comparisons
     ]
     stops: JsonObject = {run: dict(counts) for run, counts in scores.stops.items()}
     abstention: JsonObject = {run: _abstention_json(abstention) for run, abstention in scores.abstention.items()}
@@ -315,18 +324,8 @@ def show(interval: Interval | None, decimals: int = 3) -> str:
     return f"{mean} [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]{unread}"
 
 
-def _cells(summary: MetricSummary, metrics: Sequence[str]) -> list[str]:
-    return [_cell(summary.metrics.get(name), name) for name in metrics]
-
-
 def _cell(interval: Interval | None, metric: str) -> str:
     return show(interval, 6 if metric == "cost_usd" else 2 if metric in _COUNTS else 3)
-
-
-def _difference_cells(paired: Difference, metric: str) -> tuple[str, str, str]:
-    cell = _cell(paired.difference, metric)
-    sign = "+" if paired.difference.mean > 0 else ""
-    return str(paired.difference.n), sign + cell, _p(paired.p)
 
 
 def _p(p: float | None) -> str:
@@ -359,18 +358,18 @@ def _unpaired(comparison: Comparison) -> list[str]:
     first = next(plain, next(iter(comparison.metrics.values()), None))
     if first is None:
         return [f"{comparison.run} shares no question with {comparison.against}."]
-    unread = (
-        f"{comparison.run}: {comparison.unread} questions lack a readable verdict in one of the runs; they are left "
-        f"out of judged metrics."
-    )
-    notes = [unread] if comparison.unread else []
-    if not (first.only_a or first.only_b):
-        return notes
-    return [
-        *notes,
-        f"{comparison.run}: compared on {first.difference.n} shared questions; {first.only_a} only in "
-        f"{comparison.against}, {first.only_b} only in {comparison.run}.",
-    ]
+    notes = []
+    if comparison.unread:
+        notes.append(
+            f"{comparison.run}: {comparison.unread} questions lack a readable verdict in one of the runs; they are "
+            "left out of judged metrics."
+        )
+    if first.only_a or first.only_b:
+        notes.append(
+            f"{comparison.run}: compared on {first.difference.n} shared questions; {first.only_a} only in "
+            f"{comparison.against}, {first.only_b} only in {comparison.run}."
+        )
+    return notes
 
 
 def interval_json(interval: Interval) -> JsonObject:
@@ -380,13 +379,8 @@ def interval_json(interval: Interval) -> JsonObject:
 
 
 def _difference_json(paired: Difference) -> JsonObject:
-    return {
-        **interval_json(paired.difference),
-        "p": paired.p,
-        "mcnemar": paired.mcnemar,
-        "only_against": paired.only_a,
-        "only_run": paired.only_b,
-    }
+    pair: JsonObject = {"p": paired.p, "mcnemar": paired.mcnemar}
+    return {**interval_json(paired.difference), **pair, "only_against": paired.only_a, "only_run": paired.only_b}
 
 
 def _stacked(cell: str) -> str:

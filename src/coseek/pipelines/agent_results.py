@@ -23,13 +23,13 @@ from coseek.measure.abstention import ended_right
 from coseek.measure.plots import BarSeries, Series, Svg, bar_plot, line_plot, series_of, smoothed
 from coseek.measure.question_groups import ALL
 from coseek.measure.report import (
-    FilesSection,
-    PlotSection,
     ReportSection,
-    SettingsSection,
-    TableSection,
-    TextSection,
-    TrajectorySection,
+    files_section,
+    plot_section,
+    settings_section,
+    table_section,
+    text_section,
+    trajectory_section,
     write_report,
 )
 from coseek.measure.score import METRICS, ScoredRun, Scores, score_run, summaries_of
@@ -257,10 +257,10 @@ def sections_of(
 ) -> list[ReportSection]:
     """The report: headline, curves, bars and tables of each set, example runs, settings and files."""
     metric = metric_of(training)
-    sections: list[ReportSection] = [TableSection("What was learnt", table)]
+    sections = [table_section("What was learnt", table)]
     for path in sorted((training.folder / "warm-start").glob("round-*/metrics.jsonl")):
         loss = series_of([row for _, row in read_jsonl(path)], "loss", "loss")
-        sections.append(PlotSection("Warm start", line_plot([loss], "step", "loss"), "Supervised loss a token."))
+        sections.append(plot_section("Warm start", line_plot([loss], "step", "loss"), "Supervised loss a token."))
     for stage in training.stages:
         sections += _curve(stage)
     for name, set_scores in scores.items():
@@ -269,21 +269,21 @@ def sections_of(
         for heading, groups in (("by hops", by_hops), ("by data set", set_scores.by_dataset)):
             if groups:
                 bars = _bars(training, set_scores, groups, metric)
-                sections.append(PlotSection(f"Before and after, {heading}: {name}", bars, f"{metric}, greedy"))
+                sections.append(plot_section(f"Before and after, {heading}: {name}", bars, f"{metric}, greedy"))
         sections += calibration_sections(name, set_scores)
         others = {heading: block for heading, block in tables[name].items() if heading != "Means"}
-        sections += [TableSection(f"{heading}: {name}", block) for heading, block in others.items()]
+        sections += [table_section(f"{heading}: {name}", block) for heading, block in others.items()]
     command = f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"
     return [*sections, _examples(training), *closing_sections(training.recipe, files_of(training), command)]
 
 
 def closing_sections(recipe: Settings, files: dict[str, str], command: str) -> list[ReportSection]:
     """The last sections of a report: settings, files, and the command that repeats the run."""
-    settings = SettingsSection("Settings", dump_settings(recipe))
-    return [settings, FilesSection("Files", files), TextSection("Again", command)]
+    settings = settings_section("Settings", dump_settings(recipe))
+    return [settings, files_section("Files", files), text_section("Again", command)]
 
 
-def _examples(training: AgentTraining) -> TrajectorySection:
+def _examples(training: AgentTraining) -> ReportSection:
     after, column = next(row for row in rows_of(training) if row.name == "after"), training.sets[-1]
     trajectories = _trajectories(training, after, column)
     text = "Blue is what the agent wrote and is trained on; the rest was written by the environment."
@@ -297,7 +297,7 @@ def _examples(training: AgentTraining) -> TrajectorySection:
     right = [trajectory for trajectory in chosen if ended_right(trajectory)]
     wrong = [trajectory for trajectory in chosen if not ended_right(trajectory)]
     examples = (*right[: EXAMPLES // 2], *wrong[: EXAMPLES // 2])
-    return TrajectorySection("Runs of the trained agent, right and wrong", examples, text)
+    return trajectory_section("Runs of the trained agent, right and wrong", examples, text)
 
 
 def _curve(stage: Stage) -> list[ReportSection]:
@@ -306,7 +306,7 @@ def _curve(stage: Stage) -> list[ReportSection]:
     if stage.recipe.learn == "rejection":
         rows = [row for path in stage.folder.glob("round-*/metrics.jsonl") for _, row in read_jsonl(path)]
         loss = series_of(rows, "loss", "loss")
-        return [PlotSection(f"Learning from right runs{name}", line_plot([loss], "step", "loss"), "Loss a token.")]
+        return [plot_section(f"Learning from right runs{name}", line_plot([loss], "step", "loss"), "Loss a token.")]
     rows = [row for _, row in read_jsonl(stage.folder / "metrics.jsonl")]
     reward = series_of(rows, "reward", "a step's runs, temperature 1")
     lines = [reward, replace(smoothed(reward), name="mean of five steps")]
@@ -314,7 +314,7 @@ def _curve(stage: Stage) -> list[ReportSection]:
     names = [": ".join(["dev questions, greedy", *key.split("/")[2:]]) for key in keys]
     looks = [series_of(rows, key, name, markers=True) for key, name in zip(keys, names, strict=True)]
     plot = line_plot([*lines, *looks], "step", "reward")
-    return [PlotSection(f"Learning curve{name}", plot, "Mean reward of each step, and of the dev questions.")]
+    return [plot_section(f"Learning curve{name}", plot, "Mean reward of each step, and of the dev questions.")]
 
 
 def calibration_sections(name: str, scores: Scores) -> list[ReportSection]:
@@ -333,7 +333,7 @@ def calibration_sections(name: str, scores: Scores) -> list[ReportSection]:
         return []
     plot = line_plot([Series("as right as sure", (0.0, 100.0), (0.0, 1.0)), *lines], "confidence, %", "right")
     return [
-        PlotSection(f"Calibration: {name}", plot, "Answers in bins of equal size, by the confidence of their turn.")
+        plot_section(f"Calibration: {name}", plot, "Answers in bins of equal size, by the confidence of their turn.")
     ]
 
 

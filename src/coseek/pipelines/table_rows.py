@@ -16,16 +16,14 @@ from coseek.core.files import JsonObject
 from coseek.core.fingerprint import TOKENIZER, fingerprint
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.digests import questions_digest
-from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import CACHE, Graders, open_generator
 from coseek.graders.generator import Generator, GeneratorSettings
-from coseek.graders.grading import BATCH, answer_cache, generate_answers, judge_claims, verdict_cache
-from coseek.graders.judge import Claim
-from coseek.measure.component_scores import Answers, component_run
-from coseek.measure.score import ScoredRun, Scores, Verdicts, answers_itself
+from coseek.graders.grading import BATCH, answers_to
+from coseek.measure.component_scores import component_run
+from coseek.measure.score import ScoredRun, Scores, answers_itself
 from coseek.measure.searched import search_questions
 from coseek.measure.table import Table, show
 from coseek.models.model_folder import model_path
@@ -251,22 +249,7 @@ def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: 
         unsearched = [question for question in questions if question.id not in done]
         for batch in search_questions(retriever, unsearched, k, BATCH):
             for question, result in batch:
-                hits = tuple(Hit(*pair) for pair in zip(result.passages or (), result.scores, strict=True))
-                stop = StopReason.COMPLETE if result.fault is None else StopReason.RETRIEVER_ERROR
-                searches = (Search(question.searched, hits, result.fault, turn=0),)
-                drawn = row_seed(seed, question.id, 0)
-                Run.append(file, Trajectory(question, "rag", (), searches, stop, None, valid=True, seed=drawn))
-
-
-def answers_to(graders: Graders, folder: Path, trajectories: Sequence[Trajectory]) -> tuple[Answers, Verdicts | None]:
-    """The generator's answers from these runs' passages, and the judge's verdicts on them; stored in `folder`."""
-    assert graders.generator is not None
-    answers = generate_answers(graders.generator, trajectories, answer_cache(folder, graders.generator))
-    if graders.judge is None:
-        return answers, None
-    questions = {trajectory.question.id: trajectory.question for trajectory in trajectories}
-    claims = [Claim(questions[reply.question_id], reply.answer) for reply in answers.values() if reply.answer]
-    return answers, judge_claims(graders.judge, claims, verdict_cache(folder, graders.judge))
+                Run.append(file, result.as_rag(question, row_seed(seed, question.id, 0)))
 
 
 def graders_with(training: AgentTraining, model: str) -> Graders:
@@ -280,13 +263,15 @@ def graders_with(training: AgentTraining, model: str) -> Graders:
 
 def scored_by_generator(graders: Graders, name: str, folder: Path, trajectories: Sequence[Trajectory]) -> ScoredRun:
     """A run scored by the generator's answers."""
-    answers, verdicts = answers_to(graders, folder, trajectories)
+    assert graders.generator is not None
+    answers, verdicts = answers_to(graders.generator, graders.judge, folder, trajectories)
     return component_run(name, trajectories, answers, verdicts)
 
 
 def with_answers(graders: Graders, folder: Path, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """The runs with the generator's answers, for display; runs with a fault of the generator are left out."""
-    answers, _ = answers_to(graders, folder, trajectories)
+    assert graders.generator is not None
+    answers, _ = answers_to(graders.generator, graders.judge, folder, trajectories)
     replies = {key: reply for key, reply in answers.items() if reply.fault is None}
     pairs = [(trajectory, replies.get((trajectory.question.id, trajectory.seed))) for trajectory in trajectories]
     return [replace(trajectory, answer=reply.answer) for trajectory, reply in pairs if reply is not None]

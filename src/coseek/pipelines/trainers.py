@@ -396,6 +396,6 @@ def flat(tree: JsonObject, above: str = "") -> Iterable[tuple[str, Json]]:
 
 def table_html(table: "Table | None") -> str:
     """A table of results for a notebook."""
-    from coseek.measure.report import TableSection
+    from coseek.measure.report import table_section
 
-    return "" if table is None else TableSection("", table).html(0)
+    return "" if table is None else table_section("", table).html

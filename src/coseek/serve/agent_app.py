@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -47,57 +47,58 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
     """The whole application. It opens and closes the service with its own lifespan."""
     app = new_app(service, openai_error)
 
+    @app.get("/info")
     async def info() -> Response:
         return JSONResponse(await asyncio.to_thread(service.info))  # a remote retriever is asked what it serves
 
+    @app.get("/v1/models")
     async def models() -> Response:
         return JSONResponse(service.models())
 
+    @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         service.check_name(name)
         return JSONResponse(service.model_entry())
 
-    async def page() -> Response:
-        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"content-security-policy": _ONLY_OWN})
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _chat(service, request)
 
-    app.add_api_route("/info", info, methods=["GET"])
-    app.add_api_route("/v1/models", models, methods=["GET"])
-    app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
-    app.add_api_route("/v1/chat/completions", _endpoint(service), methods=["POST"], response_model=None)
     if service.settings.documents is not None:
         root = Path(service.settings.documents)
         app.add_api_route("/documents/{path:path}", lambda path: document(root, path), methods=["GET"])
     if service.settings.page:
-        app.add_api_route("/", page, methods=["GET"])
+
+        @app.get("/")
+        async def page() -> Response:
+            return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"content-security-policy": _ONLY_OWN})
+
     return AccessMiddleware(cast(App, app), token, service.settings.log)
 
 
-def _endpoint(service: AgentService) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        chat_request, conversation = await read_body(request, service.settings, _read)
-        service.check_name(chat_request.model)
-        service.check_length(conversation)
-        seed, record = chat_request.seed or 0, cast(JsonObject, request.scope[RECORD])
-        answer = ChatAnswer.new(service.name, chat_request)
-        if not chat_request.stream:
-            trajectory = await until_disconnect(request, service.answer(conversation, seed))
-            _note(record, trajectory)
-            if trajectory.stop.is_fault:
-                return JSONResponse(openai_error(502, _fault(trajectory), "agent_error"), 502)
-            return Response(json.dumps(answer.whole(trajectory), allow_nan=False), media_type="application/json")
-        events: Events = asyncio.Queue()
-        begun = asyncio.Event()
-        answering = asyncio.ensure_future(
-            service.answer(conversation, seed, lambda text, searches: events.put_nowait((text, searches)), begun)
-        )
-        answering.add_done_callback(lambda _: events.put_nowait(None))
-        answering.add_done_callback(lambda _: begun.set())
-        # A refusal is a status, and a stream begins with 200.
-        await until_disconnect(request, _begun_or_refused(begun, answering))
-        chunks = _stream(answer, events, answering, record)
-        return StreamingResponse(chunks, media_type="text/event-stream", headers={"cache-control": "no-store"})
-
-    return endpoint
+async def _chat(service: AgentService, request: Request) -> Response:
+    chat_request, conversation = await read_body(request, service.settings, _read)
+    service.check_name(chat_request.model)
+    service.check_length(conversation)
+    seed, record = chat_request.seed or 0, cast(JsonObject, request.scope[RECORD])
+    answer = ChatAnswer.new(service.name, chat_request)
+    if not chat_request.stream:
+        trajectory = await until_disconnect(request, service.answer(conversation, seed))
+        _note(record, trajectory)
+        if trajectory.stop.is_fault:
+            return JSONResponse(openai_error(502, _fault(trajectory), "agent_error"), 502)
+        return Response(json.dumps(answer.whole(trajectory), allow_nan=False), media_type="application/json")
+    events: Events = asyncio.Queue()
+    begun = asyncio.Event()
+    answering = asyncio.ensure_future(
+        service.answer(conversation, seed, lambda text, searches: events.put_nowait((text, searches)), begun)
+    )
+    answering.add_done_callback(lambda _: events.put_nowait(None))
+    answering.add_done_callback(lambda _: begun.set())
+    # A refusal is a status, and a stream begins with 200.
+    await until_disconnect(request, _begun_or_refused(begun, answering))
+    chunks = _stream(answer, events, answering, record)
+    return StreamingResponse(chunks, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
 def _read(body: bytes) -> tuple[ChatRequest, QuestionInContext]:

@@ -207,8 +207,7 @@ def reasoning(trajectory: Trajectory) -> str:
 
 def usage(trajectory: Trajectory) -> JsonObject:
     """Tokens that the agent wrote, and all others of its context."""
-    written = sum(len(segment.ids) for segment in trajectory.segments if segment.author is Author.AGENT)
-    read = sum(len(segment.ids) for segment in trajectory.segments) - written
+    written, read = trajectory.agent_tokens, len(trajectory.ids) - trajectory.agent_tokens
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 

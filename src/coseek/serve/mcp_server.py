@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import TypeVar, cast
 
 import anyio.to_thread
@@ -160,26 +160,16 @@ def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
     one, many = CapacityLimiter(1), CapacityLimiter(8)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
-    @server.tool(description="Find passages for a query, best first.", annotations=reads, structured_output=True)
-    async def search(query: str) -> SearchResults:
-        return await _blocking(partial(tools.search, query), one)
+    def add(call: Callable[..., object], limiter: CapacityLimiter, description: str) -> None:
+        @server.tool(description=description, annotations=reads, structured_output=True)
+        @wraps(call)
+        async def tool(**arguments: object) -> object:
+            return await _blocking(partial(call, **arguments), limiter)
 
-    @server.tool(
-        description="Read a passage whole, by an id that was found.", annotations=reads, structured_output=True
-    )
-    async def fetch(id: str) -> PassageRecord:
-        return await _blocking(partial(tools.fetch, id), many)
-
+    add(tools.search, one, "Find passages for a query, best first.")
+    add(tools.fetch, many, "Read a passage whole, by an id that was found.")
     if tools.agent is not None:
-
-        @server.tool(
-            description="Let a search agent answer a question from the passages.",
-            annotations=reads,
-            structured_output=True,
-        )
-        async def ask(question: str) -> AgentAnswer:
-            return await _blocking(partial(tools.ask, question), one)
-
+        add(tools.ask, one, "Let a search agent answer a question from the passages.")
     return server
 
 

@@ -95,27 +95,26 @@ def new_app(service: AnyService, error_body: ErrorBody) -> FastAPI:
         opening.cancel()
         await service.close()
 
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
+
+    @app.get("/health")
     async def health() -> Response:
         body = service.health()
         return JSONResponse(body, 200 if body["ready"] else 503)
 
-    def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RefusedRequest)
+    @app.exception_handler(RefusedRequest)
+    async def refused(request: Request, error: RefusedRequest) -> Response:
         return JSONResponse(error_body(error.status, str(error), "refused"), error.status, error.headers)
 
-    def no_such_path(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def no_such_path(request: Request, error: HTTPException) -> Response:
         body = error_body(error.status_code, str(error.detail), "refused")
         return JSONResponse(body, error.status_code, error.headers)
 
-    def bug(request: Request, error: Exception) -> Response:
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
         return JSONResponse(error_body(500, BUG, "bug"), 500)
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None)
-    app.add_api_route("/health", health, methods=["GET"])
-    app.add_exception_handler(RefusedRequest, refused)
-    app.add_exception_handler(HTTPException, no_such_path)
-    app.add_exception_handler(Exception, bug)
     return app
 
 

@@ -1,7 +1,12 @@
-"""Search service: named retrievers over HTTP. All paths answer with JSON; an error is `{"error": sentence}`."""
+"""Search service: named retrievers over HTTP. All paths answer with JSON; an error is `{"error": sentence}`.
 
+A request to `/retrieve` is `{"queries": [str, …], "topk": int | null, "return_scores": bool}`;
+docs/reference/service.md has every dialect.
+"""
+
+import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,23 +16,17 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from coseek import __version__
-from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
+from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit
-from coseek.retrieval.query import Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.responses import IDENTITY
 from coseek.retrieval.retriever import Retriever, fields_read
 from coseek.serve.batching import Batcher
 from coseek.serve.limits import RECORD, AccessMiddleware, App, RefusedRequest, offload, read_body, until_disconnect
 from coseek.serve.running import Service, WorkThread, new_app, serve_app, token_of
-from coseek.serve.search_contract import (
-    RetrieveRequest,
-    answer,
-    blank,
-    parse_request,
-    passages_of,
-)
 from coseek.serve.settings import ServeSettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -36,6 +35,8 @@ TAKEN = frozenset({"retrieve", "info", "health"})
 LIMITS = {"max_queries", "max_query_chars", "max_context_chars", "max_topk", "max_hits", "max_body_bytes"}
 """Settings that bound a request; `/info` states them."""
 _SECRET = frozenset({"token", "secret", "password", "key", "authorization"})
+_QUOTED = 200
+"""Characters of a refused value that a message quotes, at most."""
 _MANY_HITS = 2_000
 """Hits from which an answer is serialised in a thread, so that other requests are not blocked."""
 
@@ -47,6 +48,19 @@ def serve(
     token = token_of(settings)
     service = SearchService(openers, settings)
     serve_app(service, make_app(service, token), ready)
+
+
+@dataclass(frozen=True, slots=True)
+class RetrieveRequest:
+    """A parsed request."""
+
+    queries: tuple[QueryLike, ...]
+    topk: int | None
+    """`None` leaves it to the server."""
+    scores: bool
+    """Whether each document comes with its score."""
+    flat: bool = False
+    """Whether the answer is the list of the only query: the dialect of `{"query": "one text"}` (QAgent's client)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,29 +150,25 @@ class SearchService(Service[ServeSettings]):
 def make_app(service: SearchService, token: str | None = None) -> App:
     """The whole application. It opens and closes the service with its own lifespan."""
     app = new_app(service, lambda status, sentence, kind: {"error": sentence})
-    for name in (None, *service.names):
-        _add_index(app, service, name)
+    _add_index(app, service, service.names[0], "")
+    for name in service.names:
+        _add_index(app, service, name, f"/{name}")
 
-    def fault(request: Request, error: Exception) -> Response:
+    @app.exception_handler(RetrieverError)
+    async def fault(request: Request, error: RetrieverError) -> Response:
         return JSONResponse({"error": f"the retriever failed: {error}"}, 502)
 
-    app.add_exception_handler(RetrieverError, fault)
     return AccessMiddleware(cast(App, app), token, service.settings.log)
 
 
-def _add_index(app: FastAPI, service: SearchService, name: str | None) -> None:
-    """Add the paths of one index; `None` stands for the default index."""
-    prefix = "" if name is None else f"/{name}"
-    index_name = name or service.names[0]
+def _add_index(app: FastAPI, service: SearchService, name: str, prefix: str) -> None:
+    """Add the paths of one index."""
 
+    @app.get(f"{prefix}/info")
     async def info() -> Response:
-        return JSONResponse(service.info(index_name))
+        return JSONResponse(service.info(name))
 
-    app.add_api_route(f"{prefix}/retrieve", _retrieve(service, index_name), methods=["POST"], response_model=None)
-    app.add_api_route(f"{prefix}/info", info, methods=["GET"])
-
-
-def _retrieve(service: SearchService, name: str) -> Callable[[Request], Awaitable[Response]]:
+    @app.post(f"{prefix}/retrieve")
     async def retrieve(request: Request) -> Response:
         limits = service.settings
         record = cast(JsonObject, request.scope[RECORD])
@@ -179,8 +189,6 @@ def _retrieve(service: SearchService, name: str) -> Callable[[Request], Awaitabl
             lists = job.lists
         body = await _written(_in_place(wanted, lists), wanted, limits.max_answer_bytes)
         return Response(body, media_type="application/json", headers={IDENTITY: str(index.card["identity"])})
-
-    return retrieve
 
 
 def _in_place(wanted: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
@@ -215,3 +223,154 @@ def without_secrets(value: Json) -> Json:
     if isinstance(value, str) and "://" in value:
         return re.split("[?#]", re.sub(r"(?<=://)[^/]*@", "", value))[0]
     return value
+
+
+# Contract: requests to `/retrieve` and their answers, as JSON.
+
+
+def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
+    """Read a request. Raises `RefusedRequest` with 400 (no JSON), 413 (too large) or 422 (not the contract)."""
+    row = _object(body)
+    texts = _texts(row)
+    if len(texts) > limits.max_queries:
+        raise RefusedRequest(
+            413, f"{len(texts)} queries in one request, and at most {limits.max_queries} are taken; split it"
+        )
+    for number, text in enumerate(texts):
+        if len(text) > limits.max_query_chars:
+            raise RefusedRequest(
+                413, f"query {number} has {len(text)} characters, and at most {limits.max_query_chars} are taken"
+            )
+    scores = row.get("return_scores")
+    if scores is not None and not isinstance(scores, bool):
+        raise RefusedRequest(422, f'"return_scores" is true or false, not {_quoted(scores)}')
+    queries = _in_context(texts, row.get("contexts"), limits)
+    flat = row.get("queries") is None and isinstance(row.get("query"), str)
+    return RetrieveRequest(tuple(queries), _topk(row.get("topk")), bool(scores), flat)
+
+
+def passages_of(wanted: RetrieveRequest, limits: ServeSettings, corpus: int | None) -> int:
+    """The number of passages for each query, at most the size of the corpus where that is known. Raises
+    `RefusedRequest` (422, 413) for more than `max_topk`, or more than `max_hits` in all."""
+    k = wanted.topk or limits.topk
+    k = k if corpus is None else min(k, corpus)
+    if k > limits.max_topk:
+        raise RefusedRequest(
+            422, f'"topk" is {_quoted(wanted.topk)}, and at most {limits.max_topk} passages for each query are returned'
+        )
+    if (hits := k * len(wanted.queries)) > limits.max_hits:
+        raise RefusedRequest(
+            413,
+            f"{len(wanted.queries)} queries with {k} passages each are {hits} passages in one answer, and at most "
+            f"{limits.max_hits} are returned; split it",
+        )
+    return k
+
+
+def blank(query: QueryLike) -> bool:
+    """Whether the query's text is blank, whatever its context."""
+    return not Query.of(query).text.strip()
+
+
+def answer(lists: Sequence[Sequence[Hit]], wanted: RetrieveRequest, max_bytes: int) -> bytes:
+    """The body of an answer: one list for each query, in order, or the only list where the answer is flat. A score that
+    is not finite raises `ValueError`, a longer body `RefusedRequest` (413)."""
+    bodies: list[bytes] = []
+    bytes_left = max_bytes
+    for hits in lists:
+        rows: list[JsonObject] = [document(hit) for hit in hits]
+        if wanted.scores:
+            rows = [{"document": row, "score": float(hit.score)} for row, hit in zip(rows, hits, strict=True)]
+        # ASCII: escapes can hold the half surrogates of broken passages, which UTF-8 cannot.
+        bodies.append(json.dumps(rows, allow_nan=False, separators=(",", ":")).encode())
+        bytes_left -= len(bodies[-1])
+        if bytes_left < 0:
+            raise RefusedRequest(413, f"the answer has more than {max_bytes} bytes; split the request")
+    if wanted.flat:
+        return b"".join((b'{"result":', bodies[0], b"}"))
+    separated = [piece for body in bodies for piece in (b",", body)][1:]
+    return b"".join((b'{"result":[', *separated, b"]}"))
+
+
+def document(hit: Hit) -> JsonObject:
+    """A hit as JSON. All clients read `contents`; some read the other fields. `meta` is there where it is not empty."""
+    passage = hit.passage
+    row: JsonObject = {"id": passage.id, "contents": passage.contents, "title": passage.title, "text": passage.text}
+    return {**row, "meta": dict(passage.meta)} if passage.meta else row
+
+
+def _object(body: bytes) -> JsonObject:
+    try:
+        row = parse_lenient(body)
+    except InvalidJson as error:
+        raise RefusedRequest(400, f"the request cannot be read: {error}") from None
+    if not isinstance(row, dict):
+        raise RefusedRequest(
+            422, 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
+        )
+    return row
+
+
+def _texts(row: JsonObject) -> list[str]:
+    """`queries` or `query`, each a list or a single string. `query` as a string has a flat answer."""
+    for name in ("queries", "query"):
+        value = row.get(name)
+        if value is None:
+            continue
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list):
+            raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quoted(value)}')
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise RefusedRequest(422, f'"{name}" is a list of strings, and number {number} is {_quoted(text)}')
+        return cast(list[str], texts)
+    raise RefusedRequest(422, 'the request needs "queries", a list of strings')
+
+
+def _topk(value: Json) -> int | None:
+    """Parse `topk`. 0 means null, as in the servers that clients were written for."""
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RefusedRequest(422, f'"topk" is a whole number or null, not {_quoted(value)}')
+    if value < 0:
+        raise RefusedRequest(
+            422, f'"topk" counts passages and cannot be {_quoted(value)}; leave it out for the default'
+        )
+    return value or None
+
+
+def _in_context(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[QueryLike]:
+    """Queries with their contexts, where the client sends any."""
+    if contexts is None:
+        return list(texts)
+    if not isinstance(contexts, list) or len(contexts) != len(texts):
+        length = f"{len(contexts)} items" if isinstance(contexts, list) else _quoted(contexts)
+        raise RefusedRequest(
+            422, f'"contexts" is a list of one object (or null) for each query: {len(texts)} here, not {length}'
+        )
+    return [_one_in_context(text, context, limits) for text, context in zip(texts, contexts, strict=True)]
+
+
+def _one_in_context(text: str, context: Json, limits: ServeSettings) -> QueryLike:
+    if context is None or context == {}:
+        return text
+    if not isinstance(context, dict):
+        raise RefusedRequest(422, f'each of "contexts" is an object or null, not {_quoted(context)}')
+    try:
+        query = Query.from_json({**context, "text": text})
+    except DataError as error:
+        raise RefusedRequest(422, str(error)[:_QUOTED]) from None
+    if query.context_chars > limits.max_context_chars:
+        raise RefusedRequest(413, f"the context of a query has more than {limits.max_context_chars} characters")
+    return query
+
+
+def _quoted(value: object) -> str:
+    """The value as a message shows it, shortened."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_QUOTED:
+        return "a number of more than 200 digits"  # writing one out can take minutes, and Python refuses to
+    text = repr(value)
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"

@@ -12,10 +12,9 @@ from coseek.core.settings import Settings, load_settings
 from coseek.core.text import counted
 from coseek.measure.intervals import Interval, bootstrap_mean
 from coseek.measure.plots import BarSeries, Svg, bar_plot
-from coseek.measure.report import PlotSection, ReportSection, TableSection, TextSection, write_report
+from coseek.measure.report import plot_section, table_section, text_section, write_report
 from coseek.measure.table import Table, show
-from coseek.studies.arms import StudyStep
-from coseek.studies.study import PAPERS, Road, Study, load_study, study_names
+from coseek.studies.study import PAPERS, Road, Study, StudyStep, load_study, study_names
 from coseek.studies.verdict import ArmComparison, StudyVerdict, Values, overall
 
 FOUND = Path(__file__).parent / "found"
@@ -198,11 +197,11 @@ class StudyResult:
         write_json(page.with_suffix(".json"), self.stored().model_dump(mode="json"))
         with atomic_write(page) as file:
             file.write(self.markdown())
-        sections: list[ReportSection] = [
-            TextSection("Claim", "\n\n".join(self.lines()).replace("**", "")),
-            TableSection("Arms", self.means()),
-            PlotSection("Figure", self.plot(), "95 % bootstrap intervals over questions."),
-            TableSection("Comparisons", self.comparisons()),
+        sections = [
+            text_section("Claim", "\n\n".join(self.lines()).replace("**", "")),
+            table_section("Arms", self.means()),
+            plot_section("Figure", self.plot(), "95 % bootstrap intervals over questions."),
+            table_section("Comparisons", self.comparisons()),
         ]
         write_report(page.with_suffix(".html"), title_of(self.name), sections)
         return page

@@ -27,7 +27,7 @@ from coseek.core.files import Json, JsonObject, atomic_write
 from coseek.core.text import as_written
 from coseek.data.answers import cover_match
 from coseek.data.passage import Passage
-from coseek.data.token_data import TokenData, Values
+from coseek.data.token_data import TokenData, Values, read_token_data
 from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
 from coseek.measure.score import score_trajectory
 from coseek.rewards.reward import Reward
@@ -47,11 +47,11 @@ def segment_values(trajectory: Trajectory, data: TokenData | None) -> list[JsonO
     if data is None:
         return [{} for _ in trajectory.segments]
     data.check(trajectory)
-    found: list[JsonObject] = []
+    rows: list[JsonObject] = []
     start = 0
     for segment in trajectory.segments:
         if segment.author is not Author.AGENT:
-            found.append({"read": list(segment.ids)})
+            rows.append({"read": list(segment.ids)})
             continue
         end = start + len(segment.ids)
         fields: dict[str, list[Json]] = {
@@ -62,14 +62,9 @@ def segment_values(trajectory: Trajectory, data: TokenData | None) -> list[JsonO
             ],
             ENTROPIES: _whole(data.entropies[start:end], 1000),
         }
-        found.append({name: cast(Json, values) for name, values in fields.items() if values})
+        rows.append({name: cast(Json, values) for name, values in fields.items() if values})
         start = end
-    return found
-
-
-def training_json(data: TokenData) -> JsonObject:
-    """What the page says of a rollout in its step."""
-    return {"group": data.group, "trained": data.trained, "updates": data.updates}
+    return rows
 
 
 def reward_of_training(data: TokenData) -> Reward | None:
@@ -118,7 +113,7 @@ class EpisodeTable:
         """Add every episode of a run."""
         number = len(self.pieces)
         answers, verdicts = source.grades()
-        decode, token_data = source.decode(), source.token_data()
+        decode, token_data = source.decode(), read_token_data(source.folder)
         render, ranks = source.rendered_queries(), source.other_ranks()
         ids: set[int] = set()
         for trajectory in source.trajectories():
@@ -135,12 +130,14 @@ class EpisodeTable:
                 body["ranks"] = cast(Json, ranks(trajectory))
             if labels := labels_for(trajectory, source.labels.get(key, ())):
                 body["labels"] = cast(Json, labels)
-            if graded := [*answers.get(key, ()), *_said_of(trajectory, verdicts.get(key[0], ()))]:
+            said = [verdict for verdict in verdicts.get(key[0], ()) if verdict["response"] == trajectory.answer]
+            if graded := [*answers.get(key, ()), *said]:
                 body["grades"] = cast(Json, graded)
             self._add(number, trajectory, reward, body)
             ids.update(i for part in trajectory.segments if data or part.author is Author.AGENT for i in part.ids)
         self._flush()
-        self.pieces.append(cast(Json, pieces_of(ids, decode)))
+        # The text of each token; nothing where no tokenizer is at hand.
+        self.pieces.append({} if decode is None else {str(ident): decode((ident,)) for ident in sorted(ids)})
 
     def index(self) -> JsonObject:
         """Everything but the bodies."""
@@ -181,7 +178,7 @@ class EpisodeTable:
     def _question(self, trajectory: Trajectory) -> int:
         """The number of the question; the same id with another text is another question."""
         asked = trajectory.question
-        answers = [as_written(one) for one in asked.answers]
+        answers = list(map(as_written, asked.answers))
         row = [asked.id, as_written(asked.question), answers, list(asked.gold_ids), asked.hops, asked.dataset]
         key = compact(cast(Json, row))
         if key not in self._places:
@@ -206,7 +203,7 @@ class EpisodeTable:
             "stop_detail": trajectory.stop_detail,
             "selected": trajectory.selected_ids,
             "calls": list(map(Call.to_json, trajectory.calls)),
-            "training": training_json(data) if data else {},
+            "training": {name: getattr(data, name) for name in ("group", "trained", "updates")} if data else {},
             "side": [[_segment_json(part) for part in context] for context in trajectory.side_contexts],
         }
         return row | {name: cast(Json, value) for name, value in more.items() if value}
@@ -228,14 +225,9 @@ class EpisodeTable:
 
 def labels_for(trajectory: Trajectory, labels: Sequence[JsonObject]) -> list[JsonObject]:
     """The labels that are of this trajectory's searches: another run may have the same question and seed."""
-    asked = [search.query for search in trajectory.searches]
+    queries = [search.query for search in trajectory.searches]
     places = [(label, cast(int, label["search"])) for label in labels]
-    return [one for one, at in places if at < len(asked) and one.get("query", asked[at]) == asked[at]]
-
-
-def pieces_of(ids: set[int], decode: Callable[[Sequence[int]], str] | None) -> dict[str, str]:
-    """The text of each token; nothing where no tokenizer is at hand."""
-    return {} if decode is None else {str(ident): decode((ident,)) for ident in sorted(ids)}
+    return [label for label, at in places if at < len(queries) and label.get("query", queries[at]) == queries[at]]
 
 
 def compact(value: Json) -> str:
@@ -245,10 +237,6 @@ def compact(value: Json) -> str:
 def packed(text: str) -> str:
     """Base64 of the gzipped text; the same text gives the same bytes."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
-
-
-def _said_of(trajectory: Trajectory, verdicts: Sequence[JsonObject]) -> list[JsonObject]:
-    return [one for one in verdicts if one["response"] == trajectory.answer]
 
 
 def _segment_json(segment: Segment) -> JsonObject:
@@ -298,13 +286,11 @@ def page_of(runs: Sequence[RunSource], curves: Sequence[Curves]) -> tuple[Episod
         "prefix": _prefix([run.name for run in runs]),
         "starts": cast(Json, table.starts),
         "index": packed(compact(table.index())),
-        "curves": packed(
-            compact([{"run": one.run, "stage": one.stage, "columns": cast(Json, one.columns)} for one in curves])
-        ),
+        "curves": packed(compact([cast(Json, vars(stage)) for stage in curves])),
         "stages": len(curves),
         "chunks": cast(Json, table.chunks),
     }
-    shown = [*(run.name for run in runs), *(one.run for one in curves)]
+    shown = [*(run.name for run in runs), *(stage.run for stage in curves)]
     names = dict.fromkeys(name.partition("/")[0] for name in shown)
     return table, html_of(f"coseek view: {', '.join(names)}", data)
 
@@ -385,18 +371,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: HTTPStatus, text: str, kind: str) -> None:
         body = text.encode()
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff", "Content-Security-Policy": "frame-ancestors 'none'",
+        }  # fmt: skip
         with suppress(ConnectionError):  # the browser left before the page was made
-            self.send(status, body, kind)
-
-    def send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
-        self.end_headers()
-        self.wfile.write(body)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: the page's own address is all that was asked for."""

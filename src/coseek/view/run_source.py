@@ -20,7 +20,6 @@ from coseek.core.text import as_written
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.passage import Passage
 from coseek.data.run import RowKey, Run
-from coseek.data.token_data import TokenData, read_token_data
 from coseek.data.trajectory import Search, Trajectory
 from coseek.labels.answer_correctness import GAC
 from coseek.labels.label_folder import LabelFolder, Score
@@ -60,10 +59,10 @@ class OtherIndex:
         """For each search the rank of each of its hits here, from 1; 0 beyond `DEPTH`; `None` for a hit without text
         whose id is not here either, which may be a passage under another id. `queries` are those of the searches.
         Raises `RetrieverError`."""
-        found = self.retriever.search(queries, DEPTH) if queries else []
-        ranked = ([_PassageWords.of(hit.passage) for hit in hits] for hits in found)
+        lists = self.retriever.search(queries, DEPTH) if queries else []
+        ranked = ([_PassageWords.of(hit.passage) for hit in hits] for hits in lists)
         pairs = zip(searches, ranked, strict=True)
-        return [[_rank(_PassageWords.of(hit.passage), here) for hit in one.hits] for one, here in pairs]
+        return [[_rank(_PassageWords.of(hit.passage), here) for hit in search.hits] for search, here in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +96,9 @@ class _PassageWords:
 
 
 def _rank(hit: _PassageWords, here: Sequence[_PassageWords]) -> int | None:
-    for same in (lambda one: one.ident == hit.ident and one.is_like(hit), hit.says):
-        for rank, one in enumerate(here, start=1):
-            if same(one):
+    for same in (lambda other: other.ident == hit.ident and other.is_like(hit), hit.says):
+        for rank, other in enumerate(here, start=1):
+            if same(other):
                 return rank
     return 0 if hit.whole else None
 
@@ -162,9 +161,7 @@ class RunSource:
             find_view(view)
         except UserError:
             return None
-        return lambda trajectory: [
-            render_view(view, query, bare=bare) for query in replay_queries(trajectory, protocol)
-        ]
+        return lambda done: [render_view(view, query, bare=bare) for query in replay_queries(done, protocol)]
 
     def other_ranks(self) -> Callable[[Trajectory], dict[str, list[list[int | None]]]] | None:
         """For a trajectory the ranks of its hits in each other index, by name: see `OtherIndex.ranks`. An index gets
@@ -191,20 +188,16 @@ class RunSource:
         except UserError:
             return None
 
-    def token_data(self) -> dict[RowKey, TokenData]:
-        """What training computed for the run's episodes; empty for a run that was not kept by one."""
-        return read_token_data(self.folder)
-
     def grades(self) -> tuple[dict[RowKey, list[JsonObject]], dict[str, list[JsonObject]]]:
         """What generators answered by question id and seed, and what judges said by question id."""
         answers: dict[RowKey, list[JsonObject]] = {}
         verdicts: dict[str, list[JsonObject]] = {}
         for path in sorted((*self.folder.glob("reply.*.jsonl"), *self.folder.glob("generatedanswer.*.jsonl"))):
-            for one in _entries(path, GeneratedAnswer):
-                answers.setdefault((one.question_id, one.seed), []).append(one.to_json())
+            for answer in _entries(path, GeneratedAnswer):
+                answers.setdefault((answer.question_id, answer.seed), []).append(answer.to_json())
         for path in sorted(self.folder.glob("verdict.*.jsonl")):
-            for said in _entries(path, Verdict):
-                verdicts.setdefault(said.question_id, []).append(said.to_json())
+            for verdict in _entries(path, Verdict):
+                verdicts.setdefault(verdict.question_id, []).append(verdict.to_json())
         return answers, verdicts
 
 
@@ -228,7 +221,7 @@ def open_sources(
         names = [f"{name}/{below}" if (below := _below(folder, one)) else name for one in inside]
         runs += [RunSource(*pair, reward, known, (*others,)) for pair in zip(names, inside, strict=True)]
         curves += with_step_0([curves_of(name, _below(folder, path.parent), path) for path in paths])
-    return runs, [one for one in curves if one.columns]
+    return runs, [stage for stage in curves if stage.columns]
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
@@ -266,21 +259,18 @@ def curves_of(run: str, stage: str, path: Path) -> Curves:
 def with_step_0(curves: Sequence[Curves]) -> list[Curves]:
     """The curves of one training; those of reinforcement learning begin with the evaluation that the warm start, whose
     policy they go on from, ended with."""
-    ended = [found for one in curves if one.stage.startswith(WARM_START) and (found := _last_evaluation(one))]
-    return [_from_step_0(one, ended[-1]) if ended and one.stage == "rl" else one for one in curves]
+    warm_starts = [stage.columns for stage in curves if stage.stage.startswith(WARM_START)]
+    ends = [{name: values[-1] for name, values in start.items() if name.startswith(EVALUATED)} for start in warm_starts]
+    evaluated = [end for end in ends if any(value is not None for value in end.values())]
+    return [_from_step_0(stage, evaluated[-1]) if evaluated and stage.stage == "rl" else stage for stage in curves]
 
 
-def _last_evaluation(one: Curves) -> dict[str, Json]:
-    """The evaluation at the last step; empty where there was none."""
-    last = {name: values[-1] for name, values in one.columns.items() if name.startswith(EVALUATED)}
-    return {name: value for name, value in last.items() if value is not None}
-
-
-def _from_step_0(one: Curves, evaluated: Mapping[str, Json]) -> Curves:
+def _from_step_0(stage: Curves, evaluated: Mapping[str, Json]) -> Curves:
     first: dict[str, Json] = {"step": 0, **evaluated}
-    if not any(name in one.columns for name in evaluated) or 0 in one.columns.get("step", [0]):
-        return one
-    return replace(one, columns={name: [first.get(name), *values] for name, values in one.columns.items()})
+    measured = any(value is not None and name in stage.columns for name, value in evaluated.items())
+    if not measured or 0 in stage.columns.get("step", [0]):
+        return stage
+    return replace(stage, columns={name: [first.get(name), *values] for name, values in stage.columns.items()})
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
@@ -293,42 +283,33 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 def labels_of(folder: Path) -> Labels:
     """What a label folder says of each search."""
     labels = LabelFolder(folder)
-    found: Labels = {}
-    for one in labels.sets():
-        found.setdefault((one.turn.question_id, one.turn.seed), []).append(_label_json(one))
+    rows: Labels = {}
+    for label in labels.sets():
+        rows.setdefault((label.turn.question_id, label.turn.seed), []).append(_label_json(label))
     for lost in labels.dropped():
-        row: JsonObject = {"search": lost.turn.search, "dropped": lost.reason, "detail": lost.detail}
-        found.setdefault((lost.turn.question_id, lost.turn.seed), []).append(row)
+        dropped: JsonObject = {"search": lost.turn.search, "dropped": lost.reason, "detail": lost.detail}
+        rows.setdefault((lost.turn.question_id, lost.turn.seed), []).append(dropped)
     for path in sorted((folder / "scores").glob(f"{GAC}.*.jsonl")):
         for score in _entries(path, Score):
-            for row in found.get((score.turn.question_id, score.turn.seed), ()):
+            # A continuation of the run with one passage as the result of the search; after a fault it has no `right`.
+            branch: JsonObject = {"id": score.passage_id, "ended": score.fault or score.detail}
+            branch |= {} if score.value is None else {"right": score.value == 1.0}
+            for row in rows.get((score.turn.question_id, score.turn.seed), ()):
                 if row["search"] == score.turn.search:
-                    cast("list[Json]", row.setdefault("branches", [])).append(_branch_json(score))
-    return found
+                    cast("list[Json]", row.setdefault("branches", [])).append(branch)
+    return rows
 
 
-def _branch_json(score: Score) -> JsonObject:
-    """A continuation of the run with one passage as the result of the search; `right` is missing after a fault."""
-    row: JsonObject = {"id": score.passage_id, "ended": score.fault or score.detail}
-    return row if score.value is None else {**row, "right": score.value == 1.0}
-
-
-def _label_json(one: LabelSet) -> JsonObject:
-    sides = {one.positive: "positive", **dict.fromkeys(one.negatives, "negative")}
-    return {
-        "search": one.turn.search,
-        "query": one.query.text,
-        "candidates": [
-            {
-                "id": each.passage.id,
-                "title": as_written(each.passage.title),
-                "rank": each.rank,
-                "scores": dict(each.scores),
-                "side": sides.get(each.passage.id, ""),
-            }
-            for each in one.candidates
-        ],
-    }
+def _label_json(label: LabelSet) -> JsonObject:
+    sides = {label.positive: "positive", **dict.fromkeys(label.negatives, "negative")}
+    candidates: list[Json] = [
+        {
+            "id": candidate.passage.id, "title": as_written(candidate.passage.title), "rank": candidate.rank,
+            "scores": dict(candidate.scores), "side": sides.get(candidate.passage.id, ""),
+        }
+        for candidate in label.candidates
+    ]  # fmt: skip
+    return {"search": label.turn.search, "query": label.query.text, "candidates": candidates}
 
 
 def _below(folder: Path, inner: Path) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Argument, Option
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settled_for
@@ -30,21 +30,18 @@ app = new_app()
 @app.command(epilog="Example: `coseek ask 'Who wrote it?' --retriever INDEX --agent extract`")
 @options.takes_servers
 def ask(
-    question: Annotated[str, typer.Argument(help="The question.")],
+    question: Annotated[str, Argument(help="The question.")],
     retriever: options.RetrieverName,
     agent: Annotated[
         str,
-        typer.Option(
+        Option(
             help="A model folder, a URL, a YAML file, or an agent without a model: "
             "`extract` quotes the sentence that fits best, `rules` guesses names, dates and numbers."
         ),
     ] = "extract",
-    limits: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Limits, such as max_turns=6 or limits.max_turns=6."),
-    ] = None,
+    limits: options.LimitPairs = None,
     temperature: options.Temperature = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the sampling.")] = 0,
     protocol: options.ProtocolName = None,
     prompt_template: options.PromptTemplateName = None,
     tokenizer: options.TokenizerName = None,

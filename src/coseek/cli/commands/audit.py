@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from coseek.cli.options import Split
 from coseek.cli.terminal import AsJson, new_app, note, output, say
@@ -46,10 +47,10 @@ def audit() -> None:
 
 @app.command(epilog="Example: `coseek audit corpus DATA`")
 def corpus(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="The data-set folder.")],
+    data: Annotated[Path, Argument(metavar="DATA", help="The data-set folder.")],
     split: Split = None,
     out: Annotated[
-        Path | None, typer.Option(help="A .jsonl file for the unreachable questions, or a .json file for everything.")
+        Path | None, Option(help="A .jsonl file for the unreachable questions, or a .json file for everything.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -84,10 +85,10 @@ def passages_of(dataset: Dataset) -> Iterator[Passage]:
 def runs_(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH", help="Folders of runs, labels or trainings; all runs and labels below count."),
+        Argument(metavar="PATH", help="Folders of runs, labels or trainings; all runs and labels below count."),
     ],
     retriever: Annotated[
-        str | None, typer.Option(help="The retriever of the runs, to search every query again and compare.")
+        str | None, Option(help="The retriever of the runs, to search every query again and compare.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.files import JsonObject
@@ -15,7 +15,7 @@ app = new_app()
 
 @app.command(epilog="Example: `coseek check brevity.py`")
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A part's .py or .yaml file. A .py file is executed.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A part's .py or .yaml file. A .py file is executed.")],
     as_json: AsJson = False,
 ) -> None:
     """Try a part of your own on a tiny example.

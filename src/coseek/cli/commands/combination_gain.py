@@ -1,28 +1,27 @@
 """Naive RAG at rising k beside an agent's passages, answered by one generator (paper 001, figure 5)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from coseek.agents.sources import served_context
 from coseek.cli import options
-from coseek.cli.grader_options import GraderSet, claims_of, intended, open_parts, warn_of_cuts
+from coseek.cli.grader_options import GraderSet, intended, open_parts, warn_of_cuts
 from coseek.cli.terminal import AsJson, new_app, note, output
 from coseek.core.files import JsonObject, write_json, write_jsonl
 from coseek.core.lock import lock_if_named
-from coseek.data.passage import Hit
 from coseek.data.run import Run
-from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
+from coseek.data.trajectory import Trajectory
+from coseek.graders.grading import answers_to
 from coseek.measure.component_scores import CombinationGain, component_run
 from coseek.measure.question_groups import datasets_of
-from coseek.measure.report import ROWS, PlotSection, ReportSection, TableSection, question_rows, write_report
+from coseek.measure.report import ROWS, plot_section, question_rows, table_section, write_report
 from coseek.measure.score import METRICS, ScoredRun
-from coseek.measure.searched import Answered, SearchedQuestion, search_questions
+from coseek.measure.searched import search_questions
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
@@ -36,11 +35,11 @@ app = new_app()
 @app.command(epilog="Example: `coseek combination-gain runs/mine --retriever INDEX --answer-with MODEL`")
 @options.takes_servers
 def combination_gain(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
-    retriever: Annotated[str, typer.Option(help="Retriever of naive RAG: an index folder, a URL, a YAML file.")],
-    answer_with: Annotated[str, typer.Option(help="The frozen generator: `base`, a model folder, a URL, a YAML file.")],
-    ks: Annotated[str, typer.Option(help="Passages of naive RAG, comma-separated.")] = "1,2,3,5,8,13",
-    metric: Annotated[str, typer.Option(help=f"One of: {', '.join(METRICS)}.")] = "cover_em",
+    run: Annotated[Path, Argument(metavar="RUN", help="The agent's run.")],
+    retriever: Annotated[str, Option(help="Retriever of naive RAG: an index folder, a URL, a YAML file.")],
+    answer_with: Annotated[str, Option(help="The frozen generator: `base`, a model folder, a URL, a YAML file.")],
+    ks: Annotated[str, Option(help="Passages of naive RAG, comma-separated.")] = "1,2,3,5,8,13",
+    metric: Annotated[str, Option(help=f"One of: {', '.join(METRICS)}.")] = "cover_em",
     budget: options.BudgetTokens = 2048,
     prompt: options.PromptFile = None,
     judge: options.OneJudge = None,
@@ -48,7 +47,7 @@ def combination_gain(
     device: options.DeviceName = None,
     cache: options.CacheFile = None,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for questions.jsonl, combination-gain.json and .html (with the plot).")
+        Path | None, Option(help="A folder for questions.jsonl, combination-gain.json and .html (with the plot).")
     ] = None,
     seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,
@@ -74,8 +73,8 @@ def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObj
     write_jsonl(out / ROWS, (row for run in gain.runs for row in question_rows(run)))
     write_json(out / "combination-gain.json", tree)
     text = "\n\n".join(parts.notes())
-    plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")
-    sections: list[ReportSection] = [*(TableSection(name, table, text) for name, table in gain.tables().items()), plot]
+    plot = plot_section("Curve", gain.plot(), "95 % bootstrap intervals.")
+    sections = [*(table_section(name, table, text) for name, table in gain.tables().items()), plot]
     write_report(out / "combination-gain.html", "Combination gain", sections)
 
 
@@ -92,7 +91,8 @@ def measured(
         if trajectory.fault is None:
             served.setdefault(trajectory.question.id, len(served_context(trajectory)))
     depth = max([*counts, *served.values()])
-    retrieved = searched(chain.from_iterable(search_questions(index, questions, depth)))
+    results = chain.from_iterable(search_questions(index, questions, depth))
+    retrieved = [result.as_rag(question) for question, result in results]
     matched = [cut(done, served[done.question.id]) for done in retrieved if done.question.id in served]
     beside = run.folder / KEPT  # the run's own files hold answers to its own trajectories
     return CombinationGain(
@@ -106,25 +106,6 @@ def measured(
     )
 
 
-def searched(answers: Iterable[Answered]) -> list[Trajectory]:
-    """Trajectories with one search for each question and no answer."""
-    return [
-        Trajectory(
-            question=question,
-            protocol="rag",
-            segments=(),
-            searches=(Search(question.searched, hits_of(result), result.fault),),
-            stop=StopReason.COMPLETE if result.fault is None else StopReason.RETRIEVER_ERROR,
-            stop_detail=result.fault or "",
-        )
-        for question, result in answers
-    ]
-
-
-def hits_of(result: SearchedQuestion) -> tuple[Hit, ...]:
-    return tuple(Hit(passage, score) for passage, score in zip(result.passages or (), result.scores, strict=True))
-
-
 def cut(trajectory: Trajectory, k: int) -> Trajectory:
     """The same with only its first `k` passages."""
     (search,) = trajectory.searches
@@ -136,10 +117,6 @@ def answered(name: str, trajectories: Sequence[Trajectory], folder: Path, parts:
     kept in `folder`."""
     note(f"{name}: {len(trajectories)} questions")
     assert parts.generator is not None
-    answers = generate_answers(parts.generator, trajectories, answer_cache(folder, parts.generator))
+    answers, verdicts = answers_to(parts.generator, next(iter(parts.judges), None), folder, trajectories)
     warn_of_cuts(parts.generator)
-    verdicts = None
-    if parts.judges:
-        unanswered = [replace(trajectory, answer=None) for trajectory in trajectories]
-        verdicts = judge_claims(parts.judges[0], claims_of(unanswered, answers), verdict_cache(folder, parts.judges[0]))
     return component_run(name, trajectories, answers, verdicts)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from coseek.cli.options import Count, DeviceName, split_names
 from coseek.cli.terminal import AsJson, new_app, note, output, progress_bar, resumable
@@ -21,17 +21,15 @@ app = new_app()
 
 @app.command(epilog="Example: `coseek credit runs/sampled --continuations 32 --out runs/credit`")
 def credit(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The agent's run: `coseek run … --samples 4 --temperature 1`.")
-    ],
-    out: Annotated[Path, typer.Option(help="The folder to write; the same command resumes it.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="The agent's run: `coseek run … --samples 4 --temperature 1`.")],
+    out: Annotated[Path, Option(help="The folder to write; the same command resumes it.")],
     continuations: Annotated[
-        int, typer.Option(min=2, help="Continuations of every turn; the standard error of a value is √(1/2K) at most.")
+        int, Option(min=2, help="Continuations of every turn; the standard error of a value is √(1/2K) at most.")
     ] = 32,
     signals: Annotated[
-        str, typer.Option(help="Comma-separated names, or YAML files of own signals. [default: all shipped ones]")
+        str, Option(help="Comma-separated names, or YAML files of own signals. [default: all shipped ones]")
     ] = "",
-    decisive: Annotated[float, typer.Option(help="The least value of a decisive turn.")] = DECISIVE,
+    decisive: Annotated[float, Option(help="The least value of a decisive turn.")] = DECISIVE,
     count: Count = None,
     device: DeviceName = None,
     as_json: AsJson = False,

@@ -6,9 +6,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, cast
 
-import typer
 from rich import box
 from rich.table import Table as RichTable
+from typer import Argument, Option
 
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.cli.options import CacheFile, DeviceName, at_servers, split_names, takes_servers
@@ -76,23 +76,23 @@ def data() -> None:
 @app.command("import", epilog="Example: `coseek data import documents ~/notes --out data/notes`")
 def import_(
     format_name: Annotated[
-        str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join([*format_names(), TRACES, LABELS])}.")
+        str, Argument(metavar="FORMAT", help=f"One of {', '.join([*format_names(), TRACES, LABELS])}.")
     ],
-    sources: Annotated[list[str], typer.Argument(metavar="SRC", help=SOURCES)],
-    out: Annotated[Path, typer.Option(help="The folder to write: a data set, a run of traces, or labels.")],
+    sources: Annotated[list[str], Argument(metavar="SRC", help=SOURCES)],
+    out: Annotated[Path, Option(help="The folder to write: a data set, a run of traces, or labels.")],
     split: Annotated[
-        str | None, typer.Option(help="The split of all questions [default: test, unless the format has its own].")
+        str | None, Option(help="The split of all questions [default: test, unless the format has its own].")
     ] = None,
     shares: Annotated[
-        str | None, typer.Option(help="Assign questions to splits by a hash of their ids: train=.7,dev=.1,test=.2.")
+        str | None, Option(help="Assign questions to splits by a hash of their ids: train=.7,dev=.1,test=.2.")
     ] = None,
     train: Annotated[
-        str | None, typer.Option(help="Published sets whose training questions to take, such as nq,hotpotqa.")
+        str | None, Option(help="Published sets whose training questions to take, such as nq,hotpotqa.")
     ] = None,
     test: Annotated[
-        str | None, typer.Option(help="The published sets whose test questions to take; dev where a set has no test.")
+        str | None, Option(help="The published sets whose test questions to take; dev where a set has no test.")
     ] = None,
-    dev_share: Annotated[float, typer.Option(help="Share of the questions of --train that becomes dev.")] = 0.01,
+    dev_share: Annotated[float, Option(help="Share of the questions of --train that becomes dev.")] = 0.01,
     as_json: AsJson = False,
 ) -> None:
     """Import public files or documents as `corpus.jsonl` and `questions.SPLIT.jsonl`.
@@ -133,14 +133,14 @@ def import_(
 def pool(
     sources: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="[NAME=]FORMAT:SRC[,SRC]…",
             help="Data sets in the formats of `coseek data import`; questions count as those of NAME.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
+    out: Annotated[Path, Option(help="The data-set folder to write.")],
     shares: Annotated[
-        str, typer.Option(help="Shares of every set in train, dev and test, on average.")
+        str, Option(help="Shares of every set in train, dev and test, on average.")
     ] = "train=.7,dev=.1,test=.2",
     as_json: AsJson = False,
 ) -> None:
@@ -166,10 +166,10 @@ def pool(
 @app.command(epilog="Example: `coseek data collect data/webshaper --search serper.yaml --out data/webshaper-pages`")
 @takes_servers
 def collect(
-    out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
+    out: Annotated[Path, Option(help="The data-set folder to write.")],
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="SRC… [NAME=VALUE…]",
             help="Data-set folders (their gold pages, or their corpus), URLs, .txt files with a URL per line, and "
             ".jsonl, .csv or .parquet files of documents (text, url) or of URLs. Settings: results, sub_queries, "
@@ -177,11 +177,10 @@ def collect(
         ),
     ],
     search: Annotated[
-        str | None, typer.Option(help="Also fetch what this finds for each question: the YAML file of a web retriever.")
+        str | None, Option(help="Also fetch what this finds for each question: the YAML file of a web retriever.")
     ] = None,
     generator: Annotated[
-        str | None,
-        typer.Option(help="A model (folder, URL or YAML file) that breaks each question into further searches."),
+        str | None, Option(help="A model (folder, URL or YAML file) that breaks each question into further searches.")
     ] = None,
     cache: CacheFile = None,
     as_json: AsJson = False,
@@ -226,32 +225,32 @@ def warn_of_failures(what: str, failed: Mapping[str, str], way_out: str) -> None
 def synthesize(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="DIR [NAME=VALUE…]",
             help="A data-set folder, and settings: seed, count, hop_mix=[1,2], dev, test, reuse, "
             "depth, edge=[.2,.8], tries, proposals, reply_tokens, negatives, unanswerable.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
+    out: Annotated[Path, Option(help="The data-set folder to write.")],
     generator: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="A model (folder, URL or YAML file) that proposes questions and answers, a passage or a linked pair "
             "at a time."
         ),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="The prompts of --generator: a YAML file of your own.")] = "proposal",
+    prompt: Annotated[str, Option(help="The prompts of --generator: a YAML file of your own.")] = "proposal",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Ask --generator about at most this many passages, and as many pairs.")
+        int | None, Option(min=1, help="Ask --generator about at most this many passages, and as many pairs.")
     ] = None,
     reader: Annotated[
-        str | None, typer.Option(help="A model that tests every question by answering it; else that of --generator.")
+        str | None, Option(help="A model that tests every question by answering it; else that of --generator.")
     ] = None,
     solver: Annotated[
         str | None,
-        typer.Option(help="An agent that tries every question at temperature 1; keeps what it answers only sometimes."),
+        Option(help="An agent that tries every question at temperature 1; keeps what it answers only sometimes."),
     ] = None,
-    retriever: Annotated[str | None, typer.Option(help="Retriever of --solver: an index, a URL, a YAML file.")] = None,
+    retriever: Annotated[str | None, Option(help="Retriever of --solver: an index, a URL, a YAML file.")] = None,
     device: DeviceName = None,
     cache: CacheFile = None,
     as_json: AsJson = False,
@@ -297,11 +296,9 @@ def open_solver(name: str, retriever: str | None, device: str | None, settings: 
 
 @app.command(epilog="Example: `coseek data export runs/mine --format messages --out messages.jsonl`")
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `coseek run`, or of imported traces.")],
-    format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")],
-    out: Annotated[
-        Path, typer.Option(help="A .jsonl file for messages, a folder for atif, an .eval file for inspect.")
-    ],
+    run: Annotated[Path, Argument(metavar="RUN", help="A folder of `coseek run`, or of imported traces.")],
+    format_name: Annotated[str, Option("--format", help=f"One of {', '.join(FORMATS)}.")],
+    out: Annotated[Path, Option(help="A .jsonl file for messages, a folder for atif, an .eval file for inspect.")],
     as_json: AsJson = False,
 ) -> None:
     """Write the trajectories of a run for other systems.

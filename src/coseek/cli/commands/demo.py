@@ -8,10 +8,10 @@ from shutil import which
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Argument
 
 import coseek
 from coseek.agents.drivers import rollout
@@ -61,7 +61,7 @@ class Demonstration:
 
 @app.command()
 def demo(
-    number: Annotated[int, typer.Argument(metavar="[NUMBER]", help="Number of the two-hop question, from 1.")] = 26,
+    number: Annotated[int, Argument(metavar="[NUMBER]", help="Number of the two-hop question, from 1.")] = 26,
 ) -> None:
     """Answer a two-hop question step by step, and compare with one search.
 
@@ -118,21 +118,27 @@ def show(result: Demonstration, console: Console) -> None:
         "learns that from rewards.\n",
         markup=False,
     )
-    console.print(next_steps())
+    program = program_name()
+    checkout = Path("Makefile").is_file() and Path("src/coseek").resolve() == Path(coseek.__file__).resolve().parent
+    next_steps = (
+        ("train one:", "make quickstart" if checkout else f"{program} quickstart"),
+        ("documents:", f"{program} data import documents FOLDER --out mine"),
+        ("logs:", f"{program} data import traces LOGS.jsonl --out runs/theirs"),
+    )
+    console.print(grid(*((label, Text(line, style=HEAD)) for label, line in next_steps)))
 
 
 def single_search_rows(result: Demonstration) -> list[tuple[str, Text]]:
     """Rows of the single search."""
     question = result.steps.question
-    rows = [("search", Text(as_written(question.question)))]
-    rows += [(str(rank), passage(hit.passage, question)) for rank, hit in enumerate(result.once, start=1)]
-    ranks = [
-        str(rank)
-        for rank, hit in enumerate(result.once, start=1)
-        if any(holds(hit.passage, answer) for answer in question.answers)
-    ]
+    ranked = [(str(rank), hit.passage) for rank, hit in enumerate(result.once, start=1)]
+    ranks = [rank for rank, found in ranked if any(holds(found, answer) for answer in question.answers)]
     where = f"in passage {', '.join(ranks)}" if ranks else "in none of these passages"
-    return [*rows, ("answer", Text(where, style=GOOD if ranks else BAD))]
+    return [
+        ("search", Text(as_written(question.question))),
+        *((rank, passage(found, question)) for rank, found in ranked),
+        ("answer", Text(where, style=GOOD if ranks else BAD)),
+    ]
 
 
 def turn_rows(result: Demonstration) -> list[tuple[str, Text]]:
@@ -154,17 +160,6 @@ def passage(read: Passage, question: Question) -> Text:
     text = Text(as_written(read.text))
     text.highlight_words([as_written(answer) for answer in question.answers], GOOD)
     return text
-
-
-def next_steps() -> Table:
-    """Three command lines, as they are typed here."""
-    program = program_name()
-    checkout = Path("Makefile").is_file() and Path("src/coseek").resolve() == Path(coseek.__file__).resolve().parent
-    return grid(
-        ("train one:", Text("make quickstart" if checkout else f"{program} quickstart", style=HEAD)),
-        ("documents:", Text(f"{program} data import documents FOLDER --out mine", style=HEAD)),
-        ("logs:", Text(f"{program} data import traces LOGS.jsonl --out runs/theirs", style=HEAD)),
-    )
 
 
 def program_name() -> str:

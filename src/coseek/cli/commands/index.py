@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from coseek.cli.options import ClusterName
+from coseek.cli.options import ClusterName, pairs
 from coseek.cli.terminal import AsJson, assignments, new_app, output, progress_bar, resumable, shell_word
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
@@ -22,27 +22,22 @@ USUAL = "bm25"
 @app.command(epilog="Example: `coseek index data/notes --out data/notes.index`")
 def index(
     source: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A data-set folder, or a corpus file; the index with --verify.")
+        Path, Argument(metavar="DIR", help="A data-set folder, or a corpus file; the index with --verify.")
     ],
-    out: Annotated[Path | None, typer.Option(help="The folder to write; an existing index is replaced.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings of the retriever, such as k1=0.9.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="The folder to write; an existing index is replaced.")] = None,
+    settings: Annotated[list[str] | None, pairs("Settings of the retriever, such as k1=0.9.")] = None,
     retriever: Annotated[
-        str | None,
-        typer.Option(help="bm25 (the default), dense, hnsw, ivf-pq, late-interaction, sparse, random."),
+        str | None, Option(help="bm25 (the default), dense, hnsw, ivf-pq, late-interaction, sparse, random.")
     ] = None,
     encoder: Annotated[
-        str | None,
-        typer.Option(help="For all but bm25 and random: `base`, `minilm`, or a sentence-transformers folder."),
+        str | None, Option(help="For all but bm25 and random: `base`, `minilm`, or a sentence-transformers folder.")
     ] = None,
     cluster: ClusterName = None,
     update: Annotated[
-        bool,
-        typer.Option("--update", help="Bring the index at --out up to date; vectors of unchanged passages are reused."),
+        bool, Option("--update", help="Bring the index at --out up to date; vectors of unchanged passages are reused.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Build nothing: check the index DIR and its corpus for damage.")
+        bool, Option("--verify", help="Build nothing: check the index DIR and its corpus for damage.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -4,7 +4,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from coseek.cli.terminal import new_app, shell_word, tell
 from coseek.core.errors import DataError
@@ -20,7 +20,7 @@ WORLD = WorldSettings(size="tiny", train=200, dev=60, test=60)
 
 
 @app.command(epilog="Example: `coseek init my-agent`")
-def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The project folder to make.")]) -> None:
+def init(folder: Annotated[Path, Argument(metavar="FOLDER", help="The project folder to make.")]) -> None:
     """Create a small project: data, a recipe that extends a shipped one, and AGENTS.md.
 
     AGENTS.md has six commands with their output, for people and for coding agents.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-import typer
+from typer import Argument, Option
 
 from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume, at_servers, cluster_of, takes_servers
 from coseek.cli.terminal import AsJson, assignments, new_app, output, progress_bar, resumable, say, shell_word
@@ -24,7 +24,7 @@ app = new_app()
 
 Scorer: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="The scorer of passages: a model folder, a URL or a YAML file; `oracle`, or a laptop world's folder; "
         "`gold`, where questions have gold passages."
     ),
@@ -36,34 +36,32 @@ Scorer: TypeAlias = Annotated[
 def label(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="RUN… [NAME=VALUE…]",
             help="Folders that `coseek run` made, and settings of the method, such as negatives=7; the agent's budgets "
             "are settings, too: limits.max_turns=6.",
         ),
     ],
-    method: Annotated[str, typer.Option(help=f"One of: {', '.join(plugin_names(PACKAGE))}.")],
-    out: Annotated[Path, typer.Option(help="The label folder to write.")],
+    method: Annotated[str, Option(help=f"One of: {', '.join(plugin_names(PACKAGE))}.")],
+    out: Annotated[Path, Option(help="The label folder to write.")],
     retriever: Annotated[
-        str | None,
-        typer.Option(help="The retriever of the candidates: an index folder, a URL, a YAML file; else the run's."),
+        str | None, Option(help="The retriever of the candidates: an index folder, a URL, a YAML file; else the run's.")
     ] = None,
     agent: Annotated[
-        str | None,
-        typer.Option(help="The agent that continues from a passage, as in `coseek run`; else the run's own."),
+        str | None, Option(help="The agent that continues from a passage, as in `coseek run`; else the run's own.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of the agent; 0 is greedy.")] = 0.0,
+    temperature: Annotated[float, Option(min=0.0, help="Sampling temperature of the agent; 0 is greedy.")] = 0.0,
     scorer: Scorer = None,
     likelihood: Annotated[
-        str | None, typer.Option(help="The model of answer likelihoods: a folder, a URL or a YAML file.")
+        str | None, Option(help="The model of answer likelihoods: a folder, a URL or a YAML file.")
     ] = None,
     device: DeviceName = None,
     count: Count = None,
     resume: Resume = False,
     cache: CacheFile = None,
     cluster: ClusterName = None,
-    tevatron: Annotated[Path | None, typer.Option(help="A .jsonl file for the labels as rows of tevatron.")] = None,
-    view: Annotated[str, typer.Option(help="The query view of --tevatron.")] = "question+query",
+    tevatron: Annotated[Path | None, Option(help="A .jsonl file for the labels as rows of tevatron.")] = None,
+    view: Annotated[str, Option(help="The query view of --tevatron.")] = "question+query",
     as_json: AsJson = False,
 ) -> int:
     """Label every search of runs: a positive passage, negatives, and the scores that chose them.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from coseek.cli import options
 from coseek.cli.grader_options import GraderSet, ask, open_parts
@@ -27,13 +27,13 @@ BOARD = "leaderboard.json"
 def leaderboard(
     runs: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="[NAME=]RUN", help="Run folders. NAME is the system's name; the run's settings give it otherwise."
         ),
     ],
-    metric: Annotated[str, typer.Option(help=f"One of: {', '.join(METRICS)}.")] = "em",
+    metric: Annotated[str, Option(help=f"One of: {', '.join(METRICS)}.")] = "em",
     in_domain: Annotated[
-        str, typer.Option(help="Data sets that the systems were trained on, comma-separated; they are marked.")
+        str, Option(help="Data sets that the systems were trained on, comma-separated; they are marked.")
     ] = "",
     answer_with: options.AnswerWith = None,
     budget: options.BudgetTokens = 2048,
@@ -43,7 +43,7 @@ def leaderboard(
     device: options.DeviceName = None,
     cache: options.CacheFile = None,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for leaderboard.md, leaderboard.html and leaderboard.json.")
+        Path | None, Option(help="A folder for leaderboard.md, leaderboard.html and leaderboard.json.")
     ] = None,
     seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,

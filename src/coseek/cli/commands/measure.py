@@ -2,15 +2,15 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, cast
 
-import typer
+from typer import Argument, Option
 
 from coseek.cli.options import Count, Select, Split, question_filter, split_names
-from coseek.cli.terminal import AsJson, new_app, print_json, print_tables, progress_bar, say
+from coseek.cli.terminal import AsJson, new_app, output, progress_bar, say
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import Json, JsonObject, check_not_file, write_jsonl
 from coseek.core.lock import lock_if_named
@@ -30,11 +30,12 @@ from coseek.measure.searched import (
     FAULT,
     Answered,
     RetrievalMeasure,
+    by_owner,
     default_metrics,
     of_run_file,
     search_questions,
 )
-from coseek.measure.table import Table, main_table, scores_json
+from coseek.measure.table import Table, score_tables, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
 from coseek.pipelines.labelling import LoggedSearches, check_same_corpus, logged_searches
 from coseek.retrieval.factory import open_retriever
@@ -54,7 +55,7 @@ _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
 Source: TypeAlias = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         metavar="QUESTIONS",
         help="A data-set folder or a questions file; a run or a label folder, whose searches are repeated.",
     ),
@@ -62,7 +63,7 @@ Source: TypeAlias = Annotated[
 """Type of the argument that names what is searched for."""
 Retrievers: TypeAlias = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="RETRIEVER", help="An index folder, a URL, a YAML file, or a TREC run file; several are compared."
     ),
 ]
@@ -83,10 +84,6 @@ class Plan:
     """Whether rankings are kept for writing them as run files."""
     logged: LoggedSearches | None = None
     """The searches that `questions` stand for; `None` if the questions themselves are searched."""
-
-    @property
-    def metrics(self) -> list[str]:
-        return [metric.name for metric in self.measuring.metrics]
 
 
 @dataclass(frozen=True)
@@ -109,23 +106,20 @@ def measure(
     split: Split = None,
     count: Count = None,
     select: Select = None,
-    depth: Annotated[int, typer.Option(min=1, help="Passages a search; no metric may have a deeper cut-off.")] = 100,
-    metrics: Annotated[str | None, typer.Option(help=METRICS)] = None,
-    by: Annotated[
-        str, typer.Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")
-    ] = "hops",
+    depth: Annotated[int, Option(min=1, help="Passages a search; no metric may have a deeper cut-off.")] = 100,
+    metrics: Annotated[str | None, Option(help=METRICS)] = None,
+    by: Annotated[str, Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")] = "hops",
     qrels: Annotated[
-        Path | None, typer.Option(help="Judgements, TREC qrels or BEIR's .tsv, in place of the questions' own.")
+        Path | None, Option(help="Judgements, TREC qrels or BEIR's .tsv, in place of the questions' own.")
     ] = None,
     missing: Annotated[
-        Literal["zero", "leave-out"],
-        typer.Option(help="A question that a TREC run file lacks counts as 0, or is left out."),
+        Literal["zero", "leave-out"], Option(help="A question that a TREC run file lacks counts as 0, or is left out.")
     ] = "zero",
     trec_out: Annotated[
-        Path | None, typer.Option(help="A folder for qrels.txt and a TREC run file for each retriever.")
+        Path | None, Option(help="A folder for qrels.txt and a TREC run file for each retriever.")
     ] = None,
-    per_question: Annotated[Path | None, typer.Option(help="A .jsonl file for the metrics of each question.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap, and of --count.")] = 0,
+    per_question: Annotated[Path | None, Option(help="A .jsonl file for the metrics of each question.")] = None,
+    seed: Annotated[int, Option(help="Seed of the bootstrap, and of --count.")] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Measure what retrievers find for questions: means with 95 % intervals, compared in pairs.
@@ -153,15 +147,18 @@ def measure(
     opened = {name: open_source(name, plan, source) for name in retrievers}
     with lock_if_named(trec_out):
         measured = {name: measure_source(name, retriever, plan) for name, retriever in opened.items()}
-        scores = plan.measuring.compare(by_question(measured.values(), plan), owners, groups, seed)
+        runs = [result.run for result in measured.values()]
+        if logged is not None:
+            runs = [by_owner(run, {search.question.id: search.owner for search in logged.searches}) for run in runs]
+        scores = plan.measuring.compare(runs, owners, groups, seed)
         if trec_out:
             write_trec(trec_out, measured, plan)
     if per_question:
         write_jsonl(per_question, (row for result in measured.values() for row in question_rows(result)))
-    if as_json:
-        print_json(measured_json(scores, plan, measured))
-    else:
-        print_tables(scores, plan.metrics, retriever_table(scores, plan, measured.values()))
+    main, *others = score_tables(scores, [metric.name for metric in chosen])
+    costs = filter(None, map(cost_line, measured.values()))
+    main = Table(("retriever", *main.columns[1:]), main.rows, (*notes(scores, plan), *costs))
+    output(as_json, measured_json(scores, plan, measured), [main, *others])
     return 1 if any(result.run.stops.keys() == {FAULT} for result in measured.values()) else 0
 
 
@@ -275,26 +272,11 @@ def searched(name: str, retriever: Retriever, plan: Plan, seconds: list[tuple[fl
             bars.report(name, done, total)
 
 
-def by_question(results: Iterable[Measured], plan: Plan) -> list[ScoredRun]:
-    """The runs, with the searches of each question averaged."""
-    if plan.logged is None:
-        return [result.run for result in results]
-    owners = {search.question.id: search.owner for search in plan.logged.searches}
-    return [plan.measuring.by_owner(result.run, owners) for result in results]
-
-
 def measured_json(scores: Scores, plan: Plan, measured: Mapping[str, Measured]) -> JsonObject:
     """The results, for programs."""
     costs: JsonObject = {name: result.cost for name, result in measured.items()}
     unjudged = plan.measuring.unjudged(plan.questions)
     return {**scores_json(scores), "unjudged": unjudged, "depth": plan.depth, "costs": costs}
-
-
-def retriever_table(scores: Scores, plan: Plan, results: Iterable[Measured]) -> Table:
-    """The means, one line for each retriever, and what its searches cost."""
-    main = main_table(scores, plan.metrics)
-    costs = filter(None, map(cost_line, results))
-    return Table(("retriever", *main.columns[1:]), main.rows, (*notes(scores, plan), *costs))
 
 
 def cost_line(result: Measured) -> str:

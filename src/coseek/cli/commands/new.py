@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from coseek.cli.terminal import new_app, shell_word, tell
 from coseek.core.errors import DataError, SettingError, UnknownName
@@ -38,9 +38,9 @@ def test_{stem}_keeps_its_contract_and_runs() -> None:
 
 @app.command(epilog="Example: `coseek new reward brevity`")
 def new(
-    part: Annotated[str, typer.Argument(help=f"The kind of part: {', '.join(sorted(TEMPLATES))}.")],
-    name: Annotated[str, typer.Argument(help="The part's name, used for the files.")],
-    out: Annotated[Path, typer.Option(help="The folder to write into.")] = Path(),
+    part: Annotated[str, Argument(help=f"The kind of part: {', '.join(sorted(TEMPLATES))}.")],
+    name: Annotated[str, Argument(help="The part's name, used for the files.")],
+    out: Annotated[Path, Option(help="The folder to write into.")] = Path(),
 ) -> None:
     """Write a small, working part of your own, with a test beside it.
 

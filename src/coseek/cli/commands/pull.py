@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from coseek.cli.terminal import new_app, shell_word, tell
 from coseek.hub.sharing import RepoKind
@@ -20,9 +20,9 @@ NEXT = {
 
 @app.command(epilog="Example: `coseek pull someone/their-agent agents/theirs`")
 def pull(
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
-    kind: Annotated[RepoKind | None, typer.Option(help="Where the hub has both under this name.")] = None,
+    repo: Annotated[str, Argument(metavar="OWNER/NAME", help="The repository.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="A new folder.")],
+    kind: Annotated[RepoKind | None, Option(help="Where the hub has both under this name.")] = None,
 ) -> None:
     """Fetch a repository into a new FOLDER, all or nothing.
 

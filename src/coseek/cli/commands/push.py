@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from coseek.cli.terminal import new_app, say, tell
 from coseek.core.errors import SettingError
@@ -17,14 +17,14 @@ app = new_app()
 @app.command(epilog="Example: `coseek push runs/quickstart/policy/trained me/my-agent`")
 def push(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A policy (OUT/policy/trained), an encoder, or a data set.")
+        Path, Argument(metavar="FOLDER", help="A policy (OUT/policy/trained), an encoder, or a data set.")
     ],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository.")],
+    repo: Annotated[str, Argument(metavar="OWNER/NAME", help="The repository.")],
     license_name: Annotated[
-        str | None, typer.Option("--license", help="The licence for the card: apache-2.0, cc-by-4.0, other …")
+        str | None, Option("--license", help="The licence for the card: apache-2.0, cc-by-4.0, other …")
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public; default: private.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the files of a repository.")] = False,
+    public: Annotated[bool, Option("--public", help="Make a new repository public; default: private.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace the files of a repository.")] = False,
 ) -> None:
     """Push a policy, an encoder or a data set with its card (README.md), in one commit.
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from coseek.cli.commands.train import train_and_print
-from coseek.cli.options import OutFolder, Resume
+from coseek.cli.options import OutFolder, Resume, pairs
 from coseek.cli.terminal import AsJson, new_app
 from coseek.pipelines.trainers import AgentTrainer
 
@@ -16,13 +16,10 @@ app = new_app()
 
 @app.command(epilog="Example: `coseek quickstart --out runs/quickstart`")
 def quickstart(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Settings that override the recipe's, such as seed=1."),
-    ] = None,
+    settings: Annotated[list[str] | None, pairs("Settings that override the recipe's, such as seed=1.")] = None,
     out: OutFolder = Path("runs/quickstart"),
     from_nothing: Annotated[
-        bool, typer.Option("--from-nothing", help="Start from random weights instead of the shipped base model.")
+        bool, Option("--from-nothing", help="Start from random weights instead of the shipped base model.")
     ] = False,
     resume: Resume = False,
     as_json: AsJson = False,

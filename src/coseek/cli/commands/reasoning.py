@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from coseek.cli.options import at_servers, split_names, takes_servers
 from coseek.cli.terminal import AsJson, new_app, output
@@ -37,12 +37,12 @@ Read: TypeAlias = Mapping[str, Sequence[Sequence[ReasoningClaims]]]
 @app.command(epilog="Example: `coseek reasoning runs/mine --read-with worlds/one`")
 @takes_servers
 def reasoning(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="The agent's run.")],
     read_with: Annotated[
-        str, typer.Option(help="Who reads: a model folder, a URL or YAML file, or a laptop world (its oracle).")
+        str, Option(help="Who reads: a model folder, a URL or YAML file, or a laptop world (its oracle).")
     ],
-    latest: Annotated[str, typer.Option(help="Numbers of latest reasonings, comma-separated.")] = "1,2,5,9,17,all",
-    out: Annotated[Path | None, typer.Option(help="A folder for questions.jsonl and reasoning.json.")] = None,
+    latest: Annotated[str, Option(help="Numbers of latest reasonings, comma-separated.")] = "1,2,5,9,17,all",
+    out: Annotated[Path | None, Option(help="A folder for questions.jsonl and reasoning.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how much of what an agent found out its latest reasonings still hold.

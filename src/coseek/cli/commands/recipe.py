@@ -5,8 +5,9 @@
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
+from coseek.cli.options import pairs
 from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.files import JsonObject, yaml_text
 from coseek.core.settings import changed_settings
@@ -20,12 +21,8 @@ TOGETHER = "together/"
 
 @app.command(epilog="Example: `coseek recipe s3 preset=laptop > mine.yaml`")
 def recipe(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A recipe by name or file; all without it.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings laid over it, such as preset=laptop.")
-    ] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="A recipe by name or file; all without it.")] = None,
+    settings: Annotated[list[str] | None, pairs("Settings laid over it, such as preset=laptop.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the recipes with their presets, or print the merged recipe, as a file that `coseek train` takes."""

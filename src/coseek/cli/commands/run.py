@@ -4,26 +4,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from coseek.agents.factory import SCRIPTED, settings_for
 from coseek.cli import options
-from coseek.cli.terminal import (
-    AsJson,
-    assignments,
-    new_app,
-    print_json,
-    print_tables,
-    progress_bar,
-    resumable,
-    say,
-    shell_word,
-    tell,
-)
+from coseek.cli.terminal import AsJson, assignments, new_app, output, progress_bar, resumable, say, shell_word
 from coseek.core.plugins import plugin_names
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.score import score_runs
-from coseek.measure.table import MAIN, scores_json
+from coseek.measure.table import score_tables, scores_json
 from coseek.pipelines.agent_run import RunSettings, check_run, run_agent
 
 GROUP = "Agents"
@@ -35,24 +24,20 @@ app = new_app()
 )
 @options.takes_servers
 def run(
-    questions: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A questions file, or a data-set folder.")],
+    questions: Annotated[Path, Argument(metavar="QUESTIONS", help="A questions file, or a data-set folder.")],
     agent: Annotated[
         str,
-        typer.Option(
-            help=f"A model folder, a URL, a YAML file, or a scripted agent: {', '.join(plugin_names(SCRIPTED))}."
-        ),
+        Option(help=f"A model folder, a URL, a YAML file, or a scripted agent: {', '.join(plugin_names(SCRIPTED))}."),
     ],
     retriever: options.RetrieverName,
-    out: Annotated[Path, typer.Option(help="The run folder to write.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as limits.max_turns=6.")
-    ] = None,
+    out: Annotated[Path, Option(help="The run folder to write.")],
+    settings: Annotated[list[str] | None, options.pairs("Settings, such as limits.max_turns=6.")] = None,
     resume: options.Resume = False,
     split: options.Split = None,
     count: options.Count = None,
-    samples: Annotated[int, typer.Option(min=1, help="Trajectories for each question.")] = 1,
+    samples: Annotated[int, Option(min=1, help="Trajectories for each question.")] = 1,
     temperature: options.Temperature = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the run.")] = 0,
     protocol: options.ProtocolName = None,
     prompt_template: options.PromptTemplateName = None,
     tokenizer: options.TokenizerName = None,
@@ -85,8 +70,5 @@ def run(
     with resumable("the same command with --resume"), options.cluster_of(cluster) as nodes, progress_bar() as bars:
         stored, intended = run_agent(chosen, out, resume, partial(bars.report, "questions"), say, nodes)
     scores = score_runs({str(out): stored.trajectories()}, questions=intended)
-    if as_json:
-        print_json({"run": str(out), **scores_json(scores)})
-    else:
-        print_tables(scores, list(MAIN))
-        tell(f"{out}: kept. More: coseek score {shell_word(out)} · coseek audit {shell_word(out)}")
+    more = f"{out}: kept. More: coseek score {shell_word(out)} · coseek audit {shell_word(out)}"
+    output(as_json, {"run": str(out), **scores_json(scores)}, [*score_tables(scores), more])

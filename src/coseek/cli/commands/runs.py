@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, cast
 
-import typer
+from typer import Argument
 
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console, tell
 from coseek.core.errors import CoseekError, DataError
@@ -44,8 +44,7 @@ class Entry:
 
 @app.command(epilog="Example: `coseek runs runs`")
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to list.")] = Path("runs"),
-    as_json: AsJson = False,
+    folder: Annotated[Path, Argument(metavar="DIR", help="The folder to list.")] = Path("runs"), as_json: AsJson = False
 ) -> None:
     """List the trainings, runs and labels in a folder, the newest first."""
     if not folder.is_dir():

@@ -5,18 +5,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-import typer
+from typer import Argument, Option
 
 from coseek.agents.sources import SELECTED, SERVINGS, check_serving
 from coseek.cli import options
-from coseek.cli.grader_options import (
-    GraderSet,
-    ScoredBothWays,
-    agreements_over,
-    ask,
-    intended,
-    open_parts,
-)
+from coseek.cli.grader_options import GraderSet, ScoredBothWays, agreements_over, ask, intended, open_parts
 from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
@@ -44,14 +37,14 @@ app = new_app()
 
 Servings: TypeAlias = Annotated[
     str,
-    typer.Option(
+    Option(
         help=f"What the generator reads of each run, comma-separated, of: {', '.join(SERVINGS)}. Each is compared with "
         "the first."
     ),
 ]
 SomeJudges: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         help="The judge: a model folder, a URL or YAML file, or the folder of a laptop world (its oracle). "
         "Several judges are compared; scores use the first one's verdicts."
     ),
@@ -61,18 +54,14 @@ SomeJudges: TypeAlias = Annotated[
 @app.command(epilog="Example: `coseek score runs/rules runs/mine --metrics em,f1`")
 @options.takes_servers
 def score(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `coseek run` made.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Folders that `coseek run` made.")],
     metrics: Annotated[
-        str | None, typer.Option(help=f"Comma-separated, of: {', '.join(METRICS)}. [default: {','.join(MAIN)}]")
+        str | None, Option(help=f"Comma-separated, of: {', '.join(METRICS)}. [default: {','.join(MAIN)}]")
     ] = None,
-    by: Annotated[
-        str, typer.Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")
-    ] = "hops",
+    by: Annotated[str, Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")] = "hops",
     in_domain: Annotated[
         str,
-        typer.Option(
-            help="Data sets that the agents were trained on, comma-separated; the others are averaged separately."
-        ),
+        Option(help="Data sets that the agents were trained on, comma-separated; the others are averaged separately."),
     ] = "",
     answer_with: options.AnswerWith = None,
     serve: Servings = SELECTED,
@@ -85,7 +74,7 @@ def score(
     cluster: options.ClusterName = None,
     select: options.Select = None,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for questions.jsonl, scores.json, scores.md and scores.html.")
+        Path | None, Option(help="A folder for questions.jsonl, scores.json, scores.md and scores.html.")
     ] = None,
     seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,

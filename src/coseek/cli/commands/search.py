@@ -3,8 +3,8 @@
 from itertools import islice
 from typing import Annotated
 
-import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError
@@ -22,14 +22,10 @@ SOURCE = ("path", "page", "row", "url", "date")
 
 @app.command(epilog="Example: `coseek search data/notes.index 'who wrote it' -k 3`")
 def search(
-    retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
-    queries: Annotated[
-        list[str], typer.Argument(metavar="QUERY", help="The query; several are searched in one batch.")
-    ],
-    k: Annotated[int, typer.Option("--passages", "-k", min=1, help="Passages a query.")] = 5,
-    context: Annotated[
-        int, typer.Option(min=0, help="Passages of its document to show before and after each hit.")
-    ] = 0,
+    retriever: Annotated[str, Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
+    queries: Annotated[list[str], Argument(metavar="QUERY", help="The query; several are searched in one batch.")],
+    k: Annotated[int, Option("--passages", "-k", min=1, help="Passages a query.")] = 5,
+    context: Annotated[int, Option(min=0, help="Passages of its document to show before and after each hit.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Search an index: the best passages for each query, best first."""

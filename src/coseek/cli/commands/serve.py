@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 from urllib.parse import urlsplit
 
-import typer
+from typer import Argument, Option
 
 from coseek.agents.factory import open_agent, settled_for
 from coseek.cli import options
@@ -30,15 +30,15 @@ _AGENT = AgentServeSettings()
 TOGETHER_CPU, TOGETHER_GPU = 8, 64
 """Queries in one forward pass. On a processor 8 short queries suffice; more only add padding."""
 
-Host: TypeAlias = Annotated[str, typer.Option(help="The address to listen at.")]
-Port: TypeAlias = Annotated[int, typer.Option(help="The port; 0 takes a free one.")]
+Host: TypeAlias = Annotated[str, Option(help="The address to listen at.")]
+Port: TypeAlias = Annotated[int, Option(help="The port; 0 takes a free one.")]
 TokenEnv: TypeAlias = Annotated[
-    str | None, typer.Option(help="The environment variable with the token of requests; needed beyond loopback.")
+    str | None, Option(help="The environment variable with the token of requests; needed beyond loopback.")
 ]
 Documents: TypeAlias = Annotated[
-    Path | None, typer.Option(exists=True, help="The imported folder or file; the page links to its files.")
+    Path | None, Option(exists=True, help="The imported folder or file; the page links to its files.")
 ]
-Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Do not log requests.")]
+Quiet: TypeAlias = Annotated[bool, Option("--quiet", help="Do not log requests.")]
 
 
 @app.callback()
@@ -49,28 +49,25 @@ def serve() -> None:
 @app.command("retriever", epilog="Example: `coseek serve retriever data/notes.index --port 8000`")
 def serve_retriever(
     retrievers: Annotated[
-        list[str],
-        typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file; NAME=… gives it a name."),
+        list[str], Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file; NAME=… gives it a name.")
     ],
     host: Host = _OURS.host,
     port: Port = _OURS.port,
     token_env: TokenEnv = None,
-    topk: Annotated[
-        int, typer.Option(min=1, help="Passages for each query, where a request gives no number.")
-    ] = _OURS.topk,
-    batch: Annotated[int, typer.Option(min=1, help="Queries searched together, at most.")] = _OURS.batch,
+    topk: Annotated[int, Option(min=1, help="Passages for each query, where a request gives no number.")] = _OURS.topk,
+    batch: Annotated[int, Option(min=1, help="Queries searched together, at most.")] = _OURS.batch,
     wait_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds that a request waits for others while the retriever is idle.")
+        float, Option(min=0, help="Milliseconds that a request waits for others while the retriever is idle.")
     ] = _OURS.wait_ms,
-    queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more are answered with 503.")] = _OURS.queue,
+    queue: Annotated[int, Option(min=1, help="Queries that may wait; more are answered with 503.")] = _OURS.queue,
     most_wait: Annotated[
-        float, typer.Option(min=0.001, help="Seconds that a request may be expected to wait, at most; else 503.")
+        float, Option(min=0.001, help="Seconds that a request may be expected to wait, at most; else 503.")
     ] = _OURS.most_wait_s,
-    max_queries: Annotated[int, typer.Option(min=1, help="Queries of one request, at most.")] = _OURS.max_queries,
-    max_topk: Annotated[int, typer.Option(min=1, help="Passages for each query, at most.")] = _OURS.max_topk,
-    devices: Annotated[str, typer.Option(help="Devices that share the vectors of dense indexes: cuda:0,cuda:1.")] = "",
+    max_queries: Annotated[int, Option(min=1, help="Queries of one request, at most.")] = _OURS.max_queries,
+    max_topk: Annotated[int, Option(min=1, help="Passages for each query, at most.")] = _OURS.max_topk,
+    devices: Annotated[str, Option(help="Devices that share the vectors of dense indexes: cuda:0,cuda:1.")] = "",
     quiet: Quiet = False,
-    log_queries: Annotated[bool, typer.Option("--log-queries", help="Write the queries into the log, too.")] = False,
+    log_queries: Annotated[bool, Option("--log-queries", help="Write the queries into the log, too.")] = False,
 ) -> None:
     """Serve one or several retrievers: POST /retrieve (the first) and /NAME/retrieve, GET /health and /info.
 
@@ -98,30 +95,27 @@ def serve_retriever(
 def serve_agent(
     agent: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="AGENT", help="A model folder, a URL, a YAML file, or `extract` or `rules`, which need no model."
         ),
     ],
     retriever: options.RetrieverName,
-    limits: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Limits, such as max_turns=6 or limits.max_turns=6."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="The agent's name in requests; its folder's by default.")] = None,
+    limits: options.LimitPairs = None,
+    name: Annotated[str | None, Option(help="The agent's name in requests; its folder's by default.")] = None,
     host: Host = _AGENT.host,
     port: Port = _AGENT.port,
     token_env: TokenEnv = None,
-    rows: Annotated[int, typer.Option(min=1, help="Questions answered at once, at most.")] = _AGENT.max_rows,
-    queue: Annotated[int, typer.Option(min=1, help="Questions that may wait; more get 503.")] = _AGENT.queue,
+    rows: Annotated[int, Option(min=1, help="Questions answered at once, at most.")] = _AGENT.max_rows,
+    queue: Annotated[int, Option(min=1, help="Questions that may wait; more get 503.")] = _AGENT.queue,
     most_wait: Annotated[
-        float, typer.Option(min=0.001, help="Seconds to wait for an answer to begin, at most; else 503.")
+        float, Option(min=0.001, help="Seconds to wait for an answer to begin, at most; else 503.")
     ] = _AGENT.most_wait_s,
     temperature: options.Temperature = 0.0,
     protocol: options.ProtocolName = None,
     prompt_template: options.PromptTemplateName = None,
     tokenizer: options.TokenizerName = None,
     device: options.DeviceName = None,
-    page: Annotated[bool, typer.Option(help="Serve a chat page at /.")] = _AGENT.page,
+    page: Annotated[bool, Option(help="Serve a chat page at /.")] = _AGENT.page,
     documents: Documents = None,
     quiet: Quiet = False,
 ) -> None:
@@ -152,17 +146,15 @@ def serve_agent(
 @app.command("mcp", epilog="Example: `coseek serve mcp data/notes.index --agent extract`")
 @options.takes_servers
 def serve_mcp(
-    retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
+    retriever: Annotated[str, Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
     agent: Annotated[
-        str | None, typer.Option(help="An agent for the tool `ask`: `rules`, a model folder, a URL, or a YAML file.")
+        str | None, Option(help="An agent for the tool `ask`: `rules`, a model folder, a URL, or a YAML file.")
     ] = None,
     http: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Serve streamable HTTP at this port of the loopback address, not stdio; 0: a free one."
-        ),
+        Option(min=0, help="Serve streamable HTTP at this port of the loopback address, not stdio; 0: a free one."),
     ] = None,
-    topk: Annotated[int, typer.Option(min=1, help="Passages for each search.")] = 10,
+    topk: Annotated[int, Option(min=1, help="Passages for each search.")] = 10,
     protocol: options.ProtocolName = None,
     prompt_template: options.PromptTemplateName = None,
     tokenizer: options.TokenizerName = None,

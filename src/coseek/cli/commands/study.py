@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
-import typer
+from typer import Argument, Option
 
 from coseek.cli.options import whole_numbers
 from coseek.cli.terminal import AsJson, new_app, note, output, print_json, show, tell
@@ -16,9 +16,8 @@ from coseek.core.files import Json, JsonObject
 from coseek.measure.report import table_json
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
-from coseek.studies.arms import StudyPlan, StudyStep, run_steps, trainings
 from coseek.studies.page import StudyResult, listed, title_of
-from coseek.studies.study import ARM, Commands, Road, Study, load_study, study_names
+from coseek.studies.study import ARM, Commands, Road, Study, StudyPlan, StudyStep, load_study, run_steps, study_names
 from coseek.studies.verdict import Values, compare
 
 GROUP = "Results"
@@ -30,27 +29,28 @@ LIST = "list"
 @app.command(epilog="Example: `coseek study search-r1/format-weight --seeds 0,1,2`")
 def study(
     names: Annotated[
-        list[str],
-        typer.Argument(metavar="NAME", help="`list`; or studies by name, or YAML files; or `all`, cheapest first."),
+        list[str], Argument(metavar="NAME", help="`list`; or studies by name, or YAML files; or `all`, cheapest first.")
     ],
     at: Annotated[
         str,
-        typer.Option(
+        Option(
             help="laptop, real (SmolLM2 on real questions), or paper (checks and prints commands; reads their results)."
         ),
     ] = "laptop",
-    seeds: Annotated[str, typer.Option(help="Comma-separated. [default: as many as each study wants, from 0]")] = "",
-    smoke: Annotated[bool, typer.Option(help="Carry out every command in a tiny world, which tells nothing.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Commands to run at once; they share the cores.")] = 1,
-    budget: Annotated[str, typer.Option(help="Begin no study that would end later, such as 8h or 90m.")] = "",
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/studies"),
+    seeds: Annotated[str, Option(help="Comma-separated. [default: as many as each study wants, from 0]")] = "",
+    smoke: Annotated[bool, Option(help="Carry out every command in a tiny world, which tells nothing.")] = False,
+    jobs: Annotated[int, Option(min=1, help="Commands to run at once; they share the cores.")] = 1,
+    budget: Annotated[str, Option(help="Begin no study that would end later, such as 8h or 90m.")] = "",
+    out: Annotated[Path, Option(help="Folder of the results.")] = Path("runs/studies"),
     as_json: AsJson = False,
 ) -> None:
     """Run the papers' tables, figures and claims, and say which hold here.
 
     A command that several studies need is run once. What was stopped goes on where it was, with the same line.
     """
-    road = road_named("smoke" if smoke else at)
+    if at not in get_args(Road):
+        raise SettingError(f"--at {at!r} is no size; choose laptop, real or paper")
+    road = cast(Road, "smoke" if smoke else at)
     if names == [LIST]:
         table = listed(out)
         output(as_json, table_json(table)["rows"], [table])
@@ -171,7 +171,7 @@ def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResu
                 yield result
                 continue
         tell(f"# {name}: {study.place}")
-        for step in trainings(steps):
+        for step in (step for step in steps if step.words[:2] in (("train", "agent"), ("train", "together"))):
             key = tuple(word for word in step.words if not word.startswith(("seed=", "runs/")))
             if key not in checked:
                 note(f"dry run of {step.name}")
@@ -206,12 +206,6 @@ def dry_run(step: StudyStep) -> str:
     agent = cast(JsonObject, estimate.get("agent", estimate))
     parts = [*cast(list[JsonObject], agent["stages"]), estimate]
     return "; ".join(str(stage["way_out"]) for stage in parts if stage.get("way_out"))
-
-
-def road_named(name: str) -> Road:
-    if name not in get_args(Road):
-        raise SettingError(f"--at {name!r} is no size; choose laptop, real or paper")
-    return cast(Road, name)
 
 
 def minutes_of(text: str) -> float | None:

@@ -7,21 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
-import typer
+from typer import Argument, Option
 from typer.models import ArgumentInfo
 
-from coseek.cli.options import OutFolder, Resume
-from coseek.cli.settings_help import Parent, print_settings
-from coseek.cli.terminal import (
-    AsJson,
-    Bar,
-    assignments,
-    new_app,
-    output,
-    resumable,
-    shell_word,
-    training_bar,
-)
+from coseek.cli.options import OutFolder, Resume, pairs
+from coseek.cli.settings_help import print_settings
+from coseek.cli.terminal import AsJson, Bar, assignments, new_app, output, resumable, shell_word, training_bar
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_json
 from coseek.core.settings import dump_settings, make_settings
@@ -44,11 +35,11 @@ if TYPE_CHECKING:
     from coseek.pipelines.dry_run import DryRun
 
 Estimate: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="Check inputs, and estimate memory and time; train nothing.")
+    bool, Option("--dry-run", help="Check inputs, and estimate memory and time; train nothing.")
 ]
 ShowSettings: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--settings",
         help="Print what the recipe changes; train nothing. `--settings rl.policy` explains the settings below a "
         "prefix, `--settings all` every one.",
@@ -56,9 +47,7 @@ ShowSettings: TypeAlias = Annotated[
 ]
 """Type of the option `--settings`."""
 
-ReaderSettings: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as sft.steps=4000 or seed=1.")
-]
+ReaderSettings: TypeAlias = Annotated[list[str] | None, pairs("Settings, such as sft.steps=4000 or seed=1.")]
 """Type of the settings of a laptop model that reads."""
 
 R = TypeVar("R", bound=ReaderRecipe)
@@ -66,14 +55,7 @@ R = TypeVar("R", bound=ReaderRecipe)
 
 def one_of(names: Iterable[str]) -> ArgumentInfo:
     """The argument that names a recipe."""
-    argument: ArgumentInfo = typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(names)}.")
-    return argument
-
-
-def overrides(example: str) -> ArgumentInfo:
-    """The argument with settings over a recipe's."""
-    text = f"Settings that override the recipe's, such as {example}."
-    argument: ArgumentInfo = typer.Argument(metavar="NAME=VALUE", help=text)
+    argument: ArgumentInfo = Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(names)}.")
     return argument
 
 
@@ -89,8 +71,10 @@ def train() -> None:
 @app.command("agent", epilog="Example: `coseek train agent search-r1-grpo preset=laptop rl.steps=60 --out runs/mine`")
 def train_agent(
     recipe: Annotated[str, one_of(recipe_names())],
-    settings: Annotated[list[str] | None, overrides("preset=laptop or rl.steps=60")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE-PRESET by default.")] = None,
+    settings: Annotated[
+        list[str] | None, pairs("Settings that override the recipe's, such as preset=laptop or rl.steps=60.")
+    ] = None,
+    out: Annotated[Path | None, Option(help="The folder to write; runs/RECIPE-PRESET by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
     dry_run: Estimate = False,
@@ -103,7 +87,7 @@ def train_agent(
     """
     if show:
         base = parent_of(recipe)
-        parent = None if base is None else Parent(Path(base).stem, load_recipe(base))
+        parent = None if base is None else (Path(base).stem, load_recipe(base))
         print_settings(partial(load_recipe, recipe), settings or (), as_json, parent)
     elif dry_run:
         read = load_recipe(recipe, settings or [])
@@ -144,7 +128,7 @@ def train_generator(
 def train_base(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DATA] [NAME=VALUE]", help="A data set to read, and settings, such as sft.steps=4000."),
+        Argument(metavar="[DATA] [NAME=VALUE]", help="A data set to read, and settings, such as sft.steps=4000."),
     ] = None,
     out: OutFolder = Path("runs/base"),
     resume: Resume = False,
@@ -175,13 +159,10 @@ def train_base(
 
 
 @app.command(
-    "simulator",
-    epilog="Example: `coseek train simulator model=MODEL 'runs=[runs/mine]' --out runs/simulator`",
+    "simulator", epilog="Example: `coseek train simulator model=MODEL 'runs=[runs/mine]' --out runs/simulator`"
 )
 def train_simulator(
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings: model=FOLDER runs=[RUN] and others.")
-    ] = None,
+    settings: Annotated[list[str] | None, pairs("Settings: model=FOLDER runs=[RUN] and others.")] = None,
     out: OutFolder = Path("runs/simulator"),
     resume: Resume = False,
     show: ShowSettings = False,
@@ -210,16 +191,15 @@ def train_simulator(
 
 
 @app.command(
-    "retriever",
-    epilog="Example: `coseek train retriever two-cores --labels labels/train --out runs/retriever`",
+    "retriever", epilog="Example: `coseek train retriever two-cores --labels labels/train --out runs/retriever`"
 )
 def train_retriever(
     recipe: Annotated[str, one_of(retriever_recipe_names())],
-    settings: Annotated[list[str] | None, overrides("view=query")] = None,
+    settings: Annotated[list[str] | None, pairs("Settings that override the recipe's, such as view=query.")] = None,
     labels: Annotated[
-        list[Path] | None, typer.Option(help="A folder of `coseek label`, in place of the recipe's; may be repeated.")
+        list[Path] | None, Option(help="A folder of `coseek label`, in place of the recipe's; may be repeated.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/retriever-RECIPE by default.")] = None,
+    out: Annotated[Path | None, Option(help="The folder to write; runs/retriever-RECIPE by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
     dry_run: Estimate = False,
@@ -254,8 +234,10 @@ def train_retriever(
 @app.command("together", epilog="Example: `coseek train together laptop --out runs/both`")
 def train_together(
     recipe: Annotated[str, one_of(together_recipe_names())],
-    settings: Annotated[list[str] | None, overrides("rounds=3 or agent.rl.steps=30")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/together-RECIPE by default.")] = None,
+    settings: Annotated[
+        list[str] | None, pairs("Settings that override the recipe's, such as rounds=3 or agent.rl.steps=30.")
+    ] = None,
+    out: Annotated[Path | None, Option(help="The folder to write; runs/together-RECIPE by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
     dry_run: Estimate = False,

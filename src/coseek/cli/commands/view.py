@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from coseek.cli.terminal import new_app, note, tell
 from coseek.core.errors import SettingError, UserError
@@ -19,27 +19,21 @@ app = new_app()
 @app.command(epilog="Example: `coseek view runs/mine runs/rules --out runs.html`")
 def view(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders of `coseek run` or of a training, which has curves.")
+        list[Path], Argument(metavar="RUN", help="Folders of `coseek run` or of a training, which has curves.")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="The HTML file to write. [default: view.html in the first folder]")
-    ] = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="A folder of `coseek label`: show the labels of every search.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="The HTML file to write. [default: view.html in the first folder]")] = None,
+    labels: Annotated[Path | None, Option(help="A folder of `coseek label`: show the labels of every search.")] = None,
     ranks: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RETRIEVER", help="Show each passage's rank in this index, URL or YAML file, too. May repeat."
-        ),
+        Option(metavar="RETRIEVER", help="Show each passage's rank in this index, URL or YAML file, too. May repeat."),
     ] = None,
     serve: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--serve", help="Serve the page on this machine instead of writing a file; a reload reads the runs again."
         ),
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of --serve; 0 takes a free one.")] = 8642,
+    port: Annotated[int, Option(min=0, max=65535, help="The port of --serve; 0 takes a free one.")] = 8642,
 ) -> None:
     """Show runs: a list with filters, episodes by turn and token, runs side by side, training curves.
 

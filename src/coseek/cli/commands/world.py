@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
+from coseek.cli.options import pairs
 from coseek.cli.terminal import AsJson, assignments, new_app, next_index, output
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
@@ -22,13 +23,11 @@ def world() -> None:
 
 @app.command(epilog="Example: `coseek world make worlds/small --size small`")
 def make(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The data-set folder to write.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as namesakes=.2 or train=500.")
-    ] = None,
-    size: Annotated[str, typer.Option(help="tiny, compact, small or large.")] = "small",
-    seed: Annotated[int, typer.Option(help="Seed of the world.")] = 0,
-    name: Annotated[str | None, typer.Option(help="A reference world, such as world-1, in place of settings.")] = None,
+    folder: Annotated[Path, Argument(metavar="DIR", help="The data-set folder to write.")],
+    settings: Annotated[list[str] | None, pairs("Settings, such as namesakes=.2 or train=500.")] = None,
+    size: Annotated[str, Option(help="tiny, compact, small or large.")] = "small",
+    seed: Annotated[int, Option(help="Seed of the world.")] = 0,
+    name: Annotated[str | None, Option(help="A reference world, such as world-1, in place of settings.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a laptop world as the ordinary files of a data set.

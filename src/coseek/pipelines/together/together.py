@@ -30,7 +30,7 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.measure.intervals import Interval
 from coseek.measure.plots import Series, Svg, line_plot
-from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
+from coseek.measure.report import ReportSection, plot_section, table_section, write_report
 from coseek.measure.score import METRICS, ScoredRun, Scores, summaries_of, summarise
 from coseek.measure.table import PairedClaim, Table, claims_between, dataset_table, scores_json, show, verdict
 from coseek.pipelines.agent import AgentTraining
@@ -149,7 +149,9 @@ class Pairs:
         """The headline metric of agent N over retriever N on the dev split, for rounds 0 to `rounds`."""
         question_ids, seed = [question.id for question in self.questions["dev"]], self.training.recipe.pairs.seed
         runs = [self.scored(Pair(number, number, "dev")) for number in range(rounds + 1)]
-        intervals = [summarise(run, "all", question_ids, tuple(METRICS), seed).metrics.get(self.metric) for run in runs]
+        intervals = [
+            summarise(run, "all", [question_ids], tuple(METRICS), seed).metrics.get(self.metric) for run in runs
+        ]
         return [None if interval is None else interval.mean for interval in intervals]
 
     def improved(self, rounds: int) -> bool:
@@ -320,15 +322,15 @@ class Results:
 
     def sections(self, tables: dict[str, Table]) -> list[ReportSection]:
         captions = {self.pairs.metric: "Greedy, on the test split.", "searches": "Searches a question."}
-        plots: list[ReportSection] = [
-            PlotSection(
+        plots = [
+            plot_section(
                 f"Round by round: {metric}",
                 self.plot(metric),
                 f"{text} At .5 the agent of the next round has been trained, at the whole number its retriever, too.",
             )
             for metric, text in captions.items()
         ]
-        sections: list[ReportSection] = [TableSection(name, table) for name, table in tables.items()]
+        sections = [table_section(name, table) for name, table in tables.items()]
         command = f"coseek train together {self.training.folder}/recipe.yaml --out ANOTHER"
         return [sections[0], *plots, *sections[1:], *closing_sections(self.training.recipe, self.files(), command)]
 
