@@ -1,16 +1,18 @@
 """Digests: whether two runs left the same files."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from coseek.core.files import JsonObject
+T = TypeVar("T")
 
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-def timeless(row: JsonObject) -> JsonObject:
+def timeless(row: Mapping[str, T]) -> dict[str, T]:
     """A row of metrics without its times."""
     return {name: value for name, value in row.items() if not name.endswith("_s")}
 

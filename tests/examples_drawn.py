@@ -5,7 +5,7 @@ from hypothesis import settings
 QUICK, FULL = "quick", "full"
 IN_QUICK = 25
 settings.register_profile(QUICK, max_examples=IN_QUICK, deadline=None)
-settings.register_profile(FULL, max_examples=200, deadline=None)
+settings.register_profile(FULL, max_examples=100, deadline=None)
 
 
 def at_most(examples: int) -> int:

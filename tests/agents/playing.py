@@ -1,7 +1,10 @@
 """What tests of protocols share: a model that writes given turns, a retriever that fails for some queries."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import yaml
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
@@ -10,8 +13,10 @@ from coseek.core.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.run_checks import Derivation
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 
@@ -101,44 +106,24 @@ def play(
     return trajectory
 
 
+def assert_sound(
+    trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer | None = None, limits: Limits = WIDE
+) -> None:
+    """The trajectory comes back from its file, and the audit, which derives it again, finds nothing."""
+    tokenizer = tokenizer or ByteTokenizer(protocol.grammar.special_tokens)
+    assert Trajectory.from_json(json.loads(json.dumps(trajectory.to_json()))) == trajectory
+    assert list(check_trajectory(trajectory, tokenizer.decode)) == []
+    assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(trajectory)) == []
+
+
 def observations(trajectory: Trajectory) -> list[str]:
     """What the environment wrote after the prompt."""
     return [segment.text for segment in trajectory.segments[1:] if segment.author == "environment"]
 
 
+SCRIPTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("scripts.yaml").read_text(encoding="utf-8"))
+
+
 def script(name: str) -> tuple[str, ...]:
     """Turns of a whole run that is valid under a protocol: it asks for Ada where it can, and says 1815."""
-    return SCRIPTS[Path(name).stem.removesuffix("-code").removesuffix("-paper").removesuffix("-search")]
-
-
-_TOOL = '<tool_call>{"name": "search", "arguments": {"query": "Ada"}}</tool_call>'
-_O1 = ("so who is <|begin_search_query|>Ada<|end_search_query|>", "it says\\boxed{1815}")
-SCRIPTS: dict[str, tuple[str, ...]] = {
-    "search-r1": ("<think>a</think><search>Ada</search>", "<think>b</think><answer>1815</answer>"),
-    "qagent": (
-        "<plan>a</plan><search><query>Ada</query><query>Bob</query></search>",
-        "<reflection>b</reflection><answer>1815</answer>",
-    ),
-    "s3": (
-        '<important_info>[1]</important_info><search_complete>False</search_complete><query>{"query": "Ada"}</query>',
-        "<important_info>[1]</important_info><search_complete>True</search_complete>",
-    ),
-    "s3-think": (
-        "<think>a</think><important_info>[1]</important_info><search_complete>False</search_complete>"
-        '<query>{"query": "Ada"}</query>',
-        "<think>b</think><important_info>[1]</important_info><search_complete>True</search_complete>",
-    ),
-    "react": (f"<think>a</think>{_TOOL}", "<think>b</think><answer>1815</answer>"),
-    "ircot": ("<thought>Ada</thought>", "<answer>1815</answer>"),
-    "search-o1": _O1,
-    "deepretrieval": ('<think>a</think><query>{"query": "Ada"}</query>',),
-    "cited": ("<search>Ada</search>", "<answer>1815</answer>"),
-    "cot": ("<think>a</think><answer>1815</answer>",),
-    "direct": ("<answer>1815</answer>",),
-    "rag": ("<answer>1815</answer>",),
-    "rag-rerank": ("<answer>1815</answer>",),
-    "r1-searcher": ("who is<|begin_of_query|>Ada<|end_of_query|>", "so</think>\n<answer>1815</answer>"),
-    "simpledeepsearcher": _O1,
-    "tools": (f"<think>a</think>\n{_TOOL}{_TOOL.replace('Ada', 'Eve')}", "<think>b</think>\n1815"),
-    "tongyi": (f"<think>a</think>\n{_TOOL}", "<think>b</think>\n<answer>1815</answer>"),
-}
+    return tuple(SCRIPTS[Path(name).stem.removesuffix("-code").removesuffix("-paper").removesuffix("-search")])

@@ -7,14 +7,6 @@ from coseek.agents.factory import limits_for, settings_for
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 
-OWN_TAGS = """
-tags:
-  ask: {author: agent, action: search}
-  found: {author: environment, open: "[F]", close: "[/F]"}
-  say: {author: agent, action: answer}
-order: {start: [ask], ask: [found], found: [ask, say], say: [end]}
-"""
-
 
 def test_a_policy_is_asked_within_the_budgets_that_it_was_trained_in(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
@@ -30,10 +22,5 @@ def test_a_policy_is_asked_within_the_budgets_that_it_was_trained_in(tmp_path: P
     assert limits_for(settings_for(str(tmp_path), protocol=str(mine))) == trained  # by the name it was trained under
     mine.write_text("extends: search-r1\nlimits: {max_turns: 9}\n", encoding="utf-8")
     assert limits_for(settings_for(str(tmp_path), protocol=str(mine))).max_turns == 9
-    words = tmp_path / "words.yaml"
-    words.write_text("prompt: '{question}'\nobservation: '[F]{documents}[/F]'\ndocument: '{text}'\n", encoding="utf-8")
-    mine.write_text(OWN_TAGS, encoding="utf-8")
-    AgentCard(protocol=str(mine), prompt_template=str(words), limits=trained).write(tmp_path)
-    assert limits_for(settings_for(str(tmp_path), protocol=str(mine))) == trained
     AgentCard().write(tmp_path)
     assert limits_for(settings).passages_per_search == 3

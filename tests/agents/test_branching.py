@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.agents.playing import CORPUS, OURS, QUESTION, WIDE, Shelf, play, script, typist
+from tests.agents.playing import EVE, OURS, QUESTION, RESULTS, WIDE, Shelf, play, script, typist
 from tests.scripted import ScriptedModel
 from tests.training.tiny import VOCABULARY, tiny_model
 
@@ -18,10 +18,9 @@ from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
-from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
+from coseek.models.model import Model, Tokenizer
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 
 CALLS = {
@@ -128,88 +127,6 @@ class Unforked:
         self.start, self.extend, self.step, self.close = model.start, model.extend, model.step, model.close
 
 
-class Replaying:
-    """Repeats a run up to a search, and goes on by itself: one row, which reads everything when it first writes."""
-
-    def __init__(self, model: Model, told: Branch, protocol: Protocol) -> None:
-        self.model, self.tokenizer = model, model.tokenizer
-        own = [segment for segment in told.trajectory.segments if segment.author is Author.AGENT]
-        turn = told.trajectory.searches[told.search].turn
-        assert turn is not None
-        blocks = {search.turn for search in told.trajectory.searches if search.hits and (search.turn or 0) < turn}
-        notes = [aside[1] for aside in told.trajectory.side_contexts][
-            : len(blocks) if protocol.file.reason_in_documents else 0
-        ]
-        self.left = {0: [self._turn(0, each) for each in own[:turn]], ~0: [self._turn(~0, each) for each in notes]}
-        self.read: dict[int, tuple[int, ...]] = {}
-        self.waiting: list[Turn] = []
-
-    @staticmethod
-    def _turn(key: int, segment: object) -> Turn:
-        ids, logprobs = getattr(segment, "ids"), getattr(segment, "logprobs")  # noqa: B009
-        return Turn(key, ids, logprobs, TurnEnd.STOP)
-
-    def start(self, request: Request) -> None:
-        self.read[request.key] = request.ids
-        if self.left[request.key]:
-            self.waiting.append(self.left[request.key].pop(0))
-            self.read[request.key] += self.waiting[-1].ids
-        else:
-            self.model.start(request)
-            self.read.pop(request.key)
-
-    def extend(self, request: Request) -> None:
-        if request.key in self.read:
-            self.start(replace(request, ids=self.read[request.key] + request.ids))
-        else:
-            self.model.extend(request)
-
-    def step(self) -> list[Turn]:
-        turns, self.waiting = self.waiting, []
-        return turns or self.model.step()
-
-    def close(self, key: int) -> None:
-        self.read.pop(key, None)
-        self.model.close(key)
-
-
-class Forced:
-    """Finds what a run found, then what it is to find, then what another retriever finds."""
-
-    name, corpus, identity = "fixed", None, ""
-
-    def __init__(self, told: Branch) -> None:
-        searches = told.trajectory.searches
-        self.next = [list(search.hits) for search in searches]
-        scores = {hit.passage.id: hit.score for hit in searches[told.search].hits}
-        self.next[told.search] = [Hit(passage, scores.get(passage.id, 0.0)) for passage in told.passages]
-        self.faults = [search.fault for search in searches]
-        self.faults[told.search] = None
-        last = max(place for place, search in enumerate(searches) if search.turn == searches[told.search].turn)
-        self.next, self.faults, self.at = self.next[: last + 1], self.faults[: last + 1], 0
-
-    def seen(self, query: QueryLike) -> str:
-        return Query.of(query).text
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        if self.at >= len(self.next):
-            return Anything().search(queries, k)
-        if any(fault is not None for fault in self.faults[self.at : self.at + len(queries)]):
-            if len(queries) > 1:
-                raise RetrieverError("one by one")
-            self.at += 1
-            raise RetrieverError("the disk is gone")
-        self.at += len(queries)
-        return self.next[self.at - len(queries) : self.at]
-
-
-def from_scratch(agent: Agent, told: Branch, limits: Limits) -> Trajectory:
-    """What the ordinary driver makes of a run whose search finds something else: no part of branching is in it."""
-    model = Replaying(agent.model, told, agent.protocol)
-    forced = Agent(agent.protocol, model)
-    return rollout(forced, Forced(told), [told.trajectory.question], [told.seed], limits)[0]
-
-
 def assert_same(one: Trajectory, other: Trajectory) -> None:
     """All but what the clock says and the last bits of log-probabilities."""
 
@@ -228,7 +145,7 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", list(CALLS))
-def test_a_branch_is_token_for_token_the_run_that_reads_everything_anew(name: str, temperature: float) -> None:
+def test_a_branch_is_token_for_token_the_branch_that_reads_everything_anew(name: str, temperature: float) -> None:
     agent, model = sampler(name)
     branches = branches_of(finished(agent))
     agent, model = sampler(name, temperature, share=False)
@@ -237,25 +154,32 @@ def test_a_branch_is_token_for_token_the_run_that_reads_everything_anew(name: st
     slow = branch(Agent(agent.protocol, Unforked(model)), Anything(), branches, LIMITS)
     for run, reread in zip(forked, slow, strict=True):
         assert_same(run, reread)
-    for told, run in list(zip(branches, forked, strict=True))[::5]:
-        assert_same(run, from_scratch(agent, told, LIMITS))
     assert len(branches) > 10 and len({run.ids for run in forked}) > 5
     assert len({told.trajectory.searches[told.search].turn for told in branches}) > 1
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if name not in ("direct", "cot")])
-def test_a_branch_with_the_runs_own_passages_and_seed_is_the_run(name: str) -> None:
-    run = play(name, *script(name))
+def test_a_branch_is_what_the_ordinary_driver_makes_of_a_retriever_that_finds_its_passages(name: str) -> None:
     protocol = load_protocol(name)
-    shelf = Shelf()
-    shelf.name = (protocol.file.retrievers or ("fixed",))[0]
-    model = ScriptedModel({QUESTION.id: script(name)}, ByteTokenizer(protocol.grammar.special_tokens))
-    truth = rollout(Agent(protocol, model), shelf, [QUESTION], [7], WIDE)[0]
-    assert truth.searches and truth.stop == run.stop
+    agent = Agent(protocol, ScriptedModel({QUESTION.id: script(name)}, typist(protocol).tokenizer))
+
+    def driven(results: dict[str, list[str]]) -> tuple[Shelf, Trajectory]:
+        shelf = Shelf(results={**RESULTS, **results})
+        shelf.name = (protocol.file.retrievers or ("fixed",))[0]
+        return shelf, replace(rollout(agent, shelf, [QUESTION], [7], WIDE)[0], timings={})
+
+    shelf, truth = driven({})
+    assert truth.searches
+    queries = [search.query for search in truth.searches]
     for place, search in enumerate(truth.searches):
         own = Branch(truth, place, tuple(hit.passage for hit in search.hits), seed=7)
-        (again,) = branch(Agent(protocol, model), shelf, [own], WIDE)
-        assert replace(again, timings={}) == replace(truth, timings={})
+        (again,) = branch(agent, shelf, [own], WIDE)
+        assert replace(again, timings={}) == truth
+        if queries.count(search.query) == 1:  # a later search with this query would find the other passage, too
+            (other,) = branch(agent, shelf, [replace(own, passages=(EVE,))], WIDE)
+            _, wanted = driven({search.query: [EVE.id]})
+            assert (other.segments, other.side_contexts) == (wanted.segments, wanted.side_contexts)
+            assert (other.stop, other.answer, other.evidence) == (wanted.stop, wanted.answer, wanted.evidence)
 
 
 def test_turns_before_a_branch_count_in_its_budget() -> None:
@@ -283,13 +207,11 @@ def test_tokens_before_a_branch_count_in_its_budget() -> None:
     agent, _ = sampler("search-r1")
     branches = branches_of(finished(agent))
     limits = LIMITS.model_copy(update={"max_tokens": 90})
-    runs = branch(agent, Anything(), branches, limits)
+    runs, whole = (branch(agent, Anything(), branches, bound) for bound in (limits, LIMITS))
     assert {_before(told) < 90 for told in branches} == {False, True}
-    for told, run in zip(branches, runs, strict=True):
-        if _before(told) < 90:
-            assert_same(run, from_scratch(agent, told, limits))
-            assert len(run.ids) <= 90
-        else:
+    for told, run, free in zip(branches, runs, whole, strict=True):
+        assert run.ids == free.ids[: len(run.ids)] and len(run.ids) <= max(90, _before(told))
+        if _before(told) >= 90:
             assert run.stop is StopReason.TOKEN_LIMIT and len(run.ids) == _before(told)
 
 
@@ -340,16 +262,6 @@ def test_a_selection_names_the_passage_under_the_id_that_its_branch_gave_it() ->
     assert one.searches[0].selected == ("x1",) and other.searches[0].selected == ("x2",)
     assert one.selected_ids[0] == "x1" and other.selected_ids[0] == "x2"
     assert one.ids == other.ids
-
-
-def test_one_query_of_several_in_a_turn_gets_the_passage_and_the_others_keep_what_they_found() -> None:
-    protocol = load_protocol("qagent")
-    model = ScriptedModel({QUESTION.id: script("qagent")}, ByteTokenizer(protocol.grammar.special_tokens))
-    run = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
-    (end,) = branch(Agent(protocol, model), Shelf(), [Branch(run, 1, (CORPUS[2],), 7)], WIDE)
-    assert [[hit.passage.id for hit in search.hits] for search in run.searches] == [["p1", "p2"], ["p2", "p1"]]
-    assert [[hit.passage.id for hit in search.hits] for search in end.searches] == [["p1", "p2"], ["p3"]]
-    assert "Eve knows Bob" in end.segments[2].text and "1815" in end.segments[2].text
 
 
 def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script
+from tests.agents.playing import BOB, EVE, QUESTION, WIDE, Shelf, Typist, assert_sound, script
 from tests.models.networks import SMALL, TEXTS
 
 from coseek.agents.agent_card import AgentCard
@@ -23,12 +23,10 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory
-from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.laptop import make_policy
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.models.written import REASONING_MARKS
-from coseek.pipelines.run_checks import Derivation
 from coseek.retrieval.query import Query
 from coseek.training.learner.batch import make_batch
 
@@ -81,10 +79,6 @@ def played(name: str, tokenizer: Tokenizer, question: Question = QUESTION, **mor
     return rollout(Agent(protocol, model), shelf, [question], [7], WIDE)[0], model
 
 
-def ids_of(run: Trajectory) -> tuple[int, ...]:
-    return tuple(token for segment in run.segments for token in segment.ids)
-
-
 @pytest.mark.parametrize("name", ["search-r1", "s3", "qagent", "react", "search-o1"])
 def test_an_instruct_models_prompt_stands_in_its_chat_template_token_for_token(name: str) -> None:
     tokenizer = chatting()
@@ -96,8 +90,8 @@ def test_an_instruct_models_prompt_stands_in_its_chat_template_token_for_token(n
     assert [token for segment in run.segments[:first] for token in segment.ids if token in (start, end)] == [
         start, end, start
     ]  # fmt: skip
-    assert model.read[0] == ids_of(run) and not list(check_trajectory(run, decode=tokenizer.decode))
-    assert not list(Derivation(load_protocol(name), tokenizer, WIDE, own_ranking=False).differences(run))
+    assert model.read[0] == run.ids
+    assert_sound(run, load_protocol(name), tokenizer)
     if name == "s3":  # what opens the episode is part of the user's message
         assert run.segments[1].tag == "information" and run.segments[1].text.endswith("assistant\n")
         assert run.segments[0].text.count("<|im_start|>") == 1
@@ -150,7 +144,7 @@ def test_an_end_of_text_that_also_pads_stays_in_the_row_and_in_the_loss() -> Non
 
 def test_a_tokenizer_without_a_chat_template_keeps_its_prompt() -> None:
     plain = ByteTokenizer()
-    assert ids_of(played("s3", plain)[0]) == ids_of(played("s3", plain, chat_template="off")[0])
+    assert played("s3", plain)[0].ids == played("s3", plain, chat_template="off")[0].ids
     assert played("s3", plain)[0].segments[0].text.startswith("You gather")
     with pytest.raises(SettingError, match="has no chat template; take auto or off"):
         played("search-r1", plain, chat_template="on")
@@ -175,9 +169,7 @@ def test_a_question_or_passage_writes_no_role_mark_not_even_as_plain_text(mark: 
     tokenizer = chatting()
     question = Question("q1", f"Who{mark}assistant is it?", ("1815",))
     protocol = load_protocol(name)
-    corpus = Corpus(
-        [Passage("p1", f"Ada{mark}", f"{mark}1815{mark}"), Passage("p2", "B", "b"), Passage("p3", "E", "e")]
-    )
+    corpus = Corpus([Passage("p1", f"Ada{mark}", f"{mark}1815{mark}"), BOB, EVE])
     shelf = Shelf(corpus, {question.question: ["p1"], "Ada": ["p1"], "Bob": ["p2"], "Eve": ["p3"]})
     poisoned = rollout(Agent(protocol, Typist(tokenizer, script(name))), shelf, [question], [7], WIDE)[0]
     clean, _ = played(name, tokenizer)
@@ -298,8 +290,7 @@ def test_a_thought_that_the_template_opens_is_of_the_valid_form(name: str, again
     (made,) = run.trajectories()
     before = next(place for place, one in enumerate(made.segments) if one.author is Author.AGENT) - 1
     assert made.segments[before].text.endswith("<think>\n") and made.valid, made.format_error
-    assert not list(check_trajectory(made, decode=tokenizer.decode))
-    assert not list(Derivation(protocol, tokenizer, WIDE, own_ranking=False).differences(made))
+    assert_sound(made, protocol, tokenizer)
     assert cast(dict[str, Json], run.record["identities"])["opened_by_prompt"] == "<think>"
 
 
@@ -332,8 +323,7 @@ def test_reasoning_in_a_models_own_marks_is_the_protocols_thought(opening: str, 
         assert run.valid and (run.answer == "1815" or name.startswith("s3")), (name, run.format_error)
         sampled = [tokenizer.decode(one.ids) for one in run.segments if one.author is Author.AGENT]
         assert sampled == written and model.read[0] == run.ids
-        assert not list(check_trajectory(run, decode=tokenizer.decode))
-        assert not list(Derivation(protocol, tokenizer, WIDE, own_ranking=False).differences(run))
+        assert_sound(run, protocol, tokenizer)
         thoughts = [query.reasoning for query in map(Query.of, shelf.asked) if query.text == "Ada"]
         plain = [span.text for span in protocol.grammar.parse(turns[0]) if span.tag in ("think", "plan")]
         own = [] if turns[0].startswith("<think>") and form != "before the protocol's own" else ["I look it up."]

@@ -1,24 +1,29 @@
-"""The scripted expert: right with the evidence, silent about what it has not seen, faulty only as set."""
+"""The scripted expert: right with the evidence, silent about what it has not seen; and what writers write."""
 
 import random
 from functools import cache
 from statistics import mean
 
 import pytest
+from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION
 
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted_agent import Move
+from coseek.agents.scripted.rules import RuleAgent
+from coseek.agents.scripted_agent import Move, ScriptedAgent, ScriptedAgentModel, move_ids
 from coseek.core.errors import DataError
 from coseek.core.prompt_file import fill_template
 from coseek.data.answers import exact_match
-from coseek.data.passage import Passage
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question, plan_of
-from coseek.data.trajectory import Search
+from coseek.data.trajectory import Search, StopReason
 from coseek.graders.generator import GeneratorSettings, load_generator_prompt
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.lab.world.plan import kind_of
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.model import EpisodeState
+from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 
@@ -96,23 +101,6 @@ def test_every_word_that_the_expert_writes_has_a_space_before_it() -> None:
                     assert text == " " + " ".join(text.split())
 
 
-def test_a_chain_is_followed_one_hop_a_search() -> None:
-    question = of_kind("composition", 2)
-    first, second = plan_of(question)
-    passages = [world().corpus.by_id(step.gold_id) for step in (first, second)]
-    seen: tuple[Search, ...] = ()
-    expert, rng = ExpertAgent.perfect(), random.Random(0)
-    move = expert.write(EpisodeState(question, seen), rng)
-    assert move.thought == f" Next : the {first.relation} of {first.mention} ."
-    assert move.queries == (f" {first.mention} {first.relation}",)
-    seen += _found(move, passages[0].id)
-    move = expert.write(EpisodeState(question, seen), rng)
-    assert move.thought.startswith(f"{passages[0].title} # 1 , {first.relation} : {second.mention} . Next :")
-    seen += _found(move, passages[1].id)
-    move = expert.write(EpisodeState(question, seen), rng)
-    assert move.answer == f" {second.sub_answer}"
-
-
 def _found(move: Move, *idents: str) -> tuple[Search, ...]:
     hits = FixedRetriever(world().corpus, {move.queries[0]: list(idents)}).search(move.queries, k=3)[0]
     return (Search(move.queries[0], tuple(hits)),)
@@ -130,21 +118,6 @@ def test_a_miss_is_noticed_and_asked_again_in_other_words_and_then_admitted() ->
     assert moves[3].answer is not None and moves[3].thought.startswith(" I can not find")
 
 
-def test_a_comparison_states_both_values_before_it_answers() -> None:
-    for question in world().questions["dev"]:
-        if kind_of(question) == "comparison":
-            moves, _ = run(ExpertAgent.perfect(), question)
-            if exact_match(moves[-1].answer or "", question.answers):
-                assert all(f" : {step.sub_answer} ." in moves[-1].thought for step in plan_of(question))
-
-
-def test_stopping_early_answers_with_the_bridge() -> None:
-    expert = ExpertAgent(ExpertSettings(stop_early=1, bad_query=0, blind_guess=0, give_up=0))
-    question = of_kind("composition", 3)
-    moves, searches = run(expert, question)
-    assert len(searches) == 1 and moves[-1].answer == f" {plan_of(question)[0].sub_answer}"
-
-
 RESTATES = ExpertAgent(ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0, restate=True))
 
 
@@ -157,19 +130,6 @@ def test_an_expert_that_restates_writes_behind_every_fact_what_is_left_of_the_qu
     assert "Now :" not in moves[0].thought
     assert moves[-1].thought.endswith(f" : {plan[-1].sub_answer} . Now :{moves[-1].answer} .")
     assert exact_match(moves[-1].answer or "", question.answers)
-
-
-def test_blind_guesses_search_nothing() -> None:
-    expert = ExpertAgent(ExpertSettings(blind_guess=1))
-    for question in world().questions["dev"][:50]:
-        moves, searches = run(expert, question)
-        assert not searches and moves[-1].answer
-
-
-def test_the_expert_stops_at_its_limit_of_searches() -> None:
-    expert = ExpertAgent(ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0, max_searches=2))
-    moves, searches = run(expert, of_kind("composition", 4))
-    assert len(searches) == 2 and moves[-1].answer
 
 
 def test_a_question_without_a_plan_is_refused_with_a_sentence() -> None:
@@ -185,3 +145,66 @@ def test_a_world_of_other_relations_is_answered_and_its_mistakes_are_no_crash() 
     assert mean(right) >= 0.8
     for question in drawn.questions["dev"]:
         assert run(ExpertAgent(ExpertSettings(blind_guess=1)), question, index=index)[0][-1].answer
+
+
+# --- writers speak every protocol: a move finds its words from the order of the grammar alone
+
+
+FOUND = EpisodeState(
+    QUESTION, (Search("Ada", (Hit(ADA, 2.0), Hit(BOB, 1.0)), turn=1), Search("Eve", (Hit(EVE, 1.0),), turn=1))
+)
+START = EpisodeState(QUESTION)
+LOOK = Move(" I know. I ask.", (" a", " <answer>b"), selected=("p3", "p1"))
+SAY = Move(" I know.", answer=" 1815", selected=())
+
+
+def said(name: str, move: Move, so_far: EpisodeState) -> str:
+    protocol = load_protocol(name)
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    return tokenizer.decode(move_ids(protocol, move, tokenizer, so_far))
+
+
+@pytest.mark.parametrize(
+    ("name", "look", "say"),
+    [
+        (
+            "search-r1",
+            "<think> I know. I ask.</think><search> a  ‹answer›b</search>",
+            "<think> I know.</think><answer> 1815</answer>",
+        ),
+        (
+            "qagent",
+            "<reflection> I know.</reflection><plan> I ask.</plan>"
+            "<search><query> a</query><query> ‹answer›b</query></search>",
+            "<reflection> I know.</reflection><answer> 1815</answer>",
+        ),
+        (
+            "s3",
+            "<important_info>[1, 3]</important_info><search_complete>False</search_complete>"
+            '<query>{"query": ["a", "<answer>b"]}</query>',
+            "<important_info>[]</important_info><search_complete>True</search_complete>",
+        ),
+    ],
+)
+def test_a_move_is_written_as_the_protocol_has_it(name: str, look: str, say: str) -> None:
+    assert said(name, LOOK, FOUND) == look
+    assert said(name, SAY, FOUND) == say
+
+
+def test_a_first_move_reflects_on_nothing_and_an_answer_out_of_order_is_written_all_the_same() -> None:
+    assert said("qagent", LOOK, START).startswith("<plan> I know. I ask.</plan><search>")
+    assert said("qagent", SAY, START) == "<plan> I know.</plan><answer> 1815</answer>"
+    assert said("deepretrieval", SAY, START) == '<think> I know.</think><query>{"query": "1815"}</query>'
+
+
+@pytest.mark.parametrize("writer", [ExpertAgent.perfect(), RuleAgent()], ids=["expert", "rules"])
+@pytest.mark.parametrize("name", [name for name in OURS if name != "rag-rerank"])
+def test_writers_run_every_protocol_in_its_valid_form(name: str, writer: ScriptedAgent) -> None:
+    protocol = load_protocol(name)
+    model = ScriptedAgentModel(writer, protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    base = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
+    limits = protocol.limits_over(base).model_copy(update={"max_turns": 8})
+    runs = rollout(Agent(protocol, model), bm25(), world().questions["dev"][:8], list(range(8)), limits)
+    assert {run.stop for run in runs} <= {StopReason.ANSWERED, StopReason.COMPLETE, StopReason.TURN_LIMIT}
+    assert [run.format_error for run in runs if run.stop is not StopReason.TURN_LIMIT and not run.valid] == []
+    assert sum(run.valid for run in runs) >= 6

@@ -12,7 +12,6 @@ from coseek.agents.actions import QueryFormat, first_sentence, parse_flag, parse
 from coseek.agents.protocol import load_protocol
 from coseek.agents.tag import Action
 from coseek.agents.tool import Tool, open_tool
-from coseek.core.errors import UnknownName
 from coseek.core.files import JsonObject
 from coseek.data.trajectory import Author, Segment
 from coseek.models.written import REASONING_MARKS
@@ -89,11 +88,6 @@ def test_the_stops_are_the_closings_that_set_something_off() -> None:
     assert load_protocol("rag").grammar.stops == ("</answer>",)
 
 
-def test_an_unknown_protocol_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'search-r1'"):
-        load_protocol("search-r2")
-
-
 # --- what a turn asks for
 
 
@@ -156,7 +150,6 @@ def test_a_json_query_is_taken_as_it_was_meant(text: str, queries: tuple[str, ..
         (" The mayor of X is Y . I need", "The mayor of X is Y ."),
         ('He said "then." And', 'He said "then."'),
         ("It was 7. And", "It was 7."),
-        ("Who?) And", "Who?)"),
         ("Who!?! And", "Who!?!"),
         ("no end", "no end"),
         ("", ""),
@@ -173,16 +166,12 @@ def test_the_first_sentence_is_the_query(text: str, sentence: str) -> None:
         ("1,2", (1, 2)),
         ("[3, 1, 3]", (3, 1)),
         ('["2"]', (2,)),
-        ("[]", ()),
         ("  ", ()),
         ("[1", (1,)),
-        ("1]", (1,)),
         ("['1', \"2\"]", (1, 2)),
         ("999999", (999_999,)),
         ("1000000", None),
-        ("none", None),
         ("[1, 2] because", None),
-        ("Doc 1", None),
         ("[1.5]", None),
         ("[-1]", None),
         ("[１]", None),

@@ -1,7 +1,6 @@
 """Fears about native tool calls: a row that is no extension of what was sampled, a call that a passage forged, a second
 call that nobody carried out, and reasoning that the retriever never sees."""
 
-import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import cast
 
 import pytest
 import yaml
-from tests.agents.playing import QUESTION, WIDE, Shelf, Typist
+from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, assert_sound
 from tests.models.chat_styles import STYLES, Calls, Style, tokenizer_of
 from tests.models.http_site import site
 from tests.models.tool_servers import SERVERS, THOUGHTS, ToolServer, answers
@@ -26,12 +25,10 @@ from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import LAST_WORD, Author, StopReason, Trajectory
-from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.chat import render_template
 from coseek.models.model import Request, Tokenizer, Turn
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.demonstrations import retokenised
-from coseek.pipelines.run_checks import Derivation
 from coseek.retrieval.query import Query
 from coseek.retrieval.views import render_view
 from coseek.traces.calls import calls_in
@@ -94,15 +91,6 @@ def played(tokenizer: HfTokenizer, scripts: Sequence[Sequence[str]], shelf: Shel
     return runs, model
 
 
-def check_sound(runs: Sequence[Trajectory], tokenizer: HfTokenizer) -> None:
-    """Audit runs, as they are read back from their files."""
-    derivation = Derivation(PROTOCOL, tokenizer, WIDE, own_ranking=False)
-    for run in runs:
-        assert list(check_trajectory(run, tokenizer.decode)) == []
-        assert Trajectory.from_json(json.loads(json.dumps(run.to_json()))) == run
-        assert list(derivation.differences(run)) == []
-
-
 @pytest.mark.parametrize("style", STYLES.values(), ids=list(STYLES))
 def test_a_row_grows_by_what_was_sampled_and_by_what_the_template_writes(style: Style) -> None:
     check_conversations(style, tokenizer_of(style), EACH)
@@ -126,10 +114,10 @@ def check_conversations(style: Style, tokenizer: HfTokenizer, number: int) -> No
         assert [segment.message for segment in written] == [message(*turn) for turn in talk]
         assert [search.query for search in run.searches] == [query for *_, calls in talk for query in asked(calls)]
         assert (run.stop, run.answer) == (StopReason.ANSWERED, talk[-1][1])
+        assert_sound(run, PROTOCOL, tokenizer)
     heard = Counter((query.text, query.reasoning, len(query.history)) for query in map(Query.of, shelf.asked))
     again = [query for run in runs for query in replay_queries(run, PROTOCOL)]
     assert heard == Counter((query.text, query.reasoning, len(query.history)) for query in again)
-    check_sound(runs, tokenizer)
 
 
 def asked(calls: Calls) -> list[str]:
@@ -174,18 +162,15 @@ def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
 PIECES = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", " to=functions.search", "<|python_tag|>"),
+    *("[TOOL_CALLS]", "[ARGS]", "search", "\n", " ", '{"name": "search", "arguments": {"query": "Ada"}}', "{", '"'),
     *(
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "search",
-        "\n",
-        " ",
-        '{"name": "search", "arguments": {"query": "Ada"}}',
-        "{",
-        '"',
+        '{"name": "search", "parameters": {"query": NaN}}',
+        '{"query": "\\ud800"}',
+        "<answer>",
+        "</answer>",
+        "1815",
         "[1]",
     ),
-    *('{"name": "search", "parameters": {"query": NaN}}', '{"query": "\\ud800"}', "<answer>", "</answer>", "1815"),
     *('{"name": ["search"], "parameters": {}}', '{"name": "search"}', "[TOOL_CALLS]search[ARGS]{"),
 )
 
@@ -195,8 +180,9 @@ def test_whatever_a_model_writes_is_a_sound_run_and_no_crash(style: Style) -> No
     draw = random.Random(style.name)
     scripts = [["".join(draw.choices(PIECES, k=draw.randint(0, 9))) for _ in range(3)] for _ in range(40)]
     runs, _ = played(tokenizer_of(style), scripts, Shelf(results={"Ada": ["p1"]}))
-    assert not any(run.stop.is_fault for run in runs)
-    check_sound(runs, tokenizer_of(style))
+    for run in runs:
+        assert not run.stop.is_fault
+        assert_sound(run, PROTOCOL, tokenizer_of(style))
 
 
 def tokenizer_with(style: Style, template: str) -> HfTokenizer:
@@ -234,8 +220,7 @@ def called(*calls: tuple[str, JsonObject]) -> str:
 def run_of(*texts: str, protocol: Protocol = PROTOCOL, limits: Limits = WIDE) -> Trajectory:
     tokenizer = tokenizer_of(STYLES["hermes"])
     (run,) = rollout(Agent(protocol, Typist(tokenizer, texts)), Shelf(), [QUESTION], [7], limits)
-    assert list(check_trajectory(run, tokenizer.decode)) == []
-    assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(run)) == []
+    assert_sound(run, protocol, tokenizer, limits)
     return run
 
 
@@ -316,10 +301,8 @@ def test_a_server_that_frames_calls_itself_is_an_agent_whose_reasoning_the_retri
         policy = tokenizer_of(style)
         learnt = retokenised(run, PROTOCOL, policy, WIDE)
         assert [one.message for one in learnt.segments] == [one.message for one in run.segments]
-        stored = replace(learnt, evidence=run.evidence)
-        assert list(Derivation(PROTOCOL, policy, WIDE, own_ranking=False).differences(stored)) == []
-    protocol = PROTOCOL.with_input_mode("messages")
-    assert list(Derivation(protocol, agent.model.tokenizer, WIDE, own_ranking=False).differences(run)) == []
+        assert_sound(replace(learnt, evidence=run.evidence), PROTOCOL, policy)
+    assert_sound(run, PROTOCOL.with_input_mode("messages"), agent.model.tokenizer)
 
 
 def test_a_dialect_and_a_protocol_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -334,14 +317,7 @@ def test_a_dialect_and_a_protocol_that_do_not_fit_are_refused(tmp_path: Path) ->
 def test_every_native_call_of_the_turn_gets_the_last_word(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({"extends": "tools", "last_word": "Answer now."}), encoding="utf-8")
-    style = STYLES["hermes"]
-    call: tuple[str, JsonObject] = ("search", {"query": "Ada"})
-    protocol, tokenizer = load_protocol(str(path)), tokenizer_of(style)
     limits = WIDE.model_copy(update={"max_turns": 1})
-    model = Typist(
-        tokenizer, [style.write("", "", (call,)), style.write("", "", (call, call)), style.write("", "1815", ())]
-    )
-    (run,) = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], limits)
+    run = run_of(called(ADA), called(ADA, ADA), ANSWER, protocol=load_protocol(str(path)), limits=limits)
     tags = [segment.tag for segment in run.segments[3:]]
     assert tags == ["tool_call", LAST_WORD, LAST_WORD, "answer"] and run.answer == "1815"
-    assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(run)) == []

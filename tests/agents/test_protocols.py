@@ -4,7 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION, WIDE, Shelf, Typist, observations, play, script, typist
+from tests.agents.playing import (
+    ADA,
+    BOB,
+    EVE,
+    OURS,
+    QUESTION,
+    WIDE,
+    Shelf,
+    Typist,
+    assert_sound,
+    observations,
+    play,
+    script,
+    typist,
+)  # fmt: skip
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
@@ -14,10 +28,8 @@ from coseek.agents.sources import served_context
 from coseek.core.errors import DataError, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import Author, StopReason, Trajectory
-from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.model import TurnEnd
-from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines.run_checks import Derivation
+from coseek.models.tokenizer import ByteTokenizer, StopStrings, stopped_after
 
 ASK = "<plan>a</plan><search>{}</search>"
 SAY = "<reflection>b</reflection><answer>1815</answer>"
@@ -37,8 +49,7 @@ def tool(name: str, **arguments: object) -> str:
 @pytest.mark.parametrize("name", OURS)
 def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) -> None:
     protocol, shelf = load_protocol(name), Shelf()
-    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-    model = Typist(tokenizer, script(name))
+    model = typist(protocol, *script(name))
     trajectory = play(name, retriever=shelf, make=lambda _: model)
     answers = any(tag.action == "answer" for tag in protocol.grammar.tags)
     assert trajectory.format_error == "" and trajectory.valid
@@ -48,19 +59,8 @@ def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) 
     last = trajectory.segments[-1]  # what the environment writes at the end is never read
     wanted = trajectory.ids if last.author is Author.AGENT else trajectory.ids[: -len(last.ids)]
     assert model.read[0] == wanted
-    stored = Trajectory.from_json(json.loads(json.dumps(trajectory.to_json())))
-    assert stored == trajectory and list(check_trajectory(stored, tokenizer.decode)) == []
-    assert list(Derivation(protocol, tokenizer, WIDE, own_ranking=False).differences(stored)) == []
-    assert replay_queries(stored, protocol) == shelf.asked
-
-
-@pytest.mark.parametrize("prompt_template", ["default", "laptop"])
-def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings(prompt_template: str) -> None:
-    # There `rag-rerank` is read as `rag` is, and `s3-think` begins as the generator whose weights its policy takes.
-    # What a program does otherwise than its paper, and a paper's limits, are prompted alike.
-    ours = [name for name in OURS if not name.endswith(("-code", "-paper"))]
-    others = [name for name in ours if prompt_template == "default" or name not in ("rag-rerank", "s3-think")]
-    assert len({load_protocol(name, prompt_template).template.file.prompt for name in others}) == len(others)
+    assert_sound(trajectory, protocol)
+    assert replay_queries(trajectory, protocol) == shelf.asked
 
 
 # --- qagent
@@ -95,14 +95,8 @@ def test_when_all_queries_fail_the_run_ends_with_the_retriever() -> None:
 def test_a_turn_without_an_action_is_tried_again_counts_as_a_turn_and_costs_the_form() -> None:
     trajectory = play("qagent", "hm", ask("Ada"), SAY)
     assert trajectory.answer == "1815" and not trajectory.valid
-    assert [segment.tag for segment in trajectory.segments] == [
-        "prompt",
-        "",
-        "retry",
-        "search",
-        "information",
-        "answer",
-    ]
+    tags = [segment.tag for segment in trajectory.segments]
+    assert tags == ["prompt", "", "retry", "search", "information", "answer"]
     assert "a turn without an action" in observations(trajectory)[0]
     few = WIDE.model_copy(update={"max_turns": 1})
     assert play("qagent", "hm", ask("Ada"), SAY, limits=few).stop is StopReason.TURN_LIMIT
@@ -178,13 +172,6 @@ def test_the_search_that_opens_a_run_is_no_turn_of_the_agent() -> None:
 def test_a_query_that_is_no_json_is_searched_and_costs_the_form() -> None:
     trajectory = play("s3", "<search_complete>False</search_complete><query>Eve</query>", script("s3")[1])
     assert trajectory.searches[1].query == "Eve" and trajectory.format_error == "the query is no JSON"
-
-
-def test_a_run_without_selections_serves_the_evidence_that_a_rule_ranked_afterwards() -> None:
-    trajectory = play("search-r1", "<think>a</think><search>Bob</search>", *script("search-r1")[1:])
-    assert ids(trajectory) == ["p2", "p1"]
-    ranked = Trajectory.from_json({**trajectory.to_json(), "selected_ids": ["p1"]})
-    assert ids(ranked) == ["p1"]
 
 
 # --- react
@@ -373,3 +360,98 @@ def test_a_server_that_leaves_a_stop_string_off_is_told_which_it_was() -> None:
     assert s3.lost_stop("<search_complete>False</search_complete>") == ""
     assert o1.lost_stop("a <|begin_search_query|> b ") == "<|end_search_query|>"
     assert o1.lost_stop("a \\boxed{1}") == "" == o1.lost_stop("")
+
+
+# --- where a paper and its published program differ, each by the example that showed it
+
+
+FOUR = [Passage(f"d{number}", f"T{number}", f"text {number}") for number in range(1, 9)]
+DONE = "<search_complete>True</search_complete>"
+
+
+def shelf() -> Shelf:
+    every = [passage.id for passage in FOUR]
+    return Shelf(Corpus(FOUR), {QUESTION.question: every, "Ada": every[::-1]})
+
+
+def served(name: str, text: str) -> list[str]:
+    return [passage.id for passage in served_context(play(name, text, retriever=shelf(), limits=WIDE))]
+
+
+# --- asking again
+
+
+@pytest.mark.parametrize("turn", ["<think>I do not know</think>", "<think>a</think><search>  </search>"])
+def test_a_turn_without_an_action_ends_the_paper_s_search_r1_and_is_asked_again_in_its_program_s(turn: str) -> None:
+    answer = "<think>b</think><answer>1815</answer>"
+    paper, code = play("search-r1", turn, answer), play("search-r1-code", turn, answer)
+    assert (paper.stop, code.stop) == (StopReason.INVALID, StopReason.ANSWERED)
+    assert [segment.tag for segment in code.segments if segment.author == "environment"] == ["prompt", "retry"]
+
+
+@pytest.mark.parametrize("turn", ["I wonder", '<search_complete>False</search_complete><query>{"query": ""}</query>'])
+def test_an_empty_query_ends_the_paper_s_s3_and_is_asked_again_by_its_program(turn: str) -> None:
+    paper, code = play("s3", turn, DONE), play("s3-code", turn, DONE)
+    assert (paper.stop, code.stop) == (StopReason.INVALID, StopReason.COMPLETE)
+
+
+# --- flags
+
+
+def halted(name: str, text: str) -> str:
+    """What a sampler keeps of a text that would go on."""
+    stops, tokenizer = load_protocol(name).grammar.stops, ByteTokenizer()
+    ids = tokenizer.encode(text)
+    length = stopped_after(ids, stops, tokenizer)
+    stepwise = StopStrings(stops, tokenizer, tokenizer.size)
+    first = next((count for count in range(1, len(ids) + 1) if stepwise.completed(ids[:count])), None)
+    assert first == length
+    return tokenizer.decode(ids[:length])
+
+
+@pytest.mark.parametrize("name", ["s3", "s3-think", "s3-code"])
+@pytest.mark.parametrize("flag", ["True\n", "true", "\ntrue\n", "1", " True ", "TRUE"])
+def test_a_true_flag_on_a_line_of_its_own_halts_the_sampler(name: str, flag: str) -> None:
+    text = f"<search_complete>{flag}</search_complete>"
+    assert halted(name, f"{text} and on<query>") == text
+    assert play(name, f"<think>a</think>{text}" if name == "s3-think" else text).stop is StopReason.COMPLETE
+
+
+@pytest.mark.parametrize("name", ["s3", "s3-code"])
+@pytest.mark.parametrize("flag", ["step 1", "it is True", "False", "not 1"])
+def test_a_sentence_that_ends_in_1_is_no_true_flag(name: str, flag: str) -> None:
+    text = f"<search_complete>{flag}</search_complete>"
+    whole = f'{text}<query>{{"query": "Ada"}}</query>'
+    assert halted(name, f"{whole} and on") == whole
+    run = play(name, whole, DONE)
+    assert len(run.searches) == 2 and run.stop is StopReason.COMPLETE
+
+
+def test_the_program_also_takes_yes_for_true() -> None:
+    flag = "<search_complete>Yes</search_complete>"
+    assert play("s3-code", flag).stop is StopReason.COMPLETE
+    assert play("s3", flag).stop is StopReason.INVALID
+
+
+# --- selections
+
+
+@pytest.mark.parametrize("name", ["s3", "s3-code"])
+def test_a_selection_that_is_no_list_serves_the_documents_it_names_and_not_everything(name: str) -> None:
+    assert served(name, f"<important_info>[Doc 1, Doc 3]</important_info>{DONE}") == ["d1", "d3"]
+    assert served(name, f"<important_info>none of them</important_info>{DONE}") == []
+    assert len(served(name, DONE)) == 3  # only a missing tag serves all that were found
+    assert not play(name, f"<important_info>[Doc 1, Doc 3]</important_info>{DONE}").valid
+
+
+def test_of_two_selections_the_program_takes_the_first_and_the_paper_s_agent_may_correct_itself() -> None:
+    twice = f"<important_info>[1]</important_info><important_info>[2]</important_info>{DONE}"
+    assert served("s3", twice) == ["d2"]
+    assert served("s3-code", twice) == ["d1"]
+
+
+def test_the_paper_selects_at_most_three() -> None:
+    wide = WIDE.model_copy(update={"passages_per_search": 8})
+    text = f"<important_info>[1, 2, 3, 4, 5]</important_info>{DONE}"
+    found = {name: play(name, text, retriever=shelf(), limits=wide) for name in ("s3", "s3-code")}
+    assert [len(served_context(run)) for run in found.values()] == [3, 5]

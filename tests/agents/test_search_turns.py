@@ -72,14 +72,6 @@ def test_a_run_cut_short_anywhere_says_only_the_searches_it_holds(budget: int) -
     assert replay_queries(trajectory, PROTOCOL) == retriever.asked[: len(trajectory.searches)]
 
 
-def test_a_search_that_opens_the_run_is_the_question_without_reasoning() -> None:
-    protocol = load_protocol("rag", "laptop")
-    retriever = shelf()
-    trajectory = run("<answer>1815</answer>", retriever=retriever, protocol=protocol)
-    assert trajectory.answer == "1815"
-    assert retriever.asked == [Query(QUESTION.question, QUESTION.question)] == replay_queries(trajectory, protocol)
-
-
 @pytest.mark.parametrize(
     ("written", "reasoning"),
     [

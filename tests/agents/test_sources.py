@@ -67,9 +67,9 @@ def served(run: Trajectory, serving: str) -> list[tuple[str, str]]:
     return [(passage.title, passage.text) for passage in served_context(run, serving)]
 
 
-def test_a_thousand_runs_serve_again_what_an_extractor_of_their_text_finds() -> None:
+def test_hundreds_of_runs_serve_again_what_an_extractor_of_their_text_finds() -> None:
     sizes = set()
-    for seed in range(1000):
+    for seed in range(300):
         rng = random.Random(seed)
         run = play("s3-code", *(turn(rng, number) for number in range(1, 6)), limits=LIMITS, retriever=shelf(rng))
         expected = {
@@ -82,7 +82,7 @@ def test_a_thousand_runs_serve_again_what_an_extractor_of_their_text_finds() -> 
         }
         assert {serving: served(run, serving) for serving in expected} == expected, seed
         sizes.add(tuple(map(len, expected.values())))
-    assert len(sizes) > 300
+    assert len(sizes) > 100
 
 
 def test_rounds_count_the_turns_of_an_agent_with_several_queries_each() -> None:
@@ -134,11 +134,6 @@ def test_a_citation_is_shown_with_file_and_page(capsys: pytest.CaptureFixture[st
     show_sources(run, stdout_console())
     shown = capsys.readouterr().out
     assert "[1] Ada: notes/ada.pdf#page=3" in shown and "left out: 1" in shown
-
-
-def test_an_agent_of_this_protocol_can_decline() -> None:
-    run = play("cited", "<answer>not in these documents</answer>", limits=TWO)
-    assert run.declined and cited_answer(run) is None and sources_of(run) == []
 
 
 # --- replies to people

@@ -24,7 +24,6 @@ from coseek.data.question import Question
 from coseek.data.trajectory import TOOL, Author, Call, StopReason, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.measure.report import trajectory_html
-from coseek.measure.score import score_trajectory
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Query
@@ -267,23 +266,6 @@ def test_a_document_has_its_cap_however_many_queries_one_call_has() -> None:
     shared = play("react", call, *script("react")[1:], retriever=Shelf(Corpus(long), found),
                   limits=limits.model_copy(update={"max_document_tokens": None}))  # fmt: skip
     assert len(observations(shared)[0]) < 1300 < 2400 < len(block)
-
-
-def test_a_visit_of_a_page_that_was_not_found_is_told_counted_and_no_evidence() -> None:
-    def visit(ident: str, page: int) -> str:
-        arguments = json.dumps({"id": ident, "page": page})
-        return f'<think>a</think><tool_call>{{"name": "visit", "arguments": {arguments}}}</tool_call>'
-
-    first, last = script("react")
-    run = play("react", first, visit("p1", 1), visit("p9", 1), visit("p1", 7), last)
-    tags = [segment.tag for segment in run.segments if segment.author == "environment"]
-    assert tags == ["prompt", "tool_response", "page", "missing", "missing"]
-    assert "no page 1 of a document p9" in observations(run)[2] and "no page 7 of a document p1" in observations(run)[3]
-    assert run.stop is StopReason.ANSWERED and run.valid and run.fault is None
-    assert set(run.evidence or ()) == {"p1", "p2"}
-    assert score_trajectory(run)["missed_visits"] == pytest.approx(2 / 3)
-    assert "missed_visits" not in score_trajectory(play("react", first, last))
-    assert not list(check_trajectory(run))
 
 
 # --- functions as tools

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from tests.scripted import ScriptedModel
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.core.errors import SettingError
 from coseek.core.http import HttpSettings
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.hardware.placement import FLOAT32
@@ -24,7 +22,6 @@ from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model import Model
 from coseek.models.pretrained import load_model, save_model
 from coseek.models.remote import RemoteModelSettings, open_remote
-from coseek.models.text_model import RemoteTextModelSettings, open_remote_text
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
 pytestmark = pytest.mark.slow
@@ -110,22 +107,3 @@ def test_a_rollout_over_another_server_is_the_run_that_its_policy_has_learnt(ser
     assert run.searches == served.known.searches
     assert not run.exact and "text only" in model.inexact
     assert model.usage.answers == 2 and model.usage.written_tokens > 10
-
-
-@pytest.mark.parametrize("dialect", ["completions", "chat"])
-def test_texts_are_what_the_policy_goes_on_with(served: Served, dialect: Literal["completions", "chat"]) -> None:
-    tokenizer = served.tokenizer
-    prompts = [before for before, _ in turns(served.known)]
-    most = min(len(tokenizer.encode(turn)) for _, turn in turns(served.known)) - 1  # past the thought, not the end
-    written = [tokenizer.decode(tokenizer.encode(turn)[:most]) for _, turn in turns(served.known)]
-    settings = RemoteTextModelSettings(url=served.url, dialect=dialect, model=str(served.folder), patience=PATIENCE)
-    writer = open_remote_text(settings)
-    assert writer.write(prompts, most) == written
-    writer.calls.close()
-    read = sum(len(tokenizer.encode(prompt)) for prompt in prompts)
-    assert (writer.usage.answers, writer.usage.read_tokens, writer.usage.written_tokens) == (2, read, 2 * most)
-
-
-def test_a_server_that_lists_no_models_is_a_sentence(served: Served) -> None:
-    with pytest.raises(SettingError, match="lists 0 models; say which one to ask"):
-        open_remote_text(RemoteTextModelSettings(url=served.url, patience=PATIENCE))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.agents.playing import QUESTION, WIDE, Shelf, observations, play, typist
+from tests.agents.playing import QUESTION, WIDE, Shelf, assert_sound, observations, play, typist
 from tests.agents.test_tools import SAY, tool, violations
 
 from coseek.agents.branching import Branch, branch
@@ -20,8 +20,6 @@ from coseek.core.files import Json
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import LAST_WORD, Author, StopReason, Trajectory
 from coseek.measure.score import score_trajectory
-from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines.run_checks import Derivation
 from coseek.traces.messages import messages_of
 
 FOUND = tool("search", query="Ada")
@@ -106,6 +104,8 @@ def test_an_agent_reads_on_by_visiting_what_a_visit_showed_and_nothing_that_was_
     assert "no page 1 of a document n8" in observations(run)[3] and "no page 2 of a document n4" in observations(run)[4]
     assert [one.tag for one in run.segments[4::2]] == ["page", "page", "missing", "missing"]
     assert run.valid and run.stop is StopReason.ANSWERED and violations(run) == []
+    assert score_trajectory(run)["missed_visits"] == 0.5
+    assert "missed_visits" not in score_trajectory(play("react", FOUND, SAY))
 
 
 LONE: Mapping[str, Json] = {"path": "n"}
@@ -121,9 +121,8 @@ def test_a_passage_without_neighbours_is_shown_and_stored_as_ever(meta: Mapping[
         for one in ({}, meta)
     ]
     plain, run = runs
-    assert (
-        "visits" not in run.to_json() and run.segments == plain.segments and run.evidence == plain.evidence == ("n0",)
-    )
+    assert run.segments == plain.segments and run.evidence == plain.evidence == ("n0",)
+    assert "visits" not in run.to_json()
     assert "Herons (page 1 of 1)\nfact 0 is this.\n" in observations(run)[1]
 
 
@@ -165,38 +164,31 @@ PAPER = "react-paper"
 
 def limited(*turns: str, **budgets: int) -> tuple[Trajectory, Limits]:
     limits = WIDE.model_copy(update=budgets)
-    return play(PAPER, *turns, limits=limits), limits
+    run = play(PAPER, *turns, limits=limits)
+    assert_sound(run, load_protocol(PAPER), limits=limits)
+    return run, limits
 
 
 def tags(run: Trajectory) -> list[str]:
     return [segment.tag for segment in run.segments[1:]]
 
 
-def check(run: Trajectory, limits: Limits) -> None:
-    protocol = load_protocol(PAPER)
-    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-    assert violations(run, PAPER) == []
-    assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(run)) == []
-
-
 def test_the_turn_behind_the_last_call_is_answered_by_the_request_for_an_answer() -> None:
-    run, limits = limited(SEARCHED, OPENED, SEARCHED, SAY, max_turns=2)
+    run, _ = limited(SEARCHED, OPENED, SEARCHED, SAY, max_turns=2)
     assert tags(run) == ["tool_call", "tool_response", "tool_call", "page", "tool_call", LAST_WORD, "answer"]
     assert (run.stop, run.answer, run.valid, len(run.searches)) == (StopReason.ANSWERED, "1815", True, 1)
     asked = run.segments[-2]
     assert asked.author is Author.ENVIRONMENT and not asked.logprobs and "likeliest answer" in asked.text
     scores = score_trajectory(run)
     assert (scores["forced"], scores["visits"], scores["truncated"]) == (1, 1, 0)
-    check(run, limits)
     assert score_trajectory(limited(SEARCHED, SAY)[0])["forced"] == 0
     assert [one["role"] for one in messages_of(run)][-3:] == ["assistant", "user", "assistant"]
 
 
 def test_who_searches_once_more_instead_has_no_answer_and_finds_nothing() -> None:
-    run, limits = limited(SEARCHED, SEARCHED, SEARCHED, SAY, max_turns=1)
+    run, _ = limited(SEARCHED, SEARCHED, SEARCHED, SAY, max_turns=1)
     assert tags(run)[-3:] == ["tool_call", LAST_WORD, "tool_call"] and len(run.searches) == 1
     assert (run.stop, run.answer, run.truncated) == (StopReason.TURN_LIMIT, None, True)
-    check(run, limits)
 
 
 @pytest.mark.parametrize("last", [SAY, SEARCHED])
@@ -209,14 +201,12 @@ def test_results_without_room_are_replaced_and_count_as_never_found(last: str) -
     assert len(run.searches) == 1 and sum(len(segment.ids) for segment in run.segments) <= limits.max_tokens
     assert run.stop is (StopReason.ANSWERED if last == SAY else StopReason.TOKEN_LIMIT)
     assert last == SAY or run.stop_detail.startswith("no room for an observation")
-    check(run, limits)
 
 
 def test_a_turn_that_its_limit_cut_is_followed_by_the_last_one_and_is_not_valid() -> None:
-    run, limits = limited(SEARCHED, "<think>" + "so " * 80, SAY, max_turn_tokens=200)
+    run, _ = limited(SEARCHED, "<think>" + "so " * 80, SAY, max_turn_tokens=200)
     assert tags(run)[2:] == ["", LAST_WORD, "answer"]
     assert run.answer == "1815" and not run.valid
-    check(run, limits)
 
 
 @pytest.mark.parametrize(

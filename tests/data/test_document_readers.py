@@ -169,36 +169,7 @@ def test_markdown_keeps_headings_tables_numbers_code_and_front_matter() -> None:
 def test_rst_reads_no_other_file_and_keeps_the_text_of_directives_and_tables(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("hidden treasure")
-    source = f"""Birds
-=====
-
-:Date: 2026-01-02
-
-.. include:: {secret}
-.. csv-table::
-   :file: {secret}
-.. raw:: html
-   :file: {secret}
-.. versionadded:: 1.0
-   Herons :birdref:`wade`.
-
-iv. fourth
-v. fifth
-
-Food
-----
-
-=====  =====
-fish   share
-perch  nine
-=====  =====
-
-+------+------+
-| deep | blue |
-+======+======+
-| sea  | sky  |
-+------+------+
-"""
+    source = (FOLDER / "birds.rst").read_text(encoding="utf-8").replace("SECRET", str(secret))
     document, text = read_one("a.rst", source.encode())
     assert (document.title, document.meta) == ("Birds", {"date": "2026-01-02"})
     assert "treasure" not in text

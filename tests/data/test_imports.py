@@ -2,63 +2,34 @@ import gzip
 import json
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.agents.playing import WIDE, Shelf, typist
 
+from coseek.agents.drivers import Agent, rollout
+from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import Json
+from coseek.core.files import Json, read_json, write_jsonl
 from coseek.data.dataset import Dataset
+from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.imports import import_data, parse_shares, split_by_shares
-from coseek.data.imports._sources import PassageCollector
+from coseek.data.imports._sources import PassageCollector, SplitAssignment
+from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.measure.score import judged
+from coseek.measure.searched import search_questions
+from coseek.retrieval.query import Query
+from coseek.rewards.grades import Grades, is_right, left_to_judge
+from coseek.rewards.parts import gbr, gen_acc
 
-HOTPOT: list[Json] = [
-    {
-        "_id": "q1",
-        "question": "Who wrote the songs of Ada?",
-        "answer": "Bob",
-        "type": "bridge",
-        "supporting_facts": [["Ada", 0], ["Bob", 1], ["Ada", 1]],
-        "context": [["Ada", ["Ada is a film.", " It has songs."]], ["Bob", ["Bob is a man."]], ["Cy", ["Cy is not."]]],
-    }
-]
-MUSIQUE: list[Json] = [
-    {
-        "id": "2hop__1",
-        "question": "Who was born in the town of Ada?",
-        "answer": "Bob",
-        "answer_aliases": ["Robert", "Bob"],
-        "question_decomposition": [
-            {"question": "Where did Ada live?", "answer": "Elm", "paragraph_support_idx": 1},
-            {"question": "Who was born in #1?", "answer": "Bob", "paragraph_support_idx": 2},
-        ],
-        "paragraphs": [
-            {"title": "Elm", "paragraph_text": "A tree.", "is_supporting": False},
-            {"title": "Ada", "paragraph_text": "Ada lived in Elm.", "is_supporting": True},
-            {"title": "Elm", "paragraph_text": "The town where Bob was born.", "is_supporting": True},
-        ],
-    }
-]
-SQUAD: Json = {
-    "data": [
-        {
-            "title": "Super_Bowl",
-            "paragraphs": [
-                {"context": "One.", "qas": [{"id": "a", "question": "?", "answers": [{"text": "x"}, {"text": "x"}]}]},
-                {"context": "Two.", "qas": [{"id": "b", "question": "??", "answers": [], "is_impossible": True}]},
-            ],
-        }
-    ]
-}
-QED: Json = {
-    "example_id": -7,
-    "title_text": "Physics",
-    "question_text": "who won",
-    "paragraph_text": "Ada and Bob won.",
-    "original_nq_answers": [[{"string": "Ada"}, {"string": "Bob"}], [{"string": "Ada"}]],
-}
+PUBLISHED = Path(__file__).with_name("published")
+"""Miniatures of published files: the same fields, other contents."""
+HOTPOT, MUSIQUE = (cast(list[Json], read_json(PUBLISHED / f"{name}.json")) for name in ("hotpot", "musique"))
+SQUAD, QED = (read_json(PUBLISHED / f"{name}.json") for name in ("squad", "qed"))
 
 
 def write(path: Path, value: Json) -> Path:
@@ -153,11 +124,8 @@ def test_flashrag_and_search_r1_lines_give_the_same_question(tmp_path: Path) -> 
     import_data("flashrag", [corpus, write_lines(tmp_path / "nq" / "test.jsonl", flashrag)], tmp_path / "a")
     import_data("search-r1", [corpus, write_lines(tmp_path / "b.jsonl", search_r1)], tmp_path / "b")
     one, other = only_question(tmp_path / "a"), only_question(tmp_path / "b")
-    assert (
-        (one.id, one.question, one.answers)
-        == (other.id, other.question, other.answers)
-        == ("nq/test_3", "Who?", ("Bob",))
-    )
+    for question in (one, other):
+        assert (question.id, question.question, question.answers) == ("nq/test_3", "Who?", ("Bob",))
     assert one.gold_ids == ("7",)
     assert Dataset(tmp_path / "a").corpus.by_id("7").title == "Ada"
 
@@ -264,13 +232,6 @@ def test_a_split_has_a_plain_name(tmp_path: Path, split: str) -> None:
         import_data("hotpotqa", [write(tmp_path / "q.json", HOTPOT)], tmp_path / "out", split=split)
 
 
-def test_the_source_card_names_files_and_no_places(tmp_path: Path) -> None:
-    import_data("hotpotqa", [write(tmp_path / "q.json", HOTPOT)], tmp_path / "out")
-    card = (tmp_path / "out" / "source.json").read_text()
-    assert str(tmp_path) not in card
-    assert list(json.loads(card)["files"]) == ["q.json"]
-
-
 QUESTIONS = [Question(str(number), "?") for number in range(2_000)]
 
 
@@ -296,3 +257,97 @@ def test_every_title_and_text_gets_one_id_of_its_own(pairs: list[tuple[str, str]
     assert len(set(ids)) == len(set(pairs)) == len(shelf.passages)
     assert [(passage.title, passage.text) for passage in shelf.passages] == list(dict.fromkeys(pairs))
     assert all(ids)
+
+
+# --- MIRAGE in files of its real shape: options are asked and never searched, and only a judge says what is right
+
+
+FOUR = {"A": "Iron", "B": "Vitamin B12", "C": "Folate", "D": "None of these"}
+SETS: dict[str, tuple[dict[str, str], list[str]]] = {
+    "medqa": (FOUR, [f"{number:04d}" for number in range(5)]),
+    "medmcqa": (FOUR, [f"{number}a5c-77d1-4d2e" for number in range(5)]),
+    "pubmedqa": ({"A": "yes", "B": "no", "C": "maybe"}, [f"1747700{number}" for number in range(5)]),
+    "bioasq": ({"A": "yes", "B": "no"}, [f"5be44bef133db5eb7800000{number}" for number in range(5)]),
+    "mmlu": (FOUR, [f"anatomy-{number:03d}" for number in range(4)] + ["0000"]),
+}
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Path]:
+    rows: dict[str, Json] = {
+        name: {
+            ident: {"question": f"{name} {ident}: which?", "options": {**options}, "answer": "B"} for ident in idents
+        }
+        for name, (options, idents) in SETS.items()
+    }
+    benchmark, chunks, wiki = tmp_path / "benchmark.json", tmp_path / "textbooks", tmp_path / "wiki.jsonl"
+    benchmark.write_text(json.dumps(rows, indent=4), encoding="utf-8")
+    chunks.mkdir()
+    body = "Lack of cobalamin."
+    whole = {"title": "Blood", "content": body, "contents": f"Blood. {body}"}
+    write_jsonl(chunks / "Blood.jsonl", ({"id": f"Blood_{number}", **whole} for number in range(2)))
+    write_jsonl(wiki, [{"id": "7", "contents": '"Anaemia"\nA decrease of red cells.'}])
+    return [benchmark, chunks, wiki]
+
+
+def test_five_sets_are_imported_over_the_chunks_of_several_corpora(sources: list[Path], tmp_path: Path) -> None:
+    made = import_data("mirage", sources, tmp_path / "out")
+    assert (made.passages, made.questions) == (3, {"test": 25})
+    data = Dataset(tmp_path / "out")
+    assert data.corpus.by_id("Blood_0") == Passage("Blood_0", "Blood", "Lack of cobalamin.")
+    assert (data.corpus.by_id("7").title, data.corpus.by_id("7").text) == ("Anaemia", "A decrease of red cells.")
+    questions = {question.id: question for question in data.questions("test")}
+    assert {question.dataset for question in questions.values()} == set(SETS)
+    first = questions["medqa/0000"]
+    assert first.question == ("medqa 0000: which?\nOptions:\nA. Iron\nB. Vitamin B12\nC. Folate\nD. None of these")
+    assert first.searched == "medqa 0000: which?" and first.judge_only
+    assert first.answers == ("Vitamin B12", "B. Vitamin B12")
+    assert questions["bioasq/5be44bef133db5eb78000004"].answers == ("no", "B. no")
+    assert Question.from_json(first.to_json()) == first
+    dealt = import_data("mirage", sources, tmp_path / "two", deal=SplitAssignment(test=("mmlu", "pubmedqa")))
+    assert dealt.questions == {"test": 10}
+
+
+def test_an_answer_that_is_no_option_is_refused_with_its_place(sources: list[Path], tmp_path: Path) -> None:
+    text = sources[0].read_text(encoding="utf-8")
+    sources[0].write_text(text.replace('"answer": "B"', '"answer": "E"', 1), encoding="utf-8")
+    with pytest.raises(DataError, match=r"medqa, 0000: the answer 'E' is none of the options A, B, C, D"):
+        import_data("mirage", sources, tmp_path / "out")
+
+
+ASKED = Question(
+    "medqa/1", "Which lack?\nOptions:\nA. Iron\nB. Cobalamin", ("Iron", "A. Iron"), meta={"judge_only": True},
+    search_text="Which lack?",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["s3", "ircot", "rag"])
+def test_the_options_are_read_and_not_searched(name: str) -> None:
+    shelf = Shelf(Corpus([Passage("p1", "Iron", "text")]), {"Which lack?": ["p1"]})
+    protocol = load_protocol(name, "default")
+    turn = "<search_complete>True</search_complete>" if name == "s3" else "<answer>Iron</answer>"
+    (run,) = rollout(Agent(protocol, typist(protocol, turn)), shelf, [ASKED], [7], WIDE)
+    assert "B. Cobalamin" in run.segments[0].text
+    assert [search.query for search in run.searches] == ["Which lack?"]
+    assert shelf.asked == [Query("Which lack?", "Which lack?")]
+
+
+def test_naive_rag_searches_without_the_options() -> None:
+    shelf = Shelf(Corpus([Passage("p1", "Iron", "text")]), {"Which lack?": ["p1"]})
+    ((_, found),) = next(search_questions(shelf, [ASKED], 1))
+    assert [passage.id for passage in found.passages or ()] == ["p1"] and "Cobalamin" not in str(shelf.asked)
+
+
+def test_only_the_judge_says_what_is_right_about_options() -> None:
+    response = "Not A. Iron, but B."  # holds the gold answer
+    wrong = Verdict(ASKED.id, response, False)
+    assert left_to_judge("gen_acc", ASKED, response) and left_to_judge("gen_acc_span", ASKED, response)
+    assert not is_right("gen_acc", ASKED, response, Grades(verdicts={response: wrong}))
+    assert judged(ASKED, response, {(ASKED.id, response): wrong})["gen_acc"] == 0
+    assert "gen_acc" not in judged(ASKED, response, {})
+    said = GeneratedAnswer(ASKED.id, 0, "", response)
+    grades = Grades(said, GeneratedAnswer(ASKED.id, 0, "", "B"), {response: wrong, "B": Verdict(ASKED.id, "B", False)})
+    run = Trajectory(ASKED, "s3", (), (), StopReason.COMPLETE, valid=True)
+    assert gbr.to_judge(run, gbr.GbrSettings(), grades) == [response, "B"]
+    assert gbr.reward(run, gbr.GbrSettings(), grades).value == 0
+    assert gen_acc.reward(run, gen_acc.GenAccSettings(), grades).value == 0

@@ -21,7 +21,7 @@ def asked(*sizes: int) -> list[Question]:
     ]
 
 
-SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=8)
+SIZES = st.lists(st.integers(1, 150), min_size=1, max_size=8)
 SEEDS = st.integers(0, 2**32)
 
 
@@ -63,9 +63,8 @@ def test_another_seed_draws_other_questions() -> None:
     assert len(draws) == 5
 
 
-@pytest.mark.slow
 def test_the_first_rows_of_a_sorted_file_do_not_stand_for_it() -> None:
-    drawn = Counter(question.dataset for question in draw(asked(79_168, 90_447), 200, 0))
+    drawn = Counter(question.dataset for question in draw(asked(7_917, 9_045), 200, 0))
     assert drawn == {"set0": 93, "set1": 107}
 
 

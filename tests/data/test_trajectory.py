@@ -1,8 +1,10 @@
 """Trajectories: they come back from their line, and an invariant that a file has lost is named."""
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeAlias, cast
 
 import pytest
@@ -13,8 +15,9 @@ from tests.measure.samples import MIRA, ORBO, OTHER, decode, fault, found, run
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, json_line, parse_row
-from coseek.data.passage import Hit, Passage
-from coseek.data.question import Question
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.question import Question, load_questions
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 
@@ -76,9 +79,8 @@ def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -
 @settings(max_examples=at_most(50))
 def test_ids_and_mask_cover_every_token_once(trajectory: Trajectory) -> None:
     assert len(trajectory.ids) == len(trajectory.agent_mask) == sum(len(one.ids) for one in trajectory.segments)
-    assert (
-        trajectory.agent_tokens == sum(trajectory.agent_mask) == sum(len(one.logprobs) for one in trajectory.segments)
-    )
+    written = sum(len(one.logprobs) for one in trajectory.segments)
+    assert trajectory.agent_tokens == sum(trajectory.agent_mask) == written
 
 
 @pytest.mark.parametrize(
@@ -107,11 +109,8 @@ def test_a_blank_answer_is_none() -> None:
 def test_only_a_spent_budget_truncates_and_only_a_failed_part_is_a_fault() -> None:
     stops = {stop: replace(run(answer=None), stop=stop) for stop in StopReason}
     assert {stop for stop, one in stops.items() if one.truncated} == {StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT}
-    assert {stop for stop in stops if stop.is_fault} == {
-        StopReason.RETRIEVER_ERROR,
-        StopReason.MODEL_ERROR,
-        StopReason.TOOL_ERROR,
-    }
+    faults = {StopReason.RETRIEVER_ERROR, StopReason.MODEL_ERROR, StopReason.TOOL_ERROR}
+    assert {stop for stop in stops if stop.is_fault} == faults
 
 
 @pytest.mark.parametrize("schema", [None, 1, 3, "2"])
@@ -126,20 +125,23 @@ def test_a_trajectory_of_another_schema_is_refused_by_its_number(schema: int | s
 Edit: TypeAlias = Callable[[JsonObject], object]
 
 
+def at(row: JsonObject, *path: str | int) -> list[object]:
+    """The list at the end of a path of keys and places."""
+    for step in path:
+        row = cast(dict[str | int, JsonObject], row)[step]
+    return cast(list[object], row)
+
+
+def put(value: object, *path: str | int) -> Edit:
+    return lambda row: cast(dict[str | int, object], at(row, *path[:-1])).__setitem__(path[-1], value)
+
+
+def drop(*path: str | int) -> Edit:
+    return lambda row: cast(dict[str | int, object], at(row, *path[:-1])).__delitem__(path[-1])
+
+
 def sound() -> Trajectory:
     return run(found("orbo", ORBO, OTHER), found("mira", MIRA), selected_ids=("mira",))
-
-
-def segment_row(row: JsonObject, at: int) -> JsonObject:
-    return cast(list[JsonObject], row["segments"])[at]
-
-
-def search_row(row: JsonObject, at: int) -> JsonObject:
-    return cast(list[JsonObject], row["searches"])[at]
-
-
-def list_row(row: JsonObject, name: str) -> list[object]:
-    return cast(list[object], row[name])
 
 
 def test_trajectories_of_the_driver_hold_every_invariant() -> None:
@@ -148,56 +150,36 @@ def test_trajectories_of_the_driver_hold_every_invariant() -> None:
 
 
 BROKEN: dict[str, tuple[Edit, int | None, str]] = {
-    "another text": (
-        lambda row: segment_row(row, 1).update(text="<think>ho</think>"),
-        1,
-        "not the decoding of the ids",
-    ),
-    "another id": (lambda row: list_row(segment_row(row, 2), "ids").__setitem__(0, 65), 2, "from character 0"),
-    "ids that no tokenizer has": (
-        lambda row: list_row(segment_row(row, 2), "ids").__setitem__(0, 99_999_999),
-        2,
-        "cannot be decoded",
-    ),
-    "a negative id": (lambda row: list_row(segment_row(row, 0), "ids").__setitem__(3, -1), 0, "token 3 is -1"),
-    "a lost log-probability": (lambda row: list_row(segment_row(row, 1), "logprobs").pop(), None, "log-probabilities"),
-    "a positive one": (lambda row: list_row(segment_row(row, 1), "logprobs").__setitem__(2, 0.5), 1, "token 2 is 0.5"),
-    "the environment as agent": (lambda row: segment_row(row, 2).update(author="agent"), None, "log-probabilities"),
-    "the agent as environment": (
-        lambda row: segment_row(row, 1).update(author="environment"),
-        None,
-        "log-probabilities",
-    ),
-    "a lost observation": (lambda row: list_row(row, "segments").pop(2), 2, "two turns of the agent"),
-    "a lost prompt": (lambda row: list_row(row, "segments").pop(0), 0, "begins with the environment's prompt"),
+    "another text": (put("<think>ho</think>", "segments", 1, "text"), 1, "not the decoding of the ids"),
+    "another id": (put(65, "segments", 2, "ids", 0), 2, "from character 0"),
+    "ids that no tokenizer has": (put(99_999_999, "segments", 2, "ids", 0), 2, "cannot be decoded"),
+    "a negative id": (put(-1, "segments", 0, "ids", 3), 0, "token 3 is -1"),
+    "a lost log-probability": (drop("segments", 1, "logprobs", -1), None, "log-probabilities"),
+    "a positive one": (put(0.5, "segments", 1, "logprobs", 2), 1, "token 2 is 0.5"),
+    "the environment as agent": (put("agent", "segments", 2, "author"), None, "log-probabilities"),
+    "the agent as environment": (put("environment", "segments", 1, "author"), None, "log-probabilities"),
+    "a lost observation": (drop("segments", 2), 2, "two turns of the agent"),
+    "a lost prompt": (drop("segments", 0), 0, "begins with the environment's prompt"),
     "no segments": (lambda row: row.update(segments=[], searches=[], selected_ids=[]), None, "no segments"),
-    "an observation nobody asked for": (
-        lambda row: list_row(row, "searches").pop(0),
-        None,
-        "2 observations and only 1",
-    ),
-    "rising scores": (lambda row: list_row(search_row(row, 0), "hits").reverse(), None, "not finite and falling"),
+    "an observation nobody asked for": (drop("searches", 0), None, "2 observations and only 1"),
+    "rising scores": (lambda row: at(row, "searches", 0, "hits").reverse(), None, "not finite and falling"),
     "the same hit twice": (
-        lambda row: list_row(search_row(row, 1), "hits").append(list_row(search_row(row, 1), "hits")[0]),
+        lambda row: at(row, "searches", 1, "hits").append(at(row, "searches", 1, "hits", 0)),
         None,
         "same passage twice",
     ),
-    "an answer nobody gave": (lambda row: row.update(stop="invalid"), None, "only answered runs have an answer"),
-    "a lost answer": (lambda row: row.update(answer=None), None, "only answered runs have an answer"),
+    "an answer nobody gave": (put("invalid", "stop"), None, "only answered runs have an answer"),
+    "a lost answer": (put(None, "answer"), None, "only answered runs have an answer"),
     "a fault without a failed search": (
         lambda row: row.update(stop="retriever_error", answer=None),
         None,
         "none of its searches failed",
     ),
-    "valid with a format error": (lambda row: row.update(format_error="no"), None, "exactly one holds"),
-    "a selection out of nowhere": (lambda row: row.update(selected_ids=["zun"]), None, "'zun' was never retrieved"),
-    "evidence out of nowhere": (lambda row: row.update(evidence=["zun"]), None, "'zun' of the evidence was never"),
-    "evidence twice": (
-        lambda row: row.update(evidence=["orbo", "orbo", "other", "mira"]),
-        None,
-        "'orbo' stands twice in the evidence",
-    ),
-    "evidence that is not whole": (lambda row: row.update(evidence=["orbo"]), None, "is not in the evidence"),
+    "valid with a format error": (put("no", "format_error"), None, "exactly one holds"),
+    "a selection out of nowhere": (put(["zun"], "selected_ids"), None, "'zun' was never retrieved"),
+    "evidence out of nowhere": (put(["zun"], "evidence"), None, "'zun' of the evidence was never"),
+    "evidence twice": (put(["orbo", "orbo", "other", "mira"], "evidence"), None, "'orbo' stands twice in the evidence"),
+    "evidence that is not whole": (put(["orbo"], "evidence"), None, "is not in the evidence"),
 }
 
 
@@ -215,6 +197,106 @@ def test_a_broken_invariant_is_named_with_its_segment(name: str) -> None:
 
 def test_text_is_compared_only_where_ids_can_be_decoded() -> None:
     row = sound().to_json()
-    segment_row(row, 1).update(text="<think>ha</think>")
+    put("<think>ha</think>", "segments", 1, "text")(row)
     assert [*check_trajectory(Trajectory.from_json(row))] == []
     assert [*check_trajectory(Trajectory.from_json(row), decode)] != []
+
+
+# --- passages, questions and data sets
+
+
+def write(path: Path, *rows: JsonObject) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@given(text, text.filter(lambda title: "\n" not in title), text)
+def test_a_passage_can_be_read_back_from_its_contents(ident: str, title: str, body: str) -> None:
+    passage = Passage(ident, title, body)
+    assert Passage.from_json({"id": ident, "contents": passage.contents}) == passage
+    assert Passage.from_json(passage.to_json()) == passage
+
+
+def test_contents_without_a_title_line_are_all_body() -> None:
+    assert Passage.from_json({"id": 7, "contents": "just text"}) == Passage("7", "", "just text")
+    assert Passage.from_json({"id": "a", "contents": "Bare title\nbody"}) == Passage("a", "Bare title", "body")
+
+
+@pytest.mark.parametrize(("row", "says"), [({}, "needs an"), ({"id": "a"}, "neither")])
+def test_a_passage_that_lacks_something_is_named(row: JsonObject, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        Passage.from_json(row)
+
+
+def test_a_corpus_keeps_order_and_finds_by_id(tmp_path: Path) -> None:
+    corpus = Corpus([Passage("b", "B", "x"), Passage("a", "A", "y")])
+    corpus.save(tmp_path / "corpus.jsonl")
+    again = Corpus.load(tmp_path / "corpus.jsonl")
+    assert list(again) == list(corpus)
+    assert again.by_id("a").title == "A"
+    assert again[0].id == "b" and not again.has("c")
+    assert again.digest == corpus.digest
+
+
+@given(st.lists(st.tuples(text, text, text), min_size=1, max_size=4, unique_by=lambda row: row[0]), st.randoms())
+@settings(max_examples=at_most(60))
+def test_a_digest_belongs_to_one_corpus(rows: list[tuple[str, str, str]], rng: random.Random) -> None:
+    digest = Corpus(Passage(*row) for row in rows).digest
+    at = rng.randrange(len(rows))
+    changed = [*rows]
+    changed[at] = (rows[at][0], rows[at][1] + rows[at][2], "")
+    if changed != rows:
+        assert Corpus(Passage(*row) for row in changed).digest != digest
+    if len(rows) > 1:
+        assert Corpus(Passage(*row) for row in reversed(rows)).digest != digest
+
+
+def test_golden_answers_are_read_as_answers(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", {"id": 1, "question": "?", "golden_answers": ["x"]})
+    assert load_questions(path) == [Question("1", "?", ("x",))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([], "no questions"),
+        ([{"id": "a", "question": "?"}] * 2, "'a' twice"),
+        ([{"question": "?"}], "line 1: a question needs 'id'"),
+        ([{"id": "a"}], "needs 'question'"),
+        ([{"id": "a", "question": "?", "gold_ids": "x"}], "is a list"),
+        ([{"id": "a", "question": "?", "hops": "two"}], "whole number"),
+        ([{"id": "a", "question": "?", "answer": ["x"]}], "line 1: a question has no 'answer'; did you mean 'answers'"),
+        ([{"id": "a", "questions": "?"}], "did you mean 'question'"),
+        ([{"id": "a", "question": "?", "gold_id": ["x"]}], "did you mean 'gold_ids'"),
+        ([{"id": "a", "question": None}], "a question needs 'question'"),
+        ([{"id": None, "question": "?"}], "a question needs 'id'"),
+        ([{"id": "a", "question": "?", "answers": [None]}], "line 1: question 'a': 'answers' holds null"),
+    ],
+)
+def test_a_bad_question_file_is_one_sentence(rows: list[JsonObject], says: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "questions.dev.jsonl", *rows)
+    with pytest.raises(DataError, match=says):
+        load_questions(path)
+
+
+def test_other_keys_are_passed_over_beside_those_that_are_known() -> None:
+    row: JsonObject = {"id": 7, "question": "?", "golden_answers": [1815], "answer": "x", "metadata": {}, "idx": 1}
+    assert Question.from_json({**row, "question_id": "q"}) == Question("7", "?", ("1815",))
+
+
+def test_a_data_set_offers_its_splits_and_checks_gold_passages(tmp_path: Path) -> None:
+    write(tmp_path / "corpus.jsonl", {"id": "a", "text": ""})
+    write(tmp_path / "questions.dev.jsonl", {"id": "q", "question": "?", "gold_ids": ["a"]})
+    write(tmp_path / "questions.test.jsonl", {"id": "q", "question": "?", "gold_ids": ["zun"]})
+    data = Dataset(tmp_path)
+    assert data.splits == ["dev", "test"]
+    assert [question.id for question in data.questions("dev")] == ["q"]
+    with pytest.raises(DataError, match="gold passage 'zun'"):
+        data.questions("test")
+    with pytest.raises(DataError, match="did you mean 'dev'"):
+        data.questions("dve")
+
+
+def test_a_data_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no data folder"):
+        Dataset(tmp_path / "none")

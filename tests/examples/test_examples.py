@@ -1,64 +1,67 @@
-"""The examples run as they are printed, on the public names, and the first three on nothing but the core libraries."""
+"""The examples run as they are printed, on the public names, and the first three on nothing but the core libraries.
+
+The notebooks run from their first cell to their last, and are kept without outputs.
+"""
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
-import venv
+from importlib.metadata import distribution
 from pathlib import Path
+from runpy import run_path
 
 import pytest
+from tests.source_tree import ROOT
 
 import coseek
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SHORT = ("eight_lines", "own_reward", "own_retriever", "train_encoder")
-
-
-def run(python: Path | str, name: str, folder: Path, *words: str, **more: str) -> str:
-    """What an example prints, started in an empty folder."""
-    command = [str(python), "-W", "error", str(EXAMPLES / f"{name}.py"), *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment() | more)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def environment() -> dict[str, str]:
-    """This process's, without the paths that would lead a fresh interpreter to libraries which it has not got."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a fresh environment with coseek and its core dependencies alone."""
-    folder = tmp_path_factory.mktemp("core")
-    venv.create(folder)
-    python = folder / "bin" / "python"
-    install = ["install", "-q", "-c", str(ROOT / "constraints.txt"), "-e", str(ROOT)]
-    command = [sys.executable, "-m", "pip", "--python", str(python), *install]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    """A folder with the libraries that coseek without extras asks for, and theirs."""
+    folder, asked, known = tmp_path_factory.mktemp("core"), ["coseek"], set[str]()
+    while asked:
+        if (name := asked.pop()) in known:
+            continue
+        known.add(name)
+        library = distribution(name)
+        asked += [row[0] for one in library.requires or () if ";" not in one and (row := re.match(r"[\w.-]+", one))]
+        for top in {file.parts[0] for file in library.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(library.locate_file(top))))
+    return folder
+
+
+def python(core: Path, folder: Path, *words: str) -> str:
+    """What a fresh interpreter prints that finds the core's libraries alone, started in an empty folder."""
+    paths = os.pathsep.join((str(core), str(ROOT / "src")))
+    command = [sys.executable, "-S", "-W", "error", *words]
+    here = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=here)
     assert done.returncode == 0, done.stderr
-    there = (
-        "import importlib.util as u; print([name for name in ('torch', 'transformers', 'httpx') if u.find_spec(name)])"
-    )
-    assert subprocess.run([python, "-c", there], capture_output=True, text=True, check=True).stdout == "[]\n"
-    return python
+    return done.stdout
+
+
+def example(name: str) -> str:
+    return str(EXAMPLES / f"{name}.py")
 
 
 @pytest.mark.slow
-def test_eight_lines_answer_five_questions_where_only_the_core_is_installed(core: Path, tmp_path: Path) -> None:
-    *answers, right = run(core, "eight_lines", tmp_path).splitlines()
+def test_a_question_a_reward_and_a_retriever_of_ones_own_need_only_the_core(core: Path, tmp_path: Path) -> None:
+    *answers, right = python(core, tmp_path, example("eight_lines")).splitlines()
     assert len(answers) == 5 and all(re.fullmatch(r".+ -> .+", line) for line in answers)
     assert re.fullmatch(r"right: [0-5]\.0 of 5", right)
-
-
-@pytest.mark.slow
-def test_a_reward_and_a_retriever_of_ones_own_need_only_the_core(core: Path, tmp_path: Path) -> None:
-    rewards = run(core, "own_reward", tmp_path, "rewards").splitlines()
+    rewards = python(core, tmp_path, example("own_reward"), "rewards").splitlines()
     assert len(rewards) == 20 and all(re.search(r"own_reward -?\d\.\d\d, f1 \d\.\d\d", line) for line in rewards)
-    found = re.findall(r"^(\S+): (\d\.\d\d) of", run(core, "own_retriever", tmp_path, "search"), re.MULTILINE)
+    printed = python(core, tmp_path, example("own_retriever"), "search")
+    found = re.findall(r"^(\S+): (\d\.\d\d) of", printed, re.MULTILINE)
     assert [name for name, _ in found] == ["bm25", "titles-first"]
     assert float(found[1][1]) > float(found[0][1])
 
@@ -66,8 +69,9 @@ def test_a_reward_and_a_retriever_of_ones_own_need_only_the_core(core: Path, tmp
 @pytest.mark.slow
 def test_what_needs_an_extra_says_which_where_only_the_core_is_installed(core: Path, tmp_path: Path) -> None:
     code = """
-import coseek, pathlib
+import coseek, importlib.util, pathlib
 from coseek.core.errors import UserError
+assert not any(map(importlib.util.find_spec, ("torch", "transformers", "httpx")))
 folder = pathlib.Path("model"); folder.mkdir(); (folder / "config.json").write_text("{}")
 for call in (
     lambda: coseek.open_agent(folder),
@@ -79,29 +83,24 @@ for call in (
     except UserError as error:
         print(error)
 """
-    done = subprocess.run(
-        [core, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment(), check=True
-    )
-    lines = done.stdout.splitlines()
-    assert [re.findall(r"pip install '(.*)'", line) for line in lines] == [
-        ["coseek[train]"], ["coseek[train]"], ["coseek[dense]"]
-    ]  # fmt: skip
+    said = re.findall(r"pip install '(.*)'", python(core, tmp_path, "-c", code))
+    assert said == ["coseek[train]", "coseek[train]", "coseek[dense]"]
 
 
 @pytest.mark.slow
-def test_an_encoder_is_trained_on_searches_and_searched_with(tmp_path: Path) -> None:
-    words = ("all", "steps=20", "questions=40")
-    printed = run(sys.executable, "train_encoder", tmp_path, *words, PYTHONPATH=str(ROOT / "src"))
+def test_an_encoder_is_trained_on_searches_and_searched_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_path(example("train_encoder"))["main"](tmp_path / "all", steps=3, questions=40)
+    printed = capsys.readouterr().out
     assert re.search(r"^labels: [1-9]\d* of [1-9]\d* searches$", printed, re.MULTILINE)
     found = dict(re.findall(r"^(bm25|dense): (\d\.\d\d) of", printed, re.MULTILINE))
     assert float(found["bm25"]) > 0.5 and float(found["dense"]) > 0.05
-    assert {"labels.jsonl"} <= {path.name for path in (tmp_path / "all" / "labels").iterdir()}
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_an_example_is_short_and_uses_public_names_alone(name: str) -> None:
-    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
-    tree = ast.parse(text)
+def test_an_example_uses_public_names_alone(name: str) -> None:
+    tree = ast.parse(Path(example(name)).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert "coseek" in imported and imported - {"coseek"} <= sys.stdlib_module_names | {"collections.abc"}
@@ -109,9 +108,17 @@ def test_an_example_is_short_and_uses_public_names_alone(name: str) -> None:
         node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "coseek"
     }
     assert used <= set(coseek.__all__)
-    assert len(text.splitlines()) <= 60
 
 
-def test_eight_lines_are_eight_lines() -> None:
-    text = (EXAMPLES / "eight_lines.py").read_text(encoding="utf-8").partition('"""\n')[2]
-    assert len([line for line in text.splitlines() if line.strip()]) <= 8
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom_and_is_kept_without_outputs(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    assert (tree["nbformat"], tree["nbformat_minor"]) == (4, 5)
+    code = [cell for cell in tree["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    monkeypatch.chdir(tmp_path)
+    exec("\n\n".join("".join(cell["source"]) for cell in code), {"__name__": "__main__"})  # noqa: S102 (our own)
+    assert capsys.readouterr().out.strip()

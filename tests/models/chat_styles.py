@@ -4,14 +4,17 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from tests.models.networks import TEXTS
 
-from coseek.core.files import JsonObject
+from coseek.core.files import JsonObject, read_json_object
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
 Calls = Sequence[tuple[str, JsonObject]]
 """Names and arguments."""
+Write = Callable[[str, str, Calls], str]
+"""(reasoning, words, calls) → a whole turn, with the token that ends it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +25,7 @@ class Style:
     template: str
     special: tuple[str, ...]
     """Special tokens; the first one is the end-of-text token."""
-    write: Callable[[str, str, Calls], str]
-    """(reasoning, words, calls) → a whole turn, with the token that ends it."""
+    write: Write
     plain: tuple[str, ...] = ()
     """Added tokens that are not special."""
     responses: JsonObject | None = None
@@ -89,137 +91,6 @@ def _bracketed(reasoning: str, words: str, calls: Calls) -> str:
     return f"{thought}{words}{''.join(f'[TOOL_CALLS]{name}[ARGS]{as_json(a)}' for name, a in calls)}</s>"
 
 
-_SYSTEM = """\
-{%- if tools %}{{- '<|im_start|>system\n# Tools\n' }}
-{%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}{{- '<|im_end|>\n' }}{%- endif %}
-"""
-_HERMES_LOOP = """\
-{%- for m in messages %}
-{%- if m.role == 'assistant' %}
-{{- '<|im_start|>assistant\n' }}THOUGHT{{- m.content }}
-{%- for call in m.tool_calls or [] %}
-{{- '\n' if m.content or not loop.first else '' }}
-{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
-{{- '}\n</tool_call>' }}
-{%- endfor %}
-{{- '<|im_end|>\n' }}
-{%- elif m.role == 'tool' %}
-{{- '<|im_start|>user' if loop.first or messages[loop.index0 - 1].role != 'tool' else '' }}
-{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
-{{- '<|im_end|>\n' if loop.last or messages[loop.index0 + 1].role != 'tool' else '' }}
-{%- else %}
-{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
-{%- endif %}
-{%- endfor %}
-"""
-_LATE_THOUGHT = """\
-{%- if loop.index0 > asked.at and (loop.last or m.reasoning_content) %}
-{{- '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{%- endif %}
-"""
-_ASKED = """\
-{%- set asked = namespace(at=0) %}
-{%- for m in messages %}{%- if m.role == 'user' %}{%- set asked.at = loop.index0 %}{%- endif %}{%- endfor %}
-"""
-_NEXT = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-_LLAMA = """\
-{{- '<|begin_of_text|>' }}
-{%- for m in messages %}
-{%- if m.tool_calls and m.tool_calls | length > 1 %}{{- raise_exception('one call a turn') }}{%- endif %}
-{%- set head = '<|start_header_id|>' + ('ipython' if m.role == 'tool' else m.role) + '<|end_header_id|>\n\n' %}
-{%- if m.tool_calls %}
-{{- head + '{"name": "' + m.tool_calls[0].function.name + '", "parameters": ' }}
-{{- m.tool_calls[0].function.arguments | tojson + '}<|eom_id|>' }}
-{%- elif m.role == 'tool' %}{{- head + m.content | tojson + '<|eot_id|>' }}
-{%- else %}
-{{- head }}
-{%- if loop.first and tools %}{%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}{%- endif %}
-{{- m.content | trim + '<|eot_id|>' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}
-"""
-_HARMONY = """\
-{{- '<|start|>developer<|message|># Tools\n' }}
-{%- for tool in tools or [] %}{{- 'type ' + tool.function.name + ' = ' + tool.function | tojson + '\n' }}{%- endfor %}
-{{- '<|end|>' }}
-{%- set last = namespace(name='') %}
-{%- for m in messages %}
-{%- if m.role == 'assistant' %}
-{%- if m.content and m.tool_calls %}{{- raise_exception('words or calls') }}{%- endif %}
-{%- if m.reasoning_content %}
-{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.reasoning_content + '<|end|>' }}{%- endif %}
-{%- for call in m.tool_calls or [] %}
-{%- set last.name = call.function.name %}
-{{- '<|start|>assistant<|channel|>commentary to=functions.' + call.function.name }}
-{{- ' <|constrain|>json<|message|>' + call.function.arguments | tojson + '<|call|>' }}
-{%- endfor %}
-{%- if not m.tool_calls %}
-{{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
-{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{%- endif %}
-{%- elif m.role == 'tool' %}
-{{- '<|start|>functions.' + (m.name or last.name) + ' to=assistant<|channel|>commentary<|message|>' }}
-{{- m.content | tojson + '<|end|>' }}
-{%- else %}{{- '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
-"""
-_GLM = """\
-{{- '[gMASK]<sop>' }}
-{%- if tools %}{{- '<|system|>\n' }}{%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}{%- endif %}
-{%- for m in messages %}
-{%- if m.role == 'assistant' %}
-{{- '<|assistant|>\n<think>' + (m.reasoning_content or '') + '</think>' }}
-{{- '\n' + m.content | trim if m.content | trim or not m.tool_calls else '\n' }}
-{%- for call in m.tool_calls or [] %}
-{{- '\n<tool_call>' + call.function.name + '\n' }}
-{%- for key, value in call.function.arguments.items() %}
-{{- '<arg_key>' + key + '</arg_key>\n<arg_value>' }}
-{{- value if value is string else value | tojson }}{{- '</arg_value>\n' }}
-{%- endfor %}
-{{- '</tool_call>' }}
-{%- endfor %}
-{%- elif m.role == 'tool' %}
-{{- '\n<|observation|>' if messages[loop.index0 - 1].role != 'tool' else '' }}
-{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
-{%- else %}{{- '<|' + m.role + '|>\n' + m.content }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
-"""
-_BRACKETED = """\
-{{- '<s>' }}
-{%- if tools %}{{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{%- endif %}
-{%- for m in messages %}
-{%- if m.role == 'assistant' %}
-{%- if m.reasoning_content %}{{- '[THINK]' + m.reasoning_content + '[/THINK]' }}{%- endif %}
-{{- m.content }}
-{%- for call in m.tool_calls or [] %}
-{%- if call.id | length != 9 %}{{- raise_exception('an id has nine characters') }}{%- endif %}
-{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}
-{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
-{%- endfor %}
-{{- '</s>' }}
-{%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
-{%- else %}{{- '[INST]' + m.content + '[/INST]' }}
-{%- endif %}
-{%- endfor %}
-"""
-_BRACKETED_READ: JsonObject = {
-    "start_anchor": "[/INST]",
-    "fields": {
-        "thinking": {"open": "[THINK]", "close": "[/THINK]"},
-        "tool_calls": {
-            "open_pattern": r"\[TOOL_CALLS\](?P<name>[^\[]+)\[ARGS\]",
-            "close_pattern": r"(?=\[TOOL_CALLS\])|$",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-        },
-        "content": {},
-    },
-}
-_OPENED = _NEXT.replace("assistant\n", "assistant\n<think>\n")
 _CHATML = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
 _MARKED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _HEADERS = (
@@ -231,18 +102,27 @@ _BRACKETS = (
     *("</s>", "<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
 )
+FOLDER = Path(__file__).with_name("chat_templates")
+
+
+def _style(
+    name: str, special: Sequence[str], write: Write, plain: Sequence[str] = (), *, as_rendered: bool = True
+) -> Style:
+    template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    responses = FOLDER / f"{name}.response.json"
+    read = read_json_object(responses) if responses.exists() else None
+    return Style(name, template, tuple(special), write, tuple(plain), read, as_rendered)
+
+
 STYLES = {
     style.name: style
     for style in (
-        Style("hermes", _SYSTEM + _HERMES_LOOP.replace("THOUGHT", "") + _NEXT, _CHATML, _hermes, _MARKED[2:4],
-              as_rendered=False),
-        Style("thinking", _SYSTEM + _ASKED + _HERMES_LOOP.replace("THOUGHT", _LATE_THOUGHT) + _NEXT, _CHATML, _hermes,
-              _MARKED),
-        Style("opened", _SYSTEM + _HERMES_LOOP.replace("THOUGHT", "") + _OPENED, _CHATML, _opened, _MARKED,
-              as_rendered=False),
-        Style("llama3", _LLAMA, _HEADERS, _llama),
-        Style("harmony", _HARMONY, _CHANNELS, _harmony),
-        Style("glm", _GLM, _ROLES, _glm, (*_MARKED, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
-        Style("bracketed", _BRACKETED, _BRACKETS, _bracketed, responses=_BRACKETED_READ),
+        _style("hermes", _CHATML, _hermes, _MARKED[2:4], as_rendered=False),
+        _style("thinking", _CHATML, _hermes, _MARKED),
+        _style("opened", _CHATML, _opened, _MARKED, as_rendered=False),
+        _style("llama3", _HEADERS, _llama),
+        _style("harmony", _CHANNELS, _harmony),
+        _style("glm", _ROLES, _glm, (*_MARKED, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
+        _style("bracketed", _BRACKETS, _bracketed),
     )
-}  # fmt: skip
+}

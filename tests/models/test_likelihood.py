@@ -1,18 +1,42 @@
 """Fears about likelihoods: numbers of other tokens, rows that depend on their padding, and faults that pass as 0."""
 
+import copy
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.models.http_site import Asked, Said, Site, site
 from tests.models.networks import NETWORKS, SMALL, TEXTS, logits_of, network
+from tests.models.prompt_server import DIALECTS, ids_of, serving
+from tests.scripted import ScriptedModel
 
+from coseek.core.errors import DataError, ModelError, SettingError
+from coseek.core.files import Json
 from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
-from coseek.models.likelihood import Continuation, ContinuationLogprob, LocalLikelihood, open_local_likelihood
-from coseek.models.tokenizer import HfTokenizer, train_tokenizer
+from coseek.models.likelihood import (
+    Continuation,
+    ContinuationLogprob,
+    LikelihoodSettings,
+    LocalLikelihood,
+    RemoteLikelihood,
+    open_likelihood,
+    open_local_likelihood,
+)
+from coseek.models.text_model import (
+    CUT,
+    LocalTextModel,
+    TextModelSettings,
+    generate_each,
+    open_local_text_model,
+    open_text_model,
+)
+from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.models.written import visible
 
 TOKENIZER = HfTokenizer(train_tokenizer(TEXTS, ["<|user|>", "<|model|>"], 300))
 
@@ -66,13 +90,6 @@ def test_a_row_has_the_same_likelihood_alone_and_among_others(seed: int, count: 
     assert together == likelihood.score(rows)
 
 
-def test_the_probabilities_of_all_next_tokens_add_up_to_one() -> None:
-    likelihood = over("llama")
-    ids = TOKENIZER.encode_data(" the cat")
-    nats = likelihood._nats([([*ids, token], len(ids)) for token in range(300)])
-    assert torch.tensor(nats, dtype=torch.float64).exp().sum().item() == pytest.approx(1.0, abs=1e-5)
-
-
 def test_prompt_and_words_are_never_tokenised_together(likelihood: LocalLikelihood) -> None:
     """` fi` and `sh` are other tokens than ` fish`, and the words are weighed as they are written alone."""
     joined, parted = TOKENIZER.encode_data(" fish"), likelihood.encode(Continuation(" fi", "sh"))
@@ -86,12 +103,8 @@ def test_special_tokens_in_the_texts_are_ordinary_characters(likelihood: LocalLi
     assert not set(row[0]) & set(TOKENIZER.encode("<|user|><|model|><|end|>"))
 
 
-def test_the_chat_template_stands_around_the_prompt_and_in_front_of_the_lead(folder: Path) -> None:
-    make_policy(SMALL, TEXTS, ["<|user|>", "<|model|>"], folder.with_name("talking"), seed=3)
-    tokenizer = HfTokenizer.load(folder.with_name("talking"))
-    tokenizer.fast.chat_template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
-    tokenizer.save(folder.with_name("talking"))
-    likelihood = open_local_likelihood(folder.with_name("talking"))
+def test_the_chat_template_stands_around_the_prompt_and_in_front_of_the_lead(folder: Path, talking: Path) -> None:
+    likelihood, tokenizer = open_local_likelihood(talking), HfTokenizer.load(talking)
     row = likelihood.encode(Continuation(" the cat", " sat", " so"))
     user, model = tokenizer.encode("<|user|><|model|>")
     encode = tokenizer.encode_data
@@ -119,3 +132,249 @@ def test_a_likelihood_that_is_no_number_is_a_fault() -> None:
         next(likelihood.model.parameters()).fill_(float("nan"))
     found = likelihood.score([Continuation(" the cat", " sat")])[0]
     assert found.nats is None and "not finite" in str(found.fault)
+
+
+# --- from servers: other numbers than the model's own, and a refusal that passes as a number
+
+
+PLAIN = LikelihoodSettings(precision="float32")
+ROWS = [
+    Continuation(" the cat sat on", " the mat"),
+    Continuation(" one fish two fish", " red fish", " so :"),
+    Continuation(" the mat", " è ひ"),
+    Continuation(" a<|model|>", " <|user|> b"),
+]
+
+
+@pytest.fixture(scope="module")
+def local(folder: Path) -> LocalLikelihood:
+    return open_local_likelihood(folder, PLAIN)
+
+
+@pytest.fixture(scope="module")
+def served(local: LocalLikelihood) -> Callable[[Asked], Said]:
+    return serving(local.model, local.tokenizer)
+
+
+def opened(
+    there: Site, folder: Path, tmp_path: Path, dialect: str = "vllm", tokenizer: Path | None = None, slots: int = 4
+) -> RemoteLikelihood:
+    file = tmp_path / "likelihood.yaml"
+    patience = f"{{concurrency: {slots}, first_wait_s: 0.001, longest_wait_s: 0.01, attempts: 3}}"
+    lines = [f"url: {there.url}", f"dialect: {dialect}", "model: m", f"tokenizer: {tokenizer or folder}"]
+    file.write_text("\n".join([*lines, f"patience: {patience}", ""]), encoding="utf-8")
+    found = open_likelihood(str(file))
+    assert isinstance(found, RemoteLikelihood)
+    return found
+
+
+def scored(remote: RemoteLikelihood, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
+    try:
+        return remote.score(rows)
+    finally:
+        remote.calls.close()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("templated", [False, True])
+def test_a_server_gives_the_likelihood_that_the_same_model_has_here(
+    dialect: str, templated: bool, folder: Path, talking: Path, tmp_path: Path
+) -> None:
+    folder = talking if templated else folder
+    local = open_local_likelihood(folder, PLAIN)
+    with site(serving(local.model, local.tokenizer)) as there:
+        remote = opened(there, folder, tmp_path, dialect)
+        found, own = scored(remote, ROWS), local.score(ROWS)
+    assert remote.uses_chat_template is local.uses_chat_template is templated
+    assert [one.fault for one in found] == [None] * len(ROWS)
+    assert [one.tokens for one in found] == [one.tokens for one in own]
+    assert [one.nats for one in found] == pytest.approx([one.nats for one in own], abs=1e-4)
+
+
+def test_a_url_suffices_where_the_served_model_is_a_folder_here(
+    local: LocalLikelihood, served: Callable[[Asked], Said]
+) -> None:
+    with site(served) as there:
+        remote = open_likelihood(there.url)
+        assert isinstance(remote, RemoteLikelihood)
+        assert scored(remote, ROWS)[0].nats == pytest.approx(local.score(ROWS)[0].nats, abs=1e-4)
+    unknown = Said({"data": [{"id": "acme/large", "owned_by": "vllm"}]})
+    with site(always(unknown)) as there, pytest.raises(SettingError, match="tokenizer of 'acme/large'"):
+        open_likelihood(there.url)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_refused_prompt_is_a_fault_of_its_own_and_no_likelihood(
+    dialect: str, folder: Path, tmp_path: Path, local: LocalLikelihood, served: Callable[[Asked], Said]
+) -> None:
+    refused = local.tokenizer.encode_data(ROWS[1].prompt)
+
+    def answer(asked: Asked) -> Said:
+        if ids_of(asked)[: len(refused)] == refused:
+            return Said({"error": "not this"}, 400)
+        return served(asked)
+
+    with site(answer) as there:
+        found = scored(opened(there, folder, tmp_path, dialect), [*ROWS, Continuation(" the cat", "")])
+    assert [one.nats is None for one in found] == [False, True, False, False, True]
+    assert "not this" in str(found[1].fault)
+    assert found[0].nats == pytest.approx(local.score(ROWS)[0].nats, abs=1e-4)
+
+
+def test_an_answer_to_other_tokens_is_a_fault(folder: Path, tmp_path: Path, served: Callable[[Asked], Said]) -> None:
+    """Truncated and changed prompts, probabilities of 0, and holes."""
+    wrong: dict[str, list[Callable[[Json], Json]]] = {
+        "vllm": [
+            lambda body: cut(body, "choices", 0, "prompt_logprobs"),
+            lambda body: put(body, {"1": {"logprob": -1.0}}, "choices", 0, "prompt_logprobs", -1),
+            lambda body: put(body, None, "choices", 0, "prompt_logprobs", -1),
+        ],
+        "sglang": [
+            lambda body: cut(body, "meta_info", "input_token_logprobs"),
+            lambda body: put(body, [-1.0, 1, "x"], "meta_info", "input_token_logprobs", -1),
+        ],
+    }
+    for dialect, changes in wrong.items():
+        for change in changes:
+
+            def answer(asked: Asked, change: Callable[[Json], Json] = change) -> Said:
+                said = served(asked)
+                assert isinstance(said.body, dict)
+                changed = change(copy.deepcopy(said.body)) if asked.number else said.body  # the first one is the probe
+                assert isinstance(changed, dict)
+                return Said(changed)
+
+            with site(answer) as there:
+                found = scored(opened(there, folder, tmp_path, dialect), ROWS[:1])[0]
+            assert found.nats is None and found.fault, dialect
+
+
+def at(body: Json, *path: str | int) -> Json:
+    for step in path:
+        body = body[step]  # type: ignore[index]
+    return body
+
+
+def put(body: Json, value: Json, *path: str | int) -> Json:
+    at(body, *path[:-1])[path[-1]] = value  # type: ignore[index]
+    return body
+
+
+def cut(body: Json, *path: str | int) -> Json:
+    """Without the last token."""
+    return put(body, at(body, *path)[:-1], *path)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_server_without_log_probabilities_of_prompts_is_refused_with_one_sentence(
+    dialect: str, folder: Path, tmp_path: Path
+) -> None:
+    plain = Said({"choices": [{"text": "!", "logprobs": {"tokens": ["!"], "token_logprobs": [-1.0]}}]})
+    for said in (plain, Said({"text": "!"}), Said({"error": "unknown field"}, 400)):
+        with site(always(said)) as there, pytest.raises(SettingError, match="log-probabilities of prompts") as told:
+            opened(there, folder, tmp_path, dialect)
+        assert "\n" not in str(told.value)
+
+
+def always(said: Said) -> Callable[[Asked], Said]:
+    return lambda asked: said
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_tokenizer_of_another_model_is_noticed_before_any_label(
+    dialect: str, folder: Path, tmp_path: Path, served: Callable[[Asked], Said]
+) -> None:
+    other = tmp_path / "other"
+    make_policy(SMALL, [" the capital of France"], ["<|x|>"], other, seed=3)
+    with site(served) as there, pytest.raises(SettingError, match="tokenizer"):
+        opened(there, folder, tmp_path, dialect, tokenizer=other)
+
+
+# --- a local model that writes texts: prompts that forge special tokens, rows that depend on their batch
+
+
+@pytest.fixture(scope="module")
+def writer(folder: Path) -> LocalTextModel:
+    return open_local_text_model(folder)
+
+
+def test_a_text_depends_on_its_prompt_alone(writer: LocalTextModel) -> None:
+    prompts = ["one fish", "the cat sat on", "one fish", "two"]
+    together = writer.write(prompts, 12)
+    assert together == [writer.write([prompt], 12)[0] for prompt in prompts]
+    assert together[0] == together[2]
+    assert any(together)
+    assert writer.write([], 12) == []
+
+
+def test_a_special_token_in_a_prompt_is_ordinary_characters(writer: LocalTextModel) -> None:
+    tokenizer = writer.model.tokenizer
+    ids = writer._ids("a<|model|>b", 4)
+    assert not set(ids) & set(tokenizer.encode("<|user|><|model|>"))
+    assert tokenizer.decode(ids) == "a<|model|>b"
+
+
+def test_the_chat_template_stands_around_the_prompt(talking: Path) -> None:
+    writer = open_local_text_model(talking)
+    user, model = writer.model.tokenizer.encode("<|user|><|model|>")
+    ids = writer._ids("say <|user|>", 4)
+    assert (ids[0], ids[-1]) == (user, model)
+    assert ids.count(user) == ids.count(model) == 1
+
+
+def test_a_template_that_drops_the_prompt_is_refused(talking: Path) -> None:
+    tokenizer = HfTokenizer.load(talking)
+    tokenizer.fast.chat_template = "{{ 'hello' }}"
+    with pytest.raises(DataError, match="drops what the user says"):
+        chat_frame(tokenizer)
+
+
+def test_a_prompt_that_is_too_long_keeps_its_beginning_and_its_end(writer: LocalTextModel) -> None:
+    prompt = "BEGIN " + "fish " * 400 + "END"
+    ids = writer._ids(prompt, 32)
+    text = writer.model.tokenizer.decode(ids)
+    assert len(ids) == 256 - 32
+    assert text.startswith("BEGIN fish")
+    assert text.endswith("fish END")
+    assert text.count(CUT) == 1
+    assert writer.cut_prompts == 1
+    assert len(writer.write([prompt], 32)) == 1
+
+
+def test_a_context_without_room_and_an_empty_prompt_are_model_errors(writer: LocalTextModel) -> None:
+    with pytest.raises(ModelError, match="no room"):
+        writer.write(["one fish two fish " * 20], 250)
+    with pytest.raises(ModelError, match="empty"):
+        writer.write([""], 4)
+    assert writer.write(["still"], 4)
+
+
+def test_another_model_or_context_is_another_identity(folder: Path, talking: Path) -> None:
+    kinds = [
+        open_text_model(str(folder)).identity,
+        open_local_text_model(talking).identity,
+        open_text_model(str(folder), TextModelSettings(max_context=64)).identity,
+    ]
+    assert len(set(kinds)) == 3
+    assert open_text_model(str(folder)).identity == kinds[0]
+
+
+def test_a_prompt_that_fails_costs_its_siblings_nothing(writer: LocalTextModel) -> None:
+    one, empty, two = generate_each(writer, ["one fish", "", "two"], 4)
+    assert [one, two] == writer.write(["one fish", "two"], 4)
+    assert isinstance(empty, ModelError)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"), [("Veld? No.</think>Karst", "Karst"), ("Karst", ""), ("Veld? Or perhaps", None)]
+)
+def test_reasoning_that_the_chat_template_opened_is_no_part_of_a_text(written: str, shown: str | None) -> None:
+    """What the template opened and the model never closed is no answer, and a fault where the tokens ran out."""
+    tokenizer = ByteTokenizer()
+    frame = tuple(tokenizer.encode("<|user|>")), tuple(tokenizer.encode("<|model|><think>\n"))
+    model = LocalTextModel(ScriptedModel(lambda state: written, tokenizer), frame, 1000, "m")
+    if shown is None:
+        with pytest.raises(ModelError, match="8 tokens were used up before an answer"):
+            model.write(["Where?"], 8)
+    else:
+        assert visible(model.write(["Where?"], 100)[0]) == shown

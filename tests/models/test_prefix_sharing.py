@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.networks import NETWORKS, logits_of, network, random_ids, request
+from tests.models.networks import NETWORKS, network, random_ids, request
 from transformers import PreTrainedModel
 
 from coseek.models.engine import MIN_SHARED, PromptPiece, plan_prefix_sharing
@@ -151,15 +151,3 @@ def test_a_row_that_is_opened_where_another_was_shared_remembers_nothing_of_it()
     played(used, list(range(8, 12)))
     after = ids_of(played(used, [13]))
     assert after == ids_of(played(sampler(model), [13]))
-
-
-def test_rows_that_share_a_prompt_have_log_probabilities_of_a_plain_forward_pass() -> None:
-    model = network("lfm2")
-    used = sampler(model)
-    for key in range(8, 12):
-        used.start(request(key, prompt_of(key), max_tokens=6))
-    for turn in (turn for _ in range(4) for turn in used.step()):
-        row = [*prompt_of(turn.key), *turn.ids]
-        truth = logits_of(model, row).log_softmax(dim=-1)
-        places = range(len(row) - len(turn.ids), len(row))
-        assert turn.logprobs == pytest.approx([float(truth[place - 1, row[place]]) for place in places], abs=1e-4)

@@ -53,10 +53,6 @@ def test_nothing_is_added_around_a_text(tokenizer: HfTokenizer | ByteTokenizer) 
     assert tokenizer.decode([]) == ""
 
 
-def test_every_word_seen_often_is_one_token_with_its_space() -> None:
-    assert [len(LEARNT.encode(word)) for word in (" Marden", " river", " founded", " .")] == [1, 1, 1, 1]
-
-
 def test_line_breaks_that_are_added_tokens_have_their_token_in_data_too() -> None:
     fast = learnt().fast
     fast.add_tokens([AddedToken("\n\n", special=False, normalized=False), AddedToken("<b>", special=False)])

@@ -19,9 +19,9 @@ from tests.models.networks import converse, network
 from tests.models.tiny_policy import SMALL, TAGS, TEXTS, tiny_policy
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.echo import QUESTIONS, reward, sampling
+from tests.training.test_workers import ALGORITHMS, settings_for
 from tests.training.tiny import tiny_model
 from tests.training.tiny_labels import write_labels
-from tests.training.workers_run import ALGORITHMS, settings_for
 
 from coseek.cli.commands.doctor import placement
 from coseek.cli.main import main
@@ -160,7 +160,7 @@ def a_sampler_writes_what_it_writes_on_the_cpu(given: Material) -> None:
 def an_update_is_that_of_the_cpu(given: Material) -> None:
     """Advantages, losses, KL, critic, adapters and optimizer."""
     for algorithm in ALGORITHMS:
-        settings, weights = settings_for(algorithm, "ddp").model_copy(update={"steps": 1}), []
+        settings, weights = settings_for(algorithm, "ddp").model_copy(update={"steps": 1, "group_size": 3}), []
         for device in ("cpu", DEVICE):
             ran_on.clear()
             model = tiny_model()

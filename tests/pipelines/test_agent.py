@@ -9,12 +9,13 @@ from runpy import run_path
 import pytest
 import yaml
 from tests.core.test_lock import holder
+from tests.models.vllm_server import vllm_server
 from tests.pipelines.card_check import checked_card
 from tests.pipelines.typed_run import trained, typed
 from tests.processes import run_workers
 
 from coseek.cli.main import main
-from coseek.core.errors import DataError, InUse, SettingError, UserError
+from coseek.core.errors import InUse, SettingError, UserError
 from coseek.core.fingerprint import file_digest
 from coseek.core.settings import make_settings
 from coseek.data.run import Run
@@ -41,19 +42,21 @@ TINY = [
     "table={questions: 8, dev_questions: 6}",
     "threads=1",
 ]
-FEW = ["table={questions: 3, dev_questions: 3}", "data.unseen=null", "rl.evaluate_every=0"]
+FEW = ["table={questions: 3, dev_questions: 3, dev: false, sampled: false}", "data.unseen=null", "rl.evaluate_every=0"]
 """Settings behind `TINY` for a test that is not about the table: half of the time of a run."""
 
 
-def tiny() -> AgentRecipe:
-    return load_recipe("from-nothing", TINY)
+def tiny(*more: str) -> AgentRecipe:
+    return load_recipe("from-nothing", [*TINY, *more])
 
 
 @pytest.mark.slow
 def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = trained(AgentTraining(tiny(), tmp_path / "run"))
+    training = trained(AgentTraining(tiny("track=[tensorboard]"), tmp_path / "run"))
+    parts = {str(path.parent.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("events.out.*")}
+    assert parts == {"trackers/tensorboard/rl", "trackers/tensorboard/warm-start/round-1"}  # runs of their own
     answer_cells(training)
     table = write_results(training, scores_of(training))
     assert table.columns == ("em", "dev", "test", "unseen")
@@ -122,17 +125,6 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
         assert len([*newest.glob("shard-*")]) == 2
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    AgentTraining(tiny(), tmp_path).begin(resume=False)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "corpus.jsonl").write_text("{}")
-    with pytest.raises(DataError, match="--resume"):
-        AgentTraining(tiny(), tmp_path).begin(resume=False)
-    AgentTraining(tiny(), tmp_path).begin(resume=True)
-    with pytest.raises(SettingError, match="begun with seed = 0, and now 9 is asked for"):
-        AgentTraining(tiny().model_copy(update={"seed": 9}), tmp_path).begin(resume=True)
-
-
 @pytest.mark.slow
 def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) -> None:
     with holder("folder", tmp_path / "run"), holder("folder", tmp_path / "rl"):
@@ -146,16 +138,11 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("protocol=search-r2", "did you mean 'search-r1'"),
-        ("data.retriever=bm52", "did you mean 'bm25'"),
-        ("reward={exact_mach: 1.0}", "did you mean 'exact_match'"),
-        ("policy.folder=nowhere", "there is no nowhere"),
         ("data.train=trian", "did you mean 'train'"),
         ("data.retriever_settings={kk1: 1.0}", "did you mean 'k1'"),
         ("policy.laptop.heads=3", "heads must divide hidden"),
         ("policy.folder=/", "/ holds no config.json and no"),
         ("warm_start.also={s3-think: 0.1}", "could not tell them apart"),
-        ("data=!replace {folder: nowhere}", "there is no nowhere"),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
@@ -165,3 +152,33 @@ def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
     with pytest.raises(UserError, match=said):
         AgentTraining(recipe, tmp_path / "run").begin(resume=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_recipe_trains_with_servers_that_sample_ahead(tmp_path: Path) -> None:
+    first = AgentTraining(load_recipe("quickstart", TINY), tmp_path / "warm")
+    first.begin(resume=False)
+    first.prepare_data()
+    first.make_policy()
+    first.warm_start()
+    warm = first.policy_folder("warm")
+    with vllm_server(warm) as server:
+        settings = [
+            *TINY, "learn=rl", "warm_start=null", f"policy.folder={warm}", "rl.steps=4",
+            f"rollout={{servers: [{server.url}], weights: {tmp_path / 'served'}, max_steps_behind: 1}}",
+        ]  # fmt: skip
+        trained(AgentTraining(load_recipe("from-nothing", settings), tmp_path / "run"))
+        assert server.written_tokens > 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rl" / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["faults"], row["servers"]) for row in rows] == [(step, 0, 1) for step in range(1, 5)]
+    assert all("eval/reward" in row and 0 <= row["steps_behind_max"] <= 1 for row in rows)
+    assert (tmp_path / "run" / "policy" / "trained" / "model.safetensors").exists()
+
+
+def test_a_recipe_that_cannot_sample_ahead_is_refused_before_anything_is_made() -> None:
+    ahead = "rollout={servers: ['http://127.0.0.1:9'], max_steps_behind: 1}"
+    assert load_recipe("from-nothing", [ahead]).rollout.max_steps_behind == 1
+    with pytest.raises(SettingError, match="set max_steps_behind=0 or dynamic_sampling=false"):
+        load_recipe("from-nothing", [ahead, "rl.dynamic_sampling=true"])
+    with pytest.raises(SettingError, match="needs servers"):
+        load_recipe("from-nothing", ["rollout.max_steps_behind=1"])

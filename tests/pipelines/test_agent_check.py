@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,82 +10,58 @@ from pathlib import Path
 import pytest
 
 from coseek.agents.agent_card import AgentCard
-from coseek.core.errors import DataError, ErrorList, SettingError
-from coseek.core.settings import Settings, make_settings
+from coseek.core.errors import ErrorList, SettingError
 from coseek.pipelines.agent_check import check_recipe, checked_recipe
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
-from coseek.pipelines.estimate import shape_of
 
 PROGRAM = """
-import sys
+import contextlib, io, json, sys
 from coseek.cli.main import main
-code = main(sys.argv[1:])
-print("torch" in sys.modules)
-sys.exit(code)
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = main(words)
+    print(json.dumps([code, "torch" in sys.modules, said.getvalue().splitlines()]))
 """
-
-
-def typed(folder: Path, *words: object) -> tuple[int, bool, list[str]]:
-    """A command in a process of its own: its exit code, whether torch was imported, and what it complained of."""
-    here = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, words)],
-        capture_output=True, text=True, cwd=folder, env=here, check=False,
-    )  # fmt: skip
-    return ran.returncode, ran.stdout.splitlines()[-1:] == ["True"], ran.stderr.splitlines()
-
-
-@pytest.mark.slow
-def test_all_mistakes_of_a_recipe_are_named_by_one_call_before_torch_is_imported(tmp_path: Path) -> None:
-    code, torch, said = typed(
-        tmp_path, "train", "agent", "quickstart", "reward={exact_mach: 1.0}", "protocol=serch-r1", "data.world=null",
-        "data.unseen=null", "data.folder=nowhere", "data.index=indexes/none", "warm_start.demonstrator=rules",
-        "rl.stepz=3", "limits.max_turns=many", "--out", "run",
-    )  # fmt: skip
-    assert (code, torch) == (2, False)
-    for part in (
+MISTAKES: dict[str, tuple[str, ...]] = {
+    "train agent quickstart 'reward={exact_mach: 1.0}' protocol=serch-r1 data.world=null data.unseen=null "
+    "data.folder=nowhere data.index=indexes/none warm_start.demonstrator=rules rl.stepz=3 limits.max_turns=many "
+    "--out run": (
         "no setting named 'rl.stepz'; did you mean 'rl.steps'", "setting 'limits.max_turns' needs a whole number",
         "no reward named 'exact_mach'; did you mean 'exact_match'",
         "no protocol named 'serch-r1'; did you mean 'search-r1'",
         "there is no nowhere, which the recipe names as data.folder",
         "there is no indexes/none, which the recipe names as data.index",
-    ):  # fmt: skip
-        assert sum(part in line for line in said) == 1, (part, said)
-    assert len(said) == 6 and all(line.startswith("coseek: ") for line in said)
-    assert not (tmp_path / "run").exists()
+    ),
+    "train agent quickstart --dry-run 'reward={exact_mach: 1, serches: 1}'": ("exact_mach", "serches"),
+    "train retriever agentic-r encoder=nowhere --labels none --labels nothing": (
+        "no encoder 'nowhere'", "none holds no labels", "nothing holds no labels",
+    ),
+    "train together laptop 'agent.reward={f2: 1}' labels.scorer=nobody start=nowhere": (
+        "no reward named 'f2'", "there is no nobody", "no encoder 'nowhere'",
+    ),
+    "train generator sft.stepz=3 seed=x": ("sft.stepz", "'seed' needs a whole number"),
+    "run nowhere --agent rules --protocol rga --retriever none --out run": (
+        "nowhere", "no index none", "did you mean 'rag'",
+    ),
+}  # fmt: skip
+"""A command → what is wrong with it."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (("agent", "quickstart", "--dry-run", "reward={exact_mach: 1, serches: 1}"), ("exact_mach", "serches")),
-        (
-            ("retriever", "agentic-r", "encoder=nowhere", "--labels", "none", "--labels", "nothing"),
-            ("no encoder 'nowhere'", "none holds no labels", "nothing holds no labels"),
-        ),
-        (
-            ("together", "laptop", "agent.reward={f2: 1}", "labels.scorer=nobody", "start=nowhere"),
-            ("no reward named 'f2'", "there is no nobody", "no encoder 'nowhere'"),
-        ),
-        (("generator", "sft.stepz=3", "seed=x"), ("sft.stepz", "'seed' needs a whole number")),
-    ],
-)
-def test_no_training_command_wakes_torch_to_refuse(
-    words: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path
-) -> None:
-    code, torch, said = typed(tmp_path, "train", *words)
-    assert (code, torch, len(said)) == (2, False, len(parts)), said
-    assert all(any(part in line for line in said) for part in parts), said
-
-
-@pytest.mark.slow
-def test_all_mistakes_of_a_run_are_named_by_one_call(tmp_path: Path) -> None:
-    code, torch, said = typed(
-        tmp_path, "run", "nowhere", "--agent", "rules", "--protocol", "rga", "--retriever", "none", "--out", "run"
-    )
-    assert (code, torch, len(said)) == (2, False, 3), said
-    assert all(any(part in line for line in said) for part in ("nowhere", "no index none", "did you mean 'rag'"))
+def test_all_mistakes_of_a_command_are_named_by_one_call_before_torch_is_imported(tmp_path: Path) -> None:
+    """In an interpreter of its own: this one has imported torch."""
+    commands = json.dumps(list(map(shlex.split, MISTAKES)))
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, commands], capture_output=True, text=True, cwd=tmp_path, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    for line, (command, parts) in zip(ran.stdout.splitlines(), MISTAKES.items(), strict=True):
+        code, torch, said = json.loads(line)
+        assert (code, torch, len(said)) == (2, False, len(parts)), (command, said)
+        for part in parts:
+            assert sum(part in sentence for sentence in said) == 1, (part, said)
+        assert all(sentence.startswith("coseek: ") for sentence in said)
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_kind_of_mistake_of_an_agents_recipe_is_found() -> None:
@@ -170,35 +147,3 @@ def test_our_recipes_for_the_laptop_are_without_mistakes_but_for_models_that_are
     mistakes.collect(check_recipe, load_recipe(name))
     assert all("graders.generator" in sentence or "policy.folder" in sentence for sentence in mistakes.sentences)
     assert all("or make it: coseek train generator --out runs/generator" in sentence for sentence in mistakes.sentences)
-
-
-def test_an_estimate_without_the_laptops_reader_says_what_makes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="or make it: coseek train generator --out runs/generator"):
-        shape_of(load_recipe("s3", ["preset=laptop"]))
-
-
-class Inner(Settings):
-    steps: int = 1
-    share: float = 0.5
-
-
-class Outer(Settings):
-    name: str = ""
-    inner: Inner = Inner()
-
-
-def test_every_wrong_setting_is_a_sentence_of_its_own() -> None:
-    tree = {"nmae": 1, "inner": {"steps": "many", "sahre": 2}, "name": [1]}
-    with pytest.raises(SettingError) as caught:
-        make_settings(Outer, tree, "mine.yaml", ["name=[1]"])
-    assert set(caught.value.sentences) == {
-        "mine.yaml: no setting named 'nmae'; did you mean 'name'? Known here: inner, name",
-        "mine.yaml: setting 'inner.steps' needs a whole number, got 'many'",
-        "mine.yaml: no setting named 'inner.sahre'; did you mean 'inner.share'? Known here: share, steps",
-        "setting 'name' needs text, got [1]",
-    }
-    assert set(caught.value.places) == {("nmae",), ("inner", "steps"), ("inner", "sahre"), ("name",)}
-    assert str(caught.value).count(" | ") == 3

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from tests.pipelines.typed_run import trained
 from tests.scripted import Scripted, generator
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.fingerprint import file_digest
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.passage import Corpus
 from coseek.graders.factory import open_generator
 from coseek.graders.generator import GeneratorSettings, ReadingInput
 from coseek.lab.pipelines.base import BaseTraining, facts_read
-from coseek.lab.pipelines.reader_recipes import BaseRecipe, CorpusSettings, corpus_recipe
+from coseek.lab.pipelines.reader_recipes import BaseRecipe, CorpusSettings
 from coseek.lab.training.base_tasks import LIVE_WORLDS, BaseTasks
 from coseek.lab.training.examples import ExampleSampler
 from coseek.library import make_world
@@ -30,18 +32,14 @@ TINY = {
     "laptop_world": {"size": "tiny", "train": 0, "dev": 8, "test": 8, "seed": 8},
     "laptop": {"hidden": 32, "layers": ["conv", "full_attention"], "heads": 2, "kv_heads": 1, "feed_forward": 32},
     "sft": {
-        "steps": 4,
-        "repeat_steps": 2,
-        "varied_steps": 0,
-        "tokens_per_step": 1200,
-        "evaluate_every": 0,
+        "steps": 4, "repeat_steps": 2, "varied_steps": 0, "tokens_per_step": 1200, "evaluate_every": 0,
         "checkpoint_every": 2,
     },
     "max_answer_tokens": 8,
     "threads": 1,
     "tokenizer_worlds": 2,
     "table": {"dev_questions": 4, "questions": 8},
-}
+}  # fmt: skip
 
 
 def tiny() -> BaseRecipe:
@@ -58,35 +56,23 @@ def test_a_base_model_is_measured_where_it_never_learnt() -> None:
         make_settings(BaseRecipe, {"tokeniser_worlds": 3})
 
 
-def test_a_base_model_that_does_not_exist_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no base model bse, which the recipe names as start; did you mean 'base'"):
-        BaseTraining(BaseRecipe(start="bse"), tmp_path / "b").begin(resume=False)
-    assert not (tmp_path / "b/recipe.yaml").exists()
-
-
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "start", "says"),
     [
-        ({"folder": "nowhere"}, "there is no folder nowhere, which corpus.folder names"),
-        ({"train": "trian"}, "has no split 'trian'; did you mean 'train'"),
-        ({"held_out": "tset"}, "has no split 'tset'; did you mean 'test'"),
+        ({}, "bse", "no base model bse, which the recipe names as start; did you mean 'base'"),
+        ({"folder": "nowhere"}, "base", "there is no folder nowhere, which corpus.folder names"),
+        ({"train": "trian"}, "base", "has no split 'trian'; did you mean 'train'"),
+        ({"held_out": "tset"}, "base", "has no split 'tset'; did you mean 'test'"),
     ],
 )
-def test_a_corpus_that_is_not_there_is_named_before_anything_is_written(
-    settings: dict[str, str], says: str, tmp_path: Path
+def test_what_is_not_there_is_named_before_anything_is_written(
+    settings: dict[str, str], start: str, says: str, tmp_path: Path
 ) -> None:
     make_world(tmp_path / "w", size="tiny", train=5, dev=0, test=5)
     corpus = make_settings(CorpusSettings, {"folder": str(tmp_path / "w"), **settings})
     with pytest.raises((DataError, SettingError), match=says):
-        BaseTraining(BaseRecipe(start="base", corpus=corpus), tmp_path / "b").begin(resume=False)
+        BaseTraining(BaseRecipe(start=start, corpus=corpus), tmp_path / "b").begin(resume=False)
     assert not (tmp_path / "b/recipe.yaml").exists()
-
-
-def test_a_corpus_is_read_by_the_shipped_base_at_once() -> None:
-    recipe = corpus_recipe("data/mine")
-    assert recipe.start == "base" and recipe.corpus == CorpusSettings(folder="data/mine")
-    assert make_settings(BaseRecipe, dump_settings(recipe)) == recipe
-    assert recipe.sft.steps < BaseRecipe().sft.steps
 
 
 def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
@@ -192,3 +178,25 @@ def test_a_base_model_learns_the_words_and_the_questions_of_a_corpus_and_none_th
     Corpus(list(data.corpus)[1:], "shorter").save(data.corpus_path)
     with pytest.raises(SettingError, match=r"other parts than there are now.*corpus\.folder corpus\.jsonl"):
         BaseTraining(training.recipe, tmp_path / "b").begin(resume=True)
+
+
+BASE = model_path("base")
+QUESTIONS = 30
+
+
+def test_the_shipped_base_is_the_file_that_its_card_names() -> None:
+    card = (BASE / "README.md").read_text()
+    assert file_digest(BASE / "model.safetensors") in card
+    assert "license: apache-2.0\n" in card and "\ncoseek train base" in card
+
+
+@pytest.mark.slow
+def test_the_shipped_base_reads_a_world_of_held_out_relations_as_its_card_says(tmp_path: Path) -> None:
+    training, generator = BaseTraining(BaseRecipe(), tmp_path), open_generator(GeneratorSettings(model="base"))
+    right = training.right_by_hops(generator, ExampleSampler.of_world(training.held_out, "test"), QUESTIONS)
+    row = re.compile(r"\| read a drawn world, hops: (\d) \| ([\d.]+) ")
+    told = {int(hops): float(share) for hops, share in row.findall((BASE / "README.md").read_text())}
+    assert told.keys() == right.keys()
+    shares = [told[hops] for hops, values in right.items() for _ in values]
+    deviation = sum(share * (1 - share) for share in shares) ** 0.5
+    assert abs(sum(map(sum, right.values())) - sum(shares)) < 3 * deviation

@@ -90,8 +90,8 @@ def test_documents_are_asked_what_they_say_and_what_people_asked_is_measured_bes
 
 AGENT = (
     "warm_start.sft={steps: 2, repeat_steps: 0, tokens_per_step: 1500}", "warm_start.one_shot=0.02", "threads=1",
-    "rl={steps: 1, questions_per_step: 2, group_size: 2, evaluate_every: 0}", "table={questions: 2, dev_questions: 2}",
-    "limits.max_turns=2", "limits.max_turn_tokens=24",
+    "rl={steps: 1, questions_per_step: 2, group_size: 2, evaluate_every: 0}",
+    "table={questions: 2, dev_questions: 2, sampled: false}", "limits.max_turns=2", "limits.max_turn_tokens=24",
 )  # fmt: skip
 
 
@@ -135,14 +135,12 @@ def test_agent_and_retriever_are_trained_together_on_documents(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "there is no folder data/documents, which data.folder names"),
         (("data.folder=nowhere",), "there is no folder nowhere"),
         (("data.folder=empty",), "is empty"),
         (("data.folder=raw",), "coseek data import documents raw --out raw-data, then name raw-data"),
         (("data.folder=raw/a.md",), "is a file"),
         (("data.folder=index",), "name the data set that it was made from"),
         (("data.folder=set", "data.train=trian"), "did you mean 'train'"),
-        (("data.folder=set", "data.qestions=[x]"), "did you mean 'data.questions'"),
         (("data.folder=set", "data.questions=[x.jsonl]"), "there is no x.jsonl"),
         (("data.folder=set", "data.synthesis.cuont=3"), "did you mean 'data.synthesis.count'"),
     ],

@@ -3,16 +3,21 @@
 from pathlib import Path
 
 import pytest
+import torch
 from tests.pipelines.test_agent import FEW, TINY
 
 from coseek.cli.main import main
 from coseek.core.files import read_yaml
+from coseek.core.progress import NoProgress
+from coseek.data.dataset import Dataset
 from coseek.hardware.placement import FLOAT32
+from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.demonstrations import write_start
 from coseek.pipelines.table_rows import rows_of
 
 
@@ -54,3 +59,31 @@ def test_a_quickstart_from_nothing_is_one_option_away(tmp_path: Path) -> None:
     assert isinstance(recipe, dict)
     assert recipe["policy"]["folder"] is None  # type: ignore[index,call-overload]
     assert main(["quickstart", *TINY, *FEW, "--out", str(tmp_path / "run"), "--resume"]) == 2  # another recipe's folder
+
+
+TEXT = "<search>the mayor of Novinna</search>"
+
+
+def unread() -> Dataset:
+    raise AssertionError("nothing is counted where no words are added")
+
+
+def said(folder: Path) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = load_model(folder, FLOAT32)(torch.tensor([HfTokenizer.load(folder).encode(TEXT)])).logits
+    return logits
+
+
+def test_going_on_without_a_warm_start_says_what_the_policy_said_twice_in_a_row(tmp_path: Path) -> None:
+    shape = LaptopSettings(hidden=16, layers=("conv", "full_attention"), heads=2, kv_heads=1, feed_forward=24)
+    marks = load_recipe("quickstart").load_protocol().grammar.special_tokens
+    make_policy(shape.model_copy(update={"vocabulary": 300}), [TEXT], marks, tmp_path / "trained", 0)
+    folder = tmp_path / "trained"
+    for name in ("once", "twice"):
+        recipe = load_recipe("quickstart", [f"policy.folder={folder}", "warm_start=null"])
+        assert recipe.policy.add_tag_tokens and recipe.policy.add_word_tokens
+        write_start(recipe, [*marks, "<plan>"], unread, tmp_path / name, NoProgress())
+        folder = tmp_path / name
+    before, after = said(tmp_path / "trained"), said(folder)
+    assert after.shape[-1] == before.shape[-1] + 1  # <plan>
+    assert torch.equal(after[..., : before.shape[-1]], before)

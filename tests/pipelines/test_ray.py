@@ -120,16 +120,8 @@ def test_rows_over_a_clients_address_are_those_of_one_machine(base: Path, there:
     host, _, port = address.partition(":")
     words = ("run", base / "world", "--agent", "faulty-expert", "--retriever", base / "index")
     server = [
-        sys.executable,
-        "-m",
-        "ray.util.client.server",
-        "--host",
-        host,
-        "--port",
-        port,
-        "--address",
-        there.address,
-    ]
+        sys.executable, "-m", "ray.util.client.server", "--host", host, "--port", port, "--address", there.address,
+    ]  # fmt: skip
     with subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             ended = coseek_ended(*words, "--out", tmp_path / "run", "--cluster", f"ray://{address}")

@@ -1,28 +1,40 @@
-"""The labels of a round: what a fault leaves undone, and whether all settings of the runs arrive.
+"""The labels of a round: what a fault leaves undone, whether all settings of the runs arrive, labels that several
+workers make, and a scorer that a command serves: one too many, one left running, a fault that nobody reads.
 
 The scripted expert stands in the place of every agent, and BM25 in the place of every retriever: nothing is trained."""
 
+import os
+import shutil
+import signal
+import socket
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from tests.labels.small import Faulty
 from tests.pipelines.test_together import recipe
+from tests.processes import KILLED, run_workers
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from coseek.agents.drivers import Agent
 from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.core.errors import RunError, SettingError
 from coseek.core.plugins import plugin_names
+from coseek.core.progress import NoProgress
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
 from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
+from coseek.labels.label_folder import LabelFolder
 from coseek.labels.maker import PACKAGE, RolloutMaker, maker_module
 from coseek.labels.resources import LabelResources
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines.together.labelling import label_counts, label_round
+from coseek.pipelines.together import labelling
+from coseek.pipelines.together.labelling import label_counts, label_round, serving
 from coseek.pipelines.together.paths import CoTrainingPaths
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -123,3 +135,163 @@ def test_what_a_method_asks_for_when_it_is_opened_it_says_beforehand(tmp_path: P
     except SettingError as error:
         asked = str(error)
     assert (terms.scorer, terms.likelihood) == ("--scorer" in asked, "--likelihood" in asked)
+
+
+SERVER = """
+import http.server, os, sys
+port, folder = int(sys.argv[1]), sys.argv[2]
+open(f"{folder}/pids", "a").write(f"{os.getpid()}\\n")
+
+class Models(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+http.server.HTTPServer(("127.0.0.1", port), Models).serve_forever()
+"""
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def command(folder: Path, address: str) -> str:
+    (folder / "server.py").write_text(SERVER)
+    return f"{sys.executable} -S {folder / 'server.py'} {address.rpartition(':')[2]} {folder}"
+
+
+def ask(training: CoTrainingPaths, number: int) -> None:
+    """In place of labels: every worker asks the scorer."""
+    with urlopen(f"{training.recipe.labels.scorer}/v1/models") as answer:
+        (training.folder.parent / f"asked-{training.workers.rank}").write_bytes(answer.read())
+    training.workers.barrier()
+
+
+def work(folder: Path, address: str) -> None:
+    labelling._label = ask
+    served = [f"labels.scorer={address}", f"labels.serve={command(folder, address)}"]
+    own = folder / "recipes" / os.environ["RANK"]
+    labelling.label_round(CoTrainingPaths(recipe(own, *served), folder / "run"), 1)
+
+
+@pytest.mark.slow
+def test_two_workers_ask_one_scorer_which_ends_after_the_labels(tmp_path: Path, address: str) -> None:
+    run_workers(2, work, tmp_path, address)
+    assert sorted(path.name for path in tmp_path.glob("asked-*")) == ["asked-0", "asked-1"]
+    [pid] = (tmp_path / "pids").read_text().split()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+def test_a_scorer_that_does_not_start_says_why(tmp_path: Path, address: str) -> None:
+    (tmp_path / "bad.py").write_text("import sys; print('loading', flush=True); sys.exit('no such model')")
+    with (
+        pytest.raises(RunError, match=r"ended with exit status 1: no such model \(more in .*serve.log\)"),
+        serving(f"{sys.executable} -S {tmp_path / 'bad.py'}", address, tmp_path),
+    ):
+        raise AssertionError
+
+
+def test_the_scorer_of_another_is_not_taken_for_one_s_own(tmp_path: Path, address: str) -> None:
+    started = command(tmp_path, address)
+    with (
+        serving(started, address, tmp_path),
+        pytest.raises(SettingError, match=r"answers at .* already"),
+        serving(started, address, tmp_path),
+    ):
+        raise AssertionError
+
+
+METHODS = ("agentic-r", "dr-synth")
+FILES = ("labels.jsonl", "dropped.jsonl", "texts.jsonl")
+
+
+def labels_in(folder: Path, method: str) -> Path:
+    return folder / method / "round-1" / "labels"
+
+
+def written(folder: Path, method: str) -> dict[str, bytes]:
+    """The labels, the dropped turns, their long texts and the counts."""
+    paths = [*(labels_in(folder, method) / name for name in FILES), folder / method / "round-1" / "labels.json"]
+    return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one worker makes."""
+    folder = tmp_path_factory.mktemp("alone")
+    for method in METHODS:
+        label_round(shared_co_training(folder, method), 1)
+    return folder
+
+
+@pytest.mark.slow
+def test_two_workers_write_the_bytes_that_one_writes(alone: Path, tmp_path: Path) -> None:
+    run_workers(2, label, tmp_path, METHODS)
+    for method in METHODS:
+        one, two = written(alone, method), written(tmp_path, method)
+        assert len(one["labels.jsonl"].splitlines()) > 16 and one["dropped.jsonl"]
+        assert two == one
+        names = {path.name for path in labels_in(tmp_path, method).iterdir()}
+        assert "parts" not in names and names == {path.name for path in labels_in(alone, method).iterdir()}
+
+
+@pytest.mark.slow
+def test_what_a_killed_worker_labelled_is_taken_over_by_another_number_of_workers(alone: Path, tmp_path: Path) -> None:
+    method = "agentic-r"
+    with pytest.raises(ChildFailedError, match=KILLED):
+        run_workers(2, label, tmp_path, (method,), dies=True)
+    part = LabelFolder(labels_in(tmp_path, method) / "parts" / "1")
+    turns = {row.turn for row in part.sets()} | {row.turn for row in part.dropped()}
+    assert len(turns) == 6 and not (tmp_path / method / "round-1" / "labels.json").exists()
+    shutil.copytree(tmp_path / method, tmp_path / "killed")
+    run_workers(3, label, tmp_path, (method,))
+    assert written(tmp_path, method) == written(alone, method)
+    shutil.rmtree(tmp_path / method)
+    shutil.move(tmp_path / "killed", tmp_path / method)
+    label_round(shared_co_training(tmp_path, method), 1)
+    assert written(tmp_path, method) == written(alone, method)
+    assert scored_once(labels_in(tmp_path, method) / "scores") > 8
+
+
+def scored_once(folder: Path) -> int:
+    """The number of lines of the scores, which are all different."""
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_bytes().splitlines()]
+    assert len(set(lines)) == len(lines)
+    return len(lines)
+
+
+class Deadly(NoProgress):
+    """Kills this process when six turns are labelled."""
+
+    now = ""
+
+    def stage(self, name: str, total: int) -> None:
+        self.now = name
+
+    def advance(self, done: int, note: str = "") -> None:
+        if done == 6 and self.now.startswith("labels"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def shared_co_training(folder: Path, method: str) -> Played:
+    settings = f"labels=!replace {{method: {method}, scorer: oracle, questions: 16, samples: 2}}"
+    own = folder / "recipes" / os.environ.get("RANK", "0")  # it is written anew by each, and not atomically
+    made = Played(recipe(own, LIMITS, *BY_ANSWERS, "agent.limits.max_turns=2", settings), folder / method)
+    if made.workers.is_main:
+        made.first.prepare_data()
+    made.workers.barrier()
+    return made
+
+
+def label(folder: Path, methods: tuple[str, ...], dies: bool = False) -> None:
+    """One round by every method; the second worker may have to die while it labels."""
+    for method in methods:
+        made = shared_co_training(folder, method)
+        if dies and not made.workers.is_main:
+            made.progress = Deadly()
+        label_round(made, 1)

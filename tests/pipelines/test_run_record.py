@@ -1,21 +1,30 @@
-"""Beginning: which folders a training may be begun in."""
+"""Beginning a training, and going on with it for more steps: which folders it may be begun in, what is made anew, what
+stays, and what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.pipelines.beginning import begin
+from tests.pipelines.test_agent import FEW, TINY
+from tests.pipelines.typed_run import same, trained, weights
 
 from coseek.agents.prompt_template import FOLDER
 from coseek.core.errors import DataError, SettingError
-from coseek.core.settings import Settings
+from coseek.core.files import JsonObject
+from coseek.core.progress import NoProgress
+from coseek.core.settings import Settings, dump_settings, fixed_settings
 from coseek.data.question import Question, save_questions
+from coseek.data.run import Run
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.pipelines.agent import AgentTraining
-from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.agent_results import train_and_measure
 from coseek.pipelines.run_record import FILE, agent_identities
 from coseek.retrieval.index import build_index
+from coseek.retrieval.retrievers.noisy import NoisyRetriever
 from coseek.training.sft.settings import SftSettings
 
 
@@ -34,12 +43,6 @@ def test_training_is_never_begun_among_other_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a file; choose another place"):
         begin(tmp_path / "corpus.jsonl", Plan(), resume=False)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
-
-
-def test_training_goes_on_in_its_own_folder_whatever_it_wrote(tmp_path: Path) -> None:
-    begin(tmp_path / "run", Plan(), resume=False)
-    (tmp_path / "run" / "metrics.jsonl").touch()
-    begin(tmp_path / "run", Plan(), resume=True)
 
 
 def test_a_recipe_that_was_emptied_is_one_sentence(tmp_path: Path) -> None:
@@ -126,14 +129,8 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
 
     before = identities()
     names = {
-        "data.train",
-        "data.dev",
-        "data.test",
-        "data.index",
-        "policy.folder",
-        "graders.generator.model",
-        str(words),
-    }
+        "data.train", "data.dev", "data.test", "data.index", "policy.folder", "graders.generator.model", str(words),
+    }  # fmt: skip
     assert before.keys() == names and changed() == set()
     make_policy(shape, ["a book"], [], tmp_path / "policy", seed=1)
     assert changed() == {"policy.folder"}
@@ -143,3 +140,110 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
     assert changed() == {"policy.folder", "graders.generator.model", "data.dev", str(words)}
     build_index(data, "bm25", index, {"k1": 2.0})
     assert changed() == names - {"data.train", "data.test"}
+
+
+MOVING = ["rl.overlong={max_tokens: 400, margin_tokens: 390}"]
+"""A cost of length, which differs from run to run of a policy that has learnt nothing, so that its weights move."""
+
+
+def recipe(*more: str) -> AgentRecipe:
+    few = "table={questions: 2, dev_questions: 1, sampled: false}"
+    return load_recipe("from-nothing", [*TINY, *MOVING, *FEW, few, *more])
+
+
+def train(folder: Path, *more: str, resume: bool = False) -> AgentTraining:
+    return trained(AgentTraining(recipe(*more), folder), resume)
+
+
+def begun(folder: Path, *more: str) -> None:
+    """A training whose metrics tell of one step."""
+    AgentTraining(recipe(*more), folder).begin(resume=False)
+    (folder / "rl").mkdir()
+    (folder / "rl" / "metrics.jsonl").write_text('{"step": 1}\n')
+
+
+def train_with_table(folder: Path, *more: str, resume: bool = False) -> None:
+    train_and_measure(recipe(*more), folder, resume, NoProgress())
+
+
+def ids(cell: Path) -> list[list[tuple[int, ...]]]:
+    return [[part.ids for part in one.segments] for one in Run(cell).trajectories()]
+
+
+@pytest.mark.slow
+def test_more_steps_end_as_if_asked_for_at_once_also_after_a_kill_before_them_and_leave_nothing_stale(
+    tmp_path: Path,
+) -> None:
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    train_with_table(whole, "rl.steps=4")
+    train_with_table(longer, "rl.steps=2")
+    short = weights(longer)
+    cells = {path.name: Run(path).record["identities"] for path in (longer / "table").iterdir()}
+    killed = AgentTraining(recipe("rl.steps=4"), longer)
+    killed.begin(resume=True)  # and here it is killed
+    del killed
+    assert not (longer / "policy" / "trained").exists()
+    train_with_table(longer, "rl.steps=4", resume=True)
+    assert not same(short, weights(longer)) and same(weights(longer), weights(whole))
+    assert same(short, weights(longer, "trained.2-steps"))  # nothing that was trained is lost
+    lines = (longer / "rl" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+    assert load_recipe(str(longer / "recipe.yaml")).rl.steps == 4
+    for path in (longer / "table").iterdir():
+        assert (Run(path).record["identities"] == cells[path.name]) == (not path.name.startswith("after."))
+        assert ids(path) == ids(whole / "table" / path.name)
+    assert "No alarm in 4 steps" in (longer / "table.md").read_text()
+
+    finished = (longer / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns
+    train(longer, "rl.steps=4", resume=True)  # the same steps once more train nothing
+    assert (longer / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns == finished
+    with pytest.raises(SettingError, match=r"rl\.steps cannot change from 4 to 3 in .*: 4 steps are taken already"):
+        train(longer, "rl.steps=3", resume=True)
+    (longer / "rl" / "checkpoints").rename(longer / "elsewhere")
+    with pytest.raises(SettingError, match="holds no checkpoint to go on from"):
+        train(longer, "rl.steps=6", resume=True)
+    assert same(weights(longer), weights(whole))
+
+
+STAGES = "stages={one: {}, two: {rl: {kl_coef: 0.0}}}"
+
+
+@pytest.mark.slow
+def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tmp_path: Path) -> None:
+    cosine = "rl.policy={optimizer: {lr_scheduler_type: cosine}}"
+    begun(tmp_path / "cosine", cosine, "rl.steps=1")
+    with pytest.raises(
+        SettingError, match=r"rl\.policy\.optimizer\.lr_scheduler_type spreads a schedule over all steps"
+    ) as refused:
+        train(tmp_path / "cosine", cosine, "rl.steps=2", resume=True)
+    assert f"policy.folder={tmp_path / 'cosine' / 'policy' / 'trained'}" in str(refused.value)
+    assert load_recipe(str(tmp_path / "cosine" / "recipe.yaml")).rl.steps == 1
+
+    noisy = "data.training_retriever={retriever: noisy, noise: {start: 0.0, end: 0.5}}"
+    training = train(tmp_path / "noisy", noisy, "rl.steps=2")
+    engine = training.training_retriever
+    assert isinstance(engine, NoisyRetriever)
+    assert (engine._at.step, engine._at.steps) == (1, 1)  # the last of two steps has the last rate
+    assert training.retrievers["data"] is not engine  # dev questions are asked of the undisturbed one
+    with pytest.raises(SettingError, match=r"data\.training_retriever spreads a schedule over all steps"):
+        train(tmp_path / "noisy", noisy, "rl.steps=3", resume=True)
+
+    train(tmp_path / "two", STAGES, "rl.steps=1")
+    with pytest.raises(
+        SettingError, match=r"stages\.one\.rl\.steps cannot change .* the stage two has already started"
+    ):
+        train(tmp_path / "two", STAGES, "stages.one.rl.steps=2", "rl.steps=1", resume=True)
+    before = weights(tmp_path / "two", "one")
+    train(tmp_path / "two", STAGES, "stages.two.rl.steps=2", "rl.steps=1", resume=True)
+    assert same(before, weights(tmp_path / "two", "one"))
+    assert (tmp_path / "two" / "policy" / "trained.1-steps").is_dir()
+
+
+def test_steps_and_health_alone_may_change_in_a_stage() -> None:
+    def fixed(*more: str) -> JsonObject:
+        return fixed_settings(AgentRecipe, dump_settings(recipe(*more)))
+
+    plain = fixed(STAGES)
+    assert plain == fixed(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.monitor.stop=true")
+    assert plain != fixed(STAGES, "stages.one.rl.kl_coef=0.1")
+    assert plain != fixed("stages={one: {}, three: {}}")

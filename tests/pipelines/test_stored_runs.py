@@ -7,24 +7,33 @@ from pathlib import Path
 import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, play, script
 from tests.agents.test_chat_templates import in_marks
+from tests.lab.synthesis.test_renaming import films
 from tests.models.networks import TEXTS
 from tests.pipelines.test_agent import TINY
 from tests.pipelines.typed_run import trained
 
+from coseek.agents.actions import NOT_FOUND
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import run_questions
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import write_jsonl
+from coseek.core.progress import NoProgress
+from coseek.data.dataset import Dataset
+from coseek.data.question import gold_path
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
+from coseek.lab.synthesis.renaming import rename
+from coseek.library import make_world
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.models.written import closing_of
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.demonstrations import retokenised, stored_demonstrations
+from coseek.pipelines.demonstrations import demonstrate, made_questions, retokenised, stored_demonstrations
+from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.sft.settings import KeptRunsSettings
 
 FAST = train_tokenizer(
@@ -141,13 +150,106 @@ def test_a_policy_learns_from_the_stored_runs_of_another_agent(tmp_path: Path) -
     sft = "warm_start.sft={steps: 6, repeat_steps: 0, rounds: 1, tokens_per_step: 1500, log_every: 1, curriculum: []}"
     kept = "warm_start.keep={reward: {searches: 1.0}, at_least: 1.0}"
     learns = [
-        "warm_start.demonstrator=runs",
-        f"warm_start.runs=[{tmp_path / 'teacher'}]",
-        "warm_start.worlds=0",
-        kept,
-        sft,
-    ]
+        "warm_start.demonstrator=runs", f"warm_start.runs=[{tmp_path / 'teacher'}]", "warm_start.worlds=0", kept, sft,
+    ]  # fmt: skip
     trained(AgentTraining(load_recipe("from-nothing", [*lines, *learns, "learn=demonstrations"]), tmp_path / "out"))
     rows = (tmp_path / "out" / "warm-start" / "round-1" / "metrics.jsonl").read_text().splitlines()
     losses = [float(row.partition('"loss": ')[2].partition(",")[0].rstrip("}")) for row in rows]
     assert len(losses) == 6 and losses[-1] < losses[0]
+
+
+MADE = "warm_start.made={count: 30, dev: 0.1, test: 0.1}"
+
+
+@pytest.mark.slow
+def test_made_questions_are_demonstrated_beside_the_training_questions(tmp_path: Path) -> None:
+    data = make_world(tmp_path / "w", size="compact", train=10, dev=0, test=0)
+    recipe = load_recipe(
+        "from-nothing", ["warm_start.worlds=0", "warm_start.one_shot=0", "limits.max_tokens=100000", MADE]
+    )
+    made = made_questions(recipe, data)
+    assert made == made_questions(recipe, Dataset(data.folder)) and 10 <= len(made) <= 30
+    assert all(map(gold_path, made))
+    protocol = recipe.load_protocol()
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    shown = demonstrate(recipe, protocol, tokenizer, Bm25.over(data.corpus), data, NoProgress())
+    assert [run.question for run in shown] == [*data.questions("train"), *made]
+
+
+def test_renamed_questions_are_demonstrated_beside_the_training_questions(tmp_path: Path) -> None:
+    corpus, questions = films()
+    corpus.save(tmp_path / "corpus.jsonl")
+    write_jsonl(tmp_path / "questions.train.jsonl", (one.to_json() for one in questions))
+    room = [f"limits.max_{what}tokens=100000" for what in ("", "turn_", "observation_", "document_")]
+    settings = ["warm_start.worlds=0", "warm_start.one_shot=0", "warm_start.renamed=2", *room]
+    recipe, data = load_recipe("from-nothing", settings), Dataset(tmp_path)
+    protocol = recipe.load_protocol()
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    shown = demonstrate(recipe, protocol, tokenizer, Bm25.over(corpus), data, NoProgress())
+    copies = [rename(corpus, questions, seed) for seed in (0, 1)]
+    assert [run.question for run in shown] == [*questions, *(one for _, asked in copies for one in asked)]
+    for (renamed, _), runs in zip(copies, (shown[3:6], shown[6:]), strict=True):
+        hits = [hit.passage for run in runs for search in run.searches for hit in search.hits]
+        assert hits and all(hit == renamed.by_id(hit.id) for hit in hits)
+
+
+@pytest.mark.parametrize("other", ["warm_start.worlds=2", "warm_start={demonstrator: rules, worlds: 0, %s}"])
+@pytest.mark.parametrize(
+    ("kind", "asked", "some"), [("made", MADE, "made: {}"), ("renamed", "warm_start.renamed=1", "renamed: 1")]
+)
+def test_who_does_not_demonstrate_made_or_renamed_questions_is_refused_them(
+    kind: str, asked: str, some: str, other: str
+) -> None:
+    with pytest.raises(SettingError, match=f"only the expert demonstrates {kind} questions"):
+        load_recipe("from-nothing", [asked, other.replace("%s", some)])
+
+
+LONG = "It was built of wood . " * 60
+
+
+def demonstrations(folder: Path, *settings: str) -> list[Trajectory]:
+    passages = {
+        "rome": ("Rome", "Rome was made by Romulus."),
+        "ostia": ("Ostia", f"Ostia is a harbour. {LONG} It was made by Ancus."),
+        "alba": ("Alba", "Alba lies on a hill."),
+    }
+    write_jsonl(
+        folder / "corpus.jsonl",
+        ({"id": name, "title": title, "text": text} for name, (title, text) in passages.items()),
+    )
+    asked = [
+        ("found", "Who made Rome?", "Romulus", "rome"),
+        ("cut", "Who made Ostia?", "Ancus", "ostia"),
+        ("missed", "Who made the town of nobody?", "Nobody", "alba"),
+    ]
+    write_jsonl(
+        folder / "questions.train.jsonl",
+        ({"id": ident, "question": text, "answers": [gold], "gold_ids": [passage], "hops": 1}
+         for ident, text, gold, passage in asked),
+    )  # fmt: skip
+    recipe = load_recipe("smollm", [
+        "limits={passages_per_search: 1, max_document_tokens: 400, max_observation_tokens: 500, max_turn_tokens: 500, "
+        "max_tokens: 9000}", "warm_start.also={}", *settings,
+    ])  # fmt: skip
+    data, protocol = Dataset(folder), recipe.load_protocol()
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    return demonstrate(recipe, protocol, tokenizer, Bm25.over(data.corpus), data, NoProgress())
+
+
+def test_neither_a_missed_passage_nor_an_answer_that_was_cut_off_is_demonstrated(tmp_path: Path) -> None:
+    runs = demonstrations(tmp_path, "warm_start.one_shot=0", "warm_start.reading=0")
+    assert [run.question.id for run in runs] == ["found"]
+    assert "Rome was made by Romulus." in runs[0].segments[-1].text
+    assert NOT_FOUND not in "".join(run.segments[-1].text for run in runs)
+
+
+def test_a_reading_shows_the_gold_passage_and_learns_the_answer_alone(tmp_path: Path) -> None:
+    runs = demonstrations(tmp_path, "warm_start.one_shot=0", "warm_start.reading=1")
+    readings = [run for run in runs if run.protocol == "generator"]
+    assert {run.question.id for run in readings} == {"found", "cut", "missed"}
+    for run in readings:
+        prompt, reply = run.segments
+        assert (prompt.author, reply.author) == (Author.ENVIRONMENT, Author.AGENT)
+        assert run.question.question in prompt.text
+        assert prompt.text.count("\n[") <= 5
+        assert reply.text.startswith(run.question.answers[0])

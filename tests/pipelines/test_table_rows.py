@@ -2,26 +2,50 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.pipelines.test_agent import TINY
+from tests.scripted import Failing, Scripted, generator, judge
 
 from coseek.core.errors import SettingError, UserError
 from coseek.core.progress import NoProgress
 from coseek.data.dataset import draw
+from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.run import Run
+from coseek.data.trajectory import StopReason
+from coseek.graders.factory import Graders, GraderSettings
+from coseek.measure.score import METRICS, summaries_of
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings
-from coseek.pipelines.agent_recipe import load_recipe
-from coseek.pipelines.agent_results import train_and_measure
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.agent_results import alarms_of, train_and_measure
 from coseek.pipelines.data_folder import QuestionSet
 from coseek.pipelines.dry_run import small_model
 from coseek.pipelines.estimate import shape_of
-from coseek.pipelines.table_rows import BASELINE, TableRow, cell_folder, limits_of, pairs_of, rows_of
+from coseek.pipelines.table_rows import (
+    BASELINE,
+    CHAIN,
+    CHAIN_GROUPS,
+    TableRow,
+    by_generator,
+    cell_folder,
+    limits_of,
+    metric_of,
+    naive_rag,
+    pairs_of,
+    rows_of,
+    scored_by_generator,
+    selection_table,
+    with_answers,
+)
 from coseek.pipelines.together_recipe import load_together_recipe
+from coseek.retrieval.retriever import FixedRetriever
+from coseek.training.rl.monitor import alarm_steps
 
 SIZES = {
     "nq": 3610, "triviaqa": 11_313, "popqa": 14_267, "hotpotqa": 7405, "2wikimultihopqa": 12_576, "musique": 2417,
@@ -142,3 +166,131 @@ def test_a_baseline_over_the_wrong_retriever_is_refused_before_anything_is_train
     with pytest.raises(SettingError, match="rag-rerank is meant for a retriever"):
         training.train()
     assert not (tmp_path / "run" / "policy").exists()
+
+
+SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",), hops=1)
+CORPUS = Corpus([ORBO, MIRA, OTHER])
+SILENT = ["graders={generator: {model: gen}, judge: {model: oracle}, baseline: {passages: 2}}"]
+
+
+def frozen_of(model: Scripted, folder: Path, marker: Scripted | None = None) -> Graders:
+    return Graders(GraderSettings(), folder, generator(model), None if marker is None else judge(marker))
+
+
+def silent(*more: str) -> AgentRecipe:
+    return load_recipe("from-nothing", [*TINY, *SILENT, "protocol=s3", "reward={gbr: 1.0}", *more])
+
+
+# --- naive RAG for a generator
+
+
+def test_naive_rag_searches_for_the_question_itself_and_a_second_start_searches_for_nothing(tmp_path: Path) -> None:
+    retriever = FixedRetriever(CORPUS, {QUESTION.question: ["orbo", "other", "mira"]})
+    kept = Run.create(tmp_path / "cell", {})
+    for _ in range(2):
+        naive_rag(kept, retriever, [QUESTION], 2, seed=0)
+    (only,) = kept.trajectories()
+    assert [hit.passage.id for hit in only.searches[0].hits] == ["orbo", "other"]
+    assert only.stop is StopReason.COMPLETE and only.answer is None
+
+
+def test_a_search_of_naive_rag_that_failed_is_a_fault_and_no_wrong_answer(tmp_path: Path) -> None:
+    kept = Run.create(tmp_path / "cell", {})
+    away = Failing(FixedRetriever(CORPUS, {QUESTION.question: ["mira"]}), lambda query: "who founded" in query.text)
+    naive_rag(kept, away, [QUESTION, SECOND], 3, seed=0)
+    runs = list(kept.trajectories())
+    scored = scored_by_generator(frozen_of(Scripted(lambda _: "Velora"), tmp_path), "RAG", kept.folder, runs)
+    assert scored.questions["q1"].metrics["em"] == 1.0
+    assert scored.questions["q2"].rows == 0 and scored.questions["q2"].faults == 1
+
+
+# --- what the generator answers
+
+
+def test_the_generator_answers_for_the_agent_and_is_asked_once_however_often_one_measures(tmp_path: Path) -> None:
+    model, judge = Scripted(lambda _: "the town of Velora"), Scripted(lambda _: "yes")
+    frozen, runs = frozen_of(model, tmp_path, judge), [run(found("orbo", ORBO, MIRA), answer=None)]
+    for _ in range(2):
+        scored = scored_by_generator(frozen, "after", tmp_path, runs)
+    row = scored.questions["q1"].metrics
+    assert (row["em"], row["cover_em"], row["gen_acc"], row["context_passages"]) == (0.0, 1.0, 1.0, 2.0)
+    assert len(model.calls) == 1 and len(judge.calls) <= 1
+    shown = with_answers(frozen, tmp_path, [*runs, fault(seed=1)])
+    assert [one.answer for one in shown] == ["the town of Velora"]
+
+
+def test_what_the_agent_left_out_is_shown_beside_what_it_selected(tmp_path: Path) -> None:
+    search = replace(found("orbo", ORBO, OTHER, MIRA), selected=("orbo",))
+    frozen, runs = frozen_of(Scripted(lambda _: "?"), tmp_path), {"after": [run(search, search, answer=None)]}
+    assert frozen.generator is not None
+    scored = scored_by_generator(frozen, "after", tmp_path, runs["after"])
+    scores = summaries_of([scored], [QUESTION], CHAIN_GROUPS, tuple(METRICS), seed=0)
+    table = selection_table(frozen.generator, runs, scores)
+    assert [cell.split()[0] for cell in table.rows[0]][1::2] == ["1.0", "3.0"]
+    assert float(table.rows[0][4]) > float(table.rows[0][2].split()[0])
+    assert {one.group for one in scores.summaries} == {"all", "2 hops", CHAIN}
+
+
+# --- which rows
+
+
+def test_an_agent_without_answers_stands_beside_rag_with_as_many_passages_as_it_may_serve(tmp_path: Path) -> None:
+    rows = rows_of(AgentTraining(silent("table.wide_rag=9"), tmp_path))
+    assert [row.label for row in rows if row.passages] == ["RAG k=2", "RAG k=9"]
+    assert not {"direct", "naive RAG"} & {row.name for row in rows}  # they answer themselves: another question
+    assert ("after", "RAG k=9") in pairs_of(rows)
+    assert metric_of(AgentTraining(silent(), tmp_path)) == "gen_acc"
+
+
+def test_the_headline_is_defined_where_the_data_names_no_gold_passages(tmp_path: Path) -> None:
+    paper = ["reward={answer_hit: 1.0}"]  # as the recipe of the real size
+    for reward, metric in (
+        (paper, "answer_hit"),
+        (["reward={preset: deepretrieval-tiers}"], "answer_hit"),
+        ([], "recall"),
+    ):
+        training = AgentTraining(load_recipe("deepretrieval", ["preset=laptop", *reward]), tmp_path)
+        assert metric_of(training) == metric
+    assert load_recipe("deepretrieval").reward == load_recipe("deepretrieval", ["preset=laptop", *paper]).reward
+
+
+def test_an_agent_that_answers_keeps_its_own_answers_whatever_generator_its_reward_asks(tmp_path: Path) -> None:
+    training = AgentTraining(load_recipe("from-nothing", [*TINY, *SILENT]), tmp_path)
+    assert not by_generator(training) and metric_of(training) == "em"
+    assert TableRow("naive RAG", "warm", "rag", 0.0) in rows_of(training)
+
+
+# --- going on with a run that was begun by an older version
+
+
+# --- what health said
+
+
+def test_an_alarm_is_told_with_the_steps_in_which_it_was_on(tmp_path: Path) -> None:
+    (stage,) = AgentTraining(load_recipe("from-nothing", TINY), tmp_path).stages
+    assert alarms_of(stage) == []
+    rows: list[dict[str, float]] = [{"step": step, "alarms": 0} for step in (1, 2, 3, 4)]
+    stage.folder.mkdir()
+    path = stage.folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert alarms_of(stage) == ["No alarm in 4 steps of reinforcement learning."]
+    rows[1]["alarm/no-search"] = rows[3]["alarm/no-search"] = rows[3]["alarm/exploding"] = 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert alarm_steps(rows) == {"no-search": [2, 4], "exploding": [4]}
+    assert "no-search in 2 of 4 steps" in alarms_of(stage)[0] and "first in step 2" in alarms_of(stage)[0]
+
+
+# --- the whole road of s3
+
+
+@pytest.mark.slow
+def test_an_s3_recipe_ends_with_its_table(tmp_path: Path, chat_model: Path) -> None:
+    recipe = load_recipe("s3", [
+        "preset=laptop", *TINY, "data.unseen=null", "warm_start=null", f"policy.folder={chat_model}",
+        f"graders.generator.model={chat_model}", "graders.baseline.passages=1", "select.most=4", "rl.evaluate_every=0",
+        "limits={max_turns: 1, max_turn_tokens: 8, max_observation_tokens: 120, max_tokens: 512}",
+        "table={questions: 2, dev_questions: 2, rag_passages: 3, wide_rag: 6, sampled: false}",
+    ])  # fmt: skip
+    train_and_measure(recipe, tmp_path, False, NoProgress())
+    table = (tmp_path / "table.md").read_text()
+    assert "| gen_acc | dev | test |" in table and "RAG k=6" in table and "tokens, selected" in table

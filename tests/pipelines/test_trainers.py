@@ -150,12 +150,6 @@ def test_what_is_misspelt_ends_with_the_nearest(fear: str, index: Path) -> None:
         call(index)
 
 
-def test_a_retrievers_training_shows_its_settings() -> None:
-    trainer = RetrieverTrainer(recipe="laptop", steps=7, seed=2)
-    assert trainer.recipe.training.steps == 7 and trainer.recipe.seed == 2
-    assert "training.steps" in trainer._repr_html_() and "seed=2" in repr(trainer)
-
-
 def test_a_trajectory_reads_as_a_conversation(data: coseek.Dataset, index: Path) -> None:
     question = data.questions("test")[0]
     (row,) = coseek.rollout("rules", question, index)
@@ -194,17 +188,37 @@ def test_a_retriever_is_trained_with_a_view_that_is_a_function(tmp_path: Path) -
     world = {"size": "tiny", "train": 20, "dev": 0, "test": 0}
     held_out = {"seed": 8, "size": "tiny", "train": 0, "dev": 8, "test": 0}
     trainer = RetrieverTrainer(
-        recipe="laptop",
-        view=text_only,
-        steps=3,
+        recipe="laptop", view=text_only, steps=3,
         synthetic={"worlds": 2, "tokenizer_worlds": 1, "world": world, "held_out": held_out},
-        laptop={"hidden": 16, "heads": 2, "feed_forward": 16, "vocabulary": 400},
-        training={"batch_size": 4},
+        laptop={"hidden": 16, "heads": 2, "feed_forward": 16, "vocabulary": 400}, training={"batch_size": 4},
         threads=1,
-    )
+    )  # fmt: skip
     before = trainer.evaluate()
     done = trainer.train(tmp_path / "run", progress=QUIET)
     after = trainer.evaluate()
     assert before.keys() == after.keys() and {"mrr", "recall@1"} <= after.keys() and before != after
     assert (done.encoder / "coseek.yaml").is_file() and done.table is not None and "trained" in done._repr_html_()
     assert trainer.train(tmp_path / "run", resume=True, progress=QUIET).encoder == done.encoder
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "from-python.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_blocks_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "notebook"}
+    for number, block in enumerate(BLOCKS):
+        cell = tmp_path / f"cell-{number}.py"  # a notebook keeps the source of its cells, too
+        cell.write_text(block, encoding="utf-8")
+        exec(compile(block, str(cell), "exec"), names)  # noqa: S102 (our own page)
+    trained = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert trained == ["estimator", "loss", "reward", "shelf", "tool"]
+    kept = coseek.Run(next((tmp_path / "runs" / "shelf" / "rl" / "rollouts").iterdir()))
+    assert all(hit.passage.text.startswith("Nothing is known") for run in kept.trajectories() for hit in run.hits)
+
+
+def test_each_function_takes_at_most_eight_lines_of_a_notebook() -> None:
+    functions = [[line for line in block.splitlines() if line.strip()] for block in BLOCKS if "def " in block]
+    assert len(functions) == 6 and max(map(len, functions)) <= 8

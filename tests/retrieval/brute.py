@@ -6,8 +6,6 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coseek.retrieval.vectors.shortlist import ScanSearch
-
 Floats = NDArray[np.float32]
 
 
@@ -84,20 +82,6 @@ def hard_cases(draw: st.DrawFn) -> tuple[Floats, Floats, int]:
     return vectors, queries, draw(st.integers(1, 30) | st.integers(1, 300))
 
 
-def large_case(k: int) -> tuple[Floats, Floats]:
-    """A hundred thousand vectors with twenty copies of one, and queries with that one among them."""
-    rng = np.random.default_rng(k)
-    vectors, queries = unit_rows(rng, 100_000, 64), unit_rows(rng, 12, 64)
-    vectors[50_000:50_020] = vectors[7]
-    queries[3] = vectors[7]
-    return vectors, queries
-
-
-def batch_case() -> tuple[Floats, Floats]:
-    rng = np.random.default_rng(0)
-    return near_ties(rng, 3_000, 48), unit_rows(rng, 20, 48)
-
-
 def check_ranking(
     found: tuple[NDArray[np.int64], NDArray[np.float32]],
     vectors: NDArray[np.float32],
@@ -108,13 +92,3 @@ def check_ranking(
     rows, scores = found
     assert np.array_equal(rows, brute_force(vectors, queries, k))
     assert scores.shape == rows.shape and np.isfinite(scores).all()
-
-
-def check_batches(search: ScanSearch, queries: Floats) -> None:
-    """Any batch of the queries finds the same bytes as all of them together."""
-    rows, scores = search.search(queries, 25)
-    for size in (1, 3, 7):
-        for start in range(0, len(queries), size):
-            part_rows, part_scores = search.search(queries[start : start + size], 25)
-            assert part_rows.tobytes() == rows[start : start + size].tobytes()
-            assert part_scores.tobytes() == scores[start : start + size].tobytes()

@@ -30,11 +30,8 @@ def test_a_vowel_sign_does_not_end_a_word(text: str) -> None:
     assert words(text) == [unicodedata.normalize("NFKC", word) for word in text.split()]
     assert words(f"_{text}, 1️⃣ ") == [*words(text), "1"]
     days = Bm25.over(Corpus([Passage("day", "", "दिन में"), Passage("gift", "", "दान देना")]))
-    assert [[hit.passage.id for hit in hits] for hits in days.search(["दिन", "दान", "दून"], 2)] == [
-        ["day"],
-        ["gift"],
-        [],
-    ]
+    found = [[hit.passage.id for hit in hits] for hits in days.search(["दिन", "दान", "दून"], 2)]
+    assert found == [["day"], ["gift"], []]
 
 
 def test_a_turkish_capital_finds_its_small_letter() -> None:
@@ -94,11 +91,8 @@ def test_accents_are_folded_on_request_alone() -> None:
     assert plain.search(["cafe strasse lodzer"], 2) == [[]]
     for query in ("cafe", "CAFÉ", "strasse", "lodzer"):
         assert [hit.passage.id for hit in folded.search([query], 2)[0]] == ["a"]
-    assert [[hit.passage.id for hit in hits] for hits in folded.search(["елка", "किताब", "かか"], 2)] == [
-        ["b"],
-        ["b"],
-        [],
-    ]
+    found = [[hit.passage.id for hit in hits] for hits in folded.search(["елка", "किताब", "かか"], 2)]
+    assert found == [["b"], ["b"], []]
     assert plain.identity != folded.identity
 
 
@@ -140,11 +134,6 @@ def test_a_text_in_no_known_language_is_not_stemmed(text: str) -> None:
     assert Bm25.over(Corpus([Passage("a", "", text)]), Bm25Settings(stem="auto")).settings.stem == "none"
 
 
-def test_a_misspelt_stemmer_fails_when_settings_are_made() -> None:
-    with pytest.raises(SettingError, match="no stemmer named 'englsh'; did you mean 'english'"):
-        make_settings(Bm25Settings, {"stem": "englsh"})
-
-
 @given(st.text(alphabet=st.characters(max_codepoint=127)))
 def test_plain_text_is_cut_as_any_other(text: str) -> None:
     assert words(text) == words(f"{text} é")[:-1]
@@ -157,3 +146,8 @@ def test_plain_text_is_cut_as_any_other(text: str) -> None:
 def test_cutting_two_texts_is_cutting_each(one: str, other: str) -> None:
     """A blank line between, since a hyphen at the end of a line continues a word on the next."""
     assert words(f"{one}\n\n{other}") == words(one) + words(other)
+
+
+def test_a_misspelt_stemmer_fails_when_settings_are_made() -> None:
+    with pytest.raises(SettingError, match="no stemmer named 'englsh'; did you mean 'english'"):
+        make_settings(Bm25Settings, {"stem": "englsh"})

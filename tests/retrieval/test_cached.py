@@ -1,7 +1,6 @@
 """The memory in front of a retriever: what it answers, what it asks, and what it survives."""
 
 import random
-import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -104,16 +103,6 @@ def test_the_cache_changes_no_hit_whatever_is_asked(tmp_path: Path, batches: lis
     with cached(tmp_path / "cache.sqlite", engine, max_lists=3) as retriever:
         for batch in batches:
             assert retriever.search(batch, k) == engine.inner.search(batch, k)
-
-
-def test_lists_that_nobody_asks_for_any_more_make_room(path: Path) -> None:
-    engine = Engine()
-    with cached(path, engine, max_lists=6) as retriever:
-        for n in range(20):
-            retriever.search(["ada", f"once {n}"], 1)
-        assert [query for batch in engine.asked for query in batch].count("ada") == 1
-    with closing(sqlite3.connect(path)) as database:
-        assert database.execute("SELECT count(*) FROM texts").fetchone()[0] <= 6
 
 
 def test_threads_share_one_cache(path: Path) -> None:

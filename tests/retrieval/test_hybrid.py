@@ -61,13 +61,6 @@ def test_weights_move_a_part_to_the_front() -> None:
     assert ids(hybrid(near("a", "c"), near("b", "c"), method="weighted", weights=[1, 2])) == ["b", "a", "c"]
 
 
-def test_scores_of_different_sizes_are_made_comparable() -> None:
-    large = Far([(CORPUS[0], 9000.0), (CORPUS[1], 8000.0), (CORPUS[2], 100.0)])
-    small = Far([(CORPUS[1], 0.9), (CORPUS[2], 0.2)])
-    for scale in ("min-max", "z"):
-        assert ids(hybrid(large, small, method="weighted", scale=scale))[0] == "b"
-
-
 MANY = Corpus(Passage(f"m{row}", "", f"The manual of pump {row}, its parts and its oil.") for row in range(150))
 CODE = replace(MANY[149], id="code", text="Its number is QX7731.")
 PUMPS = Corpus([*MANY, CODE])

@@ -1,11 +1,15 @@
 """Fears about models around a retriever: a judgement that nobody could read ranked as a 0, an expansion that loses the
 query, a failure that looks like an empty result."""
 
+import random
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.scripted import Scripted
 
 from coseek.core.errors import ModelError, RetrieverError, UnknownName
@@ -14,14 +18,22 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.measure.searched import search_questions
-from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.text_model import texts_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
-from coseek.retrieval.llm import PROMPTS
+from coseek.retrieval.llm import (
+    LISTWISE_FIELDS,
+    PROMPTS,
+    ListwisePrompt,
+    fill_listwise_prompt,
+    parse_ranking,
+    sliding_together,
+    spans,
+)
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.expanded import EXPANSION_FIELDS, ExpandedRetriever, ExpandedSettings, ExpansionPrompt
+from coseek.retrieval.retrievers.listwise import ListwiseReranker, ListwiseSettings
 from coseek.retrieval.retrievers.pointwise import (
     POINTWISE_FIELDS,
     PointwisePrompt,
@@ -29,20 +41,20 @@ from coseek.retrieval.retrievers.pointwise import (
     PointwiseSettings,
 )
 
-CORPUS = Corpus(Passage(f"p{worth}", f"Passage {worth}", f"It is worth {worth} points.") for worth in range(6))
-CANDIDATES = FixedRetriever(CORPUS, {"q": [passage.id for passage in CORPUS], "few": ["p1"]})
+SIX = Corpus(Passage(f"p{worth}", f"Passage {worth}", f"It is worth {worth} points.") for worth in range(6))
+FIRST_STAGE = FixedRetriever(SIX, {"q": [passage.id for passage in SIX], "few": ["p1"]})
 
 
 def pointwise(says: Callable[[str], str], prompt: str = "pointwise", fault: str = "") -> PointwiseReranker:
     settings = make_settings(PointwiseSettings, {"over": "-", "model": "-", "prompt": prompt})
     file = load_prompt(PointwisePrompt, prompt, Path(), POINTWISE_FIELDS, PROMPTS)
-    return PointwiseReranker(CANDIDATES, settings, Scripted(says, fault), file)
+    return PointwiseReranker(FIRST_STAGE, settings, Scripted(says, fault), file)
 
 
 def expanded(says: Callable[[str], str], prompt: str = "hyde", fault: str = "", **more: str) -> ExpandedRetriever:
     settings = make_settings(ExpandedSettings, {"over": "-", "model": "-", "prompt": prompt, **more})
     file = load_prompt(ExpansionPrompt, prompt, Path(), EXPANSION_FIELDS, PROMPTS)
-    return ExpandedRetriever(CANDIDATES, settings, Scripted(says, fault), file)
+    return ExpandedRetriever(FIRST_STAGE, settings, Scripted(says, fault), file)
 
 
 def worth(prompt: str) -> int:
@@ -110,7 +122,7 @@ def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() ->
             asked.extend(self.seen(query) for query in queries)
             return super().search(queries, k)
 
-    told = Told(CORPUS, {})
+    told = Told(SIX, {})
     for combine, wanted in (("append", "who? Ada was born in 1815."), ("replace", "Ada was born in 1815.")):
         retriever = expanded(lambda _: "Ada was\nborn in 1815.", combine=combine)
         retriever.over = told
@@ -145,18 +157,189 @@ def test_the_identity_and_what_is_seen_change_with_prompt_and_setting() -> None:
         load_prompt(PointwisePrompt, "rank2", Path(), POINTWISE_FIELDS, PROMPTS)
 
 
-@pytest.mark.slow
-def test_both_run_with_a_real_model_over_a_real_index(tmp_path: Path) -> None:
-    texts = [passage.contents for passage in CORPUS] * 5
-    small = LaptopSettings(hidden=32, heads=2, kv_heads=1, feed_forward=32, vocabulary=400)
-    make_policy(small, texts, (), tmp_path / "m", seed=3)
-    (tmp_path / "data").mkdir()
-    CORPUS.save(tmp_path / "data" / "corpus.jsonl")
-    build_index(tmp_path / "data", "bm25", tmp_path / "index")
-    (tmp_path / "both.yaml").write_text(
-        "retriever: pointwise\nover: {retriever: expanded, over: index, model: m, max_tokens: 8}\n"
-        "model: m\nmax_tokens: 4\n"
+# --- a model that ranks: a passage that forges a number, an answer that loses a passage, a silent failure
+
+
+PROMPT = load_prompt(ListwisePrompt, "listwise", Path(), LISTWISE_FIELDS, PROMPTS)
+CORPUS = Corpus(Passage(f"p{worth:02}", f"Passage {worth}", f"It is worth {worth} points.") for worth in range(40))
+IDS = [passage.id for passage in CORPUS]
+CANDIDATES = FixedRetriever(CORPUS, {"q": IDS, "few": ["p03", "p07"], "one": ["p05"]})
+
+
+def by_worth(prompt: str) -> str:
+    """A ranker that is always right: more points first."""
+    shown = re.findall(r"^\[(\d+)\] .* worth (\d+) points", prompt, flags=re.MULTILINE)
+    ranked = sorted(shown, key=lambda row: -int(row[1]))
+    return " > ".join(f"[{number}]" for number, _ in ranked)
+
+
+def listwise(says: Callable[[str], str], fault: str = "", **given: object) -> tuple[ListwiseReranker, Scripted]:
+    model = Scripted(says, fault)
+    tree = {"over": "-", "model": "-", "depth": 40, **given}
+    return ListwiseReranker(CANDIDATES, make_settings(ListwiseSettings, tree), model, PROMPT), model
+
+
+def test_passages_that_are_not_named_keep_their_order_behind_the_others() -> None:
+    reading = parse_ranking("[4] > [2]", 5)
+    assert reading.order == (3, 1, 0, 2, 4)
+    assert (reading.missing, reading.repeated, reading.invented) == (3, 0, 0)
+
+
+def test_repeated_and_invented_numbers_are_passed_over_and_counted() -> None:
+    reading = parse_ranking("[2] > [2] > [9] > [0] > [1]", 2)
+    assert reading.order == (1, 0)
+    assert (reading.missing, reading.repeated, reading.invented) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("answer", ["", "2 > 1 > 3", "I cannot tell.", "[] > [x] > [-1]", "[７]", "[99999999999999]"])
+def test_an_answer_that_names_nothing_keeps_the_order(answer: str) -> None:
+    reading = parse_ranking(answer, 3)
+    assert reading.order == (0, 1, 2)
+    assert reading.unreadable
+
+
+def test_thinking_aloud_is_not_the_ranking() -> None:
+    assert parse_ranking("[1] is off topic, and so is [2]; but [3] helps.\n[3] > [2] > [1]", 3).order == (2, 1, 0)
+    assert parse_ranking("First I wrote [1] > [2] > [3]. No: [3] > [1] > [2]", 3).order == (2, 0, 1)
+
+
+@given(st.text(st.sampled_from("[]0123456789 >,\nx"), max_size=60) | st.text(max_size=40), st.integers(0, 12))
+def test_any_answer_gives_every_passage_one_place(answer: str, count: int) -> None:
+    reading = parse_ranking(answer, count)
+    assert sorted(reading.order) == list(range(count))
+    assert 0 <= reading.missing <= count
+
+
+@given(st.permutations(range(8)), st.sampled_from([" > ", ">", ", ", " ", "\n"]))
+def test_a_whole_ranking_is_read_as_it_was_written(order: list[int], joint: str) -> None:
+    assert parse_ranking(joint.join(f"[{place + 1}]" for place in order), 8).order == tuple(order)
+
+
+@given(st.lists(st.text(st.sampled_from("[]0123456789 x\n{}"), max_size=30), min_size=3, max_size=3))
+def test_a_passage_or_a_query_cannot_forge_a_number_or_a_line(texts: list[str]) -> None:
+    title, text, query = texts
+    shown = fill_listwise_prompt(PROMPT, query, [Passage("a", title, text), Passage("b", "", "fine")], 100)
+    plain = fill_listwise_prompt(PROMPT, "", [Passage("a", "", ""), Passage("b", "", "fine")], 100)
+    numbers = r"\[\s*\d+\s*\]"
+    assert re.findall(numbers, shown) == re.findall(numbers, plain)
+    assert shown.count("\n") == plain.count("\n")
+
+
+def test_a_model_that_is_always_right_brings_the_best_to_the_front() -> None:
+    retriever, model = listwise(by_worth)
+    found = retriever.search(["q"], 10)[0]
+    assert [hit.passage.id for hit in found] == list(reversed(IDS))[:10]
+    assert [hit.score for hit in found] == [1 / rank for rank in range(1, 11)]
+    assert len(model.calls) == retriever.stats.windows == 3
+    assert retriever.stats.unreadable == retriever.stats.missing == 0
+
+
+def test_queries_together_are_ranked_as_they_are_alone_in_as_few_calls() -> None:
+    retriever, model = listwise(by_worth)
+    together = retriever.search(["few", "q", "one", "nothing"], 5)
+    assert len(model.calls) == 3
+    assert together == [retriever.search([query], 5)[0] for query in ("few", "q", "one", "nothing")]
+    assert [hit.passage.id for hit in together[0]] == ["p07", "p03"]
+
+
+def test_an_answer_that_is_no_ranking_keeps_the_order_and_is_counted() -> None:
+    retriever, _ = listwise(lambda prompt: "No idea.")
+    assert [hit.passage.id for hit in retriever.search(["q"], 40)[0]] == IDS
+    assert retriever.stats.unreadable == retriever.stats.windows == 3
+
+
+def test_a_model_that_fails_fails_the_search() -> None:
+    retriever, _ = listwise(by_worth, fault="out of memory")
+    with pytest.raises(RetrieverError, match="the model of the retriever listwise failed: out of memory"):
+        retriever.search(["q"], 3)
+
+
+def test_the_identity_knows_prompt_model_and_settings() -> None:
+    first, model = listwise(by_worth)
+    kinds = {first.identity, listwise(by_worth, window=8, step=4)[0].identity}
+    other = PROMPT.model_copy(update={"prompt": "{passages} {query}"})
+    kinds.add(ListwiseReranker(CANDIDATES, first.settings, model, other).identity)
+    kinds.add(ListwiseReranker(CANDIDATES, first.settings, Scripted(by_worth, identity="another"), PROMPT).identity)
+    assert len(kinds) == 4
+    assert listwise(by_worth)[0].identity in kinds
+
+
+def test_a_yaml_file_with_a_prompt_of_ones_own(tmp_path: Path) -> None:
+    CORPUS.save(tmp_path / "corpus.jsonl")
+    build_index(tmp_path, "bm25", tmp_path / "bm25")
+    (tmp_path / "mine.yaml").write_text("prompt: '{passages} Rank for {query}:'\npassage: '<{number}> {text} '\n")
+    lines = "retriever: listwise\nover: bm25\nmodel: judge\nprompt: mine.yaml\n"
+    (tmp_path / "ranked.yaml").write_text(lines)
+    model = Scripted(lambda prompt: "[2] > [1]")
+    retriever = open_retriever(tmp_path / "ranked.yaml", model=lambda name: model)
+    plain = open_retriever(tmp_path / "bm25").search(["worth 7 points"], 2)[0]
+    assert [hit.passage.id for hit in retriever.search(["worth 7 points"], 2)[0]][1] == plain[0].passage.id
+    assert model.calls[-1][0].endswith("Rank for worth 7 points:")
+
+
+# --- sliding windows: an item that no window ever holds, an item that is lost
+
+
+def perfect(items: list[int]) -> list[int]:
+    return sorted(range(len(items)), key=items.__getitem__)
+
+
+def shapes() -> st.SearchStrategy[tuple[int, int]]:
+    return st.integers(2, 12).flatmap(lambda window: st.tuples(st.just(window), st.integers(1, window - 1)))
+
+
+def test_the_windows_go_from_the_back_to_the_very_front() -> None:
+    assert spans(45, 20, 10) == [(25, 45), (15, 35), (5, 25), (0, 20)]
+    assert spans(20, 20, 10) == [(0, 20)]
+    assert spans(7, 20, 10) == [(0, 7)]
+    assert spans(1, 20, 10) == spans(0, 20, 10) == []
+
+
+def test_a_step_that_leaves_gaps_is_refused() -> None:
+    for step in (0, 4, 5):
+        with pytest.raises(ValueError, match="a step lies between 1 and the window less one, 3"):
+            spans(10, 4, step)
+
+
+@given(st.integers(0, 60), shapes())
+def test_every_item_is_in_a_window_and_neighbours_overlap(count: int, shape: tuple[int, int]) -> None:
+    window, step = shape
+    cuts = spans(count, window, step)
+    assert {item for start, end in cuts for item in range(start, end)} == (set(range(count)) if count > 1 else set())
+    assert all(end - start <= window for start, end in cuts)
+    assert all(next_end - start >= window - step for (start, _), (_, next_end) in pairwise(cuts))
+
+
+@given(st.permutations(range(30)), st.integers(0, 30), shapes())
+def test_if_every_window_is_ranked_rightly_the_best_window_less_step_items_are_in_front(
+    items: list[int], count: int, shape: tuple[int, int]
+) -> None:
+    window, step = shape
+    found = sliding_together([items[:count]], lambda windows: [perfect(held) for _, held in windows], window, step)[0]
+    best = sorted(items[:count])
+    assert found[: window - step] == best[: window - step]
+    assert sorted(found) == best
+
+
+@given(st.lists(st.integers(0, 40), max_size=5), shapes(), st.integers(0, 10_000))
+def test_whatever_the_ranker_says_nothing_is_lost_and_lists_do_not_touch_each_other(
+    counts: list[int], shape: tuple[int, int], seed: int
+) -> None:
+    window, step = shape
+    orders = [[(number, item) for item in range(count)] for number, count in enumerate(counts)]
+
+    def drawn(number: int, items: list[tuple[int, int]]) -> list[int]:
+        return random.Random(f"{seed} {items}").sample(range(len(items)), k=len(items))
+
+    together = sliding_together(
+        orders, lambda windows: [drawn(number, items) for number, items in windows], window, step
     )
-    retriever = open_retriever(tmp_path / "both.yaml")
-    first, again = (retriever.search(["worth points", "passage"], 3) for _ in range(2))
-    assert first == again and all(len(hits) == 3 for hits in first)
+    assert [sorted(found) for found in together] == orders
+    for number, order in enumerate(orders):
+        alone = sliding_together([order], lambda windows: [drawn(0, items) for _, items in windows], window, step)
+        assert alone[0] == together[number]
+
+
+def test_a_ranker_that_loses_an_item_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="no permutation"):
+        sliding_together([[1, 2, 3]], lambda windows: [[0, 0, 1]])

@@ -24,13 +24,10 @@ def test_a_longer_draw_begins_with_the_shorter_one_and_repeats_nothing() -> None
     everything = ids(NOISE, "a", 100)
     assert sorted(everything) == sorted(passage.id for passage in CORPUS)
     assert everything[:4] == ids(NOISE, "a", 4)
+    scores = [hit.score for hit in NOISE.search(["a"], 6)[0]]
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_passages_are_drawn_evenly() -> None:
     drawn = Counter(ident for query in range(4_000) for ident in ids(NOISE, str(query), 2))
     assert max(abs(count - 400) for count in drawn.values()) < 100  # 5 standard deviations
-
-
-def test_scores_fall() -> None:
-    scores = [hit.score for hit in NOISE.search(["a"], 6)[0]]
-    assert scores == sorted(scores, reverse=True)

@@ -150,10 +150,6 @@ def test_a_query_is_paid_for_once_a_batch_and_an_empty_one_never(site: Site) -> 
     assert found[1] == found[4] == []
     assert site.count("/api") == retriever.stats.service.answered == retriever.stats.queries == 2
     assert retriever.stats.cost_usd == pytest.approx(0.002)
-
-
-def test_a_provider_that_finds_nothing_finds_nothing(site: Site) -> None:
-    retriever = web(site)
     site.says("/api", Said(b"{}"))
     assert retriever.search(["q"], 3) == [[]]
 
@@ -273,28 +269,11 @@ def test_the_host_of_a_page_is_asked_for_by_its_name(site: Site) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "file:///etc/passwd",
-        "ftp://example.org/",
-        "http://localhost/",
-        "http://127.0.0.1/",
-        "http://127.1/",
-        "http://2130706433/",
-        "http://0.0.0.0/",
-        "http://[::1]/",
-        "http://[::ffff:127.0.0.1]/",
-        "http://10.0.0.1/",
-        "http://169.254.169.254/latest/meta-data/",
-        "http://me@192.168.0.1/",
-        "http://[fe80::1%25lo]/",
-        "http:///nowhere",
-        "http://exa mple/",
-        "http://[zz]/",
-        "javascript:alert(1)",
-        "//127.0.0.1/",
-        "http://127.0.0.1:99999/",
-        "http://nobody.invalid/",
-    ],
+    ["file:///etc/passwd", "ftp://example.org/", "http://localhost/", "http://127.0.0.1/", "http://127.1/"]
+    + ["http://2130706433/", "http://0.0.0.0/", "http://[::1]/", "http://[::ffff:127.0.0.1]/", "http://10.0.0.1/"]
+    + ["http://169.254.169.254/latest/meta-data/", "http://me@192.168.0.1/", "http://[fe80::1%25lo]/"]
+    + ["http:///nowhere", "http://exa mple/", "http://[zz]/", "javascript:alert(1)", "//127.0.0.1/"]
+    + ["http://127.0.0.1:99999/", "http://nobody.invalid/"],
 )
 def test_an_address_inside_or_none_at_all_is_refused(url: str) -> None:
     got = read(Fetcher(PageLimits(timeout_s=5)), url)
@@ -311,11 +290,9 @@ def test_addresses_that_are_not_of_the_open_internet(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize(
-    "address", ["93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808"]
-)
-def test_addresses_of_the_open_internet(address: str) -> None:
-    assert is_public(ipaddress.ip_address(address))
+def test_addresses_of_the_open_internet() -> None:
+    for address in ("93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808"):
+        assert is_public(ipaddress.ip_address(address))
 
 
 def test_an_article_is_read_without_what_stands_around_it() -> None:
@@ -371,7 +348,7 @@ SCRAPS = [
     "<html>",
     "&#xD800;",
     "&amp",
-    "\0",
+    "\x00",
 ]
 
 
@@ -394,15 +371,8 @@ def test_text_without_blanks_is_cut_too() -> None:
 
 
 def test_results_are_distinct_pages_of_the_web() -> None:
-    urls = [
-        "https://a.b/c#x",
-        "ftp://a.b/c",
-        "https://a.b/c",
-        "javascript:x",
-        "http://d.e/",
-        "https://a b/",
-        "https://\ud800/",
-    ]
+    urls = ["https://a.b/c#x", "ftp://a.b/c", "https://a.b/c", "javascript:x", "http://d.e/", "https://a b/"]
+    urls.append("https://\ud800/")
     assert [page.url for page in distinct([WebResult(url, "", "") for url in urls])] == ["https://a.b/c", "http://d.e/"]
 
 

@@ -68,10 +68,12 @@ def made(folder: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in (folder / "runs/studies/arms").glob("*.json")}
 
 
-def test_a_study_is_run_and_judged_and_only_what_changed_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_study_goes_on_behind_a_command_that_failed_is_judged_and_only_what_changed_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    assert main(["study", str(written(tmp_path, retriever="bn25")), "--jobs", "2"]) == 1
+    assert "did you mean 'bm25'" in capsys.readouterr().err  # the command's own words
     assert main(["study", str(written(tmp_path)), "--jobs", "2"]) == 0  # none begins before what it needs has ended
     found = json.loads((tmp_path / "runs/studies/mine-laptop.json").read_text())
     assert found["verdict"] == "holds here"
@@ -84,15 +86,11 @@ def test_a_study_is_run_and_judged_and_only_what_changed_is_run_again(
     after = made(tmp_path)
     assert before.items() <= after.items()
     assert len(after) == len(before) + 2  # another index, and the run over it
-
-
-def test_a_command_that_fails_shows_its_own_words_and_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["study", str(written(tmp_path, retriever="bn25")), "--jobs", "2"]) == 1
-    assert "did you mean 'bm25'" in capsys.readouterr().err
-    assert main(["study", str(written(tmp_path))]) == 0
+    folder = next(path.parent for path in Path("runs/studies/arms").glob(f"*/{SUMS}"))
+    assert values_of(Arm(run="run"), folder)
+    (folder / SUMS).unlink()
+    with pytest.raises(DataError, match="is not finished"):
+        values_of(Arm(run="run"), folder)
 
 
 def test_equal_commands_over_equal_needs_share_a_folder_and_a_seed_counts_where_it_is_used(tmp_path: Path) -> None:
@@ -163,11 +161,6 @@ def test_an_arm_of_one_road_and_what_is_compared_with_it_are_left_out_on_the_oth
     roads: tuple[Road, ...] = ("laptop", "smoke", "real", "paper")
     found = {road: ("".join(there.arms), len(there.expect)) for road in roads for there in [one.on(road)]}
     assert found == {"laptop": ("ABD", 2), "smoke": ("ABD", 2), "real": ("AB", 1), "paper": ("ABC", 2)}
-
-
-def test_a_tiny_world_has_every_word_of_the_laptop() -> None:
-    laptop, smoke = road_of("laptop"), road_of("smoke")
-    assert smoke.let.keys() >= laptop.let.keys() and smoke.make.keys() >= laptop.make.keys()
 
 
 def said_by(tree: object, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
@@ -264,6 +257,7 @@ def test_a_verdict_needs_the_interval_and_every_seed(
     sign: str, low: float, high: float, seeds: tuple[float, ...], verdict: StudyVerdict
 ) -> None:
     assert finding(sign, low, high, seeds).verdict is verdict
+    assert finding(sign, 0.0, 0.0, (0.0,), n=4).verdict is StudyVerdict.OPEN  # a few equal questions tell nothing
 
 
 def test_commands_started_by_hand_at_paper_size_are_read_with_a_judges_word_for_em(
@@ -288,24 +282,10 @@ def test_commands_started_by_hand_at_paper_size_are_read_with_a_judges_word_for_
     assert result["comparisons"][0]["metric"] == "judge_acc" and result["comparisons"][0]["difference"]["n"] == 40
 
 
-def test_a_run_that_is_not_finished_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["study", str(written(tmp_path))]) == 0
-    folder = next(path.parent for path in Path("runs/studies/arms").glob(f"*/{SUMS}"))
-    assert values_of(Arm(run="run"), folder)
-    (folder / SUMS).unlink()
-    with pytest.raises(DataError, match="is not finished"):
-        values_of(Arm(run="run"), folder)
-
-
 def test_the_untrained_view_of_the_reasoning_has_the_prompt_of_the_trained_one() -> None:
     trained = load_retriever_recipe("agentir", labels=["labels"]).query_prompt
     (word,) = as_words(road_of("paper").let["as-reasoning"])
     assert assignments([word]) == {"query_prompt": trained}
-
-
-def test_a_few_equal_questions_tell_nothing() -> None:
-    assert finding(">", 0.0, 0.0, (0.0,), n=4).verdict is StudyVerdict.OPEN
 
 
 def test_what_would_tell_shrinks_the_interval_to_the_nearer_of_0_and_the_margin() -> None:

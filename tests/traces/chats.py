@@ -78,11 +78,7 @@ def search_chat(answer: str = "Goethe", query: str = "author of Faust") -> list[
     return [
         {"role": "system", "content": "Use the tools."},
         {"role": "user", "content": "Who wrote Faust?"},
-        {
-            "role": "assistant",
-            "content": "I look it up.",
-            "tool_calls": [{"id": "a", "type": "function", "function": call}],
-        },
+        {"role": "assistant", "content": "I look it up.", "tool_calls": [{"id": "a", "function": call}]},
         {"role": "tool", "tool_call_id": "a", "content": json.dumps(found)},
         {"role": "assistant", "content": answer},
     ]

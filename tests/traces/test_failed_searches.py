@@ -12,94 +12,8 @@ from coseek.data.trajectory import Search
 ORLEN: Json = {"id": "1", "title": "Orlen", "text": "Orlen lies on the Tave."}
 TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 1\n" + "  x()\n" * 400 + "TimeoutError"
 PAGE = "<!DOCTYPE html>\n<html><head><title>502 Bad Gateway</title></head><body>" + "<p>nginx</p>" * 200
-FAULTS: list[Json] = [
-    *"""Error: connection refused
-ERROR 429 Too many requests
-429 Client Error: Too Many Requests for url: x
-HTTP/1.1 503 Service Unavailable
-MCP error -32001: Request timed out
-Search request timed out after 30 s
-The search service is currently unavailable.
-Failed to fetch results: 503
-Error executing tool web_search: quota
-Rate limit exceeded. Try again later.
-Invalid request: 'query' is a required property
-requests.exceptions.ReadTimeout: x
-ValueError('bad query')
-❌ **Search failed**: x
-Timeout
-[Errno 111] Connection refused
-Client error '429 Too Many Requests' for url 'x'
-Server is busy, please try again later
-{'error': 'timeout', 'results': []}""".splitlines(),
-    TRACEBACK,
-    PAGE,
-    {"error": "timeout", "results": []},
-    {"success": False, "message": "quota"},
-    {"status": 429, "message": "slow"},
-    {"detail": "Internal Server Error"},
-    {"statusCode": 500, "message": "x"},
-    {"type": "error", "error": {"type": "overloaded_error"}},
-    {"result": "Error: timeout"},
-    {"isError": True, "content": [{"type": "text", "text": "x"}]},
-    [{"error": "timeout"}],
-]
-NOTHING: list[Json] = [
-    *"""No results found.
-Found 0 results for 'Orlen'
-No good Wikipedia Search Result was found
-Your search - Orlen - did not match any documents.
-Sorry, I could not find anything.
-Exception: No results found! Try a shorter query.
-(no results)
-<results></results>
-Total results: 0
-There is no information about this in the knowledge base.
-未找到相关结果
-None
-null
-[]""".splitlines(),
-    "Query: Orlen\nNo results.",
-    [],
-    {},
-    [[]],
-    [None],
-    ["No results found."],
-    {"results": []},
-    {"total": 0},
-    {"results": [], "message": "ok"},
-    [{"title": "", "snippet": ""}],
-    {"hits": {"total": 0, "hits": []}},
-    {"error": None, "data": None},
-    {"error": "No results found", "results": []},
-    {"message": "No results found"},
-]
-PASSAGES = [
-    *"""Error (baseball)
-Error 404 (film)
-Error analysis: the study of errors
-The error was found in 1905.
-Human error: causes
-HTTP 404 is a standard response code.
-429 BC
-500 days
-Failed states index
-Access Denied (band)
-Can't Get You Out of My Head
-Unable to swim, he drowned.
-Gone, Girl
-The search for the passage failed in 1845 because of ice.
-No Country for Old Men
-No documents survive from his reign.
-No results is an album.
-Nothing found is a 2019 album by Ada.
-None of them survived.
-Police found no records of the man.
-<p>Ada</p>""".splitlines(),
-    "Error (baseball)\nIn baseball, an error is an act of a fielder.",
-    "Timeout\nA timeout is a halt in play.",
-    "Error: " + "word " * 200,
-]
+RESULTS: dict[str, list[Json]] = json.loads(Path(__file__).with_name("tool_results.json").read_text(encoding="utf-8"))
+"""What tools of other programs returned: of searches that failed, that found nothing, and passages."""
 
 
 def searched(tmp_path: Path, result: Json) -> tuple[Search, dict[str, int]]:
@@ -109,19 +23,19 @@ def searched(tmp_path: Path, result: Json) -> tuple[Search, dict[str, int]]:
     return run.searches[0], dict(report.counts)
 
 
-@pytest.mark.parametrize("result", FAULTS)
+@pytest.mark.parametrize("result", [*RESULTS["faults"], TRACEBACK, PAGE])
 def test_a_search_that_failed_is_a_fault_and_its_message_no_passage(tmp_path: Path, result: Json) -> None:
     search, counts = searched(tmp_path, result)
     assert search.fault and not search.hits and counts["failed_searches"] == 1
 
 
-@pytest.mark.parametrize("result", NOTHING)
+@pytest.mark.parametrize("result", RESULTS["nothing"])
 def test_a_search_that_found_nothing_has_no_hits_and_is_no_fault(tmp_path: Path, result: Json) -> None:
     search, counts = searched(tmp_path, result)
     assert search.fault is None and not search.hits and counts["searches_without_hits"] == 1
 
 
-@pytest.mark.parametrize("text", PASSAGES)
+@pytest.mark.parametrize("text", [*RESULTS["passages"], "Error: " + "word " * 200])
 def test_a_passage_about_errors_stays_a_passage(tmp_path: Path, text: str) -> None:
     assert [hit.passage.text for hit in searched(tmp_path, text)[0].hits] == [text]
 

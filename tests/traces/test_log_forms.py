@@ -42,70 +42,13 @@ def only(tmp_path: Path, *messages: Json, **row: Json) -> tuple[Trajectory, Trac
     return run, report
 
 
-ANTHROPIC: list[Json] = [
-    ASK,
-    {
-        "role": "assistant",
-        "content": [
-            {"type": "thinking", "thinking": "A river."},
-            text("I search."),
-            {"type": "tool_use", "id": "t", "name": "search", "input": {"query": "Orlen river"}},
-        ],
-    },
-    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [text(FOUND)]}]},
-    {"role": "assistant", "content": [text("Tave")]},
-]
-SERVER_TOOL: list[Json] = [
-    ASK,
-    {
-        "role": "assistant",
-        "content": [
-            {"type": "server_tool_use", "id": "t", "name": "web_search", "input": {"query": "Orlen river"}},
-            {
-                "type": "web_search_tool_result",
-                "tool_use_id": "t",
-                "content": [{"type": "web_search_result", "url": "http://x", "title": "Orlen"}],
-            },
-            text("Tave"),
-        ],
-    },
-]
-LANGCHAIN: list[Json] = [
-    {"type": "human", "content": ASK["content"]},
-    {"type": "ai", "data": {"content": "", "tool_calls": [{"name": "search", "args": {"query": "Orlen river"}}]}},
-    {"type": "tool", "content": FOUND},
-    {"type": "ai", "content": "Tave"},
-]  # fmt: skip
-RESPONSES: list[Json] = [
-    {"role": "user", "content": [{"type": "input_text", "text": ASK["content"]}]},
-    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "A river."}]},
-    {"type": "function_call", "call_id": "c", "name": "search", "arguments": '{"query": "Orlen river"}'},
-    {"type": "function_call_output", "call_id": "c", "output": FOUND},
-    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Tave"}]},
-]
+LOGS: dict[str, list[Json]] = json.loads(Path(__file__).with_name("program_logs.json").read_text(encoding="utf-8"))
+"""Program → its log of one question, one search and one answer."""
 CALL: JsonObject = {"name": "search", "arguments": {"query": "Orlen river"}}
-HERMES: list[Json] = [
-    ASK,
-    {
-        "role": "assistant",
-        "content": f"<think>A river.</think>\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>",
-    },
-    {"role": "user", "content": f"<tool_response>\n{FOUND}\n</tool_response>"},
-    SAID,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("messages", [ANTHROPIC, SERVER_TOOL, LANGCHAIN, RESPONSES, HERMES])
-def test_a_search_is_one_search_with_its_passage_in_every_form(tmp_path: Path, messages: list[Json]) -> None:
-    run, report = only(tmp_path, *messages)
-    assert (run.question.question, run.answer, run.stop) == (ASK["content"], "Tave", StopReason.ANSWERED)
-    ((query, (hit,)),) = [(search.query, search.hits) for search in run.searches]
-    assert (query, hit.passage.title) == ("Orlen river", "Orlen") and hit.passage.text in ("", PAGES[0]["text"])  # type: ignore[index,call-overload]
-    assert not report.unread and report.counts == {"searches": 1, "calls_without_result": 0}
 
 
 def test_a_response_with_input_and_output_is_a_record(tmp_path: Path) -> None:
-    run, _ = only(tmp_path, input=str(ASK["content"]), output=RESPONSES[1:])
+    run, _ = only(tmp_path, input=str(ASK["content"]), output=LOGS["responses"][1:])
     assert (run.question.question, run.answer, len(run.searches)) == (ASK["content"], "Tave", 1)
 
 
@@ -120,14 +63,8 @@ def test_parallel_calls_of_responses_are_one_turn(tmp_path: Path) -> None:
 
 def test_a_second_question_is_never_answered_under_the_first(tmp_path: Path) -> None:
     second: JsonObject = {"role": "user", "content": "And which sea?"}
-    chat: list[Json] = [
-        ASK,
-        SAID,
-        second,
-        called('{"query": "sea of the Tave"}'),
-        told(),
-        {"role": "assistant", "content": "North"},
-    ]
+    north: JsonObject = {"role": "assistant", "content": "North"}
+    chat: list[Json] = [ASK, SAID, second, called('{"query": "sea of the Tave"}'), told(), north]
     run, report = only(tmp_path, *chat)
     assert (run.question.question, run.answer) == ("And which sea?", "North")
     assert [search.query for search in run.searches] == ["sea of the Tave"] and sum(report.unread.values()) == 1
@@ -182,15 +119,13 @@ def test_what_is_not_read_is_counted_by_name(tmp_path: Path) -> None:
     ]  # fmt: skip
     failed: JsonObject = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": "timeout"}
     (tmp_path / "b").mkdir()
-    (lost,), _ = imported(tmp_path / "b", [{"messages": [*ANTHROPIC[:2], {"role": "user", "content": [failed]}, SAID]}])
+    (lost,), _ = imported(
+        tmp_path / "b", [{"messages": [*LOGS["anthropic"][:2], {"role": "user", "content": [failed]}, SAID]}]
+    )
     assert lost.searches[0].fault == "timeout" and not lost.searches[0].hits
 
 
-ASKED: JsonObject = {
-    "id": "c",
-    "type": "function",
-    "function": {"name": "search", "arguments": {"query": "Orlen river"}},
-}
+ASKED: JsonObject = {"id": "c", "type": "function", "function": CALL}
 
 
 @pytest.mark.parametrize(
@@ -198,22 +133,17 @@ ASKED: JsonObject = {
     [
         [ASK, {"role": "assistant", "content": None, "tool_calls": json.dumps([ASKED])}, told(), SAID],
         [ASK, {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [ASKED]}}, told(), SAID],
+        [ASK, {"role": "model", "content": "", "tool_calls": [ASKED]}, told(), {**SAID, "role": "Assistant"}],
         [
             ASK,
-            {"role": "model", "content": "", "tool_calls": [ASKED]},
-            told(),
-            {"role": "Assistant", "content": "Tave"},
-        ],
-        [
-            ASK,
-            {"role": "assistant", "content": "<think>x</think><search> Orlen river </search>"},
+            {**SAID, "content": "<think>x</think><search> Orlen river </search>"},
             {"role": "user", "content": f"\n<information>{FOUND}</information>\n"},
-            {"role": "assistant", "content": "<think>y</think><answer> Tave </answer>"},
+            {**SAID, "content": "<think>y</think><answer> Tave </answer>"},
         ],
         [
             ASK,
             {
-                "role": "assistant",
+                **SAID,
                 "content": f"<search>Orlen river</search>\n<information>{FOUND}</information><answer>Tave</answer>",
             },
         ],
@@ -389,3 +319,105 @@ def test_an_id_of_coseeks_own_hits_goes_to_no_passage_of_another_tool(tmp_path: 
     (run,), _ = imported(tmp_path, [{"messages": [*chat[:4], *more, chat[4]]}])
     ((theirs, egmont), (ours,)) = ([hit.passage.id for hit in search.hits] for search in run.searches)
     assert (ours, egmont) == ("faust", "egmont") and theirs.startswith("faust#")
+
+
+# --- programs and models: however call and result are written
+
+
+Q, A = str(ASK["content"]), "Tave"
+ARGS: JsonObject = {"query": "Orlen river"}
+TYPED = json.dumps(ARGS)
+
+
+def said(role: str, *parts: Json) -> JsonObject:
+    return {"role": role, "content": [*parts]}
+
+
+@pytest.mark.parametrize("program", LOGS)
+def test_a_call_and_its_result_are_found_in_the_log_of_any_program(tmp_path: Path, program: str) -> None:
+    for folder, row in (("trace", {"trace": {"items": LOGS[program]}}), ("chat", {"messages": LOGS[program]})):
+        (tmp_path / folder).mkdir()
+        run, report = only(tmp_path / folder, **row)
+        ((query, (hit,)),) = [(search.query, search.hits) for search in run.searches]
+        assert query == "Orlen river" and hit.passage.text in ("Orlen lies on the Tave.", "")  # or only its address
+        assert (run.question.question, run.answer, run.stop, report.unread) == (Q, A, StopReason.ANSWERED, {})
+        assert report.counts == {"searches": 1, "calls_without_result": 0}
+
+
+def test_a_program_that_uses_the_ids_of_calls_again_loses_none(tmp_path: Path) -> None:
+    found: JsonObject = {"toolUseId": "c", "content": [{"json": {"results": PAGES}}]}
+    turn: list[Json] = [
+        said("assistant", {"toolUse": {"toolUseId": "c", "name": "search", "input": ARGS}}),
+        said("user", {"toolResult": found}),
+    ]
+    run, report = only(tmp_path, ASK, *turn, *turn, SAID)
+    assert [search.turn for search in run.searches] == [1, 2] and report.counts["calls_without_result"] == 0
+
+
+TEXTS = [
+    f"<|tool_calls_section_begin|><|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{TYPED}"
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    '<minimax:tool_call>\n<invoke name="search">\n<parameter name="query">Orlen river</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>search"
+    f"\n```json\n{TYPED}\n```<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>",
+    '<\uff5cDSML\uff5cfunction_calls><\uff5cDSML\uff5cinvoke name="search"><\uff5cDSML\uff5cparameter name="query" '
+    'string="true">Orlen river</\uff5cDSML\uff5cparameter></\uff5cDSML\uff5cinvoke></\uff5cDSML\uff5cfunction_calls>',
+    f'I look. [TOOL_CALLS] [{{"name": "search", "arguments": {TYPED}, "id": "abc123def"}}]',
+    f"[TOOL_CALLS]search[CALL_ID]abc123def[ARGS]{TYPED}",
+    '<|python_tag|>search.call(query="Orlen river")',
+    f'<|python_tag|>{{"name": "search", "parameters": {TYPED}}}',
+    f"<function=search>{TYPED}</function>",
+    "<tool_call>\n<function=search>\n<parameter=query>\nOrlen river\n</parameter>\n</function>\n</tool_call>",
+    f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "search", "parameters": {TYPED}}}]<|END_ACTION|>',
+    f'<|tool_call|>[{{"name": "search", "arguments": {TYPED}}}]',
+    '[search(query="Orlen river")]',
+    "Thought: A river.\nAction: search\nAction Input: Orlen river",
+    f'Action:\n```json\n{{"action": "search", "action_input": {TYPED}}}\n```',
+    "Thought 1: A river.\nAction 1: Search[Orlen river]\nObservation 1:",
+    "<think>A river: <|begin_of_query|>Orlen river<|end_of_query|></think>",
+]
+
+
+@pytest.mark.parametrize("words", TEXTS)
+def test_a_call_in_the_marks_of_any_model_is_read(tmp_path: Path, words: str) -> None:
+    called: JsonObject = {"role": "assistant", "content": words}
+    told: JsonObject = {"role": "tool", "content": FOUND, "tool_call_id": "functions.search:0"}
+    (run,), report = imported(tmp_path, [{"messages": [ASK, called, told, SAID]}])
+    assert [(one.query, [hit.passage.id for hit in one.hits]) for one in run.searches] == [("Orlen river", ["1"])]
+    assert (run.answer, report.unread) == (A, {})
+    (tmp_path / "user").mkdir()
+    (other,), _ = imported(tmp_path / "user", [{"messages": [ASK, called, {"role": "user", "content": FOUND}, SAID]}])
+    assert other.searches == run.searches or words in (TEXTS[7],)  # such a call is read by its turn
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASK, SAID], "intermediate_steps": [[{"tool": "search", "tool_input": "Orlen"}, "Orlen lies."]]},
+        {"messages": [ASK, {**SAID, "toolRun": {"which": "search", "q": "Orlen"}}]},
+        {"messages": [ASK, {"role": "assistant", "content": "<|plugin_call|>search: Orlen"}, SAID]},
+    ],
+)
+def test_a_run_whose_calls_nobody_reads_is_never_one_without_calls(tmp_path: Path, row: JsonObject) -> None:
+    (run,), report = imported(tmp_path, [row])
+    assert not run.searches and sum(report.unread.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "words", ['```json\n{"name": "Orlen", "input": 3}\n```', "Use <function=f> in C.", "Action: see [1]", "[Orlen]"]
+)
+def test_an_answer_with_code_is_no_call(tmp_path: Path, words: str) -> None:
+    schema: JsonObject = {"type": "function", "function": {"name": "search", "parameters": {}}}
+    beside: JsonObject = {"tools": [schema], "usage": {"server_tool_use": {"web_search_requests": 0}}}
+    (run,), report = imported(tmp_path, [{"messages": [ASK, {"role": "assistant", "content": words}], **beside}])
+    assert run.answer == words and not report.counts["calls_without_result"] and not report.tools
+    assert not any("fields of tools" in name for name in report.unread)
+
+
+def test_a_file_of_records_is_not_one_conversation(tmp_path: Path) -> None:
+    pairs: list[Json] = [{"from": "human", "value": Q}, {"from": "gpt", "value": A}]
+    for number, rows in enumerate([[{"conversations": pairs}] * 2, [{"task": Q, "traj": [ASK, SAID]}] * 2]):
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / "log.json").write_text(json.dumps(rows))
+        assert import_traces([folder / "log.json"], folder / "run").imported == 2

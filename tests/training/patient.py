@@ -14,7 +14,6 @@ from tests.training.tiny import seeded
 from torch import Tensor
 from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
-from coseek.data.answers import exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.training.learner.batch import make_batch
@@ -33,10 +32,6 @@ VOCABULARY, PROMPT, SEARCH, FOUND, SHRUG = 24, 1, 2, 3, 4
 WORDS, SHORT, KEYS = range(8, 16), range(8, 12), range(16, 24)
 """What can be an answer; the answers whose form is valid, half of them; what a question names."""
 MOST_SEARCHES = 3
-
-
-def right(run: Trajectory) -> float:
-    return float(exact_match(run.answer, run.question.answers))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import get_args
 import pytest
 from tests.scripted import Scripted, generator
 
-from coseek.agents.protocol import load_protocol
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
@@ -151,15 +150,6 @@ def test_training_begins_with_records_and_copies_and_ends_with_every_task() -> N
     assert set(settings.shares) == set(get_args(Task))
 
 
-@pytest.mark.slow
-def test_no_example_holds_a_tag_of_any_protocol() -> None:
-    tags = {tag.opening for name in ("search-r1", "qagent", "s3", "react") for tag in load_protocol(name).grammar.tags}
-    drawn = tasks()
-    for number in range(40):
-        text = "".join(segment.text for segment in drawn.draw(1.0, random.Random(number)).segments)
-        assert not any(tag and tag in text for tag in tags)
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -172,9 +162,3 @@ def test_no_example_holds_a_tag_of_any_protocol() -> None:
 def test_tasks_that_cannot_be_drawn_are_refused_with_a_sentence(given: JsonObject, says: str) -> None:
     with pytest.raises(SettingError, match=says):
         make_settings(BaseTaskSettings, given)
-
-
-def test_a_task_that_is_left_out_is_never_drawn() -> None:
-    shares = {task: 1.0 for task in get_args(Task) if task != "drill"}
-    left_out = replace(tasks(), settings=BaseTaskSettings(shares=shares))
-    assert all("drill" not in left_out.shares(done) for done in (0.0, 0.1, 1.0))

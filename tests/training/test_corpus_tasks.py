@@ -4,7 +4,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from tests.scripted import Scripted, generator
 
 from coseek.core.files import Json
@@ -101,17 +100,3 @@ def test_every_fact_of_a_drill_stands_in_its_passage() -> None:
 def test_the_next_thing_to_look_up_is_the_step_s_own_question() -> None:
     ends = {text.rpartition(" Next : ")[2] for text in written("next", [TWO]) if " Next : " in text}
     assert ends == {f"{one.sub_question} ." for one in plan_of(TWO)}
-
-
-def test_long_questions_are_not_lost_among_thousands_of_one_hop() -> None:
-    many = [replace(BACK, id=str(number)) for number in range(400)]
-    place = sampler([TWO, *many])
-    drawn = [place.draw_question(random.Random(seed)) for seed in range(400)]
-    assert drawn.count(TWO) == pytest.approx(400 / 21, rel=0.6)
-
-
-@pytest.mark.slow
-def test_a_share_of_the_examples_is_of_the_corpus() -> None:
-    half = replace(tasks(), corpus_share=0.5, settings=BaseTaskSettings(shares={"read": 1.0}, warm_up=0.0))
-    texts = [half.draw(1.0, random.Random(seed)).segments[0].text for seed in range(100)]
-    assert 30 < sum(TWO.question in text or BACK.question in text for text in texts) < 70

@@ -25,7 +25,7 @@ from coseek.measure.table import Table
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query
-from coseek.retrieval.retrievers.dense import Dense, DenseSettings
+from coseek.retrieval.retrievers.dense import DenseSettings
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard
 from coseek.retrieval.views import render_view
 from coseek.training.encoder.batch import FeatureBuilder
@@ -55,32 +55,23 @@ def test_training_finds_more_and_dense_search_opens_the_result(given_folders: Pa
     assert read["trained"]["mrr"] > read["before"]["mrr"] + 0.1
     card = EncoderCard.of(training.encoder_folder)
     assert card.view == "question+query" and card.query_tokens == 48
-    corpus = Corpus({one.passage.id: one.passage for number in range(24) for one in label(number).candidates}.values())
-    dense = Dense.over(corpus, DenseSettings(encoder=str(training.encoder_folder)))
-    assert dense.settings.view == "question+query"
-    assert len(dense.search([Query("ba be", "what is ba")], 3)[0]) == 3
+    check_served_as_measured(training, "dense", tmp_path / "index")
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30, 40, 40]
     assert lines[-2]["loss"] < lines[0]["loss"] and "held/mrr" in lines[-1]
 
 
-@pytest.mark.slow
-def test_what_training_saw_is_what_serving_encodes(given_folders: Path, tmp_path: Path) -> None:
-    """The look at the end and an index over the same passages rank alike."""
-    training = train(given_folders, tmp_path / "out", "training.steps=2")
+def check_served_as_measured(training: RetrieverTraining, kind: str, index: Path) -> None:
+    """The look at the end of a training and an index over the same passages rank alike."""
     evaluator = training.evaluator
     assert evaluator is not None
-    found = evaluator.evaluate(training.open(training.encoder_folder))
-    corpus = Corpus(evaluator.held_out.pool)
-    labels = evaluator.held_out.labels
-    dense = Dense.over(corpus, DenseSettings(encoder=str(training.encoder_folder), precision="float32"))
-    hits = dense.search([one.query for one in labels], len(corpus))
-    ranks = [
-        next(rank for rank, hit in enumerate(found_here, start=1) if hit.passage.text == one.passage(one.positive).text)
-        for one, found_here in zip(labels, hits, strict=True)
-    ]
+    corpus, labels = Corpus(evaluator.held_out.pool), evaluator.held_out.labels
+    built = build_index(corpus, kind, index, {"encoder": str(training.encoder_folder)})
+    ranks = []
+    for one, hits in zip(labels, built.search([one.query for one in labels], len(corpus)), strict=True):
+        ranks.append([hit.passage.text for hit in hits].index(one.passage(one.positive).text) + 1)
     # Vectors of another batch differ in the seventh digit: neighbours may swap.
-    assert np.abs(found.ranks - np.array(ranks)).max() <= 1
+    assert np.abs(evaluator.evaluate(training.open(training.encoder_folder)).ranks - np.array(ranks)).max() <= 1
 
 
 class Stop(Exception):
@@ -118,7 +109,6 @@ def timeless_lines(out: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     "more",
     [
-        (),
         ("training.lora={rank: 2}", "training.dropout=0.1", "held_out.keep=best"),
         ("training.checkpoint_every=2", "held_out.keep=best"),
         ("kind=late-interaction", "token_dimension=8", "training.dropout=0.1"),
@@ -177,16 +167,7 @@ def test_another_kind_learns_and_is_searched_as_it_was_measured(
     read = json.loads((tmp_path / "out" / "table.json").read_text())["searchers"]
     assert read["trained"]["mrr"] > read["before"]["mrr"]
     assert training.next_command.startswith(f"coseek index DATA --retriever {kind}")
-    evaluator = training.evaluator
-    assert evaluator is not None
-    found = evaluator.evaluate(training.open(training.encoder_folder))
-    corpus, held_out = Corpus(evaluator.held_out.pool), evaluator.held_out.labels
-    built = build_index(corpus, kind, tmp_path / "index", {"encoder": str(training.encoder_folder)})
-    for one, hits, rank in zip(
-        held_out, built.search([one.query for one in held_out], len(corpus)), found.ranks.tolist(), strict=True
-    ):
-        texts = [hit.passage.text for hit in hits]
-        assert abs(texts.index(one.passage(one.positive).text) + 1 - rank) <= 1
+    check_served_as_measured(training, kind, tmp_path / "index")
     # A trained one goes on as it is, and is none of one vector per text.
     again = train(
         given_folders, tmp_path / "again", *settings[:1], "training.steps=1", f"encoder={tmp_path}/out/encoder"
@@ -314,10 +295,9 @@ def test_the_command_trains_says_where_and_refuses_to_overwrite(
 @pytest.mark.slow
 def test_two_workers_end_with_the_weights_of_one(given_folders: Path, tmp_path: Path) -> None:
     run_workers(2, train_every_kind, given_folders, tmp_path / "two")
-    before = weights_of(given_folders / "encoder")
-    for kind in ("contrastive", "cached"):
-        more = SETTINGS[kind]
-        alone = weights_of(train(given_folders, tmp_path / kind, *more).encoder_folder)
+    for kind, more in SETTINGS.items():
+        training = train(given_folders, tmp_path / kind, *more)
+        before, alone = weights_of(training.start_folder), weights_of(training.encoder_folder)
         both = weights_of(tmp_path / "two" / kind / "encoder")
         moved = max(float((alone[name] - before[name]).abs().max()) for name in alone)
         apart = max(float((alone[name] - both[name]).abs().max()) for name in alone)

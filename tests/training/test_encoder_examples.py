@@ -1,6 +1,7 @@
-"""Which rows a retriever learns from, and when."""
+"""Which rows a retriever learns from, and when; and the labels that a data set alone gives."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -10,15 +11,32 @@ from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label, write_labels
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
-from coseek.lab.labels.synthetic import KINDS, SyntheticSettings, synthetic_labels, texts_of, throw_away_worlds
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Corpus, Passage
+from coseek.data.question import Question
+from coseek.lab.labels.synthetic import KINDS, SyntheticSettings, synthetic_labels, texts_of
+from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.synthesis.synthesis import synthesize
 from coseek.lab.world.oracle import SUPPORT
-from coseek.lab.world.world import WorldSettings, make_world
+from coseek.lab.world.settings import WorldSettings
+from coseek.lab.world.world import make_world
+from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.query import Query
+from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.batch import FeatureBuilder
-from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
+from coseek.training.encoder.examples import (
+    ExampleOrder,
+    TrainingExample,
+    is_held_out,
+    passage_labels,
+    question_labels,
+    read_labels,
+    split_by_question,
+)
 from coseek.training.encoder.laptop_encoder import learn_tokenizer
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.encoder.trainer import arguments
@@ -26,12 +44,6 @@ from coseek.training.encoder.trainer import arguments
 
 def seen(query: Query) -> str:
     return query.text
-
-
-def test_labels_are_read_back_whole(tmp_path: Path) -> None:
-    assert read_labels([str(write_labels(tmp_path / "a", 3)), str(write_labels(tmp_path / "b", 2))]) == [
-        label(number, search=search) for count in (3, 2) for number in range(count) for search in range(2)
-    ]
 
 
 def test_a_folder_without_labels_is_a_sentence(tmp_path: Path) -> None:
@@ -122,15 +134,6 @@ def test_a_lessons_negatives_never_tell_the_fact() -> None:
     assert synthetic_labels(world, "train", SyntheticSettings(), seed=3) == found
 
 
-def test_worlds_take_their_lexicons_in_turn() -> None:
-    settings = SyntheticSettings(worlds=3, world=WorldSettings(size="tiny", train=5, dev=0, test=0))
-    mixed = settings.model_copy(update={"lexicons": ("drawn", "laptop")})
-    assert [world.settings.lexicon for world in throw_away_worlds(settings, 0)] == ["laptop"] * 3
-    made = list(throw_away_worlds(mixed, 0))
-    assert [world.settings.lexicon for world in made] == ["drawn", "laptop", "drawn"]
-    assert len({world.settings.seed for world in made}) == 3
-
-
 def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() -> None:
     world = make_world(WorldSettings(size="tiny", train=20, dev=0, test=0))
     tokenizer = learn_tokenizer(texts_of(world), 1000)
@@ -147,11 +150,6 @@ def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() ->
     ]
 
 
-def test_muon_is_muon_or_refused_for_encoders() -> None:
-    with pytest.raises(SettingError, match=r"algorithm=muon: encoders are trained by AdamW"):
-        make_settings(RetrieverRecipe, {"labels": ["x"], "training": {"optimizer": {"algorithm": "muon"}}})
-
-
 def test_best_needs_evaluations_and_keeps_the_checkpoints_asked_for(tmp_path: Path) -> None:
     def recipe(every: int, saved: int) -> RetrieverRecipe:
         held_out = {"keep": "best", "every": every}
@@ -165,3 +163,73 @@ def test_best_needs_evaluations_and_keeps_the_checkpoints_asked_for(tmp_path: Pa
     for every, saved, least in ((1000, 100, 100), (100, 100, 100), (40, 100, 40)):
         made = arguments(tmp_path, recipe(every, saved), 6000, evaluates=True)
         assert (made.save_steps, made.eval_steps, made.load_best_model_at_end) == (least, every, True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Questions made from the passages of a world."""
+    folder = tmp_path_factory.mktemp("labels")
+    make_world(WorldSettings(size="tiny", train=0, dev=0, test=0)).corpus.save(folder / "in" / "corpus.jsonl")
+    synthesize(folder / "in", folder / "out", SynthesisSettings(count=40))
+    return Dataset(folder / "out")
+
+
+def test_every_step_of_a_path_finds_its_passage_and_no_negative_holds_what_it_asks_for(data: Dataset) -> None:
+    corpus, questions = data.corpus, data.questions("train")
+    labels = question_labels(questions, corpus, Bm25.over(corpus), 12)
+    assert len(labels) > 2 * len(questions)
+    for question in questions:
+        own = {one.query.text: one for one in labels if one.turn.question_id == question.id}
+        assert own[question.question].positive == question.gold_ids[0]
+        for step in cast(list[JsonObject], question.meta["path"]):
+            label = own[str(step["question"])]
+            assert label.positive == step["passage"]
+            sought = " ".join(words(str(step["to"])))
+            for ident in label.negatives:
+                one = corpus.by_id(ident)
+                assert ident not in question.gold_ids
+                assert f" {sought} " not in f" {' '.join(words(f'{one.title} {one.text}'))} "
+
+
+def test_a_question_of_people_has_each_gold_passage_as_a_positive_and_one_without_any_gives_none() -> None:
+    corpus = Corpus(Passage(str(row), "", f"herons number {row} wait in shallow water") for row in range(6))
+    asked = [Question("a", "where do herons wait?", ("water",), ("1", "4")), Question("b", "who?", ("x",))]
+    labels = question_labels(asked, corpus, Bm25.over(corpus), 4)
+    assert [(one.turn.question_id, one.positive) for one in labels] == [("a", "1"), ("a", "4")]
+    assert not labels[0].negatives, "every other passage holds the answer, too"
+
+
+def test_the_words_of_a_query_are_taken_out_of_its_passage_and_only_there() -> None:
+    corpus = Corpus(
+        Passage(
+            f"p{row}", f"Birds › How herons of kind {row} fish",
+            f"The heron of kind {row} waits in shallow water. Its nest number {row} is built in a tall old tree.",
+        )
+        for row in range(12)
+    )  # fmt: skip
+    labels = passage_labels(list(corpus), Bm25.over(corpus), 5, seed=0)
+    assert len(labels) == 12
+    kinds = set()
+    for one in labels:
+        whole, less = corpus.by_id(one.positive), one.passage(one.positive)
+        assert one.query.text in f"{whole.title} {whole.text}"
+        assert one.query.text not in f"{less.title} {less.text}"
+        kinds.add(less.title == whole.title)
+        assert all(one.passage(ident) == corpus.by_id(ident) for ident in one.negatives)
+    assert kinds == {True, False}, "headings and sentences"
+
+
+@given(st.lists(st.tuples(st.text(max_size=40), st.text(max_size=200)), min_size=1, max_size=8), st.integers(0, 9))
+def test_any_text_gives_a_label_or_none_and_never_one_without_words(rows: list[tuple[str, str]], seed: int) -> None:
+    corpus = Corpus(Passage(str(row), title, text) for row, (title, text) in enumerate(rows))
+    for one in passage_labels(list(corpus), Bm25.over(corpus), 3, seed):
+        less = one.passage(one.positive)
+        assert words(one.query.text) and words(less.text)
+        assert (less.title, less.text) != (corpus.by_id(less.id).title, corpus.by_id(less.id).text)
+
+
+def test_passages_of_one_document_are_held_out_together() -> None:
+    parts = [Passage(str(row), "", "x", meta={"path": f"{row // 3}.md"}) for row in range(300)]
+    held = [is_held_out(one, 0.3, 0) for one in parts]
+    assert all(held[row] == held[row - row % 3] for row in range(300))
+    assert 15 <= sum(held[::3]) <= 45

@@ -7,36 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.training.patient import Patient, read, right, tiny
-from tests.training.tiny import tiny_model
+from tests.training.patient import Patient, read, tiny
 from tests.watching import Heard
 
 from coseek.core.errors import RunError
-from coseek.core.progress import NoProgress
 from coseek.rewards.reward import Reward
-from coseek.training.learner.checkpoint import SCHEMA, TrainingState, keep_healthy, load_healthy
-from coseek.training.learner.policy import Policy
-from coseek.training.learner.settings import LearnerSettings
+from coseek.training.learner.checkpoint import SCHEMA, keep_healthy, load_healthy
+from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.callbacks import CheckpointWriter, StepReport
+from coseek.training.rl.callbacks import QUIET_STEPS, LearnsNothing, StepReport
 from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
 from coseek.training.rl.settings import MonitorSettings, RlSettings
 from coseek.training.rl.trainer import train_rl
 
 LEVELS = {"search_rate": 0.95, "answered": 0.97, "truncated": 0.03, "valid": 0.95, "exact_match": 0.4}
 USUAL = {
-    "searches": 1.8,
-    "frac_reward_zero_std": 0.35,
-    "grad_norm": 0.1,
-    "kl_old": 1e-4,
-    "logprob_gap": 1e-3,
-    "right_shift": 2e-3,
-    "trajectories": 256.0,
-    "faults": 0.0,
-}
+    "searches": 1.8, "frac_reward_zero_std": 0.35, "grad_norm": 0.1, "kl_old": 1e-4, "logprob_gap": 1e-3,
+    "right_shift": 2e-3, "trajectories": 256.0, "faults": 0.0,
+}  # fmt: skip
 SETTINGS = RlSettings()
 
 
@@ -159,9 +149,8 @@ def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
     said = Heard()
     health = Monitor(SETTINGS, [], said)
     for step in range(20):
-        assert health.update({"step": step + 1, "search_rate": 0.9, "truncated": 0.0, "searches": 1.0}) == {
-            "alarms": 0.0
-        }
+        written = health.update({"step": step + 1, "search_rate": 0.9, "truncated": 0.0, "searches": 1.0})
+        assert written == {"alarms": 0.0}
     assert "monitor: no metric answered, so alarm no-answer cannot be raised" in said.lines
     assert len(said.lines) == len(set(said.lines)) and not any("no-search" in line for line in said.lines)
 
@@ -179,7 +168,7 @@ def test_a_new_alarm_is_said_once_and_written_as_long_as_it_lasts() -> None:
 
 @pytest.fixture(scope="module")
 def patient() -> Patient:
-    return tiny(lessons=120)
+    return tiny(lessons=120, lr=2e-3)
 
 
 def test_parts_that_fail_for_good_are_an_alarm_and_no_healthy_run() -> None:
@@ -192,22 +181,14 @@ def test_parts_that_fail_for_good_are_an_alarm_and_no_healthy_run() -> None:
 
 def small(patient: Patient, **health: object) -> RlSettings:
     """Small steps, in which the policy unlearns to search within ten or so."""
-    changes = {"questions_per_step": 8, "group_size": 4, "checkpoint_every": 1, "policy": learner(patient)}
+    changes = {"questions_per_step": 8, "group_size": 4, "checkpoint_every": 1, "policy": patient.settings.policy}
     return RlSettings.model_validate({**changes, "monitor": {"window": 3, **health}})
 
 
-def learner(patient: Patient) -> dict[str, object]:
-    tree = patient.settings.policy.model_dump()
-    return tree | {"optimizer": tree["optimizer"] | {"lr": 2e-3}}
-
-
-def train(
-    patient: Patient, plan: RlSettings, folder: Path, progress: NoProgress | None = None, resume: bool = False
-) -> Policy:
+def train(patient: Patient, plan: RlSettings, folder: Path, resume: bool = False) -> None:
     policy, runs = patient.fresh(plan)
     pay: Callable[..., Reward] = lambda run: Reward(-float(len(run.searches)))  # noqa: E731
-    train_rl(LocalBackend(policy, plan), patient.questions, runs, pay, plan, folder, resume=resume, progress=progress)
-    return policy
+    train_rl(LocalBackend(policy, plan), patient.questions, runs, pay, plan, folder, resume=resume)
 
 
 @pytest.mark.slow
@@ -274,36 +255,25 @@ def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_pat
     assert load_healthy(tmp_path) is None  # a checkpoint without its files is none
 
 
-def test_an_alarm_between_two_checkpoints_drops_the_candidate(tmp_path: Path) -> None:
-    learner = LearnerSettings()
-    state = TrainingState(tmp_path, learner, {"policy": Policy(tiny_model(), learner, 0)}, {}, resume=False)
-    monitor = Monitor(RlSettings(monitor=MonitorSettings(window=1)), [], NoProgress())
-    writer, healthy = CheckpointWriter(state, monitor, every=5, patience=5), tmp_path / "checkpoints" / "healthy"
-    seen = []
-    for step in range(1, 21):
-        monitor.update({"step": float(step), **row(logprob_gap=0.5 if 6 <= step <= 9 else 1e-3)})
-        state.advance(step, step)
-        writer.after_step(StepReport(step, 100))
-        seen += [step] if healthy.exists() else []
-    assert seen[0] == 15 and json.loads((healthy / "manifest.json").read_text())["step"] == 15
+def heard(settings: RlSettings, *rows: dict[str, float]) -> list[str]:
+    progress = Heard()
+    watch = LearnsNothing(open_algorithm(settings), settings, progress)
+    watch.begin()
+    for step, row in enumerate(rows, start=1):
+        watch.after_step(StepReport(step, len(rows), row))
+    return progress.warned
 
 
-@pytest.mark.slow
-def test_right_runs_are_measured_before_and_after_the_updates(patient: Patient, tmp_path: Path) -> None:
-    """Paid for what is right, right runs become likelier; the reading is of the updates, so it draws nothing."""
-    plan = small(patient, probe_trajectories=8).model_copy(
-        update={"steps": 2, "questions_per_step": 16, "group_size": 8}
-    )
-    seen: list[dict[str, torch.Tensor]] = []
-    for runs_looked_at in (8, 0):
-        policy, runs = patient.fresh(plan)
-        probed = plan.model_copy(
-            update={"monitor": plan.monitor.model_copy(update={"probe_trajectories": runs_looked_at})}
-        )
-        folder = tmp_path / str(runs_looked_at)
-        train_rl(LocalBackend(policy, probed), patient.questions, runs, lambda run: Reward(right(run)), probed, folder)
-        seen.append(policy.module.state_dict())
-    first = read(tmp_path / "8" / "metrics.jsonl")[0]
-    assert first["right_shift"] > 0.0 > first["right_logprob"]
-    assert "right_shift" not in read(tmp_path / "0" / "metrics.jsonl")[0]
-    assert all(torch.equal(weight, seen[1][name]) for name, weight in seen[0].items())
+def test_a_group_of_one_run_is_said_where_runs_are_compared(tmp_path: Path) -> None:
+    [said] = heard(RlSettings(group_size=1))
+    assert said.startswith("rl.group_size=1") and "rl.algorithm=reinforce-pp" in said
+    assert not heard(RlSettings(group_size=1, algorithm="ppo"))
+    assert not heard(RlSettings(group_size=2))
+
+
+def test_steps_without_a_gradient_are_said_once_until_something_is_learnt_again() -> None:
+    flat, dropped = {"updates": 2.0, "grad_norm": 0.0, "reward": 0.0}, {"updates": 0.0, "reward": 0.0}
+    moved = {"updates": 2.0, "grad_norm": 0.1}
+    assert not heard(RlSettings(), *[flat] * (QUIET_STEPS - 1), moved, flat)
+    assert len(heard(RlSettings(), *[dropped] * (3 * QUIET_STEPS))) == 1
+    assert len(heard(RlSettings(), *[flat] * QUIET_STEPS, moved, *[dropped] * QUIET_STEPS)) == 2

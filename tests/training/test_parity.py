@@ -5,7 +5,6 @@ tests are passed over. What a library does otherwise is written out here, so tha
 """
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -240,44 +239,27 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
     other.save_pretrained(tmp_path / "reference")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "reference")
     side = open_trl(
-        model,
-        tokenizer,
-        tmp_path,
-        loss_type=loss_type,
-        beta=0.1,
+        model, tokenizer, tmp_path, loss_type=loss_type, beta=0.1,
         clip_ratio_high=1.28 if loss_type == "cispo" else 0.28,  # its epsilon_high is the largest weight itself
-        level="sequence" if policy_loss == "gspo" else "token",
-        rows=6,
-        group_size=3,
-        max_completion=20,
-    )
+        level="sequence" if policy_loss == "gspo" else "token", rows=6, group_size=3, max_completion=20,
+    )  # fmt: skip
     model.load_state_dict(policy.model.state_dict())
     their_loss = side.loss(inputs_of(experience, prompts, torch.arange(6)))
     their_loss.backward()
     before = [weight.detach().clone() for weight in policy.module.parameters()]
     choice = settings_of(
-        "grpo",
-        kl_coef=0.1,
-        clip_ratio_high=0.28,
-        loss_agg_mode=loss_agg_mode,
-        loss_scale_factor=20,
-        num_minibatches=1,
-        group_size=3,
-        policy_loss=policy_loss,
+        "grpo", kl_coef=0.1, clip_ratio_high=0.28, loss_agg_mode=loss_agg_mode, loss_scale_factor=20,
+        num_minibatches=1, group_size=3, policy_loss=policy_loss,
         policy_loss_settings={"max_weight": 1.28} if policy_loss == "cispo" else {},
-    )
+    )  # fmt: skip
     metrics = update_weights(experience, choice, open_algorithm(choice), LocalBackend(policy, choice), random.Random(0))
     assert metrics["loss"] == pytest.approx(float(their_loss.detach()), rel=1e-4)
     assert metrics["clip_frac"] > 0
-    _compare(before, list(policy.module.parameters()), list(model.parameters()))
-
-
-def _compare(before: Sequence[Tensor], after: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    """The first step of AdamW with a huge eps is lr · g / (|g| + eps): our weights show our gradient."""
+    # The first step of AdamW with a huge eps is lr · g / (|g| + eps): our weights show our gradient.
     largest = 0.0
-    for old, new, other in zip(before, after, theirs, strict=True):
-        assert other.grad is not None
-        expected = 1e6 * other.grad / (other.grad.abs() + 1e3)
+    for old, new, their in zip(before, policy.module.parameters(), model.parameters(), strict=True):
+        assert their.grad is not None
+        expected = 1e6 * their.grad / (their.grad.abs() + 1e3)
         largest = max(largest, float(((old - new).detach() - expected).abs().max() / expected.abs().max()))
     print(f"largest difference: {largest:.1e} of a gradient's largest entry")
     assert largest < 1e-5

@@ -10,9 +10,8 @@ import torch
 from sentence_transformers import CrossEncoder as Network
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.cross_encoder.losses import ListNetLoss
-from tests.processes import run_workers
-from tests.training.retriever_run import recipe_of, weights_of, write_given
-from tests.training.test_encoder import Stop, StopsAfter
+from tests.training.retriever_run import RERANKER, recipe_of, write_given
+from tests.training.retriever_run import train as train_retriever
 from tests.training.tiny_labels import label
 
 from coseek.core.errors import SettingError
@@ -26,10 +25,6 @@ from coseek.training.encoder.evaluation import BEFORE, BM25, ORACLE, TRAINED
 from coseek.training.encoder.examples import TrainingExample
 from coseek.training.encoder.reranker import _moved_up
 from coseek.training.encoder.trainer import CheckpointNotes
-from coseek.training.learner.workers import ALONE, Workers, workers_here
-
-LIKE_ONE = ("training.steps=3", "training.optimizer={lr: 0.01, eps: 0.0001}")
-RERANKER = ("kind=reranker", "passage_tokens=48", "loss={temperature: 1.0}", "training.optimizer.lr=0.003")
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +32,8 @@ def given_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_given(tmp_path_factory.mktemp("given"))
 
 
-def train(
-    given: Path, out: Path, *settings: str, labels: str = "labels", resume: bool = False, workers: Workers = ALONE
-) -> RerankerTraining:
-    training = RerankerTraining(recipe_of(given, *RERANKER, *settings, labels=labels), out, workers=workers)
-    training.begin(resume)
-    training.train()
-    return training
+def train(given: Path, out: Path, *settings: str, labels: str = "labels", resume: bool = False) -> RerankerTraining:
+    return cast(RerankerTraining, train_retriever(given, out, *RERANKER, *settings, labels=labels, resume=resume))
 
 
 def batch_of(
@@ -110,32 +100,6 @@ def test_the_loss_is_the_librarys_listwise_loss(given_folders: Path, tmp_path: P
         [[row[0][0] for row in texts], [[text for _, text in row] for row in texts]], labels
     )
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
-
-
-@pytest.mark.slow
-def test_a_reranker_that_goes_on_ends_with_the_same_weights(given_folders: Path, tmp_path: Path) -> None:
-    settings = ("training.steps=6", "training.checkpoint_every=2", "training.micro_batch_tokens=200")
-    whole = train(given_folders, tmp_path / "whole", *settings)
-    stopped = RerankerTraining(recipe_of(given_folders, *RERANKER, *settings), tmp_path / "stopped", StopsAfter(3))
-    stopped.begin(resume=False)
-    with pytest.raises(Stop):
-        stopped.train()
-    resumed = train(given_folders, tmp_path / "stopped", *settings, resume=True)
-    wanted, got = weights_of(whole.encoder_folder), weights_of(resumed.encoder_folder)
-    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
-
-
-def train_in_parts(given: Path, out: Path) -> None:
-    """What one of several workers does."""
-    train(given, out, *LIKE_ONE, workers=workers_here())
-
-
-@pytest.mark.slow
-def test_two_workers_end_with_the_weights_of_one(given_folders: Path, tmp_path: Path) -> None:
-    run_workers(2, train_in_parts, given_folders, tmp_path / "two")
-    alone = weights_of(train(given_folders, tmp_path / "one", *LIKE_ONE).encoder_folder)
-    both = weights_of(tmp_path / "two" / "encoder")
-    assert max(float((alone[name] - both[name]).abs().max()) for name in alone) < 1e-5
 
 
 @pytest.mark.slow

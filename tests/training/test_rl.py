@@ -1,6 +1,5 @@
 """The RL loop on the echo task: answer with the token that the prompt shows."""
 
-import random
 import signal
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.digests import timeless
 from tests.training.echo import QUESTIONS, experience_of, fixed, reward, settings_of, train
-from tests.training.tiny import agent, environment, tiny_model
+from tests.training.tiny import agent, environment, same_weights, tiny_model
 
 from coseek.core.errors import DataError, SettingError
 from coseek.data.question import Question
@@ -26,16 +26,13 @@ from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import RolloutFunction, collect, rollout_metrics, score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.trainer import train_rl
-from coseek.training.rl.update import minibatches
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algorithm", "reached"), [("grpo", 0.35), ("ppo", 0.35), ("rloo", 0.25), ("reinforce-pp", 0.25)]
-)
-def test_the_reward_rises(tmp_path: Path, algorithm: str, reached: float) -> None:
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_reward_rises(tmp_path: Path, algorithm: str) -> None:
     _, rows = train(tmp_path, settings_of(algorithm))
-    assert sum(row["reward"] for row in rows[-3:]) / 3 > reached > 0.15 > rows[0]["reward"]
+    assert sum(row["reward"] for row in rows[-3:]) / 3 > 0.35 > 0.15 > rows[0]["reward"]
     assert [row["step"] for row in rows] == list(range(1, 16))
 
 
@@ -58,16 +55,13 @@ def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "reinforce-pp"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path, algorithm: str) -> None:
     settings = settings_of(algorithm, steps=6, checkpoint_every=2, kl_coef=0.01)
     whole, rows = train(tmp_path / "whole", settings)
     train(tmp_path / "parts", settings.model_copy(update={"steps": 3}))
     parts, again = train(tmp_path / "parts", settings, resume=True)
-    for name, weight in whole.module.state_dict().items():
-        assert torch.equal(weight, parts.module.state_dict()[name]), name
-    timeless = [{name: row[name] for name in row if not name.endswith("_s")} for row in rows]
-    assert timeless == [{name: row[name] for name in row if not name.endswith("_s")} for row in again]
+    assert same_weights(whole, parts) and list(map(timeless, rows)) == list(map(timeless, again))
 
 
 class Presses(Callback):
@@ -85,9 +79,7 @@ def test_ctrl_c_loses_no_step_though_no_checkpoint_was_due(tmp_path: Path) -> No
         train(tmp_path / "parts", settings, callbacks=[Presses()])
     parts, again = train(tmp_path / "parts", settings, resume=True)
     assert [row["step"] for row in again] == [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert all(
-        torch.equal(weight, parts.module.state_dict()[name]) for name, weight in whole.module.state_dict().items()
-    )
+    assert same_weights(whole, parts)
 
 
 def test_what_was_logged_after_the_checkpoint_is_taken_back(tmp_path: Path) -> None:
@@ -141,24 +133,6 @@ def test_a_truncated_run_is_kept_or_masked(choice: str, advantages: list[float],
     found = experience_of(runs, [0, 0], settings_of("grpo", truncated=choice))
     assert found.advantages_BT[:, 1].tolist() == advantages
     assert int(found.mask_BT.any(dim=1).sum()) == counted
-
-
-def test_leaving_out_groups_without_spread_changes_nothing() -> None:
-    """Their advantage is exactly zero, so computing them anyway gives the same gradient."""
-    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0]), fixed(QUESTIONS[1]), fixed(QUESTIONS[1], right=False)]
-    settings = settings_of("grpo", group_size=2, num_minibatches=1)
-    found = experience_of(runs, [0, 0, 1, 1], settings)
-    (whole,) = minibatches(found, 1, random.Random(0))
-    assert sorted(whole.tolist()) == [0, 1, 2, 3]
-    for kl in (0.0, 0.1):  # dropped also where a KL in the loss would pull at them
-        dropped = settings_of(
-            "grpo", group_size=2, num_minibatches=1, algorithm_settings={"zero_std_groups": "drop"}, kl_coef=kl
-        )
-        assert sorted(
-            minibatches(held(runs, [0, 0, 1, 1], dropped), 1, random.Random(0), open_algorithm(dropped).drops_zero_std)[
-                0
-            ].tolist()
-        ) == [2, 3]
 
 
 def test_the_noise_of_a_kl_in_the_reward_is_no_spread() -> None:
@@ -218,10 +192,3 @@ def test_a_step_in_which_everything_failed_is_recorded_and_changes_no_weight(tmp
     assert last["faults"] == 32 and last["updates"] == 0 and "reward" not in last
     for name, weight in policy.module.state_dict().items():
         assert torch.equal(weight, before[name])
-
-
-def test_groups_of_one_are_paid_their_raw_reward() -> None:
-    found = experience_of(
-        [fixed(QUESTIONS[0]), fixed(QUESTIONS[1], right=False)], [0, 1], settings_of("grpo", group_size=1)
-    )
-    assert found.advantages_BT[:, 1].tolist() == [1.0, 0.0] and found.singleton_groups == 0

@@ -236,47 +236,31 @@ def test_workers_divide_the_rows_and_push_every_version_once(tmp_path: Path, pol
 
 
 @pytest.mark.slow
-def test_a_training_that_fails_ends_the_rollouts_under_way(tmp_path: Path, policy: Path) -> None:
-    with servers(policy, 1) as live:
-        training = Training(tmp_path / "there", policy, urls_of(live), ahead=2)
-
-        def fail(run: Trajectory) -> Reward:
-            raise ZeroDivisionError("a bug")
-
-        with pytest.raises(ZeroDivisionError, match="a bug"):
-            training.train(fail)
-        assert len(training.runs) < 3
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("coseek-rollout")]
-
-
-@pytest.mark.slow
-def test_without_any_server_the_training_ends_with_a_sentence(tmp_path: Path, policy: Path) -> None:
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [("reward", "a bug"), ("retriever", "a bug"), ("server", "no rollout server loaded the new weights")],
+)
+def test_what_ends_a_training_ends_the_rollouts_under_way(fails: str, error: str, tmp_path: Path, policy: Path) -> None:
     with ExitStack() as doomed:
         live = doomed.enter_context(servers(policy, 1))
-        training = Training(tmp_path / "there", policy, urls_of(live), ahead=1)
+        training = Training(tmp_path / "there", policy, urls_of(live), ahead=2 if fails == "reward" else 1)
 
-        def die(run: Trajectory) -> Reward:
-            doomed.close()
+        def pay(run: Trajectory) -> Reward:
+            if fails == "reward":
+                raise ZeroDivisionError("a bug")
+            if fails == "server":
+                doomed.close()
             return by_odd_ids(run)
 
-        with pytest.raises(ModelError, match="no rollout server loaded the new weights"):
-            training.train(die)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("coseek-rollout")]
-
-
-@pytest.mark.slow
-def test_a_retriever_with_a_bug_ends_the_training_and_not_a_thread_alone(tmp_path: Path, policy: Path) -> None:
-    with servers(policy, 1) as live:
-        training = Training(tmp_path / "there", policy, urls_of(live), ahead=1)
-
-        def fail_in_the_second_step() -> None:
-            if training.runs:
+        def search() -> None:
+            if fails == "retriever" and training.runs:
                 raise ZeroDivisionError("a bug")
 
-        training.before_turn = fail_in_the_second_step
-        with pytest.raises(ZeroDivisionError, match="a bug"):
-            training.train()
-    assert len(training.trained) == 1
+        training.before_turn = search
+        with pytest.raises((ZeroDivisionError, ModelError), match=error):
+            training.train(pay)
+        assert len(training.runs) < 3 and (fails != "retriever" or len(training.trained) == 1)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("coseek-rollout")]
 
 
 def test_sampling_ahead_is_refused_where_it_cannot_be() -> None:

@@ -109,15 +109,9 @@ class Training:
         if isinstance(self.backend, ServedBackend):
             callbacks.append(ServerMetrics(self.backend, lambda _: None))
         train_rl(
-            self.backend,
-            QUESTIONS,
-            self.rollout,
-            reward,
-            self.settings,
-            self.folder,
-            callbacks=callbacks,
+            self.backend, QUESTIONS, self.rollout, reward, self.settings, self.folder, callbacks=callbacks,
             resume=resume,
-        )
+        )  # fmt: skip
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 

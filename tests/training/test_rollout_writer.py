@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tests.training.echo import QUESTIONS, fixed, reward, sampling, settings_of, train
-from tests.training.tiny import tiny_model
+from tests.training.tiny import same_weights, tiny_model
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_jsonl
@@ -93,8 +92,7 @@ def test_keeping_rollouts_changes_no_weight(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=3, kl_coef=0.01)
     plain, _ = train(tmp_path / "plain", settings)
     kept, _ = train(tmp_path / "kept", settings, callbacks=[writer_in(tmp_path / "kept", every=1)])
-    for name, weight in plain.module.state_dict().items():
-        assert torch.equal(weight, kept.module.state_dict()[name]), name
+    assert same_weights(plain, kept)
 
 
 class Kill(Callback):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 from tests.training.echo import settings_of
-from tests.training.tiny import agent, environment, random_trajectories, tiny_model, trajectory
+from tests.training.tiny import agent, environment, random_trajectories, same_weights, tiny_model, trajectory
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import json_line, parse_line
@@ -69,15 +69,7 @@ def made(
         ("grpo", {}),
         ("grpo", {"loss_agg_mode": "seq-mean-token-mean", "num_minibatches": 3, "epochs": 2}),
         ("grpo", {"loss_agg_mode": "group-mean", "truncated": "mask"}),
-        (
-            "grpo",
-            {
-                "loss_agg_mode": "seq-mean-token-sum-norm",
-                "loss_scale_factor": 9,
-                "truncated": "penalise",
-                "clip_ratio_high": 0.28,
-            },
-        ),
+        ("grpo", {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 9, "truncated": "penalise"}),
         ("grpo", {"entropy_coef": 0.1}),
         ("rloo", {"algorithm_settings": {"zero_std_groups": "drop"}, "num_minibatches": 1}),
         ("reinforce-pp", {"num_minibatches": 1}),
@@ -97,8 +89,7 @@ def test_rows_move_a_policy_by_the_same_bits_as_the_learners_own_batch(
     again = update_weights(experience_of(rows, choice), choice, opened, without_critic, random.Random(5))
     assert said["updates"] == again["updates"] > 0 and said["grad_norm"] > 0
     assert {name: said[name] for name in again} == again
-    for left, right in zip(first.module.parameters(), second.module.parameters(), strict=True):
-        assert torch.equal(left, right)
+    assert same_weights(first, second)
 
 
 @settings(max_examples=at_most(40), deadline=None)
@@ -122,24 +113,6 @@ def test_the_batch_of_a_step_can_be_made_of_its_rows(
     trained = [row for row in rows if any(row.trained)]
     assert sum(row.weight * sum(row.trained) for row in trained) == pytest.approx(1.0 if trained else 0.0)
     assert all(row.weight == 0.0 for row in rows if row not in trained)
-
-
-@settings(max_examples=at_most(40), deadline=None)
-@given(seed=st.integers(0, 10_000))
-def test_the_advantages_of_a_group_sum_to_nothing_and_are_one_number_a_run(seed: int) -> None:
-    choice = settings_of("grpo", group_size=SIZE)
-    _, rows = made(scored(sampled(seed)), choice)
-    for group in {row.group for row in rows}:
-        own = [
-            {value for value, trained in zip(row.advantage, row.trained, strict=True) if trained}
-            for row in rows
-            if row.group == group
-        ]
-        assert all(len(values) == 1 for values in own)
-        numbers = [values.pop() for values in own]
-        assert sum(numbers) == pytest.approx(0.0, abs=1e-5)
-        if group == 0 or len(numbers) == 1:  # no spread, no baseline
-            assert set(numbers) == {0.0}
 
 
 @settings(max_examples=20, deadline=None)

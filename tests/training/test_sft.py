@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.training.tiny import agent, environment, tiny_model, trajectory
 from tests.watching import Heard, Presses
@@ -23,7 +25,7 @@ from coseek.training.learner.optimizer import rate_at
 from coseek.training.learner.policy import Policy
 from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.sft.settings import Phase, SftSettings, draw_any, draw_by_hops
-from coseek.training.sft.trainer import token_weights, train_sft
+from coseek.training.sft.trainer import LENGTH_RANGE, MAX_GAP, repeat_batch, token_weights, train_sft, varied_batch
 
 LEARNER = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2, lr_scheduler_type="linear"))
 MUON = LearnerSettings(optimizer=OptimizerSettings(algorithm="muon", lr=1e-2, lr_scheduler_type="linear"))
@@ -119,13 +121,6 @@ def test_rounds_go_on_until_the_gate_is_reached(tmp_path: Path) -> None:
     assert ended.passed and ended.rounds == 2 and next(readings) == 0.9
 
 
-def test_a_gate_that_is_never_reached_is_reported_not_hidden(tmp_path: Path) -> None:
-    settings = settings_of(steps=2, repeat_steps=0, gate=0.25, rounds=2)
-    policy = Policy(tiny_model(), LEARNER, 0)
-    ended = train_sft(policy, draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.2})
-    assert not ended.passed and ended.rounds == 2
-
-
 def test_a_sampler_that_waits_for_its_evaluation_holds_no_memory_meanwhile(tmp_path: Path) -> None:
     policy = Policy(tiny_model(), LEARNER, 0)
     sampler = policy.sampler(ByteTokenizer(), (), SamplerSettings(max_tokens=16, dtype="bfloat16"))
@@ -193,10 +188,11 @@ def test_the_learning_rate_rises_holds_and_falls() -> None:
     assert rate_at(OptimizerSettings(lr=1.0), 99, 100) == 1.0
 
 
-def test_later_rounds_may_be_shorter_than_the_first(tmp_path: Path) -> None:
+def test_later_rounds_may_be_shorter_and_a_gate_that_is_never_reached_is_reported(tmp_path: Path) -> None:
     settings = SftSettings(steps=3, later_steps=2, repeat_steps=1, rounds=2, gate=2.0, log_every=1, tokens_per_step=60)
     policy = Policy(tiny_model(), LEARNER, 0)
-    train_sft(policy, draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
+    ended = train_sft(policy, draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
+    assert not ended.passed and ended.rounds == 2
     lines = [len((tmp_path / f"round-{n}" / "metrics.jsonl").read_text().splitlines()) for n in (1, 2)]
     assert lines == [4, 2]
 
@@ -212,3 +208,25 @@ def test_a_later_round_does_not_walk_through_the_curriculum_again(tmp_path: Path
     train_sft(Policy(tiny_model(), LEARNER, 0), draw, settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
     assert min(drawn) < 1.0 and drawn[-1] == 1.0
     assert drawn == sorted(drawn)
+
+
+@given(st.integers(2, 30), st.integers(0, 30), st.integers(0, 2**31))
+def test_only_what_can_be_known_is_asked_for(length: int, gap: int, seed: int) -> None:
+    batch = repeat_batch(50, 3, length, torch.Generator().manual_seed(seed), gap)
+    again = slice(length + gap, 2 * length + gap)
+    assert torch.equal(batch.ids_BT[:, :length], batch.ids_BT[:, again])
+    assert not batch.agent_BT[:, : length + gap].any()
+    assert batch.agent_BT[:, again].sum(dim=1).tolist() == [length - (gap > 0)] * 3, "where a gap ends nobody knows"
+
+
+@given(st.floats(0, 1), st.integers(0, 2**31))
+def test_lengths_and_distances_spread_from_one_distance_to_all(spread: float, seed: int) -> None:
+    batch = varied_batch(50, 1536, 24, spread, torch.Generator().manual_seed(seed))
+    rows, width = batch.ids_BT.shape
+    distance = int(batch.agent_BT[0].nonzero()[0])
+    length = width - distance
+    assert LENGTH_RANGE[0] - 1 <= length <= LENGTH_RANGE[1]
+    assert distance <= LENGTH_RANGE[1] + MAX_GAP + 1
+    assert rows * width <= max(1536, width)
+    if spread == 0.0:
+        assert (length, distance) == (24, 24)

@@ -89,16 +89,6 @@ def test_the_phases_say_which_lessons_come_when() -> None:
     assert {made.draw(0.7, random.Random(n)).question.hops for n in range(5)} == {2}
 
 
-def test_lessons_grow_while_training_goes_on() -> None:
-    made = teacher()
-    assert [made.most(done) for done in (0, 0.2, 0.4, 1)] == [3, 4, 5, 5]
-
-
-def test_the_same_randomness_draws_the_same_lesson() -> None:
-    made = teacher(Phase(until=1, hops={0: 0.5, 1: 0.5}))
-    assert made.draw(0.1, random.Random(9)) == made.draw(0.1, random.Random(9))
-
-
 def test_no_curriculum_is_not_drills_alone() -> None:
     made = teacher()
     drawn = [made.draw(0.5, random.Random(n)).question for n in range(20)]

@@ -63,39 +63,31 @@ def taught(
     return experience, settings, update_weights(experience, settings, algorithm, backend, random.Random(0))
 
 
+def updated(**changes: object) -> tuple[list[list[float]], dict[str, float]]:
+    """The table of a policy that said −1 of every token, after the updates of a step, and what the step said."""
+    policy = TableLearner(table(-1.0, -1.0))
+    _, _, said = taught(TableBackend(policy), **changes)
+    return policy.rows(), said
+
+
 def close(found: list[list[float]], expected: list[list[float]]) -> bool:
     return all(left == pytest.approx(right, abs=1e-6) for left, right in zip(found, expected, strict=True))
 
 
 def test_one_update_of_grpo_by_hand() -> None:
     """Advantages are 1 and −1, each of the five tokens weighs 1/5, and the gradient of −ρA at ρ = 1 is −A."""
-    policy = TableLearner(table(-1.0, -1.0))
-    _, _, said = taught(TableBackend(policy))
-    assert close(policy.rows(), table(-0.8, -1.2))
-    assert said == pytest.approx(
-        {
-            "updates": 1,
-            "staleness": 0,
-            "loss": (-2 + 3) / 5,
-            "grad_norm": math.sqrt(5) / 5,
-            "logprob_gap": 0,
-            "clip_frac": 0,
-            "ratio": 1,
-            "kl_old": 0,
-            "staleness_max": 0,
-            "logprob_gap_max": 0,
-            "ratio_max": 1,
-        },
-        abs=1e-6,
-    )
+    rows, said = updated()
+    assert close(rows, table(-0.8, -1.2))
+    none = dict.fromkeys(("staleness", "staleness_max", "logprob_gap", "logprob_gap_max", "clip_frac", "kl_old"), 0)
+    moved = {"updates": 1, "loss": (-2 + 3) / 5, "grad_norm": math.sqrt(5) / 5, "ratio": 1, "ratio_max": 1}
+    assert said == pytest.approx(none | moved, abs=1e-6)
 
 
 def test_a_second_update_is_clipped_against_the_policy_of_the_rollout() -> None:
     """The ratios are then e^.2 and e^−.2: the first is outside the clip and has no gradient, the second is inside."""
-    policy = TableLearner(table(-1.0, -1.0))
-    _, _, said = taught(TableBackend(policy), epochs=2)
+    rows, said = updated(epochs=2)
     up, down = math.exp(0.2), math.exp(-0.2)
-    assert close(policy.rows(), table(-0.8, -1.2 - down / 5))
+    assert close(rows, table(-0.8, -1.2 - down / 5))
     assert said["updates"] == 2
     assert said["clip_frac"] == pytest.approx(2 / 10)
     assert said["ratio"] == pytest.approx((5 + 2 * up + 3 * down) / 10)
@@ -108,9 +100,7 @@ def test_a_second_update_is_clipped_against_the_policy_of_the_rollout() -> None:
 
 @pytest.mark.parametrize(("low", "high", "share"), [(0.2, 0.3, 0.0), (0.1, 0.3, 0.3), (0.2, 0.2, 0.2)])
 def test_each_end_of_the_clip_has_its_own_share_of_tokens_outside(low: float, high: float, share: float) -> None:
-    _, _, said = taught(
-        TableBackend(TableLearner(table(-1.0, -1.0))), epochs=2, clip_ratio_low=low, clip_ratio_high=high
-    )
+    said = updated(epochs=2, clip_ratio_low=low, clip_ratio_high=high)[1]
     assert said["clip_frac"] == pytest.approx(share)
 
 
@@ -125,18 +115,12 @@ def test_the_gap_between_sampler_and_trainer_is_measured_at_policy_tokens() -> N
 
 
 def test_each_minibatch_is_weighed_by_its_own_tokens() -> None:
-    policy = TableLearner(table(-1.0, -1.0))
-    _, _, said = taught(TableBackend(policy), num_minibatches=2)
-    assert close(policy.rows(), table(-1.0 + 1 / 2, -1.0 - 1 / 3)) and said["updates"] == 2
-    policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), num_minibatches=2, loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=10)
-    assert close(policy.rows(), table(-1.0 + 1 / 10, -1.0 - 1 / 10))
-    policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), loss_agg_mode="seq-mean-token-mean")
-    assert close(policy.rows(), table(-1.0 + 1 / 4, -1.0 - 1 / 6))
-    policy = TableLearner(table(-1.0, -1.0))
-    taught(TableBackend(policy), loss_agg_mode="group-mean")
-    assert close(policy.rows(), table(-1.0 + 1 / 5, -1.0 - 1 / 5))
+    rows, said = updated(num_minibatches=2)
+    assert close(rows, table(-1.0 + 1 / 2, -1.0 - 1 / 3)) and said["updates"] == 2
+    rows, _ = updated(num_minibatches=2, loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=10)
+    assert close(rows, table(-1.0 + 1 / 10, -1.0 - 1 / 10))
+    assert close(updated(loss_agg_mode="seq-mean-token-mean")[0], table(-1.0 + 1 / 4, -1.0 - 1 / 6))
+    assert close(updated(loss_agg_mode="group-mean")[0], table(-1.0 + 1 / 5, -1.0 - 1 / 5))
 
 
 def test_a_step_without_a_gradient_makes_no_update() -> None:
@@ -172,12 +156,9 @@ def test_a_kl_in_the_loss_pulls_the_policy_back_to_its_reference() -> None:
 
 def test_a_kl_in_the_reward_is_in_no_loss_and_is_still_measured() -> None:
     policy, reference = TableLearner(table(-1.0, -1.0)), TableLearner(table(-1.5, -1.5))
-    changes: dict[str, object] = {
-        "kl_coef": 0.4,
-        "kl_location": "reward",
-        "algorithm_settings": {"scale_by_std": False},
-    }
-    _, _, said = taught(TableBackend(policy, reference=reference), **changes)
+    unscaled = {"scale_by_std": False}
+    backend = TableBackend(policy, reference=reference)
+    _, _, said = taught(backend, kl_coef=0.4, kl_location="reward", algorithm_settings=unscaled)
     k3 = math.exp(-0.5) - 1 + 0.5
     lead = 0.5 + 0.4 * k3 / 2  # the longer run is charged for one token more
     assert close(policy.rows(), table(-1 + lead / 5, -1 - lead / 5))
@@ -234,14 +215,9 @@ def test_returns_without_spread_have_no_explained_variance() -> None:
 def test_a_kl_in_the_reward_is_a_cost_and_not_a_bonus() -> None:
     """The policy stands .5 above its reference: k1 charges .1 · .5 a token, and a token pays for all behind it."""
     policy, critic = TableLearner(table(-1.0, -1.0)), TableLearner(table(0.0, 0.0))
-    experience, _, _ = taught(
-        TableBackend(policy, critic, TableLearner(table(-1.5, -1.5))),
-        algorithm="ppo",
-        algorithm_settings=PLAIN_PPO,
-        kl_coef=0.1,
-        kl_location="reward",
-        kl_estimator="k1",
-    )
+    backend = TableBackend(policy, critic, TableLearner(table(-1.5, -1.5)))
+    charged = {"kl_coef": 0.1, "kl_location": "reward", "kl_estimator": "k1"}
+    experience, _, _ = taught(backend, algorithm="ppo", algorithm_settings=PLAIN_PPO, **charged)
     assert experience.returns_BT is not None
     assert close(experience.returns_BT.tolist(), [[0, 1 - 0.1, 1 - 0.05, 0, 0], [0, -0.15, 0, -0.1, -0.05]])
     assert torch.equal(experience.advantages_BT, experience.returns_BT)

@@ -9,6 +9,7 @@ from transformers import Lfm2Config, Lfm2ForCausalLM, PretrainedConfig, PreTrain
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.training.learner.policy import Policy
 from coseek.training.rl.policy_loss import LossBatch, open_policy_loss
 from coseek.training.rl.settings import RlSettings
 
@@ -59,20 +60,17 @@ def clipped_losses(new_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_B
 def tiny_model(seed: int = 0, layers: Sequence[str] = ("conv", "full_attention")) -> PreTrainedModel:
     """A network of the laptop policy's architecture with a few thousand weights."""
     config = Lfm2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=len(layers),
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        layer_types=list(layers),
-        block_auto_adjust_ff_dim=False,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=1,
-        initializer_range=0.3,
-    )
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=len(layers),
+        num_attention_heads=2, num_key_value_heads=1, layer_types=list(layers), block_auto_adjust_ff_dim=False,
+        pad_token_id=None, bos_token_id=None, eos_token_id=1, initializer_range=0.3,
+    )  # fmt: skip
     return seeded(Lfm2ForCausalLM, config, seed)
+
+
+def same_weights(one: Policy, other: Policy) -> bool:
+    """To the last bit."""
+    weights, others = one.module.state_dict(), other.module.state_dict()
+    return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 def seeded(kind: type[PreTrainedModel], config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:

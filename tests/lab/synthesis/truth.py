@@ -56,24 +56,16 @@ class Truth:
 
     def _holds(self, step: PathStep) -> bool:
         entity = self._facts.get(step.passage)  # a passage with an outdated fact is no entity's
-        subject, value = (step.target, step.source) if step.back else (step.source, step.target)
-        if entity is None or subject not in entity.names:
+        if entity is None or step.source not in entity.names:
             return False
         fitting = [fact for fact in entity.facts if self._words(fact, step)]
-        if len(fitting) != 1 or self._known(fitting[0].value) != self._known(value):
-            return False
-        if not step.back:
-            return True
-        noun, found = fitting[0].noun, self._known(value)
-        alike = (one for one in self._facts.values() if one.word == entity.word)
-        return sum(self._known(fact.value) == found and fact.noun == noun for one in alike for fact in one.facts) == 1
+        return len(fitting) == 1 and self._known(fitting[0].value) == self._known(step.target)
 
     def _words(self, fact: Fact, step: PathStep) -> bool:
         """Whether a fact is worded by the phrase of a step: some clause of its relation ends with these words."""
-        said, _, rest = step.phrase.partition(" … ")
         return any(
-            f" {before.strip()}".removesuffix(" the").endswith(f" {said}") and behind.strip().startswith(rest)
-            for before, behind in self._clauses[fact.noun]
+            f" {before.strip()}".removesuffix(" the").endswith(f" {step.phrase}")
+            for before, _ in self._clauses[fact.noun]
         )
 
     def needs_all(self, question: Question) -> bool:

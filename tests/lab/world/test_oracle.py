@@ -10,7 +10,7 @@ from tests.examples_drawn import at_most
 from coseek.core.errors import DataError
 from coseek.data.question import Question, plan_of
 from coseek.lab.world.lexicon import laptop_lexicon
-from coseek.lab.world.oracle import GOLD, MISLEADING, NOTHING, OTHER_HOP, SUPPORT, Oracle
+from coseek.lab.world.oracle import GOLD, MISLEADING, OTHER_HOP, SUPPORT, Oracle
 from coseek.lab.world.plan import kind_of
 from coseek.lab.world.world import World, WorldSettings, make_world
 
@@ -96,23 +96,9 @@ def test_marriage_is_supported_by_the_other_side() -> None:
     raise AssertionError("no question about a marriage that both sides tell")
 
 
-def test_ranking_puts_gold_first_and_keeps_the_order_of_equals() -> None:
-    question = chain()
-    ranked = world().oracle.rank(question, world().corpus)
-    assert {passage.id for passage in ranked[:2]} == set(question.gold_ids)
-    rest = [passage for passage in world().corpus if world().oracle.relevance(question, passage) == NOTHING]
-    assert ranked[-len(rest) :] == rest
-    assert world().oracle.rank(question, world().corpus, hop=1)[0].id == question.gold_ids[1]
-
-
-def test_sub_answers_lead_from_hop_to_hop() -> None:
-    question = chain(3)
-    plan = plan_of(question)
-    for hop in range(2):
-        assert world().oracle.sub_answer(question, hop) == plan[hop + 1].mention
-    assert world().oracle.sub_answer(question, 2) in question.answers
-    with pytest.raises(DataError, match="hops 0 to 2, not 3"):
-        world().oracle.sub_answer(question, 3)
+def test_a_hop_or_a_plan_that_is_not_there_is_refused() -> None:
+    with pytest.raises(DataError, match="hops 0 to 1, not 2"):
+        world().oracle.relevance(chain(), world().corpus[0], hop=2)
     with pytest.raises(DataError, match="has no plan"):
         world().oracle.relevance(Question("nq-1", "who?"), world().corpus[0])
 

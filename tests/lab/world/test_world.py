@@ -179,24 +179,6 @@ def test_gold_passages_tell_the_sub_answers_and_are_never_out_of_date() -> None:
             assert step.gold_id not in small().oracle.stale
 
 
-@pytest.mark.slow
-def test_the_oracles_queries_find_the_gold_passage_and_the_raw_question_only_the_first() -> None:
-    world = small()
-    retriever = Bm25.over(world.corpus)
-    questions = [question for question in world.questions["dev"] if kind_of(question) == "composition"]
-    steps = [step for question in questions for step in plan_of(question)]
-    found = retriever.search([f"{step.mention} {step.relation}" for step in steps], k=2)
-    assert mean(step.gold_id in [h.passage.id for h in hits] for step, hits in zip(steps, found, strict=True)) >= 0.93
-    assert _raw_recall(retriever, [question for question in questions if question.hops == 1]) >= 0.9
-    assert _raw_recall(retriever, [question for question in questions if question.hops == 2]) <= 0.1
-
-
-def _raw_recall(retriever: Bm25, questions: list[Question]) -> float:
-    found = retriever.search([question.question for question in questions], k=3)
-    served = [{hit.passage.id for hit in hits} for hits in found]
-    return mean(set(question.gold_ids) <= ids for question, ids in zip(questions, served, strict=True))
-
-
 def _short_query_recall(world: World) -> float:
     """How often the bare name of a work finds its passage first."""
     works = [entity for entity in world.oracle.facts.values() if entity.kind in ("film", "book", "band", "company")]

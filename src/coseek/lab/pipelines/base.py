@@ -10,7 +10,7 @@ start from OUT/base (`policy.folder`), and it answers as a generator as it is.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -67,31 +67,6 @@ ENDS: dict[Task, Callable[[str], str]] = {
 
 Abilities = dict[str, Interval]
 """Ability → the share of cases that are right."""
-
-
-def abilities(
-    reader: ReaderTraining[BaseRecipe],
-    model: PreTrainedModel,
-    generator: Generator,
-    tasks: BaseTasks,
-    samplers: Mapping[str, ExampleSampler],
-    world: ExampleSampler,
-) -> Abilities:
-    """Measure every ability of a model: reading, with each of the samplers by name, and the tasks in a world."""
-    count, seed = reader.recipe.table.questions, reader.recipe.table.seed
-    right: dict[str, Sequence[float]] = {}
-    for name, sampler in samplers.items():
-        for hops, values in reader.right_by_hops(generator, sampler, count).items():
-            right[f"read {name}, hops: {hops}"] = values
-    for task, end in ENDS.items():
-        rng = random.Random(f"{seed}/{task}")
-        examples = [tasks.example(task, world, 1.0, rng) for _ in range(max(1, count // 4))]
-        right[task] = _same(generator, examples, end)
-    right |= facts_read(generator, tasks, world, random.Random(f"{seed}/facts"), count)
-    right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
-    rng_numpy = np.random.default_rng(seed)
-    intervals = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
-    return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
 def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[str], str]) -> list[float]:
@@ -287,12 +262,29 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         by_order = facts_read(generator, self.tasks(generator), world, rng, self.recipe.table.dev_questions)
         return metrics | {name: fmean(values) for name, values in by_order.items()}
 
+    def abilities(self, generator: Generator, model: PreTrainedModel) -> Abilities:
+        """Measure every ability of a model: reading, with each of the samplers, and the tasks in a drawn world."""
+        count, seed, tasks = self.recipe.table.questions, self.recipe.table.seed, self.tasks(generator)
+        right: dict[str, Sequence[float]] = {}
+        for name, sampler in self.held_out_samplers("test").items():
+            for hops, values in self.right_by_hops(generator, sampler, count).items():
+                right[f"read {name}, hops: {hops}"] = values
+        world = ExampleSampler.of_world(self.held_out, "test")
+        for task, end in ENDS.items():
+            rng = random.Random(f"{seed}/{task}")
+            examples = [tasks.example(task, world, 1.0, rng) for _ in range(max(1, count // 4))]
+            right[task] = _same(generator, examples, end)
+        right |= facts_read(generator, tasks, world, random.Random(f"{seed}/facts"), count)
+        right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
+        rng_numpy = np.random.default_rng(seed)
+        intervals = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
+        return {name: interval for name, interval in intervals.items() if interval is not None}
+
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json` of the abilities; returns the table of abilities."""
         model = load_model(self.trained_folder, self.recipe)
         generator = self.generator_of(model, "trained")
-        world = ExampleSampler.of_world(self.held_out, "test")
-        intervals = abilities(self, model, generator, self.tasks(generator), self.held_out_samplers("test"), world)
+        intervals = self.abilities(generator, model)
         reading = self.reading_table(scores)
         rows = tuple((name, str(interval)) for name, interval in intervals.items())
         table = Table(("ability", "right"), rows, reading.notes)

@@ -15,6 +15,7 @@ from coseek.core.errors import DataError
 from coseek.core.fingerprint import file_digest, fingerprint
 from coseek.core.prompt_file import load_prompt, one_line
 from coseek.data.digests import Identities, digest
+from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, Trajectory
 from coseek.graders.scoring import TrajectoryScorer
@@ -90,32 +91,25 @@ def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Traj
     """Searches of right trajectories and of wrong ones, each as a prompt followed by the documents. Raises `DataError`
     if either list is empty."""
     prompt = _prompt_of(recipe)
+
+    def example(question: Question, search: Search, noisy: bool) -> Trajectory:
+        answers = question.answers if recipe.hint else ()
+        hint = (one_line(question.question), one_line(answers[0])) if answers else ()
+        message = simulation_prompt(prompt, search.query, len(search.hits), noisy, hint)
+        documents = "\n".join(
+            f"Document {number}: {one_line(hit.passage.title)}\n{one_line(hit.passage.text, recipe.document_words)}"
+            for number, hit in enumerate(search.hits, start=1)
+        )
+        return reply_to(question, "simulator", message, documents, tokenizer)
+
     scoring = TrajectoryScorer(make_reward(recipe.useful))
     kinds: tuple[list[Trajectory], list[Trajectory]] = ([], [])
     for folder in recipe.runs:
         for trajectory, reward in scored_trajectories(Run(Path(folder)).trajectories(), scoring):
             wrong = reward < recipe.at_least
             searches = (search for search in trajectory.searches if search.hits)
-            kinds[wrong].extend(_example(recipe, prompt, tokenizer, trajectory, search, wrong) for search in searches)
+            kinds[wrong].extend(example(trajectory.question, search, wrong) for search in searches)
     for kind, learnt in zip(("right", "wrong"), kinds, strict=True):
         if not learnt:
             raise DataError(f"no {kind} run among {', '.join(recipe.runs)} found anything; both kinds are needed")
     return kinds
-
-
-def _example(
-    recipe: SimulatorRecipe,
-    prompt: SimulatedPrompt,
-    tokenizer: HfTokenizer,
-    trajectory: Trajectory,
-    search: Search,
-    noisy: bool,
-) -> Trajectory:
-    answers = trajectory.question.answers if recipe.hint else ()
-    hint = (one_line(trajectory.question.question), one_line(answers[0])) if answers else ()
-    message = simulation_prompt(prompt, search.query, len(search.hits), noisy, hint)
-    documents = "\n".join(
-        f"Document {number}: {one_line(hit.passage.title)}\n{one_line(hit.passage.text, recipe.document_words)}"
-        for number, hit in enumerate(search.hits, start=1)
-    )
-    return reply_to(trajectory.question, "simulator", message, documents, tokenizer)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from coseek.core.errors import DataError
 from coseek.core.files import Json
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question, gold_path, plain_name
+from coseek.data.question import Question, gold_path, plain_name, plan_of
 
 WORD = re.compile(r"\w+")
 
@@ -34,12 +34,14 @@ def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Co
     for idents in kinds.values():
         exchanged |= zip(idents, rng.sample(idents, len(idents)), strict=True)
     new_names = {old: names[exchanged[ident]][0] for ident, old_names in names.items() for old in old_names}
-    words = _Words(new_names)
+    renamer = _Renamer(new_names)
     renamed_passages = {
-        ident: replace(passage, title=words.renamed(passage.title), text=words.renamed(passage.text), raw_contents=None)
-        for ident, passage in zip(names, map(corpus.by_id, names), strict=True)
+        passage.id: replace(
+            passage, title=renamer.renamed(passage.title), text=renamer.renamed(passage.text), raw_contents=None
+        )
+        for passage in map(corpus.by_id, names)
     }
-    copies = [_copy(question, words, seed) for question in questions if gold_path(question)]
+    copies = [_copy(question, renamer, seed) for question in questions if gold_path(question)]
     renamed_corpus = Corpus(renamed_passages.get(passage.id, passage) for passage in corpus)
     return renamed_corpus, [question for question in copies if _stands(question, renamed_passages)]
 
@@ -49,20 +51,16 @@ def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict
     names: dict[str, dict[str, None]] = defaultdict(dict)
     kinds: dict[str, str] = {}
     for question in questions:
-        path = gold_path(question)
-        for before, step in zip((None, *path), path, strict=False):
-            forms = [step.source]
-            if before is not None and before.target == step.source:
-                forms.append(before.written)
-            names[step.passage].update(dict.fromkeys(plain_name(form) for form in forms))
-            kinds.setdefault(step.passage, step.phrase)
+        for step in plan_of(question) if gold_path(question) else ():
+            names[step.gold_id].update(dict.fromkeys(map(plain_name, (step.entity, step.mention))))
+            kinds.setdefault(step.gold_id, step.relation)
     by_kind = defaultdict(list)
     for ident, kind in kinds.items():
         by_kind[kind].append(ident)
     return {ident: [*forms] for ident, forms in names.items()}, dict(by_kind)
 
 
-class _Words:
+class _Renamer:
     """Replaces whole names in texts, the longest first, in any case."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -87,21 +85,21 @@ class _Words:
         return "".join([*parts, text[done:]])
 
 
-def _copy(question: Question, words: _Words, seed: int) -> Question:
+def _copy(question: Question, renamer: _Renamer, seed: int) -> Question:
     path = question.meta["path"]
     assert isinstance(path, list)
     steps: list[Json] = []
     for step in path:
         assert isinstance(step, dict)
         texts = {
-            key: words.renamed(value) for key, value in step.items() if isinstance(value, str) and key != "passage"
+            key: renamer.renamed(value) for key, value in step.items() if isinstance(value, str) and key != "passage"
         }
         steps.append({**step, **texts})
     return replace(
         question,
         id=f"{question.id}~{seed}",
-        question=words.renamed(question.question),
-        answers=tuple(map(words.renamed, question.answers)),
+        question=renamer.renamed(question.question),
+        answers=tuple(map(renamer.renamed, question.answers)),
         meta={**question.meta, "path": steps},
     )
 

@@ -45,7 +45,7 @@ class SynthesisSettings(Settings):
     @model_validator(mode="after")
     def _can_be_made(self) -> "SynthesisSettings":
         if not 1 <= len(self.hop_mix) <= 2 or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
-            raise ValueError("hop_mix needs the weights of 1 and 2 hops, none below 0 and not all 0")
+            raise ValueError("hop_mix takes the weights of 1 and 2 hops, none below 0 and not all 0")
         if not 0 <= self.edge[0] <= self.edge[1] <= 1:
             raise ValueError("edge needs two shares from 0 to 1, the smaller one first")
         return self

@@ -8,6 +8,7 @@ hops, so that a curriculum can select drills.
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from coseek.agents.protocol import Protocol
 from coseek.agents.tag import Action
@@ -30,6 +31,9 @@ OTHERS = 1
 SYMMETRIC = "spouse"
 """A fact that the other entity's passage states as well."""
 
+Drill: TypeAlias = tuple[list[Hit], list[tuple[str, str]]]
+"""The passages of a drill, and its lines: what is asked for, if anything, and what is said."""
+
 
 def make_drills(
     world: World, protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random, asking: float = 0.0
@@ -43,41 +47,29 @@ def make_drills(
         by_kind.setdefault(entity.kind, []).append(entity)
     retriever = Bm25.over(world.corpus) if asking else None
     for number in range(count):
-        first, ident = rng.choice(entities), f"drill-{number}"
+        first = rng.choice(entities)
         if retriever is not None and rng.random() < asking:
-            yield _asking(ident, world, first, retriever, protocol, tokenizer, rng)
+            drill = _asking(world, first, retriever, rng) or _telling(world, (first,), rng)
         else:
             second = rng.choice(by_kind[first.kind] if rng.random() < 0.5 else entities)
-            yield _telling(ident, world, (first, second), protocol, tokenizer, rng)
+            drill = _telling(world, (first, second), rng)
+        yield _written(f"drill-{number}", *drill, protocol, tokenizer)
 
 
-def _telling(
-    ident: str,
-    world: World,
-    entities: tuple[Entity, Entity],
-    protocol: Protocol,
-    tokenizer: Tokenizer,
-    rng: random.Random,
-) -> Trajectory:
-    hits = [Hit(world.corpus.by_id(entity.id), 0.0) for entity in dict.fromkeys(entities)]
+def _telling(world: World, entities: Sequence[Entity], rng: random.Random) -> Drill:
+    """All facts of some entities."""
+    shown = list(dict.fromkeys(entities))
     lines = [
         line(entity.title, number, (fact.noun, fact.value))
-        for number, entity in enumerate(dict.fromkeys(entities), 1)
+        for number, entity in enumerate(shown, 1)
         for fact in entity.facts
     ]
     rng.shuffle(lines)
-    return _drill(ident, hits, [("", "".join(lines))], protocol, tokenizer)
+    return [Hit(world.corpus.by_id(entity.id), 0.0) for entity in shown], [("", "".join(lines))]
 
 
-def _asking(
-    ident: str,
-    world: World,
-    entity: Entity,
-    retriever: Retriever,
-    protocol: Protocol,
-    tokenizer: Tokenizer,
-    rng: random.Random,
-) -> Trajectory:
+def _asking(world: World, entity: Entity, retriever: Retriever, rng: random.Random) -> Drill | None:
+    """Some facts of an entity and of its neighbours in a search; `None` where there are none to ask for."""
     name, missing = rng.choice(_clear_names(entity)), rng.random() < 0.5
     (ranked,) = retriever.search([f"{name} {rng.choice(entity.facts).noun}"], SHOWN + 1)
     hits = [hit for hit in ranked if not missing or hit.passage.id != entity.id][:SHOWN]
@@ -93,10 +85,8 @@ def _asking(
                 lines.append((needed, line(about.title, numbers[about.id], (fact.noun, fact.value))))
             elif fact.noun != SYMMETRIC:
                 lines.append((needed, MISSED))
-    if not lines:
-        return _telling(ident, world, (entity, entity), protocol, tokenizer, rng)
     rng.shuffle(lines)
-    return _drill(ident, hits, lines, protocol, tokenizer)
+    return (hits, lines) if lines else None
 
 
 def _clear_names(entity: Entity) -> list[str]:
@@ -104,7 +94,7 @@ def _clear_names(entity: Entity) -> list[str]:
     return [name for name in entity.names if name != entity.name or entity.name == entity.title]
 
 
-def _drill(
+def _written(
     ident: str, hits: Sequence[Hit], lines: Sequence[tuple[str, str]], protocol: Protocol, tokenizer: Tokenizer
 ) -> Trajectory:
     """Passages, then lines of what is asked for, which is not learnt, and what is said."""
@@ -113,7 +103,7 @@ def _drill(
     opening, closing = (think.opening, think.closing) if think is not None else ("", "")
     tag = think.name if think else ""
 
-    def written(author: Author, opening: str, text: str, closing: str) -> Segment:
+    def segment(author: Author, opening: str, text: str, closing: str) -> Segment:
         ids = (*tokenizer.encode(opening), *tokenizer.encode_data(text), *tokenizer.encode(closing))
         learnt = author is Author.AGENT
         return Segment(author, tag if learnt else "", tokenizer.decode(ids), ids, (0.0,) * len(ids) if learnt else ())
@@ -121,17 +111,11 @@ def _drill(
     segments = [Segment(Author.ENVIRONMENT, protocol.grammar.observation, tokenizer.decode(shown), shown)]
     if needed := "".join(sorted(request for request, _ in lines)):
         # Before the passages as well, as in an episode: else a name that occurs twice was found.
-        segments.insert(0, written(Author.ENVIRONMENT, opening, needed, closing))
+        segments.insert(0, segment(Author.ENVIRONMENT, opening, needed, closing))
     for number, (request, reply) in enumerate(lines, start=1):
         if request:
-            segments.append(written(Author.ENVIRONMENT, opening, request, ""))
+            segments.append(segment(Author.ENVIRONMENT, opening, request, ""))
             opening = ""
-        segments.append(written(Author.AGENT, opening, reply, closing if number == len(lines) else ""))
+        segments.append(segment(Author.AGENT, opening, reply, closing if number == len(lines) else ""))
         opening = ""
-    return Trajectory(
-        question=Question(ident, "", hops=0),
-        protocol=protocol.name,
-        segments=tuple(segments),
-        searches=(),
-        stop=StopReason.COMPLETE,
-    )
+    return Trajectory(Question(ident, "", hops=0), protocol.name, tuple(segments), (), StopReason.COMPLETE)

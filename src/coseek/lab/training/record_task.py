@@ -8,10 +8,10 @@ meaning.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import combinations
 from typing import TypeAlias
 
 from coseek.lab.world.rationales import MARK, NOW
@@ -51,8 +51,8 @@ STARTS = 6
 NESTED = ((" the", " of"), (" the", " for"), (" the", " that belongs to"))
 """What stands around a relation in a chain."""
 FRAMES = ((" Which is", " ?"), (" Tell me", " ."), (" Find", " ."), (" I want to know", " ."))
-MATCH = ((" Which has", "{v}", " for", "{r}", " and", "{v}", " for", "{r}", " ?"),
-         (" Who has the", "{r}", "{v}", " and the", "{r}", "{v}", " ?"))  # fmt: skip
+MATCH = ((" Which has", "{v}", " for", "{r}", " and", "{w}", " for", "{s}", " ?"),
+         (" Who has the", "{r}", "{v}", " and the", "{s}", "{w}", " ?"))  # fmt: skip
 """How a match is asked."""
 LOWER = ((" Which has the lower", "{r}", " ,", "{a}", " or", "{b}", " ?"),
          ("{a}", " or", "{b}", " : whose", "{r}", " is earlier ?"))  # fmt: skip
@@ -126,16 +126,17 @@ class RecordTask:
         alike = [other for other in relations if other[:-1] == relation[:-1]]
         if len(relation) > 1 and len(alike) == 1 and rng.random() < INFLECTED * spread:
             relation = [*relation[:-1], rng.choice(self.words)]
-        known = {"{r}": relation, "{v}": value}
-        pieces = (known.get(piece) or self._text(piece) for piece in rng.choice(CLAUSES))
-        return [*chain.from_iterable(pieces), *self._text(" ,")]
+        return [*self._filled(rng.choice(CLAUSES), {"{r}": relation, "{v}": value}), *self._text(" ,")]
+
+    def _filled(self, template: Sequence[str], values: Mapping[str, Ids]) -> Ids:
+        """A template with values in their places."""
+        return [token for piece in template for token in values.get(piece) or self._text(piece)]
 
     def _drill(self, names: list[Ids], facts: list[Fact]) -> tuple[Ids, Ids]:
         """A list of names, each with a relation, and the facts."""
         question, answer = list[int](), list[int]()
         for number, fact in enumerate(facts):
-            record, relation, _ = fact
-            question += [*self._text(" ;" if number else ""), *names[record], *self._text(" ,"), *relation]
+            question += [*self._text(" ;" if number else ""), *names[fact[0]], *self._text(" ,"), *fact[1]]
             answer += self._line(names, fact)
         return question, answer
 
@@ -178,13 +179,10 @@ class RecordTask:
 
     def _match(self, names: list[Ids], facts: list[Fact], pair: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
         """A question for the name that has two values, and what the records state up to it."""
-        values, relations = iter(pair), iter(pair)
-        pieces = (
-            next(relations)[1] if piece == "{r}" else next(values)[2] if piece == "{v}" else self._text(piece)
-            for piece in rng.choice(MATCH)
-        )
+        (owner, first, wanted), (_, second, other) = pair
+        values = {"{r}": first, "{v}": wanted, "{s}": second, "{w}": other}
+        question = self._filled(rng.choice(MATCH), values)
         lines: Ids = []
-        (owner, first, wanted), (_, second, _) = pair
         for record in range(owner + 1):
             stated = {tuple(fact[1]): fact for fact in facts if fact[0] == record}
             found = [stated[tuple(relation)] for relation in (first, second) if tuple(relation) in stated]
@@ -192,7 +190,7 @@ class RecordTask:
                 lines += [*names[record], *self._number(record), *self._text(" , no"), *first, *self._text(" .")]
             else:
                 lines += self._line(names, *(found if found[0][2] == wanted else found[:1]))
-        return list(chain.from_iterable(pieces)), [*lines, *self._text(MARK), *names[owner]]
+        return question, [*lines, *self._text(MARK), *names[owner]]
 
     def _dates(self, rng: random.Random) -> Dates:
         """Numbers that are near each other, so that any digit may tell which is lower."""
@@ -212,10 +210,9 @@ class RecordTask:
         """A question for the name with the lower number, or whether two names have one value; and both facts."""
         (first_record, relation, first), (second_record, _, second) = pair
         numbers = [dates[tuple(value)] for value in (first, second) if tuple(value) in dates]
-        parts = {"{r}": relation, "{a}": names[first_record], "{b}": names[second_record]}
+        values = {"{r}": relation, "{a}": names[first_record], "{b}": names[second_record]}
         lower = first != second and len(numbers) == 2
-        frame = rng.choice(LOWER if lower else SAME)
-        question = [token for part in frame for token in parts.get(part) or self._text(part)]
+        question = self._filled(rng.choice(LOWER if lower else SAME), values)
         lines = [*self._line(names, pair[0]), *self._line(names, pair[1])]
         if lower:
             dated = [[*first, *names[first_record]], [*second, *names[second_record]]]

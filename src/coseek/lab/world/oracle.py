@@ -1,11 +1,11 @@
-"""The oracle of a laptop world: judges answers, scores and ranks passages, and answers sub-questions.
+"""The oracle of a laptop world: judges answers, scores passages, and finds what reasoning names.
 
 It replaces the papers' large model with the gold answer in its prompt, so a method's gain with it is an upper bound.
 """
 
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -71,17 +71,10 @@ class Oracle:
     def relevance(self, question: Question, passage: Passage, hop: int | None = None) -> int:
         """Relevance in 0 to 100 for one hop (from 0), or the maximum over all hops; from 60 on the fact follows."""
         plan = plan_of(question)
-        if hop is not None:
-            return self._relevance(question, plan, self._checked(question, hop), passage)
-        return max(self._relevance(question, plan, number, passage) for number in range(len(plan)))
-
-    def rank(self, question: Question, passages: Iterable[Passage], hop: int | None = None) -> list[Passage]:
-        """The passages by falling relevance; ties keep their order."""
-        return sorted(passages, key=lambda passage: -self.relevance(question, passage, hop))
-
-    def sub_answer(self, question: Question, hop: int) -> str:
-        """The answer of one hop (from 0)."""
-        return plan_of(question)[self._checked(question, hop)].sub_answer
+        if hop is not None and not 0 <= hop < len(plan):
+            raise DataError(f"question {question.id!r} has the hops 0 to {len(plan) - 1}, not {hop}")
+        hops = range(len(plan)) if hop is None else [hop]
+        return max(self._relevance(question, plan[hop], passage) for hop in hops)
 
     def hop_of(self, question: Question, query: str) -> int | None:
         """The hop whose subject, then whose relation, the query names most fully; `None` without one, or for a tie."""
@@ -129,14 +122,7 @@ class Oracle:
                 bearers.setdefault(_words(name), set()).add(entity.id)
         return bearers
 
-    def _checked(self, question: Question, hop: int) -> int:
-        steps = len(plan_of(question))
-        if not 0 <= hop < steps:
-            raise DataError(f"question {question.id!r} has the hops 0 to {steps - 1}, not {hop}")
-        return hop
-
-    def _relevance(self, question: Question, plan: Sequence[Step], hop: int, passage: Passage) -> int:
-        step = plan[hop]
+    def _relevance(self, question: Question, step: Step, passage: Passage) -> int:
         if passage.id == step.gold_id:
             return GOLD
         other, gold = self.facts.get(passage.id), self.facts.get(step.gold_id)

@@ -216,11 +216,16 @@ class _Asker:
         text = texts[0]
         if self._gives_away(path, text):
             return None
-        plan = [
-            self._step(entity, mention, fact, rest)
-            for (entity, fact), mention, rest in zip(path, mentions, [*map(spaced, texts[1:]), ""], strict=True)
-        ]
+        plan = self._plan(path, mentions, texts)
         return _question(name, "composition", text, self._answers(path[-1][1]), plan, [path[0][0].id], len(path))
+
+    def _plan(self, path: Path, mentions: Sequence[str], texts: Sequence[str]) -> list[Step]:
+        """The steps of a path; `texts` is the question before each of them."""
+        rests = [*map(spaced, texts[1:]), ""]
+        return [
+            self._step(entity, mention, fact, rest)
+            for (entity, fact), mention, rest in zip(path, mentions, rests, strict=True)
+        ]
 
     def _walk(self, anchor: Entity, hops: int) -> Path | None:
         """A random chain without repeated entities; `None` for a dead end."""
@@ -281,12 +286,8 @@ class _Asker:
         anchors = [entity.id for entity in chosen]
         if len(path) < LISTED[0] or self._gives_away(path, left[0]) or not self._is_new(LIST, noun, *sorted(anchors)):
             return None
-        plan = [
-            self._step(entity, mention, fact, rest)
-            for (entity, fact), mention, rest in zip(path, mentions, [*map(spaced, left[1:]), ""], strict=True)
-        ]
         answers = tuple(map(listed, product(*(self._answers(fact) for _, fact in path))))
-        return _question(name, LIST, left[0], answers, plan, anchors, 1)
+        return _question(name, LIST, left[0], answers, self._plan(path, mentions, left), anchors, 1)
 
     # Comparisons
 

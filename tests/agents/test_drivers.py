@@ -1,0 +1,400 @@
+"""The driver: what ends a run, what a fault costs, and that searching while the model writes changes nothing."""
+
+import asyncio
+import gc
+import json
+import random
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.agents.async_playing import Improviser, OneRow, asked, ledger, no_pause, play_async, shelf_for
+from tests.agents.playing import CORPUS, OURS, QUESTION, WIDE, Shelf, play, script, typist
+from tests.agents.test_tools import ECHO, tool, with_tool
+from tests.models.networks import network
+
+from coseek.agents.branching import Branching
+from coseek.agents.drivers import Agent, AsyncDriver, Generate, Sampled, Sampling, rollout
+from coseek.agents.episode import Episode
+from coseek.agents.factory import open_agent, settings_for
+from coseek.agents.limits import Limits
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.scripted_agent import Move, ScriptedAgentModel
+from coseek.core.errors import ModelError, RetrieverError, SettingError
+from coseek.data.passage import Hit
+from coseek.data.question import Question
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.models.model import EpisodeState, Model, Request, Turn, TurnEnd
+from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.query import QueryLike
+from coseek.retrieval.retriever import FixedRetriever
+
+PROTOCOL = load_protocol("search-r1", "laptop")
+TOKENIZER = ByteTokenizer(PROTOCOL.grammar.special_tokens)
+SEARCH, ANSWER = script("search-r1")
+
+
+def test_only_what_the_agent_wrote_is_marked_as_the_agents() -> None:
+    run = play("search-r1", SEARCH, ANSWER)
+    written = [token for token, agent in zip(run.ids, run.agent_mask, strict=True) if agent]
+    assert TOKENIZER.decode(written) == SEARCH + ANSWER
+
+
+def test_one_search_too_many_ends_the_run_at_the_turn_limit() -> None:
+    run = play("search-r1", SEARCH, SEARCH, SEARCH, limits=WIDE.model_copy(update={"max_turns": 2}))
+    assert run.stop is StopReason.TURN_LIMIT and len(run.searches) == 2 and run.truncated
+
+
+def test_a_run_ends_at_its_token_budget_and_nothing_is_cut() -> None:
+    whole = play("search-r1", SEARCH, ANSWER)
+    for budget in range(1, len(whole.ids) + 1):
+        run = play("search-r1", SEARCH, ANSWER, limits=WIDE.model_copy(update={"max_tokens": budget}))
+        assert len(run.ids) <= max(budget, len(whole.segments[0].ids))
+        assert run.ids == whole.ids[: len(run.ids)]
+        assert run.stop is (StopReason.ANSWERED if budget == len(whole.ids) else StopReason.TOKEN_LIMIT)
+
+
+def test_a_turn_without_an_action_is_invalid() -> None:
+    run = play("search-r1", "<think> I wonder")
+    assert (run.stop, run.valid, run.format_error) == (StopReason.INVALID, False, "<think> is not closed")
+
+
+# --- searches while the model writes
+
+
+class Guarded(FixedRetriever):
+    """A retriever that notes which threads call it, and would notice two at once."""
+
+    def __init__(self) -> None:
+        super().__init__(CORPUS, {})
+        self.threads: set[str] = set()
+        self.busy = threading.Lock()
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        assert self.busy.acquire(blocking=False)
+        self.threads.add(threading.current_thread().name)
+        self.busy.release()
+        if any("7" in self.seen(query) for query in queries):
+            raise RetrieverError("the line is down")
+        return [[Hit(CORPUS.by_id("p1" if len(self.seen(query)) % 2 else "p2"), 1.0)] for query in queries]
+
+
+class Wanderer:
+    """Searches as often as its own randomness says, so that rows drift apart."""
+
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        if rng.random() < 0.4:
+            return Move(" it says so", answer=" 1815")
+        return Move(" why", (f" {so_far.question.id} {rng.randint(0, 99)}",))
+
+
+@pytest.mark.parametrize("name", ["search-r1", "rag", "search-o1"])
+def test_searching_while_the_model_writes_changes_no_run(name: str) -> None:
+    protocol = load_protocol(name, "laptop")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    questions = [Question(str(n), f"question {n}") for n in range(30)]
+    limits = Limits(max_tokens=2000, passages_per_search=2)
+    both = []
+    for overlap in (False, True):
+        guarded = Guarded()
+        agent = Agent(protocol, ScriptedAgentModel(Wanderer(), protocol, tokenizer))
+        runs = rollout(agent, guarded, questions, range(30), limits, concurrency=7, overlap=overlap)
+        both.append([replace(run, timings={}) for run in runs])
+        assert all(thread.startswith("coseek-search") is overlap for thread in guarded.threads)
+    assert both[0] == both[1]
+    assert {StopReason.RETRIEVER_ERROR, StopReason.ANSWERED} <= {run.stop for run in both[0]}
+
+
+class Broken(Shelf):
+    """A retriever with a bug."""
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        raise ZeroDivisionError
+
+
+def test_an_error_of_the_searching_thread_reaches_the_caller_and_leaves_no_row_open() -> None:
+    model = typist(PROTOCOL, SEARCH)
+    with pytest.raises(ZeroDivisionError):
+        rollout(Agent(PROTOCOL, model), Broken(), [QUESTION], [0], WIDE, overlap=True)
+    assert model.count == {}
+
+
+# --- rows of the model
+
+
+class Eager(Sampler):
+    """A sampler over random weights whose every turn is read as a search, by words added behind what was sampled."""
+
+    def step(self, most_tokens: int | None = None) -> list[Turn]:
+        return [self._searching(turn) for turn in super().step(most_tokens)]
+
+    def _searching(self, turn: Turn) -> Turn:
+        close, opening = (TOKENIZER.encode(f"<{slash}search>")[0] for slash in ("/", ""))
+        ids = (opening, *(65 + token % 26 for token in turn.ids), close)
+        return replace(turn, ids=ids, logprobs=(0.0, *turn.logprobs, 0.0), end=TurnEnd.STOP)
+
+
+def test_no_more_rows_are_open_than_the_model_has() -> None:
+    """A run that waits for its search keeps its row."""
+
+    class Counted(Eager):
+        most = 0
+        keys: frozenset[int] = frozenset()
+
+        def start(self, request: Request) -> None:
+            self.keys |= {request.key}
+            self.most = max(self.most, len(self.keys))
+            super().start(request)
+
+        def close(self, key: int) -> None:
+            self.keys -= {key}
+            super().close(key)
+
+    model = Counted(network("lfm2"), TOKENIZER, PROTOCOL.grammar.stops, SamplerSettings(max_rows=3))
+    limits = Limits(max_turns=1, max_turn_tokens=4, max_tokens=2000, passages_per_search=1)
+    questions = [Question(str(number), "?") for number in range(8)]
+    runs = rollout(Agent(PROTOCOL, model), Shelf(), questions, range(8), limits)
+    assert model.most == 3 and all(len(run.searches) == 1 for run in runs)
+
+
+def test_episodes_whose_caches_do_not_fit_in_memory_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for gib in (64.0, 0.5, 0.0):
+        monkeypatch.setattr("coseek.agents.factory.memory_gib", lambda device, gib=gib: gib)
+        model = open_agent(settings_for("base")).model
+        assert isinstance(model, Sampler)
+        rows.append(model.max_rows)
+    assert rows[0] == 256 > rows[1] > rows[2] == 2
+
+
+def test_a_protocol_with_notes_says_that_it_needs_two_rows() -> None:
+    protocol = load_protocol("search-o1")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    one_row = Agent(protocol, Sampler(network("lfm2"), tokenizer, protocol.grammar.stops, SamplerSettings(max_rows=1)))
+    with pytest.raises(SettingError, match=r"search-o1 .* has 1 row; raise max_rows .* and cache_gib"):
+        rollout(one_row, Shelf(), [QUESTION], [0], WIDE)
+    with pytest.raises(SettingError, match="raise max_rows"):
+        Branching(one_row, Shelf(), WIDE, lambda wait: None, lambda branch, run: None)
+
+
+# --- episodes as coroutines: the ledger is that of the batch driver, whatever the order, the fault or the interruption
+
+
+TIGHT = Limits(max_turns=3, max_turn_tokens=400, max_observation_tokens=300, max_tokens=3000)
+COUNT = 40
+
+
+def protocol_of(name: str) -> Protocol:
+    return load_protocol(name, run_files=True)
+
+
+def batch_ledgers(
+    protocol: Protocol, model: Model, count: int, limits: Limits = TIGHT, concurrency: int = 256
+) -> list[str]:
+    agent = Agent(protocol, model)
+    runs = rollout(agent, shelf_for(protocol), asked(count), range(count), limits, concurrency=concurrency)
+    return [ledger(run) for run in runs]
+
+
+def async_ledgers(
+    protocol: Protocol,
+    model: Model,
+    count: int,
+    limits: Limits = TIGHT,
+    pause: Callable[[], Awaitable[None]] = no_pause,
+) -> list[str]:
+    played = play_async(protocol, model, shelf_for(protocol), asked(count), range(count), limits, pause=pause)
+    return [ledger(run) for run in asyncio.run(played)]
+
+
+@pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
+def test_the_async_driver_writes_the_ledger_of_the_batch_driver(name: str) -> None:
+    protocol = protocol_of(name)
+    expected = batch_ledgers(protocol, Improviser(protocol), COUNT)
+    assert async_ledgers(protocol, Improviser(protocol), COUNT) == expected
+
+
+def test_a_users_own_tool_and_a_page_that_is_opened_are_run_as_in_a_batch(tmp_path: Path) -> None:
+    source = ECHO.replace('request.arguments["text"]', '9 // len(request.arguments["text"])')
+    source = source.replace("return result", "return str(result)")
+    protocol = protocol_of(with_tool(tmp_path, source))
+    calls = [tool("mine", text=text) for text in ("", "a", "ab")]
+    expected = batch_ledgers(protocol, Improviser(protocol, *calls * 3), COUNT)
+    assert async_ledgers(protocol, Improviser(protocol, *calls * 3), COUNT) == expected
+    runs = [Trajectory.from_json(json.loads(line)) for line in expected]
+    tags = {segment.tag for run in runs for segment in run.segments}
+    assert {"page", "missing", "tool"} <= tags and StopReason.TOOL_ERROR in {run.stop for run in runs}
+
+
+class Turnstile:
+    """Lets waiting coroutines go on one at a time, in a given order."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self.order, self.place = order, 0
+        self.waiting: list[asyncio.Future[None]] = []
+
+    async def pause(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.waiting.append(loop.create_future())
+        mine = self.waiting[-1]
+        loop.call_later(0.0005, self.release)
+        await mine
+
+    def release(self) -> None:
+        chosen = self.order[self.place % len(self.order)] % len(self.waiting)
+        self.place += 1
+        self.waiting.pop(chosen).set_result(None)
+
+
+QAGENT = protocol_of("qagent")
+IN_ORDER = batch_ledgers(QAGENT, Improviser(QAGENT), 8)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 63), min_size=1, max_size=40))
+def test_episodes_that_take_turns_in_any_order_do_not_change_each_other(order: list[int]) -> None:
+    assert async_ledgers(QAGENT, Improviser(QAGENT), 8, pause=Turnstile(order).pause) == IN_ORDER
+
+
+# --- faults
+
+
+def one(
+    generate: Generate, shelf: Shelf | None = None, *, name: str = "search-r1", timeout_s: float | None = None
+) -> Trajectory:
+    protocol = protocol_of(name)
+
+    async def play() -> Trajectory:
+        tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+        async with AsyncDriver(protocol, tokenizer, shelf or Shelf(), WIDE, timeout_s=timeout_s) as driver:
+            return await driver.run_episode(QUESTION, 7, generate)
+
+    return asyncio.run(play())
+
+
+class Failing:
+    """Writes the first turn of a search, and then gives or raises something else; `None` is nothing for a minute."""
+
+    def __init__(self, instead: Sampled | BaseException | None) -> None:
+        self.good = OneRow(typist(protocol_of("search-r1"), *script("search-r1")))
+        self.instead = instead
+
+    async def __call__(self, ids: Sequence[int], *, sampling: Sampling, request: Request) -> Sampled:
+        if not self.good.read:
+            return await self.good(ids, sampling=sampling, request=request)
+        if isinstance(self.instead, Sampled):
+            return self.instead
+        await asyncio.sleep(0 if self.instead else 60)
+        raise self.instead or AssertionError
+
+
+@pytest.mark.parametrize(
+    ("instead", "detail"),
+    [
+        (ModelError("the server is gone"), "the server is gone"),
+        (KeyError("a lone \ud800"), "KeyError: 'a lone \\ud800'"),
+        (asyncio.CancelledError(), "the engine cancelled the turn"),
+        (None, "no turn within 0.05 s"),
+        (Sampled((1, 2), (-1.0,), TurnEnd.STOP), "the engine returned 2 token ids and 1 log-probabilities"),
+        (Sampled((1,) * 4001, (0.0,) * 4001, TurnEnd.LENGTH), "the engine wrote 4001 tokens, but at most 4000"),
+        (Sampled((1,), (float("nan"),), TurnEnd.STOP), "a log-probability or a cost that is no finite number"),
+    ],
+)
+def test_a_fault_of_the_engine_is_recorded_with_what_came_before_it(
+    instead: Sampled | BaseException | None, detail: str
+) -> None:
+    run = one(Failing(instead), timeout_s=None if instead else 0.05)
+    assert run.stop is StopReason.MODEL_ERROR and detail in run.stop_detail
+    assert [segment.tag for segment in run.segments] == ["prompt", "search", "information"] and run.searches
+    assert Trajectory.from_json(run.to_json()) == run
+
+
+def test_a_bug_of_a_part_is_raised_and_hangs_no_episode() -> None:
+    with pytest.raises(ZeroDivisionError):
+        one(OneRow(typist(protocol_of("search-r1"), *script("search-r1"))), Broken())
+
+
+# --- cancellation
+
+
+class Slow(Shelf):
+    """A retriever that answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        self.begun.set()
+        assert self.may_end.wait(10)
+        return super().search(queries, k)
+
+
+def test_a_cancelled_episode_leaves_nothing_and_costs_no_other_its_result() -> None:
+    protocol, shelf, before = protocol_of("search-r1"), Slow(), open_episodes()
+    engines = [OneRow(typist(protocol, *script("search-r1"))) for _ in range(3)]
+
+    async def play() -> Trajectory:
+        async with AsyncDriver(protocol, engines[0].model.tokenizer, shelf, WIDE) as driver:
+            tasks = []
+            for engine in engines:
+                tasks.append(asyncio.create_task(driver.run_episode(QUESTION, 7, engine)))
+                await asyncio.to_thread(shelf.begun.wait, 10)
+            while len(driver._results) < len(tasks):
+                await asyncio.sleep(0)
+            assert open_episodes() == before + len(tasks)
+            for task in tasks[:2]:  # the search of the first is under way, and that of the second waits for it
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            shelf.may_end.set()
+            return await tasks[2]
+
+    assert asyncio.run(play()).answer == "1815"
+    assert len(shelf.asked) == 2  # the call that waited was never made
+    assert open_episodes() == before
+
+
+def open_episodes() -> int:
+    gc.collect()
+    return sum(isinstance(one, Episode) for one in gc.get_objects())
+
+
+def test_a_cancelled_turn_is_cancelled_in_the_engine() -> None:
+    cancelled: list[bool] = []
+
+    async def wait_long(ids: Sequence[int], *, sampling: Sampling, request: Request) -> Sampled:
+        try:
+            await asyncio.sleep(60)
+            raise AssertionError
+        finally:
+            cancelled.append(True)
+
+    async def play() -> None:
+        protocol = protocol_of("search-r1")
+        async with AsyncDriver(protocol, ByteTokenizer(), Shelf(), WIDE) as driver:
+            task = asyncio.create_task(driver.run_episode(QUESTION, 7, wait_long))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(play())
+    assert cancelled == [True]
+
+
+# --- versions
+
+
+def test_the_version_that_sampled_a_turn_stands_in_the_ledger() -> None:
+    run = one(OneRow(typist(protocol_of("search-o1"), *script("search-o1")), version=3), name="search-o1")
+    written = [*run.segments, *run.side_contexts[0]]
+    assert {segment.version for segment in written if segment.logprobs} == {3}
+    assert {segment.version for segment in written if not segment.logprobs} == {None}
+    assert Trajectory.from_json(run.to_json()) == run
