@@ -156,7 +156,7 @@ def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
 
 @pytest.mark.slow
 def test_a_recipe_trains_with_servers_that_sample_ahead(tmp_path: Path) -> None:
-    first = AgentTraining(load_recipe("quickstart", TINY), tmp_path / "warm")
+    first = AgentTraining(load_recipe("from-nothing", TINY), tmp_path / "warm")
     first.begin(resume=False)
     first.prepare_data()
     first.make_policy()

@@ -57,8 +57,8 @@ def settings_for(algorithm: str, kind: Kind) -> RlSettings:
         lora=LoraSettings(rank=2) if algorithm == "lora" else None,
     )
     return settings_of(
-        "ppo" if algorithm == "ppo" else "grpo", steps=2, num_minibatches=1, checkpoint_every=1, kl_coef=0.01,
-        kl_location="reward" if algorithm == "ppo" else "loss", policy=learner,
+        "ppo" if algorithm == "ppo" else "grpo", steps=2, num_minibatches=1, group_size=4, checkpoint_every=1,
+        kl_coef=0.01, kl_location="reward" if algorithm == "ppo" else "loss", policy=learner,
         critic=learner.model_copy(update={"lora": None}),
     )  # fmt: skip
 
