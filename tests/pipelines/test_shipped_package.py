@@ -33,7 +33,8 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import checked_recipe
 from coseek.pipelines.agent_check import paths_of
 from coseek.pipelines.estimate import local_graders, shape_of
-from coseek.pipelines.run_record import agent_identities, retriever_identities
+from coseek.pipelines.encoder import RetrieverTraining
+from coseek.pipelines.run_record import agent_identities
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.pipelines.together_recipe import load_together_recipe
@@ -61,7 +62,7 @@ assert load_together_recipe("laptop", ["start=base"]).start.encoder == "base"
 assert main(["train", "agent", "quickstart", "policy.folder=base", "--dry-run"]) == 0
 assert resolve_recipe(recipe).graders.precision != "auto"
 small = load_retriever_recipe("base", ["encoder=base", "pooling=mean"])
-found["encoder"] = retriever_identities(small)["encoder"]
+found["encoder"] = RetrieverTraining(small, Path("trained")).identities()["encoder"]
 assert open_generator(GeneratorSettings(model="base")).model.identity
 assert open_judge(JudgeSettings(model="base")).model.identity and open_likelihood("base").identity
 engine = {"retriever": "pointwise", "model": "base", "over": "dense"}
