@@ -100,9 +100,9 @@ def test_rows_read_in_pieces_lead_to_the_logits_of_one_plain_pass(kind: str, nam
             rows = [[*row, *random_ids(rng, 1, 1)] for row in rows]
 
 
-def test_rows_that_are_attended_for_in_blocks_miss_no_column_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "ROWS_TOGETHER", 3)
-    monkeypatch.setattr(fused, "COLUMNS_TOGETHER", 4)
+def test_rows_that_are_read_and_written_in_blocks_miss_no_column_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value in {"ROWS_TOGETHER": 3, "COLUMNS_TOGETHER": 4, "QUERIES_TOGETHER": 5}.items():
+        monkeypatch.setattr(fused, limit, value)
     model = network("llama")
     engine = FusedEngine(model, torch.float32)
     rows = [random_ids(random.Random(length), length, length) for length in (2, 4, 5, 30, 8, 9, 40)]
