@@ -324,7 +324,7 @@ def test_a_bug_of_a_part_is_raised_and_hangs_no_episode() -> None:
 
 
 class Slow(Shelf):
-    """A retriever that answers when it is told to."""
+    """A retriever that answers once `may_end` is set."""
 
     def __init__(self) -> None:
         super().__init__()

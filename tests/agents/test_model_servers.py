@@ -340,11 +340,11 @@ def test_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: Path
     questions = [Question(f"q{number}", f"Who is {number} ?", ("Ada",)) for number in range(80)]
     rng = random.Random(11)
     with site(flaky(model, rng, gate)) as brain, site(flaky(retriever, rng, gate)) as shelf:
-        patience = HttpSettings(attempts=2, timeout_s=0.5, first_wait_s=0.001, concurrency=32, break_after=1_000)
+        patience = HttpSettings(attempts=2, timeout_s=1.5, first_wait_s=0.001, concurrency=32, break_after=1_000)
         settings = RemoteModelSettings(dialect="vllm", model="m", patience=patience)
         written = open_remote(brain.url, settings, TOKENIZER, PROTOCOL.grammar.stops)
         found = RemoteRetriever(
-            RetrieverSettings(url=shelf.url, retries=1, timeout_s=0.5, backoff_s=0.001, break_after=999)
+            RetrieverSettings(url=shelf.url, retries=1, timeout_s=1.5, backoff_s=0.001, break_after=999)
         )
         run = Run.create(tmp_path / "run", {"limits": {"max_tokens": 4000}})
 
@@ -367,7 +367,7 @@ def test_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: Path
     assert [trajectory.question.id for trajectory in kept] == [question.id for question in questions]
     ends = Counter(trajectory.stop for trajectory in kept)
     assert set(ends) <= {StopReason.ANSWERED, StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR}
-    assert ends[StopReason.ANSWERED] >= 40  # a busy machine makes more calls late than the servers do
+    assert ends[StopReason.ANSWERED] >= 60
     for trajectory in kept:
         assert (trajectory.answer is None) == trajectory.stop.is_fault == bool(trajectory.stop_detail)
         for segment in trajectory.segments[1:]:

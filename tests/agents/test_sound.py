@@ -143,7 +143,7 @@ def more(count: int, tag: str) -> Change:
         (searched(selected=("p2",)), "is not among the selected passages"),
         (lambda run: replace(run, segments=run.segments[:-1]), "it was complete, which the agent says"),
         (more(1, "information"), "3 observations and only 2 searches that worked"),
-        (lambda run: replace(run, side_contexts=((run.segments[0],) * 2,)), "is no prompt with one turn behind it"),
+        (lambda run: replace(run, side_contexts=((run.segments[0],) * 2,)), "is not a prompt followed by one turn"),
         (lambda run: replace(run, side_contexts=((replace(run.segments[0], ids=()),),)), "it holds no tokens"),
     ],
 )

@@ -295,7 +295,7 @@ def test_rows_of_a_run_that_was_made_anew_and_searches_no_more_are_removed(tmp_p
         labels.recover({}, lambda: {("q", 1): "another"})
     with pytest.raises(DataError, match="which the runs do not have"):  # it is there, and only not drawn this time
         labels.recover({}, lambda: {("q", 0): "of the run before"})
-    assert labels.recover({}, lambda: {("q", 0): "made anew"}) == set() and not list(labels.sets())
+    assert labels.recover({}, lambda: {("q", 0): "the run was made again"}) == set() and not list(labels.sets())
 
 
 def test_a_row_of_another_schema_is_refused_by_its_number(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ class Deadly(NoProgress):
 
 def shared_co_training(folder: Path, method: str) -> Played:
     settings = f"labels=!replace {{method: {method}, scorer: oracle, questions: 16, samples: 2}}"
-    own = folder / "recipes" / os.environ.get("RANK", "0")  # it is written anew by each, and not atomically
+    own = folder / "recipes" / os.environ.get("RANK", "0")  # each worker rewrites it, and not atomically
     made = Played(recipe(own, LIMITS, *BY_ANSWERS, "agent.limits.max_turns=2", settings), folder / method)
     if made.workers.is_main:
         made.first.prepare_data()

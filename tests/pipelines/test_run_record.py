@@ -1,5 +1,5 @@
-"""Beginning a training, and going on with it for more steps: which folders it may be begun in, what is made anew, what
-stays, and what is refused."""
+"""Starting a training, and resuming it with more steps: which folders are accepted, what is recomputed, what is
+kept, and what is refused."""
 
 import json
 from pathlib import Path

@@ -325,7 +325,7 @@ class Stopped(Exception):
 
 
 class StopsAfter:
-    """A report that ends the build after so many words."""
+    """Reports progress, and stops the build at the `reports`-th report."""
 
     def __init__(self, reports: int) -> None:
         self.left = reports

@@ -285,7 +285,7 @@ def check_replaceable(folder: Path, is_ours: Callable[[str], object], what: str)
 
 
 def is_failed_start(folder: Path, record: str) -> bool:
-    """Whether a folder holds the `record` of a start and no result, so that it may be started anew.
+    """Whether a folder holds the `record` of a start and no result, so that it can be restarted.
 
     Records (`RECORDS`), `SUMS`, empty files, hidden files and logs are no results. A record has the key `created`.
     """

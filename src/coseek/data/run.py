@@ -124,7 +124,7 @@ class Run:
     def settings(self) -> JsonObject:
         settings = self.record.get("settings")
         if not isinstance(settings, dict):
-            raise DataError(f"{self.folder / 'run.yaml'} holds no settings; make the run anew with `coseek run`")
+            raise DataError(f"{self.folder / 'run.yaml'} holds no settings; repeat the run with `coseek run`")
         return settings
 
     def bind(self, identities: Identities) -> None:

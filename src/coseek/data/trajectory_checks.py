@@ -197,7 +197,7 @@ def _side_contexts(trajectory: Trajectory, decode: Decode | None) -> Iterator[st
     for number, aside in enumerate(trajectory.side_contexts, start=1):
         authors = [segment.author for segment in aside]
         if authors not in ([Author.ENVIRONMENT], [Author.ENVIRONMENT, Author.AGENT]):
-            yield f"side context {number} is no prompt with one turn behind it"
+            yield f"side context {number} is not a prompt followed by one turn"
         for segment in aside:
             for problem in _ledger(segment, decode):
                 yield f"side context {number}: {problem}"

@@ -235,14 +235,14 @@ class LabelFolder:
     ) -> set[TurnId]:
         """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
         sets. `known` are the turns that are labelled, with the digests of their trajectories, and `digests` gives the
-        digests of all trajectories, those without a search included: rows of a trajectory that was made anew are
+        digests of all trajectories, those without a search included: rows of a repeated trajectory are
         removed. A broken row, and one of any other turn, is refused before anything is removed."""
         there: set[tuple[TurnId, str]] = set()
         check_whole_rows(self.dropped_path, lambda row: there.add(_origin_of(DroppedTurn.from_json(row))))
         check_whole_rows(self.sets_path, lambda row: there.add(_origin_of(self._set_of(row))))
         stale = set() if known is None else _stale(there, known)
         others = set() if known is None else {turn for turn, _ in there}.difference(known, stale)
-        if others:  # a run that was made anew may search less than before
+        if others:  # a repeated run may search less than before
             current = digests()
             gone = {
                 turn
@@ -265,7 +265,7 @@ class LabelFolder:
         if not turns:
             return
         log.warning(
-            "%s: runs were made anew, so the labels of %s of their searches are made again", self.folder, len(turns)
+            "%s: runs were repeated, so the labels of %s of their searches are made again", self.folder, len(turns)
         )
         for path in filter(Path.exists, (self.sets_path, self.dropped_path)):
             write_jsonl(path, [row for _, row in read_jsonl(path) if _turn_of(row) not in turns])

@@ -143,7 +143,7 @@ class DroppedTurn(TurnRecord):
 
 def trajectory_digest(trajectory: Trajectory) -> str:
     """Digest of what a label depends on of a trajectory. Seconds, prices and log-probabilities are no part of it, so a
-    run that is made anew and comes out the same keeps its labels."""
+    run that is repeated with the same result keeps its labels."""
     written: list[Json] = [[str(segment.author), segment.tag, segment.text] for segment in trajectory.segments]
     searches: list[Json] = [search.to_json() for search in trajectory.searches]
     stands: JsonObject = {"question": trajectory.question.to_json(), "segments": written, "searches": searches}

@@ -363,7 +363,10 @@ def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
 
 
 def rows_that_fit(gib: float, model: PreTrainedModel, dtype: Precision, tokens: int) -> int:
-    """Rows of so many tokens whose keys and values fit in `gib`. Raises `DataError` for a model of unknown size."""
+    """Number of rows of `tokens` tokens whose keys and values fit in `gib` GiB.
+
+    Raises `DataError` for a model of unknown size.
+    """
     shape = shape_of_config(model.config.get_text_config().to_dict())
     return int(gib * 2**30 / max(1, tokens * shape.cache_bytes(DTYPES[dtype].itemsize)))
 

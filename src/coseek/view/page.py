@@ -328,7 +328,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# Live page: the page of runs under way, made anew at every load, on loopback only.
+# Live page: the page of runs under way, remade at every load, on loopback only.
 
 HOST = "127.0.0.1"
 

@@ -69,7 +69,7 @@ def _telling(world: World, entities: Sequence[Entity], rng: random.Random) -> Dr
 
 
 def _asking(world: World, entity: Entity, retriever: Retriever, rng: random.Random) -> Drill | None:
-    """Some facts of an entity and of its neighbours in a search; `None` where there are none to ask for."""
+    """Ask for some facts of an entity and of its neighbours in a search; `None` if they have none."""
     name, missing = rng.choice(_clear_names(entity)), rng.random() < 0.5
     (ranked,) = retriever.search([f"{name} {rng.choice(entity.facts).noun}"], SHOWN + 1)
     hits = [hit for hit in ranked if not missing or hit.passage.id != entity.id][:SHOWN]

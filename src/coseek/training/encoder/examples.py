@@ -114,7 +114,7 @@ def _is_sampled(text: str, share: float, seed: int) -> bool:
 class ExampleOrder:
     """The examples of each update, a pure function of the seed and the update's number, so no state is saved.
 
-    Every epoch shuffles the examples anew. An update may span two epochs.
+    Every epoch reshuffles the examples. An update may span two epochs.
     """
 
     rows: Sequence[TrainingExample]

@@ -45,7 +45,7 @@ class ReplacedAttention(TorchFunctionMode):
 
 # Autocast: the forward pass in bfloat16, and what makes it fast on a CPU.
 #
-# - oneDNN compiles a bfloat16 product anew for every shape, which takes about ten times as long as the product. Batches
+# - oneDNN recompiles a bfloat16 product for every shape, which takes about ten times as long as the product. Batches
 #   differ in length, so a step would meet no shape twice. Lengths and numbers of positions are padded to few values.
 # - The backward pass of attention takes twice as long in bfloat16 as in float32, so attention runs in float32.
 #
