@@ -9,6 +9,8 @@ from tests.agents.test_chat_templates import TEMPLATE
 from tests.models.networks import SMALL, TEXTS
 
 from coseek.agents.agent_card import AgentCard
+from coseek.agents.factory import former_protocol
+from coseek.agents.protocol import load_protocol
 from coseek.cli.main import main
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
@@ -57,6 +59,9 @@ def test_a_policy_that_knows_another_protocol_or_an_unknown_mark_is_named(protoc
         tokenizer.save(folder)
         assert any("'<cot>'" in line for line in policy_warnings(recipe)) != (read or protocol == "tongyi")
     AgentCard(protocol="search-r1").write(folder)
+    # What a run and a recipe say; an answer without a search needs no new tag.
+    unlike = {name for name in (protocol, "react", "direct", "cot") if former_protocol(folder, load_protocol(name))}
+    assert unlike == {"react"} | ({protocol} - {"search-r1", "search-r1-code"})
     named = [line for line in policy_warnings(recipe) if "trained in the protocol search-r1" in line]
     assert not named if protocol.startswith("search-r1") else f"the recipe's is {protocol}" in named[0]
     taught = load_recipe("quickstart", [f"policy.folder={folder}", f"protocol={protocol}"])

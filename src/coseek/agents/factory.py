@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import Field
 
-from coseek.agents.agent_card import AgentCard
+from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.drivers import Agent
 from coseek.agents.grammar import Grammar, as_json
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import InputMode
-from coseek.agents.protocol import Protocol, load_protocol, tool_files
+from coseek.agents.protocol import Protocol, known_protocol, load_protocol, tool_files
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
 from coseek.agents.tag import Action, Tag
 from coseek.core.connections import is_url
@@ -156,6 +156,18 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
         )
     check_folder(folder)
     return AgentCard.read(folder)
+
+
+def former_protocol(folder: Path, protocol: Protocol) -> str | None:
+    """The protocol that a model was trained in, if `protocol` has tags that it lacks, or the same in another order."""
+    was = AgentCard.read(folder).protocol if (folder / CARD).is_file() else None
+    former = None if was is None else known_protocol(was)
+    if former is None:
+        return None
+    taught, wanted = former.grammar, protocol.grammar
+    missing_tags = set(wanted.special_tokens) - set(taught.special_tokens)
+    reordered = taught.special_tokens == wanted.special_tokens and taught.order != wanted.order
+    return was if missing_tags or reordered else None
 
 
 def check_folder(folder: Path) -> None:

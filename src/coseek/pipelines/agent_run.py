@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from coseek.agents.drivers import Agent
-from coseek.agents.factory import AgentSettings, limits_for, open_agent, settled_for, spent
+from coseek.agents.factory import AgentSettings, former_protocol, limits_for, open_agent, settled_for, spent
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import rows_of, run_questions
@@ -23,6 +23,7 @@ from coseek.data.digests import Identities
 from coseek.data.passage import Passage
 from coseek.data.question import Question, load_questions
 from coseek.data.run import RowKey, Run, RunRows, drop_partial_line
+from coseek.models.model_folder import model_path
 from coseek.models.remote import RemoteModel
 from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever, shortfalls_of
@@ -105,6 +106,8 @@ def run_agent(
             return run, questions
         if why := protocol.template.unread_opening(agent.model.tokenizer):
             say(f"warning: {why}")
+        if was := former_protocol(model_path(settings.agent.name), protocol):
+            say(f"warning: {settings.agent.name} was trained in the protocol {was}, and not in {protocol.name}")
         run_questions(
             run,
             agent,

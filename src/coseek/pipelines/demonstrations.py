@@ -13,14 +13,13 @@ from dataclasses import replace
 from itertools import chain, cycle, groupby, islice
 from pathlib import Path
 
-from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.environment import NativeTurns
 from coseek.agents.episode import Episode
-from coseek.agents.factory import SCRIPTED, open_scripted_agent
+from coseek.agents.factory import SCRIPTED, former_protocol, open_scripted_agent
 from coseek.agents.grammar import Grammar
 from coseek.agents.limits import Limits
-from coseek.agents.protocol import Protocol, known_protocol
+from coseek.agents.protocol import Protocol
 from coseek.agents.scripted.evidence import EvidenceAgent, held_answer
 from coseek.agents.scripted.gold import GoldAnswerAgent
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
@@ -411,20 +410,12 @@ def policy_warnings(recipe: AgentRecipe) -> list[str]:
     if recipe.policy.folder is None or not (folder := model_path(recipe.policy.folder)).is_dir():
         return []
     protocol = recipe.load_protocol(run_files=False)
-    warnings = [] if recipe.warm_start is not None else [_former_protocol(protocol, folder)]
+    warnings = []
+    if recipe.warm_start is None and (was := former_protocol(folder, protocol)):
+        warnings.append(
+            f"{folder} was trained in the protocol {was}, and the recipe's is {protocol.name}, whose tags nothing "
+            f"teaches it before the first rollout; set protocol={was}, or give the recipe a warm_start"
+        )
     with suppress(DataError):  # of a tokenizer that cannot be opened, which other checks name
         warnings.append(protocol.template.unread_opening(HfTokenizer.load(folder)))
     return list(filter(None, warnings))
-
-
-def _former_protocol(protocol: Protocol, folder: Path) -> str:
-    """The protocol that a model was trained in, if its tags or their order are others than the recipe's."""
-    was = AgentCard.read(folder).protocol
-    former = known_protocol(was) if (folder / CARD).is_file() else None
-    tags, order = protocol.grammar.special_tokens, protocol.grammar.order
-    if former is None or (former.grammar.special_tokens, former.grammar.order) == (tags, order):
-        return ""
-    return (
-        f"{folder} was trained in the protocol {was}, and the recipe's is {protocol.name}, whose tags nothing teaches "
-        f"it before the first rollout; set protocol={was}, or give the recipe a warm_start"
-    )
