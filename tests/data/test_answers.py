@@ -22,6 +22,7 @@ any_text = st.text(max_size=40)
         ("  \t\n ", ""),
         ("“Café” – 3½", "“café” – 3½"),
         ("T.H.E. end", "end"),
+        ("Ko\u0308ln", "k\u00f6ln"),
     ],
 )
 def test_normalising_lowers_strips_drops_and_squeezes_in_this_order(text: str, normal: str) -> None:
@@ -103,7 +104,7 @@ def test_no_gold_answer_means_no_match() -> None:
     ("text", "gold", "words", "tokens"),
     [
         ("born in \u201cVelora\u201d", "Velora", False, True),  # Unicode punctuation sticks to a word
-        ("Beyonce\u0301 sang", "Beyonc\u00e9", False, True),  # composed and decomposed accents
+        ("Beyonce\u0301 sang", "Beyonc\u00e9", True, True),  # composed and decomposed accents
         ("a party", "art", False, False),
         ("1914\u20131918", "1914", False, True),
         ("the end of Barack Obama's term", "Barack Obama", False, False),
@@ -111,9 +112,7 @@ def test_no_gold_answer_means_no_match() -> None:
         ("anything", "The", False, False),
     ],
 )
-def test_the_span_check_of_s3_s_program_differs_by_tokens_and_accents(
-    text: str, gold: str, words: bool, tokens: bool
-) -> None:
+def test_the_span_check_of_s3_s_program_differs_by_tokens(text: str, gold: str, words: bool, tokens: bool) -> None:
     assert (cover_match(text, [gold]), span_match(text, [gold])) == (words, tokens)
 
 

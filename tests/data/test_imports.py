@@ -1,6 +1,7 @@
 import gzip
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import cast
 
@@ -166,6 +167,27 @@ def test_parquet_is_read_as_the_same_lines_are(tmp_path: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "train.parquet").read_bytes()[:200])
     with pytest.raises(DataError, match=r"cut\.parquet is not a whole parquet file"):
         import_data("search-r1", [corpus, tmp_path / "cut.parquet"], tmp_path / "c")
+
+
+def test_tables_with_dates_bytes_and_missing_numbers_give_golds_as_people_write_them(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    day = datetime(2020, 1, 2)
+    rows = [
+        {"question": f"q{number}?", "answer": value, "extra": float("nan")}
+        for number, value in enumerate([[5.0], [2.5], [2.0**60]])
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "numbers.parquet")
+    rows = [{"question": f"d{number}?", "answer": value} for number, value in enumerate([day, day.replace(hour=7)])]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "times.parquet")
+    rows = [{"question": "b?", "answer": "Köln".encode(), "picture": b"\xff\xd8"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "bytes.parquet")
+    import_data("questions", sorted(tmp_path.glob("*.parquet")), tmp_path / "out")
+    answers = {each.question: each.answers for each in Dataset(tmp_path / "out").questions("test")}
+    assert answers == {
+        "q0?": ("5",), "q1?": ("2.5",), "q2?": ("1.152921504606847e+18",), "b?": ("Köln",),
+        "d0?": ("2020-01-02",), "d1?": ("2020-01-02T07:00:00",),
+    }  # fmt: skip
 
 
 def test_parquet_without_its_library_says_how_to_convert_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,37 @@ def test_a_column_that_is_not_there_is_named_beside_those_that_are(tmp_path: Pat
         import_data("questions", [gpqa(tmp_path / "d.csv")], tmp_path / "out", settings={"question": "Question "})
 
 
+def test_golds_lie_in_several_columns_or_in_a_field_of_one(tmp_path: Path) -> None:
+    row = {"question": "Who?", "answer": {"value": "Mira", "aliases": ["M. Vale", "Mira V."]}, "also": None}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    columns = {"answers": ["answer.value", "answer.aliases", "also"]}
+    import_data("questions", [tmp_path / "a.jsonl"], tmp_path / "out", settings=columns)
+    assert Dataset(tmp_path / "out").questions("test")[0].answers == ("Mira", "M. Vale", "Mira V.")
+    with pytest.raises(DataError, match="no column 'text'"):
+        import_data("questions", [tmp_path / "a.jsonl"], tmp_path / "b", settings={"answers": "answer.text"})
+
+
+@pytest.mark.parametrize("settings", [{}, {"answers": "answer"}])
+def test_a_named_column_of_answers_keeps_their_aliases(settings: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"question": "Who?", "answer": "Mira", "answer_aliases": ["M."]}))
+    import_data("questions", [tmp_path / "a.jsonl"], tmp_path / "out", settings=settings)
+    assert Dataset(tmp_path / "out").questions("test")[0].answers == ("Mira", "M.")
+
+
+def test_questions_beside_documents_lose_neither_their_report_nor_a_later_import(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("Herons nest in Velora.")
+    (tmp_path / "notes" / "empty.md").touch()
+    out, cards = tmp_path / "out", []
+    for number in range(2):
+        import_data("documents", [tmp_path / "notes"], out)
+        import_data("questions", [gpqa(tmp_path / "d.csv")], out, split=f"s{number}", settings=GPQA)
+        cards.append(json.loads((out / "source.json").read_text()))
+        (tmp_path / "notes" / "a.md").write_text("Herons nest in Orbo.")
+    assert [len(card["unread"]) for card in cards] == [1, 1]
+    assert Dataset(out).splits == ["s0", "s1"] and cards[1]["questions"] == {"s0": 1, "s1": 1}
+
+
 def asked(*names: str) -> list[Question]:
     return [Question(f"hotpotqa/dev_{number}", f"{name}?") for number, name in enumerate(names)]
 

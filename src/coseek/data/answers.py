@@ -18,6 +18,8 @@ from coseek.core.text import without_invisible
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_EXACT = 2**53
+"""Whole floats below it are exact."""
 _SHOWN = 60
 """Characters of a refused value in a message."""
 
@@ -40,9 +42,12 @@ def read_answers(value: Json, name: str) -> tuple[str, ...]:
 
 
 def read_text(value: Json, name: str, noun: str) -> str:
-    """Read a text, or a number as JSON writes it. Raises `DataError` for anything else."""
+    """Read a text, or a number as JSON writes it, a whole one without `.0` (tables with a missing cell store floats).
+    Raises `DataError` for anything else."""
     if isinstance(value, str):
         return value
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        value = int(value)
     written = json.dumps(value, ensure_ascii=False)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return written
@@ -55,9 +60,11 @@ def normalise(text: str) -> str:
 
     The order matters: "the-end" becomes "theend" before articles are removed. Unicode punctuation, accents and number
     formats are unchanged, without NFKC, so that values are comparable with the papers'. Characters that are displayed
-    as nothing (soft hyphens, zero-width blanks) are removed first, which the papers' scripts do not do.
+    as nothing (soft hyphens, zero-width blanks) are removed first, and decomposed accents composed (NFC), which the
+    papers' scripts do not do.
     """
-    return " ".join(_ARTICLES.sub(" ", without_invisible(text).lower().translate(_PUNCTUATION)).split())
+    plain = unicodedata.normalize("NFC", without_invisible(text).lower().translate(_PUNCTUATION))
+    return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
 def can_match(golds: Iterable[str]) -> bool:
@@ -86,7 +93,7 @@ def span_match(text: str | None, golds: Iterable[str]) -> bool:
     """The span check of s3's program: the tokens of a gold answer follow each other in the text, both normalised.
 
     A token is a run of letters, digits and accents, or any other sign by itself, after NFD. So Unicode punctuation does
-    not stick to a word as it does in `cover_match`, and composed accents equal decomposed ones.
+    not stick to a word as it does in `cover_match`.
     """
     tokens = _tokens(normalise(text or ""))
     padded = f"\0{tokens}\0"

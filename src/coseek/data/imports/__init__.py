@@ -111,7 +111,8 @@ def import_data(
             splits, notes = checked_splits(dealt, reading.notes)
             if report is None and not splits:
                 raise _nothing("questions", files, format_name)
-            digest = None if corpus is None or _replaces(out, report) else corpus.digest
+            documents = _documents_card(out)
+            digest = None if corpus is None or (report is not None and documents) else corpus.digest
             whole = {**_other_splits(out, digest), **splits}
             if corpus is not None:
                 check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
@@ -122,7 +123,10 @@ def import_data(
             for name, questions in whole.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
             digests: JsonObject = {} if report else {_card_name(file): file_digest(file) for file in files}
-            write_json(folder / CARD, _card(format_name, digests, summaries[0]))
+            card = _card(format_name, digests, summaries[0])
+            if reading.alone and documents:  # the corpus is still that of the documents
+                card = {**documents, "questions": {name: len(questions) for name, questions in whole.items()}}
+            write_json(folder / CARD, card)
 
         atomic_folder(out, fill)
     return summaries[0]
@@ -186,12 +190,10 @@ def _format_settings(name: str, reader: ImportFormat, values: Mapping[str, objec
     return () if kind is None else (make_settings(kind, values or {}),)
 
 
-def _replaces(out: Path, report: JsonObject | None) -> bool:
-    """Whether documents replace an older import of documents."""
-    if report is None or not (out / CARD).is_file():
-        return False
-    card = read_json(out / CARD)
-    return isinstance(card, dict) and "unread" in card
+def _documents_card(out: Path) -> JsonObject:
+    """The `source.json` of imported documents; empty for any other folder."""
+    card = read_json(out / CARD) if (out / CARD).is_file() else None
+    return card if isinstance(card, dict) and "unread" in card else {}
 
 
 def _nothing(what: str, files: Sequence[Path], format_name: str, report: JsonObject | None = None) -> DataError:

@@ -8,8 +8,10 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import date, time
+from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -121,7 +123,8 @@ class SourceRow:
     def _get(self, name: str) -> Json:
         value = self.value.get(name)
         if value is None:
-            raise DataError(f"{self.where}: there is no {name!r}; is this file of another format?")
+            has = ", ".join(self.value) or "none"
+            raise DataError(f"{self.where}: there is no {name!r}; is this file of another format? Its fields: {has}")
         return value
 
 
@@ -207,9 +210,27 @@ def _parquet(path: Path) -> Iterator[JsonObject]:
     try:
         with ParquetFile(path) as file:
             for batch in file.iter_batches(_ROWS_AT_ONCE):
-                yield from (cast(JsonObject, row) for row in batch.to_pylist())
+                yield from (cast(JsonObject, _as_json(row)) for row in batch.to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a whole parquet file ({str(error).splitlines()[0]}); fetch it again") from None
+
+
+def _as_json(value: object) -> object:
+    """A value of a table as JSON has it: dates in ISO 8601, a day without its midnight; NaN is missing, as are bytes
+    that are no text."""
+    if isinstance(value, dict):
+        return {name: _as_json(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_as_json(item) for item in value]
+    if isinstance(value, date | time):
+        return value.isoformat().removesuffix("T00:00:00")
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+        return None
+    return None if value != value else value
 
 
 @dataclass(frozen=True, slots=True)

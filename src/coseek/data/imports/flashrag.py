@@ -163,7 +163,7 @@ def _answers(row: SourceRow) -> tuple[str, ...]:
     """The gold answers, of the first field that holds any; none for a test row."""
     for name in _GOLDS:
         if answers := row.answers(name):
-            return (*answers, *row.answers("answer_aliases")) if name == "answer" else answers
+            return (*answers, *row.answers("answer_aliases"))
     graded = row.row("reward_model") if row.has("reward_model") else None
     if graded is None or not graded.has("ground_truth"):
         return ()

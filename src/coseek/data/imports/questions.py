@@ -9,13 +9,14 @@ columns of others, such as GPQA's. The folder keeps its corpus, or has none.
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
 
 from coseek.core.errors import DataError, nearest
+from coseek.core.files import Json
 from coseek.core.settings import Settings
 from coseek.data.dataset import draw
 from coseek.data.imports import flashrag
@@ -24,12 +25,13 @@ from coseek.data.question import Question
 
 
 class QuestionColumns(Settings):
-    """Names of columns, where they are not those of FlashRAG's or Search-R1's rows."""
+    """Names of columns, where they are not those of FlashRAG's or Search-R1's rows; `answer.value` is a field of an
+    object."""
 
     question: str | None = None
     """Column of the question."""
-    answers: str | None = None
-    """Column of the gold answers: a text, or a list."""
+    answers: str | tuple[str, ...] | None = None
+    """Column of the gold answers, which holds a text or a list; or several columns."""
     id: str | None = None
     """Column of the id; null: `id`, or a digest of the question."""
     choices: tuple[str, ...] = ()
@@ -60,11 +62,16 @@ def read(sources: Sequence[Path], settings: QuestionColumns) -> ImportedData:
 
 
 def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: str, notes: Counter[str]) -> Question:
-    named = {"question": settings.question, "golden_answers": settings.answers, "id": settings.id}
-    columns = {name: column for name, column in named.items() if column is not None}
-    _check_columns(row, [*columns.values(), *settings.choices])
-    renamed = {**row.value, **{name: row.value[column] for name, column in columns.items()}}
-    plain = flashrag.question_of(SourceRow(row.where, renamed), dataset, split, notes)
+    named = {"question": settings.question, "id": settings.id}
+    columns = {name: _at(row, column) for name, column in named.items() if column is not None}
+    if isinstance(settings.answers, str):
+        columns["golden_answers"] = _at(row, settings.answers)
+    elif settings.answers is not None:
+        several = [_at(row, column) for column in settings.answers]
+        columns["golden_answers"] = [
+            gold for value in several if value is not None for gold in (value if isinstance(value, list) else [value])
+        ]
+    plain = flashrag.question_of(SourceRow(row.where, {**row.value, **columns}), dataset, split, notes)
     if not settings.choices:
         return plain
     choices = [row.text(column) for column in settings.choices]
@@ -74,8 +81,12 @@ def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: st
     return replace(plain, question=text, search_text=plain.question, meta={**plain.meta, "choices": [*choices]})
 
 
-def _check_columns(row: SourceRow, columns: Iterable[str]) -> None:
-    for column in columns:
-        if column not in row.value:
-            has = ", ".join(row.value)
-            raise DataError(f"{row.where}: there is no column {column!r}{nearest(column, row.value)} It has: {has}")
+def _at(row: SourceRow, column: str) -> Json:
+    """What a row has in a column, or at a path of fields inside one."""
+    if column in row.value:
+        return row.value[column]
+    outer, _, inner = column.partition(".")
+    if inner and isinstance(row.value.get(outer), dict):
+        return _at(row.row(outer), inner)
+    has = ", ".join(row.value)
+    raise DataError(f"{row.where}: there is no column {column!r}{nearest(column, row.value)} It has: {has}")
