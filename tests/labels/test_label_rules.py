@@ -336,6 +336,13 @@ def test_labels_are_kept_where_only_clocks_and_likelihoods_differ_and_by_nothing
     assert trajectory_digest(replace(made, segments=tuple(unsure))) == trajectory_digest(made)
 
 
+@pytest.mark.parametrize(
+    ("method", "view"), [("dr-synth", "reasoning+query@code"), ("agentic-r", "question+query"), ("mine.py", "query")]
+)
+def test_exported_queries_are_those_of_the_methods_own_retriever(method: str, view: str, tmp_path: Path) -> None:
+    assert LabelFolder.create(tmp_path / "labels", {"method": method}, "").view == view
+
+
 def test_rows_of_tevatron_name_the_turn_and_hold_positive_and_negatives_by_text(tmp_path: Path) -> None:
     pages = [{"docid": page.id, "title": page.title, "text": page.text} for page in PAGES]
     row = {"query_id": "q/0/0", "query": "who", "positive_passages": pages[:1], "negative_passages": pages[1:]}

@@ -58,11 +58,14 @@ def runs_dataset(*runs: str | Path) -> Dataset:
     )
 
 
-def labels_dataset(*folders: str | Path, view: str = "query") -> Dataset:
-    """A row for each label set of label folders; the query is rendered through `view`. Raises `DataError`."""
-    find_view(view)
-    paths = [as_path(folder, "a label folder") for folder in folders]
-    rows = [tevatron_row(one, view) for path in paths for one in LabelFolder(path).sets()]
+def labels_dataset(*folders: str | Path, view: str | None = None) -> Dataset:
+    """A row for each label set of label folders; the query is rendered through `view`, by default that of the method.
+    Raises `DataError`."""
+    opened = [LabelFolder(as_path(folder, "a label folder")) for folder in folders]
+    views = [view or labels.view for labels in opened]
+    for one in views:
+        find_view(one)
+    rows = [tevatron_row(one, each) for labels, each in zip(opened, views, strict=True) for one in labels.sets()]
     return Dataset.from_list(rows, features=LABEL_ROWS)
 
 

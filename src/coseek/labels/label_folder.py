@@ -33,12 +33,13 @@ from coseek.core.files import (
     write_yaml,
 )
 from coseek.core.lock import Lock, kept_lock, lock_beside, lock_folder
+from coseek.core.plugins import plugin_names
 from coseek.core.settings import check_same_settings
 from coseek.data.digests import remove_digests, write_digests
 from coseek.data.grade_cache import GradeCache, GradeEntry
 from coseek.data.run import RowKey, check_whole_rows, drop_partial_line, provenance
 from coseek.labels.label_set import DroppedTurn, LabelSet
-from coseek.labels.maker import Labelled
+from coseek.labels.maker import PACKAGE, Labelled, view_of
 
 # Text store: the long texts of label rows, each once in a file beside them.
 #
@@ -213,6 +214,12 @@ class LabelFolder:
     def record(self) -> JsonObject:
         """The content of `labels.yaml`."""
         return read_yaml(self.folder / "labels.yaml", "record")
+
+    @property
+    def view(self) -> str:
+        """The query view of the labels' method; `query` for imported ones and for a user's method, which is not run."""
+        method = cast(JsonObject, self.record.get("settings") or {}).get("method")
+        return view_of(method) if isinstance(method, str) and method in plugin_names(PACKAGE) else "query"
 
     @property
     def sets_path(self) -> Path:

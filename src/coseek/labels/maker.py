@@ -104,6 +104,8 @@ class MakerModule(Protocol):
     """What a module of `coseek.labels.makers` defines."""
 
     SETTINGS: type[Settings]
+    VIEW: str
+    """The query view of the paper's retriever; `query` where a module has none."""
 
     def terms(self, settings: Settings) -> MakerRequirements: ...
 
@@ -113,3 +115,8 @@ class MakerModule(Protocol):
 def maker_module(method: str) -> MakerModule:
     """A method of `coseek label`, by its name or file."""
     return cast(MakerModule, find_plugin("method", PACKAGE, method, CONTRACT))
+
+
+def view_of(method: str) -> str:
+    """The query view of labels by this method, for trainers that know no views."""
+    return str(getattr(maker_module(method), "VIEW", "query"))

@@ -7,14 +7,14 @@ from typing import Annotated, TypeAlias
 from typer import Argument, Option
 
 from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume, at_servers, cluster_of, takes_servers
-from coseek.cli.terminal import AsJson, assignments, new_app, output, progress_bar, resumable, say, shell_word
+from coseek.cli.terminal import AsJson, assignments, new_app, note, output, progress_bar, resumable, say, shell_word
 from coseek.core.files import JsonObject
 from coseek.core.plugins import plugin_names
 from coseek.data.digests import check_output_file
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import write_tevatron
 from coseek.labels.labelling import LabelSummary
-from coseek.labels.maker import PACKAGE
+from coseek.labels.maker import PACKAGE, view_of
 from coseek.pipelines.labelling import label_runs, label_settings
 from coseek.retrieval.views import find_view, load_view
 
@@ -61,7 +61,7 @@ def label(
     cache: CacheFile = None,
     cluster: ClusterName = None,
     tevatron: Annotated[Path | None, Option(help="A .jsonl file for the labels as rows of tevatron.")] = None,
-    view: Annotated[str, Option(help="The query view of --tevatron.")] = "question+query",
+    view: Annotated[str | None, Option(help="The query view of --tevatron; default: the method's own.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Label every search of runs: a positive passage, negatives, and the scores that chose them.
@@ -71,7 +71,7 @@ def label(
     unfinished work; `--resume` continues to the same labels. Exits with 1 if faults left every turn without a label.
     """
     check_output_file(tevatron, ".jsonl")
-    find_view(view := load_view(view))
+    find_view(view := load_view(view or view_of(method)))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     scorer, likelihood, agent = at_servers(scorer, likelihood, agent)
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
@@ -80,6 +80,7 @@ def label(
         done = label_runs(chosen, method_settings, out, resume, cache, bars.report, nodes)
     if tevatron is not None:
         write_tevatron(tevatron, LabelFolder(out).sets(), view)
+        note(f"{tevatron}: queries by the view {view}")
     output(as_json, {"labels": str(out), **done.to_json()}, report(out, done))
     if done.left and not as_json:
         say(f"faults left {done.left:,} turns undone; the same command with --resume tries them again")

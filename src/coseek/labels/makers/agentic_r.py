@@ -81,6 +81,7 @@ class AgenticRSettings(Settings):
 
 
 SETTINGS = AgenticRSettings
+VIEW = "question+query"
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,6 +265,7 @@ def label_of(turn: SearchTurn, ordered: Sequence[Candidate], negatives: int) -> 
 
 
 SETTINGS = DrSynthSettings
+VIEW = "reasoning+query@code"
 
 
 def terms(settings: DrSynthSettings) -> MakerRequirements:
