@@ -58,7 +58,7 @@ def test_a_budget_is_never_exceeded_and_is_used_in_order(
     found: list[Passage], most: int, count: int | None, by_bytes: bool
 ) -> None:
     budget = ContextBudget(most, count, ByteTokenizer() if by_bytes else None)
-    given_, used = budget.fill(found)
+    given_, used, cut = budget.fill_or_cut(found)
     assert used <= most and len(given_) <= (len(found) if count is None else count)
     assert used == sum(budget.count(one.title) + budget.count(one.text) for one in given_)
     order = [one.id for one in found]
@@ -67,6 +67,9 @@ def test_a_budget_is_never_exceeded_and_is_used_in_order(
     # All but the last are whole.
     texts = {" ".join(one.text.split()) for one in found}
     assert all(one.text in texts for one in given_[:-1])
+    # Nothing is left out or shortened without a word.
+    whole, _ = ContextBudget(10**6, count, budget.tokenizer).fill(found)
+    assert cut == (given_ != whole)
 
 
 def test_two_generators_are_given_the_same_words_at_the_same_budget() -> None:
@@ -177,6 +180,15 @@ def test_the_generator_is_given_what_the_agent_served_and_not_its_words(tmp_path
     (entry,) = answers.values()
     assert (entry.answer, entry.passage_ids) == ("Velora", ("orbo", "other", "mira"))
     assert "what the agent says" not in model.calls[0][0]
+
+
+def test_passages_beyond_the_budget_are_not_lost_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = [run(found("orbo", ORBO, OTHER)), run(found("mira", MIRA), question=SECOND)]
+    few = generator(Scripted(str), max_context_tokens=12)
+    generate_answers(few, runs, answer_cache(tmp_path, few))
+    assert "1 of 2 contexts did not fit into max_context_tokens=12 (--budget)" in caplog.text
 
 
 def test_selected_passages_alone_are_served(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_every_study_names_only_what_there_is(name: str, road: str, tmp_path: Pa
         assert not NAME.search(step.line()), step.line()
     sources = [plan.commands.key(each.of) if each.of else f"arm {arm}" for arm, each in one.arms.items()]
     steps = plan.steps(sources, (0, 1))
-    typed = StudyPlan(Commands(one, road), tmp_path, readable=True).steps(sources, (0, 1))  # type: ignore[arg-type]
+    typed = StudyPlan(Commands(one, road), tmp_path, shared=tmp_path / "shared").steps(sources, (0, 1))  # type: ignore[arg-type]
     assert len(typed) >= len(steps)  # none is lost since another has its folder
     for step in steps:
         if step.words[0] == "index":
@@ -280,6 +280,17 @@ def test_commands_started_by_hand_at_paper_size_are_read_with_a_judges_word_for_
     (result,) = json.loads(capsys.readouterr().out)
     assert result["arms"]["BM25"].keys() == {"judge_acc", "recall"}
     assert result["comparisons"][0]["metric"] == "judge_acc" and result["comparisons"][0]["difference"]["n"] == 40
+
+
+def test_launch_lines_of_several_studies_hold_a_common_command_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "agentir/visits", "agentir/retrievers", "--at", "paper", "--seeds", "0"]) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("coseek ")]
+    assert len(printed) == len(set(printed)) and sum("label runs/shared/webshaper" in line for line in printed) == 1
+    assert main(["study", "agentic-r/rag-retrievers", "--at", "paper"]) == 2
+    assert "has no size 'paper'; it has laptop" in capsys.readouterr().err
 
 
 def test_the_untrained_view_of_the_reasoning_has_the_prompt_of_the_trained_one() -> None:

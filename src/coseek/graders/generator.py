@@ -98,7 +98,7 @@ class GeneratorContext:
     passage_ids: tuple[str, ...]
     tokens: int
     truncated: bool
-    """Whether the last passage is not whole."""
+    """Whether passages were left out or shortened, since the budget has no more tokens."""
 
     @property
     def digest(self) -> str:
@@ -138,7 +138,12 @@ class ContextBudget:
         return text if len(found) <= most else text[: found[most - 1].end() if most > 0 else 0]
 
     def fill(self, passages: Sequence[Passage]) -> tuple[tuple[Passage, ...], int]:
-        """The passages that fit, in order, each on one line, and how many tokens they take.
+        """The passages that fit, in order, each on one line, and how many tokens they take."""
+        given, tokens, _ = self.fill_or_cut(passages)
+        return given, tokens
+
+    def fill_or_cut(self, passages: Sequence[Passage]) -> tuple[tuple[Passage, ...], int, bool]:
+        """As `fill`, and whether more tokens would have held more.
 
         The first passage that does not fit is truncated, and none follows it. It is left out where no word after its
         title fits. Passages with equal title and text are included once.
@@ -156,12 +161,12 @@ class ContextBudget:
             left = self.max_tokens - used - self.count(title)
             shown = self.cut(text, left) if left > 0 else ""
             if left < 0 or (text and not shown):
-                break
+                return tuple(given), used, True
             given.append(replace(passage, title=title, text=shown))
             used += self.count(title) + self.count(shown)
             if shown != text:
-                break
-        return tuple(given), used
+                return tuple(given), used, True
+        return tuple(given), used, False
 
 
 @dataclass(frozen=True)
@@ -224,9 +229,7 @@ class Generator:
 
 def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInput) -> GeneratorContext:
     """The whole prompt with as many passages as the budget allows."""
-    given, tokens = budget.fill(asked.passages)
-    whole = {(passage.id, one_line(passage.text)) for passage in asked.passages}
-    truncated = any((passage.id, passage.text) not in whole for passage in given)
+    given, tokens, truncated = budget.fill_or_cut(asked.passages)
     shown = (
         fill_template(prompt.passage, number=str(number), title=passage.title, text=passage.text)
         for number, passage in enumerate(given, start=1)

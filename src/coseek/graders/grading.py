@@ -1,6 +1,7 @@
 """Grading: a frozen generator answers from an agent's passages, and a judge grades answers. Both outputs are cached in
 files beside the run; a second start computes only what is missing."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -10,6 +11,8 @@ from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import Generator, GeneratorContext, GeneratorOutput, ReadingInput
 from coseek.graders.judge import Claim, Judge, VerdictKey
+
+log = logging.getLogger(__name__)
 
 BATCH = 64
 """Prompts per batch."""
@@ -66,6 +69,9 @@ def generate_answers(
         for run in trajectories
         if run.fault is None
     ]
+    if cut := sum(context.truncated for _, context in wanted):
+        most = f"max_context_tokens={generator.settings.max_context_tokens:,} (--budget)"
+        log.warning("%s of %s contexts did not fit into %s; what came last was left out", cut, len(wanted), most)
     known = cache.entries()
     answers: dict[tuple[str, int], GeneratedAnswer] = {}
     left = []

@@ -205,10 +205,7 @@ class LikelihoodMaker:
         lists = self.rule.lists([candidate.passage for candidate in candidates])
         contexts = self.scorer.contexts(turn.question, lists)
         # Likelihoods are compared between lists of the same texts, so every passage must be read whole.
-        if any(
-            context.truncated or len(context.passage_ids) < len(passages)
-            for context, passages in zip(contexts, lists, strict=True)
-        ):
+        if any(context.truncated for context in contexts):
             most = self.settings.max_context_tokens
             return DroppedTurn(turn.id, "too-long", f"its passages do not fit into max_context_tokens={most}")
         scored = self.scorer.score(turn.question, contexts)

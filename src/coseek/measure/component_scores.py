@@ -39,6 +39,8 @@ GENERATOR_FAULT = "generator_error"
 Answers: TypeAlias = Mapping[tuple[str, int], GeneratedAnswer]
 """A generator's answers by question id and seed."""
 
+GIVEN = ("context_passages", "context_tokens")
+"""Metrics of the generator's context."""
 SUFFIX = " → generator"
 """Suffix of the name of a run that is measured as a component."""
 

@@ -228,7 +228,8 @@ class TableSettings(Settings):
     baseline_model: str | None = None
     """The model of these rows, a folder or a shipped model by name; null: the one that the policy starts from."""
     baseline_limits: dict[str, int | None] = Field(default_factory=dict)
-    """Limits of these rows but naive RAG, over those that suit their protocols, such as `{max_turns: 4}`."""
+    """Limits of these rows but naive RAG, over those that suit their protocols, such as `{max_turns: 4}`, of which
+    the opening search of IRCoT is one."""
     metrics: tuple[str, ...] | None = None
     """Metrics of the headline, such as `[cover_em, f1]`; null: the one nearest to the reward."""
     answer_with: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import CACHE, Graders, open_generator
 from coseek.graders.generator import Generator, GeneratorSettings
 from coseek.graders.grading import BATCH, answers_to
-from coseek.measure.component_scores import component_run
+from coseek.measure.component_scores import GIVEN, component_run
 from coseek.measure.score import ScoredRun, Scores, answers_itself
 from coseek.measure.searched import search_questions
 from coseek.measure.table import Table, show
@@ -140,8 +140,10 @@ def limits_of(training: AgentTraining, row: TableRow) -> Limits:
         return limits.with_passages(table.rag_passages)
     if row.policy != BASELINE:
         return limits
-    suited = training.recipe.load_protocol(row.protocol).limits_over(limits)
-    return make_settings(Limits, {**dump_settings(suited), **table.baseline_limits})
+    protocol, own = training.recipe.load_protocol(row.protocol), dict(table.baseline_limits)
+    if protocol.file.opens_with_search and (turns := own.get("max_turns")):
+        own["max_turns"] = max(turns - 1, 1)
+    return make_settings(Limits, {**dump_settings(protocol.limits_over(limits)), **own})
 
 
 def metric_of(training: AgentTraining) -> str:
@@ -225,7 +227,6 @@ def cell_folder(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
 # are stored beside each cell, as `coseek score` does, so that measuring again asks no model.
 
 ANSWERS = ("gen_acc", "em", "cover_em")
-GIVEN = ("context_passages", "context_tokens")
 GENERATOR_COLUMNS = (*ANSWERS, "recall", "answer_hit", "searches", "agent_tokens", *GIVEN)
 """Columns of the tables of means."""
 GENERATOR_PAIRED = ("gen_acc", "em", "recall", "context_tokens")

@@ -246,6 +246,11 @@ class Commands:
         """The names of what `make` of study and road makes."""
         return [name for name in self._commands if not name.startswith(ARM)]
 
+    def is_shared(self, name: str) -> bool:
+        """Whether the command is the road's own, the same for all studies."""
+        common, study = self.common, self.study
+        return name in common.make and name not in study.make and not common.let.keys() & study.let.keys()
+
     def key(self, name: str) -> str:
         """The name in braces as `of` takes it: what is made for all, before an arm of the same name."""
         return name if name in self._commands else ARM + name
@@ -332,8 +337,9 @@ class StudyPlan:
 
     commands: Commands
     root: Path
-    readable: bool = False
-    """Name folders after arms, not after content: for commands that are written down and not run."""
+    shared: Path | None = None
+    """For commands that are written down and not run, whose folders have the names of arms and not of content: where
+    those lie that the road makes for all studies."""
     _steps: dict[tuple[str, int], StudyStep] = field(default_factory=dict, init=False)
 
     def step(self, name: str, seed: int, around: tuple[str, ...] = ()) -> StudyStep:
@@ -355,8 +361,11 @@ class StudyPlan:
         resolved = NAME.sub(lambda match: folders.get(match[1], match[0]), command)
         needed_seeds = [step.seed for step in needs.values() if step.seed is not None]
         used_seed = seed if "{seed}" in command or needed_seeds else None
-        folder_name = self._readable_name(name, used_seed) if self.readable else _content_name(command, resolved)
-        folder = self.root / folder_name
+        if self.shared is None:
+            folder = self.root / _content_name(command, resolved)
+        else:
+            root = self.shared if self.commands.is_shared(name) else self.root
+            folder = root / self._readable_name(name, used_seed)
         words = as_words(resolved.replace("{out}", shlex.quote(str(folder))))
         return StudyStep(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()), used_seed)
 

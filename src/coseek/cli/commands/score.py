@@ -17,7 +17,7 @@ from coseek.core.lock import lock_if_named
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.measure.agreement import agreement_table
-from coseek.measure.component_scores import SUFFIX, component_table, serving_scores
+from coseek.measure.component_scores import GIVEN, SUFFIX, component_table, serving_scores
 from coseek.measure.question_groups import GROUPS, check_groups
 from coseek.measure.report import ROWS, SUMMARY, write_scores
 from coseek.measure.score import JUDGED, METRICS, ScoredRun, Scores, questions_of, summaries_of
@@ -149,7 +149,7 @@ class ScoreReport:
         self.own = summaries_of(answered, questions, by, metrics_of(metrics), seed, in_domain)
         self.component: Scores | None = None
         if components:
-            wanted = [*metrics_of(metrics), "context_passages", "context_tokens"]
+            wanted = [*metrics_of(metrics), *GIVEN]
             self.component = summaries_of(components, questions, by, wanted, seed, in_domain)
         self.servings: Scores | None = None
         served = [both.servings for both in scored if both.servings]
@@ -167,7 +167,8 @@ class ScoreReport:
         lines: tuple[str, ...] = (
             (f"budgeted_recall: {self.parts.budget:,} tokens of passages (--budget).",) if tokens else ()
         )
-        if self.metrics != [*MAIN] and (lost := [name for name in self.metrics if name not in main.columns]):
+        shown = (*main.columns, *(GIVEN if self.component is not None else ()))
+        if self.metrics != [*MAIN] and (lost := [name for name in self.metrics if name not in shown]):
             lines += (
                 f"{', '.join(lost)}: undefined for every question; gold answers, gold passages or a judge are missing.",
             )
@@ -186,7 +187,7 @@ class ScoreReport:
         if self.component is not None and self.component.comparisons:
             tables["Run against run, as a component"] = comparison_table(self.component, shown_of(self.metrics))
         if self.servings is not None:
-            columns = [*shown_of(self.metrics), "context_passages", "context_tokens"]
+            columns = [*shown_of(self.metrics), *GIVEN]
             tables["By what is served"] = main_table(self.servings, columns)
             by_set = grouped_tables(self.servings, columns[0])
             tables |= {f"{heading}, by what is served": table for heading, table in by_set.items()}

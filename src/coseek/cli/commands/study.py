@@ -77,9 +77,7 @@ def results(
     the end for those of several that failed."""
     failed: list[str] = []
     for name, study in sorted(chosen.items(), key=lambda item: cost(item[1], road)):
-        if ("laptop" if road == "smoke" else road) not in study.at:
-            if len(chosen) == 1:
-                raise SettingError(f"{name} has no size {road!r}; it has {', '.join(study.at)}")
+        if not has_size(name, study, road, len(chosen) == 1):
             continue
         used = seeds or range(1 if road == "smoke" else study.seeds)
         minutes = cost(study, road) * len(used)
@@ -100,6 +98,14 @@ def results(
             yield result
     if failed:
         raise RunError("these did not go through: " + ", ".join(failed))
+
+
+def has_size(name: str, study: Study, road: Road, alone: bool) -> bool:
+    """Whether a study has this size. Raises `SettingError` where it is the only one that was asked for."""
+    size = "laptop" if road == "smoke" else road
+    if alone and size not in study.at:
+        raise SettingError(f"{name} has no size {size!r}; it has {', '.join(study.at)}")
+    return size in study.at
 
 
 def cost(study: Study, road: Road) -> float:
@@ -144,7 +150,7 @@ def result_of(name: str, study: Study, road: Road, seeds: Sequence[int], plan: S
 
 def readable(name: str, study: Study, road: Road) -> StudyPlan:
     """A study's commands in folders with the names of its arms."""
-    return StudyPlan(Commands(study, road), Path("runs", title_of(name)), readable=True)
+    return StudyPlan(Commands(study, road), Path("runs", title_of(name)), shared=Path("runs", "shared"))
 
 
 def sources_of(study: Study, commands: Commands) -> dict[str, str]:
@@ -156,9 +162,9 @@ def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResu
     """Check every training of the studies by its dry run, and print their commands in order. Of a study whose commands
     have all been run, its results are read instead."""
     checked: dict[tuple[str, ...], str] = {}
-    wrong = []
+    wrong, printed = [], set[Path]()
     for name, study in chosen.items():
-        if "paper" not in study.at:
+        if not has_size(name, study, "paper", len(chosen) == 1):
             continue
         plan, used = readable(name, study, "paper"), seeds or range(study.seeds)
         steps = plan.steps([*sources_of(study, plan.commands).values()], used)
@@ -178,7 +184,8 @@ def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResu
                 checked[key] = dry_run(step)
             if checked[key]:
                 wrong.append(f"{name}, {step.name}: {checked[key]}")
-        tell("\n".join(map(launch_command, steps)))
+        tell("\n".join(launch_command(step) for step in steps if step.folder not in printed))
+        printed |= {step.folder for step in steps}
     if wrong:
         raise RunError("\n".join(dict.fromkeys(wrong)))
 
