@@ -82,6 +82,12 @@ def test_what_came_of_a_log_is_told_and_the_run_is_scored_viewed_and_sound(tmp_p
     assert json.loads(again.out)["with_answers"] == 1
 
 
+def test_conversations_that_end_without_an_answer_are_told(tmp_path: Path, coseek: Type) -> None:
+    log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()[:4]]}])
+    told = coseek("data", "import", "traces", log, "--out", tmp_path / "run")
+    assert "Without an answer: 1 conversation (answer=PATH names its place)" in told.out
+
+
 def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type) -> None:
     log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()]}])
     out = ("--out", tmp_path / "run")

@@ -26,6 +26,10 @@ def text(words: str) -> JsonObject:
     return {"type": "text", "text": words}
 
 
+def said(role: str, *parts: Json) -> JsonObject:
+    return {"role": role, "content": [*parts]}
+
+
 def called(arguments: Json, ident: str = "c") -> JsonObject:
     function: JsonObject = {"name": "search", "arguments": arguments}
     call: JsonObject = {"id": ident, "type": "function", "function": function}
@@ -163,6 +167,12 @@ def test_the_marks_around_an_answer_are_no_part_of_it(tmp_path: Path, words: str
     assert only(tmp_path, ASK, {"role": "assistant", "content": words})[0].answer == "Tave"
 
 
+def test_observations_that_nobody_reads_are_said(tmp_path: Path) -> None:
+    seen: list[Json] = [{"type": "SPAN", "name": "search", "input": {"query": "a"}, "output": PAGES}]
+    run, report = only(tmp_path, input=[ASK], output=SAID, observations=seen)
+    assert run.answer == "Tave" and any("observations" in name for name in report.unread)
+
+
 def test_thanks_behind_the_answer_do_not_take_it_away(tmp_path: Path) -> None:
     run, report = only(tmp_path, ASK, called({"query": "a"}), told(), SAID, {"role": "user", "content": "Thanks!"})
     assert (run.question.question, run.answer) == (ASK["content"], "Tave") and sum(report.unread.values()) == 1
@@ -199,6 +209,8 @@ def test_a_role_or_call_that_cannot_be_read_is_counted(tmp_path: Path, odd: Json
         {"hits": {"total": 1, "hits": [{"_id": "1", "_score": 2, "_source": {"text": "Orlen lies."}}]}},
         {"response": {"results": [{"id": "1", "text": "Orlen lies."}]}},
         {"webPages": {"value": [{"name": "", "url": "https://x.org", "snippet": "Orlen lies."}]}},
+        {"matches": [{"id": "1", "score": 0.9, "metadata": {"text": "Orlen lies.", "source": "a.pdf"}}]},
+        [{"chunk": "Orlen lies.", "doc": "a"}],
     ],
 )
 def test_a_passage_of_a_known_store_is_its_text_and_not_json(tmp_path: Path, result: Json) -> None:
@@ -248,6 +260,29 @@ def test_a_log_of_any_form_is_read_by_paths_in_a_file_or_typed(tmp_path: Path) -
     assert list(Run(tmp_path / "b").trajectories()) == [run]
 
 
+PAIRS: list[Json] = [[{"tool": "search", "tool_input": CALL["arguments"], "log": "I look."}, FOUND]]
+PARTS: list[Json] = [ASK, said("assistant", {"type": "tool_call", "id": "c", **CALL}), told()]
+
+
+@pytest.mark.parametrize(
+    ("row", "paths"),
+    [
+        ({"a": {"gen.in": PARTS, "gen.out": [SAID]}}, {"messages": "a.gen.in", "answer": "a.gen.out"}),
+        ({"a": json.dumps({"gen.in": PARTS, "gen.out": "Tave"})}, {"messages": "a.gen.in", "answer": "a.gen.out"}),
+        ({"a": {"gen.in": json.dumps(PARTS), "gen.out": json.dumps([SAID])}}, {}),
+        ({"messages": json.dumps([*PARTS, SAID])}, {}),
+        ({"input": ASK["content"], "output": "Tave", "intermediate_steps": PAIRS},
+         {"steps": "intermediate_steps", "question": "input"}),
+    ],
+)  # fmt: skip
+def test_keys_with_dots_texts_of_json_and_pairs_are_read(
+    tmp_path: Path, row: JsonObject, paths: dict[str, str]
+) -> None:
+    (run,), _ = imported(tmp_path, [row], **paths)
+    assert [(one.query, [hit.passage.id for hit in one.hits]) for one in run.searches] == [("Orlen river", ["1"])]
+    assert (run.question.question, run.answer, run.stop) == (ASK["content"], "Tave", StopReason.ANSWERED)
+
+
 def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [ROW])
     (tmp_path / "map.yaml").write_text(MAP.replace("gold", "golden"))
@@ -270,6 +305,8 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
         ([{"document": {"id": 1, "title": "A", "contents": "b"}, "score": 2}], [("A", "b")]),
         (["one", "two", "one", " "], [("", "one"), ("", "two")]),
         ("[1] Faust: a play", [("", "[1] Faust: a play")]),
+        (' Doc 1(Title: "A") b c\nDoc 2(Title: "D (e)") f\n', [("A", "b c"), ("D (e)", "f")]),
+        ({"title": "A", "metadata": {"source": "a.pdf"}}, [("A", "")]),
         ({"odd": 1}, [("", '{"odd": 1}')]),
     ],
 )
@@ -327,10 +364,6 @@ def test_an_id_of_coseeks_own_hits_goes_to_no_passage_of_another_tool(tmp_path: 
 Q, A = str(ASK["content"]), "Tave"
 ARGS: JsonObject = {"query": "Orlen river"}
 TYPED = json.dumps(ARGS)
-
-
-def said(role: str, *parts: Json) -> JsonObject:
-    return {"role": role, "content": [*parts]}
 
 
 @pytest.mark.parametrize("program", LOGS)

@@ -200,6 +200,18 @@ def check_way(folder: Path, before: Trajectory, name: str) -> None:
     assert audit_run(folder / "twice" / "again").violations == ()
 
 
+@pytest.mark.parametrize("arguments", ['{"query": "brok', "plain words", '["a"]'])
+@pytest.mark.parametrize("name", ["messages", "atif"])
+def test_a_broken_query_is_one_after_the_way_through_messages_and_atif(
+    tmp_path: Path, arguments: str, name: str
+) -> None:
+    chat = search_chat()
+    chat[2]["tool_calls"] = [{"id": "a", "function": {"name": "search", "arguments": arguments}}]
+    (run,), _ = imported(tmp_path, [{"messages": [*chat]}])
+    again = there_and_back(tmp_path, run, name)
+    assert (again.searches, again.calls, again.stop) == (run.searches, run.calls, run.stop)
+
+
 def test_a_log_makes_no_file_the_protocol_of_a_run(tmp_path: Path) -> None:
     named: list[Json] = [f"{tmp_path}/own.yaml", f"{'x' * 5000}.yml", 7, "", "unknown", "s3"]
     rows: list[JsonObject] = [{"messages": [*search_chat()[:4]], "run": {"protocol": one}} for one in named]

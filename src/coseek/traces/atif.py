@@ -142,7 +142,9 @@ def _messages(step: JsonObject, number: int) -> list[JsonObject]:
         message["reasoning_content"] = reasoning
     calls: list[Json] = []
     for call in _objects(step.get("tool_calls")):
-        arguments = json.dumps(call.get("arguments"), ensure_ascii=False)
+        given = call.get("arguments")
+        text = given.get("arguments") if isinstance(given, dict) and len(given) == 1 else None  # `ToolCallText.object`
+        arguments = text if isinstance(text, str) else json.dumps(given, ensure_ascii=False)
         function: JsonObject = {"name": str(call.get("function_name")), "arguments": arguments}
         calls.append({"id": str(call.get("tool_call_id")), "type": "function", "function": function})
     if calls:

@@ -36,7 +36,7 @@ from coseek.data.trajectory import (
 )
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.written import ToolCallText, reasoning_in
-from coseek.traces.calls import answer_in, calls_in, reasoning_and_words, text_of
+from coseek.traces.calls import answer_in, calls_in, finished_in, reasoning_and_words, text_of
 from coseek.traces.found_passages import found_by_query, is_fault, own_hits
 
 PROTOCOL = "tongyi"
@@ -50,6 +50,10 @@ _OBSERVED = re.compile(
 """How a user's message begins that holds what a tool returned."""
 _EMPTY = "the last message is empty"
 _NO_RESULT = "(the log has no result of this call)"
+_REMARKS = ("user", "system", "developer")
+"""Roles of messages that may follow the answer."""
+_SAID = (None, StopReason.ANSWERED, StopReason.DECLINED)
+"""Ends of a run whose last message may be its answer."""
 _UNANSWERED = (StopReason.COMPLETE, StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.INVALID)
 """Ends that a log may name for a run without an answer."""
 _UNCUT = 2**31
@@ -136,7 +140,8 @@ def _asks(messages: Sequence[JsonObject], at: int) -> bool:
     if before is None:
         return True
     observed = _OBSERVED.match(text_of(messages[at].get("content"))) is not None
-    return before["role"] == "assistant" and not calls_in(before) and not observed
+    calls = calls_in(before)
+    return before["role"] == "assistant" and not (calls and not finished_in(calls)) and not observed
 
 
 def turns_of(messages: Sequence[JsonObject], question: str) -> tuple[int, list[ChatTurn]]:
@@ -169,15 +174,16 @@ def _ends_after_call(messages: Sequence[JsonObject], before: int, at: int) -> bo
     return bool(calls_in(messages[before])) and not calls_in(messages[at]) and not answered
 
 
-def _remarks(messages: Sequence[JsonObject], last: ChatTurn) -> int:
-    """Number of user messages after the answer, which only thank for it or ask what nobody answered; 0 if other
-    messages are among them."""
+def _is_answer(messages: Sequence[JsonObject], last: ChatTurn) -> bool:
+    """Whether a turn answers, and what follows it only thanks, asks what nobody answered or is the program's."""
+    calls = [call for at in last.written for call in calls_in(messages[at])]
+    if finished_in(calls):
+        return True
     plain = all(
-        messages[at]["role"] == "user" and not _OBSERVED.match(text_of(messages[at].get("content")))
+        messages[at]["role"] in _REMARKS and not _OBSERVED.match(text_of(messages[at].get("content")))
         for at in last.following
     )
-    answers = any(reasoning_and_words(messages[at])[1].strip() for at in last.written)
-    return len(last.following) if plain and answers and not any(calls_in(messages[at]) for at in last.written) else 0
+    return plain and not calls and any(reasoning_and_words(messages[at])[1].strip() for at in last.written)
 
 
 def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[ToolCallText], dict[int, int]]:
@@ -225,12 +231,9 @@ class ConversationReader:
     def trajectory(self, chat: Conversation, seed: int) -> Trajectory:
         """The inexact run of a conversation."""
         begin, turns = turns_of(chat.messages, chat.question.question)
-        if (
-            turns
-            and chat.stop in (None, StopReason.ANSWERED, StopReason.DECLINED)
-            and (remarks := _remarks(chat.messages, turns[-1]))
-        ):
-            self.unread["messages of a user after the answer"] += remarks
+        if turns and chat.stop in _SAID and _is_answer(chat.messages, turns[-1]):
+            remarks = [at for at in turns[-1].following if chat.messages[at]["role"] in _REMARKS]
+            self.unread.update(["messages of a user or a program after the answer"] * len(remarks))
             turns[-1] = ChatTurn(turns[-1].written, ())
         run = _Writer(self, chat)
         run.prompt(begin)
@@ -301,11 +304,12 @@ class _Writer:
         content = "\n".join(text for _, text in parts if text.strip())
         self.thoughts = [thought for thought, _ in parts if thought]
         if is_last and not turn.following:
-            said = self.chat.answer or ""
+            said, finished = self.chat.answer or "", finished_in(calls) if self.chat.stop in _SAID else ""
+            calls = [] if finished else calls
             if not (said or self.chat.stop or calls):
-                said = answer_in(content)
+                said = answer_in(finished or content)
             self.answer = None if calls else said.strip() or None
-            unsaid = "" if content else _EMPTY
+            unsaid = "" if content or finished else _EMPTY
             self.ending = "the log ends with a call that has no result" if calls else unsaid
         self._wrote(turn, calls, content)
         self._found(turn, calls, matched, number)
@@ -332,6 +336,7 @@ class _Writer:
             stop, detail = StopReason.ANSWERED, ""
         else:
             stop, detail = self._unanswered(), self.ending
+            self.reader.counts["without_answer"] += 1
         format_error = grammar.format_error(grammar.spans(self.segments))
         met, visits = met_passages(self.searches, ()), self._visits()
         chosen = [*chat.selected_ids, *(ident for search in self.searches for ident in search.selected or ())]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,9 +12,9 @@ from typing import TypeVar, cast
 from coseek.core.errors import DataError
 from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
-from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
+from coseek.core.strict_json import is_deep
 from coseek.data.passage import DEEPEST_META, Hit, Passage
-from coseek.traces.calls import python_value, text_of
+from coseek.traces.calls import parsed, text_of
 from coseek.traces.failed_searches import is_failure, is_nothing
 
 T = TypeVar("T")
@@ -32,10 +33,14 @@ _BESIDE = frozenset(
 """Keys of an object that holds no more than one text."""
 IDS = ("id", "_id", "docid", "doc_id", "document_id", "passage_id", "pid", "id_", "url", "link")
 TITLES = ("title", "name")
-TEXTS = ("text", "contents", "content", "snippet", "body", "passage", "summary", "description", "page_content")
+TEXTS = ("text", "contents", "content", "snippet", "body", "passage", "summary", "description", "page_content", "chunk")
 WRAPPERS = ("document", "doc", "passage", "node", "_source")
 """Keys of an object around the passage, with the score beside it."""
+_STORED = ("metadata", "payload", "properties")
+"""Keys of an object with the text, where a vector store has it there."""
 SCORES = ("score", "relevance_score", "relevance", "similarity", "_score")
+_HEADING = re.compile(r"^Doc(?:ument)? ?\[?\d+\]? ?\(Title: ?([^\n]*?)\)(?:[ \t]|$)", re.MULTILINE)
+"""Opens a passage in Search-R1's text of a result."""
 _KNOWN = frozenset((*IDS, *TITLES, *TEXTS, *WRAPPERS, *SCORES, "meta", "metadata", "rank"))
 """Keys that say nothing which a passage of a title alone would lose."""
 
@@ -94,8 +99,7 @@ def _is_empty(result: Json) -> bool:
 def _opened(value: Json) -> Json:
     """The list of passages in a result, or else what it says without the JSON, lists and objects around one text."""
     if isinstance(value, str):
-        parsed = _parsed(value)
-        return value if parsed is value else _opened(parsed)
+        return value if (inside := parsed(value)) is value else _opened(inside)
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | dict):
         only = _opened(value[0])
         return only if isinstance(only, str) or _is_text_part(value[0]) else value
@@ -117,16 +121,6 @@ def _is_text_part(value: Json) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
 
-def _parsed(value: str) -> Json:
-    """The value of a text that is JSON or a literal of Python, as programs print lists, else the text."""
-    if value.lstrip()[:1] not in ("[", "{"):
-        return value
-    with suppress(InvalidJson):
-        return parse_strict(value)
-    literal = python_value(value)
-    return value if literal is None else literal
-
-
 def _unwrapped(value: Json) -> Json:
     """The list of passages in an object, or in an object inside it; any other value as it is."""
     if not isinstance(value, dict):
@@ -138,7 +132,7 @@ def _unwrapped(value: Json) -> Json:
 
 def _hits(value: Json, known: dict[str, Passage]) -> tuple[Hit, ...]:
     """Each passage once, best first. Scores are the source's if all are numbers that do not rise, else 1 / rank."""
-    rows = value if isinstance(value, list) else [value]
+    rows = value if isinstance(value, list) else _documents(value) or [value]
     found: dict[str, tuple[Passage, float]] = {}
     for row in rows:
         passage = _passage(row)
@@ -149,6 +143,15 @@ def _hits(value: Json, known: dict[str, Passage]) -> tuple[Hit, ...]:
     if not (all(map(math.isfinite, scores)) and scores == sorted(scores, reverse=True)):
         scores = [1 / rank for rank in range(1, len(scores) + 1)]
     return tuple(Hit(passage, score) for (passage, _), score in zip(found.values(), scores, strict=True))
+
+
+def _documents(value: Json) -> list[Json]:
+    """The passages of a text in which each has a heading with its title; empty for anything else."""
+    if not isinstance(value, str) or not _HEADING.match(text := value.strip()):
+        return []
+    pieces = _HEADING.split(text)[1:]
+    pairs = zip(pieces[::2], pieces[1::2], strict=True)
+    return [{"title": title.strip('"'), "text": body.strip()} for title, body in pairs]
 
 
 def _told_apart(passage: Passage, known: dict[str, Passage]) -> Passage:
@@ -167,6 +170,8 @@ def _passage(row: Json) -> Passage | None:
         return Passage(digest_of("", text)[:16], "", text) if row is not None and text.strip() else None
     inner = next((row[key] for key in WRAPPERS if isinstance(row.get(key), dict)), None)
     whole: JsonObject = {**row, **inner} if isinstance(inner, dict) else row
+    held = (more for name in _STORED if isinstance(more := whole.get(name), dict) and _text(more, TEXTS))
+    whole = whole if _text(whole, TEXTS) else {**next(held, {}), **whole}
     title, text = _text(whole, TITLES), _text(whole, TEXTS)
     if not text and not (title and whole.keys() <= _KNOWN):  # what else it says would be lost
         title, text = "", json.dumps(row, ensure_ascii=False)

@@ -51,7 +51,7 @@ class TraceReport:
     """Conversations whose question has gold answers."""
     left_out: list[RecordFault] = field(default_factory=list)
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Searches, and calls without a result."""
+    """Searches, calls without a result, conversations without an answer."""
     unread: Mapping[str, int] = field(default_factory=dict)
     """What was not understood, by name: blocks, items, arguments, queries; earlier questions."""
     tools: Mapping[str, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import cast
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.models import written
-from coseek.traces.calls import calls_in, reasoning_and_words, text_of
+from coseek.traces.calls import calls_in, is_finish, reasoning_and_words, text_of
 from coseek.traces.message_shapes import (
     ROLES,
     THOUGHTS,
@@ -140,7 +140,8 @@ class _Forms:
         parts = [] if written.calls_in(item) else parts_in_text(text, words)
         if parts and (not calls_in(item) or any(part["type"] == "tool_result" for part in parts)):
             yield from self._parted(item, cast(list[Json], parts))
-            self.in_text = [part["type"] for part in parts if part["type"] != "text"][-1] == "tool_use"
+            last = [part for part in parts if part["type"] != "text"][-1]
+            self.in_text = last["type"] == "tool_use" and not is_finish(str(last["name"]))
             return
         if mark := call_mark_in(words):
             count_unread(self.unread, "messages with calls in their text that cannot be read", mark)

@@ -7,6 +7,7 @@ smolagents, and messages inside events of LangGraph and LlamaIndex.
 from collections.abc import Callable, Iterator
 
 from coseek.core.files import Json, JsonObject
+from coseek.traces.calls import parsed
 from coseek.traces.tool_shapes import kind_of, letters, tool_use_in
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -37,8 +38,11 @@ _CONTENTS = ("parts", "blocks", "content", "message", "value", "text")
 _OF_SMOLAGENTS = {"task": "user", "task_images": "", "system_prompt": "system", "output": "assistant"}
 _INPUTS = ("AgentInput", "AgentSetup")
 """Events of LlamaIndex with the messages that the agent reads."""
-_ANSWERS = ("output", "response", "completion", "choices")
+_CHOICES = ("choices", "candidates")
+_ANSWERS = ("response", "output", "outputs", "completion", *_CHOICES)
 """Fields of a record with what the model wrote, after what it read."""
+_TEXTS = (*_ANSWERS, "final_answer", "answer")
+"""Fields of a record that may hold the answer beside the messages."""
 
 
 def unpacked(item: JsonObject) -> JsonObject:
@@ -101,13 +105,33 @@ def is_message(value: Json) -> bool:
 
 
 def message_lists(value: Json, is_item: Callable[[Json], bool] = is_message, depth: int = 4) -> Iterator[list[Json]]:
-    """The lists of messages in a value, those of answers last, without those inside messages and schemas of tools."""
+    """The lists of messages in a value, those of answers last, of several choices the first, without those inside
+    messages and schemas of tools."""
     if isinstance(value, list) and value and all(map(is_item, value)):
         yield value
     elif isinstance(value, dict) and depth:
         for name in sorted(value, key=lambda name: name in _ANSWERS):
             if name not in ("tools", "functions") or isinstance(value[name], dict):
-                yield from message_lists(value[name], is_item, depth - 1)
+                first = inner[:1] if isinstance(inner := value[name], list) and name in _CHOICES else inner
+                yield from message_lists(first, is_item, depth - 1)
+    elif depth and (inside := parsed(value)) is not value:
+        yield from message_lists(inside, is_item, depth - 1)
+
+
+def said_in(value: Json, gold: str = "", at: str = "") -> tuple[str, list[Json]]:
+    """The messages in what a model returned or in such a field of a record, and that field's path: a message, the first
+    of several choices, or a text. The path `gold` is left out."""
+    if isinstance(value, str):
+        return at, [{"role": "assistant", "content": value}] if value.strip() else []
+    if isinstance(value, list):
+        messages = [] if at.endswith(_CHOICES) else list(filter(is_message, value))
+        return (at, messages) if messages or not value else said_in(value[0], gold, at)
+    if not isinstance(value, dict) or (at and role_of(unpacked(value)) == "assistant"):
+        return at, [value] if isinstance(value, dict) else []
+    paths = {name: f"{at}.{name}".lstrip(".") for name in (*_TEXTS, *(("message", "body") if at else ()))}
+    inner = (said_in(value[name], gold, path) for name, path in paths.items() if name in value and path != gold)
+    words: list[Json] = [{**value, "role": "assistant"}] if at and {"content", "text", "parts"} & value.keys() else []
+    return next((found for found in inner if found[1]), (at, words))
 
 
 def messages_inside(item: JsonObject) -> list[Json]:

@@ -25,17 +25,20 @@ from coseek.data.imports._sources import kind_of
 from coseek.data.passage import DEEPEST_META
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Visit
+from coseek.models.written import refusal_in
 from coseek.traces.atif import conversation_parts, is_atif
-from coseek.traces.calls import calls_in, text_of
+from coseek.traces.calls import calls_in, finished_in, parsed, reasoning_and_words, text_of
 from coseek.traces.conversation import Conversation, SampledIds, question_at, questions_before
 from coseek.traces.found_passages import own_rows
 from coseek.traces.message_forms import chat_messages, count_unread
-from coseek.traces.message_shapes import is_message, message_lists
+from coseek.traces.message_shapes import is_message, message_lists, said_in
 from coseek.traces.tool_shapes import tool_name_in
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
 KINDS = (*LINES, ".json")
 EARLIER = "earlier questions of conversations; each run answers the last one (question=PATH names another)"
+_UNSAID = ("", "(refusal)")
+"""Texts of a message with nothing but a refusal."""
 OWN = ("id", "question", "answers", "gold_ids")
 """Fields that an object may hold under their own names."""
 
@@ -58,13 +61,14 @@ class TraceSettings(Settings):
     gold_ids: str = ""
     """Path of the ids of the gold passages; by default `gold_ids`."""
     answer: str = ""
-    """Path of the agent's final answer; by default the text of the last message."""
+    """Path of the agent's final answer; by default the text of the last message, else a field such as `response`."""
     fault: str = ""
     """Path of an error that ended the run; where it holds something, the run is counted and not scored."""
     messages: str = ""
     """Path of the list of messages; by default `messages`."""
     steps: str = ""
-    """Path of a list of search steps, for logs that hold no messages. The next three paths begin at a step."""
+    """Path of a list of search steps, for logs that hold no messages. The next three paths begin at a step; LangChain's
+    `intermediate_steps` need none."""
     reasoning: str = "reasoning"
     """Path, in a step, of what the agent wrote in front of its query."""
     query: str = "query"
@@ -116,7 +120,7 @@ class RecordReader:
         elif self.settings.steps:
             messages = self._steps(row)
         else:
-            given = self._at(row, "messages") if self.settings.messages else _messages_in(row)
+            given = parsed(self._at(row, "messages")) if self.settings.messages else _messages_in(row)
             ours = isinstance(row.get("run"), dict)  # written by coseek, in our form; a visited page has such tags, too
             before = self.unread.total()
             messages = checked_messages(given if ours else chat_messages(given, self.unread))
@@ -124,10 +128,14 @@ class RecordReader:
                 count_unread(
                     self.unread, "conversations without calls that can be read, but with fields of tools", name
                 )
+        if own is row and not isinstance(row.get("run"), dict) and not self.settings.answer:
+            messages = [*messages, *self._beside(row, messages)]
         known = own.get("run")
         run = known if isinstance(known, dict) else {}
-        answer = self._text(self._at(row, "answer") if self.settings.answer else run.get("answer"))
+        answer = self._answer(row) if self.settings.answer else self._text(run.get("answer"))
         fault = self._text(self._at(row, "fault") if self.settings.fault else run.get("fault"))
+        if not fault and (refusal := refusal_in(messages[-1])) and text_of(messages[-1].get("content")) in _UNSAID:
+            fault = f"the model refused: {refusal[:200]}"  # as a server's refusal of a run of coseek
         stop = None if self.settings.answer or self.settings.fault else _stop_of(run, answer)
         if stop is not None and stop.is_fault:
             fault, stop = fault or str(stop), None
@@ -167,43 +175,80 @@ class RecordReader:
         asked.setdefault("id", digest_of(asked["question"].strip())[:16])
         return Question.from_json(asked)
 
+    def _answer(self, row: JsonObject) -> str:
+        """The answer at its path: a text, or that of the last message or first choice there."""
+        value = self._at(row, "answer")
+        inside = parsed(value)
+        is_said = isinstance(inside, dict) or (isinstance(inside, list) and all(map(is_message, inside)))
+        said = chat_messages(said_in(inside, at=self.settings.answer)[1] if is_said else [], Counter())
+        return reasoning_and_words(cast(list[JsonObject], said)[-1])[1].strip() if said else self._text(value)
+
+    def _beside(self, row: JsonObject, messages: Sequence[JsonObject]) -> list[JsonObject]:
+        """The messages in a field beside a conversation that does not end with an answer."""
+        last = next((one for one in reversed(messages) if one["role"] not in ("system", "developer")), messages[-1])
+        calls, words = calls_in(last), reasoning_and_words(last)[1].strip() or refusal_in(last)
+        if last["role"] == "assistant" and (finished_in(calls) or (words and not calls)):
+            return []
+        name, items = said_in(row, self.settings.answers)
+        if not items:
+            return []
+        self.unread[f"answers from the field {name!r} beside the messages (answer=PATH names another)"] += 1
+        return checked_messages(chat_messages(items, self.unread))
+
     def _steps(self, row: JsonObject) -> list[JsonObject]:
-        """Messages of a record whose steps are searches."""
-        steps = self._at(row, "steps")
-        if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        """Messages of a record whose steps are searches, or LangChain's pairs of an action and its result."""
+        steps = parsed(self._at(row, "steps"))
+        if not isinstance(steps, list) or not all(isinstance(step, dict) or _is_pair(step) for step in steps):
             raise DataError(f"steps={self.settings.steps} names no list of objects")
         question = self._at(row, "question") if self.settings.question else row.get("question")
         messages: list[JsonObject] = [{"role": "user", "content": self._text(question)}]
-        for number, step in enumerate(cast(list[JsonObject], steps), start=1):
-            message: JsonObject = {"role": "assistant", "content": self._text(self._at(step, "reasoning"))}
-            queries, results = texts_of(self._at(step, "query")), self._at(step, "results")
+        for number, step in enumerate(steps, start=1):
+            function: JsonObject = {}
+            if isinstance(step, dict):
+                thought, results = self._at(step, "reasoning"), self._at(step, "results")
+                if queries := texts_of(self._at(step, "query")):
+                    function = {"name": "search", "arguments": {"query": [*queries]}}
+            else:
+                action, results = cast(tuple[JsonObject, Json], step)
+                thought, function = action.get("log"), {"name": action["tool"], "arguments": action.get("tool_input")}
+            message: JsonObject = {"role": "assistant", "content": self._text(thought)}
             ident = f"call_{number}"
-            if queries:
-                asked = json.dumps({"query": [*queries]}, ensure_ascii=False)
-                call: JsonObject = {"id": ident, "type": "function", "function": {"name": "search", "arguments": asked}}
-                message["tool_calls"] = [call]
+            if function:
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+                message["tool_calls"] = [{"id": ident, "type": "function", "function": function}]
             messages.append(message)
-            if queries and results is not None:
+            if function and results is not None:
                 found = results if isinstance(results, str) else json.dumps(results, ensure_ascii=False)
                 messages.append({"role": "tool", "tool_call_id": ident, "content": found})
         return messages
 
     def _at(self, row: JsonObject, name: str) -> Json:
         """What a record has at the path of a setting; `None` where it has nothing."""
-        value: Json = row
-        for key in str(getattr(self.settings, name)).split("."):
-            if isinstance(value, dict):
-                value = value.get(key)
-            elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-                value = value[int(key)]
-            else:
-                return None
+        value = _value_at(row, str(getattr(self.settings, name)).split("."))
         self.used[name] += value is not None
         return value
 
     @staticmethod
     def _text(value: Json) -> str:
         return "" if value is None or value is False else text_of(value).strip()
+
+
+def _value_at(value: Json, keys: Sequence[str]) -> Json:
+    """What a value, or the JSON in a text, has at a path. A key may have dots itself: the longest one counts."""
+    if not keys:
+        return value
+    inside = parsed(value)
+    if isinstance(inside, list) and keys[0].isdecimal() and int(keys[0]) < len(inside):
+        return _value_at(inside[int(keys[0])], keys[1:])
+    row = inside if isinstance(inside, dict) else {}
+    ends = {".".join(keys[:end]): end for end in range(len(keys), 0, -1)}
+    found = (_value_at(row[key], keys[end:]) for key, end in ends.items() if key in row)
+    return next((each for each in found if each is not None), None)
+
+
+def _is_pair(step: Json) -> bool:
+    """Whether a step is LangChain's pair of an action and its result."""
+    return isinstance(step, list) and len(step) == 2 and isinstance(step[0], dict) and "tool" in step[0]
 
 
 def _stop_of(run: JsonObject, answer: str) -> StopReason | None:
@@ -259,7 +304,7 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
 def _messages_in(row: JsonObject) -> Json:
     """The messages of an object: those named so, else all lists of messages in it."""
     if row.get("messages") is not None:
-        return row["messages"]
+        return parsed(row["messages"])
     lists = list(message_lists(row))
     given = row.get("input") or row.get("prompt")
     before: list[Json] = [{"role": "user", "content": given}] if isinstance(given, str) and len(lists) == 1 else []

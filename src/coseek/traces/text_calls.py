@@ -15,7 +15,7 @@ from typing import cast
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_lenient_values
-from coseek.traces.calls import MOST_PYTHON, python_value
+from coseek.traces.calls import MOST_PYTHON, is_finish, python_value
 from coseek.traces.tool_shapes import tool_use_in
 
 _PREFIX = r"(?:\w{1,16}:|[|\uff5c]DSML[|\uff5c])?"
@@ -96,6 +96,8 @@ def parts_in_text(text: str, words: str) -> list[JsonObject]:
     """
     if words.lstrip()[:1] in ("[", "{") and (calls := list(_pythonic(words)) or list(_in_json(words))):
         return calls
+    if (bracket := _BRACKET.fullmatch(words.strip())) and is_finish(bracket[1]):
+        return [{"type": "tool_use", "name": bracket[1], "input": {"query": bracket[2]}}]
     if any(head[1].lower() == "action" for head in _STEP.finditer(words)):
         steps = list(_steps(text))
         return steps if any(part["type"] == "tool_use" for part in steps) else []
@@ -216,9 +218,7 @@ def _steps(text: str) -> Iterator[JsonObject]:
     for head, end in zip(heads, [*(head.start() for head in heads[1:]), len(text)], strict=True):
         step, body = head[1].lower(), text[head.end() : end].strip()
         bracket = _BRACKET.fullmatch(body) if step == "action" else None
-        if bracket and bracket[1].lower() == "finish":
-            yield {"type": "text", "text": f"Final Answer: {bracket[2]}"}
-        elif bracket:
+        if bracket:
             yield {"type": "tool_use", "name": bracket[1], "input": {"query": bracket[2]}}
         elif step == "action":
             name = body.partition("\n")[0]

@@ -16,7 +16,7 @@ from coseek.traces.calls import text_of
 _TOOL = r"\w*(?:tool|function|mcp|websearch|filesearch|codeexecution)"
 _CALL = re.compile(rf"{_TOOL}\w*?(?:call|use|invocation|request|requestevent|selection)s?|dynamictool|function")
 _RESULT = re.compile(rf"{_TOOL}\w*?(?:result|response|return|output|executionevent|resultmessage)s?|retryprompt")
-_SPEAKS_OF_TOOL = re.compile("tool|function_?call|intermediate_steps|action_input", re.I)
+_SPEAKS_OF_TOOL = re.compile("tool|function_?call|intermediate_steps|action_input|observations", re.I)
 _BESIDE = ("tools", "functions", "tool_choice", "tool_config", "usage", "usage_metadata")
 """Fields beside a conversation that speak of tools and hold no call."""
 _KINDS = ("type", "block_type", "part_kind", "kind")

@@ -343,6 +343,8 @@ def trace_lines(out: Path, report: TraceReport) -> Iterator[str]:
         f"{counted(searches, 'search')}{some and f' ({some})'}; {counted(len(report.left_out), 'record')} left out, "
         f"{counted(lost, 'call')} without a result."
     )
+    if unsaid := report.counts.get("without_answer"):
+        yield f"Without an answer: {counted(unsaid, 'conversation')} (answer=PATH names its place)"
     if not searches and report.tools:
         tools = ", ".join(map(repr, report.tools))
         yield f"No call is a search. Name the tools that search: search_tools=[NAME], of {tools}"
