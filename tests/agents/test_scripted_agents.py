@@ -288,6 +288,7 @@ def ask(question: str) -> Trajectory:
         ("What does a berth cost a night?", "A berth costs 14 euros a night.", "a.pdf#page=3"),
         ("When was the crane built?", "built in 1871", ""),
         ("黑豹队的防守丢了多少分？", "308分", "https://example.org/zh"),
+        ("丢", "308分", "https://example.org/zh"),
     ],
 )
 def test_an_answer_is_quoted_from_a_passage_that_is_its_source(question: str, words: str, place: str) -> None:
@@ -296,6 +297,12 @@ def test_an_answer_is_quoted_from_a_passage_that_is_its_source(question: str, wo
     sources = sources_of(run)
     assert [source.place for source in sources] == [place]
     assert all(holds(source, run.answer or "") for source in sources)
+
+
+def test_a_decomposed_letter_cuts_no_word_of_a_query() -> None:
+    heron = Passage("heron", "Reiher", "Der Reiher fischt mit Vo\u0308geln aus Ko\u0308ln.")
+    searches, _ = play(Question("q", "Wo lebt der Reiher?"), RuleAgent(), over=Bm25.over(Corpus([heron])))
+    assert [search.query for search in searches[1:]] == ["Wo lebt der V\u00f6geln K\u00f6ln"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """The readers of documents: what each format keeps, loses and refuses; encodings; the cutting of texts."""
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.data.document_files import FOLDER, imported, read_one
 
+from coseek.core.files import Json, JsonObject
 from coseek.core.text import decode
-from coseek.data.documents.document import count_words, split
+from coseek.data.documents.document import DocumentFault, count_words, split
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,28 @@ from coseek.data.documents.document import count_words, split
 )
 def test_the_encoding_of_a_text_is_found_out(text: str, encoding: str) -> None:
     assert read_one("a.txt", text.encode(encoding))[1] == text
+
+
+@pytest.mark.parametrize(
+    ("data", "text", "count"),
+    [
+        (b"a\0b heron ferry lake pump\n", "ab heron ferry lake pump", "1 NUL byte"),
+        (b"a line\n" * 200 + b"\0" * 16 + b"a line\n" * 200, "\n".join(["a line"] * 400), "16 NUL bytes"),
+        ("苍鹭是一种大型涉禽\0，常在水边觅食。".encode(), "苍鹭是一种大型涉禽，常在水边觅食。", "1 NUL byte"),
+        ("Größe der Vögel\0 für Jürgen".encode("cp1252"), "Größe der Vögel für Jürgen", "1 NUL byte"),
+    ],
+)
+def test_a_few_nul_bytes_neither_change_nor_refuse_a_text(data: bytes, text: str, count: str) -> None:
+    document, read = read_one("a.txt", data)
+    assert (read, document.faults) == (text, [f"{count} left out"])
+    for binary in (b"\x89PNG\r\n\x1a\n" + b"\0" * 50, bytes(range(256)), b"words" + b"\0" * 50):
+        with pytest.raises(DocumentFault, match="not text"):
+            read_one("a.txt", binary)
+
+
+def test_decomposed_accents_are_composed() -> None:
+    for name in ("a.txt", "a.md", "a.html"):
+        assert read_one(name, "Vo\u0308gel\n".encode())[1] == "V\u00f6gel"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +190,46 @@ def test_markdown_keeps_headings_tables_numbers_code_and_front_matter() -> None:
         assert line in text
 
 
+@pytest.mark.parametrize(
+    ("source", "title", "meta", "words"),
+    [
+        ("---\n- The code is 4711.\n---\n\nRest.", "", {}, "The code is 4711. Rest."),
+        ("---\n\nNote: the ferry leaves at nine.\n\n---\n\nRest.", "", {}, "Note: the ferry leaves at nine. Rest."),
+        ("---\nJust text: a word\nmore: of it: here\n---\n\nRest.", "Just text: a word more: of it: here", {}, "Rest."),
+        ("---\r\ntitle: Deploy: how\r\ntags: [a, b]\r\n---\r\nRest.", "Deploy: how", {"tags": ["a", "b"]}, "Rest."),
+        ("---\ntitle:\tTabbed\nowner: @ada\n---\nRest.", "Tabbed", {"owner": "@ada"}, "Rest."),
+        ("---\nlayout: {{ page }}\n---\nRest.", "", {"layout": "{{ page }}"}, "Rest."),
+        (
+            "---\nby: {mail, phone}\nof:\n  - name: Ada\n---\nRest.",
+            "",
+            {"by": "{mail, phone}", "of": "- name: Ada"},
+            "Rest.",
+        ),
+    ],
+)
+def test_no_word_between_the_rules_at_the_top_of_a_markdown_file_vanishes(
+    source: str, title: str, meta: JsonObject, words: str
+) -> None:
+    document, text = read_one("a.md", source.encode())
+    assert (document.title, document.meta, " ".join(text.split())) == (title, meta, words)
+    assert bool(document.faults) == any(sign in source for sign in ("Deploy", "\t", "{{"))
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("The <nav> tag holds <button> or </b>.", ["The <nav> tag holds <button> or </b>."]),
+        ("use <file name> in List<String> and <div>", ["use <file name> in List<String> and <div>"]),
+        ("<select>\n\nThe rest.", ["<select>", "The rest."]),
+        ("The <title> of it", ["The <title> of it"]),
+        ("a<br>b <kbd>C</kbd> <img src=x> <a name=d> <nav>gone</nav> c", ["a", "b C c"]),
+        ("<details>\n<summary>More</summary>\n\ntext\n\n</details>", ["More", "text"]),
+    ],
+)
+def test_a_tag_that_markdown_names_is_text_and_hides_no_words(source: str, lines: list[str]) -> None:
+    assert read_one("a.md", source.encode())[1].split("\n") == lines
+
+
 def test_rst_reads_no_other_file_and_keeps_the_text_of_directives_and_tables(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("hidden treasure")
@@ -215,11 +279,25 @@ def test_rows_become_passages_and_a_wrong_line_is_told() -> None:
     assert sections[0].meta == {"row": 1, "url": "u"}
 
 
+def test_a_notebook_keeps_its_cells_and_lines_of_json_are_rows() -> None:
+    cells: list[Json] = [{"cell_type": "markdown", "source": ["# Birds\n", "They *wait*."]}]
+    cells += [{"cell_type": "code", "source": "x = 1\n```", "outputs": [{"text": "gone"}]}, 7]
+    document, text = read_one("a.ipynb", json.dumps({"cells": cells, "nbformat": 4}).encode())
+    assert (document.title, text) == ("Birds", "They wait.\nx = 1\n```")
+    assert read_one("a.json", b'{"a": 1}\n{"a": 2}\n')[1] == "a: 1\na: 2"
+    with pytest.raises(DocumentFault, match="not JSON"):
+        read_one("a.json", b'{"a":\n1,\n}')
+
+
 def test_a_table_is_cut_between_rows_and_a_text_between_sentences() -> None:
     table = "\n".join(f"fish {n}. | share {n}" for n in range(10))
     pieces = list(split([table], 12))
     assert "\n".join(pieces) == table
     assert all(len(row.split("|")) == 2 for piece in pieces for row in piece.split("\n"))
+    sheet = "\n".join(["Report", "name | city", *(f"Ada {n}. | Köln" for n in range(9))])
+    first, *later = split([sheet], 20)
+    assert len(later) > 1 and "\n".join([first, *(piece.removeprefix("name | city\n") for piece in later)]) == sheet
+    assert all(piece.startswith("name | city\n") and count_words(piece) <= 20 for piece in later)
     text = "One sentence is here. Another one follows it. A third ends it."
     assert list(split([text], 8)) == ["One sentence is here. Another one follows it.", "A third ends it."]
     assert list(split(["a b c d e f g h"], 4, overlap=1)) == ["a b c", "c d e f", "f g h"]
@@ -254,6 +332,9 @@ def test_empty_and_merged_cells_of_a_page_move_no_other_cell() -> None:
         ("<p>10<sup>5</sup> m<sup>2</sup></p>", ["10^5 m2"]),
         ("<p><ruby>東<rp>(<rt>とう<rp>)</ruby><ruby>京<rt>きょう</rt></ruby>タワー</p>", ["東京タワー"]),
         ("<nav><a>home</a><main><p>text</p></main>", ["text"]),
+        ("<p>alpha<br>gamma</p><span>beta</span>", ["alpha", "gamma", "beta"]),
+        ("<p>alpha<hr>gamma</p>beta", ["alpha", "gamma", "beta"]),
+        ("<p hidden>gone<br>gone</p>shown", ["shown"]),
         ("<table><td>a<td>b<tr><td>c</table><center>d</center>e", ["a | b", "c", "d", "e"]),
     ],
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_cells_of_a_sheet_are_what_a_spreadsheet_shows() -> None:
     from openpyxl import Workbook
 
     book, file = Workbook(), io.BytesIO()
-    rows = [("NA", None, "null"), (None, "a | b", None, None), (1.0, 0.1 + 0.2, True)]
+    rows = [("NA", None, "null"), (None, "a | b", None, None), (1.0, 0.1 + 0.2, True, 4111111111111111, 3e15)]
     for row in (*rows, (0.25, datetime.date(2026, 1, 2), 12)):
         book.active.append(row)
     book.active["A4"].number_format, book.active["C4"].number_format = "0%", "000"
@@ -61,7 +61,8 @@ def test_cells_of_a_sheet_are_what_a_spreadsheet_shows() -> None:
     book.create_sheet("Empty")
     book.save(file)
     document, text = read_one("a.xlsx", file.getvalue())
-    assert text.split("\n") == ["NA |  | null", "| a | b", "1 | 0.3 | TRUE", "25% | 2026-01-02 | 012", "<b> *x*"]
+    assert text.split("\n") == ["NA |  | null", "| a | b", "1 | 0.3 | TRUE | 4111111111111111 | 3000000000000000",
+                                "25% | 2026-01-02 | 012", "<b> *x*"]  # fmt: skip
     assert [section.headings for section in document.sections] == [("Sheet",), ("Hidden",)]
     assert document.faults[0].startswith("1 formula without a stored value")
 

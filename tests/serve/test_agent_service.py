@@ -284,6 +284,16 @@ def test_a_file_of_the_documents_is_served_without_its_scripts(folder: Path) -> 
     assert pdf.headers["content-disposition"].startswith("inline")
 
 
+def test_the_place_of_a_passage_leads_to_its_file(folder: Path) -> None:
+    (folder / "a.zip").write_bytes(b"PK")
+    (folder / "c#.txt").write_bytes("Größe".encode("cp1252"))
+    with live_agent("rules", documents=str(folder)) as (url, _):
+        inside, text = WEB.get(f"{url}/documents/notes/a.zip/in/a.md"), WEB.get(f"{url}/documents/notes/c%23.txt")
+        page = WEB.get(f"{url}/documents/notes/sub/a%20b.html")
+    assert inside.content == b"PK" and 'filename="a.zip"' in inside.headers["content-disposition"]
+    assert [one.headers["content-type"] for one in (text, page)] == ["text/plain", "text/html; charset=utf-8"]
+
+
 def test_nothing_else_is_served(folder: Path) -> None:
     outside = ("notes-secret/key", "notes/..%2fnotes-secret/key", "notes/link", "%2fetc/passwd")
     with live_agent("rules", documents=str(folder)) as (url, _):

@@ -136,7 +136,7 @@ def _guessed_encoding(body: bytes) -> str:
     from chardet import detect
 
     first = _BEYOND_ASCII.search(body)
-    sample = body[max(0, first.start() - 1000 if first else 0) :][:_SAMPLE]
+    sample = body[max(0, first.start() - 1000 if first else 0) :][:_SAMPLE].replace(b"\0", b"")
     texts = {name: sample.decode(name, errors="replace") for name in _GUESSED}
     plausible = [
         name for name, text in texts.items()

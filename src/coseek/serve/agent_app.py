@@ -11,6 +11,7 @@ from fastapi import Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
 
 from coseek.core.files import JsonObject
+from coseek.core.text import decoded_as
 from coseek.data.trajectory import Search, Trajectory
 from coseek.serve.agent_chat import ChatAnswer, ChatRequest, QuestionInContext, openai_error, read_request
 from coseek.serve.agent_service import AgentService
@@ -153,11 +154,12 @@ def _note(record: JsonObject, trajectory: Trajectory) -> None:
 
 
 def document(root: Path, path: str) -> Response:
-    """The file of a passage's `path`, which begins with the name of what was imported. Raises `RefusedRequest` (404)
-    for any other one; a script in a file does not run."""
+    """The file of a passage's `path`, which begins with the name of what was imported; of one inside an archive or a
+    mail, that one. Raises `RefusedRequest` (404) for any other one; a script in a file does not run."""
     root = root.resolve()
     try:
         file = (root.parent / path).resolve()
+        file = next((one for one in (file, *file.parents) if one.is_file()), file)
         is_served = file.is_relative_to(root) and file.is_file()
     except (OSError, ValueError):  # a name that no file can have
         is_served = False
@@ -167,4 +169,7 @@ def document(root: Path, path: str) -> Response:
     policy = _CLOSED if file.suffix.lower() == ".pdf" else f"{_CLOSED}; sandbox"
     disposition = "inline" if file.suffix.lower() in _SHOWN else "attachment"
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
-    return FileResponse(file, headers=headers, filename=file.name, content_disposition_type=disposition)
+    response = FileResponse(file, headers=headers, filename=file.name, content_disposition_type=disposition)
+    if "charset=" in response.headers["content-type"] and decoded_as(file.read_bytes(), "utf-8").lost:
+        response.headers["content-type"] = str(response.media_type)
+    return response

@@ -26,7 +26,7 @@ from coseek.agents.scripted_agent import Move
 from coseek.core.text import sentence_spans
 from coseek.data.passage import Passage
 from coseek.models.model import EpisodeState
-from coseek.retrieval.lexical.analyzer import words
+from coseek.retrieval.lexical.analyzer import units, words
 
 PROMPT_TEMPLATE = "default"
 
@@ -111,15 +111,21 @@ def sentence(question: str, passage: Passage, weights: Mapping[str, float]) -> s
 def _weights(question: str, passages: Sequence[Passage]) -> dict[str, float]:
     """The weight of each word of the question; they sum to 1."""
     asked = _content(question)
-    held = Counter(word for passage in passages for word in _content(f"{passage.title} {passage.text}") & asked)
+    held = Counter(word for passage in passages for word in _held(f"{passage.title} {passage.text}") & asked)
     weights = {word: math.log(1 + (len(passages) + 1) / (held[word] + 0.5)) for word in sorted(asked)}
     total = sum(weights.values())
     return {word: weight / total for word, weight in weights.items()}
 
 
 def _share(text: str, weights: Mapping[str, float]) -> float:
-    return sum(weights[word] for word in sorted(_content(text) & weights.keys()))
+    return sum(weights[word] for word in sorted(_held(text) & weights.keys()))
 
 
 def _content(text: str) -> set[str]:
     return {word[:STEM] for word in words(text) if word not in STOP_WORDS}
+
+
+def _held(text: str) -> set[str]:
+    """The words of a text, and the characters in pairs of them, which a question of one character has."""
+    content = _content(text)
+    return content.union(*map(units, content))

@@ -16,6 +16,7 @@ Following titles suits encyclopedias, above all questions made along their links
 
 import random
 import re
+import unicodedata
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,7 +25,7 @@ from coseek.agents.scripted_agent import Move
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
-from coseek.retrieval.lexical.analyzer import singular, words
+from coseek.retrieval.lexical.analyzer import singular, word_runs, words
 from coseek.retrieval.ranking import reciprocal_rank_fusion
 
 PROMPT_TEMPLATE = "default"
@@ -171,13 +172,13 @@ _MONTH = "January|February|March|April|May|June|July|August|September|October|No
 _MONTHS = frozenset(_MONTH.lower().split("|"))
 _DATE = re.compile(rf"\b(?:(?:{_MONTH}) \d{{1,2}}, \d{{4}}|\d{{1,2}} (?:{_MONTH}) \d{{4}}|[12]\d{{3}})\b")
 _NUMBER = re.compile(r"\b\d[\d,.]*\d\b|\b\d\b")
-_WORD = re.compile(r"[^\W_]+")
 
 
 def _cut(text: str) -> list[str]:
-    """Words with their case, which a policy that learns from these runs can copy. Single letters (initials, the s of
-    a genitive) are left out."""
-    return [word for word in _WORD.findall(text) if len(word) > 1 or not word.isascii() or word.isdigit()]
+    """Words in NFC, with their case, which a policy that learns from these runs can copy. Single letters (initials, the
+    s of a genitive) are left out."""
+    runs = word_runs().findall(unicodedata.normalize("NFC", text))
+    return [word for word in runs if len(word) > 1 or not word.isascii() or word.isdigit()]
 
 
 def _once(tokens: Sequence[str], known: Set[str]) -> list[str]:

@@ -94,22 +94,27 @@ class Outline:
         self._blocks, self._group, self._is_bare = [], "", False
 
 
-def clean(text: str) -> str:
-    """The text without characters that files and terminals cannot hold, `\\n` as its only line end, and without long
-    stretches of blanks."""
-    text = _LINE_END.sub("\n", text).replace("\xa0", " ")
+def clean(text: str, is_name: bool = False) -> str:
+    """The text in NFC without characters that files and terminals cannot hold, `\\n` as its only line end, and without
+    long stretches of blanks. The name of a file, which opens it, keeps its own form."""
+    text = _LINE_END.sub("\n", text if is_name else unicodedata.normalize("NFC", text)).replace("\xa0", " ")
     return _BLANKS.sub(" ", _UNPRINTABLE.sub("", text))
 
 
 def decoded_text(data: bytes, is_page: bool = False) -> DecodedText:
-    """Decode a text, or a page that may declare its encoding. Raises `DocumentFault` for binary data, and for an
-    unknown encoding."""
+    """Decode a text, or a page that may declare its encoding; single NUL bytes are kept. Raises `DocumentFault` for
+    binary data, and for an unknown encoding."""
     head = data[:65_536]
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return decoded(data)
-    if b"\x00" in head or len(head) - len(head.translate(None, _CONTROLS)) > _MAX_CONTROLS * len(head):
-        if name := _utf_16(head):
-            return replace(decoded_as(data, name), is_guess=True)
+    plain = head.replace(b"\0", b"")
+    is_text = len(plain) - len(plain.translate(None, _CONTROLS)) <= _MAX_CONTROLS * len(plain)
+    is_text &= 4 * abs(head[::2].count(0) - head[1::2].count(0)) <= len(head) <= 2 * len(plain)
+    # Mostly ASCII or UTF-8, hence not UTF-16.
+    is_bytewise = is_text and 10 * decoded_as(plain, "utf-8").lost <= len(plain)
+    if (not is_text or b"\0" in head) and not is_bytewise and (name := _utf_16(head)):
+        return replace(decoded_as(data, name), is_guess=True)
+    if not is_text:
         raise DocumentFault("it is not text")
     text = decoded(data, is_page=is_page)
     if not text.encoding:
@@ -177,18 +182,19 @@ def split(blocks: Sequence[str], size: int, overlap: int = 0, count: Count = cou
     one before it, as far as they are whole words.
 
     Whole blocks are joined while they fit. A longer block is cut between its rows or sentences, a longer sentence
-    between words, a longer word between characters.
+    between words, a longer word between characters. Each text of a cut table begins with its first row of cells.
     """
     room = size - overlap
     found: list[str] = []
     filled = 0
     last = ""
-    for text, glue in _units(blocks, room, count):
+    for text, glue, header in _units(blocks, room, count):
         more = count(glue + text) if found else count(text)
         if found and filled + more > room:
             last = _with_overlap(last, "".join(found), overlap, count)
             yield last
-            found, filled, more = [], 0, count(text)
+            found, filled, text = [], 0, header + text
+            more = count(text)
         found.append(glue + text if found else text)
         filled += more
     if found:
@@ -207,18 +213,21 @@ def _with_overlap(last: str, text: str, overlap: int, count: Count) -> str:
     return f"{tail.strip()} {text}" if tail else text
 
 
-def _units(blocks: Sequence[str], size: int, count: Count) -> Iterator[tuple[str, str]]:
-    """(text of at most `size`, what joins it to the text before it)."""
+def _units(blocks: Sequence[str], size: int, count: Count) -> Iterator[tuple[str, str, str]]:
+    """(text of at most `size`, what joins it to the text before it, the line of names above it)."""
     for block in blocks:
         if count(block) <= size:
-            yield block, PARAGRAPH
+            yield block, PARAGRAPH, ""
             continue
-        glue = PARAGRAPH
-        for text, joint in _parts(block):
-            for piece in [text] if count(text) <= size else _words(text, size, count):
-                yield piece, glue
+        glue, header, left = PARAGRAPH, None, size
+        for text, joint, is_row in _parts(block):
+            for piece in [text] if count(text) <= left else _words(text, left, count):
+                yield piece, glue, header or ""
                 glue = " "
             glue = joint
+            if is_row and header is None:
+                header = f"{text}\n" if 4 * count(text) <= size else ""
+                left -= count(header)
 
 
 def _words(text: str, size: int, count: Count) -> Iterator[str]:
@@ -240,16 +249,18 @@ def _words(text: str, size: int, count: Count) -> Iterator[str]:
         yield found.strip()
 
 
-def _parts(block: str) -> Iterator[tuple[str, str]]:
-    """The rows of a table, or the sentences of a text, with what joined them to the next one."""
+def _parts(block: str) -> Iterator[tuple[str, str, bool]]:
+    """The rows of a table, or the sentences of a text: each with what joined it to the next one, and whether it has
+    cells."""
     rows = block.split("\n")
-    if sum(_CELL in row for row in rows) > len(rows) / 2 or not _SENTENCE_END.search(block):
-        yield from ((row, "\n") for row in rows if row.strip())
+    is_table = sum(_CELL in row for row in rows) > len(rows) / 2
+    if is_table or not _SENTENCE_END.search(block):
+        yield from ((row, "\n", is_table and _CELL in row) for row in rows if row.strip())
         return
     start = 0
     for found in _SENTENCE_END.finditer(block):
         if found.start() > start:
-            yield block[start : found.start()], "\n" if "\n" in found.group() else " " if found.group() else ""
+            yield block[start : found.start()], "\n" if "\n" in found.group() else " " if found.group() else "", False
         start = found.end()
     if block[start:].strip():
-        yield block[start:], " "
+        yield block[start:], " ", False

@@ -6,6 +6,7 @@ documentation (docs/explanation/own-mechanisms.md).
 
 import datetime
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -21,7 +22,9 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_FRONT = re.compile(r"\A---[ \t]*\n(.{0,20000}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+_FRONT = re.compile(r"\A---[ \t]*\r?\n(?![ \t\r]*\n)(.{0,20000}?)\n(?:---|\.\.\.)[ \t\r]*(?:\n|\Z)", re.DOTALL)
+"""A blank line after the first `---` makes it a rule, as in Pandoc."""
+_FRONT_FIELD = re.compile(r"([\w.-]+)[ \t]*:(?![^\s])(.*)", re.DOTALL)
 _NUMBER = re.compile(r"\s*\d+\. \s*")
 _LARGEST = 10**15
 """Whole numbers from here on are kept as text."""
@@ -33,6 +36,12 @@ _BLOCKS = _names(
     "figure figcaption address details summary fieldset legend form body html tr h1 h2 h3 h4 h5 h6 hr br center menu "
     "dir hgroup search"
 )
+_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>\0]*)([^>\0]*)")
+_KNOWN = _VOID | _HIDDEN | _BLOCKS | _names(
+    "a abbr audio b bdi bdo big canvas cite code data del dfn em font head i ins kbd label map mark math picture q "
+    "ruby s samp slot small span strike strong sub sup td th time title tt u var video"
+)  # fmt: skip
+"""HTML's elements."""
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _LABELS = (*_HEADINGS, "summary", "dt")
 """Elements whose buttons are their text, which opens what follows."""
@@ -94,7 +103,7 @@ class _Page(HTMLParser):
             self.named.setdefault((values.get("property") or values.get("name", "")).lower(), values.get("content", ""))
         elif tag == "link" and values.get("rel") == "canonical":
             self.url = values.get("href", "")
-        for name in _CLOSES.get(tag, ("p",) if tag in _BLOCKS else ()):
+        for name in _CLOSES.get(tag, ("p",) if tag in _BLOCKS and tag != "br" else ()):
             self._close(name, within=("table", "ul", "ol", "dl") if name != "p" else ("td", "th", "li", "dd", "table"))
         if tag in ("td", "th") and not self._rows and any(element.tag == "table" for element in self._open):
             self.handle_starttag("tr", [])
@@ -130,6 +139,8 @@ class _Page(HTMLParser):
                 top.number += 1
 
     def handle_endtag(self, tag: str) -> None:
+        if tag in _BLOCKS and all(element.tag != tag for element in self._open):
+            self._break(tag, True)
         self._close(tag)
 
     def handle_data(self, data: str) -> None:
@@ -231,29 +242,65 @@ def read_html(text: str, name: str = "") -> Document:
 
 
 def read_markdown(text: str, name: str = "") -> Document:
-    """CommonMark with tables; front matter becomes fields. Links keep their text, not their address."""
+    """CommonMark with tables; front matter becomes fields. Links keep their text, not their address, and tags that
+    are named in a text are text."""
     from markdown_it import MarkdownIt
 
-    meta: JsonObject = {}
-    if front := _FRONT.match(text):
-        meta, text = _front_matter(front.group(1)), text[front.end() :]
+    meta, faults = dict[str, Json](), list[str]()
+    if (front := _FRONT.match(text)) and (fields := _front_matter(front.group(1), faults)) is not None:
+        meta, text = fields, text[front.end() :]
     parser = MarkdownIt("commonmark", {"maxNesting": 500}).enable(["table", "strikethrough"])
-    document = read_html(parser.render(text))
-    return Document(str(meta.pop("title", "") or document.title), document.sections, meta)
+    tokens = parser.parse(text)
+    for token in tokens:
+        raw = [one for one in token.children or [token] if one.type in ("html_inline", "html_block")]
+        html = _escaped("\0".join(one.content for one in raw), is_prose=bool(token.children))
+        for one, content in zip(raw, html.split("\0"), strict=bool(raw)):
+            one.content = content
+    document = read_html(parser.renderer.render(tokens, parser.options, {}))
+    return Document(str(meta.pop("title", "") or document.title), document.sections, meta, faults)
 
 
-def _front_matter(text: str) -> JsonObject:
-    """The plain values, and lists of them, of a YAML head; nothing where it is no YAML."""
+def _escaped(html: str, is_prose: bool) -> str:
+    """Raw HTML with the tags escaped that its text names: those of no element, those that would hide everything up to
+    an end tag that is missing, and in prose those without both their ends and values."""
+    ends, named = defaultdict[str, list[int]](list), set[int]()
+    for tag in reversed([*_TAG.finditer(html)]):
+        name, is_known = tag[2].lower(), tag[2].lower() in _KNOWN
+        if name in _VOID or (is_known and tag[3].endswith("/")):
+            continue
+        if is_known and tag[1]:
+            ends[name].append(tag.start())
+        elif ends[name]:
+            ends[name].pop()
+        elif not is_known or name in (*_HIDDEN, "head", "title") or (is_prose and "=" not in tag[3]):
+            named.add(tag.start())
+    named.update(*ends.values() if is_prose else ())
+    return "".join("&lt;" if place in named else sign for place, sign in enumerate(html)) if named else html
+
+
+def _front_matter(text: str, faults: list[str]) -> JsonObject | None:
+    """The fields of a YAML head, a nested value as its source; `None` for other text. A head of fields that is not
+    valid YAML, as with a colon in a title, is read field by field and is a fault."""
+    parts = [part for part in re.split(r"\n(?=[^\s#-])", text) if not part.startswith("#")]
+    sources = {field[1]: " ".join(field[2].split()) for field in map(_FRONT_FIELD.fullmatch, parts) if field}
     try:
         tree = parse_yaml(text, foreign=True)
-    except InvalidYaml:
-        return {}
+    except InvalidYaml as error:
+        if len(sources) < len(parts):
+            return None
+        faults.append(f"front matter: {error}; it is read field by field")
+        if len(parts) > 1:
+            return {key: value for part in parts for key, value in (_front_matter(part, []) or {}).items()}
+        tree = {key: source.strip("\"'")[:1000] for key, source in sources.items()}
+    if not isinstance(tree, dict):
+        return None
     meta: JsonObject = {}
-    for key, value in tree.items() if isinstance(tree, dict) else ():
-        plain: list[Json] = [_plain(one) for one in (value if isinstance(value, list) else [value])[:100]]
-        plain = [one for one in plain if one is not None]
-        if plain:
-            meta[str(key)[:100]] = plain if isinstance(value, list) else plain[0]
+    for key, value in tree.items():
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(one, dict | list) for one in values):
+            meta[str(key)[:100]] = sources.get(str(key), "")[:1000]
+        elif plain := [one for one in map(_plain, values[:100]) if one is not None]:
+            meta[str(key)[:100]] = [*plain] if isinstance(value, list) else plain[0]
     return meta
 
 

@@ -128,8 +128,9 @@ def _shown(value: object, number_format: str) -> str:
     if isinstance(value, int | float):
         if number_format.startswith("00") and not number_format.strip("0"):  # a postcode or number of an article
             return f"{value:0{len(number_format)}.0f}"
-        is_share = "%" in number_format
-        return f"{value * 100 if is_share else value:.15g}{'%' * is_share}"
+        if "%" in number_format:
+            return f"{value * 100:.15g}%"
+        return str(value) if isinstance(value, int) else f"{value:.{17 if value % 1 == 0 else 15}g}"
     if isinstance(value, datetime.datetime):
         return value.isoformat(" ").removesuffix(" 00:00:00")
     return str(value)

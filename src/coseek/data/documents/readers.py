@@ -16,7 +16,7 @@ from itertools import pairwise, takewhile, zip_longest
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
-from coseek.core.text import DecodedText, declared_encoding
+from coseek.core.text import DecodedText, counted, declared_encoding
 from coseek.data.documents.document import Document, DocumentFault, Section, clean, decoded_text, paragraphs
 from coseek.data.documents.markup import read_html, read_markdown, read_rst
 from coseek.data.documents.office import read_office
@@ -93,15 +93,30 @@ def read_jsonl(text: str, name: str) -> Document:
 
 
 def read_json(text: str, name: str) -> Document:
-    """A list of objects as rows; any other document as one row."""
+    """A list of objects as rows, and lines of objects, too; the cells of a Jupyter notebook; any other document as one
+    row."""
     try:
         value = parse_strict(text)
     except InvalidJson as error:
+        lines = read_jsonl(text, name)
+        if len(lines.sections) > len(lines.faults):
+            return lines
         raise DocumentFault(f"it is not JSON ({error})") from None
+    cells = value.get("cells") if isinstance(value, dict) and "nbformat" in value else None
+    if isinstance(cells, list):
+        return read_markdown("\n\n".join(map(_cell, cells)), name)
     items = value if isinstance(value, list) else [value]
     rows: list[list[tuple[str, Json]]]
     rows = [[*item.items()] if isinstance(item, dict) else [("", item)] for item in items]
     return Document("", list(_sections(enumerate(rows, start=1))))
+
+
+def _cell(cell: Json) -> str:
+    """A cell of a Jupyter notebook in Markdown: its text, or its code without outputs."""
+    source = cell.get("source") if isinstance(cell, dict) else None
+    text = "".join(map(str, source)) if isinstance(source, list | str) else ""
+    is_text = isinstance(cell, dict) and cell.get("cell_type") == "markdown"
+    return text if is_text else f"~~~~~~~~~~~~\n{text}\n~~~~~~~~~~~~"
 
 
 def _sections(rows: Iterable[tuple[int, list[tuple[str, Json]]]]) -> Iterator[Section]:
@@ -219,8 +234,9 @@ def _part_blocks(part: EmailMessage, text: DecodedText) -> list[str]:
 
 
 def undecoded(text: DecodedText) -> list[str]:
-    """The fault of a text that lost bytes; empty for any other."""
-    return [f"{text.lost:,} bytes are no {text.encoding or 'UTF-8'} text"] if text.lost else []
+    """The faults of a text that lost bytes; empty for any other."""
+    lost = [f"{text.lost:,} bytes are no {text.encoding or 'UTF-8'} text"] if text.lost else []
+    return [*lost, f"{counted(nuls, 'NUL byte')} left out"] if (nuls := text.text.count("\0")) else lost
 
 
 _PDF_DATE = re.compile(r"(?:D:)?(\d{4})(\d{2})?(\d{2})?")
@@ -285,7 +301,7 @@ ARCHIVES = ("zip", "tar", "packed", "mbox")
 """Kinds that hold files; a mail does, too."""
 _SUFFIXES = {
     "text": "txt text log", "markdown": "md markdown mdown", "html": "html htm xhtml", "rst": "rst rest", "pdf": "pdf",
-    "office": "docx pptx xlsx epub", "csv": "csv tsv", "jsonl": "jsonl jsonlines ndjson", "json": "json",
+    "office": "docx pptx xlsx epub", "csv": "csv tsv", "jsonl": "jsonl jsonlines ndjson", "json": "json ipynb",
     "mail": "eml emlx mht mhtml", "zip": "zip", "tar": "tar tgz tbz tbz2 txz tar.gz tar.bz2 tar.xz",
     "packed": "gz bz2 xz", "mbox": "mbox mbx",
 }  # fmt: skip
@@ -322,7 +338,7 @@ def read_document(kind: str, data: bytes, name: str) -> Document:
     if kind in BINARIES:
         return BINARIES[kind](data, name)
     text = decoded_text(data, is_page=kind == "html")
-    document = TEXTS[kind](text.text, name)
+    document = TEXTS[kind](text.text.replace("\0", ""), name)
     document.encoding = text.encoding if text.is_guess else ""
     document.faults += undecoded(text)
     return document

@@ -1,9 +1,9 @@
 """Documents: a user's own files and folders of them, as a corpus without questions.
 
-Text, Markdown, HTML, reStructuredText, PDF, DOCX, PPTX, XLSX, EPUB, CSV, JSON and JSON lines, mails, mailboxes, and
-zip and tar archives of these. A passage has `meta` with `path` (of its file, from the name of the given folder on),
-`previous` and `next` (ids of its neighbours), and `page`, `row`, `url`, `date`, `author` and front matter where it has
-any.
+Text, Markdown, HTML, reStructuredText, PDF, DOCX, PPTX, XLSX, EPUB, CSV, JSON and JSON lines, Jupyter notebooks,
+mails, mailboxes, and zip and tar archives of these. A passage has `meta` with `path` (of its file, from the name of the
+given folder on), `previous` and `next` (ids of its neighbours), and `page`, `row`, `url`, `date`, `author` and front
+matter where it has any.
 
 An encoding that no file says is guessed: UTF-8 if the bytes are, else by chardet. The report names those files, and
 counts them by encoding.
@@ -77,7 +77,7 @@ def _listing(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None
         top = Path(free_name(source.resolve().name or "root", tops, is_folder))
         if not is_folder:
             odd = None if source.is_file() else ("left out", "it is no ordinary file")
-            yield source, free_name(clean(str(top)), labels), odd
+            yield source, free_name(clean(str(top), is_name=True), labels), odd
             continue
         closed: list[OSError] = []
         for folder, folders, names in os.walk(source, onerror=closed.append):
@@ -96,7 +96,7 @@ def _listing(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None
 
 def _label(path: Path, labels: Counter[str]) -> str:
     """The name of a file in passages and reports. Some differ only in characters that are cleaned away."""
-    return free_name(" ".join(clean(path.as_posix().encode("utf-8", "replace").decode()).split()), labels)
+    return free_name(" ".join(clean(path.as_posix().encode(errors="replace").decode(), is_name=True).split()), labels)
 
 
 def _not_read(path: Path, is_folder: bool) -> _Fault | None:

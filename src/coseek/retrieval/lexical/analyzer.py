@@ -100,7 +100,7 @@ def words(text: str, stem: str = "none") -> list[str]:
         tokens = text.translate(_PLAIN).split()
     else:
         normalised = undotted(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower())
-        tokens = _runs().findall(normalised)
+        tokens = word_runs().findall(normalised)
         if _patterns().spaceless.search(normalised) or _HYPHENATED in normalised:
             tokens = [word for run in tokens for word in _split(run)]
     return tokens if stem == "none" else list(map(stemmer(stem), tokens))
@@ -150,7 +150,7 @@ def _patterns() -> _Patterns:
 
 
 @cache
-def _runs() -> re.Pattern[str]:
+def word_runs() -> re.Pattern[str]:
     """Letters and digits, and the marks between and after them. Most words end at a character that is looked up faster
     in a range than among all marks."""
     inner = "".join(sorted(marks())) + _HYPHENATED
@@ -230,7 +230,7 @@ def _split(run: str) -> list[str]:
     tokens: list[str] = []
     for cjk, spaceless, other in _patterns().pieces.findall(run):
         if other:
-            tokens.extend(_runs().findall(other))  # a mark after a CJK character continues no word
+            tokens.extend(word_runs().findall(other))  # a mark after a CJK character continues no word
         else:
             characters = cjk or _patterns().units.findall(spaceless)
             pairs = ["".join(characters[start : start + 2]) for start in range(len(characters) - 1)]
