@@ -210,10 +210,6 @@ def make_reward(spec: RewardLike) -> RewardFunction:
     finished trajectory, the result returns a `Reward`, or `None` where a fault ended the trajectory. Raises
     `UnknownName` with the nearest name.
     """
-    if not (isinstance(spec, str | Path | Mapping | Sequence) or callable(spec)):
-        raise SettingError(
-            f"a reward is a name, a file, a function or {{part: weight}}, such as {{'exact_match': 1.0}}, not {spec!r}"
-        )
     return _make_reward(reward_spec(spec))
 
 

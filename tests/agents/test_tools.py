@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Literal, cast
@@ -16,7 +17,7 @@ from tests.scripted import ScriptedModel
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
-from coseek.agents.tool import Tool, ToolContext, ToolFault, ToolRequest, open_tool, tool_name
+from coseek.agents.tool import Tool, ToolContext, ToolFault, ToolRequest, described, open_tool, tool_name
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.files import JsonObject
 from coseek.data.passage import Corpus, Passage
@@ -276,8 +277,12 @@ def convert(amount: float, unit: Literal["km", "mi"] = "km") -> dict[str, float]
     to metres.
 
     Args:
-        amount: how far
+        amount: how
+            far
         unit (str): of the distance
+
+    Raises:
+        ValueError: for less than 0
     """
     if amount < 0:
         raise ValueError("a distance is not negative")
@@ -331,8 +336,15 @@ def test_a_protocol_takes_further_tools() -> None:
     assert set(more.grammar.tools) - set(plain.grammar.tools) == {"convert"} and more.identity != plain.identity
     with pytest.raises(SettingError, match="shows the agent no further tools; take the protocol tools"):
         load_protocol("search-r1", tools=["visit"])
-    with pytest.raises(SettingError, match="has a tool 'search' already"):
+    with pytest.raises(SettingError, match="would have two tools called 'search'"):
         load_protocol("tools", tools=["search"])
+    with pytest.raises(SettingError, match="would have two tools called 'convert'"):
+        load_protocol("tools", tools=[tool_name(convert), tool_name(partial(convert, unit="mi"))], run_files=True)
+
+
+def test_a_partial_is_described_by_what_it_calls() -> None:
+    assert tool_name(partial(convert, unit="mi")) == "python:convert"
+    assert described(partial(convert, unit="mi"))[0] == "Convert a distance to metres."
 
 
 def untyped(x):  # type: ignore[no-untyped-def]
@@ -349,9 +361,19 @@ def many(*x: str) -> str:
     return ""
 
 
+async def later(x: str) -> str:
+    """Say it."""
+    return x
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
-    [(untyped, "with a type, such as `x: str`"), (silent, "needs a docstring"), (many, "needs a named argument")],
+    [
+        (later, "is async or a generator"),
+        (untyped, "with a type, such as `x: str`"),
+        (silent, "needs a docstring"),
+        (many, "needs a named argument"),
+    ],
 )
 def test_what_a_function_lacks_is_said(function: object, says: str) -> None:
     with pytest.raises(SettingError, match=says):

@@ -1,7 +1,6 @@
 """Functions as parts: which are identified by their source, and what their identity holds."""
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType
 
@@ -10,6 +9,7 @@ import pytest
 from coseek.core import plugins
 from coseek.core.errors import SettingError
 from coseek.core.plugins import (
+    check_takes,
     function_module,
     identify,
     is_plugin_path,
@@ -79,6 +79,26 @@ def test_what_its_source_does_not_identify_is_said(function: object, why: str) -
     assert not digest and why in problem
 
 
+async def later(query: str) -> str:
+    return query
+
+
+def one_by_one(query: str) -> Iterator[str]:
+    yield query
+
+
+class Later:
+    async def __call__(self, query: str) -> str:
+        return query
+
+
+@pytest.mark.parametrize("function", [later, partial(later), one_by_one, Later()])
+def test_a_function_whose_call_returns_no_result_is_refused_at_once(function: Callable[..., object]) -> None:
+    with pytest.raises(SettingError, match="is async or a generator; write a plain function"):
+        check_takes("reward", function, "query")
+    check_takes("retriever", one_by_one, "query")  # a retriever may yield its hits
+
+
 def test_a_function_is_a_part_under_its_name_until_another_takes_it() -> None:
     name = offer("reward", plain, {"reward": plain})
     assert name == "python:plain" and is_plugin_path(name) and plugin_name(name) == "plain"
@@ -87,7 +107,7 @@ def test_a_function_is_a_part_under_its_name_until_another_takes_it() -> None:
     assert known is not None
     assert plugin_digests({"reward": {name: 1.0}, "other": ["x.py"]}) == {name: known.digest}
     assert offer("reward", calls_itself, {}) == "python:calls_itself"
-    with pytest.raises(SettingError, match=re.escape("this process does not have it")):
+    with pytest.raises(SettingError, match=r"no algorithm called 'plain', only a function .*\(reward\)"):
         function_module("algorithm", name)
     plugins._offered.pop(name)
     with pytest.raises(SettingError, match="run that program again"):

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from coseek.core.errors import SettingError
 from coseek.data.answers import cover_match, exact_match, f1, normalise, span_match, substring_match
+from coseek.data.question import Question
 
 words = st.text(alphabet="aetho nyx.,'-É“İ", max_size=24)
 any_text = st.text(max_size=40)
@@ -123,6 +125,20 @@ def test_a_covered_answer_is_a_span_and_a_substring(text: str, gold: str) -> Non
         # normalise drops articles, and a span is made of letters and digits: the example keeps neither.
         assert span_match(text, [gold]) or not any(letter.isalnum() for letter in normalise(gold))
         assert substring_match(text, [gold])
+
+
+def test_a_bare_text_is_one_gold_answer_and_never_its_letters() -> None:
+    assert Question("q", "Where?", answers="Paris", gold_ids="p1") == Question("q", "Where?", ("Paris",), ("p1",))  # type: ignore[arg-type]
+    assert Question("q", "Where?", answers=iter(["Paris", "Lutetia"])).answers == ("Paris", "Lutetia")  # type: ignore[arg-type]
+    assert exact_match("Paris", "Paris") and cover_match("in Paris", "Paris") and f1("Paris", "Paris") == 1.0
+    assert not cover_match("a", "Paris")
+
+
+@pytest.mark.parametrize("golds", [[1912], ["Paris", None], None, {"Paris": 1}])
+def test_a_gold_answer_that_is_no_text_is_a_sentence(golds: object) -> None:
+    for call in (lambda: exact_match("x", golds), lambda: f1("x", golds), lambda: Question("q", "Where?", golds)):  # type: ignore[arg-type]
+        with pytest.raises(SettingError, match="are a text or several texts, not"):
+            call()
 
 
 def test_a_soft_hyphen_in_a_passage_hides_no_answer() -> None:

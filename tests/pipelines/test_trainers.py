@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
+import numpy as np
 import pytest
 import yaml
 from torch import Tensor
@@ -119,6 +120,16 @@ def test_a_recipe_by_name_takes_settings_in_its_spelling_and_shows_them() -> Non
     assert AgentTrainer(recipe=trainer.recipe).recipe == trainer.recipe
 
 
+def test_settings_may_be_limits_and_numbers_of_numpy_and_a_reward_takes_more_terms(index: Path) -> None:
+    trainer = AgentTrainer(
+        recipe="quickstart", retriever=index, steps=3, limits=coseek.Limits(max_turns=3), reward="f1",
+        rl={"group_size": np.int64(4), "steps": 3}, overrides=["reward.searches=-0.02"],
+    )  # fmt: skip
+    assert trainer.recipe.limits.max_turns == 3 and trainer.recipe.rl.group_size == 4
+    assert trainer.recipe.reward == {"f1": 1.0, "searches": -0.02}
+
+
+ASKED = Question("q", "Who?", ("nobody",))
 MISSPELT: dict[str, tuple[Callable[[Path], object], str]] = {
     "reward": (lambda index: AgentTrainer("base", reward="exact_mach", retriever=index), "did you mean 'exact_match'"),
     "preset": (lambda index: AgentTrainer("base", reward="serch-r1"), "did you mean 'search-r1'"),
@@ -135,6 +146,34 @@ MISSPELT: dict[str, tuple[Callable[[Path], object], str]] = {
     "an algorithm without an argument": (
         lambda index: AgentTrainer(recipe="quickstart", algorithm=lambda: None),  # type: ignore[arg-type, misc]
         "must take (step)",
+    ),
+    "steps twice": (
+        lambda index: AgentTrainer("base", steps=7, rl={"steps": 3}),
+        "rl.steps is 7 by a parameter and 3 by a setting; leave one out",
+    ),
+    "a reward twice": (
+        lambda index: AgentTrainer("base", reward="f1", overrides=["reward={exact_match: 1.0}"]),
+        "reward.f1 is 1.0 by a parameter and None by a setting",
+    ),
+    "steps of a retriever twice": (
+        lambda index: RetrieverTrainer(recipe="two-cores", steps=7, training={"steps": 3}),
+        "training.steps is 7 by a parameter",
+    ),
+    "steps beside a recipe": (
+        lambda index: AgentTrainer(recipe=load_recipe("quickstart"), steps=7),
+        "rl.steps=7 would change a recipe that is an object",
+    ),
+    "a split": (
+        lambda index: AgentTrainer("base", questions={"train": [ASKED], "tset": [ASKED]}),
+        "a split 'tset'; did you mean 'test'",
+    ),
+    "a value of a group": (
+        lambda index: AgentTrainer("base", rl={"group_size": {4}}),
+        "a value of the setting 'rl' is text, a number, a list or a mapping, not {4}",
+    ),
+    "two functions of one name": (
+        lambda index: AgentTrainer(recipe="quickstart", retriever=lambda query, k: [], view=lambda query: query.text),
+        "there is no retriever called 'lambda', only a function of that name for another kind of part (query view)",
     ),
     "no questions": (lambda index: AgentTrainer("base", questions=[]), "a list of Question, not none"),
     "a recipe of a retriever": (lambda index: RetrieverTrainer(recipe="two-coers"), "did you mean 'two-cores'"),

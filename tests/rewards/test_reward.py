@@ -1,11 +1,13 @@
 """Rewards: equations, gates and sums, what each part needs, and whose fault is whose."""
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from math import log2
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -268,6 +270,44 @@ def test_a_reward_that_is_neither_part_nor_preset_nor_fit_for_a_trajectory_is_a_
     assert taken == {"valid": {"gate": True}}  # a copy
     with pytest.raises(SettingError, match=r"reward.*trajectory"):
         reward_spec(lambda: 1.0)  # type: ignore[arg-type,misc]
+
+
+def half(run: Trajectory, share: float = 0.5) -> float:
+    return share
+
+
+REPEATED: dict[str, object] = {
+    "preset": ["search-r1", "qagent-1"],
+    "f1": ["f1", {"f1": 0.5}],
+    "lambda": [lambda run: 1.0, lambda run: 2.0],
+    "half": [half, partial(half, share=1.0)],
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_no_member_of_a_list_of_rewards_is_dropped(name: str) -> None:
+    with pytest.raises(SettingError, match=f"two parts of the reward are called '{name}'"):
+        reward_spec(REPEATED[name])  # type: ignore[arg-type]
+
+
+def test_a_function_is_a_key_with_a_weight_and_a_pair_is_no_reward() -> None:
+    assert reward_spec({half: 0.5, "f1": 1.0}) == {"python:half": 0.5, "f1": 1.0}  # type: ignore[dict-item]
+    assert reward_spec(partial(half, share=1.0)) == {"python:half": 1.0}
+    with pytest.raises(SettingError, match=r"a reward is a name, .* not 0\.5"):
+        reward_spec([("f1", 0.5)])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("paid", [np.float32(1), np.bool_(True), np.array(1.0), Fraction(1), True])
+@pytest.mark.parametrize("of_turns", [False, True])
+def test_a_number_of_any_library_is_a_float_of_the_reward(paid: object, of_turns: bool) -> None:
+    reward = make_reward(reward_spec(lambda run: [paid] if of_turns else paid))(run(answer="Velora"))  # type: ignore[arg-type, return-value, list-item]
+    assert reward is not None and [type(each) for each in (reward.value, *reward.turns)] == [float] * (1 + of_turns)
+    assert reward.value == 1.0 and reward.turns == (1.0,) * of_turns
+
+
+def test_a_turns_reward_that_is_no_number_is_a_sentence() -> None:
+    with pytest.raises(SettingError, match="'lambda' of a turn gave None for the question"):
+        make_reward(reward_spec(lambda run: [None]))(run(answer="Velora"))  # type: ignore[list-item]
 
 
 # --- what each part needs, pays and says

@@ -429,3 +429,9 @@ def test_what_is_wrong_with_a_loss_is_said() -> None:
     name = policy_loss_name(lambda batch: batch.ratios_bt.sum())
     with pytest.raises(SettingError, match="one number per token is needed, shape"):
         open_policy_loss(RlSettings(policy_loss=name))(batch_of((1.0, 1.0)))
+    name = policy_loss_name(lambda batch: batch.ratios_bt * float("nan"))
+    with pytest.raises(SettingError, match="the policy loss lambda returned losses that are not finite"):
+        open_policy_loss(RlSettings(policy_loss=name))(batch_of((1.0, 1.0)))
+    name = policy_loss_name(lambda batch: batch.ratios_bt.detach())
+    with pytest.raises(SettingError, match="the policy loss lambda returned a loss without a gradient"):
+        open_policy_loss(RlSettings(policy_loss=name))(batch_of((1.0, 1.0)))

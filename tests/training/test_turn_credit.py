@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -326,3 +326,27 @@ def test_an_engine_without_trajectories_is_named(tmp_path: Path) -> None:
     assert algorithm_name(tmp_path / "mine.py") == str(tmp_path / "mine.py")
     by_run = open_algorithm(settings_of(algorithm_name(lambda step: step.rewards_B))).advantages(step)
     assert by_run.advantages_BT.tolist() == [[1.0, 1.0]]  # one number a run is that of its tokens
+
+
+NEAR: dict[str, Callable[[StepRewards], object]] = {
+    "a list": lambda step: [1.0],
+    "an array": lambda step: step.rewards_B.double().numpy(),
+    "whole numbers": lambda step: step.rewards_B.long(),
+    "groups in float64": lambda step: step.compare_groups(lambda rewards: rewards.double()),
+    "groups as lists": lambda step: step.compare_groups(lambda rewards: rewards.tolist()),  # type: ignore[arg-type,return-value]
+}
+
+
+@pytest.mark.parametrize("kind", NEAR)
+def test_an_algorithm_may_return_what_is_nearly_a_tensor(kind: str) -> None:
+    step = StepRewards(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2).bool(), ((0,),), 1, torch.zeros(1).bool())
+    opened = open_algorithm(settings_of(algorithm_name(NEAR[kind])))  # type: ignore[arg-type]
+    assert opened.advantages(step).advantages_BT.tolist() == [[1.0, 1.0]]
+    assert opened.advantages(step).advantages_BT.dtype == torch.float32
+
+
+@pytest.mark.parametrize("nothing", [None, ["a"], [[1.0], [1.0, 2.0]]])
+def test_an_algorithm_without_numbers_hears_that_a_tensor_is_wanted(nothing: object) -> None:
+    step = StepRewards(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2).bool(), ((0,),), 1, torch.zeros(1).bool())
+    with pytest.raises(SettingError, match=r"the algorithm lambda returned .*; let it return a tensor"):
+        open_algorithm(settings_of(algorithm_name(lambda step: nothing))).advantages(step)  # type: ignore[arg-type, return-value]

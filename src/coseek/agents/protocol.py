@@ -205,8 +205,9 @@ def _with_tools(file: ProtocolFile, name: str, tools: Sequence[str]) -> Protocol
         plugin_name(tool): {"tool": str(Path(tool).expanduser().absolute()) if tool.endswith(".py") else tool}
         for tool in tools
     }
-    if twice := file.tools.keys() & more.keys():
-        raise SettingError(f"the protocol {name} has a tool {sorted(twice)[0]!r} already; rename yours")
+    every = [*file.tools, *map(plugin_name, tools)]
+    if twice := [tool for tool in more if every.count(tool) > 1]:
+        raise SettingError(f"the protocol {name} would have two tools called {twice[0]!r}; rename yours")
     return file.model_copy(update={"tools": {**file.tools, **more}})
 
 

@@ -30,7 +30,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from coseek.agents.limits import Limits
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
-from coseek.core.plugins import PluginSpec, called, find_plugin, is_function, is_plugin_path, offer
+from coseek.core.plugins import (
+    PluginSpec,
+    called,
+    check_plain,
+    find_plugin,
+    is_function,
+    is_plugin_path,
+    offer,
+    unwrapped,
+)
 from coseek.core.settings import Settings, make_settings, mistakes
 from coseek.core.strict_json import InvalidJson, parse_strict, replace_surrogates
 from coseek.data.passage import Passage
@@ -303,7 +312,8 @@ def _one_line(text: object) -> str:
 ToolLike: TypeAlias = str | Path | Callable[..., object]
 """A tool by name, the path of a `.py` file, or a function."""
 
-_ARGUMENT = re.compile(r"^\s+(\w+)(?: \([^)]*\))?:\s*(.+)$", re.MULTILINE)
+_ARGUMENT = re.compile(r"^( +)(\w+)(?: \([^)]*\))?:\s*(.+(?:\n\1 +.+)*)$", re.MULTILINE)
+"""An argument of a Google-style docstring, whose sentence goes on in lines that are indented further."""
 
 
 def tool_name(tool: ToolLike) -> str:
@@ -336,11 +346,13 @@ def tool_name(tool: ToolLike) -> str:
 
 def described(function: Callable[..., object]) -> tuple[str, type[BaseModel]]:
     """The description of a function for an agent, and a model of its arguments."""
-    name, text = called(function), inspect.getdoc(function) or ""
+    name, text = called(function), inspect.getdoc(unwrapped(function)) or ""
+    check_plain(f"the tool {name}", function)
     about, _, listed = text.partition("\nArgs:\n")
     if not about.strip():
         raise SettingError(f"the tool {name} needs a docstring, which tells the agent what it does")
-    help_of = {key: sentence.strip() for key, sentence in _ARGUMENT.findall(listed.partition("\nReturns:")[0])}
+    listed = re.split(r"^\S", listed, maxsplit=1, flags=re.MULTILINE)[0]  # `Returns:` and other sections
+    help_of = {key: " ".join(sentence.split()) for _, key, sentence in _ARGUMENT.findall(listed)}
     fields: dict[str, tuple[object, object]] = {}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         if parameter.annotation is inspect.Parameter.empty or parameter.kind in (

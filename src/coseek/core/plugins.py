@@ -1,6 +1,7 @@
 """Plugins: a part's name is its file's name in a package, the path of a user's Python file, or a Python function."""
 
 import dis
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -65,15 +66,23 @@ def offer(kind: str, function: object, names: Mapping[str, object], digest: str 
     known = _offered.get(name)
     if known is None or known.function is not function:
         known = _offered[name] = OwnFunction(function, *((digest, "") if digest else identify(function)), {})
-    module = ModuleType(name, inspect.getdoc(function) or called(function))
+    module = ModuleType(name, inspect.getdoc(unwrapped(function)) or called(function))
     for key, value in names.items():
         setattr(module, key, value)
     known.modules[kind] = module
     return name
 
 
+def unwrapped(function: object) -> object:
+    """The function with a name and a docstring of its own that a `functools.partial` calls; any other as it is."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
 def called(function: object) -> str:
     """The name of a function, or of an object's class, as one word."""
+    function = unwrapped(function)
     name = getattr(function, "__name__", None) or type(function).__name__
     return re.sub(r"\W", "", str(name)) or "function"
 
@@ -86,7 +95,12 @@ def own_function(name: str) -> OwnFunction | None:
 def function_module(kind: str, name: str) -> ModuleType:
     """The module that stands for a function. Raises `SettingError` where this process has not offered it."""
     known = _offered.get(name)
-    if known is None or kind not in known.modules:
+    if known is not None and kind not in known.modules:
+        raise SettingError(
+            f"there is no {kind} called {plugin_name(name)!r}, only a function of that name for another kind of part "
+            f"({', '.join(known.modules)}); give each function a name of its own with def"
+        )
+    if known is None:
         raise SettingError(
             f"the {kind} {name} is a function of the program that trained with it, and this process does not have it; "
             "run that program again, with resume=True for a stopped training"
@@ -96,14 +110,25 @@ def function_module(kind: str, name: str) -> ModuleType:
 
 def check_takes(kind: str, function: Callable[..., object], *arguments: str) -> None:
     """Raise `SettingError` for a function that cannot be called with these arguments, before hours of work."""
+    check_plain(f"the {kind} {called(function)}", function, generator=kind == "retriever")  # whose hits are collected
     if not _takes(function, arguments):
         raise SettingError(f"the {kind} {called(function)} must take ({', '.join(arguments)})")
 
 
 def check_function(module: object, function: str, name: str, *arguments: str) -> None:
     """Raise `SettingError` if a function of the part `name` cannot be called with these arguments."""
+    check_plain(f"`{function}` of {name}", getattr(module, function))
     if not _takes(getattr(module, function), arguments):
         raise SettingError(f"`{function}` of {name} must take ({', '.join(arguments)}), in this order")
+
+
+def check_plain(subject: str, function: object, generator: bool = False) -> None:
+    """Raise `SettingError` for an async function, and for a generator unless it is allowed."""
+    inner = unwrapped(function)
+    for code in (inner, getattr(inner, "__call__", None)):  # noqa: B004 (an object's)
+        late = inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
+        if late or (inspect.isgeneratorfunction(code) and not generator):
+            raise SettingError(f"{subject} is async or a generator; write a plain function that returns its result")
 
 
 def _takes(function: Callable[..., object], arguments: Iterable[str]) -> bool:

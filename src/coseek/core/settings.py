@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, TypeAlias, TypeVar, cast, get_args, get_origin
@@ -199,11 +200,28 @@ def typed_overrides(given: Overrides) -> list[str]:
 def _as_yaml(name: str, value: object) -> str:
     """A value as YAML on one line. Not as JSON: YAML reads its `1e-05` as a text."""
     try:
-        plain = json.loads(json.dumps(value, default=os.fspath))
+        plain = json.loads(json.dumps(value, default=partial(_plain_value, name)))
     except (TypeError, ValueError):
         raise SettingError(f"the setting {name!r} is text, a number, a list or a mapping, not {value!r}") from None
     written = yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True)
     return written.removesuffix("\n").removesuffix("\n...")
+
+
+def _plain_value(name: str, value: object) -> object:
+    """Settings, paths and scalars, perhaps inside a group, as plain values."""
+    if isinstance(value, Settings):
+        return dump_settings(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if (plain := scalar(value)) is value:
+        raise SettingError(f"a value of the setting {name!r} is text, a number, a list or a mapping, not {value!r}")
+    return plain
+
+
+def scalar(value: object) -> object:
+    """A scalar of numpy or torch as a number of Python; anything else as it is."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) and getattr(value, "ndim", None) == 0 else value
 
 
 def set_path(tree: JsonObject, path: Sequence[str], value: Json, kind: type[BaseModel] | None = None) -> None:

@@ -7,12 +7,14 @@ of a metric that matches.
 
 import json
 import re
+import reprlib
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import cast
 
-from coseek.core.errors import DataError
+from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json
 from coseek.core.text import without_invisible
 
@@ -76,17 +78,27 @@ _CLOSED = frozenset({"yes", "no", "noanswer"})
 """Answers without partial credit (as in HotpotQA's metric)."""
 
 
+def texts_of(value: object, name: str = "golds") -> tuple[str, ...]:
+    """One text or several, as a tuple. Raises `SettingError` for anything else."""
+    several = not isinstance(value, str | Mapping) and isinstance(value, Iterable)
+    texts = tuple(cast("Iterable[object]", value)) if several else (value,)
+    for text in texts:
+        if not isinstance(text, str):
+            raise SettingError(f"{name} are a text or several texts, not {reprlib.repr(text)}; write it as a text")
+    return cast("tuple[str, ...]", texts)
+
+
 def exact_match(prediction: str | None, golds: Iterable[str]) -> bool:
     """Strict EM: the whole prediction equals a gold answer after normalisation."""
     written = normalise(prediction or "")
-    return bool(written) and any(written == normalise(gold) for gold in golds)
+    return bool(written) and any(written == normalise(gold) for gold in texts_of(golds))
 
 
 def cover_match(text: str | None, golds: Iterable[str]) -> bool:
     """Cover-EM: the text contains a gold answer as a run of whole words ("party" does not contain "art")."""
     # Normalised words contain no spaces, so a padded substring search finds runs of words.
     padded = f" {normalise(text or '')} "
-    return any(f" {gold} " in padded for gold in map(normalise, golds) if gold)
+    return any(f" {gold} " in padded for gold in map(normalise, texts_of(golds)) if gold)
 
 
 def span_match(text: str | None, golds: Iterable[str]) -> bool:
@@ -130,7 +142,7 @@ def f1(prediction: str | None, golds: Iterable[str], *, guard: bool = True) -> f
     against "no one"). `guard=False` is SQuAD's, without this rule.
     """
     written = normalise(prediction or "")
-    return max((_f1(written, normalise(gold), guard) for gold in golds), default=0.0)
+    return max((_f1(written, normalise(gold), guard) for gold in texts_of(golds)), default=0.0)
 
 
 def _f1(written: str, gold: str, guard: bool) -> float:

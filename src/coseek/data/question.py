@@ -21,7 +21,7 @@ from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
 from coseek.core.record import Record
 from coseek.core.strict_json import is_deep
 from coseek.core.text import without_invisible
-from coseek.data.answers import can_match, read_answers, read_text
+from coseek.data.answers import can_match, read_answers, read_text, texts_of
 from coseek.data.passage import DEEPEST_META, read_id
 
 ANSWERS = {"answers", "golden_answers"}
@@ -60,6 +60,10 @@ class Question(Record):
     search_text: str = ""
     """What a search with the question itself searches, where that is not all of it: without the options of a
     multiple-choice question. Empty: the question."""
+
+    def __post_init__(self) -> None:
+        for name in ("answers", "gold_ids"):
+            object.__setattr__(self, name, texts_of(getattr(self, name), f"{name} of the question {self.id!r}"))
 
     @property
     def searched(self) -> str:

@@ -194,6 +194,13 @@ class ScoredRun:
     """Number of trajectories by stop reason."""
 
 
+class Means(dict[str, Interval]):
+    """Metric → its mean; the error of a missing one names those that there are."""
+
+    def __missing__(self, metric: str) -> Interval:
+        raise KeyError(f"{metric} has no value; there is {', '.join(self) or 'none, since every search or run failed'}")
+
+
 @dataclass(frozen=True, slots=True)
 class MetricSummary:
     """The means of one run over one group of questions."""
@@ -380,7 +387,7 @@ def summarise(
         rows=sum(row.rows for of_set in scored for row in of_set),
         faults=sum(row.faults for of_set in rows for row in of_set),
         missing=sum(map(len, sets)) - sum(map(len, scored)),
-        metrics={name: mean for name, mean in means.items() if mean is not None},
+        metrics=Means({name: mean for name, mean in means.items() if mean is not None}),
     )
 
 

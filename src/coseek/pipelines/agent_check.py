@@ -9,7 +9,7 @@ from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.protocol import Protocol
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, nearest
-from coseek.core.plugins import is_function
+from coseek.core.plugins import function_module, is_function
 from coseek.core.settings import make_settings, without
 from coseek.data.dataset import Dataset
 from coseek.graders.factory import ORACLE, check_graders
@@ -197,6 +197,8 @@ def _check_data(data: DataSettings) -> None:
         if (split := getattr(data, setting)) not in SPLITS:
             hint = f"{nearest(split, SPLITS)} They have: {', '.join(SPLITS)}"
             mistakes.add(f"data.{setting}={split} is not a split of these data{hint}")
+    if data.index is not None and is_function(data.index):
+        mistakes.collect(function_module, "retriever", data.index)
     if isinstance(searched := data.searched, dict):
         mistakes.collect(OpenContext().check, searched, "data.view")
     training = data.training_over(data.searched or "the run's own index", data.folder or "the run's own")

@@ -26,10 +26,16 @@ from coseek.core.errors import SettingError, closest, in_python_words, missing_e
 from coseek.core.files import Json, JsonObject, as_path, atomic_folder
 from coseek.core.plugins import CannotResume, OwnFunction, is_function, own_function, plugin_digests, plugin_name
 from coseek.core.progress import NoProgress, PrintedProgress, Progress
-from coseek.core.settings import Settings, changed_settings, dump_settings, typed_overrides
+from coseek.core.settings import Settings, apply_overrides, changed_settings, dump_settings, typed_overrides
 from coseek.data.dataset import QUESTIONS
 from coseek.data.question import Question, QuestionSplit, load_questions, save_questions
-from coseek.pipelines.agent_check import check_encoder_libraries, check_recipe, check_retriever_recipe, checked_recipe
+from coseek.pipelines.agent_check import (
+    SPLITS,
+    check_encoder_libraries,
+    check_recipe,
+    check_retriever_recipe,
+    checked_recipe,
+)
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.retrieval.factory import SearchFunction, retriever_name
 from coseek.retrieval.query import Query
@@ -131,7 +137,7 @@ class AgentTrainer(_Trainer[TrainedAgent]):
     text that it is asked of a `Query`), `tools` (further ones for the protocol `tools`), `reward` (of a finished
     trajectory; or a list, or a mapping of names to weights), `algorithm` (advantages of `StepRewards`) and
     `policy_loss` (the losses of a `LossBatch`). All other settings are a recipe's: `rl={"group_size": 5}`, `seed=1`,
-    `**{"rl.policy.optimizer.lr": 1e-6}`.
+    `**{"rl.policy.optimizer.lr": 1e-6}`. One that contradicts a parameter is refused.
 
     Raises `SettingError`, `UnknownName` or `DataError`, all mistakes at once and before torch is imported.
     """
@@ -159,25 +165,32 @@ class AgentTrainer(_Trainer[TrainedAgent]):
     ) -> None:
         _check_names(AgentTrainer, AgentRecipe, settings)
         self._question_source = GivenQuestions.of(questions)
+        parameters: dict[str, object] = {
+            "policy.folder": model and str(model),
+            "protocol": protocol and str(protocol),
+            "tools": [tool_name(tool) for tool in tools] or None,
+            "data.index": None if retriever is None else retriever_name(retriever),
+            "data.view": None if view is None else view_name(view),
+            "reward": None if reward is None else reward_spec(reward),
+            "rl.algorithm": None if algorithm is None else algorithm_name(algorithm),
+            "rl.policy_loss": None if policy_loss is None else policy_loss_name(policy_loss),
+            "rl.steps": steps,
+        }
         if isinstance(recipe, AgentRecipe):
+            if words := _words(AgentRecipe, parameters, settings, overrides):
+                raise SettingError(
+                    f"{words[0]} would change a recipe that is an object; name a recipe or its YAML file"
+                )
             check_recipe(recipe)
             self.recipe = recipe
         else:
-            parameters: dict[str, object] = {
+            usual = {
                 **({} if recipe is not None else _suitable_settings(model, protocol)),
                 **({} if self._question_source is None else self._question_source.settings()),
-                "policy.folder": model and str(model),
-                "protocol": protocol and str(protocol),
-                "tools": [tool_name(tool) for tool in tools] or None,
-                "data.index": None if retriever is None else retriever_name(retriever),
-                "data.view": None if view is None else view_name(view),
-                "reward": None if reward is None else reward_spec(reward),
-                "rl.algorithm": None if algorithm is None else algorithm_name(algorithm),
-                "rl.policy_loss": None if policy_loss is None else policy_loss_name(policy_loss),
-                "rl.steps": steps,
             }
-            typed = {name: value for name, value in parameters.items() if value is not None or name in _WORLD_SETTINGS}
-            words = [*typed_overrides(typed), *typed_overrides(settings), *overrides]
+            parameters["data.folder"] = usual.pop("data.folder", None)
+            typed = {name: value for name, value in usual.items() if value is not None or name in _WORLD_SETTINGS}
+            words = [*typed_overrides(typed), *_words(AgentRecipe, parameters, settings, overrides)]
             self.recipe = checked_recipe("" if recipe is None else str(recipe), words)
         self._functions = _functions_of(self.recipe)
 
@@ -238,8 +251,7 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
             "view": None if view is None else view_name(view),
             "training.steps": steps,
         }
-        typed = {name: value for name, value in parameters.items() if value is not None}
-        words = [*typed_overrides(typed), *typed_overrides(settings), *overrides]
+        words = _words(RetrieverRecipe, parameters, settings, overrides)
         paths = [str(as_path(folder, "a label folder")) for folder in folders]
         self.recipe = load_retriever_recipe("" if recipe is None else str(recipe), words, paths)
         check_retriever_recipe(self.recipe)
@@ -285,6 +297,9 @@ class GivenQuestions:
         if isinstance(source, QuestionSplit) and source.folder is not None:
             return cls(source.folder, source.split or "train")
         splits = source if isinstance(source, Mapping) else {"train": source}
+        for split in splits:
+            if (meant := closest(split, SPLITS)) not in (None, *splits):
+                raise SettingError(f"the questions have a split {split!r}; did you mean {meant!r}?")
         checked = {split: _checked_questions(questions) for split, questions in splits.items()}
         scratch = Path(mkdtemp(prefix="coseek-questions-"))
         for split, questions in checked.items():
@@ -325,6 +340,28 @@ def _check_names(trainer: type, recipe: type[Settings], settings: Mapping[str, o
     for name in settings:
         if name.partition(".")[0] not in recipe.model_fields and (close := closest(name, parameters)):
             raise SettingError(f"{trainer.__name__} has no parameter {name!r}; did you mean {close!r}?")
+
+
+def _words(
+    recipe: type[Settings],
+    parameters: Mapping[str, object],
+    settings: Mapping[str, object],
+    overrides: Sequence[str],
+) -> list[str]:
+    """The parameters that are given, then the settings, as overrides. Raises `SettingError` where both name a value."""
+    given = typed_overrides({name: value for name, value in parameters.items() if value is not None})
+    words = [*given, *typed_overrides(settings), *overrides]
+    _check_kept(apply_overrides({}, given, recipe), apply_overrides({}, words, recipe))
+    return words
+
+
+def _check_kept(given: JsonObject, merged: JsonObject, above: str = "") -> None:
+    for name, value in given.items():
+        now = merged.get(name)
+        if isinstance(value, dict) and isinstance(now, dict):
+            _check_kept(value, now, f"{above}{name}.")
+        elif now != value:
+            raise SettingError(f"{above}{name} is {value!r} by a parameter and {now!r} by a setting; leave one out")
 
 
 def _checked_questions(questions: Iterable[object]) -> list[Question]:

@@ -80,7 +80,9 @@ class FunctionRetriever:
 
     def _hits(self, query: str, k: int) -> list[Hit]:
         with failed_search(f"{PREFIX}{self.name}"):
-            results = list(self._function(query, k))[:k]
+            found: object = self._function(query, k)
+            single = isinstance(found, str | Mapping | Passage | Hit)
+            results = [found] if single else list(cast("Iterable[object]", found))[:k]
             return _checked([self._hit(result, float(k - rank)) for rank, result in enumerate(results)], k, None)
 
     def _hit(self, result: object, score: float) -> Hit:
@@ -171,7 +173,10 @@ def as_retriever(given: Retriever | SearchFunction) -> Retriever:
             f"{given!r}"
         )
     if callable(getattr(given, "search", None)):
-        return cast(Retriever, given)
+        name = called(given)
+        retriever = _whole(cast(Retriever, given), name)
+        ours = type(given).__module__.partition(".")[0] == __name__.partition(".")[0]
+        return retriever if ours else CheckedRetriever(retriever, f"{PREFIX}{name}")
     return FunctionRetriever(cast(SearchFunction, given))
 
 
@@ -253,17 +258,7 @@ class OpenContext:
         name = self._plugin_name(str(tree["retriever"]))
         with running("retriever", name):
             retriever = module.open(settings, self)
-        # A property is not computed, since that may read a whole index.
-        missing = [
-            member
-            for member in _INTERFACE
-            if inspect.getattr_static(retriever, member, None) is None and not hasattr(retriever, member)
-        ]
-        if missing:
-            raise SettingError(
-                f"the retriever that {name} opens has no {', '.join(map(repr, missing))}; a retriever has "
-                f"{', '.join(_INTERFACE)}, where `corpus` may be None"
-            )
+        _whole(retriever, f"that {name} opens")
         return CheckedRetriever(retriever, name) if is_plugin_path(name) and not is_function(name) else retriever
 
     def check(self, tree: Mapping[str, object], where: str) -> tuple[RetrieverModule, Settings]:
@@ -285,6 +280,22 @@ class OpenContext:
 
 
 _INTERFACE = ("name", "corpus", "identity", "seen", "search")
+
+
+def _whole(retriever: Retriever, which: str) -> Retriever:
+    """The retriever. Raises `SettingError` where it lacks a member."""
+    # A property is not computed, since that may read a whole index.
+    missing = [
+        member
+        for member in _INTERFACE
+        if inspect.getattr_static(retriever, member, None) is None and not hasattr(retriever, member)
+    ]
+    if missing:
+        raise SettingError(
+            f"the retriever {which} has no {', '.join(map(repr, missing))}; a retriever has {', '.join(_INTERFACE)}, "
+            "where `corpus` may be None"
+        )
+    return retriever
 
 
 def _with_parent(path: Path, parents: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -288,10 +288,10 @@ def load_views(tree: Mapping[str, object], folder: Path = Path()) -> dict[str, o
 def find_view(name: str) -> QueryView:
     """The view of this name. Raises `UnknownName` with the nearest known one, and `SettingError` for a file that is not
     loaded."""
+    if is_function(name):
+        function_module("query view", name)  # raises where this process does not have it
     if name in _loaded:
         return _loaded[name]
-    if is_function(name):
-        function_module("query view", name)  # raises, since this process does not have it
     if is_plugin_path(name.partition("#")[0]):
         raise SettingError(
             f"the view {name} is a Python file, which runs only where you name it, and only with this content: write "

@@ -19,7 +19,7 @@ on: its result without the fault is unknown.
 import math
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
@@ -29,6 +29,7 @@ from typing import Protocol, TypeAlias, cast
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName
 from coseek.core.plugins import (
     PluginSpec,
+    called,
     check_function,
     check_takes,
     find_plugin,
@@ -40,7 +41,7 @@ from coseek.core.plugins import (
     running,
     yaml_names,
 )
-from coseek.core.settings import Settings, load_settings, make_settings
+from coseek.core.settings import Settings, load_settings, make_settings, scalar
 from coseek.data.answers import can_match
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
@@ -158,28 +159,33 @@ class RewardPart:
             else:
                 value = self.module.reward(trajectory, self.settings)
         result = value if isinstance(value, PartValue) else PartValue(value, {})
-        for name, number in (
-            (self.name, result.value),
-            *((f"{self.name}/{inner}", amount) for inner, amount in result.of.items()),
-        ):
-            _check_number(f"the reward {name!r}", number, trajectory)
+        number = _number(f"the reward {self.name!r}", result.value, trajectory)
+        inner = {
+            name: _number(f"the reward {f'{self.name}/{name}'!r}", amount, trajectory)
+            for name, amount in result.of.items()
+        }
         if result.turns and len(result.turns) != (turns := len(trajectory.turn_spans)):
             raise SettingError(
                 f"the reward {self.name!r} gave {len(result.turns)} numbers for the {turns} turns of the question "
                 f"{trajectory.question.id!r}; return one for each turn"
             )
-        for number in result.turns:
-            _check_number(f"the reward {self.name!r} of a turn", number, trajectory)
-        return result
+        return PartValue(number, inner, _turn_numbers(self.name, result.turns, trajectory))
 
 
-def _check_number(subject: str, value: object, trajectory: Trajectory) -> None:
-    """Raise `SettingError` for a value that is no number, or too large to take means and spreads of."""
+def _turn_numbers(name: str, turns: Iterable[object], trajectory: Trajectory) -> tuple[float, ...]:
+    return tuple(_number(f"the reward {name!r} of a turn", turn, trajectory) for turn in turns)
+
+
+def _number(subject: str, value: object, trajectory: Trajectory) -> float:
+    """The value as a float, also of a scalar of numpy or torch. Raises `SettingError` for a value that is no number, or
+    too large to take means and spreads of."""
+    value = scalar(value)
     if not isinstance(value, Real) or not abs(_float_of(value)) <= LARGEST:
         raise SettingError(
             f"{subject} gave {reprlib.repr(value)} for the question {trajectory.question.id!r}; let it return a number "
             f"between {-LARGEST:g} and {LARGEST:g}"
         )
+    return float(value)
 
 
 def _float_of(value: Real) -> float:
@@ -249,7 +255,7 @@ class RewardFunction:
         for part in self.parts:
             if part.settings.gate:
                 total *= values[part.name].value
-        _check_number("the sum of the rewards", total, trajectory)
+        total = _number("the sum of the rewards", total, trajectory)
         logged = {name: value.value for name, value in values.items()}
         inner = {f"{name}/{inner}": number for name, value in values.items() for inner, number in value.of.items()}
         return Reward(total, logged | inner, self._turns(values))
@@ -290,19 +296,45 @@ def load_preset(name: str) -> Preset:
 
 
 def reward_spec(reward: RewardLike) -> RewardSpec:
-    """A reward as settings hold it. Raises `UnknownName` with the nearest part or preset."""
-    if isinstance(reward, Mapping):
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in reward.items()}
+    """A reward as settings hold it. Raises `UnknownName` with the nearest part or preset, and `SettingError` for two
+    parts of one name."""
     if callable(reward):
         return {_offered(reward): 1.0}
     if not isinstance(reward, str | Path):
-        return {name: value for item in reward for name, value in reward_spec(item).items()}
+        return _without_repeats(_terms(reward))
     name = str(reward)
     if is_plugin_path(name) or name.replace("-", "_") in reward_names():
         return {name: 1.0}
     if name in preset_names() or name.endswith((".yaml", ".yml")):
         return {"preset": name}
     raise UnknownName("reward", name, {*reward_names(), *preset_names()})
+
+
+def _terms(reward: object) -> Iterator[tuple[str, float | PartSpec | str]]:
+    """The terms of a mapping, whose keys may be functions, or of several rewards."""
+    if isinstance(reward, Mapping):
+        for part, value in reward.items():
+            name = _offered(part) if callable(part) else str(part)
+            yield name, dict(value) if isinstance(value, Mapping) else value
+    elif isinstance(reward, Iterable):
+        for item in reward:
+            yield from reward_spec(item).items()
+    else:
+        raise SettingError(
+            f"a reward is a name, a file, a function or {{part: weight}}, as {{'exact_match': 1.0}}, not {reward!r}"
+        )
+
+
+def _without_repeats(terms: Iterable[tuple[str, float | PartSpec | str]]) -> RewardSpec:
+    spec: RewardSpec = {}
+    for name, value in terms:
+        if name in spec:
+            raise SettingError(
+                f"two parts of the reward are called {plugin_name(name)!r}; give each function a name with def, each "
+                "part one weight in a mapping, and take one preset"
+            )
+        spec[name] = value
+    return spec
 
 
 def _offered(function: OwnReward) -> str:
@@ -312,7 +344,8 @@ def _offered(function: OwnReward) -> str:
     def reward(trajectory: Trajectory, settings: PartSettings) -> float | PartValue:
         value = function(trajectory)
         if isinstance(value, list | tuple):
-            return PartValue(math.fsum(value), {}, tuple(value))
+            turns = _turn_numbers(called(function), value, trajectory)
+            return PartValue(math.fsum(turns), {}, turns)
         return value
 
     return offer("reward", function, {"SETTINGS": PartSettings, "reward": reward})
@@ -339,9 +372,9 @@ def make_reward(spec: Mapping[str, RewardValue]) -> RewardFunction:
     built = [mistakes.collect(_make_part, name, tree) for name, tree in trees.items()]
     mistakes.raise_all()
     parts = tuple(part for part in built if part is not None)
-    called, times = Counter(part.name for part in parts).most_common(1)[0]
+    repeated, times = Counter(part.name for part in parts).most_common(1)[0]
     if times > 1:
-        raise SettingError(f"two parts of the reward would be called {called!r} in the log; rename the file of one")
+        raise SettingError(f"two parts of the reward would be called {repeated!r} in the log; rename the file of one")
     return RewardFunction(parts)
 
 

@@ -14,6 +14,7 @@ A subclass of `GroupSettings` declares that the algorithm compares the trajector
 algorithm's file imports torch: a recipe is checked before torch is loaded.
 """
 
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,7 +168,7 @@ class StepRewards:
         advantages_B = torch.zeros(len(rewards_B), dtype=torch.float32)
         for group in self.comparable_groups:
             rows = list(group)
-            advantages_B[rows] = advantages(rewards_B[rows])
+            advantages_B[rows] = _as_tensor("the function of compare_groups", advantages(rewards_B[rows]))
         return advantages_B
 
     def every_token(self, advantages_B: "Tensor") -> "Tensor":
@@ -211,9 +212,10 @@ class Algorithm:
         """Compute the advantages. Raises `SettingError` if the algorithm returns no tensor of the mask's shape, or
         numbers that are not finite."""
         result = self._advantages(step, self.settings)
-        if not isinstance(result, Advantages) and getattr(result, "shape", None) == step.rewards_B.shape:
-            result = step.every_token(result.float())
-        advantages = result if isinstance(result, Advantages) else Advantages(result)
+        if not isinstance(result, Advantages):
+            values = _as_tensor(f"the algorithm {self.name}", result)
+            result = Advantages(step.every_token(values) if values.shape == step.rewards_B.shape else values)
+        advantages = result
         shape = getattr(advantages.advantages_BT, "shape", None)
         if shape != step.mask_BT.shape:
             raise SettingError(
@@ -240,6 +242,16 @@ class Algorithm:
                 f"the algorithm {self.name} returned {name} that are not finite (row {row}); guard its divisions and "
                 "logarithms"
             )
+
+
+def _as_tensor(subject: str, values: object) -> "Tensor":
+    """Numbers as float32: a tensor, an array or a list. Raises `SettingError` for anything else."""
+    import torch
+
+    try:
+        return torch.as_tensor(values, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        raise SettingError(f"{subject} returned {reprlib.repr(values)}; let it return a tensor") from None
 
 
 def algorithm_name(algorithm: "str | Path | Callable[[StepRewards], Tensor]") -> str:

@@ -93,7 +93,8 @@ class PolicyLoss:
     _token_losses: "Callable[[LossBatch, PolicyLossSettings], Tensor]" = field(repr=False)
 
     def __call__(self, batch: LossBatch) -> "Tensor":
-        """The loss of every token, 0 outside the mask. Raises `SettingError` for another shape."""
+        """The loss of every token, 0 outside the mask. Raises `SettingError` for another shape, for a loss without a
+        gradient and for numbers that are not finite."""
         import torch
 
         losses_bt = self._token_losses(batch, self.settings)
@@ -102,6 +103,17 @@ class PolicyLoss:
             raise SettingError(
                 f"the policy loss {self.name} returned a loss of shape {shape}; one number per token is needed, shape "
                 f"{tuple(batch.mask_bt.shape)}"
+            )
+        if batch.new_bt.requires_grad and not getattr(losses_bt, "requires_grad", False):
+            raise SettingError(
+                f"the policy loss {self.name} returned a loss without a gradient; compute it from batch.new_bt or "
+                "batch.ratios_bt, and detach neither"
+            )
+        # Where its inputs are not finite, the loss is not at fault.
+        inputs_bt = batch.log_ratios_bt + batch.advantages_bt
+        if not bool((losses_bt.isfinite() | ~batch.mask_bt).all()) and bool(inputs_bt.isfinite().all()):
+            raise SettingError(
+                f"the policy loss {self.name} returned losses that are not finite; guard its divisions and logarithms"
             )
         return torch.where(batch.mask_bt, losses_bt, 0.0)
 
