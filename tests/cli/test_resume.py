@@ -13,11 +13,16 @@ import pytest
 from tests.cli.conftest import Type
 from tests.serve.live import live
 
+from coseek.agents.factory import settings_for
+from coseek.agents.limits import Limits
 from coseek.core.errors import RetrieverError
 from coseek.core.files import JsonObject
+from coseek.core.settings import dump_settings, fixed_settings
 from coseek.data.passage import Hit
 from coseek.data.run import Run
 from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.pipelines.agent_run import RunSettings
+from coseek.pipelines.labelling import fixed_parts
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import LayeredRetriever
@@ -111,6 +116,21 @@ def test_more_samples_change_none_of_the_first(world: Path, index: Path, tmp_pat
     assert coseek(*words, "--out", tmp_path / "three", "--samples", 3).code == 0
     three = rows(tmp_path / "three")
     assert all(row in three for row in rows(tmp_path / "one"))
+
+
+@pytest.mark.parametrize(
+    ("said", "differs"),
+    [("patience.concurrency=1&patience.insistent=true&key_env=KEY", False), ("send.seed=null", True)],
+)
+def test_how_a_server_is_asked_may_change_when_work_goes_on(said: str, differs: bool) -> None:
+    def kept(said: str) -> tuple[JsonObject, JsonObject]:
+        address = f"http://127.0.0.1:9#model=m&{said}"
+        run = RunSettings(questions="q", retriever="r", agent=settings_for(address), limits=Limits())
+        return fixed_settings(RunSettings, dump_settings(run)), fixed_parts({"method": "agentic-r", "scorer": address})
+
+    assert [one != other for one, other in zip(kept(said), kept("patience.concurrency=4"), strict=True)] == [
+        differs
+    ] * 2
 
 
 # --- a run goes on with what it was begun with

@@ -5,9 +5,9 @@ then surplus white space. EM is equality. F1 is the harmonic mean of precision a
 are left; the second version adds that where either bag is empty, F1 is 1 if both are and else 0. HotpotQA (Yang and
 others 2018) takes the first version's F1, but for this: if one side is yes, no or noanswer, only equality counts.
 
-What coseek does differently on purpose: characters that are displayed as nothing are removed first and accents composed,
-here as there, and text of which nothing is left is never right. Each definition below says what it does with such text, and the tests look
-at these pairs apart.
+What coseek does differently on purpose: characters that are displayed as nothing are removed first and accents are
+composed, here as there, and text of which nothing is left is never right. Each definition below says what it does with
+such text, and the tests look at these pairs apart.
 """
 
 import random

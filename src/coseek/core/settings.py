@@ -71,7 +71,7 @@ class Replaces:
 
 
 class MayChange:
-    """Marks a setting that may change when a training is resumed: it changes no weight, or says where a server is."""
+    """Marks a setting that may change when work is resumed: it changes no result, or says where a server is."""
 
 
 def _variable(name: str) -> str:

@@ -88,12 +88,15 @@ class Run:
             raise DataError(f"{folder} holds a run already; go on with it with --resume, or choose another --out")
 
     @classmethod
-    def begin(cls, folder: Path, settings: JsonObject, resume: bool) -> "Run":
-        """Start a run, or with `resume` continue one that was started with the same settings."""
+    def begin(
+        cls, folder: Path, settings: JsonObject, resume: bool, fixed: Callable[[JsonObject], JsonObject] = dict
+    ) -> "Run":
+        """Start a run, or with `resume` continue one that was started with the same settings, as far as `fixed` keeps
+        them."""
         if not (resume and (folder / "run.yaml").exists()) or is_failed_start(folder, "run.yaml"):
             return cls.create(folder, settings)
         run = cls(folder)
-        check_same_settings(folder, run.settings, settings)
+        check_same_settings(folder, fixed(run.settings), fixed(settings))
         return run
 
     @classmethod

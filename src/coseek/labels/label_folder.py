@@ -196,13 +196,22 @@ class LabelFolder:
             raise DataError(f"{folder} holds labels already; continue them with --resume, or choose another --out")
 
     @classmethod
-    def begin(cls, folder: Path, settings: JsonObject, identity: str, resume: bool) -> "LabelFolder":
-        """A new folder, or an existing one with the same settings and identity, locked as long as the object lives."""
+    def begin(
+        cls,
+        folder: Path,
+        settings: JsonObject,
+        identity: str,
+        resume: bool,
+        fixed: Callable[[JsonObject], JsonObject] = dict,
+    ) -> "LabelFolder":
+        """A new folder, or an existing one with the same settings, as far as `fixed` keeps them, and identity, locked
+        as long as the object lives."""
         if not (resume and (folder / "labels.yaml").exists()) or is_failed_start(folder, "labels.yaml"):
             return cls.create(folder, settings, identity)
         labels = cls(folder)
         labels._lock = lock_folder(folder)
-        check_same_settings(folder, labels.record.get("settings"), settings)
+        began = labels.record.get("settings")
+        check_same_settings(folder, fixed(began) if isinstance(began, dict) else began, fixed(settings))
         if labels.record.get("identity") != identity:
             raise SettingError(
                 f"{folder} was begun with another retriever, agent or scorer under the same name (an index or weights "

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from queue import Empty, SimpleQueue
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.http import HttpClient, HttpFailure
 from coseek.core.prompt_file import without_role_marks
+from coseek.core.settings import MayChange
 from coseek.models.dialect import RowSegment, ServerTurn, TurnRequest, dialect_of, why_wordless
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.server import (
@@ -175,7 +176,7 @@ class RemoteModelSettings(ServerSettings):
     dialect: Literal["auto", "vllm", "sglang", "completions", "chat", "tools"] = "auto"
     """The server's dialect; `auto` asks the server. `completions`, `chat` and `tools` are text only and not for
     training."""
-    prices: Prices = Field(default=Prices())
+    prices: Annotated[Prices, MayChange()] = Field(default=Prices())
     """The server's prices."""
     scaled_logprobs: bool = False
     """True for a vLLM started with `--logprobs-mode processed_logprobs`. Otherwise its log-probabilities are those at

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 from urllib.parse import quote, unquote
 
 from pydantic import Field
@@ -12,7 +12,7 @@ from pydantic import Field
 from coseek.core.connections import parse_base_url
 from coseek.core.files import Json, JsonObject
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, read_key
-from coseek.core.settings import Settings, VariableName, apply_overrides
+from coseek.core.settings import MayChange, Settings, VariableName, apply_overrides
 
 _VERSION = "/v1"
 """The usual prefix of paths."""
@@ -48,13 +48,13 @@ class ServerSettings(Settings):
 
     model: str | None = None
     """The model's name at the server; optional if it has only one."""
-    key_env: VariableName | None = None
+    key_env: Annotated[VariableName | None, MayChange()] = None
     """The environment variable with the server's key, which is never stored."""
     send: dict[str, object] = Field(default={})
     """Changes of the request's fields, by name: `null` omits a field (`seed: null`), a name renames it (`max_tokens:
     max_completion_tokens`), another value replaces it, and a field that is not sent otherwise is added
     (`reasoning_effort: low`)."""
-    patience: HttpSettings = Field(default=HttpSettings())
+    patience: Annotated[HttpSettings, MayChange()] = Field(default=HttpSettings())
     """Concurrency, timeouts and retries of calls."""
 
 

@@ -22,7 +22,7 @@ from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.lock import lock_folder
 from coseek.core.plugins import is_plugin_path
-from coseek.core.settings import Settings, dump_settings, make_settings
+from coseek.core.settings import Settings, dump_settings, fixed_settings, make_settings
 from coseek.data.dataset import check_same_passages, draw
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -34,6 +34,7 @@ from coseek.labels.maker import LabelMaker, RolloutMaker, StoredTurns, maker_mod
 from coseek.labels.makers.gold import unseen
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
 from coseek.models.model_folder import model_path, shipped_models
+from coseek.models.server import ServerSettings, split_settings
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import IndexCard
@@ -62,6 +63,16 @@ class LabelSettings(Settings):
     """Model of answer likelihoods, for methods that need one."""
     placement: Placement = Placement()
     """Placement of these two, where they are model folders."""
+
+
+def fixed_parts(settings: JsonObject) -> JsonObject:
+    """The settings without those that may change when labelling is resumed: how servers are asked."""
+    fixed = fixed_settings(LabelSettings, settings)
+    for name in ("scorer", "likelihood"):
+        if is_url(url := fixed.get(name)):
+            address, given = split_settings(url)
+            fixed[name] = {"url": address, **fixed_settings(ServerSettings, given)}
+    return fixed
 
 
 def label_settings(
@@ -135,7 +146,7 @@ def label_runs(
         turns: Iterable[SearchTurn] = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
         check_distinct(turns)  # what is refused is refused before there is a folder
         recorded: JsonObject = {**dump_settings(settings), settings.method: method_settings}
-        labels = LabelFolder.begin(out, recorded, maker.identity, resume)
+        labels = LabelFolder.begin(out, recorded, maker.identity, resume, fixed_parts)
         stack.callback(labels.release)
         if cluster is not None:
             shared = ClusterMaker(cluster, LabelJob(opener, out, maker.identity), parts.tally)
