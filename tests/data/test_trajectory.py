@@ -222,6 +222,26 @@ def test_contents_without_a_title_line_are_all_body() -> None:
     assert Passage.from_json({"id": "a", "contents": "Bare title\nbody"}) == Passage("a", "Bare title", "body")
 
 
+@pytest.mark.parametrize(
+    ("title", "contents", "expected"),
+    [
+        ("Beta", "Beta is a river.", ("Beta", "Beta is a river.")),
+        ("Beta", "It is a river.\nIt is long.", ("Beta", "It is a river.\nIt is long.")),
+        ("Beta", "Beta", ("Beta", "Beta")),
+        ("Beta", '"Beta"\nIt is', ("Beta", "It is")),
+        ("Beta", "Beta\nIt is", ("Beta", "It is")),
+        ('"Beta"', '"Beta"\nIt is', ("Beta", "It is")),
+        ("Be\nta", '"Be\nta"\nIt is', ("Be\nta", "It is")),
+        ("", '"Beta"\nIt is', ("Beta", "It is")),
+    ],
+)
+def test_a_title_beside_contents_is_kept_and_takes_no_line_of_the_body(
+    title: str, contents: str, expected: tuple[str, str]
+) -> None:
+    passage = Passage.from_json({"id": "b", "title": title, "contents": contents})
+    assert (passage.title, passage.text, passage.contents) == (*expected, contents)
+
+
 @pytest.mark.parametrize(("row", "says"), [({}, "needs an"), ({"id": "a"}, "neither")])
 def test_a_passage_that_lacks_something_is_named(row: JsonObject, says: str) -> None:
     with pytest.raises(DataError, match=says):

@@ -225,6 +225,13 @@ DOC_B: JsonObject = {"id": "b", "contents": '"B"\ntwo'}
         {"result": [[{"document": '"A"\none', "id": "a", "score": 2.0}, {"document": DOC_B, "score": 1.0}]]},
         {"result": [[{"document": DOC_A, "score": 2.0}, None, {"document": DOC_B, "score": 1.0}, {"document": None}]]},
         {"result": [[{"document": DOC_A, "score": 2.0}, {"document": DOC_B, "score": 1.0}, -1, {"id": -1}]]},
+        {"result": [[{"document": DOC_A, "score": "2.0"}, {"document": DOC_B, "score": "1"}]]},
+        {"result": [{**DOC_A, "text": "", "score": 2},
+                    {"id": "b", "text": " ", "title": "B", "content": "two", "score": 1}]},
+        {"result": [{"id": "a", "title": "A", "contents": "one", "score": 2},
+                    {"id": "b", "metadata": {"title": "B"}, "page_content": "two", "score": 1}]},
+        {"result": [{"document": "one", "id": "a", "title": "A", "score": 2},
+                    {"id": "b", "title": "B", "passage_text": "two", "score": 1}]},
     ],
 )  # fmt: skip
 def test_every_dialect_is_read(payload: Json) -> None:
@@ -256,6 +263,30 @@ def test_a_document_without_an_id_is_named_by_what_it_says() -> None:
     assert first.id.startswith("sha256:")
 
 
+def test_chunks_under_the_id_of_their_document_stay_apart_and_a_repeated_one_is_the_same() -> None:
+    rows: list[Json] = [{"id": "d", "text": text} for text in ("one", "two", "three", "two")]
+    found = [hit.passage for hit in parse_response({"result": [rows]}, 1, 4)[0]]
+    assert [passage.text for passage in found] == ["one", "two", "three", "two"]
+    assert found[0].id == "d" and found[1] == found[3] and len({passage.id for passage in found}) == 3
+    assert all(passage.id.startswith("d#") for passage in found[1:])
+
+
+def test_the_address_of_a_hit_is_kept_for_citations() -> None:
+    rows: list[Json] = [
+        {"id": "a", "text": "one", "url": "https://x.org/a", "meta": {"page": 3}},
+        {"id": "b", "text": "two", "metadata": {"url": "https://x.org/b"}},
+        {"id": "https://x.org/c", "text": "three"},
+        {"id": "https://x.org/c", "text": "four"},
+    ]
+    found = [hit.passage for hit in parse_response({"result": [rows]}, 1, 4)[0]]
+    assert [passage.url for passage in found] == [f"https://x.org/{name}" for name in "abcc"]
+    assert found[0].place == "https://x.org/a#page=3"
+
+
+def test_a_document_of_a_title_alone_is_kept() -> None:
+    assert hits({"result": [[{"id": "a", "title": "A", "text": ""}]]}) == [[("a", "A", "", 1.0)]]
+
+
 def test_lists_are_cut_at_k_and_may_be_short() -> None:
     assert hits({"result": [[DOC_A, DOC_B], [], None, [DOC_B]]}, 4, 1) == [[(*A[:3], 1.0)], [], [], [(*B[:3], 1.0)]]
     assert hits({"result": []}) == [[]]
@@ -265,10 +296,12 @@ def test_lists_are_cut_at_k_and_may_be_short() -> None:
 @pytest.mark.parametrize(
     ("payload", "count"),
     [
-        (None, 1), ("x", 1), ({}, 1), ({"result": None}, 1), ({"result": {"a": 1}}, 1), ({"error": "no"}, 1),
+        (None, 1), ("x", 1), ({}, 1), ({"result": None}, 1), ({"result": {"a": 1}}, 1),
         ({"result": [[]]}, 2), ({"result": []}, 2), ({"result": [[], []]}, 1), ({"result": [DOC_A, DOC_B]}, 2),
         ({"result": [[7]]}, 1), ({"result": [[{"id": "a"}]]}, 1), ({"result": [[{"document": [1]}]]}, 1),
-        ({"result": [[{**DOC_A, "score": "high"}]]}, 1), ({"result": [[{**DOC_A, "score": float("nan")}]]}, 1),
+        ({"result": [[{"id": "a", "text": " ", "contents": ""}]]}, 1), ({"result": [[""]]}, 1),
+        ({"result": [[{**DOC_A, "score": "high"}]]}, 1), ({"result": [[{**DOC_A, "score": "nan"}]]}, 1),
+        ({"result": [[{**DOC_A, "score": float("nan")}]]}, 1),
         ({"result": [[{**DOC_A, "score": float("inf")}]]}, 1), ({"result": [[{**DOC_A, "score": True}]]}, 1),
         ({"result": [[{**DOC_A, "score": 10**400}]]}, 1),
     ],
@@ -286,12 +319,65 @@ def test_an_answer_that_breaks_the_contract_is_an_error(payload: Json, count: in
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "reason", "requests"),
+    [
+        ({"result": [[]], "error": "shard failure"}, "it answered: shard failure", 1),
+        ({"result": [], "errors": [{"message": "no shard"}]}, "it answered: no shard", 1),
+        ({"results": [], "status": "error", "message": "not loaded"}, "it answered: not loaded", 1),
+        ({"result": [[], None], "success": False, "detail": {"error": "not loaded"}}, "it answered: not loaded", 1),
+        ({"result": [], "code": 500, "msg": "out of memory"}, r"it answered 500: out of memory \(3 tries\)", 3),
+        ({"result": [], "code": -1, "msg": "out of memory"}, "it answered: out of memory", 1),
+        ({"results": [], "timed_out": True}, 'it answered: .*"timed_out": true', 1),
+        ({"error": "unknown index"}, "it answered: unknown index", 1),
+        ([{"error": {"message": "unknown index"}}], "it answered: unknown index", 1),
+        ({"detail": [{"loc": ["body"], "msg": "field required"}]}, "it answered: .*field required", 1),
+    ],
+)
+def test_an_error_with_status_200_is_no_empty_search(said: Json, reason: str, requests: int) -> None:
+    with asking(lambda path, body: said) as (client, server), pytest.raises(RetrieverError, match=reason):
+        client.search(["q"], 3)
+    assert len(server.asked) == requests
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"result": [[]], "error": None, "errors": [], "success": True, "timed_out": False, "message": "none"}, []),
+        ({"result": [], "code": 20000, "msg": "ok"}, []),
+        ({"result": [], "message": "no documents match", "status": "success"}, []),
+        ({"result": [[DOC_A]], "error": "shard 2 failed", "timed_out": True}, ["a"]),
+    ],
+)
+def test_an_empty_search_and_hits_beside_a_warning_are_no_error(said: Json, found: list[str]) -> None:
+    with asking(lambda path, body: said) as (client, _):
+        assert ids(client, ["q"]) == [found]
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ((200, {"Content-Type": "text/html"}, b"<html>\n<title>Sign in"),
+         r"is not JSON \(text/html: <html> <title>Sign in\) \(3 tries\)"),
+        ((200, {"Content-Type": "application/json"}, b'{"result": [[{"id'),
+         r'is not JSON \(application/json: \{"result": \[\[\{"id\) \(3 tries\)'),
+        ({"took": 3, "hits": {"hits": []}}, r"no list under .result. \(fields: 'took', 'hits'\); .*mine.py, .*part.md"),
+        ({name * 50: 1 for name in "abcdefgh"}, "aaa', 'bbb.*write-a-part.md"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_cannot_be_read_is_shown(said: "Reply | Json", says: str) -> None:
+    with asking(lambda path, body: said) as (client, _), pytest.raises(RetrieverError, match=says):
+        client.search(["q"], 3)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 5) | st.floats() | st.sampled_from(["", "a", '"T"\nb']),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["result", "document", "score", "id", "contents", "title", "text"]), inner, max_size=4
+            st.sampled_from(["result", "document", "score", "id", "contents", "title", "text", "url", "meta"]),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=12,

@@ -17,6 +17,7 @@ from tests.models.http_site import Said
 from tests.retrieval.web_server import SECRET, SENT_AS, Site, running
 
 from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.files import Json
 from coseek.core.http import HttpClient, HttpSettings
 from coseek.core.settings import dump_settings
 from coseek.core.text import decode
@@ -162,6 +163,28 @@ def test_an_answer_in_another_form_is_a_fault(site: Site, body: bytes) -> None:
         retriever.search(["q"], 3)
 
 
+@pytest.mark.parametrize(
+    ("provider", "said"),
+    [
+        ("serper", {"message": "Not enough credits", "statusCode": 400}),
+        ("serper", {"organic": [], "error": "quota"}),
+        ("tavily", {"detail": {"error": "over the plan's limit"}}),
+        ("brave", {"type": "ErrorResponse", "error": {"status": 422}, "web": {"type": "search", "results": []}}),
+    ],
+)
+def test_a_providers_error_with_status_200_is_no_empty_search(site: Site, provider: str, said: Json) -> None:
+    retriever = web(site, provider)
+    site.says("/api", Said(json.dumps(said).encode()))
+    with pytest.raises(RetrieverError, match=f"^{provider}: it answered"):
+        retriever.search(["q"], 3)
+
+
+def test_a_providers_answer_without_results_is_an_empty_search(site: Site) -> None:
+    retriever = web(site)
+    site.says("/api", Said(b'{"searchParameters": {"q": "q"}, "organic": [], "credits": 1}'), Said(b'{"credits": 1}'))
+    assert retriever.search(["q"], 3) == [[]] == retriever.search(["r"], 3)
+
+
 # Calls
 
 
@@ -187,7 +210,7 @@ def test_a_failed_query_costs_no_other_its_call_again(site: Site) -> None:
 def test_a_service_whose_credit_is_used_up_says_so(site: Site) -> None:
     site.says("/poor", Said(b"your key abc", status=402))
     with pytest.raises(RetrieverError, match=r"^it: it answered 402; its credit is used up$"):
-        service(f"{site.url}/poor", []).send(ProviderRequest("GET", {}))
+        service(f"{site.url}/poor", []).send(ProviderRequest("GET", {}), "organic")
 
 
 # Pages

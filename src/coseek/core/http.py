@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast, overload
 
 from pydantic import Field
 
+from coseek.core.answer_errors import error_in
 from coseek.core.connections import CircuitBreaker, is_local, slots_of
 from coseek.core.errors import SettingError, missing_extras
 from coseek.core.files import Json, JsonObject
@@ -43,15 +44,6 @@ _QUOTED = 300
 """Characters of a server's message that an error quotes."""
 _PLAIN_HEADERS = frozenset({"accept", "content-type"})
 """Headers that hold no secret."""
-_AROUND_ERROR = frozenset(
-    ("error", "message", "code", "status", "type", "param", "id", "request_id", "user_id", "object", "created")
-    + ("model", "provider", "detail", "success", "choices", "errors", "base_resp", "error_msg", "error_code", "msg")
-)
-"""Fields of an answer that holds nothing but an error."""
-_WENT_WELL = (0, 200, "0", "200", "ok", "success")
-"""Codes of an answer that holds a message and no error."""
-_TRANSIENT = {"rate_limit_exceeded": 429, "rate_limit_error": 429, "resource_exhausted": 429, "overloaded_error": 503}
-"""Name of a temporary error → its HTTP status."""
 _KEEP_S = 60.0
 """Seconds that an unused connection is kept."""
 _THREAD = "coseek-calls"
@@ -203,19 +195,33 @@ class HttpClient:
         return _waited(self._begin(self._object, method, path, body, None, 0, attempts))
 
     def fetch(
-        self, method: Method, path: str, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: Method,
+        path: str,
+        body: JsonObject | None = None,
+        headers: Mapping[str, str] | None = None,
+        results: Sequence[str] = (),
     ) -> bytes:
-        """Make a call and wait for the bytes of the answer, whatever their format."""
-        return _waited(self._begin(lambda answer: answer.text, method, path, body, headers))
+        """Make a call and wait for the bytes of the answer, whatever their format. An error in JSON whose fields
+        `results` are empty is raised."""
+
+        def read(answer: _Answer) -> bytes:
+            if results:
+                with suppress(InvalidJson):
+                    self._checked(parse_lenient(answer.text), answer, results)
+            return answer.text
+
+        return _waited(self._begin(read, method, path, body, headers))
 
     def fetch_json_with_header(
-        self, method: Method, path: str, body: JsonObject | None, header: str
+        self, method: Method, path: str, body: JsonObject | None, header: str, results: Sequence[str]
     ) -> tuple[Json, str | None]:
         """Make a call and wait for its answer, which may be any JSON, with the value of a header (its name in small
-        letters). An answer that is no JSON is asked for again."""
+        letters). An answer that is no JSON is asked for again. An error in one whose fields `results` are empty is
+        raised."""
 
         def read(answer: _Answer) -> tuple[Json, str | None]:
-            return _json(answer.text), answer.headers.get(header)
+            return self._checked(self._json(answer), answer, results), answer.headers.get(header)
 
         return _waited(self._begin(read, method, path, body, None))
 
@@ -350,20 +356,34 @@ class HttpClient:
             return self._failed(f"it answered {status}: redirects are not followed; check its address", status)
         return self._failed(what, status)
 
+    def _json(self, answer: "_Answer") -> Json:
+        """The JSON of an answer. A fault of one that is none quotes its content type and its start."""
+        try:
+            return parse_lenient(answer.text)
+        except InvalidJson:
+            said = (answer.headers.get("content-type", ""), answer.text.decode(errors="replace"))
+            came = ": ".join(filter(None, map(self.quoted, said)))
+            raise _TransientFault("its answer is not JSON" + (f" ({came})" if came else "")) from None
+
     def _object(self, answer: "_Answer") -> JsonObject:
         """The JSON object of an answer. Raises the server's error if a proxy sends it with the status 200."""
-        row = _object(answer.text)
-        error = _error_in(row)
-        if error is None:
+        row = self._checked(self._json(answer), answer)
+        if not isinstance(row, dict):
+            raise _TransientFault("its answer is JSON, but no object")
+        return row
+
+    def _checked(self, value: Json, answer: "_Answer", results: Sequence[str] = ()) -> Json:
+        """The JSON of an answer. Raises the error that it holds, if any (`error_in`)."""
+        row = value
+        if isinstance(value, list) and len(value) == 1 and isinstance(only := value[0], dict) and only.get("error"):
+            row = only  # as Gemini's interface sends errors
+        if not isinstance(row, dict) or (error := error_in(row, results)) is None:
             return row
-        holder = error if isinstance(error, dict) else row
-        codes = ("code", "status", "type", "error_code", "status_code")
-        status = next((code for name in codes if (code := _status(holder.get(name)))), None)
-        texts = (holder.get("message"), holder.get("status_msg"), error)
-        message = next((text for text in texts if isinstance(text, str)), json.dumps(error))
+        message, status = error
         if status is not None:
             raise self._refusal(status, answer.headers.get("retry-after"), message.encode())
-        raise self._failed(f"it answered: {self.quoted(message)}")
+        said = self.quoted(message)
+        raise self._failed(f"it answered: {said}" if said else "it answered with an error")
 
     def _failed(self, what: str, status: int | None = None) -> HttpFailure:
         return HttpFailure(f"{self._name}: {what}", status)
@@ -441,45 +461,6 @@ def _waited(future: "Future[T]") -> T:
     except BaseException:
         future.cancel()  # Ctrl-C while waiting
         raise
-
-
-def _json(text: bytes) -> Json:
-    try:
-        return parse_lenient(text)
-    except InvalidJson:
-        raise _TransientFault("its answer is not JSON") from None
-
-
-def _object(text: bytes) -> JsonObject:
-    answer = _json(text)
-    if isinstance(answer, list) and len(answer) == 1 and isinstance(row := answer[0], dict) and row.get("error"):
-        return row  # as Gemini's interface sends errors
-    if not isinstance(answer, dict):
-        raise _TransientFault("its answer is JSON, but no object")
-    return answer
-
-
-def _error_in(row: JsonObject) -> Json:
-    """What an answer with the status 200 says went wrong, in the spellings of servers and proxies; `None` where it
-    holds anything else, or says that all went well."""
-    held = {name for name, value in row.items() if value is not None}
-    if row.get("choices") or not held <= _AROUND_ERROR:
-        return None
-    if error := row.get("error") or row.get("errors"):
-        return error[0] if isinstance(error, list) else error
-    base = row.get("base_resp")  # MiniMax
-    if isinstance(base, dict) and base.get("status_code"):
-        return base
-    went_well = row.get("success") is True or any(row.get(name) in _WENT_WELL for name in ("code", "status"))
-    texts = (row.get(name) for name in ("error_msg", "msg", "message", "detail"))
-    return None if went_well else next((text for text in texts if isinstance(text, str) and text), None)
-
-
-def _status(value: Json) -> int | None:
-    """The HTTP status of an error that is written as a number, as digits or as a name; `None` for anything else."""
-    text = value.lower() if isinstance(value, str) else ""
-    number = int(text) if text.isascii() and text.isdigit() else _TRANSIENT.get(text, value)
-    return number if type(number) is int and 400 <= number < 600 else None
 
 
 def _end(loop: asyncio.AbstractEventLoop, clients: "Sequence[httpx.AsyncClient]", calls: "set[Future[object]]") -> None:

@@ -2,17 +2,23 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, overload
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
+from coseek.core.fingerprint import digest_of
 from coseek.core.record import Record
 from coseek.core.strict_json import is_deep
 
 DEEPEST_META = 50
 """Nesting depth of `meta`, below that of JSON, since stored runs nest questions and passages."""
+TEXTS = (
+    *("text", "contents", "content", "snippet", "body", "passage", "summary", "description", "page_content", "chunk"),
+    "passage_text",
+)
+"""Fields of other programs' hits with the text; the first that is not blank counts."""
 _NO_META: Mapping[str, Json] = {}
 """Shared by all passages without fields, so that these cost nothing."""
 
@@ -60,26 +66,35 @@ class Passage(Record):
 
     @classmethod
     def from_json(cls, record: JsonObject) -> "Passage":
-        """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the title, mostly quoted)."""
+        """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the title, mostly quoted).
+        Where `title` stands beside `contents`, a first line that is another text belongs to the body."""
         if record.get("id") is None:
             raise DataError('a passage needs an "id"')
         ident = read_id(record)
         contents = None if record.get("contents") is None else _text(record["contents"], "contents", ident)
+        title = "" if record.get("title") is None else _text(record["title"], "title", ident)
         if record.get("text") is not None:
-            title = "" if record.get("title") is None else _text(record["title"], "title", ident)
             body = _text(record["text"], "text", ident)
         elif contents is None:
             raise DataError(f'passage {ident!r} has neither "text" nor "contents"')
         else:
-            title, newline, body = contents.partition("\n")
-            title, body = (title, body) if newline else ("", title)
-            if len(title) >= 2 and title[0] == title[-1] == '"':
-                title = title[1:-1]
+            title, body = _split(contents, title)
         return cls(ident, title, body, None if contents == _quoted(title, body) else contents, _meta(record, ident))
 
 
 def _quoted(title: str, text: str) -> str:
     return f'"{title}"\n{text}'
+
+
+def _split(contents: str, title: str) -> tuple[str, str]:
+    """The title and the body of `contents`. `title` is the one that its row states, "" without one."""
+    if title and contents.startswith(_quoted(title, "")):
+        return title, contents.removeprefix(_quoted(title, ""))
+    first, newline, body = contents.partition("\n")
+    if title.strip() and not (newline and first.strip(' "\r') == title.strip(' "\r')):
+        return title, contents
+    quoted = len(first) >= 2 and first[0] == first[-1] == '"'
+    return (first[1:-1] if quoted else first, body) if newline else ("", first)
 
 
 def read_id(record: JsonObject) -> str:
@@ -197,6 +212,15 @@ def passage_digest(passage: Passage) -> bytes:
     title = passage.title.encode()
     content = len(title).to_bytes(8, "big") + title + passage.text.encode()
     return id_digest(passage.id) + hashlib.blake2b(content, digest_size=16).digest()
+
+
+def told_apart(passage: Passage, known: dict[str, Passage]) -> Passage:
+    """The passage, registered in `known`. If its id is taken by another title or text, a digest is appended to it: ids
+    of other programs may be documents with several passages, ranks or addresses."""
+    while known.setdefault(passage.id, passage) != passage:
+        meta = {**passage.meta, "url": passage.url} if passage.url else passage.meta
+        passage = replace(passage, id=f"{passage.id}#{digest_of(passage.title, passage.text)[:8]}", meta=meta)
+    return passage
 
 
 Way: TypeAlias = Literal["previous", "next"]

@@ -13,14 +13,14 @@ from itertools import pairwise
 from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import fault_in, is_deep
-from coseek.data.passage import DEEPEST_META, Hit, Passage
+from coseek.data.passage import DEEPEST_META, TEXTS, Hit, Passage, told_apart
 from coseek.retrieval.ranking import rank_hits
 
 IDENTITY = "x-index-identity"
 """The response header with which coseek's own servers name their index."""
+RESULTS = ("result", "results")
+"""The fields that may hold the lists of an answer."""
 _IDS = ("id", "docid", "doc_id", "_id", "pid")
-_TEXTS = ("content", "snippet", "passage")
-"""Alternative keys of the body, used if neither `text` nor `contents` is present."""
 _MISSING = (-1, "-1")
 """The id that faiss returns for missing hits."""
 
@@ -28,10 +28,15 @@ _MISSING = (-1, "-1")
 def parse_response(payload: Json, count: int, k: int) -> list[list[Hit]]:
     """The hits of each of `count` queries, at most `k` each. Raises `ValueError` for an unknown layout. The server's
     order is kept. Its scores are kept if every hit has one and they do not rise; otherwise the scores are 1/rank. A
-    document without an id gets a digest of its content as id."""
+    document without an id gets a digest of its content as id; an id that repeats in a list with another text gets a
+    digest suffix."""
     lists = payload.get("result", payload.get("results")) if isinstance(payload, dict) else payload
     if not isinstance(lists, list):
-        raise ValueError('no list under "result"')
+        fields = [repr(name[:16]) for name in payload][:6] if isinstance(payload, dict) else []
+        raise ValueError(
+            f'no list under "result" (fields: {", ".join(fields) or "none"}); read it by a retriever of your own '
+            "(retriever: mine.py, docs/how-to/write-a-part.md)"
+        )
     if count == 1 and not (lists and isinstance(lists[0], list)):
         lists = [lists]
     if len(lists) != count:
@@ -44,7 +49,9 @@ def _hits(rows: Json, k: int) -> list[Hit]:
         return []
     if not isinstance(rows, list):
         raise ValueError(f"a {type(rows).__name__} where a list of documents belongs")
-    results = [result for result in map(_passage_and_score, rows) if result is not None][:k]
+    known: dict[str, Passage] = {}
+    read = [result for result in map(_passage_and_score, rows) if result is not None][:k]
+    results = [(told_apart(passage, known), score) for passage, score in read]
     scores = [score for _, score in results if score is not None]
     if len(scores) < len(results) or any(first < second for first, second in pairwise(scores)):
         return rank_hits(passage for passage, _ in results)
@@ -63,7 +70,7 @@ def _passage_and_score(row: Json) -> tuple[Passage, float | None] | None:
     if document is None or document in _MISSING:
         return None
     if isinstance(document, str):
-        document = {"contents": document, "id": row.get("id")}
+        document = {**row, "text": None, "contents": document}
     if not isinstance(document, dict):
         raise ValueError(f"a {type(document).__name__} where a document belongs")
     if _first(document, _IDS) in _MISSING:
@@ -75,8 +82,8 @@ def _score(score: Json) -> float | None:
     if score is None:
         return None
     try:
-        number = math.nan if isinstance(score, bool) or not isinstance(score, int | float) else float(score)
-    except OverflowError:  # an integer too large for a float
+        number = math.nan if isinstance(score, bool) or not isinstance(score, int | float | str) else float(score)
+    except (OverflowError, ValueError):  # an integer too large for a float; words
         number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"a score that is not a finite number: {str(score)[:40]!r}")
@@ -84,24 +91,29 @@ def _score(score: Json) -> float | None:
 
 
 def _passage(document: JsonObject) -> Passage:
-    text = document.get("text")
-    if text is None:
-        text = _first(document, _TEXTS)
-    contents = document.get("contents")
-    if not isinstance(text, str) and not isinstance(contents, str):
+    name = next((name for name in TEXTS if _text(document, name)), "")
+    meta = next((held for key in ("meta", "metadata") if isinstance(held := document.get(key), dict)), {})
+    title = next((text for text in (document.get("title"), meta.get("title")) if text and isinstance(text, str)), "")
+    if not name and not (title and any(isinstance(document.get(name), str) for name in TEXTS)):
         raise ValueError("a document without text")
-    title = document.get("title")
-    row: JsonObject = {"id": "", "title": title if isinstance(title, str) else ""}
-    row |= {"text": text} if isinstance(text, str) else {}
-    row |= {"contents": contents} if isinstance(contents, str) else {}
-    meta = document.get("meta")
-    if isinstance(meta, dict) and not (fault_in(meta) or is_deep(meta, DEEPEST_META)):
+    row: JsonObject = {"id": "", "title": title, "contents" if name == "contents" else "text": _text(document, name)}
+    if name == "text" and (contents := _text(document, "contents")):
+        row["contents"] = contents
+    if url := _text(document, "url"):
+        meta = {"url": url, **meta}
+    if not (fault_in(meta) or is_deep(meta, DEEPEST_META)):
         row["meta"] = meta
     passage = Passage.from_json(row)
     ident = _first(document, _IDS)
     if ident is None:
         ident = "sha256:" + digest_of(passage.title, passage.text)[:16]
     return replace(passage, id=str(ident))
+
+
+def _text(document: JsonObject, name: str) -> str:
+    """A field that is a text and not blank; "" for any other."""
+    text = document.get(name)
+    return text if isinstance(text, str) and text.strip() else ""
 
 
 def _first(document: JsonObject, names: Iterable[str]) -> Json:

@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain
 from typing import TypeVar, cast
 
@@ -13,7 +12,7 @@ from coseek.core.errors import DataError
 from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import is_deep
-from coseek.data.passage import DEEPEST_META, Hit, Passage
+from coseek.data.passage import DEEPEST_META, TEXTS, Hit, Passage, told_apart
 from coseek.traces.calls import parsed, text_of
 from coseek.traces.failed_searches import is_failure, is_nothing
 
@@ -33,7 +32,6 @@ _BESIDE = frozenset(
 """Keys of an object that holds no more than one text."""
 IDS = ("id", "_id", "docid", "doc_id", "document_id", "passage_id", "pid", "id_", "url", "link")
 TITLES = ("title", "name")
-TEXTS = ("text", "contents", "content", "snippet", "body", "passage", "summary", "description", "page_content", "chunk")
 WRAPPERS = ("document", "doc", "passage", "node", "_source")
 """Keys of an object around the passage, with the score beside it."""
 _STORED = ("metadata", "payload", "properties")
@@ -137,7 +135,7 @@ def _hits(value: Json, known: dict[str, Passage]) -> tuple[Hit, ...]:
     for row in rows:
         passage = _passage(row)
         if passage is not None:
-            passage = _told_apart(passage, known)
+            passage = told_apart(passage, known)
             found.setdefault(passage.id, (passage, _score(row)))
     scores = [score for _, score in found.values()]
     if not (all(map(math.isfinite, scores)) and scores == sorted(scores, reverse=True)):
@@ -152,15 +150,6 @@ def _documents(value: Json) -> list[Json]:
     pieces = _HEADING.split(text)[1:]
     pairs = zip(pieces[::2], pieces[1::2], strict=True)
     return [{"title": title.strip('"'), "text": body.strip()} for title, body in pairs]
-
-
-def _told_apart(passage: Passage, known: dict[str, Passage]) -> Passage:
-    """The passage, with a digest behind its id where that is known with another title or text: a log's ids may be ranks
-    or addresses."""
-    while known.setdefault(passage.id, passage) != passage:
-        meta = {**passage.meta, "url": passage.url} if passage.url else passage.meta
-        passage = replace(passage, id=f"{passage.id}#{digest_of(passage.title, passage.text)[:8]}", meta=meta)
-    return passage
 
 
 def _passage(row: Json) -> Passage | None:

@@ -32,7 +32,7 @@ from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries, fitted
-from coseek.retrieval.responses import IDENTITY, parse_response
+from coseek.retrieval.responses import IDENTITY, RESULTS, parse_response
 from coseek.retrieval.views import View, find_view, render_view
 
 _NO_INFO = frozenset({400, 403, 404, 405, 422, 501})
@@ -181,7 +181,8 @@ class RemoteRetriever:
 
     def _send(self, batch: list[_QueryPayload], k: int) -> list[list[Hit]]:
         try:
-            answer, identity = self._calls.fetch_json_with_header("POST", "/retrieve", self._body(batch, k), IDENTITY)
+            body = self._body(batch, k)
+            answer, identity = self._calls.fetch_json_with_header("POST", "/retrieve", body, IDENTITY, RESULTS)
             self._check(identity)
             return parse_response(answer, len(batch), k)
         except HttpFailure as error:

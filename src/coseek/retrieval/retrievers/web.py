@@ -90,13 +90,14 @@ class SearchApi:
     calls: HttpClient
     """A client with `quotes=False` and the same name."""
 
-    def send(self, request: ProviderRequest) -> JsonObject:
-        """Send a request and return the response, a JSON object. Raises `RetrieverError`."""
+    def send(self, request: ProviderRequest, results: str) -> JsonObject:
+        """Send a request and return the response, a JSON object with its hits in the field `results`. Raises
+        `RetrieverError`, also for a response without hits that holds an error."""
         import httpx  # encodes True as `true`, which providers expect
 
         query = f"?{httpx.QueryParams(dict(request.parameters))}" if request.parameters else ""
         try:
-            answer = parse_lenient(self.calls.fetch(request.method, query, request.body, request.headers))
+            answer = parse_lenient(self.calls.fetch(request.method, query, request.body, request.headers, (results,)))
         except HttpFailure as error:
             reason = "; its credit is used up" if error.status == _PAYMENT_REQUIRED else ""
             raise RetrieverError(f"{error}{reason}") from None
@@ -188,7 +189,8 @@ class Web:
     def _call(self, query: str, k: int) -> list[WebResult]:
         count = min(k, self._provider.max_results)
         key = read_key(self.settings.key_env or self._provider.key)  # read at every call, never stored
-        answer = self._service.send(self._provider.request(query, count, key, self.settings.parameters))
+        request = self._provider.request(query, count, key, self.settings.parameters)
+        answer = self._service.send(request, self._provider.path[0])
         try:
             return distinct(self._provider.results(answer))[:count]
         except ValueError as error:
