@@ -125,6 +125,9 @@ def test_an_index_and_its_encoder_may_move_together(tmp_path: Path) -> None:
     build_index(CORPUS, "dense", tmp_path / "here" / "index", {"encoder": str(tmp_path / "here" / "encoder")})
     (tmp_path / "here").rename(tmp_path / "there")
     assert open_index(tmp_path / "there" / "index", CORPUS).search(["ba"], 1)[0]
+    (tmp_path / "there" / "encoder").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"there/index was made with the encoder .*, which is gone; put it back"):
+        open_index(tmp_path / "there" / "index", CORPUS)
 
 
 def test_what_matters_only_when_searching_can_be_chosen_when_opening(tmp_path: Path, tiny: Path) -> None:

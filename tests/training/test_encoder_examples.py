@@ -28,6 +28,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.batch import FeatureBuilder
+from coseek.training.encoder.evaluation import HeldOut
 from coseek.training.encoder.examples import (
     ExampleOrder,
     TrainingExample,
@@ -38,7 +39,7 @@ from coseek.training.encoder.examples import (
     split_by_question,
 )
 from coseek.training.encoder.laptop_encoder import learn_tokenizer
-from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.encoder.recipe import HeldOutSettings, RetrieverRecipe
 from coseek.training.encoder.trainer import arguments
 
 
@@ -61,6 +62,34 @@ def test_turns_of_one_question_are_never_split() -> None:
     assert 15 <= len(questions[1]) <= 45
     assert split_by_question(labels[::-1][:50], 0.3, seed=1)[1] == [one for one in labels[::-1][:50] if one in held]
     assert split_by_question(labels, 0.0, seed=1)[1] == []
+    # Few questions: by chance alone none would be measured.
+    assert len({one.question.question for one in split_by_question(labels[:12], 1e-9, seed=1)[1]}) == 1
+    assert split_by_question(labels[:6], 1e-9, seed=1)[1] == []
+
+
+def test_no_search_is_measured_twice_because_its_labels_were_named_or_made_twice(tmp_path: Path) -> None:
+    folder = str(write_labels(tmp_path / "one", 3))
+    with pytest.raises(DataError, match="named twice"):
+        read_labels([folder, f"{folder}/../one"])
+    made = read_labels([folder])
+    others = [one.passage(one.positive) for one in made]
+    assert len(HeldOut.of({"held out": made + made}, others, HeldOutSettings(), 0).labels) == len(made)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"loss": {"negatives": 0, "in_batch": False}}, r"loss\.negatives=0 leaves no passage"),
+        ({"loss": {"negatives": 0}, "kind": "reranker"}, r"loss\.negatives=0 leaves no passage"),
+        ({"token_dimension": 8}, "token_dimension is of kind=late-interaction"),
+        ({"loss": {"flops": [0.1, 0.1]}}, r"loss\.flops is of kind=sparse"),
+    ],
+)
+def test_a_training_that_learns_nothing_or_a_setting_that_does_nothing_is_refused(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(SettingError, match=sentence):
+        make_settings(RetrieverRecipe, {"labels": ["x"], **settings})
 
 
 @given(st.integers(1, 30), st.integers(2, 12), st.integers(0, 5))

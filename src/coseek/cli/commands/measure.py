@@ -206,7 +206,7 @@ def open_source(name: str, plan: Plan, source: Path) -> Retriever | dict[str, Ra
                 f"answer_hit reads passages, and {name} holds ids alone; give the data-set folder, not a file"
             )
         return read_run(path)
-    if not path.exists() and "://" not in name:
+    if not path.exists() and "://" not in name and not name.lstrip().startswith("{"):
         raise DataError(f"there is no index, YAML file or TREC run file {name}; check the path")
     retriever = open_retriever(name)
     if plan.measuring.qrels is None:

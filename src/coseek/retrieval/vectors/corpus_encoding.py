@@ -330,6 +330,9 @@ def open_encoder(folder: Path, settings: EmbeddingSettings, kind: type[QueryEnco
     """Open the encoder of an index for queries, as `kind`. A changed encoder is an `IndexMismatch` that names the
     difference."""
     record, name = _encoder_of(folder)
+    if not (record["shipped"] or Path(name).is_dir()):
+        gone = f"{folder} was made with the encoder {name}, which is gone"
+        raise DataError(f"{gone}; put it back, or make the index again with --encoder")
     source = encoder_folder(name)
     with parsing(folder / ENCODER_RECORD, WAY_OUT):
         recorded, digest = make_settings(EncoderCard, {**cast(JsonObject, record["card"])}), record["fingerprint"]

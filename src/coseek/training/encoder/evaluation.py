@@ -60,13 +60,18 @@ class HeldOut:
     def of(
         cls, groups: Mapping[str, Sequence[LabelSet]], others: Sequence[Passage], settings: HeldOutSettings, seed: int
     ) -> "HeldOut":
-        """Sample at most `turns` turns, and a pool of at most `passages` passages.
+        """Sample at most `turns` turns, and a pool of at most `passages` passages. A search that several methods
+        labelled is one turn, with the first of its labels.
 
         The pool holds the turns' positives and gold passages, filled up with a sample of `others`. Passages with equal
         texts are one passage, with the id of the first.
         """
         rng = random.Random(f"{seed}/held out")
-        turns = [(name, label) for name, labels in groups.items() for label in labels]
+        first: dict[tuple[object, ...], tuple[str, LabelSet]] = {}
+        for name, labels in groups.items():
+            for label in labels:
+                first.setdefault((name, label.turn, label.trajectory, label.copy), (name, label))
+        turns = list(first.values())
         sampled: dict[str, list[LabelSet]] = {name: [] for name in groups}
         for index in sorted(rng.sample(range(len(turns)), min(len(turns), settings.turns))):
             name, label = turns[index]

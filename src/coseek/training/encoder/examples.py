@@ -79,8 +79,12 @@ class TrainingExample:
 
 
 def read_labels(folders: Iterable[str]) -> list[LabelSet]:
-    """Read all label sets of the label folders, in their order. Raises `DataError` for an empty folder."""
+    """Read all label sets of the label folders, in their order. Raises `DataError` for an empty folder, and for one
+    that is named twice."""
     labels: list[LabelSet] = []
+    folders = list(folders)
+    if len({Path(name).resolve() for name in folders}) < len(folders):
+        raise DataError("the same label folder is named twice, and would count twice; name each once")
     for name in folders:
         label_sets = list(LabelFolder(Path(name)).sets())
         if not label_sets:
@@ -95,19 +99,20 @@ def read_labels(folders: Iterable[str]) -> list[LabelSet]:
 def split_by_question(labels: Sequence[LabelSet], share: float, seed: int) -> tuple[list[LabelSet], list[LabelSet]]:
     """Split into (training, held-out) label sets. All turns of a question go to one side.
 
-    The side depends on the question's text and the seed alone: not on other questions, their order, or ids.
+    The side depends on the question's text and the seed alone: not on other questions, their order, or ids. Only where
+    none would be held out, the question with the lowest hash is.
     """
+    hashes = {text: _hash(text, seed) for text in {label.question.question for label in labels}}
+    held_out = {text for text, value in hashes.items() if value < share * 2**64}
+    if not held_out and share and len(hashes) > 1:
+        held_out = {min(hashes, key=hashes.__getitem__)}
+    train = [label for label in labels if label.question.question not in held_out]
+    return train, [label for label in labels if label.question.question in held_out]
 
-    texts = {label.question.question for label in labels}
-    held_out = {text: _is_sampled(text, share, seed) for text in texts}
-    train = [label for label in labels if not held_out[label.question.question]]
-    return train, [label for label in labels if held_out[label.question.question]]
 
-
-def _is_sampled(text: str, share: float, seed: int) -> bool:
-    """Whether a text is in the sample of this share, by its hash."""
-    digest = hashlib.blake2b(f"{seed}/{text}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
+def _hash(text: str, seed: int) -> int:
+    """A number below 2⁶⁴."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{text}".encode(), digest_size=8).digest(), "big")
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +186,7 @@ def passage_labels(passages: Sequence[Passage], bm25: Bm25, candidates: int, see
 
 def is_held_out(passage: Passage, share: float, seed: int) -> bool:
     """Whether the document of a passage is held out: that depends on its name and the seed alone."""
-    return _is_sampled(document_of(passage), share, seed)
+    return _hash(document_of(passage), seed) < share * 2**64
 
 
 def document_of(passage: Passage) -> str:

@@ -256,6 +256,12 @@ class RetrieverRecipe(DevicePlacement):
                 f"held_out.keep=best needs a checkpoint at every evaluation, and training.checkpoint_every={saved} "
                 f"does not divide held_out.every={every}; change one of them"
             )
+        elif self.loss.negatives == 0 and (self.kind == "reranker" or not self.loss.in_batch):
+            wrong = "loss.negatives=0 leaves no passage to tell the positive from; set it to 1 or more"
+        elif self.kind != "late-interaction" and self.token_dimension != 128:
+            wrong = f"token_dimension is of kind=late-interaction, and kind={self.kind} has none; leave it out"
+        elif self.kind != "sparse" and self.loss.flops != (0.01, 0.01):
+            wrong = f"loss.flops is of kind=sparse, and kind={self.kind} has no such term; leave it out"
         if wrong is not None:
             raise SettingError(wrong)
         return self
