@@ -283,8 +283,11 @@ def test_the_address_of_a_hit_is_kept_for_citations() -> None:
     assert found[0].place == "https://x.org/a#page=3"
 
 
-def test_a_document_of_a_title_alone_is_kept() -> None:
+def test_a_document_of_a_title_alone_and_an_empty_one_of_our_own_servers_are_kept() -> None:
     assert hits({"result": [[{"id": "a", "title": "A", "text": ""}]]}) == [[("a", "A", "", 1.0)]]
+    own: JsonObject = {"id": "a", "title": "", "text": "", "contents": "\n"}
+    (found,) = parse_response({"result": [[own]]}, 1, 1)[0]
+    assert (found.passage, found.passage.contents) == (Passage("a", "", ""), "\n")
 
 
 def test_lists_are_cut_at_k_and_may_be_short() -> None:

@@ -21,6 +21,8 @@ IDENTITY = "x-index-identity"
 RESULTS = ("result", "results")
 """The fields that may hold the lists of an answer."""
 _IDS = ("id", "docid", "doc_id", "_id", "pid")
+_OWN = {"title", "text", "contents"}
+"""The keys of coseek's own servers, whose corpora may hold empty passages."""
 _MISSING = (-1, "-1")
 """The id that faiss returns for missing hits."""
 
@@ -91,15 +93,17 @@ def _score(score: Json) -> float | None:
 
 
 def _passage(document: JsonObject) -> Passage:
-    name = next((name for name in TEXTS if _text(document, name)), "")
+    texts = [name for name in TEXTS if isinstance(document.get(name), str)]
+    filled = [name for name in texts if str(document[name]).strip()]
     meta = next((held for key in ("meta", "metadata") if isinstance(held := document.get(key), dict)), {})
     title = next((text for text in (document.get("title"), meta.get("title")) if text and isinstance(text, str)), "")
-    if not name and not (title and any(isinstance(document.get(name), str) for name in TEXTS)):
+    if not filled and not (texts and (title or document.keys() >= _OWN)):
         raise ValueError("a document without text")
-    row: JsonObject = {"id": "", "title": title, "contents" if name == "contents" else "text": _text(document, name)}
-    if name == "text" and (contents := _text(document, "contents")):
-        row["contents"] = contents
-    if url := _text(document, "url"):
+    name = (filled or texts)[0]
+    row: JsonObject = {"id": "", "title": title}
+    row |= {"text": document[name]} if name != "contents" else {}
+    row |= {"contents": document["contents"]} if "contents" in texts and name in ("text", "contents") else {}
+    if isinstance(url := document.get("url"), str):
         meta = {"url": url, **meta}
     if not (fault_in(meta) or is_deep(meta, DEEPEST_META)):
         row["meta"] = meta
@@ -108,12 +112,6 @@ def _passage(document: JsonObject) -> Passage:
     if ident is None:
         ident = "sha256:" + digest_of(passage.title, passage.text)[:16]
     return replace(passage, id=str(ident))
-
-
-def _text(document: JsonObject, name: str) -> str:
-    """A field that is a text and not blank; "" for any other."""
-    text = document.get(name)
-    return text if isinstance(text, str) and text.strip() else ""
 
 
 def _first(document: JsonObject, names: Iterable[str]) -> Json:
