@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast, overload
 
 from pydantic import Field
 
-from coseek.core.answer_errors import error_in
 from coseek.core.connections import CircuitBreaker, is_local, slots_of
 from coseek.core.errors import SettingError, missing_extras
 from coseek.core.files import Json, JsonObject
@@ -374,11 +373,13 @@ class HttpClient:
 
     def _checked(self, value: Json, answer: "_Answer", results: Sequence[str] = ()) -> Json:
         """The JSON of an answer. Raises the error that it holds, if any (`error_in`)."""
+        from coseek.core.answer_errors import error_in  # a run without a server loads none of it
+
         row = value
         if isinstance(value, list) and len(value) == 1 and isinstance(only := value[0], dict) and only.get("error"):
             row = only  # as Gemini's interface sends errors
         if not isinstance(row, dict) or (error := error_in(row, results)) is None:
-            return row
+            return value
         message, status = error
         if status is not None:
             raise self._refusal(status, answer.headers.get("retry-after"), message.encode())
