@@ -30,7 +30,7 @@ from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import GeneratorOutput, GeneratorSettings, ReadingInput
 from coseek.graders.judge import Claim, JudgeSettings
-from coseek.models.model import EpisodeState, Request, TurnEnd
+from coseek.models.model import EpisodeState, Request, Tokenizer, TurnEnd
 from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.models.text_model import RemoteTextModelSettings, named_server, open_text_model
 from coseek.models.tokenizer import ByteTokenizer
@@ -230,6 +230,11 @@ def test_greedy_is_greedy_where_the_server_would_add_a_penalty_of_the_models_own
         assert "top_k" not in there.asked[-1].body
 
 
+def test_a_limit_by_the_minute_is_waited_out_whatever_else_is_set() -> None:
+    for patience in ({}, {"patience": {"concurrency": 4}}):
+        assert make_settings(RemoteModelSettings, patience).patience.longest_wait_s == 90
+
+
 class KnownTokenizer:
     """A tokenizer whose tokens are the server's: one for each byte."""
 
@@ -244,18 +249,20 @@ class KnownTokenizer:
         return bytes(ids).decode()
 
 
+@pytest.mark.parametrize("tokenizer", [KnownTokenizer(), ByteTokenizer()])
 @pytest.mark.parametrize(("read", "fault"), [(400, True), (3_900, False), (0, False)])
-def test_a_prompt_that_the_server_cut_is_a_fault_and_no_answer(read: int, fault: bool) -> None:
+def test_a_prompt_that_the_server_cut_is_a_fault_and_no_answer(read: int, fault: bool, tokenizer: Tokenizer) -> None:
     usage: JsonObject = {"prompt_tokens": read, "completion_tokens": 9}
     said = Said({"choices": [{"message": {"content": "Orlen"}, "finish_reason": "stop"}], "usage": usage})
     fast = make_settings(RemoteModelSettings, {"dialect": "chat", "model": "m"})
     with site(lambda asked: said) as there:
-        model = open_remote(there.url, fast, KnownTokenizer(), ())
-        model.start(Request(1, tuple(b"a" * 4000), 50, 1, EpisodeState(QUESTION)))
+        model = open_remote(there.url, fast, tokenizer, ())
+        text = b"a" if isinstance(tokenizer, KnownTokenizer) else b"a "  # tokens, or words
+        model.start(Request(1, tuple(text * 4000), 50, 1, EpisodeState(QUESTION)))
         (turn,) = model.step()
         model.calls.close()
     assert (turn.end is TurnEnd.FAULT) == fault
-    assert not fault or ("400 of the 4000 tokens" in turn.fault and "num_ctx" in turn.fault)
+    assert not fault or ("400 tokens of the 4000" in turn.fault and "num_ctx" in turn.fault)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)

@@ -135,7 +135,7 @@ def test_a_cancelled_call_makes_room() -> None:
 def test_a_server_that_asks_for_too_long_a_wait_is_asked_again_by_an_insistent_caller_alone() -> None:
     busy = Said({}, 503, {"retry-after": "3600"})
     sentence, made = failure_of(in_order(busy))
-    assert made == 1 and "503 and asks to wait 3600 s" in sentence
+    assert made == 1 and "503 and asks to wait 3600 s; set patience: {longest_wait_s: 3601}" in sentence
     with client(in_order(busy, OK), HttpSettings(longest_wait_s=0.05, insistent=True)) as (calls, _):
         assert calls.request("GET", "/x") == {"ok": True}
 

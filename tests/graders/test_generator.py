@@ -16,7 +16,7 @@ from coseek.data.passage import Passage
 from coseek.graders.generator import OWN_PROMPT, ContextBudget, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
 from coseek.graders.judge import Claim
-from coseek.models.text_model import CachedTextModel, generate_each
+from coseek.models.text_model import CachedTextModel, CutText, generate_each
 from coseek.models.tokenizer import ByteTokenizer
 
 passages = st.lists(
@@ -189,6 +189,15 @@ def test_passages_beyond_the_budget_are_not_lost_without_a_word(
     few = generator(Scripted(str), max_context_tokens=12)
     generate_answers(few, runs, answer_cache(tmp_path, few))
     assert "1 of 2 contexts did not fit into max_context_tokens=12 (--budget)" in caplog.text
+
+
+def test_answers_that_the_limit_of_tokens_cut_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runs = [run(found("orbo", ORBO)), run(found("mira", MIRA), question=SECOND)]
+    made = generator(
+        Scripted(lambda prompt: CutText("Vel" if "Mira Tan is" in prompt else "Velora\nIt")), answer="first_line"
+    )
+    generate_answers(made, runs, answer_cache(tmp_path, made))
+    assert "1 of 2 answers were cut at max_answer_tokens=" in caplog.text
 
 
 def test_selected_passages_alone_are_served(tmp_path: Path) -> None:

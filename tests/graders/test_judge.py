@@ -14,10 +14,20 @@ from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorPrompt, GeneratorSettings
 from coseek.graders.judge import Claim
 from coseek.graders.ranker import read_order
-from coseek.graders.structured_output import Form, Unreadable, after_mark, read_lines, read_scores
+from coseek.graders.structured_output import (
+    CallCounts,
+    Form,
+    OutputRequest,
+    Unreadable,
+    after_mark,
+    ask_with_retry,
+    read_lines,
+    read_scores,
+)
 from coseek.graders.sub_answer import sure
 from coseek.lab.synthesis.proposals import read_proposals
 from coseek.models.judge_text import read_verdict
+from coseek.models.text_model import CutText
 from coseek.retrieval.llm import parse_ranking
 from coseek.retrieval.retrievers.simulated import parse_documents
 
@@ -39,7 +49,8 @@ confidence: 95%"""
      "<think>no? no.</think> Yes", "The response names the town. Yes.", "The answer is yes.", "I compared both.\n\nyes",
      "The response is correct.", "Judgement: correct", "Yes, there is no doubt", BROWSECOMP.format("yes"),
      BROWSECOMP.format("**yes**"), "Final answer: Yes, it does", "It names the town, so the answer is **yes**.",
-     "\"Yes.\""],
+     "\"Yes.\"", "Answer: No Country for Old Men\nYes", "Correct.", "CORRECT", '{"correct": 1}',
+     "Verdict: yes (it names the town)", 'Verdict: "yes"'],
 )  # fmt: skip
 def test_a_yes_is_read_as_judges_write_it(text: str) -> None:
     assert read_verdict(text) is True
@@ -49,7 +60,8 @@ def test_a_yes_is_read_as_judges_write_it(text: str) -> None:
     "text",
     ["no", "No.", "\tno\n", "*No*", "“no”",
      "No, it names Zun.", "Verdict: No", "```\nNo.\n```", '{"correct": "no"}', "It names Zun.\nNo",
-     BROWSECOMP.format("no"), "The response is incorrect.", "Decision: wrong", "So the answer is no."],
+     BROWSECOMP.format("no"), "The response is incorrect.", "Decision: wrong", "So the answer is no.",
+     "Final answer: True Grit\n\nNo", "Answer: No. 9 Dream\nNo", "Incorrect", '{"is_correct": 0}'],
 )  # fmt: skip
 def test_a_no_is_read_as_judges_write_it(text: str) -> None:
     assert read_verdict(text) is False
@@ -62,7 +74,8 @@ def test_a_no_is_read_as_judges_write_it(text: str) -> None:
      "Yes, it does. So the answer is no.", "Correct: yes\nVerdict: no",
      "It was yesterday.", "The town is correct in spirit", "reasoning: yes", '{"correct": "maybe"}', "confidence: 100%",
      "No one knows", "The answer is unclear.", "<think>yes", "<think>It may be.\nSo the answer is yes.",
-     "The response does not name it; it says that the answer is yes."],
+     "The response does not name it; it says that the answer is yes.", "Answer: Yes\nNo", "Answer: No. 9 Dream\nYes",
+     "Decision: no problem found, the response is right", "Answer: True Grit", '{"grade": 1}', "It is. Correct."],
 )  # fmt: skip
 def test_anything_else_is_neither(text: str) -> None:
     assert read_verdict(text) is None
@@ -93,6 +106,14 @@ def test_no_text_without_a_verdict_word_is_a_verdict(text: str) -> None:
 def test_a_model_that_thinks_first_is_read_behind_its_thoughts() -> None:
     assert read_verdict("yes? no. </think> Yes", "</think>") is True
     assert read_verdict("yes", "</think>") is None  # still thinking when its tokens ran out
+
+
+def test_a_verdict_or_a_score_that_the_limit_of_tokens_cut_is_not_taken_for_the_whole() -> None:
+    (verdict,) = judge(Scripted(lambda _: CutText("Yes, b")), max_tokens=3).judge([Claim(QUESTION, "Velora")])
+    assert verdict.right is None and "cut at max_tokens=3" in str(verdict.fault)
+    asked = OutputRequest("score", "", lambda text: read_scores(text, 2))
+    (output,) = ask_with_retry(Scripted(lambda _: CutText("[1] 90 [2] 9")), [asked], 12, CallCounts())
+    assert output.found is None and "cut at max_tokens=12" in output.unreadable
 
 
 def test_what_cannot_be_read_is_a_fault_and_no_no() -> None:

@@ -20,12 +20,12 @@ from coseek.core.errors import DataError, ModelError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.passage import Corpus, Passage
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import StopReason, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.graders.factory import GraderSettings, check_graders, open_graders
 from coseek.graders.judge import Claim, VerdictKey
 from coseek.graders.rag_baseline import FILE, RagBaselines, baseline_cache, is_closed, make_baselines, unsolved_by_rag
-from coseek.graders.scoring import TrajectoryScorer
+from coseek.graders.scoring import TrajectoryScorer, dev_metrics
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.text_model import CachedTextModel
@@ -133,6 +133,12 @@ def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
     assert described["faults"] == 3 and described["trajectories"] == 5
     assert [described[f"faults/{name}"] for name in ("generator", "judge", "retriever_error")] == [1, 1, 1]
     assert described["reward"] == described["reward/gbr"] == described["reward/gbr/agent"] == 1
+
+
+def test_where_every_dev_question_has_a_fault_its_reason_is_said() -> None:
+    runs = [replace(fault(seed=seed), stop=StopReason.MODEL_ERROR, stop_detail="no choices") for seed in range(2)]
+    with pytest.raises(DataError, match="2 of 2: model_error: no choices"):
+        dev_metrics(runs, TrajectoryScorer(make_reward({"exact_match": 1.0})))
 
 
 def test_what_only_some_runs_have_is_a_mean_over_those() -> None:

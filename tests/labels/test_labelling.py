@@ -56,7 +56,7 @@ def test_refused_prompts_are_counted_and_no_prompt_is_paid_twice(tmp_path: Path)
         before = paid(there)
         refused = {body_of(asked) for asked in there.asked if number_of(asked) % 10 == 1}
         assert max(before.values()) == 1
-        assert said.left > 0 and said.labelled > 0
+        assert said.left > 0 and said.labelled > 0 and "it answered " in said.reason
         assert said.counts["fault/scorer"] + said.counts["fault/agent"] == len(refused)
         ways.append(answer)
         _, healed = labelled(tmp_path, served_parts(tmp_path, there.url), some())

@@ -133,9 +133,25 @@ def test_an_unreadable_verdict_does_not_make_a_run_look_better() -> None:
         assert mean.mean == pytest.approx(2 / 3) and mean.most == pytest.approx(1) and (mean.n, mean.unread) == (3, 1)
     table = main_table(scores, ["em", "gen_acc"])
     assert table.rows[0][3].startswith("≥ 0.667 [") and table.rows[0][3].endswith("] (1 of 3 unread)")
-    assert any("1 of 3 verdicts could not be read" in note and "1.000 at most" in note for note in table.notes)
+    assert any("1 of 3 verdicts are missing" in note and "1.000 at most" in note for note in table.notes)
     metrics = cast(JsonObject, cast(list[JsonObject], scores_json(scores)["summaries"])[0]["metrics"])
     assert cast(JsonObject, metrics["gen_acc"])["unread"] == 1 and "unread" not in cast(JsonObject, metrics["em"])
+
+
+@pytest.mark.parametrize(
+    ("text", "cell", "note"),
+    [
+        ("", "– (no verdict)", "did not reply, 2 of 2: it answered 401"),
+        ("hm", "≥ 0.000", "unreadable verdicts, 2 of 2: it answered 401"),
+    ],
+)
+def test_a_judge_that_never_replied_is_no_judge_that_accepts_nothing(text: str, cell: str, note: str) -> None:
+    questions = [QUESTION, OTHERS[0]]
+    read = {(one.id, "the capital"): Verdict(one.id, "the capital", None, text, "it answered 401") for one in questions}
+    runs = [run(answer="the capital", question=one) for one in questions]
+    scores = summaries_of([score_run("a", runs, read)], questions, (), ["em", "judge_acc"], 0)
+    table = main_table(scores, ["em", "judge_acc"])
+    assert table.rows[0][3].startswith(cell) and any(note in line for line in table.notes), table
 
 
 def test_of_several_runs_of_a_question_the_unread_ones_are_its_share() -> None:
@@ -167,7 +183,7 @@ def test_a_leaderboard_calls_a_lower_bound_one() -> None:
     board = leaderboard(runs, "gen_acc")
     assert board.cells["a", "nq"].missing == 0
     assert board.table().rows[0][1].startswith("≥ 0.500 [") and "(1 of 2 unread)" in board.table().rows[0][1]
-    assert any("1 of 2 verdicts could not be read" in note for note in board.notes())
+    assert any("1 of 2 verdicts are missing" in note for note in board.notes())
     mean = board.average("a", ["nq"])
     assert mean is not None and (mean.unread, mean.most) == (1, 1.0)
 

@@ -78,7 +78,10 @@ def test_faults_are_in_no_mean_and_are_counted() -> None:
     assert (summary.questions, summary.rows, summary.faults, summary.missing) == (3, 3, 2, 1)
     assert summary.metrics["em"].mean == pytest.approx(1 / 3)
     notes = main_table(score_runs({"a": runs})).notes
-    assert any("2 trajectories have a fault" in note for note in notes)
+    assert any(
+        "2 trajectories have a fault" in note and "2 of 2: retriever_error; `coseek run` with --resume" in note
+        for note in notes
+    )
 
 
 def test_a_run_in_which_a_search_failed_is_a_fault_in_tables_too_and_no_zero() -> None:

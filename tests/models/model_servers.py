@@ -94,5 +94,5 @@ def _shaped(kind: Kind, written: str, most: int) -> Said:
         message["content"] = f"<think>{thought}" + ("" if cut else f"</think>{text}")
     elif kind.reasoning != "hidden":
         message[kind.reasoning] = thought
-    usage: JsonObject = {"prompt_tokens": 9, "completion_tokens": 9}
+    usage: JsonObject = {"prompt_tokens": 900, "completion_tokens": 9}
     return Said({"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage})

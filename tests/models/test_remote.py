@@ -20,8 +20,14 @@ from coseek.data.question import Question
 from coseek.models.dialect import RowSegment, TurnRequest, dialect_of
 from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote, why_inexact
-from coseek.models.server import Prices, refused_field
-from coseek.models.text_model import RemoteTextModelSettings, generate_each, named_server, open_remote_text
+from coseek.models.server import Prices, read_usage, refused_field
+from coseek.models.text_model import (
+    CutText,
+    RemoteTextModelSettings,
+    generate_each,
+    named_server,
+    open_remote_text,
+)
 from coseek.models.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -274,6 +280,15 @@ def test_a_server_is_asked_for_its_dialect_and_its_only_model() -> None:
     assert (model.served.dialect, model.served.model) == ("vllm", "policy")
 
 
+@pytest.mark.parametrize("listed", ["models/gemini-2.5-flash", "gemini-2.5-flash:latest"])
+def test_a_model_may_be_named_without_what_its_servers_list_adds(listed: str) -> None:
+    with site(lambda asked: Said({"data": [{"id": listed}, {"id": "b"}]})) as there:
+        settings = RemoteModelSettings(model="gemini-2.5-flash", patience=FAST)
+        model = open_remote(there.url, settings, BYTES, STOPS)
+        model.calls.close()
+    assert model.served.model == listed
+
+
 @pytest.mark.parametrize(
     ("said", "model", "sentence"),
     [
@@ -350,6 +365,38 @@ def test_what_was_asked_once_is_not_paid_for_again(tmp_path: Path, monkeypatch: 
         assert len(there.asked) == 3  # other parameters, other texts
         assert KEY not in repr(writer) + json.dumps(dump_settings(given)) + writer.identity
     assert KEY.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_text_that_the_limit_of_tokens_cut_is_known_as_such_and_in_the_cache_too(tmp_path: Path) -> None:
+    said = Said({"choices": [{"message": {"content": "[20] 9"}, "finish_reason": "length"}]})
+    with site(lambda asked: said) as there:
+        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+        for _ in range(2):
+            (text,) = writer.write(["a"], 9)
+            assert text == "[20] 9" and isinstance(text, CutText)
+        assert len(there.asked) == 1
+        writer.calls.close()
+
+
+@pytest.mark.parametrize(("words", "fault"), [(6_000, True), (1_300, False)])
+def test_a_prompt_that_the_server_cut_gives_no_text(words: int, fault: bool) -> None:
+    with site(lambda asked: chat("yes")) as there:
+        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m"))
+        (output,) = generate_each(writer, ["word " * words], 9)
+        assert "num_ctx" in str(output) if fault else output == "yes"
+        writer.calls.close()
+
+
+@pytest.mark.parametrize(
+    ("usage", "paid"),
+    [
+        ({"prompt_tokens": 500, "completion_tokens": 20, "total_tokens": 2_520}, (500, 2_020)),
+        ({"prompt_tokens": 500, "completion_tokens": 20, "total_tokens": 500}, (500, 20)),
+        ({"prompt_tokens": 500, "completion_tokens": 20}, (500, 20)),
+    ],
+)
+def test_hidden_reasoning_is_paid_for(usage: JsonObject, paid: tuple[int, int]) -> None:
+    assert read_usage({"usage": usage}) == paid
 
 
 def test_text_that_no_file_can_hold_is_mended(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.measure.searched import search_questions
-from coseek.models.text_model import texts_of
+from coseek.models.text_model import CutText, texts_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.llm import (
@@ -75,7 +75,7 @@ def test_passages_are_ordered_by_the_scores_as_models_write_them(form: str) -> N
     assert [hit.score for hit in retriever.search(["few", "q"], 2)[1]] == [1.0, 0.5]
 
 
-@pytest.mark.parametrize("odd", ["I cannot say.", "", "250", "10 or 20", "-5", "٣"])
+@pytest.mark.parametrize("odd", ["I cannot say.", "", "250", "10 or 20", "-5", "٣", CutText("9")])
 def test_a_judgement_that_cannot_be_read_keeps_its_place_and_is_no_0(odd: str) -> None:
     retriever = pointwise(lambda prompt: odd if worth(prompt) in (0, 3) else str(worth(prompt)))
     assert ids(retriever) == ["p0", "p5", "p4", "p3", "p2", "p1"]
@@ -242,8 +242,9 @@ def test_queries_together_are_ranked_as_they_are_alone_in_as_few_calls() -> None
     assert [hit.passage.id for hit in together[0]] == ["p07", "p03"]
 
 
-def test_an_answer_that_is_no_ranking_keeps_the_order_and_is_counted() -> None:
-    retriever, _ = listwise(lambda prompt: "No idea.")
+@pytest.mark.parametrize("answer", ["No idea.", CutText("[7] > [3] > [1")])
+def test_an_answer_that_is_no_ranking_keeps_the_order_and_is_counted(answer: str) -> None:
+    retriever, _ = listwise(lambda prompt: answer)
     assert [hit.passage.id for hit in retriever.search(["q"], 40)[0]] == IDS
     assert retriever.stats.unreadable == retriever.stats.windows == 3
 

@@ -43,6 +43,7 @@ _QUOTED = 300
 """Characters of a server's message that an error quotes."""
 _PLAIN_HEADERS = frozenset({"accept", "content-type"})
 """Headers that hold no secret."""
+_ASKS = " and asks to wait {:.0f} s; set patience: {{longest_wait_s: {:.0f}}} (for a web search, retries: …)"
 _KEEP_S = 60.0
 """Seconds that an unused connection is kept."""
 _THREAD = "coseek-calls"
@@ -277,9 +278,9 @@ class HttpClient:
                 too_long = fault.wait_s > longest_s and not self.patience.insistent
                 if too_long or attempt == attempts:
                     self._breaker.failed()
-                    asks = f" and asks to wait {fault.wait_s:.0f} s" if too_long else ""
-                    tries = f"{attempt} tries" if attempt > 1 else "1 try"
-                    raise self._failed(f"{fault}{asks} ({tries})", fault.status) from None
+                    tries = f" ({attempt} tries)" if attempt > 1 else " (1 try)"
+                    end = _ASKS.format(fault.wait_s, fault.wait_s + 1) if too_long else tries
+                    raise self._failed(f"{fault}{end}", fault.status) from None
                 await self._sleep(min(longest_s, max(fault.wait_s, self._wait_s(attempt))))
             else:
                 self._breaker.worked()

@@ -22,7 +22,7 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.data.passage import Passage
 from coseek.models.model import Tokenizer
 from coseek.models.model_folder import model_path
-from coseek.models.text_model import OutOfTokens, TextModel, generate_each
+from coseek.models.text_model import CutText, OutOfTokens, TextModel, generate_each
 from coseek.models.written import visible_after
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -88,6 +88,8 @@ class GeneratorOutput:
     answer: str | None
     text: str = ""
     fault: str | None = None
+    cut: bool = False
+    """Whether the limit of tokens cut the answer, or the text before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +220,11 @@ class Generator:
     def read(self, text: str) -> GeneratorOutput:
         """The answer in an output without its reasoning: all of it or its first line, after the mark if the prompt has
         a mark."""
-        answer = visible_after(text, self.prompt.answer_after)
-        if answer is None:
-            return GeneratorOutput(None, text)
-        if (self.settings.answer or self.prompt.answer) == "whole":
-            return GeneratorOutput(answer.strip() or None, text)
-        lines = (line.strip() for line in answer.splitlines())
-        return GeneratorOutput(next((line for line in lines if line), None), text)
+        answer = (visible_after(text, self.prompt.answer_after) or "").strip()
+        if (self.settings.answer or self.prompt.answer) != "whole":
+            answer = next((line.strip() for line in answer.splitlines()), "")
+        cut = isinstance(text, CutText) and text.rstrip().endswith(answer)
+        return GeneratorOutput(answer or None, text, cut=cut)
 
 
 def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInput) -> GeneratorContext:

@@ -84,6 +84,7 @@ def generate_answers(
     tell(len(answers), len(wanted))
     if not left and cache.path.exists():  # nothing to write, so nothing to lock
         return answers
+    cut = 0
     with cache.appending() as file:
         for start in range(0, len(left), size):
             batch = left[start : start + size]
@@ -91,7 +92,10 @@ def generate_answers(
                 entry = generated_answer(run.question.id, run.seed, context, written)
                 answers[run.question.id, run.seed] = entry
                 cache.append(file, entry)
+                cut += written.cut
             tell(len(answers), len(wanted))
+    if cut:
+        log.warning("%s of %s answers were cut at max_answer_tokens=%s", cut, len(left), generator.max_answer_tokens)
     return answers
 
 

@@ -5,6 +5,7 @@ called only for what a reward cannot decide without it. A fault leaves its traje
 affects no other.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -18,6 +19,7 @@ from coseek.graders.generator import Generator, ReadingInput
 from coseek.graders.grading import generated_answer
 from coseek.graders.judge import Claim, Judge
 from coseek.graders.rag_baseline import RagBaselines
+from coseek.measure.faults import commonest
 from coseek.measure.question_groups import MACRO, datasets_of
 from coseek.measure.retrieval import run_recall
 from coseek.rewards.grades import WAY_OUT, Grades, Need
@@ -108,7 +110,8 @@ def dev_metrics(trajectories: Sequence[Trajectory], scoring: TrajectoryScorer) -
     Raises `DataError` if every trajectory has a fault."""
     whole = [trajectory for trajectory in trajectories if trajectory.fault is None]
     if not whole:
-        raise DataError("every trajectory of the dev questions has a fault; see to the retriever first")
+        why = Counter(": ".join(filter(None, trajectory.fault)) for trajectory in trajectories if trajectory.fault)
+        raise DataError(f"every trajectory of the dev questions has a fault, {commonest(why) or 'or there is none'}")
     rewards = scoring(whole)
     named: dict[str, list[float | None]] = {
         "reward": [reward.value if isinstance(reward, Reward) else None for reward in rewards],

@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.graders.generator import fault_of
 from coseek.models.judge_text import unfenced
-from coseek.models.text_model import CachedTextModel, LocalTextModel, TextModel, generate_each
+from coseek.models.text_model import CachedTextModel, CutText, LocalTextModel, TextModel, generate_each
 from coseek.models.written import visible_after
 
 T = TypeVar("T")
@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 FAULT = "fault/"
 """Prefix of the name of a part that failed: `fault/retriever`, `fault/scorer`, `fault/agent`, …"""
+WHY = "why/"
+"""Prefix of a part and the reason why it failed."""
 
 
 @dataclass
@@ -31,6 +33,11 @@ class CallCounts:
     def add(self, name: str, count: int = 1) -> None:
         with self._lock:
             self.counts[name] += count
+
+    def fail(self, part: str, why: str | None) -> None:
+        """Count a fault of a part with its reason; `None` is no fault."""
+        for name in (FAULT + part, f"{WHY}{part}: {why}") if why is not None else ():
+            self.add(name)
 
     @property
     def faults(self) -> Mapping[str, int]:
@@ -213,10 +220,11 @@ def _asked(
     outputs: list[ParsedOutput[T]] = [ParsedOutput(None, (), TOO_LONG) for _ in asked]
     for place, text in zip(held, texts, strict=True):
         if not isinstance(text, str):
-            tally.add(SCORER)
             outputs[place] = ParsedOutput(None, (), fault=fault_of(text, "max_tokens"))
+            tally.fail("scorer", outputs[place].fault)
             continue
-        found = asked[place].read(text)
+        cut = isinstance(text, CutText)
+        found = Unreadable(f"the text was cut at max_tokens={max_tokens}") if cut else asked[place].read(text)
         wrong = found.why if isinstance(found, Unreadable) else ""
         outputs[place] = ParsedOutput(None if isinstance(found, Unreadable) else found, (text,), wrong)
     return outputs

@@ -18,7 +18,6 @@ from coseek.core.fingerprint import digest_of
 from coseek.data.answers import exact_match
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
-from coseek.graders.structured_output import FAULT
 from coseek.labels.label_folder import Score, ScoreCache
 from coseek.labels.resources import LabelResources
 from coseek.models.model import ServedModel
@@ -173,7 +172,7 @@ class Correctness:
         score = self._score(turn, passage, trajectory)
         self.kept.keep([score])
         self.parts.tally.add(BRANCHES)
-        self.parts.tally.add(FAULT + "agent", score.fault is not None)
+        self.parts.tally.fail("agent", score.fault)
         return score
 
     def _score(self, turn: SearchTurn, passage: Passage, trajectory: Trajectory) -> Score:

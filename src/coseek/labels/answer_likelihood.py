@@ -29,7 +29,6 @@ from coseek.graders.generator import (
     context_of,
     load_generator_prompt,
 )
-from coseek.graders.structured_output import FAULT
 from coseek.labels.label_folder import ScoreCache
 from coseek.labels.label_set import Candidate, DroppedTurn, find_candidates
 from coseek.labels.maker import Labelled
@@ -210,7 +209,7 @@ class LikelihoodMaker:
             return DroppedTurn(turn.id, "too-long", f"its passages do not fit into max_context_tokens={most}")
         scored = self.scorer.score(turn.question, contexts)
         if scored.nats is None:
-            self.parts.tally.add(f"{FAULT}likelihood")
+            self.parts.tally.fail("likelihood", scored.fault or "")
             return None
         return self.rule.decide(turn, candidates, scored.nats)
 

@@ -8,20 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Annotated, Generic, TypeAlias, TypeVar, cast
 
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.cluster import Cluster, check_same, shares_of
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
-from coseek.core.record import Record
+from coseek.core.record import OMIT_EMPTY, Record
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run, RunRows
-from coseek.graders.structured_output import CallCounts
+from coseek.graders.structured_output import WHY, CallCounts
 from coseek.labels.label_folder import LabelFolder, LineFile, absorb_lines
 from coseek.labels.label_set import trajectory_digest
 from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
 from coseek.labels.resources import LabelResources, by_trajectory
+from coseek.measure.faults import commonest
 
 Tell = Callable[[int, int], None]
 """Called with (turns done, total)."""
@@ -44,6 +45,8 @@ class LabelSummary(Record):
     """Calls, retries, branches and faults of this start."""
     seconds: float = 0.0
     """Duration of this start."""
+    reason: Annotated[str, OMIT_EMPTY] = ""
+    """The most frequent reason of the faults of this start, with its number."""
 
     def _written(self, record: JsonObject) -> JsonObject:
         return {**record, "seconds": round(self.seconds, 1)}
@@ -133,10 +136,11 @@ def _with_digests(turns: Iterable[SearchTurn]) -> Iterator[tuple[SearchTurn, str
 def summary(labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts, seconds: float = 0.0) -> LabelSummary:
     """Counts of a folder and of this start."""
     sets = Counter(row.turn for row in labels.sets())
-    dropped = Counter(row.reason for row in labels.dropped())
-    counts = {name: count for name, count in sorted(tally.counts.items()) if count}
-    left = len(order) - len(sets) - dropped.total()
-    return LabelSummary(len(order), len(sets), sets.total(), dict(dropped.most_common()), left, counts, seconds)
+    dropped = dict(Counter(row.reason for row in labels.dropped()).most_common())
+    counts = {name: count for name, count in sorted(tally.counts.items()) if count and not name.startswith(WHY)}
+    why = Counter({name.removeprefix(WHY): count for name, count in tally.counts.items() if name.startswith(WHY)})
+    left = len(order) - len(sets) - sum(dropped.values())
+    return LabelSummary(len(order), len(sets), sets.total(), dropped, left, counts, seconds, commonest(why))
 
 
 # Cluster labelling: labels made by the processes of a cluster, row for row those of one machine.

@@ -14,6 +14,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.grade_cache import GeneratedAnswer
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.measure.faults import Faults
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.question_groups import ALL, macro_groups
@@ -58,22 +59,26 @@ def component_run(
     question counts as missing.
     """
 
+    why = Faults()
+
     def rows() -> Iterator[ScoredRow]:
         for trajectory in trajectories:
             question, entry = trajectory.question, answers.get((trajectory.question.id, trajectory.seed))
             if (fault := trajectory.fault) is not None:
                 yield question, str(fault[0]), None
             elif entry is not None and entry.fault is not None:
+                why.trajectories[f"{GENERATOR_FAULT}: {entry.fault}; the same command tries again"] += 1
                 yield question, GENERATOR_FAULT, None
             elif entry is not None:
                 # Not exact: the agent was not sure of this answer.
                 answered = replace(trajectory, answer=entry.answer, exact=False)
+                why.add(answered, verdicts)
                 scores = score_trajectory(answered, verdicts, budget, asked=True)
                 scores["context_passages"] = float(len(entry.passage_ids))
                 scores["context_tokens"] = float(entry.context_tokens)
                 yield question, str(trajectory.stop), scores
 
-    return collect(name, rows())
+    return replace(collect(name, rows()), why=why)
 
 
 def component_table(

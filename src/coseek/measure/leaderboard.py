@@ -111,7 +111,7 @@ class Leaderboard:
                 notes.append(f"{system} on {dataset}: {cell.missing} questions are missing.")
             if (mean := self.mean(system, dataset)) and mean.unread:
                 notes.append(
-                    f"{system} on {dataset}: {mean.unread} of {mean.n} verdicts could not be read and count as wrong, "
+                    f"{system} on {dataset}: {mean.unread} of {mean.n} verdicts are missing and count as wrong, "
                     f"so {self.metric} is a lower bound."
                 )
         return notes

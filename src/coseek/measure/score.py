@@ -25,6 +25,7 @@ from coseek.data.question import Question, unmatched_notes
 from coseek.data.trajectory import LAST_WORD, MISSING, PAGE, Author, StopReason, Trajectory
 from coseek.measure import retrieval
 from coseek.measure.abstention import Abstention, QuestionOutcome, abstention_of, confidence, outcome_of
+from coseek.measure.faults import Faults
 from coseek.measure.intervals import Difference, Interval, macro_mean, paired_difference
 from coseek.measure.question_groups import ALL, check_groups, datasets_of, groups_of, macro_groups
 
@@ -192,6 +193,7 @@ class ScoredRun:
     questions: Mapping[str, QuestionScores]
     stops: Mapping[str, int]
     """Number of trajectories by stop reason."""
+    why: Faults = field(default_factory=Faults)
 
 
 class Means(dict[str, Interval]):
@@ -214,6 +216,8 @@ class MetricSummary:
     missing: int
     """Requested questions without such a trajectory."""
     metrics: Mapping[str, Interval]
+    why: Faults = field(default_factory=Faults)
+    """Of the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +263,18 @@ def score_run(
 ) -> ScoredRun:
     """Score a run. Trajectories are read once and not stored."""
 
+    why = Faults()
+
     def rows() -> Iterator[ScoredRow]:
         for trajectory in trajectories:
-            fault = trajectory.fault
-            scores = score_trajectory(trajectory, verdicts, budget) if fault is None else None
-            yield trajectory.question, str(trajectory.stop if fault is None else fault[0]), scores
+            if (fault := trajectory.fault) is not None:
+                why.trajectories[f"{': '.join(filter(None, fault))}; `coseek run` with --resume tries again"] += 1
+                yield trajectory.question, str(fault[0]), None
+            else:
+                why.add(trajectory, verdicts)
+                yield trajectory.question, str(trajectory.stop), score_trajectory(trajectory, verdicts, budget)
 
-    return collect(name, rows())
+    return replace(collect(name, rows()), why=why)
 
 
 ScoredRow: TypeAlias = tuple[Question, str, Mapping[str, float] | None]
@@ -379,7 +388,8 @@ def summarise(
     rows = [[run.questions[ident] for ident in idents if ident in run.questions] for idents in sets]
     scored = [[row for row in of_set if row.rows] for of_set in rows]
     # Each mean has its own generator, so that equal values get the same interval in every table.
-    means = {name: _mean(scored, name, np.random.default_rng(seed)) for name in metrics}
+    silent = JUDGED if run.why.no_reply and not (run.why.unreadable or run.why.read) else ()
+    means = {name: _mean(scored, name, np.random.default_rng(seed)) for name in metrics if name not in silent}
     return MetricSummary(
         run=run.name,
         group=group,
@@ -388,6 +398,7 @@ def summarise(
         faults=sum(row.faults for of_set in rows for row in of_set),
         missing=sum(map(len, sets)) - sum(map(len, scored)),
         metrics=Means({name: mean for name, mean in means.items() if mean is not None}),
+        why=run.why,
     )
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from coseek.core.files import Json, JsonObject
 from coseek.core.text import counted, visible
 from coseek.measure.abstention import Abstention
+from coseek.measure.faults import commonest
 from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.question_groups import ALL, MICRO
 from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
@@ -183,11 +184,9 @@ def _text(plain: str) -> Text:
 def main_table(scores: Scores, metrics: Sequence[str] = MAIN) -> Table:
     """One row per run: means over all questions with intervals."""
     chosen = [summary for summary in scores.summaries if summary.group == ALL]
-    shown = [name for name in metrics if any(name in summary.metrics for summary in chosen)]
-    rows = [
-        (summary.run, str(summary.questions), *(_cell(summary.metrics.get(name), name) for name in shown))
-        for summary in chosen
-    ]
+    silent = JUDGED if any(summary.why.no_reply for summary in chosen) else ()
+    shown = [name for name in metrics if name in silent or any(name in summary.metrics for summary in chosen)]
+    rows = [(summary.run, str(summary.questions), *(_mean_of(summary, name) for name in shown)) for summary in chosen]
     return Table(("run", "questions", *shown), tuple(rows), (*left_out(chosen, shown), *scores.unmatched))
 
 
@@ -219,7 +218,7 @@ def grouped_tables(scores: Scores, metric: str, heading: str = "By group") -> di
 def _columns(scores: Scores, metric: str, groups: Mapping[str, str]) -> Table:
     """One row per run, one column per group, under its title."""
     runs = dict.fromkeys(summary.run for summary in scores.summaries)
-    rows = [(run, *(_cell(scores.of(run, group).metrics.get(metric), metric) for group in groups)) for run in runs]
+    rows = [(run, *(_mean_of(scores.of(run, group), metric) for group in groups)) for run in runs]
     return Table((metric, *groups.values()), tuple(rows))
 
 
@@ -324,6 +323,11 @@ def show(interval: Interval | None, decimals: int = 3) -> str:
     return f"{mean} [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]{unread}"
 
 
+def _mean_of(summary: MetricSummary, metric: str) -> str:
+    lost = metric in JUDGED and metric not in summary.metrics and summary.why.no_reply
+    return "– (no verdict)" if lost else _cell(summary.metrics.get(metric), metric)
+
+
 def _cell(interval: Interval | None, metric: str) -> str:
     return show(interval, 6 if metric == "cost_usd" else 2 if metric in _COUNTS else 3)
 
@@ -339,14 +343,19 @@ def left_out(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) ->
     notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
     for summary in summaries:
         if summary.faults:
-            notes.append(f"{summary.run}: {summary.faults} trajectories have a fault; they are in no mean.")
+            why = f" {most}." if (most := commonest(summary.why.trajectories)) else ""
+            notes.append(f"{summary.run}: {summary.faults} trajectories have a fault; they are in no mean.{why}")
+        missing = {"the judge did not reply": summary.why.no_reply, "unreadable verdicts": summary.why.unreadable}
+        for what, reasons in missing.items():
+            if most := commonest(reasons):
+                notes.append(f"{summary.run}: {what}, {most}; the same command asks again.")
         if summary.missing:
             notes.append(f"{summary.run}: {summary.missing} questions are missing.")
         for name in metrics:
             mean = summary.metrics.get(name)
             if name in JUDGED and mean is not None and mean.most is not None:
                 notes.append(
-                    f"{summary.run}: {mean.unread} of {mean.n} verdicts could not be read and count as wrong, so "
+                    f"{summary.run}: {mean.unread} of {mean.n} verdicts are missing and count as wrong, so "
                     f"{name} is a lower bound; it is {mean.most:.3f} at most."
                 )
     return notes

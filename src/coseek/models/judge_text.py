@@ -1,12 +1,14 @@
 """Judge text: parses verdicts in the outputs of judges, and removes code fences.
 
 A verdict is one word, a sentence that begins or ends with one (`Yes, it names the town.`), a labelled line (`Verdict:
-no`; `correct: yes` is BrowseComp-Plus's), `\\boxed{yes}` at the end, or a JSON object with such a label. Reasoning and
-code fences are skipped. A text with both verdicts, or neither, has none: it is never guessed. Quotations and reported
-answers are not verdicts: a response that says "the answer is yes" is not a yes.
+no`; `correct: yes` is BrowseComp-Plus's), `\\boxed{yes}` at the end, or a JSON object with such a label. `Correct` is a
+verdict as the whole text only. Reasoning and code fences are skipped. A text with both verdicts, or neither, has none:
+it is never guessed. Quotations and reported answers are not verdicts: neither a response that says "the answer is yes",
+nor a title after a label (`Answer: No Country for Old Men`).
 """
 
 import re
+from collections.abc import Collection
 
 from coseek.core.files import Json
 from coseek.core.strict_json import InvalidJson, parse_lenient
@@ -15,6 +17,7 @@ from coseek.models.written import visible, visible_after
 _WORDS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False, "wrong": False}
 _PLAIN = ("yes", "no")
 """Verdicts without a label; others are words of ordinary sentences."""
+_QUALIFIERS = ("but", "and", "or", "yes", "no", "however")
 _LABELS = frozenset(
     ("correct", "is_correct", "verdict", "final_verdict", "judgement", "judgment", "decision", "answer", "final_answer")
     + ("result", "conclusion", "grade")
@@ -33,9 +36,11 @@ _BOXED = re.compile(
 )
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
 _FENCE = re.compile(r"```[\w-]*+")
-_WORD_END = re.compile(r"[\s,.;]")
-_FIRST = re.compile(r"(yes|no)(?:[.!,;:\u2013\u2014]|[ \t]++[-\u2013\u2014]|[ \t]*+(?:\n|$))\s*+(\w*+)", re.I)
-_SENTENCE = re.compile(r"(?<=[.!?\n])\s+")
+_FIRST = re.compile(
+    rf"({'|'.join(_WORDS)})(?:[.!,;:\u2013\u2014]|[ \t]++[-(\u2013\u2014]|[ \t]*+(?:\n|$))\s*+(\w*+)", re.I
+)
+"""A verdict with a mark after it, and the next word."""
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*+")
 _CLAUSE = re.compile(r"[,;]\s")
 _ENDING = re.compile(
     r"(?:(?:so|and|thus|hence|therefore|overall)\s++)?(?:i\s++(?:think|conclude|judge)\s++(?:that\s++)?)?"
@@ -56,7 +61,7 @@ def read_verdict(text: str, after: str = "", plain: tuple[str, ...] = _PLAIN) ->
     if relevant is None:
         return None
     text = unfenced(relevant)
-    for verdicts in (_marked(text), _in_json(text), _labelled(text), _sentences(text, plain)):
+    for verdicts in (_marked(text), _in_json(text), _labelled(text) | _sentences(text, plain)):
         if verdicts:
             return verdicts.pop() if len(verdicts) == 1 else None
     return None
@@ -76,8 +81,11 @@ def _in_json(text: str) -> set[bool]:
         row: Json = parse_lenient(text[start:]) if text.endswith("}") else None
     except InvalidJson:
         return set()
-    values = [value for name, value in row.items() if _is_label(name)] if isinstance(row, dict) else []
-    verdicts = [value if isinstance(value, bool) else _verdict(value) for value in values]
+    values = [(name, value) for name, value in row.items() if _is_label(name)] if isinstance(row, dict) else []
+    verdicts = [
+        value == 1 if isinstance(value, bool) or ("correct" in name.lower() and value in (0, 1)) else _verdict(value)
+        for name, value in values
+    ]
     return {verdict for verdict in verdicts if verdict is not None}
 
 
@@ -87,10 +95,18 @@ def _labelled(text: str) -> set[bool]:
     plain = text.replace("*", "").replace("`", "")
     for line in _HEADING.sub(lambda label: f"{label[1] or label[2]}: ", plain).splitlines():
         match = _LABELLED.fullmatch(line.strip())
-        if match and _is_label(match[1]) and match[2].strip():
-            verdict = _verdict(_WORD_END.split(match[2].strip(), maxsplit=1)[0])
-            verdicts |= set() if verdict is None else {verdict}
+        if match and _is_label(match[1]):
+            verdict = _verdict(match[2])
+            verdicts |= _first(match[2].strip(_MARKS)) if verdict is None else {verdict}
     return verdicts
+
+
+def _first(text: str, words: Collection[str] = _WORDS) -> set[bool]:
+    """The verdict that a text begins with, one of `words`; both where the next word qualifies it."""
+    first = _FIRST.match(text)
+    if first is None or first[1].lower() not in words:
+        return set()
+    return {True, False} if first[2].lower() in _QUALIFIERS else {_WORDS[first[1].lower()]}
 
 
 def _sentences(text: str, plain: tuple[str, ...]) -> set[bool]:
@@ -98,15 +114,10 @@ def _sentences(text: str, plain: tuple[str, ...]) -> set[bool]:
     bare = text.replace("*", "").strip(_MARKS)
     if _QUOTED.fullmatch(bare):
         bare = bare[1:-1].strip(_MARKS)
-    verdicts: set[bool] = set()
-    first = _FIRST.match(bare)
-    if first and first[2].lower() in ("but", "and", "or", "yes", "no", "however"):
-        return {True, False}
-    if first:
-        verdicts.add(_WORDS[first[1].lower()])
+    verdicts = _first(bare, _PLAIN)
     last = _SENTENCE.split(bare)[-1].strip(_MARKS).lower()
     ending = _ENDING.fullmatch(_CLAUSE.split(last)[-1])
-    word = ending[1] if ending else last if last in plain else ""
+    word = ending[1] if ending else last if last in plain or bare.lower() in ("correct", "incorrect") else ""
     return verdicts | {_WORDS[word]} if word in _WORDS else verdicts
 
 

@@ -32,6 +32,7 @@ from coseek.models.server import (
     ServerPaths,
     ServerSettings,
     Usage,
+    check_read,
     open_client,
     read_usage,
     refused_field,
@@ -183,10 +184,6 @@ class RemoteModelSettings(ServerSettings):
     temperature 1, and samples at another temperature are not for training."""
 
 
-_MIN_READ_SHARE = 0.75
-"""Minimum share of the sent tokens that a server must have read; a related model's tokenizer counts about as many."""
-_COUNT_TOLERANCE = 64
-"""Tokens by which counts may differ."""
 _MAX_REPEATS = 2
 _DECODED_SEGMENTS = 512
 """Segments of ids whose text is cached."""
@@ -312,15 +309,13 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         return super()._why(row, error) + hint
 
     def _check_read(self, row: _RemoteRow, tokens: tuple[int, int] | None) -> None:
-        """Raise `ValueError` if the server read much less than was sent: some truncate long prompts silently."""
-        sent = sum(len(segment.ids) for segment in row.segments)
-        if tokens is None or tokens[0] == 0 or isinstance(self.tokenizer, ByteTokenizer):
-            return
-        if sent - tokens[0] > _COUNT_TOLERANCE and tokens[0] < _MIN_READ_SHARE * sent:
-            raise ValueError(
-                f"it read {tokens[0]} of the {sent} tokens that were sent; raise the server's context (num_ctx of "
-                "Ollama, --ctx-size of llama.cpp), or lower the limit max_tokens"
-            )
+        """Raise `ValueError` if the server read much less than was sent. Without its tokenizer, words are counted, and
+        none of the model's own turns: chat templates drop the reasoning of earlier ones."""
+        if isinstance(self.tokenizer, ByteTokenizer):
+            texts = (segment.text for segment in row.segments if not segment.by_model)
+            check_read(tokens, sum(len(text.split()) for text in texts), words=True)
+        else:
+            check_read(tokens, sum(len(segment.ids) for segment in row.segments))
 
     def _turn(self, key: int, row: _RemoteRow, reply: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
@@ -441,6 +436,8 @@ def detect_server(
 def _pick_model(address: str, names: Sequence[str], model: str | None) -> str:
     """The named model, or the server's only one. Raises `SettingError` for an unknown model or a choice of several."""
     listed = ", ".join(map(repr, names[:20]))
+    if model is not None and model not in names:  # Gemini's and Ollama's lists have longer names
+        model = next((name for name in (f"models/{model}", f"{model}:latest") if name in names), model)
     if model is not None and names and model not in names:
         raise SettingError(
             f"{address} has no model {model!r}; it has {listed} (its list is not asked for when a dialect is named)"

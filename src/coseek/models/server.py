@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, cast
 from urllib.parse import quote, unquote
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from coseek.core.connections import parse_base_url
 from coseek.core.files import Json, JsonObject
@@ -21,6 +21,12 @@ _ENDS = ("/chat/completions", "/completions")
 _OWN_VERSION = re.compile(r"/v[0-9]+(?:alpha|beta)?[0-9]*(?=/|$)")
 _REFUSALS = (400, 404, 422)
 _INPUT = ("model", "messages", "prompt", "input_ids", "tools")
+_LONGEST_WAIT_S = 90.0
+"""Limits of model servers are often by the minute."""
+_MIN_READ_SHARE = 0.75
+"""Minimum share of what was sent that a server must have read; a related model's tokenizer counts about as many."""
+_COUNT_TOLERANCE = 64
+"""Tokens by which counts may differ."""
 _RENAMES = {"max_tokens": "max_completion_tokens"}
 """Newer names of fields."""
 
@@ -54,8 +60,13 @@ class ServerSettings(Settings):
     """Changes of the request's fields, by name: `null` omits a field (`seed: null`), a name renames it (`max_tokens:
     max_completion_tokens`), another value replaces it, and a field that is not sent otherwise is added
     (`reasoning_effort: low`)."""
-    patience: Annotated[HttpSettings, MayChange()] = Field(default=HttpSettings())
-    """Concurrency, timeouts and retries of calls."""
+    patience: Annotated[HttpSettings, MayChange()] = Field(default=HttpSettings(longest_wait_s=_LONGEST_WAIT_S))
+    """Concurrency, timeouts and retries of calls. `longest_wait_s` is 90 by default."""
+
+    @field_validator("patience", mode="before")
+    @classmethod
+    def _wait_for_the_next_minute(cls, patience: object) -> object:
+        return {"longest_wait_s": _LONGEST_WAIT_S, **patience} if isinstance(patience, dict) else patience
 
 
 def split_settings(url: str) -> tuple[str, JsonObject]:
@@ -185,7 +196,21 @@ def read_usage(answer: JsonObject) -> tuple[int, int] | None:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
-    read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    read, written, total = (usage.get(f"{part}_tokens") for part in ("prompt", "completion", "total"))
     if type(read) is not int or type(written) is not int or read < 0 or written < 0:
         return None
-    return read, written
+    # Gemini and xAI count hidden reasoning, which is paid for, in the total alone.
+    return read, max(written, total - read) if type(total) is int else written
+
+
+def check_read(tokens: tuple[int, int] | None, sent: int, words: bool = False) -> None:
+    """Raise `ValueError` if a server read much less than was `sent`: some truncate long prompts silently. `tokens` are
+    those of `read_usage`; `sent` are tokens or words. A word between white space takes a token or more, and 256 words
+    fit every server's context, so that the bound is lower for them."""
+    slack = _COUNT_TOLERANCE * words
+    least = min(_MIN_READ_SHARE * sent - slack, sent - _COUNT_TOLERANCE - 3 * slack)
+    if tokens is not None and 0 < tokens[0] < least:
+        raise ValueError(
+            f"it read {tokens[0]} tokens of the {sent} {'words' if words else 'tokens'} that were sent; raise the "
+            "server's context (num_ctx of Ollama, --ctx-size of llama.cpp), or send less (limit max_tokens, --budget)"
+        )

@@ -16,7 +16,7 @@ The cache key of a text is everything that was sent for it. Failures are not cac
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,7 @@ from coseek.models.server import (
     Prices,
     ServerSettings,
     Usage,
+    check_read,
     open_client,
     read_usage,
     refused_field,
@@ -55,13 +56,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+class CutText(str):
+    """A text that the limit of tokens cut: its last word or number may be a part of one."""
+
+
 Output: TypeAlias = str | ModelError
 """A text, or why there is none."""
+_CUT_MARK = "\0"
+"""Ends a cached text that was cut; no model writes it."""
+
+
+def _stored(texts: Mapping[str, Output]) -> dict[str, str]:
+    return {key: text + _CUT_MARK * isinstance(text, CutText) for key, text in texts.items() if isinstance(text, str)}
+
+
+def _restored(texts: Mapping[str, str]) -> dict[str, Output]:
+    return {key: CutText(text[:-1]) if text.endswith(_CUT_MARK) else text for key, text in texts.items()}
 
 
 class TextModel(Protocol):
-    """Maps prompts to texts, in order. A failure is a `ModelError`; a model that knows which prompts failed raises
-    `PartialFailure`, which holds the texts of the others."""
+    """Maps prompts to texts, in order; one that the limit of tokens cut is a `CutText`. A failure is a `ModelError`; a
+    model that knows which prompts failed raises `PartialFailure`, which holds the texts of the others."""
 
     @property
     def identity(self) -> str:
@@ -118,11 +133,11 @@ class CachedTextModel:
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         keys = [digest_of(self.identity, prompt, str(max_tokens)) for prompt in prompts]
-        outputs: dict[str, Output] = dict(self.store.read(list(dict.fromkeys(keys))))
+        outputs = _restored(self.store.read(list(dict.fromkeys(keys))))
         missing = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in outputs}
         if missing:
             fresh = dict(zip(missing, generate_each(self.model, list(missing.values()), max_tokens), strict=True))
-            self.store.write({key: text for key, text in fresh.items() if isinstance(text, str)})
+            self.store.write(_stored(fresh))
             outputs |= fresh
         return texts_of([outputs[key] for key in keys])
 
@@ -192,9 +207,10 @@ class RemoteTextModel:
         requests = [self._body(prompt, max_tokens) for prompt in prompts]
         keys = [_digest([self.calls.base, self._path, body]) for body in requests]
         bodies = dict(zip(keys, requests, strict=True))
+        words = {key: len(prompt.split()) for key, prompt in zip(keys, prompts, strict=True)}
         stored = {} if self.store is None else self.store.read(list(bodies))
         # Older caches hold empty replies.
-        outputs: dict[str, Output] = {key: text for key, text in stored.items() if visible(text).strip()}
+        outputs = _restored({key: text for key, text in stored.items() if visible(text).strip()})
         with self._lock:
             self.usage.remembered += len(outputs)
         calls = {self.calls.submit("POST", self._path, bodies[key]): key for key in bodies if key not in outputs}
@@ -202,13 +218,13 @@ class RemoteTextModel:
             for call in as_completed(calls):
                 key = calls[call]
                 try:
-                    outputs[key] = self._text(call.result(), max_tokens)
+                    outputs[key] = self._text(call.result(), max_tokens, words[key])
                 except HttpFailure as error:
                     outputs[key] = ModelError(f"{error}{refused_field(error, bodies[key])}")
                 except (ValueError, CancelledError) as error:
                     outputs[key] = ModelError(str(error) or "the connection to the server was closed")
-                if self.store is not None and isinstance(text := outputs[key], str):
-                    self.store.write({key: text})
+                if self.store is not None:
+                    self.store.write(_stored({key: outputs[key]}))
         finally:
             for call in calls:
                 call.cancel()
@@ -219,13 +235,14 @@ class RemoteTextModel:
         request = TurnRequest(self.served.model, segments, max_tokens, (), self.temperature, seed)
         return with_changes({**self.served.neutral, **self._dialect.body(request)}, self._send)
 
-    def _text(self, answer: JsonObject, max_tokens: int) -> Output:
-        """The text in an answer. A reply without words is a failure."""
+    def _text(self, answer: JsonObject, max_tokens: int, words: int) -> Output:
+        """The text in an answer. A reply without words, or to a part of the prompt's `words`, is a failure."""
         with self._lock:
-            self.usage.add(read_usage(answer))
+            self.usage.add(tokens := read_usage(answer))
+        check_read(tokens, words, words=True)
         turn = self._dialect.read(answer)
         if visible(turn.text).strip():
-            return turn.text
+            return CutText(turn.text) if turn.cut_off else turn.text
         reason = why_wordless(turn, max_tokens)
         return OutOfTokens(f"{reason}; raise reasoning_tokens of its server") if turn.cut_off else ModelError(reason)
 
@@ -331,7 +348,7 @@ class LocalTextModel:
         text = self._opened + self.model.tokenizer.decode(ids)
         if turn.end is TurnEnd.LENGTH and text.strip() and not visible(text).strip():
             return OutOfTokens(f"{len(ids)} tokens were used up before an answer; raise its limit of tokens")
-        return text
+        return CutText(text) if turn.end is TurnEnd.LENGTH else text
 
     def _ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
         """The prompt in its frame. A long prompt keeps its beginning and end, where instructions are."""

@@ -83,7 +83,8 @@ def label(
         note(f"{tevatron}: queries by the view {view}")
     output(as_json, {"labels": str(out), **done.to_json()}, report(out, done))
     if done.left and not as_json:
-        say(f"faults left {done.left:,} turns undone; the same command with --resume tries them again")
+        why = f" ({done.reason})" if done.reason else ""
+        say(f"faults left {done.left:,} turns undone{why}; the same command with --resume tries them again")
     if not done.sets and not done.left and not as_json:
         say(f"no search has a label. {way_out(done.dropped)}")
     return 1 if done.left and not (done.labelled or done.dropped) else 0

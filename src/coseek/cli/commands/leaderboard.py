@@ -1,6 +1,7 @@
 """Compare systems over data sets on one page."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -110,4 +111,4 @@ def by_dataset(scored: ScoredRun, run: Run) -> dict[str, ScoredRun]:
     parts: dict[str, dict[str, QuestionScores]] = {}
     for ident, scores in scored.questions.items():
         parts.setdefault(scores.question.dataset or otherwise, {})[ident] = scores
-    return {name: ScoredRun(scored.name, rows, scored.stops) for name, rows in parts.items()}
+    return {name: replace(scored, questions=rows) for name, rows in parts.items()}

@@ -242,7 +242,8 @@ class DrSynth:
         keys = [claim.key for claim in claims]
         judge = self.judge
         verdicts = self.verdicts.complete(keys, lambda some: judge.judge([claims[index] for index in some]), BATCH)
-        self.parts.tally.add(f"{FAULT}judge", sum(verdict.fault is not None for verdict in verdicts))
+        for verdict in verdicts:
+            self.parts.tally.fail("judge", verdict.fault)
         right = {key[:2]: verdict.right for key, verdict in zip(keys, verdicts, strict=True)}
         return [answer is not None and right[question.id, answer] for question, answer in answered]
 
@@ -250,8 +251,8 @@ class DrSynth:
         """The ranking of a turn; `None` for a fault of the ranker or the retriever."""
         try:
             ranking = self.rankings.of([(turn.question, turn.query)])[0]
-        except RetrieverError:
-            self.parts.tally.add(f"{FAULT}retriever")
+        except RetrieverError as error:
+            self.parts.tally.fail("retriever", str(error))
             return None
         return ranking if ranking.fault is None else None
 

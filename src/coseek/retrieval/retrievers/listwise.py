@@ -11,7 +11,7 @@ from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.data.passage import Hit, Passage
-from coseek.models.text_model import TextModel
+from coseek.models.text_model import CutText, TextModel
 from coseek.retrieval.llm import (
     LISTWISE_FIELDS,
     ListwisePrompt,
@@ -50,14 +50,15 @@ class ListwiseStats:
 
     windows: int = 0
     unreadable: int = 0
-    """Answers that named no passage, so that their windows kept their order. The counts below exclude them."""
+    """Answers that named no passage, or were cut before their last, so that their windows kept their order. The counts
+    below exclude them."""
     missing: int = 0
     repeated: int = 0
     invented: int = 0
 
     @property
     def shortfall(self) -> Shortfall:
-        return Shortfall(self.unreadable, self.windows, "orders could not be read")
+        return Shortfall(self.unreadable, self.windows, "orders could not be read, or were cut at answer_tokens")
 
     def add(self, ranking: ParsedRanking) -> None:
         self.windows += 1
@@ -100,10 +101,12 @@ class ListwiseReranker(ModelRetriever):
         words = self.settings.passage_words
         prompts = [fill_listwise_prompt(self._prompt, query, passages, words) for query, passages in windows]
         answers = self._generate(prompts, self.settings.answer_tokens)
-        rankings = [
-            parse_ranking(answer, len(passages)) for answer, (_, passages) in zip(answers, windows, strict=True)
-        ]
-        for ranking in rankings:
+        rankings = []
+        for answer, (_, passages) in zip(answers, windows, strict=True):
+            ranking = parse_ranking(answer, len(passages))
+            if isinstance(answer, CutText) and ranking.missing:
+                ranking = parse_ranking("", len(passages))
+            rankings.append(ranking)
             self.stats.add(ranking)
         return [ranking.order for ranking in rankings]
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
 from coseek.models.judge_text import read_verdict, unfenced
+from coseek.models.text_model import CutText
 from coseek.models.written import repeatable
 from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import QueryLike, as_queries
@@ -60,7 +61,7 @@ class PointwiseStats:
 
     @property
     def shortfall(self) -> Shortfall:
-        return Shortfall(self.unreadable, self.passages, "judgements could not be read")
+        return Shortfall(self.unreadable, self.passages, "judgements could not be read, or were cut at max_tokens")
 
 
 class PointwiseReranker(ModelRetriever):
@@ -86,6 +87,8 @@ class PointwiseReranker(ModelRetriever):
         return fill_template(self._prompt.prompt, query=one_line(query), title=title, text=text)
 
     def _parse_score(self, output: str) -> float | None:
+        if isinstance(output, CutText):
+            return None
         if self._prompt.form == "verdict":
             relevant = read_verdict(output, plain=("true", "false", "yes", "no"))
             return None if relevant is None else float(relevant)
