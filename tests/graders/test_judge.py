@@ -109,8 +109,9 @@ def test_a_model_that_thinks_first_is_read_behind_its_thoughts() -> None:
 
 
 def test_a_verdict_or_a_score_that_the_limit_of_tokens_cut_is_not_taken_for_the_whole() -> None:
-    (verdict,) = judge(Scripted(lambda _: CutText("Yes, b")), max_tokens=3).judge([Claim(QUESTION, "Velora")])
-    assert verdict.right is None and "cut at max_tokens=3" in str(verdict.fault)
+    for text, right in (("Yes, since bo", True), ("No.\nThe resp", False), ("No", False), ("Answer: No", None)):
+        verdict = judge(Scripted(str), max_tokens=3).read(Claim(QUESTION, "Velora"), CutText(text))
+        assert verdict.right is right and (right is not None or "cut at max_tokens=3" in str(verdict.fault))
     asked = OutputRequest("score", "", lambda text: read_scores(text, 2))
     (output,) = ask_with_retry(Scripted(lambda _: CutText("[1] 90 [2] 9")), [asked], 12, CallCounts())
     assert output.found is None and "cut at max_tokens=12" in output.unreadable
