@@ -18,6 +18,7 @@ CoseekError
 import difflib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -249,3 +250,8 @@ def python_words(sentence: str, parameters: Collection[str]) -> str:
         return f"{name}={found[2]}" if found[2] else f"`{name}`"
 
     return _COMMAND.sub(lambda found: f"`{_FUNCTIONS[found[1]]}`", _OPTION.sub(parameter, sentence))
+
+
+def commonest(reasons: Counter[str]) -> str:
+    """The most frequent reason with its number; "" for none."""
+    return "".join(f"{count} of {reasons.total()}: {reason}" for reason, count in reasons.most_common(1))

@@ -31,7 +31,7 @@ from coseek.core.files import (
 )
 from coseek.core.lock import NAME as LOCK
 from coseek.core.lock import lock_folder
-from coseek.core.settings import check_same_settings
+from coseek.core.settings import Settings, check_same_settings, fixed_settings
 from coseek.core.strict_json import is_json
 from coseek.data.digests import (
     KEY,
@@ -88,15 +88,13 @@ class Run:
             raise DataError(f"{folder} holds a run already; go on with it with --resume, or choose another --out")
 
     @classmethod
-    def begin(
-        cls, folder: Path, settings: JsonObject, resume: bool, fixed: Callable[[JsonObject], JsonObject] = dict
-    ) -> "Run":
-        """Start a run, or with `resume` continue one that was started with the same settings, as far as `fixed` keeps
-        them."""
+    def begin(cls, folder: Path, settings: JsonObject, resume: bool, kind: type[Settings] | None = None) -> "Run":
+        """Start a run, or with `resume` continue one that was started with the same settings, but for those that `kind`
+        marks `MayChange`."""
         if not (resume and (folder / "run.yaml").exists()) or is_failed_start(folder, "run.yaml"):
             return cls.create(folder, settings)
         run = cls(folder)
-        check_same_settings(folder, fixed(run.settings), fixed(settings))
+        check_same_settings(folder, fixed_settings(kind, run.settings), fixed_settings(kind, settings))
         return run
 
     @classmethod

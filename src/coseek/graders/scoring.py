@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from coseek.agents.sources import served_context
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError, commonest
 from coseek.data.answers import can_match, exact_match
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.trajectory import Trajectory
@@ -19,7 +19,6 @@ from coseek.graders.generator import Generator, ReadingInput
 from coseek.graders.grading import generated_answer
 from coseek.graders.judge import Claim, Judge
 from coseek.graders.rag_baseline import RagBaselines
-from coseek.measure.faults import commonest
 from coseek.measure.question_groups import MACRO, datasets_of
 from coseek.measure.retrieval import run_recall
 from coseek.rewards.grades import WAY_OUT, Grades, Need

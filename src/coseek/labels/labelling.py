@@ -12,7 +12,7 @@ from typing import Annotated, Generic, TypeAlias, TypeVar, cast
 
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.cluster import Cluster, check_same, shares_of
-from coseek.core.errors import DataError
+from coseek.core.errors import DataError, commonest
 from coseek.core.files import JsonObject
 from coseek.core.record import OMIT_EMPTY, Record
 from coseek.data.question import Question
@@ -22,7 +22,6 @@ from coseek.labels.label_folder import LabelFolder, LineFile, absorb_lines
 from coseek.labels.label_set import trajectory_digest
 from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
 from coseek.labels.resources import LabelResources, by_trajectory
-from coseek.measure.faults import commonest
 
 Tell = Callable[[int, int], None]
 """Called with (turns done, total)."""

@@ -1,13 +1,16 @@
-"""Abstention: what an agent declines, how right its answers are, what a right one costs, how well it knows.
+"""Abstention: what an agent declines, how right its answers are, what a right one costs, how well it knows;
+and why runs and answers have no score.
 
 Right is strict EM; no answer to an unanswerable question is right. Questions that name no gold answers, and are not
 marked as unanswerable either, are left out. Several runs of one question are averaged first.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +18,9 @@ from coseek.data.answers import exact_match
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Trajectory
 from coseek.measure.intervals import Interval, bootstrap_mean, bootstrap_ratio
+
+if TYPE_CHECKING:
+    from coseek.data.grade_cache import Verdict
 
 BINS = 10
 """Bins of the calibration, each with as many answers as the others as far as equal confidences allow."""
@@ -147,3 +153,27 @@ def _bin(members: Sequence[tuple[float, QuestionOutcome]]) -> CalibrationBin:
     sure = math.fsum(confidence * outcome.answered for confidence, outcome in members)
     right = math.fsum(outcome.right for _, outcome in members)
     return CalibrationBin(members[0][0], members[-1][0], answers, sure / answers, right / answers)
+
+
+# Faults: why trajectories and answers of a run have no score, for the notes below its table.
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Each reason with its number."""
+
+    trajectories: Counter[str] = field(default_factory=Counter)
+    no_reply: Counter[str] = field(default_factory=Counter)
+    """Of verdicts for which the judge's model wrote nothing."""
+    unreadable: Counter[str] = field(default_factory=Counter)
+    """Of verdicts that could not be read."""
+    read: Counter[bool] = field(default_factory=Counter)
+    """The verdicts that there are."""
+
+    def add(self, trajectory: Trajectory, verdicts: Mapping[tuple[str, str], "Verdict"] | None) -> None:
+        """Count the verdict on an answer, or the reason why it is missing."""
+        verdict = (verdicts or {}).get((trajectory.question.id, trajectory.answer or ""))
+        if verdict is not None and verdict.right is not None:
+            self.read[verdict.right] += 1
+        elif verdict is not None and verdict.fault:
+            (self.unreadable if verdict.text else self.no_reply)[verdict.fault] += 1

@@ -14,7 +14,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.grade_cache import GeneratedAnswer
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
-from coseek.measure.faults import Faults
+from coseek.measure.abstention import Faults
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.question_groups import ALL, macro_groups

@@ -24,8 +24,7 @@ from coseek.data.answers import can_match, cover_match, exact_match, f1
 from coseek.data.question import Question, unmatched_notes
 from coseek.data.trajectory import LAST_WORD, MISSING, PAGE, Author, StopReason, Trajectory
 from coseek.measure import retrieval
-from coseek.measure.abstention import Abstention, QuestionOutcome, abstention_of, confidence, outcome_of
-from coseek.measure.faults import Faults
+from coseek.measure.abstention import Abstention, Faults, QuestionOutcome, abstention_of, confidence, outcome_of
 from coseek.measure.intervals import Difference, Interval, macro_mean, paired_difference
 from coseek.measure.question_groups import ALL, check_groups, datasets_of, groups_of, macro_groups
 

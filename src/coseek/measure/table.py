@@ -7,10 +7,10 @@ from enum import StrEnum
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from coseek.core.errors import commonest
 from coseek.core.files import Json, JsonObject
 from coseek.core.text import counted, visible
 from coseek.measure.abstention import Abstention
-from coseek.measure.faults import commonest
 from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.question_groups import ALL, MICRO
 from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores

@@ -34,8 +34,6 @@ _BOXED = re.compile(
     r"\\boxed\s?\{((?:[^{}]|\{[^{}]{0,40}\}){1,60})\}|<(?:answer|verdict|judge?ment|result)>([^<>]{1,40})</\w{1,9}>",
     re.I,
 )
-_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
-_FENCE = re.compile(r"```[\w-]*+")
 _FIRST = re.compile(
     rf"({'|'.join(_WORDS)})(?:[.!,;:\u2013\u2014]|[ \t]++[-(\u2013\u2014]|[ \t]*+(?:\n|$))\s*+(\w*+)", re.I
 )
@@ -47,6 +45,9 @@ _ENDING = re.compile(
     r"(?:(?:the|my)\s++)?(?:final\s++)?(?:answer|verdict|judge?ment|decision|conclusion|response)\s++is:?\s++(\w++)"
 )
 """The whole last clause, in lower case: inside a longer clause it is a report of someone else's answer."""
+
+
+_FENCE = re.compile(r"```[\w-]*+")
 
 
 def unfenced(text: str) -> str:
@@ -65,6 +66,9 @@ def read_verdict(text: str, after: str = "", plain: tuple[str, ...] = _PLAIN) ->
         if verdicts:
             return verdicts.pop() if len(verdicts) == 1 else None
     return None
+
+
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
 
 
 def _marked(text: str) -> set[bool]:

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +16,7 @@ from coseek.agents.run_questions import rows_of, run_questions
 from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.files import JsonObject, check_output_folder, parse_rows
 from coseek.core.lock import lock_folder
-from coseek.core.settings import Settings, dump_settings, fixed_settings
+from coseek.core.settings import Settings, dump_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import Dataset, QuestionFilter, check_gold_ids, check_same_passages, draw
 from coseek.data.digests import Identities
@@ -100,7 +99,7 @@ def run_agent(
         protocol = load_protocol(settings.agent.protocol) if agent is None else agent.protocol
         protocol.check_retriever(retriever.name)
         recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
-        run = Run.begin(out, recorded, resume, partial(fixed_settings, RunSettings))
+        run = Run.begin(out, recorded, resume, RunSettings)
         if agent is None:
             assert cluster is not None
             answer_on_cluster(cluster, run, settings, questions, tell)
