@@ -119,8 +119,8 @@ class ModelJudge:
                 claim.question.id, claim.response, None, fault=fault_of(text, "max_tokens"), asked=claim.asked
             )
         cut = isinstance(text, CutText)
-        # The last word of a cut text may be a part of one; a verdict in front of its reason, or alone, is whole.
-        right = read_verdict(text.rsplit(maxsplit=1)[0] if cut and text.strip() else text, self.prompt.verdict_after)
+        said = text.whole or text if isinstance(text, CutText) else text  # a verdict alone is whole
+        right = read_verdict(said, self.prompt.verdict_after)
         why = f"was cut at max_tokens={self.settings.max_tokens}" if cut else "said neither yes nor no"
         fault = f"the judge {why}: {text.strip()[:80]!r}" if right is None else None
         return Verdict(claim.question.id, claim.response, right, text, fault, claim.asked)

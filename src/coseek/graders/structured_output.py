@@ -223,8 +223,9 @@ def _asked(
             outputs[place] = ParsedOutput(None, (), fault=fault_of(text, "max_tokens"))
             tally.fail("scorer", outputs[place].fault)
             continue
-        cut = isinstance(text, CutText)
-        found = Unreadable(f"the text was cut at max_tokens={max_tokens}") if cut else asked[place].read(text)
+        found = asked[place].read(text.whole if isinstance(text, CutText) else text)
+        if isinstance(found, Unreadable) and isinstance(text, CutText):
+            found = Unreadable(f"the text was cut at max_tokens={max_tokens}")
         wrong = found.why if isinstance(found, Unreadable) else ""
         outputs[place] = ParsedOutput(None if isinstance(found, Unreadable) else found, (text,), wrong)
     return outputs

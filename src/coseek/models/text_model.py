@@ -59,6 +59,11 @@ if TYPE_CHECKING:
 class CutText(str):
     """A text that the limit of tokens cut: its last word or number may be a part of one."""
 
+    @property
+    def whole(self) -> str:
+        """The words before the last."""
+        return "".join(self.rsplit(maxsplit=1)[:-1])
+
 
 Output: TypeAlias = str | ModelError
 """A text, or why there is none."""

@@ -87,12 +87,11 @@ class PointwiseReranker(ModelRetriever):
         return fill_template(self._prompt.prompt, query=one_line(query), title=title, text=text)
 
     def _parse_score(self, output: str) -> float | None:
-        if isinstance(output, CutText):
-            return None
         if self._prompt.form == "verdict":
-            relevant = read_verdict(output, plain=("true", "false", "yes", "no"))
+            said = output.whole or output if isinstance(output, CutText) else output
+            relevant = read_verdict(said, plain=("true", "false", "yes", "no"))
             return None if relevant is None else float(relevant)
-        match = _SCORE.fullmatch(unfenced(output).replace("*", "").strip())
+        match = None if isinstance(output, CutText) else _SCORE.fullmatch(unfenced(output).replace("*", "").strip())
         return None if match is None or int(match[1]) > HIGHEST else float(match[1])
 
     def _rank(self, hits: Sequence[Hit], scores: Sequence[float | None]) -> list[Hit]:
