@@ -218,6 +218,9 @@ def test_golds_lie_in_several_columns_or_in_a_field_of_one(tmp_path: Path) -> No
     columns = {"answers": ["answer.value", "answer.aliases", "also"]}
     import_data("questions", [tmp_path / "a.jsonl"], tmp_path / "out", settings=columns)
     assert Dataset(tmp_path / "out").questions("test")[0].answers == ("Mira", "M. Vale", "Mira V.")
+    table = write_csv(tmp_path / "a.csv", {"question": "Who?", "answer": "Mira", "aliases": '["M. Vale", "Mira V."]'})
+    import_data("questions", [table], tmp_path / "csv", settings={"answers": ["answer", "aliases"]})
+    assert Dataset(tmp_path / "csv").questions("test")[0].answers == ("Mira", "M. Vale", "Mira V.")
     with pytest.raises(DataError, match="no column 'text'"):
         import_data("questions", [tmp_path / "a.jsonl"], tmp_path / "b", settings={"answers": "answer.text"})
 

@@ -14,7 +14,7 @@ from coseek.data.passage import Passage
 from coseek.data.question import Question, plan_of
 from coseek.graders.ranker import GoldRanker, ModelRanker, RankingRequest, load_rank_prompt, read_order
 from coseek.graders.reasoning import ReasonedRun, ReasoningReader
-from coseek.graders.structured_output import RETRIES, SCORER, CallCounts, Unreadable
+from coseek.graders.structured_output import FAULT, RETRIES, CallCounts, Unreadable
 from coseek.lab.graders.oracle import OracleRanker
 from coseek.lab.world.world import WorldSettings, make_world
 from coseek.measure.reasoning import ReasoningClaims
@@ -100,7 +100,7 @@ def test_a_model_that_fails_is_a_fault_and_no_order_and_takes_no_other_list_alon
     orders = model_ranker.rank([ask(3), ask(1)])
     assert orders[0].found is None and orders[0].fault == "the server is gone" and not orders[0].unreadable
     assert orders[1].found == (0,)  # one passage needs no ranking
-    assert model_ranker.tally.counts[SCORER] == 1
+    assert model_ranker.tally.counts[FAULT + "scorer"] == 1
 
 
 def test_the_oracle_puts_the_hop_of_the_query_first_and_keeps_the_order_of_equals() -> None:
@@ -202,4 +202,4 @@ def test_a_run_with_a_reply_that_cannot_be_read_twice_or_fails_is_none_and_is_co
     for wrong in ("[9]", "[true]", "none", '{"correct": ["a"]}', "[1, [2]]"):
         assert (reader := replying(wrong)).read([RUN]) == [None] and reader.tally.counts[RETRIES] == 2
     failing = ReasoningReader.over(Scripted(says, fault="the server is gone"))
-    assert failing.read([RUN]) == [None] and failing.tally.counts[SCORER] == 2
+    assert failing.read([RUN]) == [None] and failing.tally.counts[FAULT + "scorer"] == 2

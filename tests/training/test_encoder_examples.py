@@ -92,6 +92,11 @@ def test_a_training_that_learns_nothing_or_a_setting_that_does_nothing_is_refuse
         make_settings(RetrieverRecipe, {"labels": ["x"], **settings})
 
 
+def test_a_divergence_over_candidates_needs_no_negatives() -> None:
+    loss = {"kind": "kl", "negatives": 0, "in_batch": False}
+    assert make_settings(RetrieverRecipe, {"labels": ["x"], "loss": loss}).loss.negatives == 0
+
+
 @given(st.integers(1, 30), st.integers(2, 12), st.integers(0, 5))
 def test_every_epoch_is_every_row_once(count: int, batch: int, seed: int) -> None:
     rows = [TrainingExample.of(label(number), seen) for number in range(count)]

@@ -357,7 +357,7 @@ class HttpClient:
         return self._failed(what, status)
 
     def _json(self, answer: "_Answer") -> Json:
-        """The JSON of an answer. A fault of one that is none quotes its content type and its start."""
+        """The JSON of an answer. If it is not JSON, the fault quotes the content type and how the answer begins."""
         try:
             return parse_lenient(answer.text)
         except InvalidJson:

@@ -23,7 +23,7 @@ from coseek.graders.generator import PROMPTS, fault_of
 from coseek.graders.grader import Grader
 from coseek.models.judge_text import read_verdict
 from coseek.models.model_folder import model_path
-from coseek.models.text_model import CutText, TextModel, generate_each
+from coseek.models.text_model import CutText, TextModel, generate_each, whole_words
 from coseek.models.written import repeatable
 
 VerdictKey: TypeAlias = tuple[str, str, str]
@@ -118,10 +118,9 @@ class ModelJudge:
             return Verdict(
                 claim.question.id, claim.response, None, fault=fault_of(text, "max_tokens"), asked=claim.asked
             )
-        cut = isinstance(text, CutText)
-        said = text.whole or text if isinstance(text, CutText) else text  # a verdict alone is whole
-        right = read_verdict(said, self.prompt.verdict_after)
-        why = f"was cut at max_tokens={self.settings.max_tokens}" if cut else "said neither yes nor no"
+        right = read_verdict(whole_words(text) or text, self.prompt.verdict_after)  # a verdict alone is whole
+        cut = f"was cut at max_tokens={self.settings.max_tokens}"
+        why = cut if isinstance(text, CutText) else "said neither yes nor no"
         fault = f"the judge {why}: {text.strip()[:80]!r}" if right is None else None
         return Verdict(claim.question.id, claim.response, right, text, fault, claim.asked)
 

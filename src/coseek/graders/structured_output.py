@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.graders.generator import fault_of
 from coseek.models.judge_text import unfenced
-from coseek.models.text_model import CachedTextModel, CutText, LocalTextModel, TextModel, generate_each
+from coseek.models.text_model import CachedTextModel, CutText, LocalTextModel, TextModel, generate_each, whole_words
 from coseek.models.written import visible_after
 
 T = TypeVar("T")
@@ -166,7 +166,6 @@ def _miscounted(numbers: list[int], count: int) -> Unreadable | None:
 
 CALLS, RETRIES = "scorer_calls", "scorer_retries"
 """Names in the counts; a retry is also a call."""
-SCORER = FAULT + "scorer"
 TOO_LONG = "the prompt is too long for the model"
 
 
@@ -223,7 +222,7 @@ def _asked(
             outputs[place] = ParsedOutput(None, (), fault=fault_of(text, "max_tokens"))
             tally.fail("scorer", outputs[place].fault)
             continue
-        found = asked[place].read(text.whole if isinstance(text, CutText) else text)
+        found = asked[place].read(whole_words(text))
         if isinstance(found, Unreadable) and isinstance(text, CutText):
             found = Unreadable(f"the text was cut at max_tokens={max_tokens}")
         wrong = found.why if isinstance(found, Unreadable) else ""

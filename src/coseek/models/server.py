@@ -27,6 +27,7 @@ _MIN_READ_SHARE = 0.75
 """Minimum share of what was sent that a server must have read; a related model's tokenizer counts about as many."""
 _COUNT_TOLERANCE = 64
 """Tokens by which counts may differ."""
+_FEW_WORDS = 256
 _RENAMES = {"max_tokens": "max_completion_tokens"}
 """Newer names of fields."""
 
@@ -205,10 +206,10 @@ def read_usage(answer: JsonObject) -> tuple[int, int] | None:
 
 def check_read(tokens: tuple[int, int] | None, sent: int, words: bool = False) -> None:
     """Raise `ValueError` if a server read much less than was `sent`: some truncate long prompts silently. `tokens` are
-    those of `read_usage`; `sent` are tokens or words. A word between white space takes a token or more, and 256 words
-    fit every server's context, so that the bound is lower for them."""
-    slack = _COUNT_TOLERANCE * words
-    least = min(_MIN_READ_SHARE * sent - slack, sent - _COUNT_TOLERANCE - 3 * slack)
+    those of `read_usage`; `sent` are tokens or words. A word takes a token or more, and a few fit every context, so
+    that the bound is lower for words."""
+    share = _MIN_READ_SHARE * sent
+    least = min(share - _COUNT_TOLERANCE, sent - _FEW_WORDS) if words else min(share, sent - _COUNT_TOLERANCE)
     if tokens is not None and 0 < tokens[0] < least:
         raise ValueError(
             f"it read {tokens[0]} tokens of the {sent} {'words' if words else 'tokens'} that were sent; raise the "

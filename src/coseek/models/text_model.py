@@ -59,10 +59,10 @@ if TYPE_CHECKING:
 class CutText(str):
     """A text that the limit of tokens cut: its last word or number may be a part of one."""
 
-    @property
-    def whole(self) -> str:
-        """The words before the last."""
-        return "".join(self.rsplit(maxsplit=1)[:-1])
+
+def whole_words(text: str) -> str:
+    """The text; of a `CutText` the words before the last."""
+    return "".join(text.rsplit(maxsplit=1)[:-1]) if isinstance(text, CutText) else text
 
 
 Output: TypeAlias = str | ModelError

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from pydantic import Field
@@ -67,10 +68,8 @@ def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: st
     if isinstance(settings.answers, str):
         columns["golden_answers"] = _at(row, settings.answers)
     elif settings.answers is not None:
-        several = [_at(row, column) for column in settings.answers]
-        columns["golden_answers"] = [
-            gold for value in several if value is not None for gold in (value if isinstance(value, list) else [value])
-        ]
+        several = SourceRow(row.where, {column: _at(row, column) for column in settings.answers})
+        columns["golden_answers"] = [*chain(*map(several.answers, settings.answers))]
     plain = flashrag.question_of(SourceRow(row.where, {**row.value, **columns}), dataset, split, notes)
     if not settings.choices:
         return plain

@@ -15,7 +15,7 @@ from pydantic import Field
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
 from coseek.models.judge_text import read_verdict, unfenced
-from coseek.models.text_model import CutText
+from coseek.models.text_model import CutText, whole_words
 from coseek.models.written import repeatable
 from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import QueryLike, as_queries
@@ -88,8 +88,7 @@ class PointwiseReranker(ModelRetriever):
 
     def _parse_score(self, output: str) -> float | None:
         if self._prompt.form == "verdict":
-            said = output.whole or output if isinstance(output, CutText) else output
-            relevant = read_verdict(said, plain=("true", "false", "yes", "no"))
+            relevant = read_verdict(whole_words(output) or output, plain=("true", "false", "yes", "no"))
             return None if relevant is None else float(relevant)
         match = None if isinstance(output, CutText) else _SCORE.fullmatch(unfenced(output).replace("*", "").strip())
         return None if match is None or int(match[1]) > HIGHEST else float(match[1])

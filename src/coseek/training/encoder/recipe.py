@@ -104,6 +104,9 @@ class DataLabelSettings(Settings):
     """How questions are made where there are none."""
 
 
+_TOKEN_DIMENSION = 128
+
+
 class RetrieverLoss(Settings):
     """The training loss. `loss.py` gives the formulas."""
 
@@ -213,7 +216,7 @@ class RetrieverRecipe(DevicePlacement):
     query and a passage that it reads together. It starts from the language model of an encoder, with an untrained layer
     for the score, or from a cross-encoder. Its loss is listwise, over a row's own candidates, and fits a `temperature`
     of 1."""
-    token_dimension: int = Field(default=128, ge=1)
+    token_dimension: int = Field(default=_TOKEN_DIMENSION, ge=1)
     """Dimension of the token vectors where late interaction starts from an encoder of one vector per text: a linear
     layer with random orthogonal weights is put on its language model."""
     view: View | None = None
@@ -240,6 +243,12 @@ class RetrieverRecipe(DevicePlacement):
     """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
     of a Python file. They change no result, and may change when a training is resumed."""
 
+    @property
+    def has_no_negatives(self) -> bool:
+        """Whether a positive is compared with nothing. The loss `kl` compares a turn's candidates."""
+        alone = self.kind == "reranker" or not self.loss.in_batch
+        return self.loss.kind == "contrastive" and alone and self.loss.negatives == 0
+
     @model_validator(mode="after")
     def _trained_as_asked(self) -> "RetrieverRecipe":
         every, saved = self.held_out.every, self.training.checkpoint_every
@@ -256,11 +265,14 @@ class RetrieverRecipe(DevicePlacement):
                 f"held_out.keep=best needs a checkpoint at every evaluation, and training.checkpoint_every={saved} "
                 f"does not divide held_out.every={every}; change one of them"
             )
-        elif self.loss.negatives == 0 and (self.kind == "reranker" or not self.loss.in_batch):
+        elif self.has_no_negatives:
             wrong = "loss.negatives=0 leaves no passage to tell the positive from; set it to 1 or more"
-        elif self.kind != "late-interaction" and self.token_dimension != 128:
+        elif (
+            self.kind != "late-interaction"
+            and self.token_dimension != type(self).model_fields["token_dimension"].default
+        ):
             wrong = f"token_dimension is of kind=late-interaction, and kind={self.kind} has none; leave it out"
-        elif self.kind != "sparse" and self.loss.flops != (0.01, 0.01):
+        elif self.kind != "sparse" and self.loss.flops != RetrieverLoss().flops:
             wrong = f"loss.flops is of kind=sparse, and kind={self.kind} has no such term; leave it out"
         if wrong is not None:
             raise SettingError(wrong)
