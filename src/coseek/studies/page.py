@@ -218,14 +218,14 @@ def title_of(name: str) -> str:
 
 
 def listed(folder: Path) -> Table:
-    """All studies: place in the paper, claim, minutes on two cores, and what was found, in `folder` or by us."""
+    """All studies: place in the paper, claim, sizes with minutes on two cores, verdicts in `folder`, else ours."""
     rows = []
     for name in study_names():
         study = load_study(name)
         verdicts = [f"{road}: {result.verdict}" for road in study.at if (result := stored(folder, name, road))]
-        costs = [f"{road} {'?' if minutes is None else f'{minutes:g}'}" for road, minutes in study.at.items()]
+        costs = [road if minutes is None else f"{road} {minutes:g} min" for road, minutes in study.at.items()]
         rows.append((name, study.place, study.claim, ", ".join(costs), "; ".join(verdicts) or "–"))
-    return Table(("study", "place", "claim", "minutes a seed, about", "found"), tuple(rows))
+    return Table(("study", "place", "claim", "sizes", "found"), tuple(rows))
 
 
 def stored(folder: Path, name: str, road: str) -> StoredResult | None:

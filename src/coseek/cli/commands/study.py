@@ -24,6 +24,7 @@ GROUP = "Results"
 app = new_app()
 EVERY = "all"
 LIST = "list"
+NAME_WIDTH = 36
 
 
 @app.command(epilog="Example: `coseek study search-r1/format-weight --seeds 0,1,2`")
@@ -53,7 +54,11 @@ def study(
     road = cast(Road, "smoke" if smoke else at)
     if names == [LIST]:
         table = listed(out)
-        output(as_json, table_json(table)["rows"], [table])
+        lines = (
+            f"{name:<{NAME_WIDTH}}{found}\n    {claim} ({place}; {sizes})"
+            for name, place, claim, sizes, found in table.rows
+        )
+        output(as_json, table_json(table)["rows"], lines)
         return
     chosen = {name: load_study(name).on(road) for name in (study_names() if names == [EVERY] else names)}
     numbers = whole_numbers("--seeds", seeds, 0, "0,1,2") if seeds else []
