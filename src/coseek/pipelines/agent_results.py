@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from coseek.agents.protocol import tool_files
+from coseek.agents.protocol import load_protocol, tool_files
+from coseek.agents.tag import Action
 from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.progress import Progress
 from coseek.core.settings import Settings, dump_settings
@@ -373,13 +374,19 @@ def better_policy(training: AgentTraining) -> Path:
 def next_commands(training: AgentTraining) -> dict[str, str]:
     """Command → what it does with the agent, trained or, if the verdict is that it became worse, as before."""
     index = training.recipe.data.index or training.folder / "data.index"
-    agent = ["serve", "agent", better_policy(training), "--retriever", index]
+    over = ["--retriever", index]
     if tool_files(training.recipe.protocol):  # which run only where they are named
-        agent += ["--protocol", training.recipe.protocol]
-    commands = {
+        over += ["--protocol", training.recipe.protocol]
+    policy = better_policy(training)
+    commands: dict[tuple[object, ...], str] = {
         ("view", training.folder): "a page of its episodes and curves",
-        (*agent,): "then ask it in a browser at http://127.0.0.1:8000",
+        ("serve", "agent", policy, *over): "then ask it in a browser at http://127.0.0.1:8000",
     }
+    if any(tag.action in (Action.SEARCH, Action.TOOL) for tag in load_protocol(training.recipe.protocol).grammar.tags):
+        run = ("run", training.data_folder, "--split", "train", "--count", "300", "--agent", policy, *over)
+        commands[*run, "--out", training.folder / "searches"] = (
+            "searches, for `coseek label` and a retriever's training"
+        )
     return {shlex.join(("coseek", *map(str, words))): description for words, description in commands.items()}
 
 
