@@ -17,6 +17,7 @@ from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.labels.answer_correctness import Correctness, PositiveChoice, TurnCorrectness
 from coseek.labels.label_folder import LabelFolder, Score
+from coseek.labels.label_set import Candidate
 from coseek.labels.labelling import LabelSummary, make_labels
 from coseek.labels.maker import LabelMaker
 from coseek.labels.makers import agentic_r
@@ -95,7 +96,7 @@ def parts(
 
 def continued(made_of: LabelResources, turn: SearchTurn, passage: Passage) -> Score:
     """The score of one passage of a turn."""
-    asked = iter([[TurnCorrectness(turn, [passage], PositiveChoice([100.0]))]])
+    asked = iter([[TurnCorrectness(turn, [Candidate(passage, 1)], PositiveChoice([100.0]))]])
     (decided,) = Correctness.of(made_of).decide(lambda wait: next(asked, None))
     return decided.scores[passage.id]
 

@@ -10,13 +10,12 @@ from typing import ClassVar
 
 import pytest
 from tests.agents.playing import typist
+from tests.labels.small import LIMITS, agent
 from tests.scripted import Failing, Scripted
 
 from coseek.agents.drivers import Agent
-from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import rows_of
-from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, ModelError, RetrieverError, SettingError
 from coseek.core.files import JsonObject
@@ -28,19 +27,15 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.judge import Claim
-from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
 from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-
-LIMITS = Limits(passages_per_search=3, max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
 
 
 @cache
@@ -58,11 +53,7 @@ def questions() -> list[Question]:
 
 
 def speaker() -> AgentWithLimits:
-    protocol = load_protocol("search-r1", "laptop")
-    # It gives up and guesses at times: some of its answers must be wrong for the rejection to be seen.
-    expert = ExpertAgent(ExpertSettings(stop_early=0.3, bad_query=0.2, blind_guess=0.1))
-    model = ScriptedAgentModel(expert, protocol, ByteTokenizer(protocol.grammar.special_tokens))
-    return AgentWithLimits(Agent(protocol, model), LIMITS, "expert")
+    return AgentWithLimits(agent(), LIMITS, "expert")
 
 
 def maker(

@@ -28,11 +28,12 @@ from coseek.labels.label_set import (
     trajectory_digest,
     write_tevatron,
 )
-from coseek.labels.maker import MakerRequirements
+from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.makers import agentic_r, dr_synth, gold
 from coseek.labels.makers.gold import GoldSettings, unseen
-from coseek.labels.makers.llm_embedder import ChangeRule
-from coseek.labels.makers.scarlet import LeaveOneOutRule, upper_group
+from coseek.labels.makers.llm_embedder import LlmEmbedder, LlmEmbedderSettings
+from coseek.labels.makers.scarlet import Scarlet, ScarletSettings, upper_group
+from coseek.labels.resources import LabelResources
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
@@ -55,33 +56,37 @@ TURN = turn_of(found("orbo", ORBO))
 
 def test_llm_embedder_takes_the_greatest_change_and_the_lowest_ones_against_it() -> None:
     """Without a passage −2; with them −3, −1 and −2.5: changes of −1, 1 and −.5."""
-    made = ChangeRule(0.0, 1).decide(TURN, CANDIDATES, [-2.0, -3.0, -1.0, -2.5])
+
+    def decided(above: float, negatives: int) -> Labelled:
+        settings = LlmEmbedderSettings(above=above, negatives=negatives)
+        return LlmEmbedder(settings, LabelResources(Path())).decide(TURN, CANDIDATES, [-2.0, -3.0, -1.0, -2.5])
+
+    made = decided(0.0, 1)
     assert isinstance(made, LabelSet) and (made.positive, made.negatives) == ("mira", ("orbo",))
     assert [(one.passage.id, one.scores["change"], one.scores["logp"]) for one in made.candidates] == [
         ("mira", 1.0, -1.0),
         ("other", -0.5, -2.5),
         ("orbo", -1.0, -3.0),
     ]
-    more = ChangeRule(0.0, 7).decide(TURN, CANDIDATES, [-2.0, -3.0, -1.0, -2.5])
+    more = decided(0.0, 7)
     assert isinstance(more, LabelSet) and more.negatives == ("other", "orbo")
     for above in (1.0, 1.5):
-        assert ChangeRule(above, 7).decide(TURN, CANDIDATES, [-2.0, -3.0, -1.0, -2.5]) == DroppedTurn(
-            TURN.id, "no-positive", "the greatest change is 1.000"
-        )
+        assert decided(above, 7) == DroppedTurn(TURN.id, "no-positive", "the greatest change is 1.000")
 
 
 def test_scarlet_takes_what_costs_most_to_leave_out_and_the_lower_group_against_it() -> None:
     """With all −1; without each −3, −1 and −1.5: utilities of 2, 0 and .5."""
-    nats = [-1.0, -3.0, -1.0, -1.5]
-    made = LeaveOneOutRule(1.0).decide(TURN, CANDIDATES, nats)
+
+    def decided(above: float, *nats: float) -> Labelled:
+        return Scarlet(ScarletSettings(above=above), LabelResources(Path())).decide(TURN, CANDIDATES, nats)
+
+    made = decided(1.0, -1.0, -3.0, -1.0, -1.5)
     assert isinstance(made, LabelSet) and (made.positive, made.negatives) == ("orbo", ("other", "mira"))
     assert [one.scores["utility"] for one in made.candidates] == [2.0, 0.5, 0.0]
-    assert LeaveOneOutRule(2.0).decide(TURN, CANDIDATES, nats) == DroppedTurn(
-        TURN.id, "no-positive", "the highest utility is 2.000"
-    )
-    assert LeaveOneOutRule(0.0).decide(TURN, CANDIDATES, [-1.0, -2.0, -2.0, -2.0]) == DroppedTurn(
-        TURN.id, "no-negatives", "all passages have the same utility"
-    )
+    low = DroppedTurn(TURN.id, "no-positive", "the highest utility is 2.000")
+    assert decided(2.0, -1.0, -3.0, -1.0, -1.5) == low
+    same = DroppedTurn(TURN.id, "no-negatives", "all passages have the same utility")
+    assert decided(0.0, -1.0, -2.0, -2.0, -2.0) == same
     assert (upper_group([2.0, 1.9, 0.1, 0.0]), upper_group([3.0, 1.0, 0.0]), upper_group([1.0, 1.0])) == (2, 1, 2)
 
 

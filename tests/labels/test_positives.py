@@ -13,15 +13,7 @@ from tests.labels.small import continued, parts, turns
 from coseek.agents.drivers import Agent
 from coseek.agents.protocol import load_protocol
 from coseek.agents.search_turns import search_turns
-from coseek.labels.answer_correctness import (
-    LEAST,
-    MOST_TIED,
-    Correctness,
-    NextCandidate,
-    PositiveChoice,
-    Ties,
-    decide_positives,
-)
+from coseek.labels.answer_correctness import LEAST, MOST_TIED, Correctness, PositiveChoice, Ties, decide_positives
 from coseek.labels.label_folder import Score
 
 SCORES = st.sampled_from([0.0, 40.0, 59.0, 60.0, 80.0, 100.0])  # few values, so that ties are common
@@ -86,13 +78,13 @@ def test_a_fault_leaves_open_only_the_turns_that_depend_on_it(
 def test_no_continuation_that_is_asked_for_could_be_spared(turn: list[tuple[float, bool]], ties: Ties) -> None:
     relevance = [lr for lr, _ in turn]
     known: dict[int, bool] = {}
-    while isinstance(outcome := decide_positives(relevance, known, ties=ties), NextCandidate):
+    while (needed := decide_positives(relevance, known, ties=ties)[1]) is not None:
         ends = set()
         for guess in (False, True):
-            rest = dict.fromkeys(range(len(turn)), False) | known | {outcome.candidate: guess}
+            rest = dict.fromkeys(range(len(turn)), False) | known | {needed: guess}
             ends.add(by_the_book([(lr, rest[place]) for place, lr in enumerate(relevance)], ties))
         assert len(ends) == 2
-        known[outcome.candidate] = turn[outcome.candidate][1]
+        known[needed] = turn[needed][1]
 
 
 @given(st.lists(st.tuples(SCORES, st.booleans()), min_size=1, max_size=8), st.sampled_from(["paper", "code"]))
@@ -109,17 +101,17 @@ def test_a_turn_is_never_longer_than_it_was_said_to_be(turn: list[tuple[float, b
 def test_equal_candidates_keep_the_retrievers_order_and_at_most_three_of_them_are_positives() -> None:
     relevance = [60.0, 100.0, 100.0, 100.0, 100.0, 100.0]
     correct = {0: True, 1: False, 2: True, 3: True, 4: True, 5: True}
-    assert decide_positives(relevance, correct) == (2,)
-    assert decide_positives(relevance, correct, ties="code") == (2, 3, 4)
-    assert decide_positives(relevance, {1: False, 2: True}) == (2,)
-    assert decide_positives([59.9, 100.0], {0: True, 1: False}) == ()
-    assert decide_positives([], {}) == ()
+    assert decide_positives(relevance, correct) == ((2,), None)
+    assert decide_positives(relevance, correct, ties="code") == ((2, 3, 4), None)
+    assert decide_positives(relevance, {1: False, 2: True}) == ((2,), None)
+    assert decide_positives([59.9, 100.0], {0: True, 1: False}) == ((), None)
+    assert decide_positives([], {}) == ((), None)
 
 
 def test_without_relevance_every_candidate_is_asked_in_turn_and_without_the_agent_none() -> None:
     turns = [[(LEAST, False), (LEAST, True), (LEAST, True)]]
     assert decided(turns, "paper") == ({0: (1,)}, [(0, 0), (0, 1)])
-    assert decide_positives([10.0, 90.0, 70.0], dict.fromkeys(range(3), True)) == (1,)
+    assert decide_positives([10.0, 90.0, 70.0], dict.fromkeys(range(3), True)) == ((1,), None)
 
 
 def test_every_candidate_is_tried_at_once_where_all_are_and_the_bound_is_the_one_that_was_set() -> None:

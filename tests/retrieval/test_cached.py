@@ -1,8 +1,7 @@
 """The memory in front of a retriever: what it answers, what it asks, and what it survives."""
 
-import random
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -75,7 +74,6 @@ def test_only_what_is_missing_goes_to_the_engine_in_one_batch_and_equal_queries_
         found = retriever.search(["songs", "ada", "cy", "songs", "ada"], 2)
         assert found == engine.inner.search(["songs", "ada", "cy", "songs", "ada"], 2)
         assert engine.asked == [["ada"], ["songs", "cy"]]
-        assert (retriever.stats.hits, retriever.stats.misses) == (3, 3)
 
 
 def test_more_or_fewer_passages_another_view_and_another_corpus_are_other_searches(path: Path) -> None:
@@ -107,23 +105,11 @@ def test_the_cache_changes_no_hit_whatever_is_asked(tmp_path: Path, batches: lis
 
 def test_threads_share_one_cache(path: Path) -> None:
     engine = Engine()
-    with cached(path, engine) as retriever:
+    with cached(path, engine) as retriever, ThreadPoolExecutor(6) as pool:
         expected = engine.inner.search(["ada", "wrote"], 2)
-        wrong: list[object] = []
-
-        def work(seed: int) -> None:
-            rng = random.Random(seed)
-            for _ in range(30):
-                found = retriever.search(["ada", f"filler {rng.randrange(40)}", "wrote"], 2)
-                if [found[0], found[2]] != expected:
-                    wrong.append(found)
-
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong and retriever.stats.hits + retriever.stats.misses == 6 * 30 * 3
+        queries = [["ada", f"filler {number % 40}", "wrote"] for number in range(180)]
+        for found in pool.map(lambda batch: retriever.search(batch, 2), queries):
+            assert [found[0], found[2]] == expected
 
 
 DEEP = "retriever: noisy\nover: {retriever: noisy, over: c.yaml}"

@@ -132,12 +132,6 @@ def test_a_folder_without_a_card_speaks_for_itself(tmp_path: Path) -> None:
     assert card == EncoderCard(**prompts, query_tokens=100, passage_tokens=100, normalise=False, similarity="dot")
 
 
-def test_the_shipped_encoder_has_a_card() -> None:
-    card = EncoderCard.of(encoder_folder("minilm"))
-    assert (card.pooling, card.normalise, card.similarity) == ("mean", True, "cosine")
-    assert (card.query_tokens, card.passage_tokens) == (256, 256)
-
-
 @pytest.mark.parametrize(
     ("config", "pooling"),
     [

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from coseek.core.errors import IndexMismatch, RetrieverError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.ranking import Scale, reciprocal_rank_fusion, scaled, top_rows
 from coseek.retrieval.retriever import FixedRetriever, Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.cached import CachedRetriever
@@ -168,3 +170,56 @@ def test_hits_are_distinct_with_falling_scores_and_fewer_are_the_first_of_more(
     scores = [hit.score for hit in hits[0]]
     assert scores == sorted(scores, reverse=True)
     assert ids(fused, k) == [hit.passage.id for hit in hits[0]][:k]
+
+
+# --- scores of several rankings
+
+
+def test_a_first_place_is_worth_one_and_ranks_are_smoothed() -> None:
+    assert reciprocal_rank_fusion([["a", "b"]]) == {"a": 1.0, "b": 61 / 62}
+
+
+SCORES = st.lists(st.floats(-1e308, 1e308), min_size=1, max_size=8)
+
+
+@given(SCORES, st.sampled_from(["min-max", "z"]))
+def test_scaled_scores_begin_at_0_and_never_swap_two(scores: list[float], scale: Scale) -> None:
+    values = scaled(scores, scale)
+    assert min(values) == (0.0 if max(scores) / 2 > min(scores) / 2 else 1.0)
+    order = sorted(range(len(scores)), key=scores.__getitem__)
+    assert all(values[low] <= values[high] for low, high in pairwise(order))
+
+
+def test_min_max_puts_the_best_at_1_and_z_measures_in_standard_deviations() -> None:
+    assert scaled([1.0, 3.0, 2.0], "min-max") == [0.0, 1.0, 0.5]
+    z = scaled([1.0, 3.0, 2.0], "z")
+    assert [round(value, 6) for value in z] == [0.0, 2.44949, 1.224745]  # 2 and 1 over √⅔
+
+
+def test_one_hit_and_equal_scores_count_as_found() -> None:
+    assert scaled([7.0], "min-max") == scaled([7.0], "z") == [1.0]
+    assert scaled([5e-324, 5e-324], "z") == [1.0, 1.0]
+    assert scaled([], "z") == []
+
+
+def test_a_short_ranking_counts_as_one_over_all_places() -> None:
+    (alone,) = scaled([14.0], "z", max_hits=100, absent=0.0)
+    assert round(alone, 3) == 10.05  # 14 over 14 · √(.01 · .99)
+    assert scaled([3.0, 1.0], "min-max", max_hits=4, absent=0.0) == [1.0, 1 / 3]
+    assert scaled([3.0, 1.0], "z", max_hits=4) == scaled([3.0, 1.0], "z")  # its other scores are not known
+    assert scaled([3.0, 1.0], "z", max_hits=2, absent=0.0) == scaled([3.0, 1.0], "z")
+
+
+def test_tiny_differences_are_still_differences() -> None:
+    assert scaled([1e-300, 2e-300], "z") == [0.0, 2.0]
+
+
+# --- the best rows
+
+
+@given(st.lists(st.integers(0, 4), max_size=30), st.integers(1, 40))
+def test_the_best_rows_come_first_and_equal_scores_keep_row_order(scores: list[int], k: int) -> None:
+    array = np.array(scores, dtype=np.float32)
+    expected = sorted(range(len(scores)), key=lambda row: -scores[row])
+    assert top_rows(array, k).tolist() == expected[:k]
+    assert top_rows(array, k, above=0.0).tolist() == [row for row in expected if scores[row] > 0][:k]

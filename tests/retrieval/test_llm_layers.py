@@ -32,14 +32,9 @@ from coseek.retrieval.llm import (
 )
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.retrieval.retrievers.expanded import EXPANSION_FIELDS, ExpandedRetriever, ExpandedSettings, ExpansionPrompt
+from coseek.retrieval.retrievers.expanded import ExpandedRetriever, ExpandedSettings, ExpansionPrompt
 from coseek.retrieval.retrievers.listwise import ListwiseReranker, ListwiseSettings
-from coseek.retrieval.retrievers.pointwise import (
-    POINTWISE_FIELDS,
-    PointwisePrompt,
-    PointwiseReranker,
-    PointwiseSettings,
-)
+from coseek.retrieval.retrievers.pointwise import PointwisePrompt, PointwiseReranker, PointwiseSettings
 
 SIX = Corpus(Passage(f"p{worth}", f"Passage {worth}", f"It is worth {worth} points.") for worth in range(6))
 FIRST_STAGE = FixedRetriever(SIX, {"q": [passage.id for passage in SIX], "few": ["p1"]})
@@ -47,13 +42,13 @@ FIRST_STAGE = FixedRetriever(SIX, {"q": [passage.id for passage in SIX], "few": 
 
 def pointwise(says: Callable[[str], str], prompt: str = "pointwise", fault: str = "") -> PointwiseReranker:
     settings = make_settings(PointwiseSettings, {"over": "-", "model": "-", "prompt": prompt})
-    file = load_prompt(PointwisePrompt, prompt, Path(), POINTWISE_FIELDS, PROMPTS)
+    file = load_prompt(PointwisePrompt, prompt, Path(), PointwiseReranker.FIELDS, PROMPTS)
     return PointwiseReranker(FIRST_STAGE, settings, Scripted(says, fault), file)
 
 
 def expanded(says: Callable[[str], str], prompt: str = "hyde", fault: str = "", **more: str) -> ExpandedRetriever:
     settings = make_settings(ExpandedSettings, {"over": "-", "model": "-", "prompt": prompt, **more})
-    file = load_prompt(ExpansionPrompt, prompt, Path(), EXPANSION_FIELDS, PROMPTS)
+    file = load_prompt(ExpansionPrompt, prompt, Path(), ExpandedRetriever.FIELDS, PROMPTS)
     return ExpandedRetriever(FIRST_STAGE, settings, Scripted(says, fault), file)
 
 
@@ -79,7 +74,7 @@ def test_passages_are_ordered_by_the_scores_as_models_write_them(form: str) -> N
 def test_a_judgement_that_cannot_be_read_keeps_its_place_and_is_no_0(odd: str) -> None:
     retriever = pointwise(lambda prompt: odd if worth(prompt) in (0, 3) else str(worth(prompt)))
     assert ids(retriever) == ["p0", "p5", "p4", "p3", "p2", "p1"]
-    assert (retriever.stats.passages, retriever.stats.unreadable) == (6, 2)
+    assert (retriever.stats.outputs, retriever.stats.unreadable) == (6, 2)
 
 
 def test_rank1_reasons_and_then_says_true_or_false() -> None:
@@ -90,8 +85,8 @@ def test_rank1_reasons_and_then_says_true_or_false() -> None:
 
 
 def test_a_model_that_fails_is_a_fault_of_the_search() -> None:
-    for retriever in (pointwise(str, fault="down"), expanded(str, fault="down")):
-        with pytest.raises(RetrieverError, match="down"):
+    for retriever in (pointwise(str, fault="down"), expanded(str, fault="down"), listwise(str, fault="down")[0]):
+        with pytest.raises(RetrieverError, match=f"the model of the retriever {retriever.name} failed: down"):
             retriever.search(["q"], 2)
         assert retriever.search([], 2) == []
 
@@ -145,7 +140,7 @@ def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() ->
 def test_an_output_without_a_text_searches_the_query_as_it_is_and_is_counted(output: str, prompt: str) -> None:
     retriever = expanded(lambda _: output, prompt)
     assert [hit.passage.id for hit in retriever.search(["q"], 2)[0]] == ["p0", "p1"]
-    assert (retriever.stats.queries, retriever.stats.unexpanded) == (1, 1)
+    assert (retriever.stats.outputs, retriever.stats.unreadable) == (1, 1)
 
 
 def test_the_identity_and_what_is_seen_change_with_prompt_and_setting() -> None:
@@ -154,7 +149,7 @@ def test_the_identity_and_what_is_seen_change_with_prompt_and_setting() -> None:
     assert len({one.identity for one in made} | {one.identity for one in points}) == 5
     assert made[0].seen("q") != made[0].seen("few")
     with pytest.raises(UnknownName, match="rank1"):
-        load_prompt(PointwisePrompt, "rank2", Path(), POINTWISE_FIELDS, PROMPTS)
+        load_prompt(PointwisePrompt, "rank2", Path(), PointwiseReranker.FIELDS, PROMPTS)
 
 
 # --- a model that ranks: a passage that forges a number, an answer that loses a passage, a silent failure
@@ -230,8 +225,8 @@ def test_a_model_that_is_always_right_brings_the_best_to_the_front() -> None:
     found = retriever.search(["q"], 10)[0]
     assert [hit.passage.id for hit in found] == list(reversed(IDS))[:10]
     assert [hit.score for hit in found] == [1 / rank for rank in range(1, 11)]
-    assert len(model.calls) == retriever.stats.windows == 3
-    assert retriever.stats.unreadable == retriever.stats.missing == 0
+    assert len(model.calls) == retriever.stats.outputs == 3
+    assert retriever.stats.unreadable == 0
 
 
 def test_queries_together_are_ranked_as_they_are_alone_in_as_few_calls() -> None:
@@ -246,13 +241,7 @@ def test_queries_together_are_ranked_as_they_are_alone_in_as_few_calls() -> None
 def test_an_answer_that_is_no_ranking_keeps_the_order_and_is_counted(answer: str) -> None:
     retriever, _ = listwise(lambda prompt: answer)
     assert [hit.passage.id for hit in retriever.search(["q"], 40)[0]] == IDS
-    assert retriever.stats.unreadable == retriever.stats.windows == 3
-
-
-def test_a_model_that_fails_fails_the_search() -> None:
-    retriever, _ = listwise(by_worth, fault="out of memory")
-    with pytest.raises(RetrieverError, match="the model of the retriever listwise failed: out of memory"):
-        retriever.search(["q"], 3)
+    assert retriever.stats.unreadable == retriever.stats.outputs == 3
 
 
 def test_the_identity_knows_prompt_model_and_settings() -> None:
@@ -296,12 +285,6 @@ def test_the_windows_go_from_the_back_to_the_very_front() -> None:
     assert spans(1, 20, 10) == spans(0, 20, 10) == []
 
 
-def test_a_step_that_leaves_gaps_is_refused() -> None:
-    for step in (0, 4, 5):
-        with pytest.raises(ValueError, match="a step lies between 1 and the window less one, 3"):
-            spans(10, 4, step)
-
-
 @given(st.integers(0, 60), shapes())
 def test_every_item_is_in_a_window_and_neighbours_overlap(count: int, shape: tuple[int, int]) -> None:
     window, step = shape
@@ -339,8 +322,3 @@ def test_whatever_the_ranker_says_nothing_is_lost_and_lists_do_not_touch_each_ot
     for number, order in enumerate(orders):
         alone = sliding_together([order], lambda windows: [drawn(0, items) for _, items in windows], window, step)
         assert alone[0] == together[number]
-
-
-def test_a_ranker_that_loses_an_item_is_a_bug() -> None:
-    with pytest.raises(ValueError, match="no permutation"):
-        sliding_together([[1, 2, 3]], lambda windows: [[0, 0, 1]])

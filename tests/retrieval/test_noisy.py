@@ -1,5 +1,7 @@
 """Fears about noise: a sibling in the batch that changes a query's fate, noise that never comes."""
 
+from collections import Counter
+
 import pytest
 from tests.retrieval.test_hybrid import Far
 
@@ -8,6 +10,7 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
+from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
 
 CORPUS = Corpus(Passage(str(row), "", f"text {row}") for row in range(200))
 QUERIES = [f"query {number}" for number in range(60)]
@@ -65,3 +68,36 @@ def test_an_empty_batch_finds_nothing() -> None:
 def test_noise_needs_a_corpus_to_be_drawn_from() -> None:
     with pytest.raises(SettingError, match="far has no local one"):
         NoisyRetriever(Far([]), make_settings(NoisySettings, {"over": "-"}))
+
+
+# --- random passages
+
+
+DRAWN = Corpus(Passage(str(row), "", "") for row in range(20))
+NOISE = RandomRetriever(DRAWN)
+
+
+def drawn_ids(noise: RandomRetriever, query: str, k: int) -> list[str]:
+    return [hit.passage.id for hit in noise.search([query], k)[0]]
+
+
+def test_a_query_draws_the_same_alone_and_in_a_batch() -> None:
+    assert NOISE.search(["a", "b", "a"], 3) == [NOISE.search([query], 3)[0] for query in ("a", "b", "a")]
+
+
+def test_another_seed_or_query_draws_other_passages() -> None:
+    assert drawn_ids(NOISE, "a", 5) != drawn_ids(NOISE, "b", 5)
+    assert drawn_ids(NOISE, "a", 5) != drawn_ids(RandomRetriever(DRAWN, RandomSettings(seed=1)), "a", 5)
+
+
+def test_a_longer_draw_begins_with_the_shorter_one_and_repeats_nothing() -> None:
+    everything = drawn_ids(NOISE, "a", 100)
+    assert sorted(everything) == sorted(passage.id for passage in DRAWN)
+    assert everything[:4] == drawn_ids(NOISE, "a", 4)
+    scores = [hit.score for hit in NOISE.search(["a"], 6)[0]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_passages_are_drawn_evenly() -> None:
+    drawn = Counter(ident for query in range(4_000) for ident in drawn_ids(NOISE, str(query), 2))
+    assert max(abs(count - 400) for count in drawn.values()) < 100  # 5 standard deviations

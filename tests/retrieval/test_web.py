@@ -3,7 +3,6 @@
 import ipaddress
 import json
 import logging
-import random
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +17,10 @@ from tests.retrieval.web_server import SECRET, SENT_AS, Site, running
 
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json
-from coseek.core.http import HttpClient, HttpSettings
 from coseek.core.settings import dump_settings
 from coseek.core.text import decode
 from coseek.retrieval.factory import open_retriever
-from coseek.retrieval.retrievers.web import SearchApi, Web
+from coseek.retrieval.retrievers.web import Web
 from coseek.retrieval.web.pages import (
     FetchedPage,
     Fetcher,
@@ -34,7 +32,7 @@ from coseek.retrieval.web.pages import (
     read,
     read_page,
 )
-from coseek.retrieval.web.providers import ProviderRequest, WebResult, distinct, plain
+from coseek.retrieval.web.providers import WebResult, distinct, plain
 
 HERE = PageLimits(allow_private=True)
 
@@ -185,17 +183,6 @@ def test_a_providers_answer_without_results_is_an_empty_search(site: Site) -> No
     assert retriever.search(["q"], 3) == [[]] == retriever.search(["r"], 3)
 
 
-# Calls
-
-
-def service(url: str, waits: list[float]) -> SearchApi:
-    async def sleep(wait_s: float) -> None:
-        waits.append(wait_s)
-
-    patience = HttpSettings(attempts=3, first_wait_s=1.0, timeout_s=2)
-    return SearchApi("it", HttpClient(url, patience, rng=random.Random(0), name="it", quotes=False, sleep=sleep))
-
-
 def test_a_failed_query_costs_no_other_its_call_again(site: Site) -> None:
     a, b = (Said(json.dumps({"organic": [{"link": f"http://x/{name}", "title": name}]}).encode()) for name in "ab")
     site.says("/three", a, Said(status=400), b, Said(status=400))
@@ -208,9 +195,10 @@ def test_a_failed_query_costs_no_other_its_call_again(site: Site) -> None:
 
 
 def test_a_service_whose_credit_is_used_up_says_so(site: Site) -> None:
-    site.says("/poor", Said(b"your key abc", status=402))
-    with pytest.raises(RetrieverError, match=r"^it: it answered 402; its credit is used up$"):
-        service(f"{site.url}/poor", []).send(ProviderRequest("GET", {}), "organic")
+    retriever = web(site)
+    site.says("/api", Said(b"your key abc", status=402))
+    with pytest.raises(RetrieverError, match=r"^serper: it answered 402; its credit is used up$"):
+        retriever.search(["q"], 1)
 
 
 # Pages
@@ -359,24 +347,11 @@ def test_any_bytes_are_some_text(body: bytes, said: str) -> None:
     assert isinstance(decode(body, said), str)
 
 
-SCRAPS = [
-    "<p>",
-    "</p>",
-    "<div>",
-    "<table><td>",
-    "<script>",
-    "<!--",
-    "-->",
-    "<title>",
-    "<html>",
-    "&#xD800;",
-    "&amp",
-    "\x00",
-]
+SCRAPS = ["<p>", "</p>", "<div>", "<table><td>", "<script>", "<!--", "-->", "<title>", "<html>", "&#xD800;", "&amp"]
 
 
 @settings(max_examples=at_most(60))
-@given(st.lists(st.sampled_from([*SCRAPS, "A sentence that is long enough to be taken for one. "]), max_size=60))
+@given(st.lists(st.sampled_from([*SCRAPS, "\x00", "A sentence that is long enough to be one. "]), max_size=60))
 def test_any_heap_of_tags_is_a_page_or_none(scraps: list[str]) -> None:
     with suppress(PageFault):
         assert read_page(FetchedPage("u", "".join(scraps).encode(), "text/html")).text.strip()

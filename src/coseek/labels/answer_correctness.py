@@ -19,6 +19,7 @@ from coseek.data.answers import exact_match
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.labels.label_folder import Score, ScoreCache
+from coseek.labels.label_set import Candidate
 from coseek.labels.resources import LabelResources
 from coseek.models.model import ServedModel
 
@@ -46,17 +47,11 @@ MOST_TIED = 3
 """Maximum number of positives of one turn under the `code` rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class NextCandidate:
-    """The candidate whose GAC is needed next."""
-
-    candidate: int
-
-
 def decide_positives(
     relevance_C: Sequence[float], correct: Mapping[int, bool], *, ties: Ties = "paper", least: float = LEAST
-) -> tuple[int, ...] | NextCandidate:
-    """The positives of a turn, in the retriever's order; none when no candidate has both scores.
+) -> tuple[tuple[int, ...], int | None]:
+    """The positives of a turn in the retriever's order, empty if no candidate has both scores, and the candidate whose
+    GAC is needed next: `None` once the positives are final.
 
     `relevance_C` is the LR of each candidate in the retriever's order, `correct` the GAC of those that were continued.
     Without LR (the ablation) pass the same number for all, without GAC a `correct` that is always true.
@@ -67,17 +62,17 @@ def decide_positives(
         if positives and relevance_C[index] < relevance_C[positives[0]]:
             break
         if index not in correct:
-            return NextCandidate(index)
+            return tuple(positives), index
         if correct[index]:
             positives.append(index)
         if len(positives) == (1 if ties == "paper" else MOST_TIED):
             break
-    return tuple(positives)
+    return tuple(positives), None
 
 
 @dataclass(eq=False)
 class PositiveChoice:
-    """The choice of one turn's positives, which learns the GAC of its candidates as they are continued."""
+    """The choice of one turn's positives, which learns the GAC of candidates as they are continued."""
 
     relevance_C: Sequence[float]
     """LR of each candidate, in the retriever's order."""
@@ -89,19 +84,16 @@ class PositiveChoice:
     _tried: set[int] = field(default_factory=set)
 
     def wanted(self) -> tuple[int, ...]:
-        """The candidates to be continued now, never the same one twice; none when the choice is made."""
-        if self.exhaustive and not self._tried:
-            indices: tuple[int, ...] = tuple(range(len(self.relevance_C)))
-        else:
-            outcome = self._outcome()
-            indices = (outcome.candidate,) if isinstance(outcome, NextCandidate) else ()
-        fresh = tuple(index for index in indices if index not in self._tried)
+        """The candidates to continue now, each only once; empty when the choice is made."""
+        _, needed = self._outcome()
+        indices = range(len(self.relevance_C)) if self.exhaustive and not self._tried else [needed]
+        fresh = tuple(index for index in indices if index is not None and index not in self._tried)
         self._tried.update(fresh)
         return fresh
 
     @property
     def most_left(self) -> int:
-        """Candidates that may still be wanted, at most."""
+        """Maximum number of candidates that may still be needed."""
         return sum(relevance >= self.least for relevance in self.relevance_C) - len(self._tried)
 
     def learn(self, candidate: int, right: bool | None) -> None:
@@ -112,10 +104,10 @@ class PositiveChoice:
     @property
     def positives(self) -> tuple[int, ...] | None:
         """The positives; `None` where they depend on a GAC that is a fault."""
-        outcome = self._outcome()
-        return None if isinstance(outcome, NextCandidate) else outcome
+        positives, needed = self._outcome()
+        return positives if needed is None else None
 
-    def _outcome(self) -> tuple[int, ...] | NextCandidate:
+    def _outcome(self) -> tuple[tuple[int, ...], int | None]:
         return decide_positives(self.relevance_C, self._correct, ties=self.ties, least=self.least)
 
 
@@ -154,7 +146,7 @@ class Correctness:
         """A digest of everything that correctness depends on besides the agent's context."""
         return self.kept.cache.identity
 
-    def decide(self, feed: Callable[[bool], Sequence["TurnCorrectness"] | None]) -> Iterator["TurnCorrectness"]:
+    def decide(self, feed: "Feed") -> Iterator["TurnCorrectness"]:
         """Continue the agent from the candidates of turns until their positives are chosen; yields each such turn.
 
         `feed` is called with (wait) where there is room: the next turns; none where none is ready yet, which it may say
@@ -201,7 +193,7 @@ class TurnCorrectness:
     """A search turn with its candidates, and the scores of those that were continued."""
 
     turn: SearchTurn
-    passages: Sequence[Passage]
+    candidates: Sequence[Candidate]
     choice: PositiveChoice
     scores: dict[str, Score] = field(default_factory=dict)
     """By passage id."""
@@ -211,10 +203,14 @@ class TurnCorrectness:
         self.choice.learn(index, None if score.value is None else score.value == 1)
 
 
-class _Continuations:
-    """The continuations of many turns that are under way at once."""
+Feed: TypeAlias = Callable[[bool], Sequence[TurnCorrectness] | None]
+"""Called with (wait): see `Correctness.decide`."""
 
-    def __init__(self, correctness: Correctness, feed: Callable[[bool], Sequence[TurnCorrectness] | None]) -> None:
+
+class _Continuations:
+    """Concurrent continuations of many turns."""
+
+    def __init__(self, correctness: Correctness, feed: Feed) -> None:
         self.correctness, self.feed = correctness, feed
         parts = correctness.parts
         model = parts.agent.model
@@ -251,7 +247,7 @@ class _Continuations:
         while indices := undecided.choice.wanted():
             branches = []
             for index in indices:
-                if (score := self.correctness.known(undecided.turn, undecided.passages[index])) is not None:
+                if (score := self.correctness.known(undecided.turn, undecided.candidates[index].passage)) is not None:
                     undecided.learn(index, score)
                 else:
                     branches.append(self._branch(undecided, index))
@@ -265,8 +261,9 @@ class _Continuations:
         trajectory = undecided.turn.trajectory
         # The turn with the longest way to go comes first, and the scorer's calls (rank 0) before every branch: else
         # the last ones go on alone while the other slots are empty.
-        rank = 1 + len(undecided.passages) - undecided.choice.most_left
-        branch = Branch(trajectory, undecided.turn.search, (undecided.passages[index],), trajectory.seed, rank)
+        rank = 1 + len(undecided.candidates) - undecided.choice.most_left
+        passages = (undecided.candidates[index].passage,)
+        branch = Branch(trajectory, undecided.turn.search, passages, trajectory.seed, rank)
         self.under_way[id(branch)] = undecided, index
         self.siblings[id(trajectory)].open += 1
         return branch
@@ -274,7 +271,8 @@ class _Continuations:
     def _ended(self, branch: Branch, trajectory: Trajectory) -> None:
         """Score a branch, and add the next ones."""
         undecided, index = self.under_way.pop(id(branch))
-        undecided.learn(index, self.correctness.keep(undecided.turn, undecided.passages[index], trajectory))
+        score = self.correctness.keep(undecided.turn, undecided.candidates[index].passage, trajectory)
+        undecided.learn(index, score)
         siblings = self.siblings[id(branch.trajectory)]
         siblings.open -= 1
         if self.alone:

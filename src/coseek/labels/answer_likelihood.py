@@ -5,10 +5,11 @@ accepted answer, or of the likeliest one.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import Field
 
@@ -36,7 +37,7 @@ from coseek.labels.resources import LabelResources
 from coseek.retrieval.query import Query
 
 if TYPE_CHECKING:
-    from coseek.models.likelihood import ContinuationLogprob, LikelihoodModel
+    from coseek.models.likelihood import ContinuationLogprob
 
 LOGP = "logp"
 """Name of the score log P(answer | question, passage)."""
@@ -77,98 +78,47 @@ class AnswerLikelihoods(Record):
 
 
 @dataclass(frozen=True)
-class AnswerLikelihoodScorer:
-    """A frozen model with its prompt and a cache.
+class LikelihoodMaker(ABC):
+    """Base of label makers: candidates → likelihoods → label. Implements `LabelMaker`.
 
     All lists of one turn are scored in one batch and cached as one entry. In float32 the last digits of a row depend on
     the other rows of its batch, so an unfinished turn is scored again as a whole and gets the same numbers.
     """
 
-    model: "LikelihoodModel"
-    prompt: GeneratorPrompt
-    budget: ContextBudget
-    answers: Literal["first", "best"]
-    kept: ScoreCache[AnswerLikelihoods]
-
-    def contexts(self, question: Question, lists: Sequence[Sequence[Passage]]) -> list[GeneratorContext]:
-        readings = (ReadingInput(question.question, tuple(passages)) for passages in lists)
-        return [context_of(self.prompt, self.budget, reading) for reading in readings]
-
-    def score(self, question: Question, contexts: Sequence[GeneratorContext]) -> AnswerLikelihoods:
-        """The likelihood of the answer in each context. A fault in one context is a fault of the whole turn."""
-        from coseek.models.likelihood import Continuation
-
-        answers = question.answers[:1] if self.answers == "first" else question.answers
-        lead = self.prompt.answer_after
-        # After a chat template the answer starts the message; elsewhere a blank separates it from the prompt.
-        blank = "" if self.model.uses_chat_template and not lead else " "
-        continuations = [
-            Continuation(context.prompt, blank + answer.strip(), lead) for context in contexts for answer in answers
-        ]
-        key = digest_of(*(text for item in continuations for text in (item.prompt, item.lead, item.text)))[:32]
-        known = self.kept.get((key,))
-        if known is None:
-            known = _likelihoods(question.id, key, self.model.score(continuations), len(answers))
-            self.kept.keep([known])
-        return known
-
-
-def _likelihoods(
-    question_id: str, key: str, scored: "Sequence[ContinuationLogprob]", answers: int
-) -> AnswerLikelihoods:
-    fault = next((continuation.fault for continuation in scored if continuation.fault is not None), None)
-    tokens = tuple(continuation.tokens for continuation in scored[:answers])
-    if fault is not None:
-        return AnswerLikelihoods(question_id, key, None, tokens, fault)
-    nats = [cast(float, continuation.nats) for continuation in scored]
-    best = tuple(max(nats[start : start + answers]) for start in range(0, len(nats), answers))
-    return AnswerLikelihoods(question_id, key, best, tokens)
-
-
-def open_likelihood_scorer(settings: AnswerLikelihoodSettings, parts: LabelResources) -> AnswerLikelihoodScorer:
-    """The model of `--likelihood`, with the prompt of the settings or its own."""
-    model, name = parts.likelihood, cast(str, parts.likelihood_name)
-    prompt = load_generator_prompt(GeneratorSettings(model=model.folder, prompt=settings.prompt))
-    words = prompt.model_dump_json(exclude={"about"})
-    identity = digest_of("weighing", model.identity, words, str(settings.max_context_tokens))
-    card: JsonObject = {"model": name, "model_identity": model.identity, "prompt": prompt.about}
-    kept = parts.score_cache("likelihood", AnswerLikelihoods, identity, card)
-    return AnswerLikelihoodScorer(model, prompt, ContextBudget(settings.max_context_tokens), settings.answers, kept)
-
-
-class LikelihoodRule(Protocol):
-    """How a method turns likelihoods into labels."""
-
-    @property
-    def name(self) -> str:
-        """Name with all settings; part of the identity of labels."""
-        ...
-
-    def lists(self, passages: Sequence[Passage]) -> list[list[Passage]]:
-        """Lists of candidates under which the answer is scored."""
-        ...
-
-    def decide(self, turn: SearchTurn, candidates: Sequence[Candidate], nats: Sequence[float]) -> Labelled:
-        """The label of a turn from the likelihood under each list."""
-        ...
-
-
-@dataclass(frozen=True)
-class LikelihoodMaker:
-    """Label maker: candidates → likelihoods → rule. Implements `LabelMaker`."""
-
-    rule: LikelihoodRule
     settings: AnswerLikelihoodSettings
     parts: LabelResources
 
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Method and its own settings; part of the identity of labels."""
+
+    @abstractmethod
+    def lists(self, passages: Sequence[Passage]) -> list[list[Passage]]:
+        """Lists of candidates under which the answer is scored."""
+
+    @abstractmethod
+    def decide(self, turn: SearchTurn, candidates: Sequence[Candidate], nats: Sequence[float]) -> Labelled:
+        """The label of a turn from the likelihood under each list."""
+
     @cached_property
-    def scorer(self) -> AnswerLikelihoodScorer:
-        return open_likelihood_scorer(self.settings, self.parts)
+    def prompt(self) -> GeneratorPrompt:
+        """The prompt of the settings, or the model's own."""
+        return load_generator_prompt(GeneratorSettings(model=self.parts.likelihood.folder, prompt=self.settings.prompt))
+
+    @cached_property
+    def cache(self) -> ScoreCache[AnswerLikelihoods]:
+        """The likelihoods of the model with this prompt."""
+        parts, model, prompt = self.parts, self.parts.likelihood, self.prompt
+        words = prompt.model_dump_json(exclude={"about"})
+        identity = digest_of("weighing", model.identity, words, str(self.settings.max_context_tokens))
+        card: JsonObject = {"model": parts.likelihood_name, "model_identity": model.identity, "prompt": prompt.about}
+        return parts.score_cache("likelihood", AnswerLikelihoods, identity, card)
 
     @cached_property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"prompt"})  # the scorer's identity holds its text
-        return digest_of(self.rule.name, settings, self.scorer.kept.cache.identity, self.parts.retriever.identity)
+        settings = self.settings.model_dump_json(exclude={"prompt"})  # the cache's identity holds its text
+        return digest_of(self.name, settings, self.cache.cache.identity, self.parts.retriever.identity)
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         return self.parts.each(self._labels, turns, self.parts.likelihood)
@@ -183,7 +133,8 @@ class LikelihoodMaker:
                 why = "the first search of the run has the label of this question"
                 labels.append(DroppedTurn(turn.id, "same-question", why))
             else:
-                asked.append(self._with_query(turn))
+                question = Query(turn.question.searched, turn.question.searched)
+                asked.append(turn if self.settings.queries == "turn" else replace(turn, query=question))
         searched = find_candidates(self.parts.retriever, asked, self.settings.candidates, self.parts.tally)
         for turn, candidates in zip(asked, searched, strict=True):
             label = None if candidates is None else self._label(turn, distinct(candidates))
@@ -191,27 +142,54 @@ class LikelihoodMaker:
                 labels.append(label)
         return labels
 
-    def _with_query(self, turn: SearchTurn) -> SearchTurn:
-        """The turn with the query of its label."""
-        if self.settings.queries == "turn":
-            return turn
-        return replace(turn, query=Query(turn.question.searched, turn.question.searched))
-
     def _label(self, turn: SearchTurn, candidates: Sequence[Candidate]) -> Labelled | None:
         """A label or the reason for none; `None` for a fault of the model."""
         if len(candidates) < 2:
             return DroppedTurn(turn.id, "too-few", f"{len(candidates)} passages were found")
-        lists = self.rule.lists([candidate.passage for candidate in candidates])
-        contexts = self.scorer.contexts(turn.question, lists)
+        budget = ContextBudget(self.settings.max_context_tokens)
+        contexts = [
+            context_of(self.prompt, budget, ReadingInput(turn.question.question, tuple(passages)))
+            for passages in self.lists([candidate.passage for candidate in candidates])
+        ]
         # Likelihoods are compared between lists of the same texts, so every passage must be read whole.
         if any(context.truncated for context in contexts):
             most = self.settings.max_context_tokens
             return DroppedTurn(turn.id, "too-long", f"its passages do not fit into max_context_tokens={most}")
-        scored = self.scorer.score(turn.question, contexts)
+        scored = self._score(turn.question, contexts)
         if scored.nats is None:
             self.parts.tally.fail("likelihood", scored.fault or "")
             return None
-        return self.rule.decide(turn, candidates, scored.nats)
+        return self.decide(turn, candidates, scored.nats)
+
+    def _score(self, question: Question, contexts: Sequence[GeneratorContext]) -> AnswerLikelihoods:
+        """The likelihood of the answer in each context. A fault in one context is a fault of the whole turn."""
+        from coseek.models.likelihood import Continuation
+
+        model, lead = self.parts.likelihood, self.prompt.answer_after
+        answers = question.answers[:1] if self.settings.answers == "first" else question.answers
+        # After a chat template the answer starts the message; elsewhere a blank separates it from the prompt.
+        blank = "" if model.uses_chat_template and not lead else " "
+        continuations = [
+            Continuation(context.prompt, blank + answer.strip(), lead) for context in contexts for answer in answers
+        ]
+        key = digest_of(*(text for item in continuations for text in (item.prompt, item.lead, item.text)))[:32]
+        known = self.cache.get((key,))
+        if known is None:
+            known = _likelihoods(question.id, key, model.score(continuations), len(answers))
+            self.cache.keep([known])
+        return known
+
+
+def _likelihoods(
+    question_id: str, key: str, scored: "Sequence[ContinuationLogprob]", answers: int
+) -> AnswerLikelihoods:
+    fault = next((continuation.fault for continuation in scored if continuation.fault is not None), None)
+    tokens = tuple(continuation.tokens for continuation in scored[:answers])
+    if fault is not None:
+        return AnswerLikelihoods(question_id, key, None, tokens, fault)
+    nats = [cast(float, continuation.nats) for continuation in scored]
+    best = tuple(max(nats[start : start + answers]) for start in range(0, len(nats), answers))
+    return AnswerLikelihoods(question_id, key, best, tokens)
 
 
 def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:

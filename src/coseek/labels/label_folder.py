@@ -92,11 +92,13 @@ class TextStore:
             return
         write_jsonl(self.path, ({"key": key, "text": self._text(key)} for key in wanted))
         with self._lock:
-            self._forget()
+            if self._file is not None:
+                self._file.close()
+            self._file = self._spans = None  # the file is read again at the next use
 
     def _keep(self, text: str) -> str:
         """Store a text; returns its key."""
-        key = text_key(text)
+        key = hashlib.sha256(text.encode()).hexdigest()[:32]
         with self._lock:
             spans = self._index()
             if key not in spans:
@@ -137,17 +139,6 @@ class TextStore:
                                 self._spans[str(parse_line(line, where)["key"])] = at, at + len(line)
                         at += len(line)
         return self._spans
-
-    def _forget(self) -> None:
-        """Read the file again at the next use."""
-        if self._file is not None:
-            self._file.close()
-        self._file = self._spans = None
-
-
-def text_key(text: str) -> str:
-    """The key of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _text_slots(row: JsonObject) -> Iterator[tuple[Json, str | int]]:

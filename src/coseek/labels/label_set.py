@@ -16,7 +16,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.graders.structured_output import FAULT, CallCounts
 from coseek.retrieval.query import Query
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, search_each
 from coseek.retrieval.views import find_view, render_view
 
 SCHEMA = 2
@@ -108,7 +108,9 @@ class LabelSet:
             record["targets"] = list(self.targets)
         if self.copy:
             record["copy"] = self.copy
-        return record | _origin(self.trajectory)
+        if self.trajectory:
+            record[TRAJECTORY] = self.trajectory
+        return record
 
     @classmethod
     def from_json(cls, record: JsonObject) -> "LabelSet":
@@ -148,10 +150,6 @@ def trajectory_digest(trajectory: Trajectory) -> str:
     searches: list[Json] = [search.to_json() for search in trajectory.searches]
     stands: JsonObject = {"question": trajectory.question.to_json(), "segments": written, "searches": searches}
     return value_digest({**stands, "stop": str(trajectory.stop), "answer": trajectory.answer})[:32]
-
-
-def _origin(trajectory: str) -> JsonObject:
-    return {TRAJECTORY: trajectory} if trajectory else {}
 
 
 # Tevatron: label sets as training rows of other trainers.
@@ -197,24 +195,14 @@ def find_candidates(
     """The `k` best passages of every turn, best first; `None` where the search failed, which affects no other query.
     Equal queries are searched once."""
     unique = list(dict.fromkeys(turn.query for turn in turns))
-    by_query = dict(zip(unique, _search(retriever, unique, k), strict=True))
+    results = [None if isinstance(hits, RetrieverError) else ranked(hits) for hits in search_each(retriever, unique, k)]
+    by_query = dict(zip(unique, results, strict=True))
     tally.add(FAULT + RETRIEVER, sum(by_query[turn.query] is None for turn in turns))
     return [by_query[turn.query] for turn in turns]
 
 
-def _search(retriever: Retriever, queries: list[Query], k: int) -> list[Candidates | None]:
-    if not queries:
-        return []
-    try:
-        return [_candidates(hits) for hits in retriever.search(queries, k)]
-    except RetrieverError:
-        if len(queries) == 1:
-            return [None]
-    middle = len(queries) // 2
-    return _search(retriever, queries[:middle], k) + _search(retriever, queries[middle:], k)
-
-
-def _candidates(hits: Sequence[Hit]) -> Candidates:
+def ranked(hits: Sequence[Hit]) -> Candidates:
+    """The hits as candidates, with the retriever's rank and score."""
     return tuple(Candidate(hit.passage, rank, {RETRIEVER: hit.score}) for rank, hit in enumerate(hits, start=1))
 
 

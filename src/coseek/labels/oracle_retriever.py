@@ -22,8 +22,9 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.graders.ranker import ModelRanker, RankedOrder, Ranker, RankingRequest
 from coseek.labels.label_folder import ScoreCache, TextStore
-from coseek.labels.label_set import RETRIEVER, Candidate
+from coseek.labels.label_set import Candidate, ranked
 from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retriever import Retriever
 
 RELEVANCE = "relevance"
@@ -137,10 +138,7 @@ class OracleSearch:
 
     def _pool(self, question: Question, hits: Sequence[Hit]) -> list[Candidate]:
         """The retriever's results with gold passages first. A gold passage that was not retrieved has rank 0."""
-        retrieved = {
-            hit.passage.id: Candidate(hit.passage, rank, {RETRIEVER: hit.score})
-            for rank, hit in enumerate(hits, start=1)
-        }
+        retrieved = {candidate.passage.id: candidate for candidate in ranked(hits)}
         if not self.gold_in_front:
             return list(retrieved.values())
         gold = {ident: retrieved.get(ident) or Candidate(self._gold(question, ident), 0) for ident in question.gold_ids}
@@ -204,10 +202,7 @@ class OracleRetriever:
         for ranking in rankings:
             if ranking.fault is not None:
                 raise RetrieverError(ranking.fault)
-        return [
-            [Hit(passage, 1.0 / rank) for rank, passage in enumerate(ranking.shown[:k], start=1)]
-            for ranking in rankings
-        ]
+        return [rank_hits(ranking.shown[:k]) for ranking in rankings]
 
     def _question(self, query: Query) -> Question:
         if query.question not in self._questions:

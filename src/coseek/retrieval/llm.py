@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, Self, TypeAlias, TypeVar
+from typing import ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -45,11 +45,13 @@ class ModelRetrieverSettings(Settings):
     """The view of a search turn for the model; the other retriever keeps its own."""
 
 
-class ModelRetrieverStats(Protocol):
+@dataclass
+class OutputStats:
     """Counts since the retriever was opened."""
 
-    @property
-    def shortfall(self) -> Shortfall: ...
+    outputs: int = 0
+    unreadable: int = 0
+    """Outputs that could not be used, so that the query or the order of the passages was kept."""
 
 
 class ModelRetriever(LayeredRetriever):
@@ -59,12 +61,13 @@ class ModelRetriever(LayeredRetriever):
     PROMPT: ClassVar[type[PromptFile]]
     FIELDS: ClassVar[dict[str, set[str]]]
     """The fields that each template of the prompt may have."""
-    STATS: ClassVar[type[ModelRetrieverStats]]
+    PROBLEM: ClassVar[str]
+    """`Shortfall.problem` of unreadable outputs."""
 
     def __init__(self, over: Retriever, settings: ModelRetrieverSettings, model: TextModel, prompt: PromptFile) -> None:
         super().__init__(over)
         self.settings = settings
-        self.stats = self.STATS()
+        self.stats = OutputStats()
         self._model = model
         self._prompt = prompt
 
@@ -82,7 +85,7 @@ class ModelRetriever(LayeredRetriever):
 
     @property
     def shortfalls(self) -> tuple[Shortfall, ...]:
-        return (self.stats.shortfall,)
+        return (Shortfall(self.stats.unreadable, self.stats.outputs, self.PROBLEM),)
 
     def seen(self, query: QueryLike) -> str:
         """The text that the other retriever sees, and the untruncated view of the model."""
@@ -207,8 +210,6 @@ RankWindows: TypeAlias = Callable[[list[tuple[int, list[T]]]], Sequence[Sequence
 def spans(count: int, window: int, step: int) -> list[tuple[int, int]]:
     """The (start, end) of each window over `count` items, from the back; the last one starts at 0. Consecutive windows
     share `window - step` items; the last two may share more. Fewer than two items have no windows."""
-    if not 1 <= step < window:
-        raise ValueError(f"a step lies between 1 and the window less one, {window - 1}; got {step}")
     if count < 2:
         return []
     starts = [max(count - window, 0)]
@@ -227,8 +228,6 @@ def sliding_together(
         batch = [(number, *starts[turn]) for number, starts in enumerate(windows) if turn < len(starts)]
         rankings = rank_windows([(number, lists[number][start:end]) for number, start, end in batch])
         for (number, start, end), ranking in zip(batch, rankings, strict=True):
-            if sorted(ranking) != list(range(end - start)):
-                raise ValueError(f"a window of {end - start} items was ranked as {list(ranking)}: no permutation")
             items = lists[number][start:end]
             lists[number][start:end] = [items[index] for index in ranking]
     return lists

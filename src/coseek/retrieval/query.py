@@ -75,19 +75,14 @@ QueryLike: TypeAlias = str | Query
 """The argument types that a retriever's `search` accepts."""
 
 
-def check_k(k: int) -> None:
-    """Raise `ValueError`, the caller's bug, unless the number of hits per query is at least 1."""
-    if k < 1:
-        raise ValueError(f"k counts the passages of a search and must be at least 1, not {k}")
-
-
 def as_queries(queries: QueryLike | Sequence[QueryLike], k: int) -> list[QueryLike]:
     """Check the arguments of `Retriever.search`, and return the Q queries as a list. Every `search` calls it first.
 
     A bare text or `Query` is one query, never a sequence of characters: Q is then 1, and the search still returns a
     list of Q lists. Raises `SettingError` for anything but queries, `ValueError` for a `k` below 1.
     """
-    check_k(k)
+    if k < 1:
+        raise ValueError(f"k counts the passages of a search and must be at least 1, not {k}")
     batch = [queries] if isinstance(queries, str | Query) else queries
     if not isinstance(batch, Sequence):
         raise SettingError(f"queries are one text, one Query or a list of them, not {queries!r}; write search([…], k)")
@@ -135,13 +130,8 @@ class ContextFields:
         query = Query.of(query)
         level = _PAST.index(self.past)
         history = tuple(
-            PastTurn(
-                search.query,
-                search.reasoning if level > 1 else "",
-                search.documents if level > 2 else (),
-                search.same_turn,
-            )
-            for search in chain.from_iterable(query.past_turns(self.turns) if level else ())
+            replace(past, reasoning=past.reasoning if level > 1 else "", documents=past.documents if level > 2 else ())
+            for past in chain.from_iterable(query.past_turns(self.turns) if level else ())
         )
         question, reasoning = query.question if self.question else "", query.reasoning if self.reasoning else ""
         return Query(query.text, question, reasoning, history, query.given)

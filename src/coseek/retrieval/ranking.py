@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.data.passage import Hit, Passage
-from coseek.retrieval.query import check_k
 
 Scores: TypeAlias = NDArray[np.float32]
 Rows: TypeAlias = NDArray[np.intp]
@@ -18,7 +17,6 @@ def top_rows(scores_N: Scores, k: int, above: float = -np.inf) -> Rows:
     """The rows of the `k` highest scores greater than `above`, best first; ties in row order. A partial sort alone
     would pick arbitrary rows among those tied at rank k. Here all rows that reach the k-th score enter a stable
     sort."""
-    check_k(k)
     threshold = above
     if k < len(scores_N):
         # The k-th best score, in linear time.

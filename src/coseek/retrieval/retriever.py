@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from coseek.core.errors import RetrieverError
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import replace_surrogates
 from coseek.data.passage import Corpus, Hit
@@ -117,6 +118,20 @@ def fault_of_hits(hits: Sequence[Hit]) -> str:
         if any(replace_surrogates(text) != text for text in (passage.id, passage.title, passage.text)):
             return f"hit {rank} of the retriever holds a lone surrogate, which cannot be encoded"
     return ""
+
+
+def search_each(retriever: Retriever, queries: Sequence[QueryLike], k: int) -> list[list[Hit] | RetrieverError]:
+    """The hits of each query, or the error of its search. A batch that fails is halved, so that a failing query costs
+    no other query its hits."""
+    if not queries:
+        return []
+    try:
+        return list(retriever.search(queries, k))
+    except RetrieverError as error:
+        if len(queries) == 1:
+            return [error]
+    middle = len(queries) // 2
+    return search_each(retriever, queries[:middle], k) + search_each(retriever, queries[middle:], k)
 
 
 class LayeredRetriever:

@@ -18,10 +18,9 @@ that equal the best in both scores are positives, each in its own label set. `ga
 by GAC alone (the paper's two ablations).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -29,11 +28,23 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
-from coseek.labels.answer_correctness import GAC, Correctness, PositiveChoice, Ties, TurnCorrectness
-from coseek.labels.label_set import Candidate, DroppedTurn, find_candidates, label_sets, not_equal_to
-from coseek.labels.local_relevance import LR, LocalRelevance, NoScores, RelevanceOptions
+from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import oracle
+from coseek.graders.grading import BATCH
+from coseek.graders.relevance import (
+    CandidateList,
+    GoldRelevance,
+    ModelRelevance,
+    Rating,
+    RelevanceScorer,
+    load_relevance_prompt,
+)
+from coseek.graders.sub_answer import SubAnswerModel, SubAnswers, load_sub_answer_prompt
+from coseek.labels.answer_correctness import GAC, Correctness, Feed, PositiveChoice, Ties, TurnCorrectness
+from coseek.labels.label_folder import ScoreCache
+from coseek.labels.label_set import Candidate, Candidates, DroppedTurn, find_candidates, label_sets, not_equal_to
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.resources import LabelResources
+from coseek.labels.resources import GOLD, ORACLE, LabelResources
 
 
 class AgenticRSettings(Settings):
@@ -74,45 +85,14 @@ class AgenticRSettings(Settings):
             raise ValueError("without lr and gac passages have no score; leave one of them on")
         return self
 
-    @property
-    def scoring(self) -> RelevanceOptions:
-        prompt = self.sub_answer_prompt if self.sub_answer else None
-        return RelevanceOptions(self.window, self.scorer_prompt, prompt, self.max_tokens, self.max_words)
-
 
 SETTINGS = AgenticRSettings
 VIEW = "question+query"
 
 
-@dataclass(frozen=True, slots=True)
-class _TurnScores:
-    """A turn with its candidates and their scores by passage id."""
-
-    turn: SearchTurn
-    candidates: tuple[Candidate, ...]
-    relevance: Mapping[str, float]
-    correct: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def passages(self) -> list[Passage]:
-        return [candidate.passage for candidate in self.candidates]
-
-    def ranked(self) -> tuple[Candidate, ...]:
-        """The candidates by (GAC, LR); one without GAC ranks between 1 and 0."""
-        return tuple(sorted(map(self._scored, self.candidates), key=_place))
-
-    def _scored(self, candidate: Candidate) -> Candidate:
-        ident = candidate.passage.id
-        known = {name: of[ident] for name, of in ((LR, self.relevance), (GAC, self.correct)) if ident in of}
-        return replace(candidate, scores={**candidate.scores, **known})
-
-
-def _place(candidate: Candidate) -> tuple[float, float, int]:
-    return -candidate.scores.get(GAC, 0.5), -candidate.scores.get(LR, 0.0), candidate.rank
-
-
-_Feed: TypeAlias = Callable[[bool], "list[_TurnScores] | None"]
-"""Called with (wait): see `Correctness.decide`."""
+LR = "lr"
+UNREADABLE, UNSURE = "sub_answers_unreadable", "sub_answers_unsure"
+"""Names in the counts: runs with unreadable sub-answers, and turns without a sure sub-answer."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +101,7 @@ class AgenticR:
 
     settings: AgenticRSettings
     parts: LabelResources
-    local: LocalRelevance | None
+    local: "LocalRelevance | None"
     agent: Correctness | None
 
     @cached_property
@@ -142,25 +122,24 @@ class AgenticR:
         slowest = self.parts.writer if self.local is not None and self.local.is_model else self.parts.retriever
         with self.parts.ahead(self._scored, answered, slowest, self.agent is not None) as ahead:
 
-            def feed(wait: bool) -> list[_TurnScores] | None:
+            def feed(wait: bool) -> list[TurnCorrectness] | None:
                 batches = ahead.take(wait)
                 if batches is None:
                     return None
                 results = [result for batch in batches for result in batch]
                 dropped.extend(result for result in results if isinstance(result, DroppedTurn))
-                return [result for result in results if isinstance(result, _TurnScores)]
+                return [result for result in results if isinstance(result, TurnCorrectness)]
 
-            for scored, positives in self._decided(feed):
-                if positives is not None:
-                    yield from self._labels(scored, positives)
+            for decided in self._decided(feed):
+                yield from self._labels(decided)
                 yield from dropped
                 dropped.clear()
         yield from dropped
 
-    def _scored(self, turns: Sequence[SearchTurn]) -> list[_TurnScores | DroppedTurn]:
-        """Candidates with their relevance. Turns with a fault of the search or the scorer are left out."""
-        pairs: list[tuple[SearchTurn, tuple[Candidate, ...]]] = []
-        results: list[_TurnScores | DroppedTurn] = []
+    def _scored(self, turns: Sequence[SearchTurn]) -> list[TurnCorrectness | DroppedTurn]:
+        """The turns, with the LR of their candidates. Turns with a fault of the search or the scorer are left out."""
+        pairs: list[tuple[SearchTurn, Candidates]] = []
+        results: list[TurnCorrectness | DroppedTurn] = []
         searched = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
         for turn, candidates in zip(turns, searched, strict=True):
             if candidates is None:
@@ -170,62 +149,58 @@ class AgenticR:
             else:
                 pairs.append((turn, candidates))
         shown = [[candidate.passage for candidate in candidates] for _, candidates in pairs]
-        scores = self._relevance([turn for turn, _ in pairs], shown)
-        for (turn, candidates), known in zip(pairs, scores, strict=True):
-            if not isinstance(known, NoScores):
-                results.append(_TurnScores(turn, candidates, known))
-            elif not known.fault:
-                results.append(DroppedTurn(turn.id, "unreadable", known.why))
+        scores: Sequence[Mapping[str, float] | NoScores] = [{} for _ in pairs]
+        if self.local is not None:
+            scores = self.local.score([turn for turn, _ in pairs], shown)
+        for (turn, candidates), relevance in zip(pairs, scores, strict=True):
+            if not isinstance(relevance, NoScores):
+                scored = [_with_score(candidate, LR, relevance) for candidate in candidates]
+                results.append(TurnCorrectness(turn, scored, self._choice(scored)))
+            elif not relevance.fault:
+                results.append(DroppedTurn(turn.id, "unreadable", relevance.why))
         return results
 
-    def _relevance(
-        self, turns: Sequence[SearchTurn], shown: Sequence[Sequence[Passage]]
-    ) -> Sequence[Mapping[str, float] | NoScores]:
-        return [{} for _ in turns] if self.local is None else self.local.score(turns, shown)
-
-    def _decided(self, feed: "_Feed") -> Iterator[tuple[_TurnScores, tuple[int, ...] | None]]:
-        """Each turn with its positives as indices of its candidates; `None` for a fault."""
-        if self.agent is None:
-            while (batch := feed(True)) is not None:
-                for scored in batch:
-                    choice = self._choice(scored)
-                    while indices := choice.wanted():
-                        choice.learn(indices[0], True)
-                    yield scored, choice.positives
-            return
-        scores: dict[TurnCorrectness, _TurnScores] = {}
-
-        def undecided(wait: bool) -> list[TurnCorrectness] | None:
-            batch = feed(wait)
-            if batch is None:
-                return None
-            turns = [TurnCorrectness(scored.turn, scored.passages, self._choice(scored)) for scored in batch]
-            scores.update(zip(turns, batch, strict=True))
-            return turns
-
-        for decided in self.agent.decide(undecided):
-            scored = scores.pop(decided)
-            scored.correct.update(
-                {ident: score.value for ident, score in decided.scores.items() if score.value is not None}
-            )
-            yield scored, decided.choice.positives
-
-    def _choice(self, scored: _TurnScores) -> PositiveChoice:
+    def _choice(self, candidates: Sequence[Candidate]) -> PositiveChoice:
         # Without LR all candidates are tied, and the retriever's order decides.
         least = float(self.settings.min_lr)
-        relevance_C = [scored.relevance.get(passage.id, least) for passage in scored.passages]
-        return PositiveChoice(
-            relevance_C, self.settings.ties, least, self.settings.exhaustive and self.agent is not None
-        )
+        relevance_C = [candidate.scores.get(LR, least) for candidate in candidates]
+        exhaustive = self.settings.exhaustive and self.agent is not None
+        return PositiveChoice(relevance_C, self.settings.ties, least, exhaustive)
 
-    def _labels(self, scored: _TurnScores, positives: Sequence[int]) -> Iterator[Labelled]:
-        turn, settings = scored.turn, self.settings
-        chosen = [scored.passages[index] for index in positives]
-        pool = [candidate.passage.id for candidate in not_equal_to(scored.candidates, chosen)]
-        if not chosen or not pool:
-            yield DroppedTurn(turn.id, "no-negatives" if chosen else "no-positive", _best(scored.ranked()[0]))
+    def _decided(self, feed: Feed) -> Iterator[TurnCorrectness]:
+        """The turns, each when its positives are chosen."""
+        if self.agent is not None:
+            yield from self.agent.decide(feed)
             return
-        yield from label_sets(turn, scored.ranked(), chosen, pool, settings.negatives, settings.seed)
+        while (batch := feed(True)) is not None:
+            for undecided in batch:
+                while indices := undecided.choice.wanted():
+                    undecided.choice.learn(indices[0], True)
+                yield undecided
+
+    def _labels(self, decided: TurnCorrectness) -> Iterator[Labelled]:
+        turn, settings, positives = decided.turn, self.settings, decided.choice.positives
+        if positives is None:  # a branch with a fault, which the next start repeats
+            return
+        correct = {ident: score.value for ident, score in decided.scores.items() if score.value is not None}
+        ranked = sorted((_with_score(candidate, GAC, correct) for candidate in decided.candidates), key=_place)
+        chosen = [decided.candidates[index].passage for index in positives]
+        pool = [candidate.passage.id for candidate in not_equal_to(decided.candidates, chosen)]
+        if not chosen or not pool:
+            yield DroppedTurn(turn.id, "no-negatives" if chosen else "no-positive", _best(ranked[0]))
+            return
+        yield from label_sets(turn, ranked, chosen, pool, settings.negatives, settings.seed)
+
+
+def _with_score(candidate: Candidate, name: str, scores: Mapping[str, float]) -> Candidate:
+    """The candidate with its score by passage id, if there is one."""
+    ident = candidate.passage.id
+    return replace(candidate, scores={**candidate.scores, name: scores[ident]}) if ident in scores else candidate
+
+
+def _place(candidate: Candidate) -> tuple[float, float, int]:
+    """Sort key by (GAC, LR); a candidate without GAC ranks between 1 and 0."""
+    return -candidate.scores.get(GAC, 0.5), -candidate.scores.get(LR, 0.0), candidate.rank
 
 
 def _best(candidate: Candidate) -> str:
@@ -234,12 +209,123 @@ def _best(candidate: Candidate) -> str:
     return f"best: {candidate.passage.id} ({scores})"
 
 
+# Local relevance: scores of a turn's candidates, window by window, each computed once and cached.
+
+
+@dataclass(frozen=True, slots=True)
+class NoScores:
+    """Why the passages of a turn have no scores: a fault of the scorer, or an unreadable output."""
+
+    fault: bool
+    why: str
+
+
+class LocalRelevance:
+    """A relevance scorer with its caches."""
+
+    def __init__(self, parts: LabelResources, settings: AgenticRSettings) -> None:
+        self.settings, self.tally = settings, parts.tally
+        self.relevance = _open_relevance(parts, settings)
+        self.kept: ScoreCache[Rating] = parts.score_cache(LR, Rating, self.relevance.identity, self.relevance.card)
+        self.answerer = _open_answerer(parts, settings)
+        self.answers: ScoreCache[SubAnswers] | None = None
+        if self.answerer is not None:
+            self.answers = parts.score_cache("sub-answers", SubAnswers, self.answerer.identity, self.answerer.card)
+
+    @property
+    def is_model(self) -> bool:
+        return isinstance(self.relevance, ModelRelevance)
+
+    @property
+    def identity(self) -> str:
+        """A digest of everything that the scores depend on besides turns and passages."""
+        answerer = self.answerer.identity if self.answerer is not None else ""
+        return digest_of(LR, self.relevance.identity, answerer, str(self.settings.window))
+
+    def score(
+        self, turns: Sequence[SearchTurn], shown: Sequence[Sequence[Passage]]
+    ) -> list[dict[str, float] | NoScores]:
+        """Scores by passage id, for each turn. A window without scores leaves its whole turn without scores."""
+        sub_answers = self._sub_answers(turns)
+        size = self.settings.window
+        windows: list[tuple[int, CandidateList]] = []
+        scores: list[dict[str, float] | NoScores] = [{} for _ in turns]
+        for index, (turn, passages) in enumerate(zip(turns, shown, strict=True)):
+            sub_answer = sub_answers[index]
+            if isinstance(sub_answer, NoScores):
+                scores[index] = sub_answer
+                continue
+            starts = range(0, len(passages), size)
+            windows += [(index, CandidateList(turn, tuple(passages[at : at + size]), sub_answer)) for at in starts]
+        for (index, _), rating in zip(windows, self._ratings([listed for _, listed in windows]), strict=True):
+            scores[index] = _joined(scores[index], rating)
+        return scores
+
+    def _ratings(self, lists: Sequence[CandidateList]) -> list[Rating]:
+        keys = [(*listed.turn.id.key, listed.digest) for listed in lists]
+        return self.kept.complete(keys, lambda some: self.relevance.rate([lists[index] for index in some]), BATCH)
+
+    def _sub_answers(self, turns: Sequence[SearchTurn]) -> list[str | None | NoScores]:
+        """The sub-answer of each turn; one model call per run."""
+        if self.answerer is None:
+            return [None] * len(turns)
+        trajectories = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
+        inferred = dict(zip(trajectories, self._inferred(self.answerer, list(trajectories.values())), strict=True))
+        return [self._sub_answer(turn, inferred[turn.question.id, turn.trajectory.seed]) for turn in turns]
+
+    def _sub_answer(self, turn: SearchTurn, inferred: SubAnswers) -> str | None | NoScores:
+        if inferred.fault is not None:
+            return NoScores(True, inferred.fault)
+        sub_answer = inferred.answers[turn.search] if inferred.answers is not None else None
+        self.tally.add(UNSURE, sub_answer is None)
+        return sub_answer
+
+    def _inferred(self, model: SubAnswerModel, trajectories: Sequence[Trajectory]) -> list[SubAnswers]:
+        def infer(some: list[int]) -> list[SubAnswers]:
+            fresh = model.infer([trajectories[index] for index in some])
+            self.tally.add(UNREADABLE, sum(bool(sub_answers.unreadable) for sub_answers in fresh))
+            return fresh
+
+        assert self.answers is not None
+        keys = [(trajectory.question.id, str(trajectory.seed), model.digest(trajectory)) for trajectory in trajectories]
+        return self.answers.complete(keys, infer, BATCH)
+
+
+def _open_relevance(parts: LabelResources, settings: AgenticRSettings) -> RelevanceScorer:
+    """The scorer of `--scorer`."""
+    if parts.scorer == ORACLE:
+        return oracle().relevance(parts.oracle_world)
+    if parts.scorer == GOLD:
+        return GoldRelevance()
+    prompt = load_relevance_prompt(settings.scorer_prompt)
+    return ModelRelevance(parts.writer, prompt, settings.max_tokens, settings.max_words, parts.tally)
+
+
+def _open_answerer(parts: LabelResources, settings: AgenticRSettings) -> SubAnswerModel | None:
+    """The sub-answer model; `None` for the oracle and gold passages, which need none."""
+    if parts.scorer in (ORACLE, GOLD) or not settings.sub_answer:
+        return None
+    prompt = load_sub_answer_prompt(settings.sub_answer_prompt)
+    return SubAnswerModel(parts.writer, prompt, settings.max_tokens, settings.max_words, parts.tally)
+
+
+def _joined(scores: Mapping[str, float] | NoScores, rating: Rating) -> dict[str, float] | NoScores:
+    """The scores of a turn with those of one more window. A fault takes precedence over an unreadable output, because
+    the next start retries it."""
+    if isinstance(scores, NoScores) and (scores.fault or rating.fault is None):
+        return scores
+    if rating.scores is None:
+        return NoScores(rating.fault is not None, rating.fault or rating.unreadable)
+    assert not isinstance(scores, NoScores)
+    return {**scores, **rating.scores}
+
+
 def terms(settings: AgenticRSettings) -> MakerRequirements:
     return MakerRequirements(scorer=settings.lr, answers="gac=false" if settings.gac else "")
 
 
 def open(settings: AgenticRSettings, parts: LabelResources) -> AgenticR:
     """Opens what the settings need, so that a missing resource is reported at once."""
-    local = LocalRelevance(parts, settings.scoring) if settings.lr else None
+    local = LocalRelevance(parts, settings) if settings.lr else None
     agent = Correctness.of(parts) if settings.gac else None
     return AgenticR(settings, parts, local, agent)

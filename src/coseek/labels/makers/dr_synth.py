@@ -16,7 +16,6 @@ ranker's included, gives no labels and is repeated at the next start.
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -150,10 +149,7 @@ class DrSynth:
         return self.parts.limits.with_passages(self.settings.shown)
 
     def left(self, questions: Sequence[Question]) -> list[RowKey]:
-        self._check(questions)
-        run = self._run(self.parts.folder / "run")
-        run.drop_faults()
-        done = run.done()
+        done = self._run(questions).done()
         return [key for key in rows_of(questions, self.settings.seed, self.settings.samples) if key not in done]
 
     def roll_out(
@@ -163,11 +159,8 @@ class DrSynth:
         only: Collection[RowKey] | None = None,
     ) -> StoredTurns:
         """Turns by question in the given order, then by seed."""
-        self._check(questions)
-        settings, agent = self.settings, self.parts.agent
+        settings, agent, run = self.settings, self.parts.agent, self._run(questions)
         retriever = OracleRetriever(self.rankings, questions)
-        run = self._run(self.parts.folder / "run")
-        run.drop_faults()
         run_questions(
             run,
             agent,
@@ -186,7 +179,9 @@ class DrSynth:
         self.parts.tally.add(FAULT + RUN, faults)
         return StoredTurns(run, agent.protocol, asked)
 
-    def _check(self, questions: Sequence[Question]) -> None:
+    def _run(self, questions: Sequence[Question]) -> Run:
+        """The run of these questions without trajectories with a fault. Raises `UserError` for questions that cannot
+        be labelled, and for a folder that was begun with other settings."""
         bare = next((question for question in questions if not question.gold_ids), None)
         if self.parts.scorer == GOLD and bare is not None:
             raise DataError(
@@ -195,9 +190,7 @@ class DrSynth:
             )
         if self.settings.gold and any(question.gold_ids for question in questions):
             _ = self.parts.corpus  # raises where there is no corpus, before the first search
-
-    def _run(self, folder: Path) -> Run:
-        """The run folder. Raises `SettingError` for one that was begun with other settings."""
+        folder = self.parts.folder / "run"
         if not (folder / "run.yaml").exists():
             made_by = {"method": METHOD, "identity": self.identity, **dump_settings(self.settings)}
             return Run.create(folder, {"labels": made_by, "limits": dump_settings(self.limits)})
@@ -205,6 +198,7 @@ class DrSynth:
         began = run.settings.get("labels")
         if not isinstance(began, dict) or began.get("identity") != self.identity:
             raise SettingError(f"{folder} was begun with other settings or parts; use the same ones, or another --out")
+        run.drop_faults()
         return run
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:

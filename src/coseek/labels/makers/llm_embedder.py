@@ -18,7 +18,6 @@ from coseek.data.passage import Passage
 from coseek.labels.answer_likelihood import LOGP, AnswerLikelihoodSettings, LikelihoodMaker, scored
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.resources import LabelResources
 
 CHANGE = "change"
 
@@ -33,15 +32,14 @@ class LlmEmbedderSettings(AnswerLikelihoodSettings):
 
 
 @dataclass(frozen=True)
-class ChangeRule:
+class LlmEmbedder(LikelihoodMaker):
     """Each passage alone against no passage."""
 
-    above: float
-    negatives: int
+    settings: LlmEmbedderSettings
 
     @property
     def name(self) -> str:
-        return f"llm-embedder {self.above} {self.negatives}"
+        return f"llm-embedder {self.settings.above} {self.settings.negatives}"
 
     def lists(self, passages: Sequence[Passage]) -> list[list[Passage]]:
         return [[], *([passage] for passage in passages)]
@@ -51,9 +49,9 @@ class ChangeRule:
         rescored = scored(candidates, **{LOGP: opened, CHANGE: [value - closed for value in opened]})
         ranked = sorted(rescored, key=lambda candidate: -candidate.scores[CHANGE])
         best = ranked[0].scores[CHANGE]
-        if not best > self.above:
+        if not best > self.settings.above:
             return DroppedTurn(turn.id, "no-positive", f"the greatest change is {best:.3f}")
-        return LabelSet.ranked(turn, ranked, ranked[1:][-self.negatives :])
+        return LabelSet.ranked(turn, ranked, ranked[1:][-self.settings.negatives :])
 
 
 SETTINGS = LlmEmbedderSettings
@@ -63,5 +61,4 @@ def terms(settings: LlmEmbedderSettings) -> MakerRequirements:
     return MakerRequirements(likelihood=True)
 
 
-def open(settings: LlmEmbedderSettings, parts: LabelResources) -> LikelihoodMaker:
-    return LikelihoodMaker(ChangeRule(settings.above, settings.negatives), settings, parts)
+open = LlmEmbedder

@@ -25,7 +25,6 @@ from coseek.data.passage import Passage
 from coseek.labels.answer_likelihood import LOGP, AnswerLikelihoodSettings, LikelihoodMaker, scored, softmax
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.resources import LabelResources
 
 
 class ReplugSettings(AnswerLikelihoodSettings):
@@ -38,15 +37,14 @@ class ReplugSettings(AnswerLikelihoodSettings):
 
 
 @dataclass(frozen=True)
-class ReplugRule:
+class Replug(LikelihoodMaker):
     """Softmax over the utilities of single passages."""
 
-    temperature: float
-    utility: Literal["log-probability", "probability"]
+    settings: ReplugSettings
 
     @property
     def name(self) -> str:
-        return f"replug {self.temperature} {self.utility}"
+        return f"replug {self.settings.temperature} {self.settings.utility}"
 
     def lists(self, passages: Sequence[Passage]) -> list[list[Passage]]:
         return [[passage] for passage in passages]
@@ -54,9 +52,9 @@ class ReplugRule:
     def decide(self, turn: SearchTurn, candidates: Sequence[Candidate], nats: Sequence[float]) -> Labelled:
         ranked = sorted(scored(candidates, **{LOGP: nats}), key=lambda candidate: -candidate.scores[LOGP])
         utilities = [candidate.scores[LOGP] for candidate in ranked]
-        if self.utility == "probability":
+        if self.settings.utility == "probability":
             utilities = [math.exp(value) for value in utilities]
-        return LabelSet.ranked(turn, ranked, ranked[1:], softmax(utilities, self.temperature))
+        return LabelSet.ranked(turn, ranked, ranked[1:], softmax(utilities, self.settings.temperature))
 
 
 SETTINGS = ReplugSettings
@@ -66,5 +64,4 @@ def terms(settings: ReplugSettings) -> MakerRequirements:
     return MakerRequirements(likelihood=True, targets=True)
 
 
-def open(settings: ReplugSettings, parts: LabelResources) -> LikelihoodMaker:
-    return LikelihoodMaker(ReplugRule(settings.temperature, settings.utility), settings, parts)
+open = Replug

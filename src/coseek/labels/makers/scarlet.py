@@ -23,7 +23,6 @@ from coseek.data.passage import Passage
 from coseek.labels.answer_likelihood import AnswerLikelihoodSettings, LikelihoodMaker, scored
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.resources import LabelResources
 
 UTILITY = "utility"
 
@@ -38,14 +37,14 @@ class ScarletSettings(AnswerLikelihoodSettings):
 
 
 @dataclass(frozen=True)
-class LeaveOneOutRule:
+class Scarlet(LikelihoodMaker):
     """All passages against all but one."""
 
-    above: float
+    settings: ScarletSettings
 
     @property
     def name(self) -> str:
-        return f"scarlet {self.above}"
+        return f"scarlet {self.settings.above}"
 
     def lists(self, passages: Sequence[Passage]) -> list[list[Passage]]:
         without = [[*passages[:index], *passages[index + 1 :]] for index in range(len(passages))]
@@ -56,7 +55,7 @@ class LeaveOneOutRule:
         rescored = scored(candidates, **{UTILITY: [whole - value for value in without]})
         ranked = sorted(rescored, key=lambda candidate: -candidate.scores[UTILITY])
         best = ranked[0].scores[UTILITY]
-        if not best > self.above:
+        if not best > self.settings.above:
             return DroppedTurn(turn.id, "no-positive", f"the highest utility is {best:.3f}")
         upper = upper_group([candidate.scores[UTILITY] for candidate in ranked])
         if upper == len(ranked):
@@ -83,5 +82,4 @@ def terms(settings: ScarletSettings) -> MakerRequirements:
     return MakerRequirements(likelihood=True)
 
 
-def open(settings: ScarletSettings, parts: LabelResources) -> LikelihoodMaker:
-    return LikelihoodMaker(LeaveOneOutRule(settings.above), settings, parts)
+open = Scarlet

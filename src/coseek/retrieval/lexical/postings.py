@@ -200,10 +200,8 @@ def join_counts(chunks: list[ChunkCounts], words: Sequence[str]) -> WordCounts:
     return WordCounts([words[number] for number in order_V], starts_V1, rows_P, times_P, lengths_N)
 
 
-def blocks_of(counts: WordCounts) -> Iterator[tuple[slice, Ints]]:
-    """Blocks of about `BLOCK_PAIRS` pairs: the slice of the pairs of consecutive words, and the number of passages of
-    each word."""
-    starts_V1 = counts.starts_V1
+def blocks_of(starts_V1: Ints) -> Iterator[tuple[slice, slice]]:
+    """Blocks of about `BLOCK_PAIRS` pairs: the slices of consecutive words, and of their pairs."""
     ends = np.searchsorted(starts_V1, np.arange(BLOCK_PAIRS, starts_V1[-1], BLOCK_PAIRS))
     for first, last in pairwise(np.unique(np.concatenate([[0], ends, [len(starts_V1) - 1]])).tolist()):
-        yield slice(starts_V1[first], starts_V1[last]), np.diff(starts_V1[first : last + 1])
+        yield slice(first, last), slice(starts_V1[first], starts_V1[last])

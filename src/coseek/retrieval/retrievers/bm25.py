@@ -31,8 +31,6 @@ from coseek.retrieval.lexical.postings import (
     Ints,
     Postings,
     Rows32,
-    Sums,
-    Times,
     WordCounts,
     blocks_of,
     count_words,
@@ -202,40 +200,20 @@ def count_terms(passages: Iterable[Passage], settings: Bm25Settings, chunk_rows:
 
 def weigh(counts: WordCounts, settings: Bm25Settings) -> Postings:
     """The weight of every term in every passage."""
-    weights = _Weights(counts.lengths_N, settings)
+    lengths_N, starts_V1 = counts.lengths_N, counts.starts_V1
+    mean = lengths_N.mean() or 1.0  # a corpus without words has no weights either
+    norms_N = settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
+    # Few document frequencies differ, so Python's exact logarithm is affordable.
+    dfs_V = np.diff(starts_V1)
+    dfs_D, places_V = np.unique(dfs_V, return_inverse=True)
+    idfs_V = np.array([_idf(df, len(lengths_N)) for df in dfs_D.tolist()], dtype=np.float32)[places_V]
     weights_P = np.empty(len(counts.rows_P), dtype=np.float32)
-    for pairs, passages_W in blocks_of(counts):
-        weights_P[pairs] = weights.of(passages_W, counts.rows_P[pairs], counts.times_P[pairs])
-    maxima_V = np.maximum.reduceat(weights_P, counts.starts_V1[:-1]) if len(weights_P) else weights_P
-    return Postings(weights_P, counts.rows_P, counts.starts_V1, maxima_V, len(counts.lengths_N))
-
-
-class _Weights:
-    """Computes the weights of pairs over a corpus of passages of these lengths."""
-
-    def __init__(self, lengths_N: Ints, settings: Bm25Settings) -> None:
-        self._passages = len(lengths_N)
-        mean = lengths_N.mean() or 1.0  # a corpus without words has no weights either
-        self._norms_N = settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
-        """The summand that is added to tf in the denominator, per passage."""
-        self._idfs_N1 = np.zeros(len(lengths_N) + 1)
-        """The float32 idf by document frequency; 0 if not computed yet."""
-
-    def of(self, passages_W: Ints, rows_P: Rows32, times_P: Times) -> Scores:
-        """The weight of each pair of consecutive words, which occur in `passages_W` passages each."""
-        denominators_P = self._norms_N.take(rows_P, mode="clip")
-        denominators_P += times_P
-        weights_P = np.divide(times_P, denominators_P, out=denominators_P)
-        weights_P *= np.repeat(self._idf(passages_W), passages_W)
-        return weights_P.astype(np.float32)
-
-    def _idf(self, passages_W: Ints) -> Sums:
-        """The idf of words by their document frequencies. Few of these differ, so Python's exact logarithm is
-        affordable."""
-        idfs_W = self._idfs_N1[passages_W]
-        for df in set(passages_W[idfs_W == 0].tolist()):
-            self._idfs_N1[df] = np.float32(_idf(df, self._passages))
-        return self._idfs_N1[passages_W]
+    for words_W, pairs in blocks_of(starts_V1):
+        times_P = counts.times_P[pairs]
+        idfs_P = np.repeat(idfs_V[words_W], dfs_V[words_W])
+        weights_P[pairs] = times_P / (norms_N.take(counts.rows_P[pairs], mode="clip") + times_P) * idfs_P
+    maxima_V = np.maximum.reduceat(weights_P, starts_V1[:-1]) if len(weights_P) else weights_P
+    return Postings(weights_P, counts.rows_P, starts_V1, maxima_V, len(lengths_N))
 
 
 class _TermIds(dict[str, int]):

@@ -9,9 +9,7 @@ since the user would otherwise pay for searches again without notice.
 """
 
 import json
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -40,15 +38,6 @@ class CachedSettings(Settings):
     """Lists stored; the least recently used are dropped. A list of five passages takes about 5 KB."""
 
 
-@dataclass(slots=True)
-class CacheStats:
-    """Counts of queries by how they were answered."""
-
-    hits: int = 0
-    """From the cache, or with an equal query of the same batch."""
-    misses: int = 0
-
-
 class CachedRetriever(LayeredRetriever):
     """Searches the other retriever for the lists that are not cached."""
 
@@ -56,10 +45,8 @@ class CachedRetriever(LayeredRetriever):
 
     def __init__(self, over: Retriever, path: Path, max_lists: int = 1_000_000) -> None:
         super().__init__(over)
-        self.stats = CacheStats()
         self._is_scheduled = schedule_of(over) is not None
         self._store = TextCache(path, max_lists)
-        self._counting = threading.Lock()
 
     @property
     def identity(self) -> str:
@@ -91,9 +78,6 @@ class CachedRetriever(LayeredRetriever):
             fresh = dict(zip(missing, self.over.search(list(missing.values()), k), strict=True))
             self._store.write({key: json.dumps([hit.to_json() for hit in hits]) for key, hits in fresh.items()})
             lists |= fresh
-        with self._counting:
-            self.stats.hits += len(queries) - len(missing)
-            self.stats.misses += len(missing)
         return [list(lists[key]) for key in keys]
 
     def close(self) -> None:

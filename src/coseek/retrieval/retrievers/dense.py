@@ -31,8 +31,8 @@ from coseek.retrieval.vectors.embedding_retriever import (
 )
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.exact import BLOCK_ROWS, ClusterSearch, ExactSearch, ShardedSearch, fastest_method
+from coseek.retrieval.vectors.faiss_index import vectors_of
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
-from coseek.retrieval.vectors.published import vectors_of
 from coseek.retrieval.vectors.store import VectorStore
 
 VECTORS, CODES = "vectors", "int8"
@@ -84,10 +84,8 @@ class StoreSearch:
 class Dense(EmbeddingRetriever):
     """The dense retriever."""
 
-    name = "dense"
-
     def __init__(self, corpus: Corpus, settings: DenseSettings, queries: QueryEncoder, store: StoreSearch) -> None:
-        super().__init__(corpus, settings, queries, store)
+        super().__init__("dense", corpus, settings, queries, store)
         self._store = store
 
     @property
@@ -127,7 +125,7 @@ def update(corpus: Corpus, settings: DenseSettings, folder: Path, old: OldIndex,
     settings = same_encoder(old.folder, settings)
     begin(settings, folder)
     old_vectors = VectorStore.open(old.folder / VECTORS)
-    _write_codes(encode_changed(corpus, settings, folder / VECTORS, old_vectors, old.rows_N, report), settings, folder)
+    _write_codes(encode_changed(corpus, old_vectors, old.rows_N, settings, folder / VECTORS, report), settings, folder)
 
 
 def _write_codes(store: VectorStore, settings: DenseSettings, folder: Path) -> None:

@@ -5,7 +5,7 @@ HyDE (Gao et al., 2023) searches a passage that the model makes up; a rewriter r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
@@ -16,7 +16,6 @@ from coseek.models.judge_text import unfenced
 from coseek.models.written import visible_after
 from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import Query, QueryLike, as_queries
-from coseek.retrieval.retriever import Shortfall
 
 
 class ExpansionPrompt(PromptFile):
@@ -26,9 +25,6 @@ class ExpansionPrompt(PromptFile):
     """`{query}` is filled in."""
     text_after: str = ""
     """The text after the last occurrence of this mark is searched; an output without it expands nothing."""
-
-
-EXPANSION_FIELDS = {"prompt": {"query"}}
 
 
 class ExpandedSettings(ModelRetrieverSettings):
@@ -42,25 +38,12 @@ class ExpandedSettings(ModelRetrieverSettings):
     """Tokens that the model may write."""
 
 
-@dataclass
-class ExpansionStats:
-    """Counts since the retriever was opened."""
-
-    queries: int = 0
-    unexpanded: int = 0
-    """Outputs without a text, so that the query was searched as it was."""
-
-    @property
-    def shortfall(self) -> Shortfall:
-        return Shortfall(self.unexpanded, self.queries, "queries were searched unchanged")
-
-
 class ExpandedRetriever(ModelRetriever):
     """A retriever whose queries a language model rewrites."""
 
     name = "expanded"
-    PROMPT, FIELDS, STATS = ExpansionPrompt, EXPANSION_FIELDS, ExpansionStats
-    stats: ExpansionStats
+    PROMPT, FIELDS = ExpansionPrompt, {"prompt": {"query"}}
+    PROBLEM = "queries were searched unchanged"
     settings: ExpandedSettings
     _prompt: ExpansionPrompt
 
@@ -73,8 +56,8 @@ class ExpandedRetriever(ModelRetriever):
     def _expand(self, query: QueryLike, output: str) -> QueryLike:
         """The query with the model's text. A query without context keeps its text as the question."""
         text = one_line(unfenced(visible_after(output, self._prompt.text_after) or ""))
-        self.stats.queries += 1
-        self.stats.unexpanded += not text
+        self.stats.outputs += 1
+        self.stats.unreadable += not text
         query = Query.of(query)
         has_context = query != Query(query.text)
         if not text:

@@ -3,6 +3,7 @@
 Malkov and Yashunin (TPAMI 2020), by faiss. The graph does not depend on the number of threads.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -21,8 +22,16 @@ from coseek.retrieval.vectors.embedding_retriever import (
     fill_from_card,
 )
 from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
-from coseek.retrieval.vectors.faiss_index import FileVectors, Lift, add_all, build_file, open_file, search_file
-from coseek.retrieval.vectors.published import take_graph, vectors_of
+from coseek.retrieval.vectors.faiss_index import (
+    FileVectors,
+    Lift,
+    add_all,
+    build_file,
+    open_file,
+    search_file,
+    take_graph,
+    vectors_of,
+)
 from coseek.retrieval.vectors.store import VectorStore
 
 if TYPE_CHECKING:
@@ -69,12 +78,6 @@ class HnswSearch:
         return search_file(self._graph, queries_QD, k)
 
 
-class Hnsw(EmbeddingRetriever):
-    """The HNSW retriever."""
-
-    name = "hnsw"
-
-
 SETTINGS = HnswSettings
 SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"ef_search"}
 
@@ -87,27 +90,22 @@ def resolve(settings: HnswSettings) -> HnswSettings:
 
 def resume(corpus: Corpus, settings: HnswSettings, folder: Path, report: Report) -> None:
     """Encode the corpus and build the graph, which contains the vectors."""
-
-    def encode(vectors: Path) -> VectorStore:
-        return vectors_of(corpus, settings, vectors, report)
-
     begin(settings, folder)
     take_graph(corpus, settings, settings.m, folder / GRAPH)
+    encode = partial(vectors_of, corpus)
     build_file(settings, folder / GRAPH, encode, build_graph, report, keep_vectors=False)
 
 
 def update(corpus: Corpus, settings: HnswSettings, folder: Path, old: OldIndex, report: Report) -> None:
     """Write the files that `resume` writes. Only new texts are encoded; the graph is built again."""
     settings = same_encoder(old.folder, settings)
-
-    def encode(vectors: Path) -> VectorStore:
-        old_vectors = FileVectors(old.folder / GRAPH, EncoderCard.of(encoder_folder(settings.encoder)).normalise)
-        return encode_changed(corpus, settings, vectors, old_vectors, old.rows_N, report)
-
+    old_vectors = FileVectors(old.folder / GRAPH, EncoderCard.of(encoder_folder(settings.encoder)).normalise)
+    encode = partial(encode_changed, corpus, old_vectors, old.rows_N)
     build_file(settings, folder / GRAPH, encode, build_graph, report, keep_vectors=False)
 
 
-def load(folder: Path, corpus: Corpus, settings: HnswSettings) -> Hnsw:
+def load(folder: Path, corpus: Corpus, settings: HnswSettings) -> EmbeddingRetriever:
     """Open an index; graph and vectors are memory-mapped."""
     require_library("faiss", "the hnsw retriever", "faiss")
-    return Hnsw(corpus, settings, open_encoder(folder, settings), HnswSearch(folder / GRAPH, settings.ef_search))
+    search = HnswSearch(folder / GRAPH, settings.ef_search)
+    return EmbeddingRetriever("hnsw", corpus, settings, open_encoder(folder, settings), search)

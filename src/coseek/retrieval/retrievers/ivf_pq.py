@@ -5,6 +5,7 @@ search scans the `nprobe` nearest cells; with `refine`, the best `refine` · k a
 disk.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -25,8 +26,15 @@ from coseek.retrieval.vectors.embedding_retriever import (
     in_order,
 )
 from coseek.retrieval.vectors.encoder import Vectors
-from coseek.retrieval.vectors.faiss_index import VECTORS, Lift, add_all, build_file, open_file, search_file
-from coseek.retrieval.vectors.published import vectors_of
+from coseek.retrieval.vectors.faiss_index import (
+    VECTORS,
+    Lift,
+    add_all,
+    build_file,
+    open_file,
+    search_file,
+    vectors_of,
+)
 from coseek.retrieval.vectors.shortlist import scores_of
 from coseek.retrieval.vectors.store import VectorStore
 
@@ -122,12 +130,6 @@ class IvfPqSearch:
         return rows_QS[:, :k], scores_QS[:, :k]
 
 
-class IvfPq(EmbeddingRetriever):
-    """The IVF-PQ retriever."""
-
-    name = "ivf-pq"
-
-
 SETTINGS = IvfPqSettings
 SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"nprobe", "refine"}
 
@@ -141,18 +143,15 @@ def resolve(settings: IvfPqSettings) -> IvfPqSettings:
 def resume(corpus: Corpus, settings: IvfPqSettings, folder: Path, report: Report) -> None:
     """Encode the corpus, train cells and codes on a sample, and assign every passage to its cell."""
     cells_for(len(corpus), settings)  # raises before anything is encoded
-
-    def encode(vectors: Path) -> VectorStore:
-        return vectors_of(corpus, settings, vectors, report)
-
+    encode = partial(vectors_of, corpus)
     build_file(settings, folder / CELLS, encode, fill_cells, report, keep_vectors=settings.refine > 0)
 
 
-def load(folder: Path, corpus: Corpus, settings: IvfPqSettings) -> IvfPq:
+def load(folder: Path, corpus: Corpus, settings: IvfPqSettings) -> EmbeddingRetriever:
     """Open an index; codes and vectors are memory-mapped."""
     require_library("faiss", "the ivf-pq retriever", "faiss")
     vectors = folder / VECTORS
     if settings.refine and not vectors.exists():
         raise SettingError(f"refine={settings.refine}: {folder} was made with refine=0, without vectors; rebuild it")
     search = IvfPqSearch(folder / CELLS, settings, VectorStore.open(vectors) if settings.refine else None)
-    return IvfPq(corpus, settings, open_encoder(folder, settings), search)
+    return EmbeddingRetriever("ivf-pq", corpus, settings, open_encoder(folder, settings), search)

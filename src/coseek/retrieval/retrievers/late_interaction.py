@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import model_validator
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import atomic_path
 from coseek.data.corpus_file import read_array
 from coseek.data.passage import Corpus
 from coseek.retrieval.index_files import Report
@@ -38,12 +39,6 @@ class LateInteractionSettings(EmbeddingSettings):
         return self
 
 
-class LateInteraction(EmbeddingRetriever):
-    """The late-interaction retriever."""
-
-    name = "late-interaction"
-
-
 SETTINGS = LateInteractionSettings
 SEARCH_TIME = EMBEDDING_SEARCH_TIME - {"cluster"}
 
@@ -57,9 +52,8 @@ def resume(corpus: Corpus, settings: LateInteractionSettings, folder: Path, repo
     """Count the tokens of every passage, then encode the corpus."""
     begin(settings, folder)
     if not (folder / ENDS).exists():
-        unfinished = folder / f"new-{ENDS}"
-        np.save(unfinished, token_ends(settings, [passage_text(passage) for passage in corpus]))
-        unfinished.replace(folder / ENDS)
+        with atomic_path(folder / ENDS) as part, part.open("wb") as file:
+            np.save(file, token_ends(settings, [passage_text(passage) for passage in corpus]))
     encode_corpus(corpus, settings, folder / VECTORS, report, _ends(folder, corpus).tolist(), token_windows)
 
 
@@ -70,7 +64,8 @@ def _ends(folder: Path, corpus: Corpus) -> Rows:
     return ends_N
 
 
-def load(folder: Path, corpus: Corpus, settings: LateInteractionSettings) -> LateInteraction:
+def load(folder: Path, corpus: Corpus, settings: LateInteractionSettings) -> EmbeddingRetriever:
     """Open an index; the vectors stay on disk. A changed encoder is an `IndexMismatch`."""
     search = MaxSimSearch(VectorStore.open(folder / VECTORS), _ends(folder, corpus), str(settings.torch_device()))
-    return LateInteraction(corpus, settings, open_encoder(folder, settings, TokenQueries), search)
+    queries = open_encoder(folder, settings, TokenQueries)
+    return EmbeddingRetriever("late-interaction", corpus, settings, queries, search)

@@ -5,7 +5,6 @@ order such as `[2] > [1] > [3]` for each. An unreadable answer keeps the order a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -17,14 +16,13 @@ from coseek.retrieval.llm import (
     ListwisePrompt,
     ModelRetriever,
     ModelRetrieverSettings,
-    ParsedRanking,
     fill_listwise_prompt,
     parse_ranking,
     sliding_together,
 )
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
-from coseek.retrieval.retriever import Retriever, Shortfall
+from coseek.retrieval.retriever import Retriever
 
 
 class ListwiseSettings(ModelRetrieverSettings):
@@ -44,38 +42,12 @@ class ListwiseSettings(ModelRetrieverSettings):
     """The name of a built-in prompt, or a YAML file with `prompt` and `passage`."""
 
 
-@dataclass
-class ListwiseStats:
-    """Counts of parsed answers since the retriever was opened."""
-
-    windows: int = 0
-    unreadable: int = 0
-    """Answers that named no passage, or were cut before their last, so that their windows kept their order. The counts
-    below exclude them."""
-    missing: int = 0
-    repeated: int = 0
-    invented: int = 0
-
-    @property
-    def shortfall(self) -> Shortfall:
-        return Shortfall(self.unreadable, self.windows, "orders could not be read, or were cut at answer_tokens")
-
-    def add(self, ranking: ParsedRanking) -> None:
-        self.windows += 1
-        self.invented += ranking.invented
-        if ranking.unreadable:
-            self.unreadable += 1
-        else:
-            self.missing += ranking.missing
-            self.repeated += ranking.repeated
-
-
 class ListwiseReranker(ModelRetriever):
     """A retriever ranked by a language model. Scores are 1, 1/2, 1/3, …, since the model gives an order only."""
 
     name = "listwise"
-    PROMPT, FIELDS, STATS = ListwisePrompt, LISTWISE_FIELDS, ListwiseStats
-    stats: ListwiseStats
+    PROMPT, FIELDS = ListwisePrompt, LISTWISE_FIELDS
+    PROBLEM = "orders could not be read, or were cut at answer_tokens"
     settings: ListwiseSettings
     _prompt: ListwisePrompt
 
@@ -101,14 +73,15 @@ class ListwiseReranker(ModelRetriever):
         words = self.settings.passage_words
         prompts = [fill_listwise_prompt(self._prompt, query, passages, words) for query, passages in windows]
         answers = self._generate(prompts, self.settings.answer_tokens)
-        rankings = []
+        orders = []
         for answer, (_, passages) in zip(answers, windows, strict=True):
             ranking = parse_ranking(answer, len(passages))
             if isinstance(answer, CutText) and ranking.missing:
                 ranking = parse_ranking("", len(passages))
-            rankings.append(ranking)
-            self.stats.add(ranking)
-        return [ranking.order for ranking in rankings]
+            self.stats.outputs += 1
+            self.stats.unreadable += ranking.unreadable
+            orders.append(ranking.order)
+        return orders
 
 
 SETTINGS = ListwiseSettings

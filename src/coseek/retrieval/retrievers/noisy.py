@@ -93,8 +93,6 @@ class Curriculum:
 
     def __init__(self, settings: CurriculumSettings) -> None:
         self._noise = settings.noise
-        self.varies = settings.noise.start != settings.noise.end
-        """Whether the rate depends on the progress."""
         self._at = TrainingProgress(settings.step, settings.steps)
 
     def progress(self, step: int, steps: int) -> None:

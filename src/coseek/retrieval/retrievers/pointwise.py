@@ -7,7 +7,6 @@ place: it is counted, and never ranked as if it were of no use.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -20,7 +19,6 @@ from coseek.models.written import repeatable
 from coseek.retrieval.llm import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
-from coseek.retrieval.retriever import Shortfall
 
 _SCORE = re.compile(r"(?:[A-Za-z ]{1,40}:\s*+)?([0-9]{1,3})(?:\s?/\s?100)?\.?")
 HIGHEST = 100
@@ -33,9 +31,6 @@ class PointwisePrompt(PromptFile):
     """`{query}`, `{title}` and `{text}` are filled in."""
     form: Literal["score", "verdict"] = "score"
     """A whole number from 0 to 100, or true or false (yes or no)."""
-
-
-POINTWISE_FIELDS = {"prompt": {"query", "title", "text"}}
 
 
 class PointwiseSettings(ModelRetrieverSettings):
@@ -51,25 +46,12 @@ class PointwiseSettings(ModelRetrieverSettings):
     """`pointwise`, `rank1`, or a YAML file with `prompt` and `form`."""
 
 
-@dataclass
-class PointwiseStats:
-    """Counts since the retriever was opened."""
-
-    passages: int = 0
-    unreadable: int = 0
-    """Judgements that could not be read, so that their passages kept their ranks."""
-
-    @property
-    def shortfall(self) -> Shortfall:
-        return Shortfall(self.unreadable, self.passages, "judgements could not be read, or were cut at max_tokens")
-
-
 class PointwiseReranker(ModelRetriever):
     """A retriever ranked passage by passage. Scores are 1, 1/2, 1/3, …; ties keep the candidates' order."""
 
     name = "pointwise"
-    PROMPT, FIELDS, STATS = PointwisePrompt, POINTWISE_FIELDS, PointwiseStats
-    stats: PointwiseStats
+    PROMPT, FIELDS = PointwisePrompt, {"prompt": {"query", "title", "text"}}
+    PROBLEM = "judgements could not be read, or were cut at max_tokens"
     settings: PointwiseSettings
     _prompt: PointwisePrompt
 
@@ -95,7 +77,7 @@ class PointwiseReranker(ModelRetriever):
 
     def _rank(self, hits: Sequence[Hit], scores: Sequence[float | None]) -> list[Hit]:
         """Sort the hits by score; those without a score keep their ranks."""
-        self.stats.passages += len(scores)
+        self.stats.outputs += len(scores)
         self.stats.unreadable += sum(score is None for score in scores)
         scored = [(score, hit) for score, hit in zip(scores, hits, strict=True) if score is not None]
         best = iter(sorted(scored, key=lambda pair: -pair[0]))

@@ -12,7 +12,6 @@ import itertools
 import json
 import random
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -261,11 +260,8 @@ class Replicas:
     def __init__(self, servers: Sequence[RemoteRetriever]) -> None:
         self.name = servers[0].name
         self.servers = servers
-        self.moved = 0
-        """Batches that were sent again to another server."""
         self._rests_until = [0.0] * len(servers)
         self._searches = itertools.count()
-        self._counting = threading.Lock()
 
     @property
     def identity(self) -> str:
@@ -335,8 +331,6 @@ class Replicas:
             except RetrieverError as error:
                 failure = error
                 self._rests_until[index] = time.monotonic() + REST_S
-                with self._counting:
-                    self.moved += index != order[-1]
         raise failure
 
     def _check(self, index: int) -> None:

@@ -135,7 +135,6 @@ class WordSearch:
 class Sparse(EmbeddingRetriever):
     """The sparse retriever."""
 
-    name = "sparse"
     absent_score = 0.0
 
 
@@ -176,4 +175,4 @@ def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Repor
 def load(folder: Path, corpus: Corpus, settings: SparseSettings) -> Sparse:
     """Open an index. A changed encoder is an `IndexMismatch`."""
     queries = open_encoder(folder, settings, SparseQueryEncoder)
-    return Sparse(corpus, settings, queries, WordSearch(folder / WEIGHTS, len(corpus)))
+    return Sparse("sparse", corpus, settings, queries, WordSearch(folder / WEIGHTS, len(corpus)))

@@ -81,33 +81,6 @@ _SECRETS = {"key", "apikey", "token", "authorization", "secret"}
 """Parameter names of secrets, which would be stored with the settings of every run."""
 
 
-@dataclass(frozen=True)
-class SearchApi:
-    """The API of one provider. The key is sent in a header and appears in no URL, error or log. Error texts of the
-    provider are not repeated, since some contain the key. Responses cost money, so an unreadable one is not retried."""
-
-    name: str
-    calls: HttpClient
-    """A client with `quotes=False` and the same name."""
-
-    def send(self, request: ProviderRequest, results: str) -> JsonObject:
-        """Send a request and return the response, a JSON object with its hits in the field `results`. Raises
-        `RetrieverError`, also for a response without hits that holds an error."""
-        import httpx  # encodes True as `true`, which providers expect
-
-        query = f"?{httpx.QueryParams(dict(request.parameters))}" if request.parameters else ""
-        try:
-            answer = parse_lenient(self.calls.fetch(request.method, query, request.body, request.headers, (results,)))
-        except HttpFailure as error:
-            reason = "; its credit is used up" if error.status == _PAYMENT_REQUIRED else ""
-            raise RetrieverError(f"{error}{reason}") from None
-        except InvalidJson:
-            raise RetrieverError(f"{self.name} answered with something that is not JSON") from None
-        if not isinstance(answer, dict):
-            raise RetrieverError(f"{self.name} answered with JSON that is not an object")
-        return answer
-
-
 @dataclass
 class WebStats:
     """Costs since the retriever was opened."""
@@ -126,18 +99,23 @@ class WebStats:
 
 
 class Web:
-    """A retriever over the web. Scores are 1, 1/2, 1/3, …, since providers give an order only."""
+    """A retriever over the web. Scores are 1, 1/2, 1/3, …, since providers give an order only.
+
+    The key is sent in a header and appears in no URL, error or log. Error texts of the provider are not repeated, since
+    some contain the key. Responses cost money, so an unreadable one is not retried.
+    """
 
     name = "web"
     corpus: Corpus | None = None
 
     def __init__(
-        self, settings: WebSettings, provider: SearchProvider, service: SearchApi, fetcher: Fetcher | None
+        self, settings: WebSettings, provider: SearchProvider, calls: HttpClient, fetcher: Fetcher | None
     ) -> None:
+        """`calls` is a client with `quotes=False`."""
         self.settings = settings
-        self.stats = WebStats(service.calls.stats, settings.price_usd)
+        self.stats = WebStats(calls.stats, settings.price_usd)
         self._provider = provider
-        self._service = service
+        self._calls = calls
         self._unreturned: dict[tuple[str, int], list[WebResult]] = {}
         self._fetcher = fetcher
 
@@ -189,12 +167,30 @@ class Web:
     def _call(self, query: str, k: int) -> list[WebResult]:
         count = min(k, self._provider.max_results)
         key = read_key(self.settings.key_env or self._provider.key)  # read at every call, never stored
-        request = self._provider.request(query, count, key, self.settings.parameters)
-        answer = self._service.send(request, self._provider.path[0])
+        answer = self._send(self._provider.request(query, count, key, self.settings.parameters))
         try:
             return distinct(self._provider.results(answer))[:count]
         except ValueError as error:
-            raise RetrieverError(f"{self._service.name} answered in a form that is not its own: {error}") from None
+            name = self.settings.provider
+            raise RetrieverError(f"{name} answered in a form that is not its own: {error}") from None
+
+    def _send(self, request: ProviderRequest) -> JsonObject:
+        """Send a request and return the response. Raises `RetrieverError`, also for a response without hits that holds
+        an error."""
+        import httpx  # encodes True as `true`, which providers expect
+
+        query = f"?{httpx.QueryParams(dict(request.parameters))}" if request.parameters else ""
+        results = self._provider.path[:1]
+        try:
+            answer = parse_lenient(self._calls.fetch(request.method, query, request.body, request.headers, results))
+        except HttpFailure as error:
+            reason = "; its credit is used up" if error.status == _PAYMENT_REQUIRED else ""
+            raise RetrieverError(f"{error}{reason}") from None
+        except InvalidJson:
+            raise RetrieverError(f"{self.settings.provider} answered with something that is not JSON") from None
+        if not isinstance(answer, dict):
+            raise RetrieverError(f"{self.settings.provider} answered with JSON that is not an object")
+        return answer
 
     def _read(self, pool: Executor, urls: Iterable[str]) -> dict[str, Page]:
         """Fetch each page once; failures are counted."""
@@ -250,4 +246,4 @@ def open(settings: WebSettings, opening: OpenContext) -> Web:
     patience = HttpSettings(**retries, concurrency=settings.at_once, connect_s=seconds, timeout_s=seconds)
     calls = HttpClient(url, patience, name=name, quotes=False, most_bytes=MOST_BYTES)
     fetcher = Fetcher(settings.limits) if settings.fetch == "pages" else None
-    return Web(settings, provider, SearchApi(name, calls), fetcher)
+    return Web(settings, provider, calls, fetcher)

@@ -191,7 +191,7 @@ class KnownVectors(Protocol):
 
 
 def encode_changed(
-    corpus: Corpus, settings: EmbeddingSettings, folder: Path, old: KnownVectors, rows_N: Rows, report: Report
+    corpus: Corpus, old: KnownVectors, rows_N: Rows, settings: EmbeddingSettings, folder: Path, report: Report
 ) -> VectorStore:
     """Like `encode_corpus`, but copies the vectors in `old`: `rows_N` is the row of each passage there, −1 for none."""
     new_M = np.flatnonzero(rows_N < 0)

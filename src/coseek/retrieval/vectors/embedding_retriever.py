@@ -199,9 +199,10 @@ class Nearest(Protocol):
 class EmbeddingRetriever:
     """A retriever over the vectors of a corpus. The encoder is loaded at the first search."""
 
-    name = "embedding"
-
-    def __init__(self, corpus: Corpus, settings: EmbeddingSettings, queries: QueryEncoder, nearest: Nearest) -> None:
+    def __init__(
+        self, name: str, corpus: Corpus, settings: EmbeddingSettings, queries: QueryEncoder, nearest: Nearest
+    ) -> None:
+        self.name = name
         self.corpus = corpus
         self.settings = settings
         self._queries = queries

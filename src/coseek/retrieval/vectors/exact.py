@@ -1,7 +1,7 @@
 """Exact search: finds the k best rows of a vector store by scanning all rows in float32 blocks.
 
-The products are computed in float32 by numpy or torch, on a CPU or a GPU. Their rounding error has a proven bound; the
-shortlist rescores in float64 the rows that the bound cannot rank.
+torch computes the products in float32, on a CPU or a GPU. Their rounding error has a proven bound; the shortlist
+rescores in float64 the rows that the bound cannot rank.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -63,8 +63,7 @@ class ExactSearch(ScanSearch):
         store, so that blocks that are not resident are sent once for all of them; by default 1, or 16 if some are not
         resident. No argument changes the result.
         """
-        with_torch = device != "cpu" or importlib.util.find_spec("torch") is not None
-        self._products = _TorchProducts(store, device, block_rows) if with_torch else _NumpyProducts()
+        self._products = _Products(store, device, block_rows)
         super().__init__(store, queries_per_tile, tiles or (_STREAMED_TILES if self._products.streams else 1))
         self._block_rows = block_rows
 
@@ -90,7 +89,7 @@ class ExactSearch(ScanSearch):
 class _TileScan:
     """A tile of queries, prepared for products, with the error bounds of its scores."""
 
-    def __init__(self, queries_QD: Queries, shortlist: Shortlist, products: "_NumpyProducts") -> None:
+    def __init__(self, queries_QD: Queries, shortlist: Shortlist, products: "_Products") -> None:
         dim = queries_QD.shape[1]
         self._shortlist = shortlist
         # Scaling by a power of two is exact and brings queries to about 1, so that only huge vectors can overflow.
@@ -109,45 +108,16 @@ class _TileScan:
         self._shortlist.add_block(product_BQ, peaks_of(product_BQ), rows_B, bounds)
 
 
-class _NumpyProducts:
-    """Multiplies blocks with queries in float32."""
-
-    streams = False
-    """Whether some blocks must be sent to the device for every pass."""
-
-    @property
-    def factor_error(self) -> float:
-        """Relative error of the factors: 0 for float32."""
-        return 0.0
-
-    def queries(self, queries_QD: Queries) -> Product:
-        """The queries as the second factor, D × Q."""
-        queries_DQ: Queries = np.ascontiguousarray(queries_QD.T)
-        return queries_DQ
-
-    def block(self, start: int, vectors_BD: Floats) -> Product:
-        """A block as the first factor; `start` is its first row."""
-        return vectors_BD.astype(np.float32, copy=False)
-
-    def zeros(self, shape: tuple[int, int]) -> Product:
-        """A product of zeros."""
-        return np.zeros(shape, dtype=np.float32)
-
-    def multiply(self, block_BD: Product, queries_DQ: Product, out_BQ: Product) -> Product:
-        """Overwrite the first rows of `out_BQ`, and return it."""
-        out = cast(Queries, out_BQ)
-        np.matmul(cast(Queries, block_BD), cast(Queries, queries_DQ), out=out[: len(block_BD)])
-        return out
-
-
-class _TorchProducts(_NumpyProducts):
-    """Multiplies on a device, which keeps as many blocks as fit."""
+class _Products:
+    """Multiplies blocks with queries in float32 on a device, which keeps as many blocks as fit."""
 
     def __init__(self, store: VectorStore, device: str, block_rows: int) -> None:
         import torch
 
         self._device = torch.device(device)
         self._resident: dict[int, torch.Tensor] = {}
+        self.streams = False
+        """Whether some blocks must be sent to the device for every pass."""
         if self._device.type == "cpu":
             return
         free_bytes = 0.8 * torch.accelerator.get_memory_info(self._device)[0]
@@ -160,34 +130,38 @@ class _TorchProducts(_NumpyProducts):
 
     @property
     def factor_error(self) -> float:
-        """TF32 or bfloat16 products, if the user enabled them, need a wider bound and give the same hits."""
+        """Relative error of the factors, 0 for float32. TF32 or bfloat16 products, if the user enabled them, need a
+        wider bound and give the same hits."""
         import torch
 
         backend = torch.backends.cuda if self._device.type == "cuda" else torch.backends.mkldnn
         return 0.0 if backend.matmul.fp32_precision in ("none", "ieee") else _REDUCED
 
     def queries(self, queries_QD: Queries) -> Product:
+        """The queries as the second factor, D × Q."""
         import torch
 
         return torch.from_numpy(queries_QD.T.copy()).to(self._device)
 
     def block(self, start: int, vectors_BD: Floats) -> Product:
+        """A block as the first factor; `start` is its first row."""
         import torch
 
         resident = self._resident.get(start)
         return (torch.from_numpy(vectors_BD).to(self._device) if resident is None else resident).float()
 
     def zeros(self, shape: tuple[int, int]) -> Product:
+        """A product of zeros."""
         import torch
 
         return torch.zeros(shape, dtype=torch.float32, device=self._device)
 
     def multiply(self, block_BD: Product, queries_DQ: Product, out_BQ: Product) -> Product:
+        """Overwrite the first rows of `out_BQ`, and return it."""
         import torch
 
-        out = cast(torch.Tensor, out_BQ)
-        torch.mm(cast(torch.Tensor, block_BD), cast(torch.Tensor, queries_DQ), out=out[: len(block_BD)])
-        return out
+        torch.mm(block_BD, queries_DQ, out=out_BQ[: len(block_BD)])
+        return out_BQ
 
 
 def padded(rows: int) -> int:
@@ -197,9 +171,11 @@ def padded(rows: int) -> int:
 
 def _wide_product(vectors_BD: Floats, queries_QD: Queries) -> Product:
     """The product in float64, for vectors whose float32 products may overflow."""
+    import torch
+
     out_BQ = np.zeros((padded(len(vectors_BD)), len(queries_QD)))
     np.matmul(vectors_BD.astype(np.float64), queries_QD.T.astype(np.float64), out=out_BQ[: len(vectors_BD)])
-    return out_BQ
+    return torch.from_numpy(out_BQ)
 
 
 def product_error(dim: int) -> float:

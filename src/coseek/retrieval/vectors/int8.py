@@ -14,7 +14,6 @@ integers.
     scales.npy   s of each block of BLOCK rows                 bounds.npy   ‖x − sX‖ and ‖sX‖ of each row, rounded up
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -169,10 +168,10 @@ def _pad_queries(codes_QD: Doubles, dim: int) -> Codes:
 
 def _products(queries_QD: Codes) -> Callable[[Codes], Product]:
     """Returns a function that multiplies a block with the queries; its result is overwritten by the next call."""
-    if not largest_query_code():
-        return lambda codes_BD: _float_product(codes_BD, queries_QD)
     import torch
 
+    if not largest_query_code():
+        return lambda codes_BD: torch.from_numpy(_float_product(codes_BD, queries_QD))
     queries_DQ = torch.from_numpy(queries_QD).t()  # a non-contiguous view is fastest here
     out_BQ = torch.zeros((PRODUCT_ROWS, len(queries_QD)), dtype=torch.int32)
 
@@ -184,11 +183,9 @@ def _products(queries_QD: Codes) -> Callable[[Codes], Product]:
 
 @cache
 def largest_query_code() -> int:
-    """The largest query code for which torch's integer product is exact on this CPU; 0 for none, or without torch. CPUs
-    without VNNI instructions add pairs of products in 16 bits, which overflow with the largest codes. Smaller query
-    codes give wider bounds, so that more rows are rescored, and the same result."""
-    if importlib.util.find_spec("torch") is None:
-        return 0
+    """The largest query code for which torch's integer product is exact on this CPU; 0 for none. CPUs without VNNI
+    instructions add pairs of products in 16 bits, which overflow with the largest codes. Smaller query codes give
+    wider bounds, so that more rows are rescored, and the same result."""
     return next((largest for largest in (_MAX_CODE, _MAX_PAIRED_CODE) if _is_exact(largest)), 0)
 
 
@@ -204,7 +201,7 @@ def _is_exact(largest: int) -> bool:
     return all(bool((torch._int_mm(rows, batch.t()) == rows.int() @ batch.int().t()).all()) for batch in batches)
 
 
-def _float_product(codes_BD: Codes, queries_QD: Codes) -> Product:
+def _float_product(codes_BD: Codes, queries_QD: Codes) -> NDArray[np.int32]:
     """The integer product computed in floats, which are exact below 2²⁴ (float32) or 2⁵³ (float64)."""
     if codes_BD.shape[1] * _MAX_CODE**2 < 2**24:
         return (codes_BD.astype(np.float32) @ queries_QD.astype(np.float32).T).astype(np.int32)

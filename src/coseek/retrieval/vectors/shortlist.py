@@ -11,13 +11,12 @@ blocks nor batches nor the machine.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import RetrieverError
-from coseek.retrieval.query import check_k
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
 
 if TYPE_CHECKING:
@@ -26,14 +25,13 @@ if TYPE_CHECKING:
 
 # Block scores: matrices of approximate scores, and the entries in them that reach a threshold.
 #
-# A product has a row per vector of a block (B, a multiple of GROUP) and a column per query (Q). It is a numpy array or
-# a torch tensor. Rows are scanned in groups: the members of a group are read only if the group's maximum (its peak)
-# reaches the threshold, which is rare.
+# A product has a row per vector of a block (B, a multiple of GROUP) and a column per query (Q). Rows are scanned in
+# groups: the members of a group are read only if the group's maximum (its peak) reaches the threshold, which is rare.
 
 Doubles: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 Numbers: TypeAlias = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int32]
-Product: TypeAlias = "Numbers | torch.Tensor"
+Product: TypeAlias = "torch.Tensor"
 
 GROUP = 16
 """Rows per group."""
@@ -41,35 +39,23 @@ GROUP = 16
 
 def peaks_of(product_BQ: Product) -> Product:
     """The maximum of every group of rows."""
-    if isinstance(product_BQ, np.ndarray):
-        peaks_GQ: Product = product_BQ.reshape(-1, GROUP, product_BQ.shape[1]).max(axis=1)
-        return peaks_GQ
     return product_BQ.view(-1, GROUP, product_BQ.shape[1]).amax(dim=1)
 
 
 def reaching(product_BQ: Product, peaks_GQ: Product, limits_Q: Doubles) -> tuple[Integers, Integers, Doubles]:
     """The (rows, queries, values) of the product where it reaches the thresholds `limits_Q`."""
-    product, peaks = _as_numpy(product_BQ), _as_numpy(peaks_GQ)
-    if isinstance(product, np.ndarray) and isinstance(peaks, np.ndarray):
-        thresholds_Q = _cast_limits(product.dtype, limits_Q)
-        groups_M, queries_M = np.nonzero(peaks >= thresholds_Q)
-        members_MG = product.reshape(-1, GROUP, product.shape[1])[groups_M, :, queries_M]
-        hot_M, member_M = np.nonzero(members_MG >= thresholds_Q[queries_M, None])
-        values_M = members_MG[hot_M, member_M]
-        return groups_M[hot_M] * GROUP + member_M, queries_M[hot_M], values_M.astype(np.float64)
-    return reaching_on_device(cast("torch.Tensor", product), cast("torch.Tensor", peaks), limits_Q)
+    if product_BQ.device.type != "cpu":
+        return reaching_on_device(product_BQ, peaks_GQ, limits_Q)
+    product: Numbers = product_BQ.numpy()
+    thresholds_Q = _cast_limits(product.dtype, limits_Q)
+    groups_M, queries_M = np.nonzero(peaks_GQ.numpy() >= thresholds_Q)
+    members_MG = product.reshape(-1, GROUP, product.shape[1])[groups_M, :, queries_M]
+    hot_M, member_M = np.nonzero(members_MG >= thresholds_Q[queries_M, None])
+    values_M = members_MG[hot_M, member_M]
+    return groups_M[hot_M] * GROUP + member_M, queries_M[hot_M], values_M.astype(np.float64)
 
 
-def _as_numpy(product: Product) -> Product:
-    """View a CPU tensor as a numpy array."""
-    if isinstance(product, np.ndarray) or product.device.type != "cpu":
-        return product
-    return cast(Numbers, product.numpy())
-
-
-def reaching_on_device(
-    product_BQ: "torch.Tensor", peaks_GQ: "torch.Tensor", limits_Q: Doubles
-) -> tuple[Integers, Integers, Doubles]:
+def reaching_on_device(product_BQ: Product, peaks_GQ: Product, limits_Q: Doubles) -> tuple[Integers, Integers, Doubles]:
     """`reaching` on the product's device; only the resulting entries are copied to the CPU."""
     thresholds_Q = product_BQ.new_tensor(_cast_limits(np.dtype(np.float32), limits_Q))
     groups_M, queries_M = (peaks_GQ >= thresholds_Q).nonzero(as_tuple=True)
@@ -134,9 +120,8 @@ def score_error(dim: int) -> float:
     return 2.0 * dim * ROUNDING
 
 
-def check_queries(queries_QD: Queries, dim: int, k: int) -> Queries:
+def check_queries(queries_QD: Queries, dim: int) -> Queries:
     """The queries as contiguous float32. A wrong dimension or a number that is not finite is a `RetrieverError`."""
-    check_k(k)
     if queries_QD.ndim != 2 or queries_QD.shape[1] != dim:
         raise RetrieverError(f"queries of shape {queries_QD.shape} cannot be compared with vectors of {dim} dimensions")
     queries_QD = np.ascontiguousarray(queries_QD, dtype=np.float32)
@@ -217,8 +202,7 @@ class Shortlist:
             self._filter(_Block(product_BQ, peaks_GQ, rows_B, bounds))
             return
         # The first blocks are buffered: floors from more rows let fewer pairs pass.
-        copy_BQ = product_BQ.copy() if isinstance(product_BQ, np.ndarray) else product_BQ.clone()
-        self._buffer.append(_Block(copy_BQ, peaks_GQ, rows_B, bounds))
+        self._buffer.append(_Block(product_BQ.clone(), peaks_GQ, rows_B, bounds))
         if sum(len(block.rows_B) for block in self._buffer) >= max(_FIRST_ROWS, 2 * GROUP * min(self._k, 8_192)):
             self._flush()
 
@@ -245,7 +229,7 @@ class Shortlist:
 
     def _peak_lowers(self, block: _Block) -> Doubles:
         """Lower bounds of the best score in every group without padding."""
-        peaks_GQ = block.peaks_GQ if isinstance(block.peaks_GQ, np.ndarray) else block.peaks_GQ.cpu().numpy()
+        peaks_GQ: Numbers = block.peaks_GQ.cpu().numpy()
         groups = len(block.rows_B) // GROUP
         middle_GQ = peaks_GQ[:groups, : len(self._floor_Q)] * block.bounds.unit_Q
         return (middle_GQ - np.abs(middle_GQ) * (4.0 * ROUNDING) - block.bounds.worst_Q).T
@@ -385,7 +369,7 @@ class ScanSearch(VectorSearch):
     def find(self, queries_QD: Queries, k: int) -> SearchResult:
         """See `VectorSearch.find`."""
         store, size = self._store, self._queries_per_tile
-        queries_QD = check_queries(queries_QD, store.dim, k)
+        queries_QD = check_queries(queries_QD, store.dim)
         shape = (len(queries_QD), min(k, len(store)))
         # A zero query scores 0 on every row, so its result is the first rows; no bound could separate them.
         rows_QK = np.broadcast_to(np.arange(shape[1]), shape).copy()

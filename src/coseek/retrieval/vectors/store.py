@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import DataError
-from coseek.core.files import parsing, read_json, write_json
+from coseek.core.files import parsing, read_json, read_json_object, write_json
 from coseek.core.record import Record, Schema
 from coseek.data.corpus_file import read_array
 
@@ -38,7 +38,7 @@ _CARD, _PROGRESS, _NORMS = "store.json", "progress.json", "norms.npy"
 class _Card(Record):
     """The contents of `store.json`."""
 
-    SCHEMA = Schema(SCHEMA, "a store of vectors")
+    SCHEMA = Schema(SCHEMA, "a store of vectors", "; rebuild the index")
 
     rows: int
     dim: int
@@ -58,12 +58,8 @@ class _Card(Record):
 
     @classmethod
     def read(cls, folder: Path) -> "_Card":
-        path = folder / _CARD
-        row = read_json(path)
-        if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-            raise DataError(f"{path} is not of schema {SCHEMA}, which this coseek reads; rebuild the index")
-        with parsing(path, "rebuild the index"):
-            return cls.from_json(row)
+        with parsing(folder / _CARD, "rebuild the index"):
+            return cls.from_json(read_json_object(folder / _CARD))
 
 
 def _shard(folder: Path, number: int) -> Path:

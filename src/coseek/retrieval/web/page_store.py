@@ -16,8 +16,7 @@ from coseek.core.files import json_line, parse_line
 from coseek.core.fingerprint import digest_of
 from coseek.core.record import Record
 from coseek.core.strict_json import replace_surrogates
-from coseek.data.passage import Hit
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, search_each
 from coseek.retrieval.web.pages import Fetcher, PageFault, read_page
 
 Tell: TypeAlias = Callable[[str, int, int], None]
@@ -73,7 +72,7 @@ class PageStore:
             keys = {query: f"search {digest_of(retriever.identity, query, str(k))}" for query in batch}
             stored = self._texts.read([*keys.values()])
             missing = [query for query in batch if keys[query] not in stored]
-            for query, hits in zip(missing, _search_each(retriever, missing, k), strict=True):
+            for query, hits in zip(missing, search_each(retriever, missing, k), strict=True):
                 if isinstance(hits, RetrieverError):
                     faults[query] = str(hits)
                 else:
@@ -97,13 +96,3 @@ class PageStore:
 
 def _batches(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def _search_each(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Hit] | RetrieverError]:
-    """The hits or the fault of each query. A batch that fails is searched one by one."""
-    try:
-        return list(retriever.search(queries, k)) if queries else []
-    except RetrieverError as error:
-        if len(queries) == 1:
-            return [error]
-        return [result for query in queries for result in _search_each(retriever, [query], k)]
