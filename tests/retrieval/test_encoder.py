@@ -218,7 +218,7 @@ def test_prompts_for_other_tasks_alone_are_said_to_be_unused(tmp_path: Path, cap
     check_prompts(folder_of(tmp_path, config={"prompts": {"clustering": "c: ", "STS": "s: "}}), {})
     assert "clustering, STS" in caplog.text and "query_prompt" in caplog.text
     check_prompts(folder_of(tmp_path / "half", config={"prompts": {"query": "q: ", "text": "t: "}}), {})
-    assert "names prompts (text), and none for a passage: none is used; set passage_prompt" in caplog.text
+    assert "names prompts (text) but none for a passage, so no prompt is used; set passage_prompt" in caplog.text
 
 
 def test_a_cross_encoder_is_not_taken_for_an_encoder(tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ def test_processes_that_share_a_corpus_write_the_bytes_of_one(
 
 
 def test_devices_of_two_kinds_do_not_share_a_corpus(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
-    with pytest.raises(SettingError, match="differ in the last bits; take one kind"):
+    with pytest.raises(SettingError, match="differ in the last bits; use one kind"):
         build_index(corpus, "dense", tmp_path / "x", {"encoder": str(encoder), "devices": ["cpu", "cuda:0"]})
     assert not list(tmp_path.glob(".x*"))
 

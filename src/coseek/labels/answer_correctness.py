@@ -87,9 +87,9 @@ class PositiveChoice:
         """The candidates to continue now, each only once; empty when the choice is made."""
         _, needed = self._outcome()
         indices = range(len(self.relevance_C)) if self.exhaustive and not self._tried else [needed]
-        fresh = tuple(index for index in indices if index is not None and index not in self._tried)
-        self._tried.update(fresh)
-        return fresh
+        untried = tuple(index for index in indices if index is not None and index not in self._tried)
+        self._tried.update(untried)
+        return untried
 
     @property
     def most_left(self) -> int:
@@ -124,7 +124,7 @@ class Correctness:
     """Continues the agent from passages, and caches the scores."""
 
     parts: LabelResources
-    kept: ScoreCache[Score]
+    cache: ScoreCache[Score]
     _digests: dict[tuple[str, int], str] = field(default_factory=dict, repr=False)
     """Digests of runs, cached because runs have many tokens."""
 
@@ -144,7 +144,7 @@ class Correctness:
     @property
     def identity(self) -> str:
         """A digest of everything that correctness depends on besides the agent's context."""
-        return self.kept.cache.identity
+        return self.cache.identity
 
     def decide(self, feed: "Feed") -> Iterator["TurnCorrectness"]:
         """Continue the agent from the candidates of turns until their positives are chosen; yields each such turn.
@@ -157,12 +157,12 @@ class Correctness:
 
     def known(self, turn: SearchTurn, passage: Passage) -> Score | None:
         """The cached score."""
-        return self.kept.get((*turn.id.key, passage.id, self._context(turn, passage)))
+        return self.cache.get((*turn.id.key, passage.id, self._context(turn, passage)))
 
     def keep(self, turn: SearchTurn, passage: Passage, trajectory: Trajectory) -> Score:
         """Score a branch that has ended, and cache the score."""
         score = self._score(turn, passage, trajectory)
-        self.kept.keep([score])
+        self.cache.keep([score])
         self.parts.tally.add(BRANCHES)
         self.parts.tally.fail("agent", score.fault)
         return score
@@ -174,8 +174,8 @@ class Correctness:
         # A search that failed before the branch is the trajectory's; one that fails after it is a fault of the branch.
         searches = trajectory.searches[turn.search :]
         later = (search for search in searches if search.turn != searches[0].turn)
-        if lost := next((search.fault for search in later if search.fault is not None), None):
-            return Score(turn.id, passage.id, context, None, fault=lost)
+        if fault := next((search.fault for search in later if search.fault is not None), None):
+            return Score(turn.id, passage.id, context, None, fault=fault)
         right = exact_match(trajectory.answer, turn.question.answers)
         detail = trajectory.answer if trajectory.answer is not None else str(trajectory.stop)
         return Score(turn.id, passage.id, context, float(right), detail)

@@ -118,13 +118,13 @@ class LikelihoodMaker(ABC):
     @cached_property
     def identity(self) -> str:
         settings = self.settings.model_dump_json(exclude={"prompt"})  # the cache's identity holds its text
-        return digest_of(self.name, settings, self.cache.cache.identity, self.parts.retriever.identity)
+        return digest_of(self.name, settings, self.cache.identity, self.parts.retriever.identity)
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         return self.parts.each(self._labels, turns, self.parts.likelihood)
 
     def _labels(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
-        asked: list[SearchTurn] = []
+        labelled: list[SearchTurn] = []
         labels: list[Labelled] = []
         for turn in turns:
             if not turn.question.answers:
@@ -134,9 +134,9 @@ class LikelihoodMaker(ABC):
                 labels.append(DroppedTurn(turn.id, "same-question", why))
             else:
                 question = Query(turn.question.searched, turn.question.searched)
-                asked.append(turn if self.settings.queries == "turn" else replace(turn, query=question))
-        searched = find_candidates(self.parts.retriever, asked, self.settings.candidates, self.parts.tally)
-        for turn, candidates in zip(asked, searched, strict=True):
+                labelled.append(turn if self.settings.queries == "turn" else replace(turn, query=question))
+        searched = find_candidates(self.parts.retriever, labelled, self.settings.candidates, self.parts.tally)
+        for turn, candidates in zip(labelled, searched, strict=True):
             label = None if candidates is None else self._label(turn, distinct(candidates))
             if label is not None:
                 labels.append(label)
@@ -173,11 +173,11 @@ class LikelihoodMaker(ABC):
             Continuation(context.prompt, blank + answer.strip(), lead) for context in contexts for answer in answers
         ]
         key = digest_of(*(text for item in continuations for text in (item.prompt, item.lead, item.text)))[:32]
-        known = self.cache.get((key,))
-        if known is None:
-            known = _likelihoods(question.id, key, model.score(continuations), len(answers))
-            self.cache.keep([known])
-        return known
+        likelihoods = self.cache.get((key,))
+        if likelihoods is None:
+            likelihoods = _likelihoods(question.id, key, model.score(continuations), len(answers))
+            self.cache.keep([likelihoods])
+        return likelihoods
 
 
 def _likelihoods(

@@ -29,17 +29,16 @@ _IDS = (
     re.compile(r"(?P<question>.+)_turn(?P<search>\d{1,9})", re.DOTALL),
 )
 """Forms of `query_id` that name the question: our own, and that of Tevatron/AgentIR-data."""
-NO_POSITIVE = "no-positive"
 
 
 @dataclass
 class LabelImport:
-    """What came of an import."""
+    """Summary of an import."""
 
     rows: int = 0
     sets: int = 0
     repeated: int = 0
-    """Passages that stand in a row again, which are left out."""
+    """Passages that are repeated in a row, and left out."""
     turns: dict[TurnId, None] = field(default_factory=dict)
     """In the order of the rows."""
     without_positive: int = 0
@@ -62,7 +61,7 @@ class LabelImport:
         candidates = tuple(Candidate(passage, rank) for rank, passage in enumerate(passages.values(), start=1))
         if not positives:
             self.without_positive += 1
-            append(DroppedTurn(turn, NO_POSITIVE))
+            append(DroppedTurn(turn, "no-positive"))
         for ident in positives:
             copy = max(self._copies[turn], int(parts.get("copy") or 0))
             self._copies[turn] = copy + 1

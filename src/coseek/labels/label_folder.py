@@ -43,7 +43,7 @@ from coseek.labels.maker import PACKAGE, Labelled, view_of
 
 # Text store: the long texts of label rows, each once in a file beside them.
 #
-# A row of fifty pages would hold megabytes. In a stored row, a passage's text and an earlier search's document of more
+# A row of fifty pages would take megabytes. In a stored row, a passage's text and an earlier search's document of more
 # than `LONG` characters are `{"sha256": KEY}`; the file has one line `{"key": KEY, "text": …}` for each text.
 
 LONG = 256
@@ -64,7 +64,7 @@ class TextStore:
         self._text = lru_cache(_CACHED)(self._read)
 
     def shorten(self, row: JsonObject) -> JsonObject:
-        """The row with references; its long texts are stored. The row itself is changed."""
+        """Store the long texts of a row, and replace them in it by references."""
         for container, key in _text_slots(row):
             text = container[key]  # type: ignore[index]
             if isinstance(text, str) and len(text) > LONG:
@@ -72,7 +72,7 @@ class TextStore:
         return row
 
     def restore(self, row: JsonObject) -> JsonObject:
-        """The row with its texts. Raises `DataError` for a text that is not there."""
+        """Replace the references in a row by their texts. Raises `DataError` for a missing text."""
         for container, key in _text_slots(row):
             value = container[key]  # type: ignore[index]
             if isinstance(value, dict):
@@ -106,7 +106,7 @@ class TextStore:
                     self.path.parent.mkdir(parents=True, exist_ok=True)
                     self._file = self.path.open("a+b")
                     weakref.finalize(self, self._file.close)
-                    self._file.truncate(max((end for _, end in spans.values()), default=0))  # what a kill cut short
+                    self._file.truncate(max((end for _, end in spans.values()), default=0))  # an incomplete last line
                 start = self._file.seek(0, 2)
                 line = json_line({"key": key, "text": text}).encode()
                 self._file.write(line)
@@ -126,7 +126,7 @@ class TextStore:
             return str(parse_line(line, str(self.path))["text"])
 
     def _index(self) -> dict[str, tuple[int, int]]:
-        """Key → start and end of its line, by one pass over the file. A line that a kill cut short does not count."""
+        """Key → start and end of its line, by one pass over the file. An incomplete last line does not count."""
         if self._spans is None:
             self._spans = {}
             if self.path.exists():
@@ -142,7 +142,7 @@ class TextStore:
 
 
 def _text_slots(row: JsonObject) -> Iterator[tuple[Json, str | int]]:
-    """The places of a row that may hold long texts, as (container, key)."""
+    """The positions in a row that may hold long texts, as (container, key)."""
     for candidate in cast(list[JsonObject], row.get("candidates", [])):
         yield cast(Json, candidate), "text"
     query = row.get("query")
@@ -166,6 +166,7 @@ class LabelFolder:
         if not (folder / "labels.yaml").exists():
             raise DataError(f"{folder} holds no labels: it has no labels.yaml; make them with `coseek label`")
         self.folder = folder
+        self.sets_path, self.dropped_path = folder / "labels.jsonl", folder / "dropped.jsonl"
         self.texts = TextStore(folder / "texts.jsonl")
         self._lock: Lock | None = None
         """Held while labels are made."""
@@ -201,8 +202,8 @@ class LabelFolder:
             return cls.create(folder, settings, identity)
         labels = cls(folder)
         labels._lock = lock_folder(folder)
-        began = labels.record.get("settings")
-        check_same_settings(folder, fixed(began) if isinstance(began, dict) else began, fixed(settings))
+        stored = labels.record.get("settings")
+        check_same_settings(folder, fixed(stored) if isinstance(stored, dict) else stored, fixed(settings))
         if labels.record.get("identity") != identity:
             raise SettingError(
                 f"{folder} was begun with another retriever, agent or scorer under the same name (an index or weights "
@@ -221,14 +222,6 @@ class LabelFolder:
         method = cast(JsonObject, self.record.get("settings") or {}).get("method")
         return view_of(method) if isinstance(method, str) and method in plugin_names(PACKAGE) else "query"
 
-    @property
-    def sets_path(self) -> Path:
-        return self.folder / "labels.jsonl"
-
-    @property
-    def dropped_path(self) -> Path:
-        return self.folder / "dropped.jsonl"
-
     def sets(self) -> Iterator[LabelSet]:
         """The stored label sets."""
         return _read(self.sets_path, self._set_of)
@@ -244,22 +237,19 @@ class LabelFolder:
         sets. `known` are the turns that are labelled, with the digests of their trajectories, and `digests` gives the
         digests of all trajectories, those without a search included: rows of a repeated trajectory are
         removed. A broken row, and one of any other turn, is refused before anything is removed."""
-        there: set[tuple[TurnId, str]] = set()
-        check_whole_rows(self.dropped_path, lambda row: there.add(_origin_of(DroppedTurn.from_json(row))))
-        check_whole_rows(self.sets_path, lambda row: there.add(_origin_of(self._set_of(row))))
-        stale = set() if known is None else _stale(there, known)
-        others = set() if known is None else {turn for turn, _ in there}.difference(known, stale)
-        if others:  # a repeated run may search less than before
-            current = digests()
-            gone = {
-                turn
-                for turn, was in there
-                if was and turn in others and current.get((turn.question_id, turn.seed), was) != was
-            }
-            stale, others = stale | gone, others - gone
-        if others:
-            first = min(others, key=lambda turn: turn.key)
-            raise DataError(f"{self.folder} has a row of {first}, which the runs do not have; choose another --out")
+        stored: set[tuple[TurnId, str]] = set()
+        check_whole_rows(self.dropped_path, lambda row: stored.add(_origin_of(DroppedTurn.from_json(row))))
+        check_whole_rows(self.sets_path, lambda row: stored.add(_origin_of(self._set_of(row))))
+        stale: set[TurnId] = set()
+        if known is not None:
+            current = {(turn.question_id, turn.seed): digest for turn, digest in known.items()}
+            if any(turn not in known for turn, _ in stored):  # a repeated run may search less than before
+                current.update(digests())
+            # Older rows have no digest, so their trajectories cannot be compared.
+            stale = {turn for turn, old in stored if old and current.get((turn.question_id, turn.seed), old) != old}
+            if unknown := {turn for turn, _ in stored}.difference(known, stale):
+                first = min(unknown, key=lambda turn: turn.key)
+                raise DataError(f"{self.folder} has a row of {first}, which the runs do not have; choose another --out")
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
         remove_digests(self.folder)
@@ -272,7 +262,7 @@ class LabelFolder:
         if not turns:
             return
         log.warning(
-            "%s: runs were repeated, so the labels of %s of their searches are made again", self.folder, len(turns)
+            "%s: runs were repeated, so the labels of %s of their searches are recreated", self.folder, len(turns)
         )
         for path in filter(Path.exists, (self.sets_path, self.dropped_path)):
             write_jsonl(path, [row for _, row in read_jsonl(path) if _turn_of(row) not in turns])
@@ -304,38 +294,36 @@ class LabelFolder:
             self._lock = None
 
     def absorb(self, source: "LabelFolder") -> None:
-        """Append the rows of turns of another folder that have none here, and the lines of its scores."""
+        """Append the rows of another folder for turns without rows here, and the lines of its scores."""
         absorb_lines(source.folder / "scores", self.folder / "scores")
         done = self._turns()
         for mine, theirs in ((self.sets_path, source.sets_path), (self.dropped_path, source.dropped_path)):
-            rows = [row for _, row in read_jsonl(theirs)] if theirs.exists() else []
+            rows = [row for _, row in read_jsonl(theirs) if _turn_of(row) not in done] if theirs.exists() else []
             with mine.open("a", encoding="utf-8") as file:
-                for row in rows:
-                    if _turn_of(row) not in done:
-                        file.write(json_line(self.texts.shorten(source.texts.restore(row))))
+                file.writelines(json_line(self.texts.shorten(source.texts.restore(row))) for row in rows)
 
     def arrange(self, order: Sequence[TurnId]) -> None:
         """Sort the rows by turn, since a fault or a kill changes their order, and close the folder."""
         position = {turn: number for number, turn in enumerate(order)}
         for path in (self.sets_path, self.dropped_path):
             rows = [row for _, row in read_jsonl(path)]
-            there = sorted(rows, key=lambda row: (position[_turn_of(row)], cast(int, row.get("copy", 0))))
-            if there != rows:
-                write_jsonl(path, there)
+            ordered = sorted(rows, key=lambda row: (position[_turn_of(row)], cast(int, row.get("copy", 0))))
+            if ordered != rows:
+                write_jsonl(path, ordered)
         self.texts.arrange(row for _, row in read_jsonl(self.sets_path))
         for path in self._rows_and_scores:
-            drop_partial_line(path)  # a score file that needed no further score still ends as a kill left it
+            drop_partial_line(path)  # a score file to which nothing was added may still end in an incomplete line
         write_digests(self.folder, [self.folder / "labels.yaml", *self._rows_and_scores])
 
     @property
     def _rows_and_scores(self) -> list[Path]:
-        own = (self.sets_path, self.dropped_path, self.texts.path)
-        return [*filter(Path.exists, own), *sorted((self.folder / "scores").glob("*.jsonl"))]
+        rows = (self.sets_path, self.dropped_path, self.texts.path)
+        return [*filter(Path.exists, rows), *sorted((self.folder / "scores").glob("*.jsonl"))]
 
 
 def absorb_lines(source: Path, target: Path) -> None:
-    """Append the whole lines of the `.jsonl` files of a folder that their namesakes in another lack. A line that a
-    kill cut short is left out."""
+    """Append the lines of a folder's `.jsonl` files that are missing in the same files of another. Incomplete last
+    lines are skipped."""
     for path in sorted(source.glob("*.jsonl")):
         LineFile(target / path.name).add(_whole_lines(path))
 
@@ -348,14 +336,14 @@ class LineFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             drop_partial_line(path)
-        self._known = {hashlib.sha256(line).digest() for line in _whole_lines(path)} if path.exists() else set()
+        self._digests = {hashlib.sha256(line).digest() for line in _whole_lines(path)} if path.exists() else set()
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """Append those of these lines that are not there."""
-        fresh = {digest: line for line in lines if (digest := hashlib.sha256(line).digest()) not in self._known}
+        """Append the lines that are not in the file."""
+        new = {digest: line for line in lines if (digest := hashlib.sha256(line).digest()) not in self._digests}
         with self._path.open("ab") as file:
-            file.writelines(fresh.values())
-        self._known |= fresh.keys()
+            file.writelines(new.values())
+        self._digests |= new.keys()
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
@@ -389,12 +377,6 @@ def _turn_of(row: JsonObject) -> TurnId:
 
 def _origin_of(row: Labelled) -> tuple[TurnId, str]:
     return row.turn, row.trajectory
-
-
-def _stale(there: Iterable[tuple[TurnId, str]], known: Mapping[TurnId, str]) -> set[TurnId]:
-    """The turns whose trajectory has another digest in the runs. Older rows have none: nothing tells them apart."""
-    digests = {(turn.question_id, turn.seed): digest for turn, digest in known.items()}
-    return {turn for turn, was in there if was and digests.get((turn.question_id, turn.seed), was) != was}
 
 
 def _read(path: Path, make: Callable[[JsonObject], R]) -> Iterator[R]:
@@ -441,6 +423,11 @@ class ScoreCache(Generic[E]):
         """Kept open: between busy threads, opening a file for every score takes longer than a call's other work."""
         self._writing = threading.Lock()
 
+    @property
+    def identity(self) -> str:
+        """The grader's identity."""
+        return self.cache.identity
+
     def get(self, key: tuple[str, ...]) -> E | None:
         """The entry of a key; `None` for an unknown one and for a fault."""
         entry = self._known.get(key)
@@ -451,12 +438,12 @@ class ScoreCache(Generic[E]):
     ) -> list[E]:
         """The entry of every key, in order. `make` computes the unknown ones from their indices, `batch` at once."""
         entries = {index: entry for index, key in enumerate(keys) if (entry := self.get(key)) is not None}
-        left = [index for index in range(len(keys)) if index not in entries]
-        for start in range(0, len(left), batch):
-            some = left[start : start + batch]
-            fresh = make(some)
-            self.keep(fresh)
-            entries.update(zip(some, fresh, strict=True))
+        missing = [index for index in range(len(keys)) if index not in entries]
+        for start in range(0, len(missing), batch):
+            indices = missing[start : start + batch]
+            computed = make(indices)
+            self.keep(computed)
+            entries.update(zip(indices, computed, strict=True))
         return [entries[index] for index in range(len(keys))]
 
     def keep(self, entries: Sequence[E]) -> None:
@@ -466,7 +453,7 @@ class ScoreCache(Generic[E]):
         with self._writing:
             if self._file is None:
                 self._lock = lock_beside(self.cache.path)
-                with self.cache.appending():  # makes the file, or mends what a kill cut short
+                with self.cache.appending():  # creates the file, or removes an incomplete last line
                     pass
                 self._file = self.cache.path.open("a", encoding="utf-8")
                 weakref.finalize(self, self._file.close)

@@ -95,7 +95,7 @@ class OracleSearch:
 
     over: Retriever
     ranker: Ranker
-    kept: ScoreCache[StoredRanking]
+    cache: ScoreCache[StoredRanking]
     texts: TextStore
     depth: int
     """Passages of the retriever that are ranked."""
@@ -105,11 +105,11 @@ class OracleSearch:
     def of(self, turns: Sequence[Turn]) -> list[OracleRanking]:
         """One ranking per turn. Equal queries are ranked once; a fault of the ranker is retried in every call."""
         keys = [asked_digest(question, query) for question, query in turns]
-        known = {key: ranking for key in keys if (ranking := self._known(key)) is not None}
-        fresh = self._rank({key: turn for key, turn in zip(keys, turns, strict=True) if key not in known})
-        self.kept.keep([StoredRanking(self.texts.shorten(ranking.to_json())) for ranking in fresh.values()])
-        known |= fresh
-        return [known[key] for key in keys]
+        rankings = {key: ranking for key in keys if (ranking := self._known(key)) is not None}
+        ranked_now = self._rank({key: turn for key, turn in zip(keys, turns, strict=True) if key not in rankings})
+        self.cache.keep([StoredRanking(self.texts.shorten(ranking.to_json())) for ranking in ranked_now.values()])
+        rankings |= ranked_now
+        return [rankings[key] for key in keys]
 
     @property
     def concurrency(self) -> int:
@@ -118,7 +118,7 @@ class OracleSearch:
         return concurrency_of(slowest)
 
     def _known(self, key: str) -> OracleRanking | None:
-        stored = self.kept.get((key,))
+        stored = self.cache.get((key,))
         return None if stored is None else OracleRanking.from_json(self.texts.restore(copy.deepcopy(stored.record)))
 
     def _rank(self, turns: dict[str, Turn]) -> dict[str, OracleRanking]:
@@ -184,8 +184,8 @@ class OracleRetriever:
 
     @cached_property
     def identity(self) -> str:
-        known = (_knowledge(question) for question in self._questions.values())
-        return digest_of(self.name, self._rankings.kept.cache.identity, *known)
+        knowledge = (_knowledge(question) for question in self._questions.values())
+        return digest_of(self.name, self._rankings.cache.identity, *knowledge)
 
     @property
     def concurrency(self) -> int:

@@ -149,15 +149,15 @@ def _next_searches(turn: SearchTurn) -> list[Search]:
 
 
 def _of_query(turn: SearchTurn) -> list[Passage]:
-    known = {*words(turn.question.question), *words(turn.query.reasoning)}
+    old_words = {*words(turn.question.question), *words(turn.query.reasoning)}
     for search in turn.trajectory.searches[: turn.search + 1]:
-        known.update(words(search.query))
-    new = {word for search in _next_searches(turn) for word in words(search.query)} - known
+        old_words.update(words(search.query))
+    new = {word for search in _next_searches(turn) for word in words(search.query)} - old_words
     passages = _passages(turn)
     held = [new & set(words(passage.contents)) for passage in passages]
     if len(held) > 1:
         everywhere = set.intersection(*held)
-        held = [some - everywhere for some in held]
+        held = [own_words - everywhere for own_words in held]
     order = sorted(range(len(passages)), key=lambda index: -len(held[index]))
     return [passages[index] for index in order if held[index]]
 

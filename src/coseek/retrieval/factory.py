@@ -80,9 +80,9 @@ class FunctionRetriever:
 
     def _hits(self, query: str, k: int) -> list[Hit]:
         with failed_search(f"{PREFIX}{self.name}"):
-            found: object = self._function(query, k)
-            single = isinstance(found, str | Mapping | Passage | Hit)
-            results = [found] if single else list(cast("Iterable[object]", found))[:k]
+            returned: object = self._function(query, k)
+            single = isinstance(returned, str | Mapping | Passage | Hit)
+            results = [returned] if single else list(cast("Iterable[object]", returned))[:k]
             return _checked([self._hit(result, float(k - rank)) for rank, result in enumerate(results)], k, None)
 
     def _hit(self, result: object, score: float) -> Hit:
@@ -158,15 +158,15 @@ def _checked(hits: Sequence[object], k: int, corpus: Corpus | None) -> list[Hit]
         fault = f"hits come best first, with falling scores; those of the retriever are {reprlib.repr(scores)}"
     if not fault and (twice := [ident for ident, count in Counter(ids).items() if count > 1]):
         fault = f"the retriever returned the passage {twice[0]!r} twice in one search"
-    if not fault and corpus is not None and (other := [ident for ident in ids if not corpus.has(ident)]):
-        fault = f"the retriever returned the passage {other[0]!r}, which is not in its corpus"
+    if not fault and corpus is not None and (foreign := [ident for ident in ids if not corpus.has(ident)]):
+        fault = f"the retriever returned the passage {foreign[0]!r}, which is not in its corpus"
     if fault:
         raise RetrieverError(fault)
     return ranking
 
 
 def as_retriever(given: Retriever | SearchFunction) -> Retriever:
-    """The retriever itself, or one that calls the given function. Raises `SettingError` for anything else."""
+    """The retriever itself, or a retriever that calls the given function. Raises `SettingError` for anything else."""
     if isinstance(given, str | Path) or not (callable(getattr(given, "search", None)) or callable(given)):
         raise SettingError(
             f"a retriever is a path, a URL, a mapping, an object with `search` or a function of (query, k), not "

@@ -51,9 +51,9 @@ def _hits(rows: Json, k: int) -> list[Hit]:
         return []
     if not isinstance(rows, list):
         raise ValueError(f"a {type(rows).__name__} where a list of documents belongs")
-    known: dict[str, Passage] = {}
+    passages: dict[str, Passage] = {}
     read = [result for result in map(_passage_and_score, rows) if result is not None][:k]
-    results = [(told_apart(passage, known), score) for passage, score in read]
+    results = [(told_apart(passage, passages), score) for passage, score in read]
     scores = [score for _, score in results if score is not None]
     if len(scores) < len(results) or any(first < second for first, second in pairwise(scores)):
         return rank_hits(passage for passage, _ in results)

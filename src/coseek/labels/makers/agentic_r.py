@@ -148,10 +148,10 @@ class AgenticR:
                 results.append(DroppedTurn(turn.id, "too-few", f"the search found {len(candidates)}"))
             else:
                 pairs.append((turn, candidates))
-        shown = [[candidate.passage for candidate in candidates] for _, candidates in pairs]
+        passages = [[candidate.passage for candidate in candidates] for _, candidates in pairs]
         scores: Sequence[Mapping[str, float] | NoScores] = [{} for _ in pairs]
         if self.local is not None:
-            scores = self.local.score([turn for turn, _ in pairs], shown)
+            scores = self.local.score([turn for turn, _ in pairs], passages)
         for (turn, candidates), relevance in zip(pairs, scores, strict=True):
             if not isinstance(relevance, NoScores):
                 scored = [_with_score(candidate, LR, relevance) for candidate in candidates]
@@ -226,7 +226,7 @@ class LocalRelevance:
     def __init__(self, parts: LabelResources, settings: AgenticRSettings) -> None:
         self.settings, self.tally = settings, parts.tally
         self.relevance = _open_relevance(parts, settings)
-        self.kept: ScoreCache[Rating] = parts.score_cache(LR, Rating, self.relevance.identity, self.relevance.card)
+        self.cache: ScoreCache[Rating] = parts.score_cache(LR, Rating, self.relevance.identity, self.relevance.card)
         self.answerer = _open_answerer(parts, settings)
         self.answers: ScoreCache[SubAnswers] | None = None
         if self.answerer is not None:
@@ -243,14 +243,14 @@ class LocalRelevance:
         return digest_of(LR, self.relevance.identity, answerer, str(self.settings.window))
 
     def score(
-        self, turns: Sequence[SearchTurn], shown: Sequence[Sequence[Passage]]
+        self, turns: Sequence[SearchTurn], lists: Sequence[Sequence[Passage]]
     ) -> list[dict[str, float] | NoScores]:
         """Scores by passage id, for each turn. A window without scores leaves its whole turn without scores."""
         sub_answers = self._sub_answers(turns)
         size = self.settings.window
         windows: list[tuple[int, CandidateList]] = []
         scores: list[dict[str, float] | NoScores] = [{} for _ in turns]
-        for index, (turn, passages) in enumerate(zip(turns, shown, strict=True)):
+        for index, (turn, passages) in enumerate(zip(turns, lists, strict=True)):
             sub_answer = sub_answers[index]
             if isinstance(sub_answer, NoScores):
                 scores[index] = sub_answer
@@ -263,7 +263,7 @@ class LocalRelevance:
 
     def _ratings(self, lists: Sequence[CandidateList]) -> list[Rating]:
         keys = [(*listed.turn.id.key, listed.digest) for listed in lists]
-        return self.kept.complete(keys, lambda some: self.relevance.rate([lists[index] for index in some]), BATCH)
+        return self.cache.complete(keys, lambda rows: self.relevance.rate([lists[row] for row in rows]), BATCH)
 
     def _sub_answers(self, turns: Sequence[SearchTurn]) -> list[str | None | NoScores]:
         """The sub-answer of each turn; one model call per run."""
@@ -281,10 +281,10 @@ class LocalRelevance:
         return sub_answer
 
     def _inferred(self, model: SubAnswerModel, trajectories: Sequence[Trajectory]) -> list[SubAnswers]:
-        def infer(some: list[int]) -> list[SubAnswers]:
-            fresh = model.infer([trajectories[index] for index in some])
-            self.tally.add(UNREADABLE, sum(bool(sub_answers.unreadable) for sub_answers in fresh))
-            return fresh
+        def infer(indices: list[int]) -> list[SubAnswers]:
+            inferred = model.infer([trajectories[index] for index in indices])
+            self.tally.add(UNREADABLE, sum(bool(sub_answers.unreadable) for sub_answers in inferred))
+            return inferred
 
         assert self.answers is not None
         keys = [(trajectory.question.id, str(trajectory.seed), model.digest(trajectory)) for trajectory in trajectories]

@@ -19,7 +19,7 @@ SETTINGS = RuleSettings
 
 def judge(turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
     """The candidates that hold an answer."""
-    answers = [known for answer in turn.question.answers if is_decidable(known := answer_words(answer))]
+    answers = [phrase for answer in turn.question.answers if is_decidable(phrase := answer_words(answer))]
     if not answers:
         return "no-answer"
     texts = [f"{candidate.passage.title} {candidate.passage.text}" for candidate in candidates]

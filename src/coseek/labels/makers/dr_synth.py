@@ -123,9 +123,9 @@ class DrSynth:
         settings, over = self.settings, self.parts.retriever
         identity = digest_of(self.ranker.identity, over.identity, str(settings.depth), str(settings.gold))
         card = {**self.ranker.card, "retriever": over.name, "depth": settings.depth, "gold": settings.gold}
-        kept = self.parts.score_cache("rankings", StoredRanking, identity, card)
+        cache = self.parts.score_cache("rankings", StoredRanking, identity, card)
         texts = TextStore(self.parts.folder / "scores" / "texts.jsonl")
-        return OracleSearch(over, self.ranker, kept, texts, settings.depth, settings.gold)
+        return OracleSearch(over, self.ranker, cache, texts, settings.depth, settings.gold)
 
     @cached_property
     def judge(self) -> Judge | None:
@@ -142,7 +142,7 @@ class DrSynth:
         # The identities of ranker and judge hold their prompts and weights.
         settings = self.settings.model_dump_json(exclude={"prompt", "judge"})
         judge = "" if self.judge is None else self.judge.identity
-        return digest_of(METHOD, settings, self.rankings.kept.cache.identity, self.parts.agent_identity, judge)
+        return digest_of(METHOD, settings, self.rankings.cache.identity, self.parts.agent_identity, judge)
 
     @property
     def limits(self) -> Limits:
@@ -174,10 +174,10 @@ class DrSynth:
             tell=tell,
         )
         run.arrange(question.id for question in questions)
-        asked = {question.id for question in questions}
-        faults = sum(stored.fault is not None for stored in run.trajectories() if stored.question.id in asked)
+        question_ids = {question.id for question in questions}
+        faults = sum(stored.fault is not None for stored in run.trajectories() if stored.question.id in question_ids)
         self.parts.tally.add(FAULT + RUN, faults)
-        return StoredTurns(run, agent.protocol, asked)
+        return StoredTurns(run, agent.protocol, question_ids)
 
     def _run(self, questions: Sequence[Question]) -> Run:
         """The run of these questions without trajectories with a fault. Raises `UserError` for questions that cannot
@@ -195,25 +195,25 @@ class DrSynth:
             made_by = {"method": METHOD, "identity": self.identity, **dump_settings(self.settings)}
             return Run.create(folder, {"labels": made_by, "limits": dump_settings(self.limits)})
         run = Run(folder)
-        began = run.settings.get("labels")
-        if not isinstance(began, dict) or began.get("identity") != self.identity:
+        stored = run.settings.get("labels")
+        if not isinstance(stored, dict) or stored.get("identity") != self.identity:
             raise SettingError(f"{folder} was begun with other settings or parts; use the same ones, or another --out")
         run.drop_faults()
         return run
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
-        for some in by_trajectory(turns, BATCH):
-            yield from self._labels([turn for turn in some if turn.trajectory.fault is None])
+        for batch in by_trajectory(turns, BATCH):
+            yield from self._labels([turn for turn in batch if turn.trajectory.fault is None])
 
     def _labels(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
         """The labels of turns of runs without a fault; the next start repeats the others."""
         trajectories = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
         right = dict(zip(trajectories, self._right(list(trajectories.values())), strict=True))
         for turn in turns:
-            kept = right[turn.question.id, turn.trajectory.seed]
-            if kept is None:
+            is_right = right[turn.question.id, turn.trajectory.seed]
+            if is_right is None:
                 continue
-            if not kept:
+            if not is_right:
                 yield DroppedTurn(turn.id, "wrong-answer", turn.trajectory.answer or "")
                 continue
             ranking = self._ranking(turn)
@@ -235,7 +235,7 @@ class DrSynth:
         claims = [Claim(question, answer) for question, answer in answered if answer is not None]
         keys = [claim.key for claim in claims]
         judge = self.judge
-        verdicts = self.verdicts.complete(keys, lambda some: judge.judge([claims[index] for index in some]), BATCH)
+        verdicts = self.verdicts.complete(keys, lambda rows: judge.judge([claims[row] for row in rows]), BATCH)
         for verdict in verdicts:
             self.parts.tally.fail("judge", verdict.fault)
         right = {key[:2]: verdict.right for key, verdict in zip(keys, verdicts, strict=True)}

@@ -38,21 +38,21 @@ def judge(settings: GoldSettings, parts: LabelResources, turn: SearchTurn, candi
         return "all-shown" if turn.question.gold_ids else "no-gold"
     positives = [candidate for candidate in candidates if candidate.passage.id in still_open]
     if settings.add_missing and (settings.every or not positives):
-        there = {candidate.passage.id for candidate in positives}
-        missing = [parts.corpus.by_id(ident) for ident in still_open if ident not in there]
-        asked = set(words(f"{turn.query.text} {turn.query.reasoning}"))
-        missing.sort(key=lambda passage: -len(asked & set(words(f"{passage.title} {passage.text}"))))
+        retrieved = {candidate.passage.id for candidate in positives}
+        missing = [parts.corpus.by_id(ident) for ident in still_open if ident not in retrieved]
+        query_words = set(words(f"{turn.query.text} {turn.query.reasoning}"))
+        missing.sort(key=lambda passage: -len(query_words & set(words(f"{passage.title} {passage.text}"))))
         positives += [Candidate(passage, 0) for passage in missing]
     return RuledTurn(positives, _gold(parts, turn.question, candidates)) if positives else "not-found"
 
 
 def _gold(parts: LabelResources, question: Question, candidates: Sequence[Candidate]) -> list[Passage]:
     """The gold passages whose text is known."""
-    known = {candidate.passage.id: candidate.passage for candidate in candidates}
+    passages = {candidate.passage.id: candidate.passage for candidate in candidates}
     corpus = parts.retriever.corpus
     if corpus is not None:
-        known |= {ident: corpus.by_id(ident) for ident in question.gold_ids if corpus.has(ident)}
-    return [known[ident] for ident in question.gold_ids if ident in known]
+        passages |= {ident: corpus.by_id(ident) for ident in question.gold_ids if corpus.has(ident)}
+    return [passages[ident] for ident in question.gold_ids if ident in passages]
 
 
 def unseen(turn: SearchTurn) -> list[str]:

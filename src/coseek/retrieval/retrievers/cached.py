@@ -75,9 +75,9 @@ class CachedRetriever(LayeredRetriever):
             if key not in lists:
                 missing.setdefault(key, query)
         if missing:
-            fresh = dict(zip(missing, self.over.search(list(missing.values()), k), strict=True))
-            self._store.write({key: json.dumps([hit.to_json() for hit in hits]) for key, hits in fresh.items()})
-            lists |= fresh
+            searched = dict(zip(missing, self.over.search(list(missing.values()), k), strict=True))
+            self._store.write({key: json.dumps([hit.to_json() for hit in hits]) for key, hits in searched.items()})
+            lists |= searched
         return [list(lists[key]) for key in keys]
 
     def close(self) -> None:

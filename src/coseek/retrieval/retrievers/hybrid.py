@@ -145,8 +145,8 @@ class Hybrid:
         encoder."""
         if self._weights is None and self.corpus is not None:
             self._weights = corpus_weights(self.parts, self.corpus)
-            named = (f"{part.name} {weight:.2f}" for part, weight in zip(self.parts, self._weights, strict=True))
-            log.info("weights of the hybrid: %s", ", ".join(named))
+            shares = (f"{part.name} {weight:.2f}" for part, weight in zip(self.parts, self._weights, strict=True))
+            log.info("weights of the hybrid: %s", ", ".join(shares))
         return self._weights or ()
 
     def _weighs_by_corpus(self) -> bool:

@@ -69,7 +69,7 @@ def encoding_processes(settings: S, devices: Sequence[str], opener: Callable[[S]
     kinds = {device.partition(":")[0] for device in devices}
     if len(kinds) > 1:
         raise SettingError(
-            f"devices={list(devices)} are of several kinds, whose vectors differ in the last bits; take one kind"
+            f"devices={list(devices)} are of several kinds, whose vectors differ in the last bits; use one kind"
         )
     context = multiprocessing.get_context("spawn")
     settings_queue: Queue[S] = context.Queue()
@@ -95,8 +95,8 @@ def _encode_ahead(pool: ProcessPoolExecutor, ahead: int, windows: Iterable[Seque
             yield running.popleft().result()
     except BrokenProcessPool:
         raise RunError(
-            "a process that encodes was killed, perhaps for want of memory; repeat the command, which goes on with "
-            "what is encoded"
+            "an encoding process was killed, perhaps for lack of memory; repeat the command, which continues after the "
+            "vectors that are written"
         ) from None
 
 
@@ -193,13 +193,13 @@ class KnownVectors(Protocol):
 def encode_changed(
     corpus: Corpus, old: KnownVectors, rows_N: Rows, settings: EmbeddingSettings, folder: Path, report: Report
 ) -> VectorStore:
-    """Like `encode_corpus`, but copies the vectors in `old`: `rows_N` is the row of each passage there, −1 for none."""
+    """Like `encode_corpus`, but copies the vectors in `old`: `rows_N` is the row of each passage there, −1 if new."""
     new_M = np.flatnonzero(rows_N < 0)
-    fresh = folder.with_name(_FRESH)
+    new_folder = folder.with_name(_FRESH)
     new_vectors = old
     writer = VectorWriter(folder, len(corpus), old.dim, settings.dtype)
     if len(new_M) and writer.written < len(corpus):  # else only its removal was interrupted
-        new_vectors = encode_corpus(corpus, settings, fresh, report, rows=new_M.tolist())
+        new_vectors = encode_corpus(corpus, settings, new_folder, report, rows=new_M.tolist())
         if new_vectors.dim != old.dim:
             raise DataError(f"the encoder gives {new_vectors.dim} numbers and the index holds {old.dim}; rebuild it")
     for start in range(writer.written, len(corpus), COPY_ROWS):
@@ -209,8 +209,8 @@ def encode_changed(
         if len(new_B := np.flatnonzero(rows_B < 0)):
             block_BD[new_B] = new_vectors.gather(np.searchsorted(new_M, start + new_B))
         writer.append(block_BD)
-    if fresh.exists():
-        shutil.rmtree(fresh)
+    if new_folder.exists():
+        shutil.rmtree(new_folder)
     return writer.finish()
 
 
@@ -289,7 +289,7 @@ def window_encoder(settings: EmbeddingSettings, each: Counted | None = None) -> 
 
 
 def _batches(encoder: Encoder, texts: Sequence[str], settings: EmbeddingSettings) -> list[tuple[list[int], int]]:
-    """(indices of the texts, maximum tokens of one) of each batch, the longest first."""
+    """(indices of the texts, maximum tokens per text) of each batch, the longest first."""
     size, prompt, tokens = settings.batch_size, settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
     if encoder.model.device.type != "cpu":
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))

@@ -146,13 +146,13 @@ def _card_of_files(folder: Path, stored: Mapping[str, object]) -> dict[str, obje
     kind = "CrossEncoder" if is_cross_encoder(folder) else str(config.get("model_type") or KIND)
     if kind not in _SIMILARITIES:  # sentence-transformers would put a pooling of its own on it
         raise DataError(
-            f"{folder} is a {kind} of sentence-transformers and no encoder of whole texts; {_way_out(kind)}"
+            f"{folder} is a {kind} of sentence-transformers, not an encoder of whole texts; {_way_out(kind)}"
         )
     possible = _SIMILARITIES[kind]
-    named = config.get("similarity_fn_name")
-    if kind == SPARSE_KIND and named == "dot":
-        named = "words"
-    similarity = stored.get("similarity") or named or possible[0]
+    stated = config.get("similarity_fn_name")
+    if kind == SPARSE_KIND and stated == "dot":
+        stated = "words"
+    similarity = stored.get("similarity") or stated or possible[0]
     if similarity not in possible:
         raise DataError(
             f"{folder}: its similarity is {similarity!r}, and only {' and '.join(possible)} can be searched"
@@ -195,7 +195,7 @@ def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
             listed = ", ".join(f"{name} {prompts[name][:40]!r}" for name in names)
             raise DataError(
                 f"{folder} names several prompts for a {side}: {listed}; choose one with {side}_prompt='…' (in the "
-                f"settings of the index or of the training, or in {folder / CARD}), '' for none"
+                f"settings of the index or of the training, or in {folder / CARD}), or '' for no prompt"
             )
     words = [*chain(*_PROMPT_WORDS.values())]
     used = {name for _, names in candidates for name in names}
@@ -203,7 +203,7 @@ def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
     sides = [side for side, names in undecided if not names]
     if unused and sides:
         log.warning(
-            "%s names prompts (%s), and none for a %s: none is used; set %s if one should be",
+            "%s names prompts (%s) but none for a %s, so no prompt is used; set %s to choose one",
             *(folder, ", ".join(unused), " or a ".join(sides), " and ".join(f"{side}_prompt" for side in sides)),
         )
 
@@ -246,10 +246,10 @@ def _candidates(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[st
 def check_retriever_of(folder: Path, *possible: str) -> None:
     """Raise `DataError` for an encoder that is for none of the `possible` retrievers."""
     if (retriever := retriever_of(folder)) not in possible:
-        made = "" if "dense" in possible else f", which training with kind={possible[0]} makes of one for dense"
+        training = "" if "dense" in possible else f", trained with kind={possible[0]} from an encoder for dense"
         raise DataError(
             f"{folder} is an encoder for {retriever}: index it with --retriever {retriever} and train it with "
-            f"kind={retriever}, or take an encoder for {' or '.join(possible)}{made}"
+            f"kind={retriever}, or take an encoder for {' or '.join(possible)}{training}"
         )
 
 

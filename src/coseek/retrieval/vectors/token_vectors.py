@@ -46,7 +46,7 @@ def load_token_encoder(
     if EncoderCard.of(folder).similarity == "maxsim":
         model = load_as(MultiVectorEncoder, folder, placement, precision, trust=trust)
         if any(isinstance(module, BaseTokenPooling) for module in model):
-            raise DataError(f"{folder} pools its token vectors, whose number is then unknown; take one that does not")
+            raise DataError(f"{folder} pools its token vectors, so their number is unknown; use another encoder")
         return model
     return with_head(load_encoder(folder, placement, precision, trust=trust), (), folder)
 
@@ -117,7 +117,7 @@ class TokenQueries(QueryEncoder):
 
 
 def padded(vectors_Q: Sequence[Vectors]) -> Vectors:
-    """Q arrays of T × D, as one Q × T × D with zeros behind the shorter."""
+    """Pad Q arrays of T × D with zeros to one array of Q × T × D."""
     out_QTD = np.zeros((len(vectors_Q), max(map(len, vectors_Q)), vectors_Q[0].shape[1]), dtype=np.float32)
     for row_TD, vectors_TD in zip(out_QTD, vectors_Q, strict=True):
         row_TD[: len(vectors_TD)] = vectors_TD
@@ -140,7 +140,7 @@ def token_windows(settings: EmbeddingSettings, each: Counted | None = None) -> E
 
 
 def token_ends(settings: EmbeddingSettings, texts: Sequence[str]) -> Rows:
-    """The row behind each passage's vectors, when those of all passages follow each other."""
+    """The row after the last vector of each passage, in a store of all passages' vectors in order."""
     encoder = TokenEncoder.open(settings)
     prompt, max_tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
     counts = [
@@ -152,7 +152,8 @@ def token_ends(settings: EmbeddingSettings, texts: Sequence[str]) -> Rows:
 
 
 class MaxSimSearch:
-    """Exact MaxSim over a store of token vectors, block by block. `ends_N` is the row behind each passage's."""
+    """Exact MaxSim over a store of token vectors, block by block. `ends_N` is the row after the last vector of each
+    passage."""
 
     def __init__(self, store: VectorStore, ends_N: Rows, device: str = "cpu") -> None:
         self._store, self._ends_N, self._device = store, ends_N, device

@@ -118,7 +118,7 @@ class Fetcher:
         except (ValueError, httpx.InvalidURL, httpx.UnsupportedProtocol):
             raise PageFault("address refused") from None
         except httpx.DecodingError:
-            raise PageFault("packed badly") from None
+            raise PageFault("broken compression") from None
         except (httpx.TransportError, OSError):
             raise PageFault("not reached") from None
 
@@ -159,7 +159,7 @@ class Fetcher:
             if kind.partition(";")[0].strip().lower() not in KINDS:
                 raise PageFault("not a text")
             if response.headers.get("content-encoding", "identity").strip().lower() not in ("identity", "gzip"):
-                raise PageFault("packed unknown")
+                raise PageFault("unknown compression")
             body = bytearray()
             async for chunk in response.aiter_bytes():
                 body += chunk
