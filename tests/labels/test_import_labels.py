@@ -55,7 +55,7 @@ def trained(folder: Path, labels: list[LabelSet], view: str) -> tuple[dict[str, 
     model, card = SentenceTransformer(str(folder), device="cpu"), EncoderCard.of(folder)
     seen = QueryEncoder(EmbeddingSettings(encoder=str(folder), view=view), folder, card).seen
     rows = [TrainingExample.of(one, seen) for one in labels]
-    fed = Collator(FeatureBuilder(model, card), in_batch=True, kl=False)(rows)
+    fed = Collator(FeatureBuilder(model, card), RetrieverLoss())(rows)
     whole = {name: value for name, value in fed.items() if isinstance(value, torch.Tensor)}
     target = fed["label"]
     assert isinstance(target, dict)

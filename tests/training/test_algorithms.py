@@ -52,13 +52,6 @@ def test_each_run_is_compared_with_the_mean_of_the_others(values: list[float]) -
         assert found[place] == pytest.approx(expected, abs=1e-5)
 
 
-def test_rloo_keeps_the_raw_reward_of_a_group_of_one_but_not_of_one_that_faults_left_alone() -> None:
-    assert leave_one_out(torch.tensor([0.7])).item() == pytest.approx(0.7)
-    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.MODEL_ERROR)]
-    found = experience_of(runs, [0, 0], settings_of("rloo", group_size=2))
-    assert found.singleton_groups == 1 and not found.advantages_BT.any()
-
-
 def test_the_return_of_a_token_passes_over_what_the_environment_wrote() -> None:
     mask_BT = torch.tensor([[False, True, False, True, True, False]])
     rewards_BT = torch.tensor([[9.0, 1.0, 9.0, 2.0, 4.0, 9.0]])

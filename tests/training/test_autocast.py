@@ -15,8 +15,6 @@ from coseek.training.learner.logprobs import (
     POSITION_MULTIPLE,
     TORCH_ATTENTION,
     ReplacedAttention,
-    pad_length,
-    pad_positions,
 )
 from coseek.training.learner.policy import Critic, Policy
 from coseek.training.learner.settings import LearnerSettings
@@ -96,12 +94,3 @@ def test_attention_and_its_gradient_are_computed_in_float32_unless_layers_are_re
     assert 0 < float((rough_BT - exact_BT).abs().max()) < 0.2
     for name, gradient in exact.items():
         assert float((rough[name] - gradient).norm()) < 0.1 * float(gradient.norm()) + 1e-3, name
-
-
-def test_nothing_is_padded_in_float32() -> None:
-    block = torch.ones(3, 5)
-    assert pad_length(block) is block and pad_positions(block) is block
-    with torch.autocast("cpu", torch.bfloat16):
-        assert pad_length(block).shape == (3, LENGTH_MULTIPLE) and pad_positions(block).shape == (POSITION_MULTIPLE, 5)
-        assert float(pad_length(block).sum()) == float(pad_positions(block).sum()) == 15.0
-        assert pad_length(block.to("meta")).shape == (3, 5)

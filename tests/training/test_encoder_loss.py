@@ -23,13 +23,13 @@ from coseek.training.encoder.loss import (
     Features,
     RetrieverObjective,
     Target,
-    checkpoint_activations,
     contrastive,
     divergence,
     similarities,
     stacked,
 )
 from coseek.training.encoder.recipe import RetrieverLoss
+from coseek.training.learner.learner import checkpoint_activations
 from coseek.training.learner.workers import Workers
 
 
@@ -53,17 +53,17 @@ def negatives_of(batch: EncoderBatch, number: int) -> list[str]:
 
 
 def test_other_rows_passages_are_negatives_and_no_positive_of_the_row_is() -> None:
-    batch = EncoderBatch.contrastive([row("a", "x", "y"), row("b", "x", "a")], in_batch=True)
+    batch = EncoderBatch.of([row("a", "x", "y"), row("b", "x", "a")], RetrieverLoss())
     assert negatives_of(batch, 0) == ["b", "x", "x", "y"]
     assert negatives_of(batch, 1) == ["a", "a", "x", "x", "y"]
     assert len(batch.passages) == 4  # each different text is encoded once
 
 
 def test_negatives_may_be_the_labels_own_alone_or_every_other_passage() -> None:
-    own = EncoderBatch.contrastive([row("a", "x"), row("b", "y")], in_batch=False)
+    own = EncoderBatch.of([row("a", "x"), row("b", "y")], RetrieverLoss(in_batch=False))
     assert [negatives_of(own, number) for number in range(2)] == [["x"], ["y"]]
     rows = [row("a", "x", query="q"), row("b", "a", query="q"), row("c", "y", question="b")]
-    batch = EncoderBatch.contrastive(rows, in_batch=True, in_batch_rows=2, mask=False)
+    batch = EncoderBatch.of(rows, RetrieverLoss(in_batch_rows=2, mask_false_negatives=False))
     assert [negatives_of(batch, number) for number in range(3)] == [["a", "b", "x"], ["a", "a", "x"], ["y"]]
 
 
@@ -101,7 +101,7 @@ def counts(rows: Sequence[TrainingExample], number: int) -> list[str]:
 @given(ROWS, st.randoms(use_true_random=False))
 @settings(max_examples=at_most(60))
 def test_the_loss_is_the_papers_sum_over_what_counts(rows: list[TrainingExample], rng: object) -> None:
-    batch = EncoderBatch.contrastive(rows, in_batch=True)
+    batch = EncoderBatch.of(rows, RetrieverLoss())
     assert [negatives_of(batch, number) for number in range(len(rows))] == [
         counts(rows, number) for number in range(len(rows))
     ]
@@ -119,10 +119,8 @@ def test_two_workers_mask_alike(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "encoder")
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     rows = [row("ba", "be", question="Q", query="bi"), row("bo", question="Q", query="bu"), row("da", "bo", query="bi")]
-    fed = [
-        Collator(FeatureBuilder(model, EncoderCard.of(folder)), in_batch=True, kl=False, workers=Workers(rank, 2))(rows)
-        for rank in range(2)
-    ]
+    builder = FeatureBuilder(model, EncoderCard.of(folder))
+    fed = [Collator(builder, RetrieverLoss(), Workers(rank, 2))(rows) for rank in range(2)]
     one, other = (cast(Target, each["label"]) for each in fed)
     assert all(torch.equal(one[name], other[name]) for name in one)
     shares = [cast(torch.Tensor, each["passage_input_ids"]).tolist() for each in fed]
@@ -133,9 +131,9 @@ def test_a_worker_without_a_query_of_its_own_encodes_one_that_no_score_reads(tmp
     folder = make_encoder(tmp_path / "encoder")
     builder = FeatureBuilder(SentenceTransformer(str(folder), device="cpu"), EncoderCard.of(folder))
     rows = [row(f"ba {number}", "be", query="ba" if number else "be be") for number in range(4)]
-    whole = EncoderBatch.contrastive(rows, in_batch=True)
+    whole = EncoderBatch.of(rows, RetrieverLoss())
     assert whole.queries == ("be be", "ba")
-    shares = [Collator(builder, in_batch=True, kl=False, workers=Workers(rank, 4))(rows) for rank in range(4)]
+    shares = [Collator(builder, RetrieverLoss(), Workers(rank, 4))(rows) for rank in range(4)]
     ids = [cast(torch.Tensor, share["query_input_ids"]).tolist() for share in shares]
     assert [len(one) for one in ids] == [1, 1, 1, 1] and ids[1] == ids[2] == ids[3] != ids[0]
     assert {int(cast(Target, share["label"])["query_B"].max()) for share in shares} == {1}
@@ -188,7 +186,7 @@ def gradients(
     kl = loss.kind == "kl"
     rows = [TrainingExample.of(label(number, targets=kl), lambda query: query.text) for number in numbers]
     builder = FeatureBuilder(model, EncoderCard.of(folder))
-    fed = Collator(builder, in_batch=True, kl=kl, in_batch_rows=loss.in_batch_rows)(rows)
+    fed = Collator(builder, loss)(rows)
     objective = RetrieverObjective(
         model, loss, micro_batch_tokens=tokens, cached=cached, normalise=True, bfloat16=bfloat16,
         gradient_checkpointing=gradient_checkpointing,
@@ -306,8 +304,6 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "encoder")
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     objective = RetrieverObjective(model, RetrieverLoss(), micro_batch_tokens=99, cached=True, normalise=False)
-    batch = EncoderBatch.contrastive([row("a", "x", query="q")], in_batch=True)
-    target = {"query_B": batch.query_B, "passage_S": batch.passage_S, "allowed_BS": batch.allowed_BS}
-    target |= {"positive_B": batch.positive_B, "targets_BS": batch.targets_BS}
+    target = EncoderBatch.of([row("a", "x", query="q")], RetrieverLoss()).structure()
     with pytest.raises(RunError, match="learning rate"):
         objective.calculate_loss([[torch.full((1, 4), torch.nan)], [torch.zeros(2, 4)]], target)

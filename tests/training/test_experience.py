@@ -16,10 +16,10 @@ from tests.training.tiny import agent, environment, random_trajectories, traject
 from coseek.core.errors import DataError
 from coseek.data.trajectory import StopReason
 from coseek.rewards.reward import Reward
-from coseek.training.learner.batch import before, make_batch, micro_batches
+from coseek.training.learner.batch import make_batch, micro_batches
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.experience import Experience, make_experience
-from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, has_zero_std, row_rewards
+from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 TABLE = [*table(-1.5, -2.0), [7.0, -0.5, -0.5, 7.0, 7.0]]
@@ -116,11 +116,6 @@ def test_groups_of_one_are_neither_flat_nor_alone() -> None:
     assert found.zero_std_B.tolist() == [False] * 3 and (found.frac_reward_zero_std, found.singleton_groups) == (0.0, 0)
 
 
-def test_a_spread_of_a_millionth_is_none() -> None:
-    assert has_zero_std(torch.tensor([1.0, 1.0 + 0.9e-6], dtype=torch.float64))
-    assert not has_zero_std(torch.tensor([1.0, 1.0 + 1.1e-6, 0.0], dtype=torch.float64))
-
-
 # --- batches
 
 
@@ -134,11 +129,6 @@ def test_a_batch_is_padded_on_the_right_and_says_where_its_rows_end() -> None:
     part = batch.select(torch.tensor([0, 0]))
     assert part.logprobs_BT.tolist() == [[0, -1, -1]] * 2 and part.lengths_B.tolist() == [3, 3]
     assert batch.to(torch.device("cpu")).lengths_B.tolist() == [3, 5]
-
-
-def test_the_output_that_predicts_a_token_stands_one_to_its_left() -> None:
-    target_mask_BT = torch.tensor([[False, True, False, True], [True, False, False, False]])
-    assert before(target_mask_BT).tolist() == [[True, False, True, False], [False] * 4]
 
 
 def test_micro_batches_begin_with_the_longest_rows_and_keep_the_order_of_equal_ones() -> None:
@@ -162,13 +152,6 @@ def test_a_row_of_the_batch_is_the_ledger_and_nothing_else(count: int, seed: int
         assert not batch.agent_BT[row, length:].any() and not batch.real_BT[row, length:].any()
         said = torch.tensor([value for segment in run.segments for value in segment.logprobs])
         assert torch.equal(batch.logprobs_BT[row][batch.agent_BT[row]], said)
-
-
-def test_an_id_that_looks_like_padding_is_still_data() -> None:
-    batch = make_batch([trajectory(environment(0, 0), agent(0, 0)), trajectory(environment(5), agent(6, 7, 8, 9, 10))])
-    assert batch.lengths_B.tolist() == [4, 6]
-    assert batch.agent_BT[0].tolist() == [False, False, True, True, False, False]
-    assert batch.predicted_BT[0].tolist() == [False, True, True, True, False, False]
 
 
 def test_a_run_that_begins_with_the_agent_is_refused() -> None:

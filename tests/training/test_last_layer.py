@@ -38,17 +38,11 @@ SHAPE = {
 
 
 def qwen() -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config.from_dict(SHAPE))
-    model.eval()
-    return model
+    return seeded(Qwen2ForCausalLM, Qwen2Config.from_dict(SHAPE))
 
 
 def gemma() -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = Gemma2ForCausalLM(Gemma2Config.from_dict({**SHAPE, "head_dim": 8}))
-    model.eval()
-    return model
+    return seeded(Gemma2ForCausalLM, Gemma2Config.from_dict({**SHAPE, "head_dim": 8}))
 
 
 def batch_of(seed: int) -> Batch:
@@ -173,10 +167,7 @@ def test_only_the_positions_before_the_agents_tokens_run() -> None:
 
 
 def network(name: str = "llama") -> PreTrainedModel:
-    config: PretrainedConfig = AutoConfig.for_model(
-        name, vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, initializer_range=0.3,
-    )  # fmt: skip
+    config: PretrainedConfig = AutoConfig.for_model(name, **SHAPE)
     return seeded({"llama": LlamaForCausalLM, "mistral": MistralForCausalLM}[name], config, 1)
 
 

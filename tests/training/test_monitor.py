@@ -3,22 +3,28 @@
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.training.patient import Patient, read, tiny
+from tests.training.echo import QUESTIONS, sampling, settings_of
+from tests.training.tiny import tiny_model
 from tests.watching import Heard
 
 from coseek.core.errors import RunError
+from coseek.data.question import Question
+from coseek.data.trajectory import Search, Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.learner.checkpoint import SCHEMA, keep_healthy, load_healthy
+from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import QUIET_STEPS, LearnsNothing, StepReport
 from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
+from coseek.training.rl.rollout import RolloutFunction
 from coseek.training.rl.settings import MonitorSettings, RlSettings
 from coseek.training.rl.trainer import train_rl
 
@@ -166,11 +172,6 @@ def test_a_new_alarm_is_said_once_and_written_as_long_as_it_lasts() -> None:
 # --- real runs
 
 
-@pytest.fixture(scope="module")
-def patient() -> Patient:
-    return tiny(lessons=120, lr=2e-3)
-
-
 def test_parts_that_fail_for_good_are_an_alarm_and_no_healthy_run() -> None:
     """Such steps have no other metric, so that nothing else could notice."""
     dead: dict[str, float] = {"trajectories": 64.0, "faults": 64.0, "faults/retriever_error": 64.0}
@@ -179,53 +180,71 @@ def test_parts_that_fail_for_good_are_an_alarm_and_no_healthy_run() -> None:
     assert alarms([row(trajectories=64.0, faults=20.0)] * 20) == []
 
 
-def small(patient: Patient, **health: object) -> RlSettings:
-    """Small steps, in which the policy unlearns to search within ten or so."""
-    changes = {"questions_per_step": 8, "group_size": 4, "checkpoint_every": 1, "policy": patient.settings.policy}
-    return RlSettings.model_validate({**changes, "monitor": {"window": 3, **health}})
+def small(**health: object) -> RlSettings:
+    """Steps in which the policy unlearns to search."""
+    monitor = {"window": 3, **health}
+    return settings_of("grpo", questions_per_step=8, group_size=4, checkpoint_every=1, monitor=monitor)
 
 
-def train(patient: Patient, plan: RlSettings, folder: Path, resume: bool = False) -> None:
-    policy, runs = patient.fresh(plan)
+def searching(policy: Policy) -> RolloutFunction:
+    """Runs of the echo task in which most first tokens stand for a search."""
+    runs = sampling(policy)
+
+    def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
+        return [
+            replace(one, searches=(Search("?", turn=1),) if one.segments[1].ids[0] < 20 else ())
+            for one in runs(questions, seeds)
+        ]
+
+    return run
+
+
+def train(plan: RlSettings, folder: Path, resume: bool = False) -> Policy:
+    policy = Policy(tiny_model(3), plan.policy, plan.total_updates)
     pay: Callable[..., Reward] = lambda run: Reward(-float(len(run.searches)))  # noqa: E731
-    train_rl(LocalBackend(policy, plan), patient.questions, runs, pay, plan, folder, resume=resume)
+    train_rl(LocalBackend(policy, plan), QUESTIONS, searching(policy), pay, plan, folder, resume=resume)
+    return policy
+
+
+def read(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.slow
-def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(patient: Patient, tmp_path: Path) -> None:
-    plan = small(patient, stop=True, ignore=["likelihood-decay", "no-signal"]).model_copy(update={"steps": 40})
+def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(tmp_path: Path) -> None:
+    plan = small(stop=True, ignore=["likelihood-decay", "no-signal"]).model_copy(update={"steps": 40})
     with pytest.raises(
         MonitorStop, match=r"alarm no-search: .*healthy checkpoint is .*rl\.monitor\.stop=false"
     ) as stop:
-        train(patient, plan, tmp_path)
+        train(plan, tmp_path)
     assert isinstance(stop.value, RunError)
     rows = read(tmp_path / "metrics.jsonl")
     assert rows[-1]["alarm/no-search"] == 1 and not any(one["alarms"] for one in rows[:-1])
     kept = load_healthy(tmp_path / "checkpoints")
     assert kept is not None and 0 < kept["step"] <= len(rows) - 3
-    again, runs = patient.fresh(plan)
+    again = Policy(tiny_model(), plan.policy, plan.total_updates)
     again.load_state(kept["learners"]["policy"])
-    looked = runs(patient.questions, range(len(patient.questions)))
+    looked = searching(again)(QUESTIONS * 8, range(32))
     assert sum(bool(run.searches) for run in looked) > 0.6 * len(looked)  # not yet what the alarm was about
 
     # To start again is no permission to go on.
     with pytest.raises(MonitorStop, match="stopped after step"):
-        train(patient, plan, tmp_path, resume=True)
+        train(plan, tmp_path, resume=True)
     assert len(read(tmp_path / "metrics.jsonl")) == len(rows)
 
     # The run may go on when its owner says so, from where it stopped; what was healthy stays.
-    train(patient, small(patient).model_copy(update={"steps": len(rows) + 2}), tmp_path, resume=True)
+    train(small().model_copy(update={"steps": len(rows) + 2}), tmp_path, resume=True)
     assert [one["step"] for one in read(tmp_path / "metrics.jsonl")] == list(range(1, len(rows) + 3))
     still = load_healthy(tmp_path / "checkpoints")
     assert still is not None and still["step"] == kept["step"]
 
 
 @pytest.mark.slow
-def test_a_resumed_run_raises_the_same_alarms(patient: Patient, tmp_path: Path) -> None:
-    plan = small(patient).model_copy(update={"steps": 24})
-    train(patient, plan, tmp_path / "whole")
-    train(patient, plan.model_copy(update={"steps": 10}), tmp_path / "parts")
-    train(patient, plan, tmp_path / "parts", resume=True)
+def test_a_resumed_run_raises_the_same_alarms(tmp_path: Path) -> None:
+    plan = small().model_copy(update={"steps": 24})
+    train(plan, tmp_path / "whole")
+    train(plan.model_copy(update={"steps": 10}), tmp_path / "parts")
+    train(plan, tmp_path / "parts", resume=True)
     whole, parts = (
         [
             {name: value for name, value in one.items() if "alarm" in name}

@@ -354,7 +354,7 @@ class Gathered(Policy):
 
     @cached_property
     def _entry(self) -> nn.Module:
-        return self.entry(self.module)
+        return self.entry()
 
 
 def half_of_a_policy(rank: int = 0) -> Gathered:

@@ -127,14 +127,6 @@ def test_a_run_in_which_a_part_failed_is_counted_and_touches_no_group() -> None:
     assert found.frac_reward_zero_std == 0.5 and found.zero_grad_B.tolist() == [True, True, False, False]
 
 
-@pytest.mark.parametrize(("choice", "advantages", "counted"), [("keep", [1, -1], 2), ("mask", [1, 0], 1)])
-def test_a_truncated_run_is_kept_or_masked(choice: str, advantages: list[float], counted: int) -> None:
-    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.TOKEN_LIMIT, right=False)]
-    found = experience_of(runs, [0, 0], settings_of("grpo", truncated=choice))
-    assert found.advantages_BT[:, 1].tolist() == advantages
-    assert int(found.mask_BT.any(dim=1).sum()) == counted
-
-
 def test_the_noise_of_a_kl_in_the_reward_is_no_spread() -> None:
     """Divided by its own standard deviation it would weigh as much as right against wrong."""
     runs = [replace(fixed(QUESTIONS[0]), segments=(environment(1), agent(2 + at, 3))) for at in range(2)]

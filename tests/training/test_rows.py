@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 from tests.training.echo import settings_of
 from tests.training.tiny import agent, environment, random_trajectories, same_weights, tiny_model, trajectory
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import json_line, parse_line
@@ -20,12 +22,13 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.reward import Reward
+from coseek.training.learner.batch import FILLER_ID, Batch
 from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import TrajectoryBatch, score
-from coseek.training.rl.rows import TrainingRow, experience_of, export_rows, read_rows, rows_of
+from coseek.training.rl.rows import TrainingRow, export_rows, read_rows, rows_of
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import update_weights
 
@@ -61,6 +64,36 @@ def made(
     experience = make_experience(episodes, choice, algorithm, backend)
     rows = rows_of(experience, episodes, choice, algorithm)
     return experience, [TrainingRow.from_json(parse_line(json_line(row.to_json()), "row")) for row in rows]
+
+
+def experience_of(rows: Sequence[TrainingRow], settings: RlSettings) -> Experience:
+    """The learner's experience of the rows of one step, for a loss without a reference or a critic."""
+
+    def padded(name: str, kind: torch.dtype, filler: float = 0) -> Tensor:
+        columns = [torch.tensor(getattr(row, name), dtype=kind) for row in rows]
+        return pad_sequence(columns, batch_first=True, padding_value=filler)
+
+    trained_BT, advantages_BT = padded("trained", torch.bool), padded("advantage", torch.float32)
+    logprobs_BT = padded("sampled_logprob", torch.float32)
+    lengths_B = torch.tensor([len(row.ids) for row in rows])
+    zero_grad_B = (advantages_BT == 0.0).all(dim=1) & (settings.entropy_coef == 0.0)
+    groups_B = torch.tensor([row.group for row in rows])
+    flat = [bool(zero_grad_B[groups_B == group].all()) for group in groups_B.unique()]
+    return Experience(
+        batch=Batch(padded("ids", torch.long, FILLER_ID), trained_BT, logprobs_BT, lengths_B),
+        mask_BT=trained_BT,
+        groups_B=groups_B,
+        advantages_BT=advantages_BT,
+        old_BT=logprobs_BT,
+        reference_BT=None,
+        values_BT=None,
+        returns_BT=None,
+        zero_std_B=torch.zeros_like(zero_grad_B),  # dropped rows are not trained
+        zero_grad_B=zero_grad_B,
+        sampled_at_B=torch.tensor([row.policy_version for row in rows]),
+        frac_reward_zero_std=sum(flat) / len(flat),
+        singleton_groups=0,
+    )
 
 
 @pytest.mark.parametrize(

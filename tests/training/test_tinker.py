@@ -18,8 +18,8 @@ from torch import Tensor
 from coseek.core.errors import MissingExtra, SettingError
 from coseek.core.settings import make_settings
 from coseek.hardware.placement import FLOAT32
-from coseek.models.lora import adapted_layers
 from coseek.models.pretrained import load_model
+from coseek.training.learner.policy import adapter_tensors
 from coseek.training.learner.workers import ALONE
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import check_backend, open_backend
@@ -100,9 +100,8 @@ class Served(Training):
         assert isinstance(twin, LocalBackend)
         weights = self.tinker.adapter_weights()
         with torch.no_grad():
-            for name, layer in adapted_layers(twin.policy.model).items():
-                layer.lora_A.copy_(weights[f"base_model.model.{name}.lora_A.weight"])
-                layer.lora_B.copy_(weights[f"base_model.model.{name}.lora_B.weight"])
+            for name, weight in adapter_tensors(twin.policy.model).items():
+                weight.copy_(weights[name])
         return twin
 
 

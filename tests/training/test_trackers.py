@@ -5,7 +5,7 @@ import json
 import pickle
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -82,20 +82,6 @@ def tracking(own: str, folder: Path, said: list[str] | None = None) -> Iterator[
         yield
 
 
-@contextmanager
-def interrupted() -> Iterator[None]:
-    """A session that Ctrl-C ends."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        return
-    raise AssertionError("nothing interrupted the session")
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
 def write(log: MetricsLog, *steps: int) -> None:
     for step in steps:
         log.write({"step": step, "loss": 1.0 / step})
@@ -153,9 +139,9 @@ def test_a_fault_is_said_once_and_after_a_pause_the_tracker_is_tried_again(
 
 
 def test_ctrl_c_closes_the_run(own: str, tmp_path: Path) -> None:
-    with interrupted(), tracking(own, tmp_path / "out"):
+    with suppress(KeyboardInterrupt), tracking(own, tmp_path / "out"):
         write(MetricsLog(tmp_path / "out" / "rl" / "metrics.jsonl"), 1)
-        interrupt()
+        raise KeyboardInterrupt
     assert [row.get("closed") for row in rows(store(tmp_path / "out") / "rows.jsonl")] == [None, None, True]
 
 
@@ -216,13 +202,13 @@ def test_a_service_holds_every_row_of_a_run_that_is_resumed(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     out, said = tmp_path / "out", list[str]()
     path = out / "rl" / "metrics.jsonl"
-    with interrupted(), tracking(service, out, said):
+    with suppress(KeyboardInterrupt), tracking(service, out, said):
         log = MetricsLog(path)
         write(log, 1, 2)
         log.write({"step": 2, "held/recall@5": 0.25})
         checkpoint = log.position
         write(log, 3)
-        interrupt()
+        raise KeyboardInterrupt
     with tracking(service, out, said):
         write(MetricsLog(path, checkpoint), 3, 4)
     assert said == [] and capsys.readouterr().out == ""

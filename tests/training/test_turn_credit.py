@@ -289,10 +289,10 @@ def test_runs_of_a_group_with_one_beginning_are_a_tree() -> None:
     nodes = step.tree()
     assert [(node.turn, node.rows, node.parent) for node in nodes] == [
         (1, (0, 1), None),
-        (1, (2,), None),
         (2, (0,), 0),
         (2, (1,), 0),
-        (3, (1,), 3),
+        (3, (1,), 2),
+        (1, (2,), None),
         (1, (3,), None),
         (2, (3,), 5),
     ]

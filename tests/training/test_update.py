@@ -4,7 +4,8 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import TypeVar, cast
 
 import pytest
 import torch
@@ -258,12 +259,6 @@ def test_ppo_discounts_by_gamma_and_lambda_and_whitens_where_that_is_set() -> No
         assert found.returns_BT is not None and found.returns_BT[0].tolist() == pytest.approx([0.44, 0.0, 1.0])
 
 
-def test_reinforce_plus_plus_discounts_by_gamma() -> None:
-    own = {"gamma": 0.5, "whiten": False}
-    found = open_algorithm(settings_of("reinforce-pp", algorithm_settings=own)).advantages(step_rewards())
-    assert found.advantages_BT[0].tolist() == [0.5, 0.0, 1.0] and found.returns_BT is None
-
-
 def test_minibatches_hold_every_row_that_counts_once_in_nearly_equal_parts() -> None:
     policy = TableLearner(table(-1.0, -1.0))
     experience, _, _ = taught(TableBackend(policy))
@@ -305,34 +300,20 @@ def test_the_gap_of_a_batch_is_that_of_its_first_rows_at_agent_tokens() -> None:
     assert both == pytest.approx({"logprob_gap": (0.5 + 1.0 + 4.0) / 5, "logprob_gap_max": 4.0})
 
 
-class Pair(Workers):
-    """Two workers, of which the other one's numbers are known."""
-
-    def __init__(self, other: MetricAverager) -> None:
-        super().__init__()
-        self.other = other
-
-    def gather(self, mine: object) -> list[object]:  # type: ignore[override]
-        return [mine, self.other]
-
-
 def test_the_means_of_several_workers_are_those_of_all_their_tokens() -> None:
     mask_BT = torch.tensor([[True, True, False]])
     mine, other = MetricAverager(), MetricAverager()
     mine.add_tokens("a", torch.tensor([[1.0, 2.0, 9.0]]), mask_BT)
-    mine.add_tokens("a", torch.tensor([[3.0, 9.0, 9.0]]), torch.tensor([[True, False, False]]))
     mine.add_max("most", 2.0)
-    mine.add("b", 1.0)
-    mine.add("b", 2.0)
+    mine.add("b", 3.0, 2)
     other.add_tokens("a", torch.tensor([[10.0, 9.0, 9.0]]), torch.tensor([[True, False, False]]))
     other.add_tokens("c", torch.tensor([[4.0]]), torch.tensor([[True]]))
     other.add_tokens("none", torch.tensor([[4.0]]), torch.tensor([[False]]), with_max=True)
     other.add_max("most", -4.0)
     other.add_tokens("d", torch.tensor([[-4.0, -3.0, 9.0]]), mask_BT, with_max=True)
-    other.add_tokens("d", torch.tensor([[-5.0]]), torch.tensor([[True]]), with_max=True)
-    assert mine.result() == {"a": 2.0, "b": 1.5, "most": 2.0}
-    mine.merge(Pair(other))
-    assert mine.result() == {"a": 4.0, "b": 1.5, "c": 4.0, "d": -4.0, "most": 2.0, "d_max": -3.0}
+    assert mine.result() == {"a": 1.5, "b": 1.5, "most": 2.0}
+    mine.merge(cast(Workers, SimpleNamespace(gather=lambda local: [local, other])))
+    assert mine.result() == {"a": 13 / 3, "b": 1.5, "c": 4.0, "d": -3.5, "most": 2.0, "d_max": -3.0}
 
 
 class Half(Workers):

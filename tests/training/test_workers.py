@@ -87,9 +87,9 @@ class CountedPolicy(Policy):
 
     passes = 0
 
-    def outputs(self, entry: nn.Module, part: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
+    def outputs(self, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
         self.passes += 1
-        return super().outputs(entry, part, target_mask_BT, entropy)
+        return super().outputs(batch, target_mask_BT, entropy)
 
 
 def imitate(kind: Kind, folder: Path, workers: Workers, steps: int = 6) -> CountedPolicy:

@@ -65,25 +65,24 @@ from coseek.training.encoder.evaluation import (
     EncoderEvaluator,
     EvaluationResult,
     HeldOut,
-    HeldOutEvaluator,
     claims,
     results_json,
     results_table,
 )
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.laptop_encoder import make_laptop_encoder, make_sparse_encoder, make_token_encoder
-from coseek.training.encoder.loss import RetrieverObjective, checkpoint_activations
+from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, synthetic_labels
 from coseek.training.encoder.trainer import (
     CheckpointNotes,
     EncoderTrainer,
     SaveOnStop,
-    UpdateDataset,
     arguments,
     last_checkpoint,
     optimizer_of,
 )
 from coseek.training.learner.data_order import derive_seed
+from coseek.training.learner.learner import checkpoint_activations
 from coseek.training.learner.policy import attach
 from coseek.training.tracker import MetricsLog
 
@@ -245,7 +244,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     @cached_property
     def evaluator(self) -> EncoderEvaluator | None:
         held_out = self.material.held_out
-        return EncoderEvaluator(held_out, self.card, self.seen) if held_out is not None else None
+        k = self.recipe.held_out.k
+        return EncoderEvaluator(held_out, self.card, self.seen, k) if held_out is not None else None
 
     def rows(self) -> list[TrainingExample]:
         """The training examples. Examples whose query is empty under the view are dropped."""
@@ -333,24 +333,16 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             model=model,
             args=arguments(self.folder / "checkpoints", recipe, steps, evaluates=evaluator is not None),
             objective=self._objective(model, notes),
-            updates=UpdateDataset(order, steps),
+            order=order,
             collator=self._collator(model),
             optimizer=optimizer_of(model, settings, steps),
-            evaluator=HeldOutEvaluator(evaluator, recipe.held_out.k) if evaluator is not None else None,
+            evaluator=evaluator,
             metrics=MetricsLog(self.folder / "metrics.jsonl", notes.metrics_bytes) if self.workers.is_main else None,
             progress=self.progress,
         )
 
     def _collator(self, model: BaseModel) -> UpdateCollator:
-        loss = self.recipe.loss
-        return Collator(
-            FeatureBuilder(model, self.card),
-            loss.in_batch,
-            loss.kind == "kl",
-            self.workers,
-            loss.in_batch_rows,
-            loss.mask_false_negatives,
-        )
+        return Collator(FeatureBuilder(model, self.card), self.recipe.loss, self.workers)
 
     objective: type[RetrieverObjective] = RetrieverObjective
     """The loss."""
@@ -414,8 +406,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         """The means of an encoder over held-out turns, by metric; empty where nothing is held out."""
         if self.evaluator is None:
             return {}
-        metrics = self.evaluator.evaluate(self.open(encoder)).metrics(self.evaluator.held_out, self.recipe.held_out.k)
-        return {name.removeprefix("held/"): value for name, value in metrics.items()}
+        return {name.removeprefix("held/"): value for name, value in self.evaluator(self.open(encoder)).items()}
 
     def results(self) -> Table | None:
         """Write `table.md` and `table.json`. Returns the table of whole questions where a data set has some, else that

@@ -76,8 +76,8 @@ class RerankerTraining(RetrieverTraining):
 
     @cached_property
     def evaluator(self) -> EncoderEvaluator | None:
-        held_out = self.material.held_out
-        return RerankerEvaluator(held_out, self.card, self.seen, self.start_folder) if held_out is not None else None
+        held_out, k = self.material.held_out, self.recipe.held_out.k
+        return RerankerEvaluator(held_out, self.card, self.seen, k, self.start_folder) if held_out is not None else None
 
     def open(self, folder: Path) -> BaseModel:
         """Open a cross-encoder on the training device in float32."""

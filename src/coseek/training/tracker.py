@@ -31,16 +31,7 @@ from coseek.core.plugins import PluginSpec, is_plugin_path, load_plugin, plugin_
 Listener: TypeAlias = Callable[[Path, Mapping[str, float], int | None], None]
 """Called after every row with the log's path, the row, and the step of the row before it. Must not raise."""
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-
-
-@contextmanager
-def listening(listener: Listener | None) -> Iterator[None]:
-    """Make every log that is opened in this block call `listener`, without passing it through the trainers."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+"""The listener of new logs, so that it need not be passed through the trainers."""
 
 
 class MetricsLog:
@@ -59,13 +50,13 @@ class MetricsLog:
         self.position = position
         self._last_step: int | None = None
         for _, row in read_jsonl(path):
-            self._last_step = _step_of(row)
+            self._last_step = cast("int | None", row.get("step"))
         self._listener = _listener.get()
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append one row. Raises `DiskFault` if it cannot be written."""
-        written: JsonObject = {**as_written(row)}
-        line = json_line(written).encode()
+        written = as_written(row)
+        line = json_line({**written}).encode()
         try:
             with self.path.open("ab") as file:
                 file.write(line)
@@ -74,9 +65,9 @@ class MetricsLog:
                 f"{self.path} cannot be written ({error.strerror}); make room there and go on with --resume"
             ) from None
         self.position += len(line)
-        last_step, self._last_step = self._last_step, _step_of(written)
+        last_step, self._last_step = self._last_step, cast("int | None", written.get("step"))
         if self._listener is not None:
-            self._listener(self.path, as_written(row), last_step)
+            self._listener(self.path, written, last_step)
 
     def sync(self) -> None:
         """Flush the file to disk; call it before a checkpoint that stores `position`."""
@@ -91,11 +82,6 @@ def as_written(row: Mapping[str, float]) -> dict[str, float]:
         for name, value in row.items()
         if math.isfinite(value)
     }
-
-
-def _step_of(row: JsonObject) -> int | None:
-    step = row.get("step")
-    return int(step) if isinstance(step, int | float) else None
 
 
 # Timer: measures the seconds of each part of a step.
@@ -143,11 +129,9 @@ class Tracker(Protocol):
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
         """Send one row of `metrics.jsonl`, without its `step`. Rows may share a step, with different metrics."""
-        ...
 
     def close(self) -> None:
         """End the session: write out buffered rows."""
-        ...
 
 
 class TensorBoard:
@@ -362,12 +346,13 @@ def tracked(names: Sequence[str], folder: Path, config: JsonObject, say: Callabl
         for sender in senders:
             sender.row(path, row, last_step)
 
-    with listening(listener if senders else None):
-        try:
-            yield
-        finally:
-            for sender in senders:
-                sender.finish()
+    token = _listener.set(listener if senders else None)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+        for sender in senders:
+            sender.finish()
 
 
 @contextmanager

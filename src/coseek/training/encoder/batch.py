@@ -4,10 +4,10 @@ A batch has one *slot* for each passage of each row, as in the formula of the lo
 encoded once.
 
 False negatives. Two rows are *kin* if they have the same question or the same query text: a positive of one is no
-negative of the other. A slot is no negative of a row if it holds the positive of the row or of its kin (the same id or
-the same text), even if the row's own labels list it as a negative. Nor is it one if it comes from another row of the
-same question. Every worker has the rows of all workers, so all use the same mask. Without `mask` every slot of a row
-and of the rows that it shares with is a negative, as in Agentic-R's equation 5.
+negative of the other. A slot that holds the positive of a row or of its kin (the same id or the same text) is masked in
+that row, even if the row's own labels list it as a negative. So are slots of other rows of the same question. Every
+worker has the rows of all workers, so all use the same mask. Without `mask_false_negatives` every slot of a row and of
+its block is a negative, as in Agentic-R's equation 5.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.examples import ExamplePassage, TrainingExample
+from coseek.training.encoder.recipe import RetrieverLoss
 from coseek.training.learner.workers import ALONE, Workers
 
 
@@ -43,9 +44,12 @@ class EncoderBatch:
     """Target probability of each slot for each row (`kl`); 0 at other rows' slots."""
 
     @classmethod
-    def contrastive(
-        cls, rows: Sequence[TrainingExample], in_batch: bool, in_batch_rows: int | None = None, mask: bool = True
-    ) -> "EncoderBatch":
+    def of(cls, rows: Sequence[TrainingExample], loss: RetrieverLoss) -> "EncoderBatch":
+        """Make the batch of an update for its loss."""
+        return cls._weighted(rows) if loss.kind == "kl" else cls._contrastive(rows, loss)
+
+    @classmethod
+    def _contrastive(cls, rows: Sequence[TrainingExample], loss: RetrieverLoss) -> "EncoderBatch":
         """Make a batch of each row's positive and negatives, with `in_batch` also those of all other rows, or of those
         in the same block of `in_batch_rows` rows."""
         slots = [(row, passage) for row, each in enumerate(rows) for passage in (each.positive, *each.negatives)]
@@ -59,30 +63,31 @@ class EncoderBatch:
         kin_BB = _same(question_B, question_B) | _same(query_B, query_B)
         holds_BS = _same(id_S[positive_B], id_S) | _same(text_S[positive_B], text_S)  # the positive of row B
         right_BS = (kin_BB.float() @ holds_BS.float()) > 0
-        block_B = torch.arange(len(rows)) // (in_batch_rows or len(rows) or 1)
-        shared_BS = _same(block_B, block_B[owner_S]) & torch.tensor(in_batch)
+        block_B = torch.arange(len(rows)) // (loss.in_batch_rows or len(rows))
+        shared_BS = _same(block_B, block_B[owner_S]) & torch.tensor(loss.in_batch)
         negative_BS = own_BS | shared_BS
-        if mask:
+        if loss.mask_false_negatives:
             negative_BS = ~right_BS & (own_BS | (~_same(question_B, question_B[owner_S]) & shared_BS))
         allowed_BS = negative_BS | (torch.arange(len(slots)) == positive_B[:, None])
-        return cls._of(rows, [passage for _, passage in slots], allowed_BS, positive_B, torch.zeros(allowed_BS.shape))
+        targets_BS = torch.zeros(allowed_BS.shape)
+        return cls._of_slots(rows, [passage for _, passage in slots], allowed_BS, positive_B, targets_BS)
 
     @classmethod
-    def weighed(cls, rows: Sequence[TrainingExample]) -> "EncoderBatch":
+    def _weighted(cls, rows: Sequence[TrainingExample]) -> "EncoderBatch":
         """Make a batch of each row's candidates with their targets. Other rows' slots are masked."""
         slots = [passage for row in rows for passage in row.candidates]
         owner_S = torch.tensor([row for row, example in enumerate(rows) for _ in example.candidates])
         own_BS = owner_S == torch.arange(len(rows))[:, None]
         targets_S = torch.tensor([target for row in rows for target in row.targets])
         targets_BS = torch.where(own_BS, targets_S, torch.zeros(()))
-        return cls._of(rows, slots, own_BS, torch.zeros(len(rows), dtype=torch.long), targets_BS)
+        return cls._of_slots(rows, slots, own_BS, torch.zeros(len(rows), dtype=torch.long), targets_BS)
 
     def structure(self) -> dict[str, Tensor]:
         """Return the tensors by name: how queries and passages belong together."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     @classmethod
-    def _of(
+    def _of_slots(
         cls,
         rows: Sequence[TrainingExample],
         slots: Sequence[ExamplePassage],
@@ -126,7 +131,7 @@ def _numbered(keys: Sequence[Hashable]) -> Tensor:
 Side: TypeAlias = Literal["query", "passage"]
 Features: TypeAlias = "dict[str, Tensor | int | dict[str, Tensor]]"
 TASKS: dict[Side, Literal["query", "document"]] = {"query": "query", "passage": "document"}
-"""What sentence-transformers calls the sides."""
+"""Names of the sides in sentence-transformers."""
 
 
 @dataclass(frozen=True)
@@ -166,17 +171,11 @@ class Collator:
     """Turns examples into the inputs of the loss: this worker's share of the texts, and the whole batch's structure."""
 
     builder: FeatureBuilder
-    in_batch: bool
-    kl: bool
+    loss: RetrieverLoss
     workers: Workers = ALONE
-    in_batch_rows: int | None = None
-    mask: bool = True
 
     def __call__(self, rows: Sequence[TrainingExample]) -> Features:
-        if self.kl:
-            batch = EncoderBatch.weighed(rows)
-        else:
-            batch = EncoderBatch.contrastive(rows, self.in_batch, self.in_batch_rows, self.mask)
+        batch = EncoderBatch.of(rows, self.loss)
         features: Features = {}
         sides: list[tuple[Side, tuple[str, ...]]] = [("query", batch.queries), ("passage", batch.passages)]
         for side, texts in sides:

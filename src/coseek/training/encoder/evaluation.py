@@ -60,8 +60,8 @@ class HeldOut:
     def of(
         cls, groups: Mapping[str, Sequence[LabelSet]], others: Sequence[Passage], settings: HeldOutSettings, seed: int
     ) -> "HeldOut":
-        """Sample at most `turns` turns, and a pool of at most `passages` passages. A search that several methods
-        labelled is one turn, with the first of its labels.
+        """Sample at most `turns` turns, and a pool of at most `passages` passages. Of a search with labels by several
+        methods, the first label counts.
 
         The pool holds the turns' positives and gold passages, filled up with a sample of `others`. Passages with equal
         texts are one passage, with the id of the first.
@@ -158,15 +158,23 @@ class EvaluationResult:
         return [float(rank <= depth) for rank in self.ranks.tolist()]
 
 
-class EncoderEvaluator:
-    """Evaluates an encoder on held-out turns."""
+class EncoderEvaluator(BaseEvaluator):
+    """Evaluates an encoder on held-out turns. The library's trainer may call it."""
 
-    def __init__(self, held_out: HeldOut, card: EncoderCard, query_text: QueryText) -> None:
-        self.held_out, self._card = held_out, card
+    def __init__(self, held_out: HeldOut, card: EncoderCard, query_text: QueryText, k: Sequence[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.primary_metric = "held/mrr"
+        self.held_out, self._card, self._k = held_out, card, k
         self._queries = [query_text(label.query) for label in held_out.labels]
         self._texts = [passage_text(passage) for passage in held_out.pool]
         self._row_by_text = {text: row for row, text in enumerate(self._texts)}
         self._row_by_id = {passage.id: row for row, passage in enumerate(held_out.pool)}
+
+    def __call__(
+        self, model: BaseModel, output_path: str | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Return the metrics of the model."""
+        return self.evaluate(model).metrics(self.held_out, self._k)
 
     def evaluate(self, model: BaseModel) -> EvaluationResult:
         """Evaluate the model with the prompts, lengths and normalisation of the card, as in retrieval."""
@@ -215,11 +223,11 @@ class EncoderEvaluator:
         return self._result(self._search_scores(hybrid, [label.query for label in self.held_out.labels], corpus))
 
     def _corpus(self) -> Corpus:
-        """The pool, with rows as ids."""
+        """Return the pool, with rows as ids."""
         return Corpus([Passage(str(row), each.title, each.text) for row, each in enumerate(self.held_out.pool)])
 
     def _search_scores(self, retriever: Retriever, queries: Sequence[QueryLike], corpus: Corpus) -> Vectors:
-        """The scores of all passages, Q × U; −1 for those that are not returned."""
+        """Return the scores of all passages, shape Q × U; −1 for those that the retriever does not return."""
         scores_QU = np.full((len(queries), len(corpus)), -1.0, dtype=np.float32)
         for scores_U, hits in zip(scores_QU, retriever.search(queries, len(corpus)), strict=True):
             for hit in hits:
@@ -235,20 +243,6 @@ class EncoderEvaluator:
             scores_GU = np.broadcast_to(scores_U, (len(rows), len(scores_U)))
             gold.append(tuple(ranks_of(scores_GU, np.array(rows, dtype=np.int64)).tolist()) if rows else None)
         return EvaluationResult(ranks_of(scores_QU, np.array(positives, dtype=np.int64)), tuple(gold))
-
-
-class HeldOutEvaluator(BaseEvaluator):
-    """Adapter that lets the library's trainer call an `EncoderEvaluator`."""
-
-    def __init__(self, evaluator: EncoderEvaluator, k: Sequence[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.primary_metric = "held/mrr"
-        self._evaluator, self._k = evaluator, k
-
-    def __call__(
-        self, model: BaseModel, output_path: str | None = None, epoch: float = -1, steps: int = -1
-    ) -> dict[str, float]:
-        return self._evaluator.evaluate(model).metrics(self._evaluator.held_out, self._k)
 
 
 # Results: metrics of a trained encoder on held-out turns, beside BM25 and the encoder before training.
@@ -284,7 +278,7 @@ def results_table(results: Mapping[str, EvaluationResult], held_out: HeldOut, re
 
 
 def claims(results: Mapping[str, EvaluationResult], seed: int) -> list[PairedClaim]:
-    """Whether training helped, and how the trained encoder and its hybrid compare with BM25."""
+    """Return the claims of the verdict: whether training helped, and how encoder and hybrid compare with BM25."""
     return [
         PairedClaim(name, against, "mrr", change(results, "mrr", seed, name, against), unit="turn")
         for name, against in PAIRS
@@ -295,7 +289,7 @@ def claims(results: Mapping[str, EvaluationResult], seed: int) -> list[PairedCla
 def change(
     results: Mapping[str, EvaluationResult], metric: str, seed: int, name: str = TRAINED, against: str = BEFORE
 ) -> Difference | None:
-    """The paired difference of two searchers over all turns."""
+    """Return the paired difference of two searchers over all turns."""
     before, after = (
         {str(turn): value for turn, value in enumerate(results[each].values(metric))} for each in (against, name)
     )

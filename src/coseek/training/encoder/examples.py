@@ -1,11 +1,11 @@
 """Examples: label sets as training examples, and their order over the updates; label sets made from a data set alone,
 without a run or a model. Does not import torch.
 
-Of a question with a gold path (`coseek data synthesize`) every step is a search, asked as a question of its own and in
-the words `name phrase`, and the question itself is the search that opens: its positive is the first passage of the
-path. Of any other question each gold passage is a positive. A passage alone gives one query: a sentence or its heading,
-which the positive then lacks, so that finding it takes more than the same words (an inverse cloze task, Lee et al.
-2019). Negatives are what BM25 finds besides, without gold passages and without any that hold what the search is for.
+For a question with a gold path (`coseek data synthesize`) every step is a search, with the step's question and with the
+words `name phrase` as queries. The question itself is the first search; its positive is the first passage of the path.
+For any other question each gold passage is a positive. A passage alone gives one query: a sentence or its heading,
+which is removed from the positive, so that equal words do not suffice to find it (an inverse cloze task, Lee et al.
+2019). Negatives are BM25's other hits, without gold passages and passages that contain the answer of the search.
 """
 
 import hashlib
@@ -13,7 +13,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -29,6 +28,7 @@ from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.hybrid import sentence_of
 from coseek.retrieval.vectors.embedding_retriever import passage_text
+from coseek.training.learner.data_order import epoch_order
 
 QueryText: TypeAlias = Callable[[Query], str]
 """Query → the text that the encoder's view makes of it."""
@@ -79,8 +79,7 @@ class TrainingExample:
 
 
 def read_labels(folders: Iterable[str]) -> list[LabelSet]:
-    """Read all label sets of the label folders, in their order. Raises `DataError` for an empty folder, and for one
-    that is named twice."""
+    """Read all label sets of the label folders, in their order. Raises `DataError` for an empty or repeated folder."""
     labels: list[LabelSet] = []
     folders = list(folders)
     if len({Path(name).resolve() for name in folders}) < len(folders):
@@ -99,8 +98,8 @@ def read_labels(folders: Iterable[str]) -> list[LabelSet]:
 def split_by_question(labels: Sequence[LabelSet], share: float, seed: int) -> tuple[list[LabelSet], list[LabelSet]]:
     """Split into (training, held-out) label sets. All turns of a question go to one side.
 
-    The side depends on the question's text and the seed alone: not on other questions, their order, or ids. Only where
-    none would be held out, the question with the lowest hash is.
+    The side depends on the question's text and the seed alone: not on other questions, their order, or ids. If no
+    question would be held out, the one with the lowest hash is.
     """
     hashes = {text: _hash(text, seed) for text in {label.question.question for label in labels}}
     held_out = {text for text, value in hashes.items() if value < share * 2**64}
@@ -111,11 +110,11 @@ def split_by_question(labels: Sequence[LabelSet], share: float, seed: int) -> tu
 
 
 def _hash(text: str, seed: int) -> int:
-    """A number below 2⁶⁴."""
+    """Hash to a number below 2⁶⁴."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{text}".encode(), digest_size=8).digest(), "big")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ExampleOrder:
     """The examples of each update, a pure function of the seed and the update's number, so no state is saved.
 
@@ -137,14 +136,8 @@ class ExampleOrder:
         chosen: dict[int, int] = {}
         for position in range(step * self.batch_size, (step + 1) * self.batch_size):
             epoch, offset = divmod(position, len(self.rows))
-            chosen.setdefault(self._shuffled(epoch)[offset], epoch)
+            chosen.setdefault(epoch_order(self.seed, epoch, len(self.rows))[offset], epoch)
         return [self._example(number, epoch) for number, epoch in chosen.items()]
-
-    @lru_cache(maxsize=4)  # noqa: B019 (an order lives as long as its training)
-    def _shuffled(self, epoch: int) -> list[int]:
-        numbers = list(range(len(self.rows)))
-        random.Random(f"{self.seed}/epoch/{epoch}").shuffle(numbers)
-        return numbers
 
     def _example(self, number: int, epoch: int) -> TrainingExample:
         example = self.rows[number]
@@ -161,7 +154,7 @@ _MIN_WORDS = 8
 
 @dataclass(frozen=True, slots=True)
 class LabelledSearch:
-    """A query, the passage that it is to find, and the answers that no negative may hold."""
+    """A query, its positive, and the answers that no negative may contain."""
 
     question: Question
     number: int
@@ -172,25 +165,25 @@ class LabelledSearch:
 
 
 def question_labels(questions: Sequence[Question], corpus: Corpus, bm25: Bm25, candidates: int) -> list[LabelSet]:
-    """The label sets of questions; those without gold passages give none."""
+    """Make the label sets of questions; questions without gold passages are skipped."""
     searches = [search for question in questions for search in _searches(question, corpus)]
     return _labels(searches, bm25, candidates)
 
 
 def passage_labels(passages: Sequence[Passage], bm25: Bm25, candidates: int, seed: int) -> list[LabelSet]:
-    """At most one label set a passage, of its own words. Passages that are too short give none."""
+    """Make a label set from the words of each passage; passages that are too short are skipped."""
     headings = Counter(passage.title.rpartition(TITLE_STEP)[2] for passage in bm25.corpus)
     searches = [_passage_search(passage, headings, seed) for passage in passages]
     return _labels([search for search in searches if search is not None], bm25, candidates)
 
 
 def is_held_out(passage: Passage, share: float, seed: int) -> bool:
-    """Whether the document of a passage is held out: that depends on its name and the seed alone."""
+    """Whether the document of a passage is held out. Depends only on its name and the seed."""
     return _hash(document_of(passage), seed) < share * 2**64
 
 
 def document_of(passage: Passage) -> str:
-    """What a passage was cut from: its file, else its title, else itself."""
+    """Return the name of a passage's document: its file, else its title, else its id."""
     path = passage.meta.get("path")
     return f"path {path}" if isinstance(path, str) else f"title {' '.join(words(passage.title)) or passage.id}"
 

@@ -1,23 +1,30 @@
 """Laptop encoder: a sentence-transformers folder of stock modules, small enough to train from random weights.
 
-It is a small BERT with a tokenizer trained on laptop worlds. `[SEP]` is a special token of the tokenizer, as
-views with separators need. All bytes are in the vocabulary, so no name is unknown.
+It is a small BERT with a tokenizer trained on laptop worlds. `[SEP]` is a special token of the tokenizer, which views
+with separators need. All bytes are in the vocabulary, so no name is unknown.
 """
 
 import copy
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from sentence_transformers.sparse_encoder.modules import SpladePooling
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import nn
+from transformers import AutoModelForMaskedLM, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import atomic_folder
 from coseek.hardware.placement import Placement
+from coseek.models.pretrained import quiet
 from coseek.retrieval.vectors.encoder import EncoderCard, load_encoder
 from coseek.retrieval.vectors.token_vectors import TOKENS, with_head
 from coseek.training.encoder.recipe import LaptopEncoderSettings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 PAD, CLS, SEP = "[PAD]", "[CLS]", "[SEP]"
 
@@ -30,16 +37,7 @@ def make_laptop_encoder(settings: LaptopEncoderSettings, texts: Iterable[str], f
     atomic_folder(folder, lambda temp_folder: _write(settings, tokenizer, temp_folder, seed))
 
 
-def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast", folder: Path, seed: int) -> None:
-    import torch
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Normalize, Transformer
-    from sentence_transformers.sentence_transformer.modules import Dense, Pooling
-    from torch import nn
-    from transformers import BertConfig, BertModel
-
-    from coseek.models.pretrained import quiet
-
+def _write(settings: LaptopEncoderSettings, tokenizer: PreTrainedTokenizerFast, folder: Path, seed: int) -> None:
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden,
@@ -57,7 +55,7 @@ def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast"
         tokenizer.save_pretrained(folder)
         modules: list[nn.Module] = [Transformer(str(folder), max_seq_length=settings.max_tokens)]
         if settings.dimension is not None:
-            # A text names many things: in a narrow vector they cover each other.
+            # A text names many things, and a narrow vector would mix them.
             modules.append(
                 Dense(settings.hidden, settings.dimension, activation_function=nn.ReLU(), module_input_name=TOKENS)
             )
@@ -68,12 +66,6 @@ def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast"
 
 def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int, *, trust: bool = False) -> None:
     """Write an encoder of token vectors, atomically: the language model of another encoder and an untrained layer."""
-    import torch
-    from sentence_transformers.base.modules import Transformer
-    from sentence_transformers.sentence_transformer.modules import Dense
-
-    from coseek.models.pretrained import quiet
-
     whole = load_encoder(start, Placement(device="cpu"), "float32", trust=trust)
     body = whole[0]
     assert isinstance(body, Transformer)
@@ -81,12 +73,12 @@ def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int, *, 
         body.get_embedding_dimension(),
         dimension,
         bias=False,
-        activation_function=torch.nn.Identity(),
+        activation_function=nn.Identity(),
         module_input_name=TOKENS,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        torch.nn.init.orthogonal_(head.linear.weight)
+        nn.init.orthogonal_(head.linear.weight)
     card = EncoderCard.of(start).model_copy(update={"pooling": "none", "normalise": True, "similarity": "maxsim"})
 
     def write(temp_folder: Path) -> None:
@@ -99,17 +91,8 @@ def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int, *, 
 
 def make_sparse_encoder(start: Path, folder: Path, seed: int, *, trust: bool = False) -> None:
     """Write an encoder of word weights, atomically: the language model of another encoder, whose token vectors weigh
-    words by the model's own word vectors. Matrices between the two begin as the identity. A model that transformers
-    cannot make a masked language model of is a `DataError`."""
-    import torch
-    from sentence_transformers import SparseEncoder
-    from sentence_transformers.base.modules import Transformer
-    from sentence_transformers.sparse_encoder.modules import SpladePooling
-    from transformers import AutoModelForMaskedLM
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    from coseek.models.pretrained import quiet
-
+    words by the model's own word vectors. Matrices between the two begin as the identity. Raises `DataError` if
+    transformers has no masked language model of this type."""
     whole = load_encoder(start, Placement(device="cpu"), "float32", trust=trust)
     trunk, tokenizer = whole.transformers_model, whole.tokenizer
     assert trunk is not None
@@ -126,7 +109,7 @@ def make_sparse_encoder(start: Path, folder: Path, seed: int, *, trust: bool = F
     network.base_model.load_state_dict(trunk.state_dict(), strict=False)  # without the pooler
     for name, weight in network.named_parameters():
         if weight.ndim == 2 and not name.startswith(network.base_model_prefix):
-            torch.nn.init.eye_(weight)
+            nn.init.eye_(weight)
     card = EncoderCard.of(start).model_copy(update={"pooling": "none", "normalise": False, "similarity": "words"})
 
     def write(temp_folder: Path) -> None:
@@ -140,11 +123,8 @@ def make_sparse_encoder(start: Path, folder: Path, seed: int, *, trust: bool = F
     atomic_folder(folder, write)
 
 
-def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> "PreTrainedTokenizerFast":
+def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
     """Train a lower-cased byte-level BPE. Equal texts give equal tokenizers, unlike with the library's WordPiece."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
     rust = Tokenizer(models.BPE())
     rust.normalizer = normalizers.BertNormalizer(lowercase=True)
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)

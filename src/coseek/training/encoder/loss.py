@@ -38,9 +38,8 @@ from sentence_transformers.base.losses.gradcache import _create_minibatch, _mini
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util.similarity import mean_maxsim
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from coseek.core.errors import RunError, SettingError
+from coseek.core.errors import RunError
 from coseek.training.encoder.batch import TASKS
 from coseek.training.encoder.recipe import RetrieverLoss
 from coseek.training.learner.logprobs import bfloat16_autocast
@@ -53,19 +52,6 @@ Target: TypeAlias = dict[str, Tensor]
 
 TARGET_FLOOR = 1e-8
 """Lower bound of targets: a target of 0, which a float32 softmax can give, would make the divergence infinite."""
-
-
-def checkpoint_activations(model: nn.Module) -> None:
-    """Recompute the activations of the encoder's layers in the backward pass. A model that cannot is a
-    `SettingError`."""
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            if not module.supports_gradient_checkpointing:
-                raise SettingError(
-                    f"{type(module).__name__} cannot recompute its layers; set gradient_checkpointing=false"
-                )
-            # Not reentrant: that kind drops the gradients of layers above frozen ones.
-            module.activation_checkpointing_enable({"use_reentrant": False})
 
 
 def contrastive(scores_BS: Tensor, allowed_BS: Tensor, positive_B: Tensor) -> Tensor:
@@ -85,8 +71,8 @@ def divergence(scores_BS: Tensor, allowed_BS: Tensor, targets_BS: Tensor) -> Ten
 
 
 def similarities(queries: Tensor, passages: Tensor) -> Tensor:
-    """The score of every query and passage, V × U: the inner product of vectors (V × D, U × D), or the mean over a
-    query's tokens of the largest inner product with a token of the passage (V × T × D, U × T × D)."""
+    """Return the score of every query and passage, shape V × U: the inner product of vectors (V × D, U × D), or the
+    mean over a query's tokens of the largest inner product with a token of the passage (V × T × D, U × T × D)."""
     if queries.ndim == 2:
         return queries @ passages.T
     return mean_maxsim(queries, passages, queries.any(dim=2), passages.any(dim=2))
@@ -124,7 +110,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         """Sums behind `pop_metrics`. Checkpoints store them, so a resumed training completes the current row."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Target) -> Tensor:
-        """The loss of a batch: its queries, its passages, and how they belong together."""
+        """Return the loss of a batch of queries and passages, which `labels` relates."""
         features = list(sentence_features)
         if self._tokens:
             features = [
@@ -133,7 +119,7 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         self._add({"tokens": float(sum(int(each["attention_mask"].sum()) for each in features))})
         parts = [len(_minibatch_ranges(each, 1, self.mini_batch_num_tokens)) for each in features]
         if self._cached and max(parts) > 1:
-            # The library hands the second argument through to `calculate_loss`, and types it as most losses need it.
+            # The library passes the second argument to `calculate_loss`; its type there fits most losses, but not ours.
             cached: Tensor = self.forward_cached(features, cast(Tensor, labels))
             return cached
         reps = [
@@ -170,7 +156,8 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         return (F.normalize(reps_ND, dim=-1) if self._normalise else reps_ND), state
 
     def _embed_tokens(self, features: Features, copy_random_state: bool) -> tuple[Tensor, RandContext | None]:
-        """Vectors of tokens, N × T × D; tokens that are not scored are zeros, by which `similarities` knows them."""
+        """Encode texts to vectors of tokens, shape N × T × D. Tokens that are not scored are zeros, which
+        `similarities` masks."""
         tensors = [value for value in features.values() if isinstance(value, Tensor)]
         state = RandContext(*tensors) if copy_random_state else None
         out = self.model(features, task=features["task"])

@@ -19,38 +19,35 @@ from coseek.retrieval.views import View, load_views
 from coseek.training.learner.settings import LoraSettings, OptimizerSettings
 
 LABELS = "coseek.lab.labels"
-"""The package of made labels, which are found by their names."""
+"""The package of label sources, which are plug-ins."""
 
 
 class SyntheticLabels(Protocol):
-    """What the plug-in `synthetic` offers: labels from throw-away laptop worlds."""
+    """Interface of the plug-in `synthetic`: labels from temporary laptop worlds."""
 
     SETTINGS: "type[SyntheticGroup]"
 
     def texts(self, settings: "SyntheticGroup", seed: int) -> Iterator[str]:
-        """The texts that a new tokenizer is trained on."""
-        ...
+        """Return the texts that a new tokenizer is trained on."""
 
     def training_labels(self, settings: "SyntheticGroup", seed: int) -> Iterator[list[LabelSet]]:
-        """The label sets of one world after the other."""
-        ...
+        """Yield the label sets of each world."""
 
     def held_out_labels(
         self, settings: "SyntheticGroup", seed: int
     ) -> tuple[Mapping[str, list[LabelSet]], Sequence[Passage]]:
-        """Label sets of a world without training, by kind of query, and its corpus."""
-        ...
+        """Return label sets of a world that is not trained on, by kind of query, and its corpus."""
 
 
 def synthetic_labels() -> SyntheticLabels:
-    """The maker of synthetic labels."""
+    """Return the plug-in `synthetic`."""
     return cast(SyntheticLabels, find_plugin("label source", LABELS, "synthetic"))
 
 
 if TYPE_CHECKING:
 
     class SyntheticGroup(Settings):
-        """What the core reads of them."""
+        """The settings that are read here."""
 
         worlds: int
 
@@ -102,9 +99,6 @@ class DataLabelSettings(Settings):
     """Maximum number of passages from BM25, without the positive."""
     synthesis: SynthesisGroup = SynthesisGroup()
     """How questions are made where there are none."""
-
-
-_TOKEN_DIMENSION = 128
 
 
 class RetrieverLoss(Settings):
@@ -216,7 +210,7 @@ class RetrieverRecipe(DevicePlacement):
     query and a passage that it reads together. It starts from the language model of an encoder, with an untrained layer
     for the score, or from a cross-encoder. Its loss is listwise, over a row's own candidates, and fits a `temperature`
     of 1."""
-    token_dimension: int = Field(default=_TOKEN_DIMENSION, ge=1)
+    token_dimension: int = Field(default=128, ge=1)
     """Dimension of the token vectors where late interaction starts from an encoder of one vector per text: a linear
     layer with random orthogonal weights is put on its language model."""
     view: View | None = None
@@ -243,15 +237,11 @@ class RetrieverRecipe(DevicePlacement):
     """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
     of a Python file. They change no result, and may change when a training is resumed."""
 
-    @property
-    def has_no_negatives(self) -> bool:
-        """Whether a positive is compared with nothing. The loss `kl` compares a turn's candidates."""
-        alone = self.kind == "reranker" or not self.loss.in_batch
-        return self.loss.kind == "contrastive" and alone and self.loss.negatives == 0
-
     @model_validator(mode="after")
-    def _trained_as_asked(self) -> "RetrieverRecipe":
+    def _is_consistent(self) -> "RetrieverRecipe":
         every, saved = self.held_out.every, self.training.checkpoint_every
+        own_negatives_only = self.kind == "reranker" or not self.loss.in_batch
+        sources = bool(self.labels) + (self.synthetic is not None) + (self.data is not None)
         wrong = None
         if self.training.optimizer.algorithm == "muon":
             wrong = "training.optimizer.algorithm=muon: encoders are trained by AdamW alone; take adamw and its rate"
@@ -265,37 +255,28 @@ class RetrieverRecipe(DevicePlacement):
                 f"held_out.keep=best needs a checkpoint at every evaluation, and training.checkpoint_every={saved} "
                 f"does not divide held_out.every={every}; change one of them"
             )
-        elif self.has_no_negatives:
+        elif self.loss.kind == "contrastive" and own_negatives_only and self.loss.negatives == 0:
             wrong = "loss.negatives=0 leaves no passage to tell the positive from; set it to 1 or more"
-        elif (
-            self.kind != "late-interaction"
-            and self.token_dimension != type(self).model_fields["token_dimension"].default
-        ):
+        elif self.kind != "late-interaction" and self.token_dimension != 128:
             wrong = f"token_dimension is of kind=late-interaction, and kind={self.kind} has none; leave it out"
         elif self.kind != "sparse" and self.loss.flops != RetrieverLoss().flops:
             wrong = f"loss.flops is of kind=sparse, and kind={self.kind} has no such term; leave it out"
-        if wrong is not None:
-            raise SettingError(wrong)
-        return self
-
-    @model_validator(mode="after")
-    def _one_source(self) -> "RetrieverRecipe":
-        if bool(self.labels) + (self.synthetic is not None) + (self.data is not None) != 1:
-            raise SettingError(
+        elif sources != 1:
+            wrong = (
                 "a retriever is trained on labels (--labels FOLDER, made by `coseek label`), on synthetic ones, or on "
                 "a data set (recipe `documents`, data.folder=DIR); give one"
             )
-        if self.loss.kind == "kl" and not self.labels:
-            raise SettingError(
-                "these labels have no targets, which the loss `kl` needs; the method replug makes labels with them"
-            )
-        if self.kind in ("late-interaction", "sparse") and (self.data is not None or self.pooling is not None):
-            raise SettingError(
+        elif self.loss.kind == "kl" and not self.labels:
+            wrong = "these labels have no targets, which the loss `kl` needs; the method replug makes labels with them"
+        elif self.kind in ("late-interaction", "sparse") and (self.data is not None or self.pooling is not None):
+            wrong = (
                 f"kind={self.kind} pools no vectors, and is trained on label folders or synthetic labels; leave "
                 "`data` and `pooling` out"
             )
-        if self.kind == "reranker" and self.data is not None:
-            raise SettingError("kind=reranker is trained on label folders or synthetic labels; leave `data` out")
+        elif self.kind == "reranker" and self.data is not None:
+            wrong = "kind=reranker is trained on label folders or synthetic labels; leave `data` out"
+        if wrong is not None:
+            raise SettingError(wrong)
         return self
 
 

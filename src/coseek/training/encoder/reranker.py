@@ -45,7 +45,7 @@ def make_reranker(encoder: Path, folder: Path, seed: int, *, trust: bool = False
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = AutoModelForSequenceClassification.from_config(config, trust_remote_code=trust)
-    network.base_model.load_state_dict(trunk.state_dict(), strict=False)  # some have no pooler below a score
+    network.base_model.load_state_dict(trunk.state_dict(), strict=False)  # some classifiers have no pooler
     cls, sep = tokenizer.cls_token, tokenizer.sep_token
     if cls and sep and not tokenizer.num_special_tokens_to_add(pair=True):  # made for single texts
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -72,10 +72,7 @@ class PairCollator:
     workers: Workers
 
     def __call__(self, rows: Sequence[TrainingExample]) -> Features:
-        if self.loss.kind == "kl":
-            batch = EncoderBatch.weighed(rows)
-        else:
-            batch = EncoderBatch.contrastive(rows, in_batch=False, mask=self.loss.mask_false_negatives)
+        batch = EncoderBatch.of(rows, self.loss.model_copy(update={"in_batch": False}))
         slots = [(row, slot) for row, slot in batch.allowed_BS.nonzero().tolist()]
         pairs = [
             self.reader.pairs(rows[row].query, [batch.passages[int(batch.passage_S[slot])]])[0] for row, slot in slots
@@ -104,8 +101,10 @@ class RerankerEvaluator(EncoderEvaluator):
     """Evaluates a cross-encoder on held-out turns: it orders BM25's best `DEPTH` passages; the others keep their ranks
     below them."""
 
-    def __init__(self, held_out: HeldOut, card: EncoderCard, query_text: QueryText, folder: Path) -> None:
-        super().__init__(held_out, card, query_text)
+    def __init__(
+        self, held_out: HeldOut, card: EncoderCard, query_text: QueryText, k: Sequence[int], folder: Path
+    ) -> None:
+        super().__init__(held_out, card, query_text, k)
         self._folder = folder
 
     def evaluate(self, model: BaseModel) -> EvaluationResult:
@@ -129,5 +128,5 @@ class RerankerEvaluator(EncoderEvaluator):
 
 
 def _moved_up(ranks: Sequence[int], depth: int) -> tuple[int, ...]:
-    """Ranks when those up to `depth` come first."""
+    """Return the ranks after those up to `depth` are moved to the front."""
     return tuple(new if rank <= depth else rank for new, rank in enumerate(sorted(ranks), start=1))

@@ -18,7 +18,7 @@ from sentence_transformers.base.model import BaseModel
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from coseek.core.errors import CoseekError, DiskFault
@@ -26,8 +26,8 @@ from coseek.core.files import parsing, read_json, read_json_object, write_json
 from coseek.core.progress import PendingStop, Progress
 from coseek.core.record import OPTIONAL, Number, Record
 from coseek.training.encoder.batch import UpdateCollator
-from coseek.training.encoder.evaluation import HeldOutEvaluator
-from coseek.training.encoder.examples import ExampleOrder, TrainingExample
+from coseek.training.encoder.evaluation import EncoderEvaluator
+from coseek.training.encoder.examples import ExampleOrder
 from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
 from coseek.training.learner.checkpoint import KEEP_CHECKPOINTS, SaveClock, save_state
@@ -59,19 +59,6 @@ class CheckpointNotes(Record):
             return cls.from_json(row)
 
 
-class UpdateDataset(torch.utils.data.Dataset[list[TrainingExample]]):
-    """The examples of each update."""
-
-    def __init__(self, order: ExampleOrder, steps: int) -> None:
-        self._order, self._steps = order, steps
-
-    def __getitem__(self, step: int) -> list[TrainingExample]:
-        return self._order.batch(step)
-
-    def __len__(self) -> int:
-        return self._steps
-
-
 class EncoderTrainer(SentenceTransformerTrainer):
     """Trains an encoder; start it with `train(resume_from_checkpoint=…)`."""
 
@@ -80,14 +67,14 @@ class EncoderTrainer(SentenceTransformerTrainer):
         model: BaseModel,
         args: SentenceTransformerTrainingArguments,
         objective: RetrieverObjective,
-        updates: UpdateDataset,
+        order: ExampleOrder,
         collator: UpdateCollator,
         optimizer: tuple[AdamW, LambdaLR],
-        evaluator: HeldOutEvaluator | None,
+        evaluator: EncoderEvaluator | None,
         metrics: MetricsLog | None,
         progress: Progress,
     ) -> None:
-        self._updates, self._collator, self._objective, self.metrics = updates, collator, objective, metrics
+        self._order, self._collator, self._objective, self.metrics = order, collator, objective, metrics
         super().__init__(
             model=cast(SentenceTransformer, model), args=args, loss=objective, evaluator=evaluator, optimizers=optimizer
         )
@@ -98,14 +85,11 @@ class EncoderTrainer(SentenceTransformerTrainer):
     def add_model_card_callback(self, default_args_dict: dict[str, object]) -> None:
         """Add no model card: `coseek.yaml` describes our encoders."""
 
-    def get_train_dataloader(self) -> "DataLoader[list[TrainingExample]]":
+    def get_train_dataloader(self) -> "DataLoader[int]":
         """Load one update at a time. Every worker builds the whole batch and encodes its share of it."""
-        collator = self._collator
-
-        def collate(batches: list[list[TrainingExample]]) -> object:
-            return collator(batches[0])
-
-        return DataLoader(self._updates, batch_size=1, collate_fn=collate)
+        order, collator = self._order, self._collator
+        steps = cast("Dataset[int]", range(self.args.max_steps))
+        return DataLoader(steps, batch_size=1, collate_fn=lambda numbers: collator(order.batch(numbers[0])))
 
     def _save(self, output_dir: str | None = None, state_dict: object = None) -> None:
         """Write a checkpoint's weights and notes. Raises `DiskFault` if they cannot be written."""
@@ -125,7 +109,7 @@ class EncoderTrainer(SentenceTransformerTrainer):
         except RuntimeError as error:
             if not any(sign in str(error) for sign in ("inline_container", "iostream")):
                 raise
-            # torch's writer of zip files says no more where the disk is full.
+            # The error of torch's zip writer gives no other reason when the disk is full.
             raise _not_written(Path(str(self.args.output_dir)), "the disk took only a part of it") from None
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -149,7 +133,7 @@ class _MetricsCallback(TrainerCallback):
         self._started_s = time.monotonic()
 
     def on_log(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
-        """Called every `log_every` updates. The library also calls it at the end and after evaluations."""
+        """Write a row every `log_every` updates. The library also calls this at the end and after evaluations."""
         logs = cast(dict[str, float], kwargs["logs"])
         if "loss" not in logs:
             return
@@ -181,7 +165,7 @@ class _MetricsCallback(TrainerCallback):
 
 
 class SaveOnStop(TrainerCallback):
-    """Saves the step in which a stop was asked for and ends the training; saves also where it is due by time."""
+    """Saves a checkpoint and ends the training when a stop is pending; also saves when a checkpoint is due by time."""
 
     def __init__(self, stop: PendingStop, workers: Workers) -> None:
         self._stop, self._workers, self._clock = stop, workers, SaveClock()
@@ -197,7 +181,7 @@ class SaveOnStop(TrainerCallback):
         self._saving_since = time.monotonic()
 
     def on_evaluate(self, *_: object, **__: object) -> None:
-        """An evaluation comes between a step and its checkpoint."""
+        """Exclude an evaluation, which runs between a step and its checkpoint, from the time of saving."""
         self._saving_since = time.monotonic()
 
     def on_save(self, *_: object, **__: object) -> None:
@@ -236,10 +220,10 @@ def arguments(
         ddp_backend="gloo" if dist.is_initialized() and device.type == "cpu" else None,
         ddp_broadcast_buffers=False,  # buffers are constant, and a broadcast between two passes breaks the first
     )
-    # The library refuses checkpoints between two evaluations beside the best ones; they harm nothing, and a kill loses
-    # less. The recipe refuses those that would leave an evaluation without a checkpoint.
+    # With `load_best_model_at_end` the library refuses checkpoints between evaluations. They do no harm, and a killed
+    # training loses less. The recipe refuses intervals that would leave an evaluation without a checkpoint.
     args.save_steps = min(args.save_steps, updates.checkpoint_every)
-    # The library would take the first GPU, and split every batch over all that it sees (nn.DataParallel).
+    # The library would use the first GPU, and split every batch over all visible ones (nn.DataParallel).
     args._n_gpu = min(args.n_gpu, 1)
     vars(args)["_setup_devices"] = device
     if device.type != "cpu":

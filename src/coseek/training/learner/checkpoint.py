@@ -4,11 +4,11 @@
     checkpoints/step-000012/run.pt                all other values (torch's own format, loaded with weights_only)
     checkpoints/step-000012/manifest.json         schema, step, the size of every other file
 
-    checkpoints/healthy                     in reinforcement learning: the last one followed by steps without an alarm
-    checkpoints/candidate                   the one that may replace it
+    checkpoints/healthy                     in reinforcement learning: the last checkpoint before steps without an alarm
+    checkpoints/candidate                   the checkpoint that may replace it
 
-The last two steps are kept. A checkpoint is valid only if every size matches; otherwise the one before it is loaded.
-No worker gathers or reads more than its own shards, whatever number of workers wrote the checkpoint.
+The last two steps are kept. A checkpoint is valid only if every size matches; otherwise the previous one is loaded. No
+worker gathers or reads more than its own shards, for any number of workers that wrote the checkpoint.
 """
 
 import re
@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from coseek.core.errors import CoseekError, DataError, DiskFault, RunError
-from coseek.core.files import JsonObject, atomic_folder, link_files, read_json, write_json
+from coseek.core.files import JsonObject, atomic_folder, link_files, read_json_object, write_json
 from coseek.core.lock import lock_folder
 from coseek.core.progress import PendingStop
 from coseek.core.settings import Settings, check_same_settings, dump_settings, make_settings
@@ -44,7 +44,16 @@ MANIFEST, SCHEMA = "manifest.json", 3
 _STEP_FOLDER = re.compile(r"\.?step-(\d+)(?:\.old)?")
 
 
-class Checkpoint(TypedDict):
+class CheckpointTensors(TypedDict):
+    """The parts of a `Checkpoint` with tensors."""
+
+    learners: dict[str, LearnerState]
+    """State of module and optimizer of `policy` and `critic`."""
+    frozen: dict[str, dict[str, Tensor]]
+    """Weights that are not trained (`reference`)."""
+
+
+class Checkpoint(CheckpointTensors):
     """State of a training between two steps. Randomness in a step depends only on the seed and the step's number."""
 
     step: int
@@ -57,25 +66,14 @@ class Checkpoint(TypedDict):
     """State of the first worker's global generator. No code here draws from it, but a module's own code may."""
     settings: JsonObject
     """Settings of the training."""
-    learners: dict[str, LearnerState]
-    """State of module and optimizer of `policy` and `critic`."""
-    frozen: dict[str, dict[str, Tensor]]
-    """Weights that are not trained (`reference`)."""
     notes: JsonObject
     """Further state of a loop."""
-
-
-class CheckpointTensors(TypedDict):
-    """The parts of a `Checkpoint` with tensors."""
-
-    learners: dict[str, LearnerState]
-    frozen: dict[str, dict[str, Tensor]]
 
 
 def save_checkpoint(folder: Path, state: Checkpoint, workers: Workers = ALONE) -> Path:
     """Write `folder/step-N` and delete all but the last two. All workers call this, each with its shards.
 
-    If writing fails, the earlier ones stay; raises `DiskFault`.
+    Raises `DiskFault` if writing fails; earlier checkpoints are kept then.
     """
     path = folder / f"step-{state['step']:06d}"
     try:
@@ -89,7 +87,7 @@ def save_checkpoint(folder: Path, state: Checkpoint, workers: Workers = ALONE) -
             failures = [failure for failure, _ in error.failures.values()]
         for failure in failures:
             if not isinstance(failure, OSError):
-                raise failure from None  # a fault of the code, not of the disk
+                raise failure from None  # a bug, not a full disk
         reason = getattr(failures[0], "strerror", None) or failures[0]
         last = max(_steps(folder), default=None)
         kept = "there is no earlier one" if last is None else f"the one of step {last} is kept"
@@ -119,7 +117,7 @@ def _write(folder: Path, state: Checkpoint, workers: Workers) -> None:
     frozen = _extract_tensors(state["frozen"], "frozen", tensors)
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a single process saves alone
+        warnings.simplefilter("ignore")  # about saving by a single process
         save(tensors, storage_writer=writer, no_dist=workers.world_size == 1)
     if workers.is_main:
         save_state({**state, "learners": learners, "frozen": frozen}, folder / "run.pt")
@@ -129,7 +127,7 @@ def _write(folder: Path, state: Checkpoint, workers: Workers) -> None:
 
 
 def save_state(state: object, path: Path) -> None:
-    """`torch.save`. Raises `OSError` for a full disk, which torch's writer of zip files hides behind what follows."""
+    """Save with `torch.save`. Raises `OSError` if the disk is full, which torch's zip writer hides in another error."""
     try:
         with path.open("wb") as file:
             torch.save(state, file)
@@ -138,7 +136,7 @@ def save_state(state: object, path: Path) -> None:
 
 
 def _file_sizes(path: Path) -> JsonObject:
-    """The size of every file of a checkpoint but its manifest."""
+    """Return the size of every file of a checkpoint except its manifest."""
     return {file.name: file.stat().st_size for file in sorted(path.iterdir()) if file.name != MANIFEST}
 
 
@@ -160,10 +158,10 @@ def _insert_tensors(tree: object, path: str, tensors: Mapping[str, Tensor]) -> o
 
 
 def load_checkpoint(folder: Path, like: CheckpointTensors | None = None, workers: Workers = ALONE) -> Checkpoint | None:
-    """Load the newest valid checkpoint; `None` if there is none. Raises `RunError` if all are damaged.
+    """Load the newest valid checkpoint; `None` without any checkpoint. Raises `RunError` if all are damaged.
 
-    `like` is the current state of the models to load: each tensor is read as this worker holds it there. Without it
-    all tensors are read, whole and to the CPU. All workers call this.
+    `like` is the current state of the models to load: each of its tensors is read with this worker's device and shard.
+    Without it all tensors are read, whole and to the CPU. All workers call this.
     """
     if workers.is_main:
         sweep(folder)
@@ -187,11 +185,11 @@ def keep_healthy(folder: Path, step: int, alarm: bool, patience: int) -> None:
     """
     candidate = folder / CANDIDATE
     recover_folder(candidate)
-    candidate_step = _manifest_step(candidate)
     if alarm:
-        if candidate_step is not None:
+        if candidate.is_dir():
             shutil.rmtree(candidate)
         return
+    candidate_step = cast("int | None", _manifest(candidate).get("step"))
     try:
         if candidate_step is not None and step - candidate_step >= patience:
             atomic_folder(folder / HEALTHY, lambda temp_folder: link_files(candidate, temp_folder))
@@ -200,16 +198,9 @@ def keep_healthy(folder: Path, step: int, alarm: bool, patience: int) -> None:
             atomic_folder(candidate, lambda temp_folder: link_files(folder / f"step-{step:06d}", temp_folder))
     except OSError as error:
         raise DiskFault(
-            f"{folder / HEALTHY} could not be written ({error.strerror or error}); the one before it is kept; "
+            f"{folder / HEALTHY} could not be written ({error.strerror or error}); the previous one is kept; "
             "make room there and go on with --resume"
         ) from None
-
-
-def _manifest_step(path: Path) -> int | None:
-    if not (path / MANIFEST).is_file():
-        return None
-    manifest = read_json(path / MANIFEST)
-    return int(str(manifest["step"])) if isinstance(manifest, dict) else None
 
 
 def load_healthy(folder: Path, like: CheckpointTensors | None = None, workers: Workers = ALONE) -> Checkpoint | None:
@@ -225,18 +216,14 @@ def _read(path: Path, like: CheckpointTensors | None, workers: Workers) -> Check
     tensors: dict[str, Tensor] = {}
     for group, models in (like or {}).items():
         _extract_tensors(models, group, live)
-    groups = {} if like is None else {"learners": [*like["learners"]], "frozen": [*like["frozen"]]}
-    wanted = tuple(f"{group}/{name}/" for group, names in groups.items() for name in names)
     for name, stored in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)
-        if like is None or name.startswith(wanted):
-            tensors[name] = (
-                torch.empty_like(live[name])
-                if name in live
-                else torch.empty(stored.size, dtype=stored.properties.dtype)
-            )
+        if name in live:
+            tensors[name] = torch.empty_like(live[name])
+        elif like is None:
+            tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a single process loads alone
+        warnings.simplefilter("ignore")  # about loading by a single process
         load(tensors, storage_reader=reader, no_dist=workers.world_size == 1)
     loaded = torch.load(path / "run.pt", map_location="cpu", weights_only=True)
     models = {group: _insert_tensors(loaded[group], group, tensors) for group in ("learners", "frozen")}
@@ -247,19 +234,22 @@ def has_checkpoint(folder: Path) -> bool:
     return bool(_steps(folder))
 
 
-def _is_valid(path: Path) -> bool:
+def _manifest(path: Path) -> JsonObject:
+    """Read the manifest of a checkpoint; empty if it is missing or damaged."""
     try:
-        manifest = read_json(path / MANIFEST)
+        return read_json_object(path / MANIFEST)
     except CoseekError:
-        return False
-    if not isinstance(manifest, dict):
-        return False
-    if manifest.get("schema") != SCHEMA:
+        return {}
+
+
+def _is_valid(path: Path) -> bool:
+    manifest = _manifest(path)
+    if manifest and manifest.get("schema") != SCHEMA:
         raise RunError(
             f"{path} was written by an earlier version of coseek; continue with that version, or start again in "
             "another folder"
         )
-    return manifest.get("bytes") == _file_sizes(path)
+    return bool(manifest) and manifest.get("bytes") == _file_sizes(path)
 
 
 def _steps(folder: Path) -> set[int]:
@@ -272,11 +262,11 @@ def _steps(folder: Path) -> set[int]:
 # Training state: a training's folder with `metrics.jsonl` and `checkpoints/`, and how to resume from it.
 
 SAVE_INTERVAL_S = 600.0
-"""Seconds after which a step is saved, beside the checkpoints that settings ask for."""
+"""Seconds after which a step is saved, in addition to the checkpoints that settings ask for."""
 
 
 class SaveClock:
-    """Says when a checkpoint is due by time: after ten minutes, or later where saving would take over 5 % of it."""
+    """Decides when a checkpoint is due by time: after ten minutes, or later if saving would take over 5 % of it."""
 
     def __init__(self) -> None:
         self._saved_at, self._duration_s = time.monotonic(), 0.0
@@ -326,7 +316,7 @@ class TrainingState:
             )
         state = load_checkpoint(self._checkpoints, self._tensors(), workers) if resume else None
         if state is not None:
-            old = make_settings(type(settings), state["settings"])  # a setting that is newer has its default
+            old = make_settings(type(settings), state["settings"])  # newer settings have their defaults
             old = old.model_copy(update={name: getattr(settings, name) for name in resumable})
             check_same_settings(folder, dump_settings(old), self._settings, "take the old value")
             self._restore(state)
@@ -334,8 +324,8 @@ class TrainingState:
         self._clock = SaveClock()
         if workers.is_main:
             self._metrics = MetricsLog(folder / "metrics.jsonl", state["metrics_bytes"] if state else 0)
-            drop_old_checkpoints(self._checkpoints)  # those that a kill left
-        workers.barrier()  # the first worker alone writes here
+            drop_old_checkpoints(self._checkpoints)  # a killed process may have left some
+        workers.barrier()  # until the first worker has written
 
     def _tensors(self) -> CheckpointTensors:
         return {
@@ -389,11 +379,11 @@ class TrainingState:
             stop.act()
 
     def release(self) -> None:
-        """Release the folder. Called at the end of a training: a stop (Ctrl-C) that arrives in a finaliser is lost."""
+        """Release the folder at the end of a training. In a finaliser, a Ctrl-C that arrives would be lost."""
         if self._lock is not None:
             self._lock.release()
 
     def update_healthy(self, alarm: bool, patience: int) -> None:
-        """Update the healthy checkpoint: see `keep_healthy`."""
+        """Update the healthy checkpoint (`keep_healthy`)."""
         if self._workers.is_main:
             keep_healthy(self._checkpoints, self.step, alarm, patience)

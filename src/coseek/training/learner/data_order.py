@@ -4,7 +4,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from coseek.core.errors import DataError
 from coseek.data.question import Question
@@ -17,8 +17,8 @@ class QuestionStream:
     questions: Sequence[Question]
     seed: int
     balance_hops: bool = False
-    """Take the numbers of hops in turn, each from a stream of its own, so that any slice of the stream has equal shares
-    of them. Otherwise they have their shares of the questions."""
+    """Take the numbers of hops in turn, so that any slice of the stream has equal shares of them. Otherwise they have
+    their shares of the questions."""
 
     def __post_init__(self) -> None:
         if not self.questions:
@@ -26,33 +26,30 @@ class QuestionStream:
 
     def take(self, position: int, count: int) -> list[Question]:
         """Return the `count` questions from `position` on."""
-        if self.balance_hops:
-            return self._take_in_turn(position, count)
-        taken: list[Question] = []
-        while len(taken) < count:
-            epoch, start = divmod(position + len(taken), len(self.questions))
-            order = list(range(len(self.questions)))
-            random.Random(f"{self.seed}/epoch/{epoch}").shuffle(order)
-            taken += [self.questions[index] for index in order[start : start + count - len(taken)]]
-        return taken
+        return [self._at(each) for each in range(position, position + count)]
 
-    def _take_in_turn(self, position: int, count: int) -> list[Question]:
-        """The questions from `position` on, of the streams in turn."""
-        streams = len(self._streams)
-        taken: dict[int, Question] = {}
-        for number, stream in enumerate(self._streams):
-            positions = [each for each in range(position, position + count) if each % streams == number]
-            start = positions[0] // streams if positions else 0
-            taken |= zip(positions, stream.take(start, len(positions)), strict=True)
-        return [taken[each] for each in sorted(taken)]
+    def _at(self, position: int) -> Question:
+        if self.balance_hops:
+            turn, number = divmod(position, len(self._streams))
+            return self._streams[number]._at(turn)
+        epoch, index = divmod(position, len(self.questions))
+        return self.questions[epoch_order(self.seed, epoch, len(self.questions))[index]]
 
     @cached_property
     def _streams(self) -> list["QuestionStream"]:
-        """One stream for each number of hops."""
+        """One stream per number of hops."""
         groups: dict[int, list[Question]] = {}
         for question in self.questions:
             groups.setdefault(question.hops or 0, []).append(question)
         return [QuestionStream(groups[hops], derive_seed(self.seed, "hops", hops)) for hops in sorted(groups)]
+
+
+@lru_cache(maxsize=8)
+def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
+    """Return the indices of `count` items in the order of an epoch."""
+    order = list(range(count))
+    random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
+    return order
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -6,7 +6,7 @@ then `optim_step`; a remote trainer could have the same.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Protocol, TypeAlias, TypedDict
@@ -42,7 +42,6 @@ class ForwardModel(Protocol):
 
     def forward(self, batch: Batch, target_mask_BT: Tensor) -> Tensor:
         """Return one float32 number for each target token, 0 elsewhere; shape BT, without gradients."""
-        ...
 
     def weights(self) -> dict[str, Tensor]: ...
 
@@ -55,25 +54,20 @@ class Trainable(ForwardModel, Protocol):
     @property
     def updates_done(self) -> int:
         """Number of updates of the model so far."""
-        ...
 
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next update."""
-        ...
 
     def forward_backward(self, batch: Batch, target_mask_BT: Tensor, loss: Loss, entropy: Entropy = "off") -> float:
         """Add the gradient of `loss`, summed over the micro-batches. Returns the loss."""
-        ...
 
     def optim_step(self) -> float:
         """Make one update. Returns the norm of the gradient; NaN if an engine does not report it."""
-        ...
 
     def state(self) -> LearnerState:
         """Return the state of the model and its optimizer for a checkpoint. A resumed training calls it before its
         first update, to learn which tensors to read."""
-        ...
 
     def load_state(self, state: LearnerState) -> None: ...
 
@@ -93,7 +87,7 @@ class Learner(ABC):
         self.workers = workers
         self.is_sharded = settings.strategy == "fsdp2" and workers.world_size > 1
         if settings.gradient_checkpointing:
-            _enable_recomputing(module)
+            checkpoint_activations(module)
 
     @cached_property
     def optimizer(self) -> Optimizer:
@@ -108,15 +102,15 @@ class Learner(ABC):
 
     @cached_property
     def _entry(self) -> nn.Module:
-        """`entry(...)` of the module, which is sharded here if the workers shard the weights."""
-        entry = self.entry(self.module)
+        """`entry()`, which is sharded here if the workers shard the weights."""
+        entry = self.entry()
         if self.is_sharded:
             shard(entry, self.workers, offload="weights" in self.settings.offload)
         return entry
 
-    def entry(self, module: nn.Module) -> nn.Module:
+    def entry(self) -> nn.Module:
         """Return the callable for a batch: the module, or a wrapper of it."""
-        return module
+        return self.module
 
     @property
     def updates_done(self) -> int:
@@ -127,23 +121,19 @@ class Learner(ABC):
         return self.optimizer.rate
 
     @abstractmethod
-    def outputs(self, entry: nn.Module, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
+    def outputs(self, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
         """Return one float32 number for each target token, 0 elsewhere; shape BT. With entropies, which only a policy
         has, shape 2BT."""
 
     def forward(self, batch: Batch, target_mask_BT: Tensor) -> Tensor:
         """Return `outputs` of a whole batch, without gradients."""
         outputs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32)
-        entry, splits = self._entry, self._split(batch, target_mask_BT)
-        share = self.workers.strided_share(splits)
         with torch.no_grad():
-            for rows_b in share:
-                micro_batch, target_mask_bt = self._micro_batch(batch, target_mask_BT, rows_b)
-                outputs_BT[rows_b, : target_mask_bt.shape[1]] = self.outputs(entry, micro_batch, target_mask_bt).cpu()
-            if self._needs_empty_pass(share, splits):
-                self.outputs(entry, *self._micro_batch(batch, target_mask_BT, splits[-1]))
-        if isinstance(entry, FSDPModule):
-            entry.reshard()  # without a backward pass the weights outside the layers would stay whole
+            for outputs_bt, rows_b in self._passes(batch, target_mask_BT):
+                if rows_b is not None:
+                    outputs_BT[rows_b, : outputs_bt.shape[1]] = outputs_bt.cpu()
+        if isinstance(self._entry, FSDPModule):
+            self._entry.reshard()  # without a backward pass the weights outside the layers would stay whole
         return self.workers.all_reduce(outputs_BT)
 
     def forward_backward(self, batch: Batch, target_mask_BT: Tensor, loss: Loss, entropy: Entropy = "off") -> float:
@@ -153,17 +143,11 @@ class Learner(ABC):
         whole batch.
         """
         total = torch.zeros((), dtype=torch.float64)
-        entry, splits = self._entry, self._split(batch, target_mask_BT)
-        share = self.workers.strided_share(splits)
         with self._recomputing():
-            for rows_b in share:
-                micro_batch, target_mask_bt = self._micro_batch(batch, target_mask_BT, rows_b)
-                value = loss(self.outputs(entry, micro_batch, target_mask_bt, entropy), rows_b)
+            for outputs_bt, rows_b in self._passes(batch, target_mask_BT, entropy):
+                value = outputs_bt.sum() * 0.0 if rows_b is None else loss(outputs_bt, rows_b)
                 value.backward()
                 total += float(value.detach())
-            if self._needs_empty_pass(share, splits):
-                outputs_bt = self.outputs(entry, *self._micro_batch(batch, target_mask_BT, splits[-1]))
-                (outputs_bt.sum() * 0.0).backward()
         return float(self.workers.all_reduce(total))
 
     def optim_step(self) -> float:
@@ -218,9 +202,17 @@ class Learner(ABC):
         self.shard()
         return self.module
 
-    def _needs_empty_pass(self, share: Sequence[Tensor], splits: Sequence[Tensor]) -> bool:
-        """Whether other workers run one more micro-batch than this one, for which they need its shards."""
-        return self.is_sharded and len(share) < math.ceil(len(splits) / self.workers.world_size)
+    def _passes(
+        self, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off"
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the outputs of each of this worker's micro-batches, with its rows. If others run one more micro-batch,
+        for which they need this worker's shards, it also runs one, without rows."""
+        splits = self._split(batch, target_mask_BT)
+        share = self.workers.strided_share(splits)
+        for rows_b in share:
+            yield self.outputs(*self._micro_batch(batch, target_mask_BT, rows_b), entropy), rows_b
+        if self.is_sharded and len(share) < math.ceil(len(splits) / self.workers.world_size):
+            yield self.outputs(*self._micro_batch(batch, target_mask_BT, splits[-1])), None
 
     def _split(self, batch: Batch, target_mask_BT: Tensor) -> list[Tensor]:
         """Return the rows of each micro-batch: those with a target token."""
@@ -250,10 +242,10 @@ class Learner(ABC):
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """Recompute activations in this block, if the settings ask for it.
+        """Recompute activations in this block, if `gradient_checkpointing` is set.
 
-        Hugging Face's layers do so in training mode only. The layers are switched to it without their dropout modules,
-        and only while gradients are computed: in that mode they would disable a sampler's cache.
+        Hugging Face's layers do so in training mode only. They are switched to it without their dropout modules, and
+        only while gradients are computed: that mode would disable a sampler's cache.
         """
         layers = layers_of(self._entry) if self.settings.gradient_checkpointing else []
         for layer in layers:
@@ -273,13 +265,13 @@ def untied(state: Mapping[str, Tensor]) -> set[str]:
     return set(first_names.values())
 
 
-def _enable_recomputing(module: nn.Module) -> None:
-    for model in module.modules():
-        if isinstance(model, PreTrainedModel):
-            try:
-                model.activation_checkpointing_enable({"use_reentrant": False})
-            except ValueError:
-                raise SettingError(
-                    f"{type(model).__name__} cannot recompute its layers; set gradient_checkpointing=false"
-                ) from None
-            return
+def checkpoint_activations(module: nn.Module) -> None:
+    """Recompute the activations of a model's layers in the backward pass. Raises `SettingError` if it cannot."""
+    if not isinstance(module, PreTrainedModel):
+        for child in module.children():
+            checkpoint_activations(child)
+    elif module.supports_gradient_checkpointing:
+        # Not reentrant: that kind drops the gradients of layers above frozen ones.
+        module.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        raise SettingError(f"{type(module).__name__} cannot recompute its layers; set gradient_checkpointing=false")

@@ -46,7 +46,7 @@ class ReplacedAttention(TorchFunctionMode):
 # Autocast: the forward pass in bfloat16, and what makes it fast on a CPU.
 #
 # - oneDNN recompiles a bfloat16 product for every shape, which takes about ten times as long as the product. Batches
-#   differ in length, so a step would meet no shape twice. Lengths and numbers of positions are padded to few values.
+#   differ in length, so every shape would be new. Lengths and numbers of positions are padded to few values.
 # - The backward pass of attention takes twice as long in bfloat16 as in float32, so attention runs in float32.
 #
 # Float32 has neither cost, and a GPU has its own kernels: there nothing changes.
@@ -110,7 +110,7 @@ Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, dict[str, object]], Tensor
 """(queries, keys, values, other arguments of `scaled_dot_product_attention`) → its output."""
 
 ATTENTION = "attention"
-"""Suffix to the name of a layer that stands for its attention, a function and not a module."""
+"""Suffix that makes the name of a layer that of its attention, which is a function and not a module."""
 TEST_LENGTH = 7
 """Number of positions of the input that tests a network."""
 TEST_TARGETS = (2, 5)
@@ -203,27 +203,18 @@ def _attention_at(target_mask_BT: Tensor) -> Attend:
     return attend
 
 
-class _CausalAttention(ReplacedAttention):
-    """Replaces causal attention without a mask, from `enter` to `leave`."""
+def _for_causal(attend: Attend) -> Attention:
+    """Return a function that calls `attend` for causal attention without a mask, and torch's function for any other."""
 
-    def __init__(self, attend: Attend) -> None:
-        def causal_or_other(*args: object, **kwargs: object) -> object:
-            if len(args) == 3 and kwargs.get("is_causal") and kwargs.get("attn_mask") is None:
-                queries, keys, values = args
-                assert isinstance(queries, Tensor) and isinstance(keys, Tensor) and isinstance(values, Tensor)
-                if queries.shape[2] == keys.shape[2]:
-                    return attend(queries, keys, values, kwargs)
-            return TORCH_ATTENTION(*args, **kwargs)
+    def causal_or_other(*args: object, **kwargs: object) -> object:
+        if len(args) == 3 and kwargs.get("is_causal") and kwargs.get("attn_mask") is None:
+            queries, keys, values = args
+            assert isinstance(queries, Tensor) and isinstance(keys, Tensor) and isinstance(values, Tensor)
+            if queries.shape[2] == keys.shape[2]:
+                return attend(queries, keys, values, kwargs)
+        return TORCH_ATTENTION(*args, **kwargs)
 
-        super().__init__(causal_or_other)
-        self._entered = ExitStack()
-
-    def enter(self) -> None:
-        self._entered.enter_context(self)
-
-    def leave(self) -> None:
-        """Leave the mode. Safe if it was never entered, as when a layer fails before that."""
-        self._entered.close()
+    return causal_or_other
 
 
 def _attention(queries: Tensor, keys: Tensor, values: Tensor, kwargs: dict[str, object]) -> Tensor:
@@ -236,10 +227,15 @@ def _hooked(trunk: nn.Module, name: str, before: Change, after: Change, attend: 
     """Apply `before` to a part's input and `after` to its output; replace an attention by `attend`."""
     parent, _, child = name.rpartition(".")
     if child == ATTENTION:
-        module, mode = trunk.get_submodule(parent), _CausalAttention(attend)
+        module, entered = trunk.get_submodule(parent), ExitStack()
+
+        def enter(*_: object) -> None:
+            entered.enter_context(ReplacedAttention(_for_causal(attend)))
+
         hooks = [
-            module.register_forward_pre_hook(lambda *_: mode.enter()),
-            module.register_forward_hook(lambda *_: mode.leave(), always_call=True),
+            module.register_forward_pre_hook(enter),
+            # Called even if the layer fails before the mode was entered.
+            module.register_forward_hook(lambda *_: entered.close(), always_call=True),
         ]
     else:
         module = trunk.get_submodule(name)

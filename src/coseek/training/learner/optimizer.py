@@ -17,12 +17,14 @@ from coseek.training.learner.workers import full_tensor
 
 # Muon: an optimizer of matrices whose update is the orthogonalised momentum (Jordan, 2024).
 #
-# `torch.optim.Muon` computes in bfloat16 alone, also on processors without bfloat16 instructions, and one matrix at a
+# `torch.optim.Muon` only computes in bfloat16, even on processors without bfloat16 instructions, and one matrix at a
 # time.
 
 NEWTON_SCHULZ_STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic iteration: the steepest at 0 that leaves singular values between .7 and 1.2 (Jordan, 2024)."""
+"""Coefficients of the quintic iteration: the steepest at 0 that leaves singular values between .7 and 1.2 (Jordan,
+2024)."""
+MOMENTUM = 0.95
 UPDATE_RMS = 0.2
 """Root mean square of an update over the learning rate, about that of AdamW's (Liu et al., 2025)."""
 
@@ -35,13 +37,15 @@ class Muon(torch.optim.Optimizer):
         parameters: Iterable[Parameter],
         lr: float,
         *,
-        momentum: float = 0.95,
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """All parameters are matrices; `dtype` is the precision of the orthogonalisation."""
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(parameters, {"lr": lr, "momentum": MOMENTUM, "weight_decay": weight_decay})
         self._dtype = dtype
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever evaluated here
@@ -58,26 +62,14 @@ class Muon(torch.optim.Optimizer):
                     matrix.mul_(1.0 - group["lr"] * group["weight_decay"])
                     matrix.add_(update_IO, alpha=-group["lr"] * scale)
 
-    def prepare(self) -> None:
-        """Give every parameter its momentum, 0 before its first gradient."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self._momentum(parameter)
-
-    def _momentum(self, parameter: Parameter) -> Tensor:
-        state = self.state[parameter]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-        return cast(Tensor, state["momentum"])
-
     def _nesterov(self, parameter: Parameter, group: dict[str, float]) -> Tensor:
-        gradient, momentum = cast(Tensor, parameter.grad), self._momentum(parameter)
+        gradient, momentum = cast(Tensor, parameter.grad), cast(Tensor, self.state[parameter]["momentum"])
         momentum.lerp_(gradient, 1.0 - group["momentum"])
         return gradient.lerp(momentum, group["momentum"])
 
 
 def orthogonalise(matrices_NIO: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The nearest semi-orthogonal matrices, roughly: singular values between .7 and 1.2, shape NIO."""
+    """Return roughly the nearest semi-orthogonal matrices: singular values between .7 and 1.2, shape NIO."""
     flipped = matrices_NIO.shape[1] > matrices_NIO.shape[2]
     x = (matrices_NIO.mT if flipped else matrices_NIO).to(dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
@@ -145,8 +137,7 @@ class Optimizer:
         self.total_updates = total_updates
         self.updates_done = 0
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        hidden_matrices = {id(parameter) for parameter in hidden if parameter.ndim == 2}
-        muon_ids = hidden_matrices if settings.algorithm == "muon" else set[int]()
+        muon_ids = {id(parameter) for parameter in hidden if parameter.ndim == 2 and settings.algorithm == "muon"}
         muon = [parameter for parameter in self._parameters if id(parameter) in muon_ids]
         self._adam_parameters = [parameter for parameter in self._parameters if id(parameter) not in muon_ids]
         groups = adam_groups(self._adam_parameters, settings)
@@ -203,7 +194,6 @@ class Optimizer:
         self._move_moments(here=False)
         state: OptimizerState = {"adam": self._adam.state_dict(), "update": self.updates_done}
         if self._muon is not None:
-            self._muon.prepare()
             state["muon"] = self._muon.state_dict()
         return state
 

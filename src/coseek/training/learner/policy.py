@@ -43,14 +43,15 @@ M = TypeVar("M", bound=nn.Module)
 # LoRA: attach adapters to a model for training, and save them.
 
 ADAPTER = "adapter"
-"""Folder of the adapter inside a policy's folder. Beside the merged weights, a loader would apply it twice."""
+"""Subfolder of the adapter in a policy's folder. In the same folder as the merged weights, loaders would apply it
+again."""
 
 
 def learner_placement(placement: Placement, settings: LearnerSettings, workers: Workers, width: int) -> Placement:
     """Device and precision with which a model to train is loaded; `width` is its hidden size.
 
-    Trained weights are float32. Those that adapters freeze are bfloat16 where forward pass and sampler are, whose
-    precision is the placement's: one copy serves both. Shards hold float32, since all of a shard has one number type.
+    Trained weights are float32. Weights that adapters freeze are bfloat16 if forward pass and sampler, whose precision
+    is the placement's, both are: one copy serves both. A shard has one number type, float32.
     """
     float32 = placement.in_float32()
     if settings.strategy == "fsdp2" and workers.world_size > 1:
@@ -62,7 +63,7 @@ def learner_placement(placement: Placement, settings: LearnerSettings, workers: 
 
 
 def load_learner(folder: Path, placement: Placement, settings: LearnerSettings, workers: Workers) -> PreTrainedModel:
-    """Load a model that is trained, as `learner_placement` says."""
+    """Load a model to train, as `learner_placement` says."""
     return load_model(folder, learner_placement(placement, settings, workers, hidden_size(folder)))
 
 
@@ -93,17 +94,20 @@ def attach(module: nn.Module, settings: LoraSettings, head: nn.Module | None = N
             setattr(module.get_submodule(parent), child, adapted.train(layer.training))
 
 
-def adapter_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the whole weights of all adapters, as the library `peft` names them; empty if none differs from its
-    initial value. All workers must call it."""
-    weights = {
-        f"base_model.model.{name}.lora_{letter}.weight": full_tensor(layer.lora_A if letter == "A" else layer.lora_B)
-        .detach()
-        .cpu()
-        .contiguous()
+def adapter_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the live weights of all adapters, as the library `peft` names them."""
+    return {
+        f"base_model.model.{name}.lora_{letter}.weight": weight
         for name, layer in adapted_layers(module).items()
-        for letter in "AB"
+        for letter, weight in (("A", layer.lora_A), ("B", layer.lora_B))
     }
+
+
+def adapter_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the whole weights of all adapters, on the CPU; empty if none differs from its initial value. All
+    workers must call it."""
+    live = adapter_tensors(module).items()
+    weights = {name: full_tensor(weight).detach().cpu().contiguous() for name, weight in live}
     has_changed = any(bool(weight.any()) for name, weight in weights.items() if name.endswith("lora_B.weight"))
     return weights if has_changed else {}
 
@@ -165,13 +169,12 @@ class Policy(Learner):
         if settings.share_prefixes:
             check_shares(module, self._is_plain)
 
-    def entry(self, module: nn.Module) -> nn.Module:
-        assert isinstance(module, PreTrainedModel)
-        return LogprobModule(module, self.temperature, self._is_plain, self._reduced, self.settings.share_prefixes)
+    def entry(self) -> nn.Module:
+        return LogprobModule(self.model, self.temperature, self._is_plain, self._reduced, self.settings.share_prefixes)
 
-    def outputs(self, entry: nn.Module, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
+    def outputs(self, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
         with self._autocast():
-            return _tensor(entry(batch.ids_BT, target_mask_BT, entropy))
+            return _tensor(self._entry(batch.ids_BT, target_mask_BT, entropy))
 
     def _split(self, batch: Batch, target_mask_BT: Tensor) -> list[Tensor]:
         if not self.settings.share_prefixes:
@@ -225,7 +228,7 @@ class Policy(Learner):
         return self._copies[dtype]
 
     def _empty(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-        """A module without adapters and with undefined weights."""
+        """Return a module without adapters and with undefined weights."""
         copied = _copy_with(
             self._skeleton,
             lambda weight: torch.empty(
@@ -260,8 +263,8 @@ class Policy(Learner):
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         """Write a Hugging Face folder, atomically; `extra` adds files to it (a tokenizer).
 
-        An adapter is merged into the weights, and also saved in a folder of its own. All workers must call this; the
-        first writes.
+        An adapter is merged into the weights, and also saved in the subfolder `ADAPTER`. All workers must call this;
+        the first writes.
         """
         model, adapter = self.model, adapter_weights(self.model)
         if self.is_sharded:
@@ -293,9 +296,9 @@ class AdapterOff(Policy):
     def _entry(self) -> nn.Module:
         return self._policy._entry
 
-    def outputs(self, entry: nn.Module, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
-        with adapters_disabled(entry):
-            return super().outputs(entry, batch, target_mask_BT, entropy)
+    def outputs(self, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
+        with adapters_disabled(self._entry):
+            return super().outputs(batch, target_mask_BT, entropy)
 
     def weights(self) -> dict[str, Tensor]:
         """Return no weights: they are the policy's."""
@@ -306,7 +309,7 @@ class LogprobModule(nn.Module):
     """A model and its log-probabilities in one forward call, so that FSDP gathers weights around the whole of it."""
 
     def __init__(
-        self, model: PreTrainedModel, temperature: float, is_plain: bool, reduced: Sequence[str], shares: bool = False
+        self, model: PreTrainedModel, temperature: float, is_plain: bool, reduced: Sequence[str], shares: bool
     ) -> None:
         super().__init__()
         self.model = model
@@ -323,7 +326,7 @@ class LogprobModule(nn.Module):
         return self._outputs(pad_length(ids_BT), pad_length(target_mask_BT), entropy)[..., :length]
 
     def _tree_outputs(self, ids_BT: Tensor, target_mask_BT: Tensor, entropy: Entropy) -> Tensor:
-        """The same with shared prefixes computed once."""
+        """Return the outputs, with shared prefixes computed once."""
         check_target_mask(target_mask_BT)
         tree = PrefixTree.of(ids_BT, ends_of(target_mask_BT))
         cut_BT = target_mask_BT[:, : tree.nodes_BT.shape[1]]
@@ -350,7 +353,7 @@ class LogprobModule(nn.Module):
 
 
 def _copy_with(model: M, make: Callable[[Tensor], Tensor]) -> M:
-    """A copy of a module with weights that `make` returns. Tied weights stay tied; buffers are copied."""
+    """Copy a module, with the weights that `make` returns. Tied weights stay tied; buffers are copied."""
     memo: dict[int, object] = {
         id(weight): nn.Parameter(make(weight.detach()), requires_grad=weight.requires_grad)
         for weight in model.parameters()
@@ -359,8 +362,8 @@ def _copy_with(model: M, make: Callable[[Tensor], Tensor]) -> M:
 
 
 def _copy_to_train(model: M, sharded: bool) -> M:
-    """A copy of a model. One that is to be sharded shares the weights until then, since sharding copies what it keeps:
-    no worker holds the whole of a large model twice."""
+    """Copy a model. A copy that will be sharded shares the weights until then: sharding copies the shards that it
+    keeps, so no worker holds a large model twice."""
     return _copy_with(model, lambda weight: weight) if sharded else copy.deepcopy(model)
 
 
@@ -392,7 +395,7 @@ class ValueModule(nn.Module):
     """A trunk with one linear output, initialised to zero, so all initial values are 0."""
 
     def __init__(self, policy: PreTrainedModel, reduce: bool, *, adapted: bool = False, sharded: bool = False) -> None:
-        """With `adapted` the trunk is frozen below adapters of its own and keeps the policy's number type; else its
+        """With `adapted` the trunk keeps the policy's number type, since only adapters are trained; otherwise its
         weights are trained in float32. `sharded`: see `_copy_to_train`."""
         super().__init__()
         self.trunk = _copy_to_train(policy.base_model, sharded)
@@ -430,9 +433,9 @@ class Critic(Learner):
             attach(module.trunk, settings.lora)
         super().__init__(module, settings, total_updates, workers)
 
-    def outputs(self, entry: nn.Module, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
+    def outputs(self, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off") -> Tensor:
         """Return the value of the state *before* each target token, the output one position to its left; shape BT."""
         with self._autocast():
-            values_BT = entry(batch.ids_BT, target_mask_BT).float()
+            values_BT = self._entry(batch.ids_BT, target_mask_BT).float()
         shifted_BT = torch.cat([torch.zeros_like(values_BT[:, :1]), values_BT[:, :-1]], dim=1)
         return torch.where(target_mask_BT, shifted_BT, 0.0)

@@ -38,7 +38,7 @@ class PrefixTree:
 
     @classmethod
     def of(cls, ids_BT: Tensor, ends_B: Tensor) -> "PrefixTree":
-        """The tree of the first `ends_B` tokens of every row."""
+        """Make the tree of the first `ends_B` tokens of every row."""
         rows = [row[:end] for row, end in zip(ids_BT.tolist(), ends_B.tolist(), strict=True)]
         width = max(map(len, rows))
         nodes: list[list[int]] = [[]] * len(rows)
@@ -57,8 +57,9 @@ class PrefixTree:
         return cls(*(torch.tensor(field, device=ids_BT.device) for field in fields))
 
     def hidden(self, trunk: torch.nn.Module) -> Tensor:
-        """The network's last hidden states of the tree; shape UD."""
-        unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.ids_1U.device)  # or one would be made
+        """Return the network's last hidden states of the tree; shape UD."""
+        # Without a mask the network would build one.
+        unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.ids_1U.device)
         with ReplacedAttention(self._attend):
             states: Tensor = trunk(
                 input_ids=self.ids_1U, position_ids=self.positions_1U, attention_mask=unused, use_cache=False
@@ -66,7 +67,7 @@ class PrefixTree:
         return states[0]
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, **kwargs: object) -> Tensor:
-        """Causal attention of every row; shape 1HUD."""
+        """Return the causal attention of every row; shape 1HUD."""
         rows = (tensor[0][:, self.nodes_BT].transpose(0, 1) for tensor in (queries, keys, values))
         attend = cast(Callable[..., Tensor], TORCH_ATTENTION)
         outputs_BHTD = attend(*rows, **{**kwargs, "attn_mask": None, "is_causal": True})
@@ -74,13 +75,13 @@ class PrefixTree:
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common prefix of two rows."""
+    """Return the length of the common prefix of two rows."""
     shorter = min(len(left), len(right))
     return next((position for position in range(shorter) if left[position] != right[position]), shorter)
 
 
 def ends_of(target_mask_BT: Tensor) -> Tensor:
-    """The number of tokens of each row up to its last target; shape B."""
+    """Return the number of tokens of each row up to its last target; shape B."""
     ends_T = torch.arange(1, target_mask_BT.shape[1] + 1, device=target_mask_BT.device)
     return (target_mask_BT * ends_T).amax(dim=1)
 
@@ -104,21 +105,20 @@ def tree_micro_batches(ids_BT: Tensor, ends_B: Tensor, rows_N: Tensor, max_token
 
 
 def check_shares(model: PreTrainedModel, has_plain_head: bool) -> None:
-    """Raise `SettingError` for a network whose tokens of a tree are not those of the rows apart: one with convolutions
-    or windows, or with attention of its own."""
+    """Raise `SettingError` for a network with other outputs for a tree than for separate rows, such as one with
+    convolutions, windows or its own attention."""
     ids_BT = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5], [1, 5, 3, 2]], device=next(model.parameters()).device)
-    trunk, same = model.base_model, False
+    trunk, is_same = model.base_model, False
     with suppress(RuntimeError, ValueError, TypeError, IndexError), torch.no_grad():
         tree = PrefixTree.of(ids_BT, torch.tensor([4, 4, 4]))
         shared_BTD = tree.hidden(trunk)[tree.nodes_BT].float()
         apart_BTD: Tensor = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state.float()
-        same = torch.allclose(shared_BTD, apart_BTD, rtol=1e-2, atol=1e-2 * float(apart_BTD.abs().max()))
+        is_same = torch.allclose(shared_BTD, apart_BTD, rtol=1e-2, atol=1e-2 * float(apart_BTD.abs().max()))
     config = model.config.get_text_config()
     layers = getattr(config, "layer_types", None) or ["full_attention"]
     windows = {*layers} != {"full_attention"} or getattr(config, "sliding_window", None)  # wider than these rows
-    same = same and has_plain_head and not windows
-    if not same:
+    if windows or not (is_same and has_plain_head):
         raise SettingError(
-            f"share_prefixes needs a network of full attention by torch's kernels, and {type(model).__name__} is none "
-            "here; leave it out"
+            f"share_prefixes needs a network of full attention by torch's kernels, unlike {type(model).__name__}; "
+            "leave it out"
         )

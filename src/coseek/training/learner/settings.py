@@ -102,7 +102,7 @@ class LearnerSettings(Settings):
         if self.offload and self.strategy != "fsdp2":
             raise ValueError(
                 f"offload=[{', '.join(self.offload)}] moves shards to the host's memory, and strategy={self.strategy} "
-                "makes none; set strategy=fsdp2, or leave offload out"
+                "has no shards; set strategy=fsdp2, or leave offload out"
             )
         if self.share_prefixes and self.gradient_checkpointing:
             raise ValueError("share_prefixes keeps the activations of its attention; leave out gradient_checkpointing")

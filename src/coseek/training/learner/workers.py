@@ -23,11 +23,11 @@ from coseek.hardware.device import processes_here
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
-"""In some stages one worker works alone. (`torchrun` ends all workers if one fails.)"""
+"""Long, since in some stages one worker works while the others wait. (`torchrun` ends all workers if one fails.)"""
 
 MIN_OWN_MESSAGE, BUCKET_SIZE = 100_000, 100
 """Gradients with fewer numbers than the first are summed in buckets of at most `BUCKET_SIZE`, one message each, since
-each message is a wait. Larger ones are summed in place, without a copy."""
+workers wait for each message. Larger gradients are summed in place, without a copy."""
 
 
 class Workers:
@@ -123,8 +123,8 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 def shard(entry: nn.Module, workers: Workers, *, offload: bool = False) -> None:
     """Shard a module's weights in place over the workers (FSDP2), layer by layer. Its forward pass gathers them.
 
-    Shards lie on the workers' devices, wherever the module was; with `offload` in the host's memory, from which each
-    layer is copied to the devices for its pass, and to which its gradients return.
+    Shards are on the workers' devices, wherever the module was; with `offload` in the host's memory. Then each layer is
+    copied to the devices for its pass, and its gradients are copied back.
     """
     cuda = torch.cuda.is_available()
     mesh = init_device_mesh("cuda" if cuda else "cpu", (workers.world_size,))
@@ -146,7 +146,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def pass_device(weight: Tensor) -> torch.device:
-    """The device of the passes of a weight's module: where the weight is, unless it is an offloaded shard."""
+    """Return the device of a weight's module during passes: that of the weight, unless it is an offloaded shard."""
     if isinstance(weight, DTensor) and weight.device_mesh.device_type != weight.device.type:
         return torch.device(weight.device_mesh.device_type, torch.cuda.current_device())
     return weight.device

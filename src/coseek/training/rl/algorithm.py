@@ -15,7 +15,7 @@ algorithm's file imports torch: a recipe is checked before torch is loaded.
 """
 
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGE = "coseek.training.rl.algorithms"
+TokenAdvantages: TypeAlias = "Tensor"
+"""Advantages of shape BT; or of shape B, each for all tokens of its trajectory."""
 GoldContext: TypeAlias = tuple[Trajectory, Sequence[Segment]]
 """A trajectory, and segments of it that an agent reads: after them it would answer."""
 GoldProbe: TypeAlias = Callable[[Sequence[GoldContext]], list[float]]
@@ -58,6 +60,18 @@ class CriticSettings(AlgorithmSettings):
 
 
 CONTRACT: PluginSpec = {"SETTINGS": AlgorithmSettings, "advantages": None}
+
+
+@dataclass(frozen=True, slots=True)
+class TurnNode:
+    """A turn of one trajectory, or of several of a group whose tokens are the same up to its end."""
+
+    turn: int
+    """From 1."""
+    rows: tuple[int, ...]
+    """The trajectories with this turn, in order."""
+    parent: int | None
+    """Index of the turn before it among the nodes; `None` for a first turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +140,27 @@ class StepRewards:
         return self.gold_probe(contexts)
 
     def tree(self) -> "tuple[TurnNode, ...]":
-        """The turns of all groups as trees: trajectories of a group whose tokens are the same up to a turn's end share
-        it.
+        """Return the turns of all groups as trees. Trajectories of a group whose tokens are the same up to a turn's end
+        share it, whether a sampler forked them there or they were sampled apart.
 
         Parents come before their children. A turn's `rows` index the rewards; its siblings have the same `parent`.
         """
-        return turn_tree(self._known_trajectories(), self.groups)
+        trajectories, nodes = self._known_trajectories(), list[TurnNode]()
+
+        def add(rows: Sequence[int], turn: int, parent: int | None) -> None:
+            """Add the nodes of this turn of the rows, which share the turns before it, and of all later turns."""
+            rows_by_prefix: dict[tuple[int, ...], list[int]] = {}
+            for row in rows:
+                spans = trajectories[row].turn_spans
+                if len(spans) >= turn:
+                    rows_by_prefix.setdefault(trajectories[row].ids[: spans[turn - 1][1]], []).append(row)
+            for shared_rows in rows_by_prefix.values():
+                nodes.append(TurnNode(turn, tuple(shared_rows), parent))
+                add(shared_rows, turn + 1, len(nodes) - 1)
+
+        for group in self.groups:
+            add(group, 1, None)
+        return tuple(nodes)
 
     def every_turn(self, values: Sequence[Sequence[float]]) -> "Tensor":
         """Copy one number for each turn of each trajectory to the turn's policy tokens; shape BT."""
@@ -193,7 +222,7 @@ class Algorithm:
 
     name: str
     settings: AlgorithmSettings
-    _advantages: "Callable[[StepRewards, AlgorithmSettings], Tensor | Advantages]" = field(repr=False)
+    _advantages: "Callable[[StepRewards, AlgorithmSettings], TokenAdvantages | Advantages]" = field(repr=False)
 
     @property
     def needs_critic(self) -> bool:
@@ -211,11 +240,10 @@ class Algorithm:
     def advantages(self, step: StepRewards) -> Advantages:
         """Compute the advantages. Raises `SettingError` if the algorithm returns no tensor of the mask's shape, or
         numbers that are not finite."""
-        result = self._advantages(step, self.settings)
-        if not isinstance(result, Advantages):
-            values = _as_tensor(f"the algorithm {self.name}", result)
-            result = Advantages(step.every_token(values) if values.shape == step.rewards_B.shape else values)
-        advantages = result
+        advantages = self._advantages(step, self.settings)
+        if not isinstance(advantages, Advantages):
+            values = _as_tensor(f"the algorithm {self.name}", advantages)
+            advantages = Advantages(step.every_token(values) if values.shape == step.rewards_B.shape else values)
         shape = getattr(advantages.advantages_BT, "shape", None)
         if shape != step.mask_BT.shape:
             raise SettingError(
@@ -300,46 +328,3 @@ def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:
         later = reward + gamma * later
         returns.append(later)
     return returns[::-1]
-
-
-# Turn tree: the turns of one question's trajectories, which may share a prefix.
-
-
-@dataclass(frozen=True, slots=True)
-class TurnNode:
-    """A turn of one trajectory, or of several of one group whose tokens are the same up to its end."""
-
-    turn: int
-    """From 1."""
-    rows: tuple[int, ...]
-    """The trajectories with this turn, in order."""
-    parent: int | None
-    """Index of the turn before it among the nodes; `None` for a first turn."""
-
-
-def turn_tree(trajectories: Sequence[Trajectory], groups: Iterable[Sequence[int]]) -> tuple[TurnNode, ...]:
-    """The nodes of every group's tree, parents first. A group has a fork wherever trajectories differ from one turn on,
-    whether a sampler forked them there or they were sampled apart."""
-    nodes: list[TurnNode] = []
-    for group in groups:
-        level: list[tuple[tuple[int, ...], int | None]] = [(tuple(group), None)]
-        turn = 0
-        while level:
-            turn += 1
-            children: list[tuple[tuple[int, ...], int | None]] = []
-            for rows, parent in level:
-                for shared_rows in _rows_by_prefix(trajectories, rows, turn):
-                    children.append((shared_rows, len(nodes)))
-                    nodes.append(TurnNode(turn, shared_rows, parent))
-            level = children
-    return tuple(nodes)
-
-
-def _rows_by_prefix(trajectories: Sequence[Trajectory], rows: Sequence[int], turn: int) -> list[tuple[int, ...]]:
-    """Group the rows that have this turn by their tokens up to its end."""
-    by_prefix: dict[tuple[int, ...], list[int]] = {}
-    for row in rows:
-        spans = trajectories[row].turn_spans
-        if len(spans) >= turn:
-            by_prefix.setdefault(trajectories[row].ids[: spans[turn - 1][1]], []).append(row)
-    return [tuple(shared_rows) for shared_rows in by_prefix.values()]

@@ -6,9 +6,9 @@ A backend is one file: `rl/backends/NAME.py`, or a user's file whose path the re
     make(network, settings, workers)    → `TrainingBackend`, which samples and updates as coseek's loop asks
     LOOP                                or the name of a module with a loop of its own (`EpisodeLoop`), which plays
                                         coseek's episodes
-    SETTINGS                            if it has any: a subclass of `Settings` (`rl.backend_settings`)
-    check(settings)                     if it cannot do all: raises `SettingError` for what it cannot, before training
-    HERE                                True if this process holds weights, moments and activations
+    SETTINGS                            optional: a subclass of `Settings` (`rl.backend_settings`)
+    check(settings)                     optional: raises `SettingError` for unsupported settings, before training
+    HERE                                optional: True if this process holds weights, moments and activations
 """
 
 import importlib
@@ -39,22 +39,18 @@ class TrainingBackend(Protocol):
     @property
     def policy(self) -> "Trainable":
         """The model that is trained. Its outputs are log-probabilities at the sampling temperature."""
-        ...
 
     @property
     def critic(self) -> "Trainable | None":
         """The value model, if the algorithm trains one. Its outputs are values."""
-        ...
 
     @property
     def reference(self) -> "ForwardModel | None":
         """The initial policy, if a KL to it is charged."""
-        ...
 
     @property
     def workers(self) -> "Workers":
         """The processes that train together."""
-        ...
 
     def sampler(
         self, tokenizer: "Tokenizer", stops: Sequence[str], settings: "SamplerSettings", *, on_policy: bool = True
@@ -64,32 +60,26 @@ class TrainingBackend(Protocol):
         With `on_policy` its log-probabilities must equal those of the trainer; raises `SettingError` if they do not.
         All workers call it. Of all samplers, one has open rows at a time.
         """
-        ...
 
     def release(self) -> None:
         """Free what only sampling needs: caches and copies of weights. Called before every update."""
-        ...
 
     def refresh(self) -> None:
         """Give the samplers the current weights. All workers call it, when a training begins and after every update."""
-        ...
 
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         """Write the policy as a Hugging Face folder, atomically; `extra` adds files to it. All workers call it; the
         first writes."""
-        ...
 
 
 class EpisodeLoop(Protocol):
     """A module that trains a stage of a recipe in a loop of its own (`pipelines.stages.LoopTask`)."""
 
     def check(self, recipe: Settings) -> None:
-        """Raise `SettingError` for what a stage's recipe asks and the loop cannot do."""
-        ...
+        """Raise `SettingError` for a recipe that the loop does not support."""
 
     def train(self, task: object, say: Callable[[str], None]) -> Path:
-        """Train to the last step, or go on from what is there; returns the folder of the trained weights."""
-        ...
+        """Train to the last step, or resume from a checkpoint. Returns the folder of the trained weights."""
 
 
 def check_backend(settings: RlSettings) -> None:
@@ -103,12 +93,11 @@ def check_backend(settings: RlSettings) -> None:
 
 def open_backend(settings: RlSettings, network: "PreTrainedModel", workers: "Workers") -> TrainingBackend:
     """Open the backend that `rl.backend` names, around a network. A user's file is executed."""
-    make: Callable[[PreTrainedModel, RlSettings, Workers], TrainingBackend] = _module(settings.backend).make
-    return make(network, settings, workers)
+    return cast(TrainingBackend, _module(settings.backend).make(network, settings, workers))
 
 
 def episode_loop(settings: RlSettings) -> EpisodeLoop | None:
-    """The loop of a backend that has one; `None` for one that coseek's loop drives."""
+    """Return the loop of the backend; `None` if coseek's loop drives it."""
     name = getattr(_module(settings.backend), "LOOP", None)
     return None if name is None else cast(EpisodeLoop, importlib.import_module(name))
 

@@ -1,5 +1,4 @@
-"""Callbacks: hooks before and after a training step; metrics, alarms, checkpoints and kept rollouts are some. The loop
-calls each of a list, with the step's report."""
+"""Callbacks: hooks before and after each training step, such as metrics, alarms, checkpoints and kept rollouts."""
 
 import shutil
 import time
@@ -83,25 +82,19 @@ class RetrieverSchedule(Callback):
         tell_step(self._retriever, report.step, report.steps)
 
 
-class AlarmWatch(Callback):
-    """Updates the monitor and adds the alarms that are on."""
+class MetricsWriter(Callback):
+    """Writes the step's row to `metrics.jsonl`, with the alarms that are on."""
 
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
+    def __init__(self, state: TrainingState, monitor: Monitor) -> None:
+        self._state, self._monitor = state, monitor
 
     def after_step(self, report: StepReport) -> None:
         report.row |= self._monitor.update(as_written(report.row))
-
-
-class MetricsWriter(Callback):
-    """Writes the step's row to `metrics.jsonl`."""
-
-    def __init__(self, state: TrainingState) -> None:
-        self._state = state
-
-    def after_step(self, report: StepReport) -> None:
-        timings = {f"rollout_{name}": seconds for name, seconds in report.episodes.timings.items()}
-        self._state.log_metrics(report.row | report.timer.seconds | timings)
+        row = report.row | report.timer.seconds
+        for episode in report.episodes.episodes:
+            for name, seconds in episode.trajectory.timings.items():
+                row[f"rollout_{name}"] = row.get(f"rollout_{name}", 0.0) + seconds
+        self._state.log_metrics(row)
 
 
 class CheckpointWriter(Callback):
@@ -111,14 +104,14 @@ class CheckpointWriter(Callback):
         self._state, self._monitor, self._every, self._patience = state, monitor, every, patience
 
     def begin(self) -> None:
-        if self._state.step:  # a kill may have come between the last checkpoint and this call
+        if self._state.step:  # the training may have been killed between the last checkpoint and this call
             self._update_healthy()
 
     def after_step(self, report: StepReport) -> None:
         due = report.is_due(self._every)
         if due:
             self._state.save()
-        if due or self._monitor.alarms:  # one that is over at the next checkpoint was an alarm, too
+        if due or self._monitor.alarms:  # an alarm counts even if it ends before the next checkpoint
             self._update_healthy()
 
     def _update_healthy(self) -> None:
@@ -196,8 +189,8 @@ class LearnsNothing(Callback):
 #
 #     FOLDER/step-000010/run.yaml, trajectories.jsonl, tokens.jsonl
 #
-# A folder appears whole or not at all. On resume a step that is taken again is written again; one that was removed to
-# keep the budget stays removed, so that a training that was killed keeps the same steps as one that was not.
+# Folders are written atomically. On resume a repeated step is written again; a step that was removed to keep the budget
+# stays removed, so a training that was killed keeps the same steps as one that was not.
 
 MAX_STEP_SHARE = 0.1
 """Maximum share of the budget that one step takes."""
@@ -213,7 +206,7 @@ class RolloutWriter(Callback):
         self._folder, self._settings, self._describe, self._workers = folder, settings, describe, workers
 
     def begin(self) -> None:
-        """Remove what a killed process left unfinished."""
+        """Remove temporary files of a killed process."""
         if self._workers.is_main:
             sweep(self._folder)
 
@@ -237,13 +230,13 @@ class RolloutWriter(Callback):
     def _keep(self, report: StepReport) -> None:
         step, kept = report.step, self._kept_steps()
         if any(later > step for later in kept) and step not in kept:
-            return  # it was written before a kill, and removed since
+            return  # a killed session wrote this step and has removed it since
         folder = kept.get(step, self._folder / f"step-{step:06d}")
         atomic_folder(folder, lambda temp_folder: self._write(temp_folder, report))
         self._thin(step)
 
     def _write(self, folder: Path, report: StepReport) -> None:
-        """Write the step's groups, in order, that fit into its share of the budget; the first one in any case."""
+        """Write the step's groups, in order, up to its share of the budget, and at least one."""
         tokens = report.tokens
         row_of = {} if tokens is None else tokens.row_of()
         groups: dict[int, list[ScoredTrajectory | FailedTrajectory]] = {}

@@ -1,5 +1,5 @@
-"""Experience: the scored trajectories of a step as a batch with advantages, fixed before the first update; and what the
-updates computed at each token."""
+"""Experience: the scored trajectories of a step as a batch with advantages, fixed before the first update; and the
+outputs of the updates at each token."""
 
 from dataclasses import dataclass, replace
 
@@ -60,9 +60,9 @@ def make_experience(
     # A masked trajectory still counts in its group's mean.
     in_loss_B = torch.tensor([settings.truncated != "mask" or not each.truncated for each in trajectories])
     mask_BT = batch.agent_BT & in_loss_B[:, None]
-    recomputed = policy if settings.old_logprobs == "recompute" else None
-    old_BT = recomputed.forward(batch, batch.agent_BT) if recomputed else batch.logprobs_BT
-    # So the KL that the reward of a masked trajectory is charged counts there too.
+    recomputes = settings.old_logprobs == "recompute"
+    old_BT = policy.forward(batch, batch.agent_BT) if policy and recomputes else batch.logprobs_BT
+    # A masked trajectory's reward, which counts in its group's mean, is charged the KL as well.
     kl_mask_BT = batch.agent_BT if settings.kl_location == "reward" else mask_BT
     reference_BT = reference.forward(batch, kl_mask_BT) if reference else None
     rewards_B = row_rewards(episodes, settings)
@@ -70,7 +70,6 @@ def make_experience(
     zero_std_B = torch.zeros(len(batch), dtype=torch.bool)
     for rows in groups:
         zero_std_B[rows] = settings.group_size > 1 and has_zero_std(rewards_B[rows])
-    values_BT = critic.forward(batch, mask_BT) if critic else None
     step = StepRewards(
         rewards_B,
         _kl_penalty(old_BT, reference_BT, kl_mask_BT, settings),
@@ -78,12 +77,16 @@ def make_experience(
         groups=tuple(map(tuple, groups)),
         group_size=settings.group_size,
         zero_std_B=zero_std_B,
-        values_BT=values_BT,
+        values_BT=critic.forward(batch, mask_BT) if critic else None,
         trajectories=trajectories,
         rewards_of_turns=tuple(episode.reward.turns for episode in episodes.scored),
         gold_probe=gold_probe,
     )
     estimates = algorithm.advantages(step)
+    importance_BT = None
+    if settings.rollout_is != "off":
+        kind, cap = settings.rollout_is, settings.rollout_is_threshold
+        importance_BT = importance_weights(old_BT, batch.logprobs_BT, batch.agent_BT, kind, cap)
     has_kl_loss = reference is not None and settings.kl_location == "loss"
     has_other_terms = critic is not None or settings.entropy_coef > 0.0 or has_kl_loss
     return Experience(
@@ -93,22 +96,14 @@ def make_experience(
         advantages_BT=estimates.advantages_BT,
         old_BT=old_BT,
         reference_BT=reference_BT,
-        values_BT=values_BT,
+        values_BT=step.values_BT,
         returns_BT=estimates.returns_BT,
         zero_std_B=zero_std_B,
         zero_grad_B=(estimates.advantages_BT == 0.0).all(dim=1) & (not has_other_terms),
         sampled_at_B=torch.tensor([episode.version for episode in episodes.scored]),
         frac_reward_zero_std=sum(bool(zero_std_B[rows[0]]) for rows in groups) / len(groups),
         singleton_groups=sum(len(rows) == 1 for rows in groups) if settings.group_size > 1 else 0,
-        importance_BT=_importance(old_BT, batch, settings),
-    )
-
-
-def _importance(old_BT: Tensor, batch: Batch, settings: RlSettings) -> Tensor | None:
-    if settings.rollout_is == "off":
-        return None
-    return importance_weights(
-        old_BT, batch.logprobs_BT, batch.agent_BT, settings.rollout_is, settings.rollout_is_threshold
+        importance_BT=importance_BT,
     )
 
 
@@ -134,7 +129,7 @@ class TokenRecord:
         self.has_entropy = False
 
     def add(self, rows_b: Tensor, logprobs_bt: Tensor, entropy_bt: Tensor | None, updates: int) -> None:
-        """Take the outputs of a micro-batch of the first epoch, in which each row has one pass on one worker."""
+        """Record the outputs of a micro-batch of the first epoch, in which each row has one pass on one worker."""
         width = logprobs_bt.shape[1]
         self.logprobs_BT[rows_b, :width] = logprobs_bt.detach().cpu()
         self.passes_B[rows_b] = updates + 1
@@ -163,12 +158,12 @@ class StepTokens:
     """Whether the old log-probabilities are the trainer's (`old_logprobs: recompute`)."""
 
     def row_of(self) -> dict[RowKey, int]:
-        """Question and seed of each trajectory → its row."""
+        """Return the row of each trajectory, by question and seed."""
         trajectories = (episode.trajectory for episode in self.episodes.scored)
         return {(trajectory.question.id, trajectory.seed): row for row, trajectory in enumerate(trajectories)}
 
     def token_data(self, row: int) -> TokenData:
-        """The token data of the trajectory in a row."""
+        """Return the token data of the trajectory in a row."""
         episode = self.episodes.scored[row]
         agent_T = self.experience.batch.agent_BT[row]
         passes = int(self.record.passes_B[row])
@@ -183,7 +178,7 @@ class StepTokens:
             trained=bool(self.trained_B[row]),
             spans=agent_spans(episode.trajectory),
             advantages=finite(values(self.experience.advantages_BT)),
-            # The trainer's float32 says no more, and a gap is a small difference of two such numbers.
+            # Float32 has no more digits, and a gap is a small difference of two such numbers.
             trainer_logprobs=finite(values(logprobs_BT, updates >= 0), lambda value: round(value, 6)),
             updates=updates if updates >= 0 else None,
             entropies=finite(values(self.record.entropy_BT, self.record.has_entropy and passes > 0)),
@@ -191,7 +186,7 @@ class StepTokens:
 
 
 def reward_data(episode: ScoredTrajectory) -> TokenData:
-    """The token data of a trajectory that is not trained on: its reward alone."""
+    """Return the token data of a trajectory that is not trained on: its reward alone."""
     trajectory, reward = episode.trajectory, episode.reward
     (value,) = finite([reward.value])
     parts = dict(zip(reward.parts, finite(reward.parts.values()), strict=True))

@@ -62,7 +62,7 @@ class AlarmWindow:
     settings: MonitorSettings
 
     def means(self, name: str) -> list[float]:
-        """Moving averages over `steps` consecutive rows, oldest first. What a check does not need may be missing: 0."""
+        """Return moving averages over `steps` consecutive rows, oldest first. A missing metric counts as 0."""
         name = self.settings.outcome if name == OUTCOME else name
         sums = [0.0, *accumulate(row.get(name, 0.0) for row in self.rows)]
         return [(sums[end] - sums[end - self.steps]) / self.steps for end in range(self.steps, len(sums))]
@@ -77,7 +77,7 @@ class AlarmWindow:
         return abs(now - before) > MIN_STANDARD_ERRORS * math.sqrt(share * (1.0 - share) / self.questions)
 
     def fall(self, means: Sequence[float], share: float) -> tuple[float, float] | None:
-        """(the last mean, the best one) where the last is below `share` of the best, beyond noise."""
+        """Return (last mean, best mean) if the last is below `share` of the best, beyond noise."""
         now, best = means[-1], max(means)
         return (now, best) if now < share * best and self.exceeds_noise(best, now) else None
 
@@ -90,7 +90,7 @@ class AlarmCheck:
     needs: tuple[str, ...]
     find: Callable[[AlarmWindow], str | None]
     at_once: bool = False
-    """Whether the check runs on less than a full window."""
+    """Whether the check runs before a window is full."""
 
     def metrics(self, settings: MonitorSettings) -> tuple[str, ...]:
         return tuple(settings.outcome if name == OUTCOME else name for name in self.needs)

@@ -15,7 +15,7 @@ recipe is checked before torch is loaded.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from coseek.core.errors import SettingError
 from coseek.core.plugins import PluginSpec, check_function, check_takes, find_plugin, offer, plugin_name
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGE = "coseek.training.rl.policy_losses"
+TokenLosses: TypeAlias = "Tensor"
+"""The loss of every token, unweighted; shape bt."""
 
 
 class PolicyLossSettings(Settings):
@@ -90,7 +92,7 @@ class PolicyLoss:
 
     name: str
     settings: PolicyLossSettings
-    _token_losses: "Callable[[LossBatch, PolicyLossSettings], Tensor]" = field(repr=False)
+    _token_losses: "Callable[[LossBatch, PolicyLossSettings], TokenLosses]" = field(repr=False)
 
     def __call__(self, batch: LossBatch) -> "Tensor":
         """The loss of every token, 0 outside the mask. Raises `SettingError` for another shape, for a loss without a

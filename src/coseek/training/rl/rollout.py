@@ -5,7 +5,7 @@ questions of two data sets with the same index, into one group.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -73,15 +73,6 @@ class TrajectoryBatch:
     def faults(self) -> Counter[str]:
         """Number of failed trajectories, by component."""
         return Counter(episode.component for episode in self.failed)
-
-    @property
-    def timings(self) -> Mapping[str, float]:
-        """Seconds that the trajectories report for their parts, summed."""
-        timings: dict[str, float] = {}
-        for episode in self.episodes:
-            for name, seconds in episode.trajectory.timings.items():
-                timings[name] = timings.get(name, 0.0) + seconds
-        return timings
 
     def rows_by_group(self) -> dict[int, list[int]]:
         """Return group id → indices into `scored`."""

@@ -1,12 +1,11 @@
-"""Rollout servers: a backend whose rollouts are sampled by model servers, which get the policy's weights after every
+"""Rollout servers: a backend whose rollouts are sampled by model servers, which load the policy's weights after every
 step's updates.
 
-Servers may sample while the policy trains (`RolloutAhead` below). Turns are held back while new weights are loaded,
-with which their episodes go on.
+Servers may sample while the policy trains (`RolloutAhead` below). Turns wait while new weights are loaded, and their
+episodes continue with these.
 
-The weights go by disk: a folder for each version, which the servers are told to load, or a LoRA adapter where the
-server takes one. A server that does not load them is not asked until it does. Every turn carries the version of the
-weights that sampled it.
+Weights are passed as files: a folder per version, or a LoRA adapter for servers that take one. A server that fails to
+load them gets no requests until it does. Every turn carries the version of the weights that sampled it.
 """
 
 import hashlib
@@ -50,8 +49,8 @@ class ServedBackend:
         folder: Path,
         extra: Callable[[Path], None] | None = None,
     ) -> None:
-        """`folder` holds the weights unless the settings name another one, where it gives them a folder of their own;
-        `extra` adds files to them, such as a tokenizer."""
+        """`folder` holds the weights, unless the settings name a folder, in which a subfolder does; `extra` adds files
+        to them, such as a tokenizer."""
         self.backend = backend
         self.policy, self.critic, self.reference = backend.policy, backend.critic, backend.reference
         self.workers = backend.workers
@@ -70,7 +69,7 @@ class ServedBackend:
 
     @property
     def moved(self) -> int:
-        """Turns that were asked again at another server."""
+        """Turns that were retried at another server."""
         return sum(pool.moved for pool in self._pools)
 
     def sampler(
@@ -89,7 +88,7 @@ class ServedBackend:
         self.backend.release()
 
     def refresh(self) -> None:
-        """Write the weights and have the servers load them, unless a step changed none. Raises `ModelError` if no
+        """Write the weights and have the servers load them; a no-op if they are up to date. Raises `ModelError` if no
         server loads them."""
         version = self.policy.updates_done
         if version == self._loaded_version and not self.refusals:
@@ -129,10 +128,7 @@ class ServedBackend:
         self.backend.save(folder, extra)
 
     def _load(self, update: WeightUpdate, indices: Sequence[int]) -> dict[int, str]:
-        """Have the servers with these indices load the weights, all at once. Returns those that did not, with the
-        reason."""
-        if not self._pools:
-            raise ModelError("no sampler was opened, so no server is known to load weights")
+        """Have the servers with these indices load the weights, all at once. Returns the reasons of those that fail."""
         servers = self._pools[0].servers
         with ThreadPoolExecutor(len(servers)) as threads:
             failures = threads.map(lambda index: _load_weights(servers[index], update), indices)
@@ -140,7 +136,7 @@ class ServedBackend:
 
 
 class ServerMetrics(Callback):
-    """Adds the number of servers with current weights, those lost, and the turns asked again elsewhere."""
+    """Adds the number of servers with current weights, of servers lost, and of turns retried at another server."""
 
     def __init__(self, backend: ServedBackend, say: Callable[[str], None]) -> None:
         self._backend, self._say = backend, say
@@ -160,7 +156,7 @@ class ServerMetrics(Callback):
 
 
 def check_servers(settings: RolloutSettings) -> None:
-    """Raise `SettingError` for a server that cannot be asked, or that cannot load weights while it serves."""
+    """Raise `SettingError` for a server that cannot be reached, or that cannot load weights while it serves."""
     for url in settings.servers:
         remote = settings.remote
         calls, paths = open_client(url, remote)
@@ -171,8 +167,8 @@ def check_servers(settings: RolloutSettings) -> None:
 
 
 def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> None:
-    """Raise `SettingError` where servers would sample a step before the schedule has come to it. A part whose rate is
-    constant has none."""
+    """Raise `SettingError` if servers would sample a step before the schedule has reached it. A retriever with a
+    constant rate has no schedule."""
     if (
         max_steps_behind
         and schedule is not None
@@ -199,12 +195,11 @@ def _load_weights(server: RemoteModel, update: WeightUpdate) -> str:
 #
 # At the beginning of step t, whose weights the servers have, the rollouts of the steps up to t + k are started, in a
 # thread that samples one step after the other. So the tokens of step t are at most k steps old (k =
-# `rollout.max_steps_behind`). New weights reach a rollout under way: its later turns are of the later version, and
-# every turn says which.
+# `rollout.max_steps_behind`). New weights also apply to rollouts in progress: their later turns carry the new version.
 #
-# Nothing of it is saved. A resumed training starts the rollouts that it had not trained on again, with the same
-# questions and seeds, from the weights of its checkpoint. A turn depends on its row's seed and ids and on the version
-# of the weights alone, but which version samples it depends on time.
+# Prefetched rollouts are not saved. A resumed training samples them again, with the same questions and seeds, from the
+# weights of its checkpoint. A turn depends only on its row's seed and ids and on the version of the weights, but which
+# version samples it depends on time.
 
 
 class RolloutAhead:
@@ -234,7 +229,7 @@ class RolloutAhead:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Stop the rollout under way, if the training failed."""
+        """Stop the rollout in progress, if the training failed."""
         if self._thread is not None:
             if kind is not None and isinstance(self._backend, ServedBackend):
                 self._backend.stop()

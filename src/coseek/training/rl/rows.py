@@ -1,24 +1,20 @@
-"""Rows: what a training engine needs of a trajectory, token by token, computed by coseek's algorithms.
+"""Rows: the inputs of any training engine, token by token, computed by coseek's algorithms.
 
-Any engine can be fed from them, also offline. They are those of the step that the learner would make of the same
-episodes (`experience.make_experience`), and `experience_of` makes its experience of them again.
+They hold what the learner trains on (`experience.make_experience`), for an engine that trains offline or elsewhere.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import parse_rows, write_jsonl
 from coseek.core.record import Record, Schema, TokenIds
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
-from coseek.training.learner.batch import FILLER_ID, Batch
 from coseek.training.rl.algorithm import Algorithm, GroupSettings, open_algorithm
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import (
@@ -37,7 +33,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow(Record):
-    """One context of a trajectory. The first four fields have one item a token; the first token is never trained."""
+    """One context of a trajectory. The first four fields have one item per token; the first token is never trained."""
 
     SCHEMA = Schema(SCHEMA, "a row")
     KEYS = (
@@ -60,7 +56,7 @@ class TrainingRow(Record):
     group: int
     """The question's occurrence, whose trajectories were compared."""
     episode: str
-    """`QUESTION_ID/SEED`. Other contexts, such as those of Search-o1's notes, are no rows: they are not trained."""
+    """`QUESTION_ID/SEED`. Other contexts, such as those of Search-o1's notes, are not trained and have no rows."""
     turn: int
     """The agent's first turn in this context, from 1."""
     policy_version: int
@@ -107,14 +103,14 @@ def export_rows(run: Run, reward: ScoreFunction, settings: RlSettings) -> RowExp
 
 
 def read_rows(path: Path) -> Iterator[TrainingRow]:
-    """The rows of a file, in order. Raises `DataError` with the line of a broken one."""
+    """Read the rows of a file, in order. Raises `DataError` with the line of an invalid row."""
     return parse_rows(path, TrainingRow.from_json)
 
 
 def rows_of(
     experience: Experience, episodes: TrajectoryBatch, settings: RlSettings, algorithm: Algorithm, step: int = 0
 ) -> list[TrainingRow]:
-    """The rows of a step's experience, one for each scored trajectory, in order."""
+    """Make the rows of a step's experience, one for each scored trajectory, in order."""
     weights_BT = minibatch_weights(experience, settings, rows_in_loss(experience, algorithm.drops_zero_std))
     trained_BT = weights_BT != 0.0
     advantages_BT = torch.where(trained_BT, experience.advantages_BT, 0.0)
@@ -135,36 +131,6 @@ def rows_of(
         )
         rows.append(training_row)
     return rows
-
-
-def experience_of(rows: Sequence[TrainingRow], settings: RlSettings) -> Experience:
-    """Make the learner's experience of the rows of one step, for a loss without a reference or a critic."""
-
-    def padded(name: str, kind: torch.dtype, filler: float = 0) -> Tensor:
-        columns = [torch.tensor(getattr(row, name), dtype=kind) for row in rows]
-        return pad_sequence(columns, batch_first=True, padding_value=filler)
-
-    trained_BT, advantages_BT = padded("trained", torch.bool), padded("advantage", torch.float32)
-    logprobs_BT = padded("sampled_logprob", torch.float32)
-    lengths_B = torch.tensor([len(row.ids) for row in rows])
-    zero_grad_B = (advantages_BT == 0.0).all(dim=1) & (settings.entropy_coef == 0.0)
-    groups_B = torch.tensor([row.group for row in rows])
-    flat = [bool(zero_grad_B[groups_B == group].all()) for group in groups_B.unique()]
-    return Experience(
-        batch=Batch(padded("ids", torch.long, FILLER_ID), trained_BT, logprobs_BT, lengths_B),
-        mask_BT=trained_BT,
-        groups_B=groups_B,
-        advantages_BT=advantages_BT,
-        old_BT=logprobs_BT,
-        reference_BT=None,
-        values_BT=None,
-        returns_BT=None,
-        zero_std_B=torch.zeros_like(zero_grad_B),  # dropped rows are not trained
-        zero_grad_B=zero_grad_B,
-        sampled_at_B=torch.tensor([row.policy_version for row in rows]),
-        frac_reward_zero_std=sum(flat) / len(flat),
-        singleton_groups=0,
-    )
 
 
 def _rows_of_run(
@@ -192,7 +158,7 @@ def _score_step(
 ) -> TrajectoryBatch:
     """Score the groups of a step, numbered from `first_group`, as a step of training does."""
     numbers = [number for number, group in enumerate(groups, start=first_group) for _ in group]
-    episodes = score(numbers, [trajectory for group in groups for trajectory in group], reward)
+    episodes = score(numbers, [*chain.from_iterable(groups)], reward)
     episodes = add_overlong_penalty(episodes, settings.overlong)
     if settings.dynamic_sampling:
         kept_groups = groups_with_spread(episodes, settings)

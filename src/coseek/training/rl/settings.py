@@ -219,32 +219,20 @@ class RlSettings(Settings):
     """Steps between evaluations; 0 evaluates only after the last step."""
 
     @model_validator(mode="after")
-    def _has_trajectories_that_fork(self) -> "RlSettings":
+    def _is_consistent(self) -> "RlSettings":
         if self.tree_roots is not None and self.tree_roots >= self.group_size:
             raise ValueError(
                 f"tree_roots={self.tree_roots} leaves no trajectory of group_size={self.group_size} to fork"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_groups_to_compare(self) -> "RlSettings":
         if self.dynamic_sampling and self.group_size == 1:
             raise ValueError(
                 "dynamic_sampling needs several trajectories of a question to compare; give a group_size above 1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_old_logprobs_of_the_whole_softmax(self) -> "RlSettings":
         if self.top_p < 1.0 and self.old_logprobs == "rollout":
             raise ValueError(
                 f"rollouts with top_p={self.top_p:g} have log-probabilities of a part of the softmax that is trained; "
                 "add old_logprobs=recompute"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_ratio_to_correct(self) -> "RlSettings":
         if self.rollout_is != "off" and self.old_logprobs == "rollout":
             raise ValueError(
                 f"rollout_is={self.rollout_is} corrects the old policy's log-probabilities; add "

@@ -1,9 +1,8 @@
 """Tinker policy: a LoRA adapter that a Tinker server trains.
 
-The losses of the protocol know no KL, importance weights or normalisers. So a loss is computed here, from the server's
-log-probabilities, and its gradient with respect to each of them is sent as the token's advantage, for which the
-server's `importance_sampling` loss at ratio 1 has the same gradient: one more forward pass, and any loss of
-log-probabilities holds exactly.
+The protocol's losses have no KL, importance weights or normalisers. So a loss is computed here, from the server's
+log-probabilities, and its gradient by each of them is sent as the token's advantage: the server's `importance_sampling`
+loss at ratio 1 has the same gradient. This costs one more forward pass, and is exact for any loss of log-probabilities.
 """
 
 from collections.abc import Sequence
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class ServerWeights:
-    """The part of `ForwardModel` about weights, which the server has."""
+    """The methods of `ForwardModel` for weights, which the server holds."""
 
     def weights(self) -> dict[str, Tensor]:
-        """Return none: the server has them."""
+        """Return no weights: the server holds them."""
         return {}
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Do nothing: the server has the weights."""
+        """Do nothing: the server holds the weights."""
 
 
 class TinkerPolicy(ServerWeights):
@@ -57,7 +56,7 @@ class TinkerPolicy(ServerWeights):
         self.updates_done = 0
         self._adapter: TrainingClient | None = None
         self._path: str | None = ""
-        """Where the server saved the current state; empty for a new adapter's, `None` if it has not."""
+        """Path of the current state at the server; empty for a new adapter, `None` if it is not saved."""
         self._pending: list[tuple[list[int], Tensor, Tensor]] = []
         """Ids, log-probabilities and advantages of the rows of the next update."""
 
@@ -67,7 +66,7 @@ class TinkerPolicy(ServerWeights):
 
     @property
     def adapter(self) -> "TrainingClient":
-        """The adapter, created at first use: some servers load a state only into a new one."""
+        """The adapter, created at first use: some servers only load a state into a new adapter."""
         if self._adapter is None:
             adapter, path = self.client.new_adapter(self.lora), self._path
             if path:
@@ -129,7 +128,7 @@ class TinkerPolicy(ServerWeights):
         return float("nan") if norm is None else norm
 
     def state(self) -> LearnerState:
-        """Return the path of the server's state, which is saved there if it is not."""
+        """Return the path of the state at the server, which saves it if needed."""
         if self._path is None:
             name = f"update-{self.updates_done:06}"
             self._path = str(self.client.wait(lambda: self.adapter.save_state(name)).path)

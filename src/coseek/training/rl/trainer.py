@@ -26,7 +26,6 @@ from coseek.training.rl.algorithm import Algorithm, open_algorithm, spread_over_
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.callbacks import (
     AlarmStop,
-    AlarmWatch,
     Callback,
     CheckpointWriter,
     LearnsNothing,
@@ -160,8 +159,7 @@ def _built_in_callbacks(training: RlTraining, folder: Path, progress: Progress) 
     monitor = Monitor(settings, rows, progress)
     stop = [AlarmStop(monitor, state, folder / "checkpoints")] if settings.monitor.stop else []
     return [
-        AlarmWatch(monitor),
-        MetricsWriter(state),
+        MetricsWriter(state, monitor),
         CheckpointWriter(state, monitor, settings.checkpoint_every, settings.monitor.window),
         LearnsNothing(training.algorithm, settings, progress),
         ProgressLine(progress),

@@ -1,5 +1,5 @@
-"""Update: the optimisation of one step: minibatches, clipped policy loss, KL, value loss, and their metrics; and the
-probe of what an update does to right trajectories."""
+"""Update: the optimisation of one step (minibatches, policy loss, KL, value loss, and their metrics), and the probe of
+its effect on right trajectories."""
 
 import math
 import random
@@ -85,7 +85,7 @@ def update_weights(
                 continue
             staleness_B = (policy.updates_done - experience.sampled_at_B[rows_B]).float()
             metrics.add_tokens("staleness", staleness_B, torch.ones_like(staleness_B).bool(), with_max=True)
-            # A later epoch brings a row to another worker, which knows nothing of its first pass.
+            # In a later epoch another worker may run a row, without the record of its first pass.
             first = record if epoch == 0 else None
             loss = _minibatch_loss(experience, settings, policy_loss, weights_BT, metrics, updates, first)
             metrics.add("loss", policy.forward_backward(experience.batch, target_mask_BT, loss, entropy))

@@ -94,8 +94,7 @@ def train_sft(
     """Train the policy, in rounds until the gate is reached. Each round has a folder `round-N`.
 
     The policy was opened with the settings' learner; each round gives it a new schedule. All of its workers call this
-    with the same `draw`, and make the update that one makes. All evaluate, with samplers of the policy, and get the
-    same metrics.
+    with the same `draw`. All evaluate, with samplers of the policy, and get the same metrics.
     """
     progress = progress or NoProgress()
     evaluation: Mapping[str, float] = {}
@@ -165,7 +164,7 @@ def _run_round(
 
 
 class BatchFeed:
-    """The batch of each step, a pure function of the seed, the round and the chunk stored in the run state."""
+    """The batch of each step, a pure function of the seed, the round and the chunk that the notes of the state name."""
 
     def __init__(
         self, draw: Draw, settings: SftSettings, number: int, repeats: int, vocabulary: int, state: TrainingState
@@ -173,7 +172,6 @@ class BatchFeed:
         self._draw, self._settings, self._round = draw, settings, number
         self._repeats, self._vocabulary, self._notes = repeats, vocabulary, state.notes
         self._chunk: list[Batch] = []
-        self._chunk_number = -1
         self._notes.setdefault("chunk", 0)
         self._notes.setdefault("chunk_began", repeats)
 
@@ -189,7 +187,8 @@ class BatchFeed:
             rows = max(1, settings.repeat_tokens // (2 * settings.repeat_length))
             return repeat_batch(self._vocabulary, rows, settings.repeat_length, generator)
         number, first_step = (cast(int, self._notes[name]) for name in ("chunk", "chunk_began"))
-        self._open_chunk(number, first_step)
+        if not self._chunk:  # at the start, and after a resume
+            self._open_chunk(number, first_step)
         if step - first_step >= len(self._chunk):
             number, first_step = number + 1, step
             self._notes |= {"chunk": number, "chunk_began": first_step}
@@ -198,8 +197,6 @@ class BatchFeed:
 
     def _open_chunk(self, number: int, first_step: int) -> None:
         """Draw the demonstrations of a chunk and split them into steps of similar lengths, in random order."""
-        if number == self._chunk_number:
-            return
         settings = self._settings
         rng = random.Random(f"{settings.seed}/{self._round}/chunk/{number}")
         # The curriculum ends with the first round: repeating its drills unlearns later skills.
@@ -212,7 +209,6 @@ class BatchFeed:
         batch = make_batch(demonstrations)
         self._chunk = [batch.select(rows_B) for rows_B in micro_batches(batch.lengths_B, settings.tokens_per_step)]
         rng.shuffle(self._chunk)
-        self._chunk_number = number
 
 
 def token_weights(batch: Batch, environment_weight: float) -> Tensor:
@@ -223,14 +219,11 @@ def token_weights(batch: Batch, environment_weight: float) -> Tensor:
 
 
 def weighted_loss(weights_BT: Tensor) -> Loss:
-    """Return the weighted negative log-likelihood as a loss over micro-batches."""
+    """Return the loss -Σ weight · log p over the tokens with a weight other than 0: the supervised loss if weights sum
+    to 1."""
 
     def loss(logprobs_bt: Tensor, rows_b: Tensor) -> Tensor:
-        return weighted_nll(logprobs_bt, weights_BT[rows_b, : logprobs_bt.shape[1]].to(logprobs_bt.device))
+        weights_bt = weights_BT[rows_b, : logprobs_bt.shape[1]].to(logprobs_bt.device)
+        return -(torch.where(weights_bt != 0.0, logprobs_bt, 0.0) * weights_bt).sum()
 
     return loss
-
-
-def weighted_nll(logprobs_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """Return -Σ weight · log p over the tokens with a weight other than 0: the supervised loss if weights sum to 1."""
-    return -(torch.where(weights_BT != 0.0, logprobs_BT, 0.0) * weights_BT).sum()

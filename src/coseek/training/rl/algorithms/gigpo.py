@@ -5,15 +5,10 @@ A turn's state is what its trajectory has read: the set of passages that its sea
 state of the paper, which compares observations of an environment.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from coseek.data.trajectory import Trajectory
-from coseek.training.rl.algorithm import GroupSettings, StepRewards, discounted_returns
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages, discounted_returns
 
 
 class GigpoSettings(GroupSettings):
@@ -30,7 +25,7 @@ class GigpoSettings(GroupSettings):
 SETTINGS = GigpoSettings
 
 
-def advantages(step: StepRewards, settings: GigpoSettings) -> "Tensor":
+def advantages(step: StepRewards, settings: GigpoSettings) -> TokenAdvantages:
     """Return A^E + ω A^S at each turn; shape BT. A state that no other turn of the group shares adds 0."""
     import torch
 
@@ -54,6 +49,6 @@ def advantages(step: StepRewards, settings: GigpoSettings) -> "Tensor":
 
 
 def state_of(trajectory: Trajectory, turn: int) -> frozenset[str]:
-    """Ids of the passages that searches before this turn (from 0) found."""
+    """Return the ids of the hits of all searches before this turn (from 0)."""
     searches = (search for search in trajectory.searches if (search.turn or 0) <= turn)
     return frozenset(hit.passage.id for search in searches for hit in search.hits)

@@ -1,11 +1,6 @@
 """GRPO: standardises each reward by the mean and standard deviation of its group (Shao et al. 2024, eq. 4)."""
 
-from typing import TYPE_CHECKING
-
-from coseek.training.rl.algorithm import GroupSettings, StepRewards
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
 
 
 class GrpoSettings(GroupSettings):
@@ -20,7 +15,7 @@ class GrpoSettings(GroupSettings):
 SETTINGS = GrpoSettings
 
 
-def advantages(step: StepRewards, settings: GrpoSettings) -> "Tensor":
+def advantages(step: StepRewards, settings: GrpoSettings) -> TokenAdvantages:
     """Return (r - mean) / std of each group, at every policy token; shape BT."""
     from coseek.training.rl.losses import group_advantages
 

@@ -1,8 +1,8 @@
 """IG-Search: adds to GRPO's advantage what a turn's passages add to the policy's log-probability of the gold answer,
 beyond what passages that others found add (Liang et al. 2026, arXiv 2604.15148).
 
-IG = log p(gold | context with what the turn read) - mean log p(gold | context with what another turn read in its
-place), as the authors' published `ig_reward.py` has it: earlier turns stay, later ones are left out, and the others
+IG = log p(gold | context with the turn's passages) - mean log p(gold | context with another turn's passages in their
+place), as in the authors' published `ig_reward.py`: earlier turns stay, later ones are left out, and the other turns
 are drawn from all runs of the step. A log-probability is the mean over the answer's tokens, of which the authors weigh
 the first three by 3. They let the gain modulate the advantage of the query's tokens; the sum, over the whole turn, is
 ours. Costs 1 + `others` forward passes of the context for every turn.
@@ -12,15 +12,11 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from coseek.data.trajectory import Segment, Trajectory
-from coseek.training.rl.algorithm import GroupSettings, StepRewards
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
 
 
 class IgSearchSettings(GroupSettings):
@@ -35,8 +31,8 @@ class IgSearchSettings(GroupSettings):
 SETTINGS = IgSearchSettings
 
 
-def advantages(step: StepRewards, settings: IgSearchSettings) -> "Tensor":
-    """Return GRPO's advantage + weight · IG; shape BT. A turn that read nothing, and the last one, adds 0."""
+def advantages(step: StepRewards, settings: IgSearchSettings) -> TokenAdvantages:
+    """Return GRPO's advantage + weight · IG; shape BT. IG is 0 for a turn without passages and for the last turn."""
     from coseek.training.rl.losses import group_advantages
 
     episode_B = step.compare_groups(group_advantages)
@@ -58,10 +54,10 @@ def advantages(step: StepRewards, settings: IgSearchSettings) -> "Tensor":
 
 
 def _observations(trajectory: Trajectory) -> dict[int, tuple[Segment, ...]]:
-    """Turn, from 0 → what its searches showed to the next turn."""
-    found = {search.turn for search in trajectory.searches if search.hits}
+    """Return turn, from 0 → the results of its searches in the next turn's context."""
+    turns_with_hits = {search.turn for search in trajectory.searches if search.hits}
     steps = enumerate(pairwise(trajectory.contexts))
-    return {turn: after[len(before) + 1 :] for turn, (before, after) in steps if turn + 1 in found}
+    return {turn: after[len(before) + 1 :] for turn, (before, after) in steps if turn + 1 in turns_with_hits}
 
 
 def _contexts(
@@ -71,7 +67,7 @@ def _contexts(
     pool: Sequence[tuple[Segment, ...]],
     others: int,
 ) -> list[tuple[Segment, ...]]:
-    """The context after a turn, and the same with observations drawn from the pool in place of its own."""
+    """Return the context after a turn, and variants with observations from the pool in place of the turn's."""
     up_to_turn = trajectory.contexts[turn + 1][: len(trajectory.contexts[turn]) + 1]
     candidates = [other for other in pool if other != observation]
     # by the trajectory's seed, so that the same trajectories get the same credit

@@ -8,14 +8,11 @@ itself. Costs a forward pass of every turn's context.
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from coseek.training.rl.algorithm import GroupSettings, StepRewards, discounted_returns
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages, discounted_returns
 
 
 class IgpoSettings(GroupSettings):
@@ -30,7 +27,7 @@ class IgpoSettings(GroupSettings):
 SETTINGS = IgpoSettings
 
 
-def advantages(step: StepRewards, settings: IgpoSettings) -> "Tensor":
+def advantages(step: StepRewards, settings: IgpoSettings) -> TokenAdvantages:
     """Return at each turn the discounted sum of the gains from there on, standardised over all turns of the group; the
     last turn's gain is the reward. Shape BT."""
     import torch

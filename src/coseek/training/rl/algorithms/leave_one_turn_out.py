@@ -8,15 +8,11 @@ advantage is ours. Costs a forward pass of the context for every turn.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from coseek.data.trajectory import Author, Segment, Trajectory
-from coseek.training.rl.algorithm import GroupSettings, StepRewards
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
 
 
 class LeaveOneTurnOutSettings(GroupSettings):
@@ -31,7 +27,7 @@ class LeaveOneTurnOutSettings(GroupSettings):
 SETTINGS = LeaveOneTurnOutSettings
 
 
-def advantages(step: StepRewards, settings: LeaveOneTurnOutSettings) -> "Tensor":
+def advantages(step: StepRewards, settings: LeaveOneTurnOutSettings) -> TokenAdvantages:
     """Return GRPO's advantage + weight · what the gold answer loses without the turn; shape BT. The last turn, whose
     context ends before it, adds 0."""
     from coseek.training.rl.losses import group_advantages
@@ -68,7 +64,7 @@ def _gate(credits: list[list[float]], group: Sequence[int]) -> None:
 
 
 def _contexts(trajectory: Trajectory) -> list[tuple[Segment, ...]]:
-    """The context before the last turn, and the same without each earlier turn and what followed it."""
+    """Return the context before the last turn, and variants without each earlier turn and its observation."""
     starts = [index for index, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
     if not starts:
         return []

@@ -9,12 +9,9 @@ return of 0 and leaves the trajectory itself out of the mean: what is subtracted
 which is unbiased.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from coseek.training.rl.algorithm import GroupSettings, StepRewards
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
 
 
 class MtGrpoSettings(GroupSettings):
@@ -28,7 +25,7 @@ class MtGrpoSettings(GroupSettings):
 SETTINGS = MtGrpoSettings
 
 
-def advantages(step: StepRewards, settings: MtGrpoSettings) -> "Tensor":
+def advantages(step: StepRewards, settings: MtGrpoSettings) -> TokenAdvantages:
     """Return at each turn the reward from there on, less that of the group's trajectories; shape BT."""
     turn_rewards = step.turn_rewards()
     values = [[0.0] * len(rewards) for rewards in turn_rewards]

@@ -1,13 +1,8 @@
 """REINFORCE++: the return of each token, whitened over the step (Hu 2025, eq. 3). Needs no groups."""
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from coseek.training.rl.algorithm import AlgorithmSettings, StepRewards
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import AlgorithmSettings, StepRewards, TokenAdvantages
 
 
 class ReinforcePpSettings(AlgorithmSettings):
@@ -22,7 +17,7 @@ class ReinforcePpSettings(AlgorithmSettings):
 SETTINGS = ReinforcePpSettings
 
 
-def advantages(step: StepRewards, settings: ReinforcePpSettings) -> "Tensor":
+def advantages(step: StepRewards, settings: ReinforcePpSettings) -> TokenAdvantages:
     """Return Σ γ^k r over the policy tokens from each token on, whitened if set; shape BT."""
     from coseek.training.rl.losses import rewards_to_come, whiten
 

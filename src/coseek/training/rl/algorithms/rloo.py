@@ -1,16 +1,11 @@
 """RLOO: subtracts from each reward the mean of the others of its group (Ahmadian et al. 2024, eq. 8)."""
 
-from typing import TYPE_CHECKING
-
-from coseek.training.rl.algorithm import GroupSettings, StepRewards
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
 
 SETTINGS = GroupSettings
 
 
-def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
+def advantages(step: StepRewards, settings: GroupSettings) -> TokenAdvantages:
     """Return r - mean of the others' r, at every policy token; shape BT."""
     from coseek.training.rl.losses import leave_one_out
 

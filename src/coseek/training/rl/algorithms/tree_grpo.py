@@ -5,17 +5,12 @@ Trajectories of a question belong to one tree if they share their first turn. A 
 each of them, and so gets the mean of their advantages: that is the paper's signal of single steps.
 """
 
-from typing import TYPE_CHECKING
-
-from coseek.training.rl.algorithm import GroupSettings, StepRewards
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
 
 SETTINGS = GroupSettings
 
 
-def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
+def advantages(step: StepRewards, settings: GroupSettings) -> TokenAdvantages:
     """Return Â_intra-tree + Â_inter-tree of each trajectory; shape B. A tree of one trajectory adds 0."""
     from coseek.training.rl.losses import group_advantages
 

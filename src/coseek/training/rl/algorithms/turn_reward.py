@@ -1,16 +1,11 @@
 """Turn reward: each turn's own reward, less the mean over the group's turns. No baseline of a state."""
 
-from typing import TYPE_CHECKING
-
-from coseek.training.rl.algorithm import GroupSettings, StepRewards
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
 
 SETTINGS = GroupSettings
 
 
-def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
+def advantages(step: StepRewards, settings: GroupSettings) -> TokenAdvantages:
     """Return the reward of each turn less the mean turn reward of its group; shape BT."""
     turn_rewards = step.turn_rewards()
     values = [[0.0] * len(rewards) for rewards in turn_rewards]

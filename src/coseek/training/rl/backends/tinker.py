@@ -7,7 +7,7 @@ is merged into it when the policy is saved. Precision, micro-batches and paralle
 import io
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
@@ -42,9 +42,9 @@ Reduction: TypeAlias = Literal["sum", "mean"]
 MOST_BYTES = 1 << 34
 """Limit of an adapter's archive."""
 KEYLESS = "tml-none"
-"""Sent where no key is named: the library wants one of this form."""
+"""Sent if no key is set: the library requires a key of this form."""
 ALPHA = 32.0
-"""The protocol has no field for it: servers scale adapters by this / rank."""
+"""Servers scale adapters by this / rank; the protocol has no field for it."""
 
 
 class TinkerSettings(Settings):
@@ -99,31 +99,29 @@ class TinkerClient:
             return submit().result()
 
     def new_adapter(self, lora: "LoraSettings") -> "TrainingClient":
-        """A new LoRA adapter of the base model, in training."""
+        """Create a LoRA adapter of the base model to train."""
         with self.errors():
             return self._service.create_lora_training_client(
                 self.base_model, rank=lora.rank, seed=lora.seed, train_unembed=False
             )
 
     def base_sampler(self) -> "SamplingClient":
-        """The base model, without an adapter."""
+        """Return a sampler of the base model, without an adapter."""
         with self.errors():
             return self._service.create_sampling_client(base_model=self.base_model)
 
     def download(self, path: str) -> "tuple[dict[str, Tensor], JsonObject]":
-        """The weights and the settings of an adapter that was saved at `path`, as the library `peft` names them."""
+        """Download the weights and the settings of an adapter that was saved at `path`, in the format of `peft`."""
         from safetensors.torch import load
 
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
         rest = self._service.create_rest_client()
         url = str(self.wait(lambda: rest.get_checkpoint_archive_url(run, checkpoint)).url)
-        calls = HttpClient(url, name=self.url, most_bytes=MOST_BYTES)
         try:
-            packed = calls.fetch("GET", "")
+            with closing(HttpClient(url, name=self.url, most_bytes=MOST_BYTES)) as calls:
+                packed = calls.fetch("GET", "")
         except HttpFailure as error:
             raise ModelError(str(error)) from None
-        finally:
-            calls.close()
         try:
             with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
                 weights = _member(archive, "adapter_model.safetensors")
@@ -134,25 +132,21 @@ class TinkerClient:
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    """The bytes of a file of the archive, in whichever folder. Raises `KeyError` without one."""
+    """Read a file of the archive, in any of its folders. Raises `KeyError` without one."""
     for member in archive:
-        matches = member.isfile() and member.name.rpartition("/")[2] == name
-        file = archive.extractfile(member) if matches else None
-        if file is not None:
+        if member.name.rpartition("/")[2] == name and (file := archive.extractfile(member)) is not None:
             return file.read()
     raise KeyError(name)
 
 
 def _check_reachable(url: str) -> None:
-    """Raise `SettingError` where no server answers: the library would go on trying for minutes."""
-    calls = HttpClient(url, HttpSettings(attempts=1))
+    """Raise `SettingError` if no server answers: the library would retry for minutes."""
     try:
-        calls.fetch("GET", "/api/v1/healthz")
+        with closing(HttpClient(url, HttpSettings(attempts=1))) as calls:
+            calls.fetch("GET", "/api/v1/healthz")
     except HttpFailure as error:
         if error.status is None:
             raise SettingError(f"{error}; start the Tinker server, or check rl.backend_settings.url") from None
-    finally:
-        calls.close()
 
 
 SETTINGS = TinkerSettings
@@ -161,7 +155,7 @@ CHECKED_TOKENS = 48
 
 
 def check(settings: RlSettings) -> None:
-    """Raise `SettingError` for what the protocol cannot do, by name."""
+    """Raise `SettingError` for settings that the protocol does not support."""
     lora, optimizer = settings.policy.lora, settings.policy.optimizer
     critic = open_algorithm(settings).needs_critic
     for unsupported, reason in (
@@ -208,7 +202,7 @@ class TinkerBackend:
         self.workers = workers
         self._client = TinkerClient(self.settings)
         self._twin = Policy(network, settings.policy, 0)
-        """Has an adapter of the same shape, which is filled when the policy is saved."""
+        """Holds an adapter of the same shape, which receives the server's weights when the policy is saved."""
         self._samplers: list[TinkerSampler] = []
         base = TinkerReference(self._client)
         self._check_base(base, settings.monitor.logprob_gap)
@@ -239,20 +233,25 @@ class TinkerBackend:
         """Write the network with the server's adapter. Raises `ModelError` if that is of another shape."""
         import torch
 
+        from coseek.training.learner.policy import adapter_tensors
+
         weights = self.adapter_weights()
         with torch.no_grad():
-            for name, weight in self._adapter_of_twin().items():
+            for name, weight in adapter_tensors(self._twin.model).items():
                 weight.copy_(weights[name])
         self._twin.save(folder, extra)
 
     def adapter_weights(self) -> "dict[str, Tensor]":
-        """Download the weights of the adapter. Raises `ModelError` if they are no adapter of the network."""
+        """Download the weights of the adapter. Raises `ModelError` if they do not fit the network."""
+        from coseek.training.learner.policy import adapter_tensors
+
         self._saved += 1
         name = f"policy-{self.policy.updates_done:06}-{self._saved}"
         path = str(self._client.wait(lambda: self.policy.adapter.save_weights_for_sampler(name)).path)
         weights, config = self._client.download(path)
         expected, received = (
-            {name: weight.shape for name, weight in adapter.items()} for adapter in (self._adapter_of_twin(), weights)
+            {name: weight.shape for name, weight in adapter.items()}
+            for adapter in (adapter_tensors(self._twin.model), weights)
         )
         if expected != received or config.get("lora_alpha") != ALPHA:
             raise ModelError(
@@ -260,15 +259,6 @@ class TinkerBackend:
                 f"merged here; the adapter is at {path}"
             )
         return weights
-
-    def _adapter_of_twin(self) -> "dict[str, Tensor]":
-        from coseek.models.lora import adapted_layers
-
-        return {
-            f"base_model.model.{name}.lora_{letter}.weight": layer.lora_A if letter == "A" else layer.lora_B
-            for name, layer in adapted_layers(self._twin.model).items()
-            for letter in "AB"
-        }
 
     def _check_base(self, base: "TinkerReference", max_gap: float) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""verl backend: verl trains in a loop and processes of its own, whose workers play coseek's episodes."""
+"""verl backend: verl trains with its own loop and processes, whose workers play coseek's episodes."""
 
 from typing import Literal
 
@@ -11,10 +11,10 @@ LOOP = "coseek.pipelines.verl.config"
 
 
 class VerlSettings(Settings):
-    """Machines and servers, of which a recipe says nothing else."""
+    """Machines and servers, which a recipe does not set elsewhere."""
 
     python: str | None = None
-    """The Python that verl and coseek are installed for; this one when not set."""
+    """The Python in which verl and coseek are installed; this one if not set."""
     nodes: int = Field(default=1, ge=1)
     """Machines."""
     gpus: int = Field(default=8, ge=1)
@@ -35,5 +35,5 @@ SETTINGS = VerlSettings
 
 
 def verl_settings(settings: RlSettings) -> VerlSettings:
-    """The settings in `rl.backend_settings`."""
+    """Return the settings in `rl.backend_settings`."""
     return make_settings(VerlSettings, settings.backend_settings, "rl.backend_settings")

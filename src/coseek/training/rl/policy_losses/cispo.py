@@ -3,14 +3,9 @@
 PPO's clip drops the gradient of rare tokens whose probability has grown, such as the word that begins a reflection.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings, TokenLosses
 
 
 class CispoSettings(PolicyLossSettings):
@@ -25,7 +20,7 @@ class CispoSettings(PolicyLossSettings):
 SETTINGS = CispoSettings
 
 
-def token_losses(batch: LossBatch, settings: CispoSettings) -> "Tensor":
+def token_losses(batch: LossBatch, settings: CispoSettings) -> TokenLosses:
     """Return -sg(clip(ρ, min_weight, max_weight)) A log π; shape bt."""
     weights_bt = batch.ratios_bt.detach().clamp(settings.min_weight, settings.max_weight)
     return -weights_bt * batch.advantages_bt * batch.new_bt

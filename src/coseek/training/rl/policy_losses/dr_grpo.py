@@ -4,18 +4,8 @@ Dividing by a run's own length teaches long wrong answers. The other half of the
 by the spread, is the setting `scale_by_std: false` of the algorithm `grpo`.
 """
 
-from typing import TYPE_CHECKING
+from coseek.training.rl.policy_losses.ppo_clip import SETTINGS, token_losses
 
-from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings
-from coseek.training.rl.policy_losses import ppo_clip
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-SETTINGS = PolicyLossSettings
 LOSS_AGG_MODE = "seq-mean-token-sum-norm"
 
-
-def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
-    """Return PPO's token loss; shape bt."""
-    return ppo_clip.token_losses(batch, settings)
+__all__ = ["LOSS_AGG_MODE", "SETTINGS", "token_losses"]

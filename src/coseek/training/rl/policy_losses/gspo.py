@@ -1,21 +1,16 @@
 """GSPO: ratio and clip of a whole run (Zheng et al. 2025, eq. 5 to 7).
 
 With `rl.loss_agg_mode=seq-mean-token-mean` the loss is the paper's. Its clips are far narrower than PPO's:
-`rl.clip_ratio_low=3e-4`,
-`rl.clip_ratio_high=4e-4`. An advantage may differ from token to token (GSPO-token, eq. 13 and 14).
+`rl.clip_ratio_low=3e-4`, `rl.clip_ratio_high=4e-4`. An advantage may differ from token to token (GSPO-token, eq. 13
+and 14).
 """
 
-from typing import TYPE_CHECKING
-
-from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings, TokenLosses
 
 SETTINGS = PolicyLossSettings
 
 
-def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
+def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> TokenLosses:
     """Return -min(s A, clip(s, 1 - clip_ratio_low, 1 + clip_ratio_high) A); shape bt.
 
     s = exp(mean of log ρ over the run's policy tokens) is the value at every token, and its gradient there is that of

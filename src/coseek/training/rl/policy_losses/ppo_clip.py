@@ -1,16 +1,11 @@
 """PPO's clipped surrogate, token by token (Schulman et al. 2017, eq. 7), as GRPO and DAPO take it."""
 
-from typing import TYPE_CHECKING
-
-from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings, TokenLosses
 
 SETTINGS = PolicyLossSettings
 
 
-def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
+def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> TokenLosses:
     """Return -min(ρ A, clip(ρ, 1 - clip_ratio_low, 1 + clip_ratio_high) A); shape bt. DAPO: clip_ratio_high 0.28."""
     import torch
 

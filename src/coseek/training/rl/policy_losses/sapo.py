@@ -1,13 +1,8 @@
 """SAPO: a soft gate in place of PPO's clip (Gao et al. 2025, "Soft Adaptive Policy Optimization", eq. 5 and 6)."""
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings, TokenLosses
 
 
 class SapoSettings(PolicyLossSettings):
@@ -22,7 +17,7 @@ class SapoSettings(PolicyLossSettings):
 SETTINGS = SapoSettings
 
 
-def token_losses(batch: LossBatch, settings: SapoSettings) -> "Tensor":
+def token_losses(batch: LossBatch, settings: SapoSettings) -> TokenLosses:
     """Return -4/τ σ(τ (ρ - 1)) A; shape bt. At ρ = 1 its gradient is that of the unclipped surrogate."""
     import torch
 
