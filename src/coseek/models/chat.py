@@ -190,10 +190,10 @@ def _strip(content: Content, start: bool, end: bool) -> list[TextPart | tuple[in
 
 def begin_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The beginning-of-text token, if the tokenizer puts one before texts."""
-    bos_id = tokenizer.fast.bos_token_id if isinstance(tokenizer, HfTokenizer) else None
-    if not isinstance(tokenizer, HfTokenizer) or not isinstance(bos_id, int):
+    if not isinstance(tokenizer, HfTokenizer):
         return ()
-    return (bos_id,) if list(tokenizer.fast("").input_ids)[:1] == [bos_id] else ()
+    first = list(tokenizer.fast("").input_ids)[:1]
+    return tuple(first) if first == [tokenizer.fast.bos_token_id] else ()
 
 
 def render_template(
@@ -221,7 +221,6 @@ def render_template(
 
 _SLOT = re.compile("\ue000([0-9]+)(\n|\\\\n)\ue001")
 """A placeholder. A template that writes a content as JSON escapes its line break."""
-_NOTHING = re.compile("(?!)")
 _FORMS = ((False, False), (True, False), (False, True), (True, True))
 """(arguments as JSON texts, one call per turn): alternatives for templates that refuse several calls with objects."""
 Names: TypeAlias = tuple[str, ...]
@@ -253,15 +252,11 @@ class ResultFrame:
         if len(results) == len(self.before):
             parts.append(TextPart(self.after, trusted=True))
         ids = encode_content(tokenizer, parts)
-
-        def decoded_length(count: int) -> int:
-            return len(tokenizer.decode(ids[:count]))
-
         cuts = [0]
         for end in ends[:-1]:
-            cuts.append(bisect_left(range(len(ids)), end, lo=cuts[-1], key=decoded_length))
-        cuts.append(len(ids))
-        return [ids[start:end] for start, end in pairwise(cuts)]
+            cut = bisect_left(range(len(ids)), end, cuts[-1], key=lambda count: len(tokenizer.decode(ids[:count])))
+            cuts.append(cut)
+        return [ids[start:end] for start, end in pairwise([*cuts, len(ids)])]
 
 
 @dataclass(frozen=True)
@@ -333,17 +328,16 @@ class ToolChat:
     @cached_property
     def _special(self) -> re.Pattern[str]:
         special = [token.content for token in self.tokenizer.fast.added_tokens_decoder.values() if token.special]
-        return alternatives(special) or _NOTHING
+        return alternatives(special)
 
     def _frame(self, roles: tuple[str, ...], turns: tuple[Names, ...], end: str) -> ResultFrame:
-        first_error: DataError | None = None
+        errors: list[DataError] = []
         for as_text, single in _FORMS:
             try:
                 return self._difference(_PlaceholderChat(as_text, single), roles, turns, end)
             except DataError as error:
-                first_error = first_error or error
-        assert first_error is not None
-        raise first_error
+                errors.append(error)
+        raise errors[0]
 
     def _difference(
         self, chat: "_PlaceholderChat", roles: tuple[str, ...], turns: tuple[Names, ...], end: str

@@ -113,15 +113,11 @@ class KVCache:
 
     def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
         """Exchange two lists of slots, without repetitions; no row is longer than `columns`."""
-        both, crossed = torch.cat((first_N, second_N)), torch.cat((second_N, first_N))
-        for keys_or_values in (*self.keys.values(), *self.values.values()):
-            used = keys_or_values[:, :, :columns]
-            used[both] = used[crossed]
-        for state in self.states.values():
-            state[both] = state[crossed]
+        self.copy(torch.cat((first_N, second_N)), torch.cat((second_N, first_N)), columns)
 
     def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
-        """Copy the first `columns` columns and the states of slots to other slots."""
+        """Copy the first `columns` columns and the states of slots to other slots. All are read before any is
+        written."""
         for keys_or_values in (*self.keys.values(), *self.values.values()):
             used = keys_or_values[:, :, :columns]
             used[to_N] = used[from_N]

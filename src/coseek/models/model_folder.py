@@ -79,10 +79,8 @@ def library_reads(folder: Path, what: str) -> Iterator[None]:
         yield
     except CoseekError:
         raise
-    except Exception as error:  # noqa: BLE001 (see above)
-        raise DataError(f"{folder} holds no {what} that can be opened: {first_line(error)}") from None
     except BaseException as error:
-        if type(error).__name__ != _PANIC:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
             raise
         raise DataError(f"{folder} holds no {what} that can be opened: {first_line(error)}") from None
 
@@ -173,12 +171,9 @@ def vocabulary_size(folder: Path) -> int:
 def _size(folder: Path, name: str) -> int:
     path = folder / "config.json"
     config = read_json(path, foreign=True) if path.is_file() else None
-    config = config if isinstance(config, dict) else {}
-    for part in (config.get("text_config"), config):
-        size = part.get(name) if isinstance(part, dict) else None
-        if isinstance(size, int):
-            return size
-    return 0
+    text_config = config.get("text_config") if isinstance(config, dict) else None
+    sizes = (part.get(name) for part in (text_config, config) if isinstance(part, dict))
+    return next((size for size in sizes if isinstance(size, int)), 0)
 
 
 def shape_of_config(config: object, source: Path | str = "the model's configuration") -> Shape:

@@ -128,17 +128,6 @@ def _check_quantized(folder: Path, load: Load) -> None:
         )
 
 
-def check_language_model(folder: Path, model: PreTrainedModel, loads: Sequence[Load]) -> None:
-    """`check_whole`, and raise `DataError` for an encoder, whose tokens attend to later ones."""
-    check_whole(folder, loads)
-    config = model.config
-    if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and getattr(config, "is_decoder", True) is False:
-        raise DataError(
-            f"{folder} holds an encoder ({config.model_type}), which cannot write text; name the folder of a causal "
-            "language model"
-        )
-
-
 def listed(names: Sequence[str]) -> str:
     """The first names of a list, and the number of the others."""
     shown = ", ".join(names[:2])
@@ -174,22 +163,20 @@ def _check_ignored(folder: Path, load: Load) -> None:
 
 def _is_in_layer(name: str, layers: dict[str, nn.Module]) -> bool:
     """Whether the tensor is in or below a layer of the model that has weights and no sublayers."""
-    parents = name.split(".")
-    for end in range(len(parents) - 1, 0, -1):
-        layer = layers.get(".".join(parents[:end]))
-        if layer is not None:
+    while name := name.rpartition(".")[0]:
+        if (layer := layers.get(name)) is not None:
             return not any(layer.children()) and any(True for _ in layer.parameters(recurse=False))
     return False
 
 
 def _is_extra_layer(name: str, layers: dict[str, nn.Module]) -> bool:
     """Whether the tensor belongs to a list of layers that is longer in the folder than in the model."""
-    parents = name.split(".")
-    return any(
-        parents[end].isdigit() and isinstance(layers.get(".".join(parents[:end])), nn.ModuleList)
-        for end in range(1, len(parents))
-        if ".".join(parents[: end + 1]) not in layers
-    )
+    while name:
+        parent, _, number = name.rpartition(".")
+        if name not in layers and number.isdigit() and isinstance(layers.get(parent), nn.ModuleList):
+            return True
+        name = parent
+    return False
 
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -218,12 +205,19 @@ def check_weights(folder: Path) -> None:
 
 
 def _load(folder: Path, dtype: torch.dtype | str, kernel: str | None) -> PreTrainedModel:
+    """Load and check a folder's weights. An encoder, whose tokens attend to later ones, is a `DataError`."""
     with library_reads(folder, "language model"), recorded_loads() as loads, quiet():
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=kernel, local_files_only=True
         )
     assert isinstance(model, PreTrainedModel)
-    check_language_model(folder, model, loads)
+    check_whole(folder, loads)
+    config = model.config
+    if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and getattr(config, "is_decoder", True) is False:
+        raise DataError(
+            f"{folder} holds an encoder ({config.model_type}), which cannot write text; name the folder of a causal "
+            "language model"
+        )
     return model
 
 
@@ -248,19 +242,16 @@ def save_model(model: PreTrainedModel, tokenizer: HfTokenizer, folder: Path) -> 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Disable the library's progress bars inside the block."""
-    if not library_logging.is_progress_bar_enabled():
-        yield
-        return
+    was_enabled = library_logging.is_progress_bar_enabled()
     library_logging.disable_progress_bar()
     try:
         yield
     finally:
-        library_logging.enable_progress_bar()
+        if was_enabled:
+            library_logging.enable_progress_bar()
 
 
-def _is_relevant(record: logging.LogRecord) -> bool:
-    # The faster GPU kernel of short convolutions cannot be installed on a laptop, so its absence is not reported.
-    return "causal_conv1d" not in record.getMessage()
-
-
-logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_relevant)
+# The faster GPU kernel of short convolutions cannot be installed on a laptop, so its absence is not reported.
+logging.getLogger("transformers.integrations.hub_kernels").addFilter(
+    lambda record: "causal_conv1d" not in record.getMessage()
+)

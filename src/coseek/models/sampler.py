@@ -21,6 +21,7 @@ from coseek.hardware.placement import Precision, PrecisionSetting, SamplingPreci
 from coseek.models.engine import Engine, PromptPiece, SlotTable, TokenBlock, plan_prefix_sharing
 from coseek.models.engines.fused import FusedEngine
 from coseek.models.engines.general import GeneralEngine
+from coseek.models.engines.layers import family_of
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.model_folder import shape_of_config
 from coseek.models.pretrained import DTYPES
@@ -84,12 +85,12 @@ class Sampler:
         self._is_end = _eos_table(model, tokenizer)
         max_positions = int(getattr(config, "max_position_embeddings", 0) or 2**31)
         self._max_length = min(max_positions, self.settings.max_tokens or max_positions)
-        self._max_rows = self.settings.max_rows
+        self.max_rows = self.settings.max_rows
         if self.settings.cache_gib is not None:
             fitting = rows_that_fit(self.settings.cache_gib, model, dtype, self._max_length)
-            self._max_rows = max(1, min(self._max_rows, fitting))
-        self._engine.cache.expect(self._max_rows, self._max_length)
-        self._table = SlotTable(self._max_rows)
+            self.max_rows = max(1, min(self.max_rows, fitting))
+        self._engine.cache.expect(self.max_rows, self._max_length)
+        self._table = SlotTable(self.max_rows)
         self._waiting: dict[int, Request] = {}
         """Requests that wait for a free slot."""
         self._unread: dict[int, tuple[int, ...]] = {}
@@ -99,7 +100,6 @@ class Sampler:
         """Prefill tokens since the sampler was made."""
         self.tokens_copied = 0
         """Tokens copied from other rows instead of being read."""
-        self.tokens_written = 0
 
     def start(self, request: Request) -> None:
         self._check_new(request.key)
@@ -134,10 +134,6 @@ class Sampler:
         self._copy([(source, slot)])
         table.pending[slot] = table.pending[source]
         self.extend(request)
-
-    @property
-    def max_rows(self) -> int:
-        return self._max_rows
 
     def close(self, key: int) -> None:
         self._waiting.pop(key, None)
@@ -219,11 +215,10 @@ class Sampler:
         self._reserve(0)  # a new row may have a slot that the engine has not allocated
         self._exchange(*table.partition(front))
         table.live += len(self._unread)
-        pieces = []
-        for key, ids in self._unread.items():
-            slot = table.slot_of[key]
+        unread = [(table.slot_of[key], ids) for key, ids in self._unread.items()]
+        for slot, ids in unread:
             table.pending[slot] = ids[-1]
-            pieces.append((slot, ids[:-1]))
+        pieces = [(slot, ids[:-1]) for slot, ids in unread]
         self._unread = {}
         self._reserve(int(table.ends[: table.live].max()))
         self._engine.cache.clear(_indices([slot for slot, _ in pieces if table.length[slot] == 0], self._engine.device))
@@ -305,7 +300,7 @@ class Sampler:
         for number in range(count):
             end = int(starts_SB[number].max()) + 1
             logits_BV = self._engine.step(ids_B, starts_S[number], end)[:live]
-            sampled_B, logprobs_B = self._sample(logits_BV, uniform_SB[number])
+            sampled_B, logprobs_B = sample_filtered(logits_BV, uniform_SB[number], self.settings)
             ids_B = sampled_B if padded == live else torch.cat((sampled_B, ids_B[live:]))
             samples_S.append(torch.stack((sampled_B.double(), logprobs_B.double())))
         # One transfer, since each waits for the device. A double represents every id.
@@ -319,7 +314,6 @@ class Sampler:
         going = np.ones(table.live, np.bool_)
         for ids, logprobs in zip(ids_SB, logprobs_SB, strict=True):
             table.record(going, ids, logprobs)
-            self.tokens_written += int(going.sum())
             candidates = self._stops.maybe[ids] | self._is_end[ids] | ~np.isfinite(logprobs)
             candidates |= (table.written >= table.budget)[: table.live]
             for slot in np.flatnonzero(candidates & going).tolist():
@@ -329,11 +323,6 @@ class Sampler:
                     going[slot] = False
         self._exchange(*table.partition(going))
         table.live = int(going.sum())
-
-    def _sample(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens of the live rows, with their log-probabilities."""
-        settings = self.settings
-        return sample_filtered(logits_BV, uniform_B, settings.temperature, settings.top_p, settings.top_k)
 
     def _turn(self, slot: int, broken: bool) -> Turn | None:
         """The turn in a slot, if it has ended."""
@@ -359,7 +348,7 @@ class Sampler:
 
 def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
     """The fastest engine that supports the network."""
-    return FusedEngine(model, dtype) if FusedEngine.can_run(model) else GeneralEngine(model, dtype)
+    return GeneralEngine(model, dtype) if family_of(model) is None else FusedEngine(model, dtype)
 
 
 def rows_that_fit(gib: float, model: PreTrainedModel, dtype: Precision, tokens: int) -> int:
@@ -396,10 +385,9 @@ def _indices(values: NDArray[np.int64] | Sequence[int], device: torch.device) ->
 def _eos_table(model: PreTrainedModel, tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """Which ids are end-of-text tokens of the tokenizer or the model's generation settings."""
     table = np.zeros(int(model.config.get_text_config().vocab_size), np.bool_)
-    config = model.generation_config
-    eos_ids = config.eos_token_id if config is not None else None
-    ends = {tokenizer.eos_id, *(eos_ids if isinstance(eos_ids, list) else [eos_ids] if eos_ids is not None else [])}
-    table[[end for end in ends if end < len(table)]] = True
+    eos_ids = getattr(model.generation_config, "eos_token_id", None)
+    ends = (tokenizer.eos_id, *(eos_ids if isinstance(eos_ids, list) else [eos_ids]))
+    table[[end for end in ends if end is not None and end < len(table)]] = True
     return table
 
 
@@ -438,13 +426,11 @@ def sample_tokens(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> t
     return ids_B1[:, 0], (shifted_BV.gather(1, ids_B1) - total_B1.log())[:, 0]
 
 
-def sample_filtered(
-    logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: float, top_k: int
-) -> tuple[Tensor, Tensor]:
+def sample_filtered(logits_BV: Tensor, uniform_B: Tensor, settings: SamplerSettings) -> tuple[Tensor, Tensor]:
     """`sample_tokens` of filtered logits."""
-    if top_p < 1.0 or top_k:
-        logits_BV = filter_logits(logits_BV, temperature, top_p, top_k)
-    return sample_tokens(logits_BV, uniform_B, temperature)
+    if settings.top_p < 1.0 or settings.top_k:
+        logits_BV = filter_logits(logits_BV, settings.temperature, settings.top_p, settings.top_k)
+    return sample_tokens(logits_BV, uniform_B, settings.temperature)
 
 
 def filter_logits(logits_BV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:

@@ -6,6 +6,7 @@ Callers supply the special strings of protocols.
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,9 +51,9 @@ class HfTokenizer:
         added = self._trusted.get_added_tokens_decoder().values()
         # `encode_special_tokens` covers only tokens marked special; Qwen marks <think> and <tool_call> as not special.
         # Gemma's line breaks are added tokens, too, and stay whole.
-        self._not_special = alternatives(
-            [token.content for token in added if not token.special and not token.content.isspace()]
-        )
+        not_special = [token.content for token in added if not token.special and not token.content.isspace()]
+        # A lookahead, so that overlapping tokens are all found.
+        self._not_special = re.compile(f"(?={alternatives(not_special).pattern})")
 
     @classmethod
     def load(cls, folder: Path) -> "HfTokenizer":
@@ -115,11 +116,12 @@ class HfTokenizer:
         return list(self._trusted.encode(text, add_special_tokens=False).ids)
 
     def encode_data(self, text: str) -> list[int]:
-        if self._not_special is None:
-            return list(self._untrusted.encode(text, add_special_tokens=False).ids)
+        """See `Tokenizer`. The text is split after the first character of every token that is not special, so that no
+        piece contains one."""
+        cuts = [0, *(match.start() + 1 for match in self._not_special.finditer(text)), len(text)]
         ids: list[int] = []
-        for piece in _split_inside(self._not_special, text):
-            ids += self._untrusted.encode(piece, add_special_tokens=False).ids
+        for start, end in pairwise(cuts):
+            ids += self._untrusted.encode(text[start:end], add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -139,17 +141,14 @@ class ByteTokenizer:
         self._special_ids = {token: self.eos_id + index for index, token in enumerate((END, *special_tokens))}
         self._bytes = {byte: bytes((byte,)) for byte in range(self.eos_id)}
         self._bytes |= {ident: token.encode() for token, ident in self._special_ids.items()}
-        self._pattern = alternatives(list(self._special_ids))
+        self._special = re.compile(f"({alternatives(list(self._special_ids)).pattern})")
         self.size = self.eos_id + len(self._special_ids)
 
     def encode(self, text: str) -> list[int]:
-        assert self._pattern is not None
         ids: list[int] = []
-        end = 0
-        for match in self._pattern.finditer(text):
-            ids += [*text[end : match.start()].encode(), self._special_ids[match.group()]]
-            end = match.end()
-        return [*ids, *text[end:].encode()]
+        for piece in self._special.split(text):
+            ids += [self._special_ids[piece]] if piece in self._special_ids else piece.encode()
+        return ids
 
     def encode_data(self, text: str) -> list[int]:
         return list(text.encode())
@@ -212,20 +211,9 @@ def _adds_bos(folder: Path) -> bool:
     return file.is_file() and read_json_object(file, foreign=True).get("add_bos_token") is True
 
 
-def alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:
-    """A pattern that matches any of the tokens, the longest first."""
-    if not tokens:
-        return None
-    return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))
-
-
-def _split_inside(pattern: re.Pattern[str], text: str) -> list[str]:
-    """Split the text after the first character of every match, so that no piece contains a match."""
-    pieces, start = [], 0
-    while match := pattern.search(text, start):
-        pieces.append(text[start : match.start() + 1])
-        start = match.start() + 1
-    return [*pieces, text[start:]]
+def alternatives(tokens: Sequence[str]) -> re.Pattern[str]:
+    """A pattern that matches any of the tokens, the longest first; without tokens it matches nothing."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
 
 
 REPLACEMENT = "\ufffd"

@@ -9,8 +9,7 @@ from tests.examples_drawn import at_most
 
 from coseek.core.errors import DataError
 from coseek.data.question import Question, plan_of
-from coseek.lab.world.lexicon import laptop_lexicon
-from coseek.lab.world.oracle import GOLD, MISLEADING, OTHER_HOP, SUPPORT, Oracle
+from coseek.lab.world.oracle import GOLD, MISLEADING, OTHER_HOP, SUPPORT
 from coseek.lab.world.plan import kind_of
 from coseek.lab.world.world import World, WorldSettings, make_world
 
@@ -133,7 +132,3 @@ def test_a_query_that_fits_two_hops_alike_is_for_any_hop() -> None:
     assert first.relation == second.relation
     assert world().oracle.hop_of(comparison, first.relation) is None
     assert world().oracle.hop_of(comparison, f"{second.mention} {second.relation}") == 1
-
-
-def test_the_oracle_survives_its_file_format() -> None:
-    assert Oracle.from_json(world().oracle.to_json(), laptop_lexicon()) == world().oracle

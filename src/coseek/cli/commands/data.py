@@ -366,7 +366,7 @@ def label_lines(out: Path, summary: LabelImport) -> Iterator[str]:
 def question_lines(out: Path, summary: SynthesisSummary) -> Iterator[str]:
     """How many questions were made, and what each gate dropped."""
     for split, counts in summary.questions.items():
-        by_hops = ", ".join(f"{count:,} of {hops} hop{'s' if hops > 1 else ''}" for hops, count in counts.items())
+        by_hops = ", ".join(f"{count:,} of {hops} hop{'s' if hops != '1' else ''}" for hops, count in counts.items())
         yield f"{split}: {sum(counts.values()):,} questions ({by_hops})"
     if summary.calls:
         yield f"generator: {', '.join(f'{count:,} {name}' for name, count in summary.calls.items())}"

@@ -1,36 +1,30 @@
 """Expert: the scripted demonstrator. It knows the plan of a laptop world's question, or the gold path of another, and
 not the answer.
 
-It states a fact only after a search has found the passage with it, one hop per search, in the lines of a rationale
-(`lab/world/rationales.py`), which the shipped base model has learnt to write: what was found, then what is needed next.
-Its mistakes are deliberate and can be set, so that a policy warm-started on its demonstrations can still improve. It
-declines only what the world has marked as unanswerable, after searches that missed.
+It states a fact only after a search has found its passage, one hop per search, in the lines of a rationale
+(`lab/world/rationales.py`), which the shipped base model has learnt to write: the last fact, then what is needed next.
+Its deliberate mistakes are settings, so that a policy warm-started on its demonstrations can still improve. It declines
+only questions that the world has marked as unanswerable, after searches that missed.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import shown_documents
-from coseek.agents.protocol import Protocol
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
 from coseek.data.question import KNOWN, Question, Step, plan_of
-from coseek.data.trajectory import Search, Trajectory
+from coseek.data.trajectory import Search
+from coseek.lab.training.drills import make_drills
 from coseek.lab.world.lexicon import laptop_lexicon
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.plan import LIST, answer_of, constraints_of, kind_of, listed, wanted
-from coseek.lab.world.rationales import NEXT, NOW, compared, line, step_line
-from coseek.models.model import EpisodeState, Tokenizer
-
-if TYPE_CHECKING:
-    from coseek.lab.world.world import World
-
-MISSED = " Not found ."
+from coseek.lab.world.rationales import MISSED, NEXT, NOW, compared, line, step_line
+from coseek.models.model import EpisodeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +40,12 @@ class ExpertSettings(Settings):
     """The expert's habits, and the rates of its deliberate mistakes."""
 
     question_first: float = Field(default=0.0, ge=0, le=1)
-    """Share of questions that it searches as they stand before it looks for a fact. A small policy copies a question
-    more surely than it picks a name out of it."""
+    """Share of questions whose own text is its first query. A small policy copies a question more reliably than it
+    picks a name out of it."""
     stop_early: float = Field(default=0.5, ge=0, le=1)
-    """Share of multi-step questions that it answers before the last step, from what it has found."""
+    """Share of multi-step questions that it answers before the last step, from the facts found so far."""
     guess_comparisons: bool = True
-    """Whether comparisons are broken off as well, with a guess between the two names."""
+    """Whether it also stops early in comparisons, with a guess between the two names."""
     bad_query: float = Field(default=0.2, ge=0, le=1)
     """Share of searches with an underspecified query."""
     blind_guess: float = Field(default=0.04, ge=0, le=1)
@@ -61,13 +55,13 @@ class ExpertSettings(Settings):
     give_up: float = Field(default=0.5, ge=0, le=1)
     """Probability of giving up after a search that missed, instead of searching again with another query."""
     retries: int = Field(default=2, ge=0)
-    """Other queries tried for one fact before it gives up in any case."""
+    """Maximum number of further queries for one fact before it gives up."""
     max_searches: int = Field(default=8, ge=1)
-    """Searches after which it answers from what it has found."""
+    """Searches after which it answers from the facts found so far."""
     restate: bool = False
-    """After a fact write the question that is left, or the answer when nothing is left: a small policy then copies
-    what it needs next from the words before, instead of counting the hops. A demonstration that breaks off does not: so
-    RL can unlearn to break off, and still ends short questions."""
+    """Write the remaining question after each fact, and the answer after the last one: a small policy then copies what
+    it needs next from the words before, instead of counting the hops. A demonstration that stops early does not, so
+    that RL can unlearn to stop early, and still ends short questions."""
 
 
 SETTINGS = ExpertSettings
@@ -78,7 +72,7 @@ PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, recall=0, giv
 
 
 class ExpertAgent:
-    """A scripted agent for questions with a plan or a path; others are refused."""
+    """A scripted agent for questions with a plan or a path; `plan_of` raises `DataError` for any other."""
 
     def __init__(self, settings: ExpertSettings | None = None) -> None:
         self.settings = settings or ExpertSettings()
@@ -94,7 +88,7 @@ class ExpertAgent:
         return replace(move, selected=_gold_found(so_far)) if so_far.searches else move
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """Answer from what was found so far, at least with the title found first."""
+        """Answer from the facts found so far, else with the title ranked first."""
         plan = plan_of(so_far.question)
         if so_far.question.meta.get(KNOWN) and not so_far.searches:
             return self._recall(so_far.question, plan)
@@ -113,10 +107,10 @@ class ExpertAgent:
         if not searches and rng.random() < self.settings.blind_guess:
             return Move(spaced("I guess ."), answer=spaced(_blind_guess(question, plan, rng)))
         first = self.settings.question_first
-        if first and not searches and rng.random() < first:  # 0 draws nothing: demonstrations stay as they were
+        if first and not searches and rng.random() < first:  # at 0 nothing is drawn: older seeds give the same
             return Move(spaced("First the question ."), queries=(spaced(question.question.strip()),))
         if not done and misses and searches[0].query.strip() == question.question.strip():
-            misses -= 1  # it asked for no fact
+            misses -= 1  # the question itself is a query for no fact
         if done == len(plan):
             return self._conclude(question, plan, passages)
         if len(searches) >= self.settings.max_searches or self._gives_up(misses, rng):
@@ -129,12 +123,11 @@ class ExpertAgent:
         return Move(self._report(question, plan, passages, misses), queries=(spaced(query),))
 
     def _report(self, question: Question, plan: Sequence[Step], passages: Sequence[Shown], misses: int) -> str:
-        """State what was found, or that nothing was, and what is needed next."""
+        """The last fact, or that a search missed, then what is needed next."""
         needed = f"{NEXT} {wanted(question, plan[len(passages)])} ."
         if misses:
             return f"{MISSED}{needed}"
-        fact = _fact(question, plan[len(passages) - 1], passages[-1], self.settings.restate) if passages else ""
-        return f"{fact}{needed}"
+        return "".join([*self._facts(question, plan, passages)[-1:], needed])
 
     def _gives_up(self, misses: int, rng: random.Random) -> bool:
         return misses > self.settings.retries or (misses > 0 and rng.random() < self.settings.give_up)
@@ -146,7 +139,7 @@ class ExpertAgent:
         return float(1 - (1 - self.settings.stop_early) ** (1 / (steps - 1)))
 
     def _conclude(self, question: Question, plan: Sequence[Step], passages: Sequence[Shown]) -> Move:
-        """State what was found last, for a comparison all of it, and answer."""
+        """State the last fact, for a comparison all facts, and answer."""
         facts = self._facts(question, plan, passages)
         if kind_of(question) == "comparison":
             verdict, answer = compared(question, plan, [shown.title for shown in passages])
@@ -164,7 +157,7 @@ class ExpertAgent:
         return replace(conclusion, thought="".join([*self._facts(question, plan, passages[:-1]), conclusion.thought]))
 
     def _facts(self, question: Question, plan: Sequence[Step], passages: Sequence[Shown]) -> list[str]:
-        """The lines of the first steps, each with its passage."""
+        """The lines of the steps that have a passage."""
         restate = self.settings.restate
         return [_fact(question, step, shown, restate) for step, shown in zip(plan, passages, strict=False)]
 
@@ -174,17 +167,12 @@ def make(settings: ExpertSettings = PERFECT) -> ExpertAgent:
     return ExpertAgent(settings)
 
 
-def drills(
-    world: "World", protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random, asking: float
-) -> Iterator[Trajectory]:
-    """Reading drills over a throw-away world of its demonstrations (`lab/training/drills.py`)."""
-    from coseek.lab.training.drills import make_drills  # it imports this module
-
-    return make_drills(world, protocol, tokenizer, count, rng, asking)
+drills = make_drills
+"""Called by warm starts with a throw-away world of the expert's demonstrations."""
 
 
 def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[list[Shown], int]:
-    """The passages of the steps that were found, at most one per search, and the searches missed since then."""
+    """The passages found for the first steps, at most one per search, and the number of searches that missed since."""
     passages: list[Shown] = []
     misses = 0
     for search in searches:
@@ -209,7 +197,7 @@ def _gold_found(so_far: EpisodeState) -> tuple[str, ...]:
 
 
 def _fact(question: Question, step: Step, shown: Shown, restate: bool) -> str:
-    """The line of a step; with `restate`, what is still asked after it."""
+    """The line of a step; with `restate`, followed by the rest of the question."""
     if kind_of(question) == "constraint":
         given = ((str(row["relation"]), str(row["value"])) for row in constraints_of(question))
         return line(shown.title, shown.number, *given)
@@ -217,12 +205,12 @@ def _fact(question: Question, step: Step, shown: Shown, restate: bool) -> str:
 
 
 def _query(question: Question, step: Step, misses: int) -> str:
-    """Query name and relation; after a miss, name and type, or a made step's question; then the name as an alias."""
+    """Query name and relation; after a miss, name and type, or the step's own question where there is no type; then the
+    name as an alias."""
     if kind_of(question) == "constraint":
         values = " ".join(str(row["value"]) for row in constraints_of(question))
         return f"{step.relation} {values}" if misses % 2 == 0 else values
-    # The expert cannot know a person's type before it has read the passage.
-    # The kind is the beginning of a passage's id.
+    # The expert cannot know a person's type (occupation) before it has read the passage. Ids begin with the kind.
     word = "" if step.gold_id.startswith("person-") else f" {step.word}"
     if misses % 3 == 1 and not step.word:
         return step.sub_question

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.data.grade_cache import Verdict
+from coseek.data.passage import Passage
+from coseek.data.question import Question
 from coseek.graders.judge import Claim
 from coseek.graders.ranker import RankedOrder, RankingRequest
 from coseek.graders.relevance import CandidateList, Rating
@@ -30,61 +33,57 @@ def relevance(world: str) -> "OracleRelevance":
 
 def ranker(world: str) -> "OracleRanker":
     """The ranker of a world's folder."""
-    return OracleRanker(Oracle.load(Path(world)))
+    return OracleRanker(Oracle.load(Path(world)), world)
 
 
 @dataclass(frozen=True)
 class OracleGrader:
     """An oracle and the folder of its world."""
 
+    KIND: ClassVar[str] = "oracle"
     oracle: Oracle
     source: str
 
     @cached_property
     def identity(self) -> str:
-        return digest_of("oracle", json.dumps(self.oracle.to_json(), sort_keys=True))
+        return digest_of(self.KIND, json.dumps(self.oracle.to_json(), sort_keys=True))
 
     @property
     def card(self) -> JsonObject:
         return {"oracle": self.source}
+
+    def scores(self, question: Question, query: str, passages: Sequence[Passage]) -> list[float]:
+        """Relevance of each passage for the hop of the query; the best over all hops if it matches none or two."""
+        hop = self.oracle.hop_of(question, query)
+        return [float(self.oracle.relevance(question, passage, hop)) for passage in passages]
 
 
 class OracleJudge(OracleGrader):
     """The oracle of a laptop world as a judge."""
 
     def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
-        rights = [self.oracle.judge(claim.question, claim.response) for claim in claims]
-        return [
-            Verdict(claim.question.id, claim.response, right, asked=claim.asked)
-            for claim, right in zip(claims, rights, strict=True)
-        ]
+        return [self._verdict(claim) for claim in claims]
+
+    def _verdict(self, claim: Claim) -> Verdict:
+        right = self.oracle.judge(claim.question, claim.response)
+        return Verdict(claim.question.id, claim.response, right, asked=claim.asked)
 
 
 class OracleRelevance(OracleGrader):
-    """The oracle of a laptop world, which knows the hop of a query and the passages that state that hop's fact.
-
-    A query that matches no hop of the plan, or two hops equally, counts for every hop; a passage then gets its best
-    score over the hops.
-    """
+    """The oracle of a laptop world as a relevance scorer."""
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        return [Rating(candidates.turn.id, candidates.digest, self._scores(candidates)) for candidates in asked]
+        return [Rating(candidates.turn.id, candidates.digest, self._by_id(candidates)) for candidates in asked]
 
-    def _scores(self, candidates: CandidateList) -> dict[str, float]:
-        question = candidates.turn.question
-        hop = self.oracle.hop_of(question, candidates.turn.query.text)
-        return {passage.id: float(self.oracle.relevance(question, passage, hop)) for passage in candidates.passages}
+    def _by_id(self, candidates: CandidateList) -> dict[str, float]:
+        scores = self.scores(candidates.turn.question, candidates.turn.query.text, candidates.passages)
+        return {passage.id: score for passage, score in zip(candidates.passages, scores, strict=True)}
 
 
-@dataclass(frozen=True)
-class OracleRanker:
-    """The oracle of a laptop world: by relevance for the hop of the query; ties keep the given order."""
+class OracleRanker(OracleGrader):
+    """The oracle of a laptop world as a ranker; ties keep the given order."""
 
-    oracle: Oracle
-
-    @cached_property
-    def identity(self) -> str:
-        return digest_of("oracle ranker", json.dumps(self.oracle.to_json(), sort_keys=True))
+    KIND = "oracle ranker"
 
     @property
     def card(self) -> JsonObject:
@@ -94,6 +93,5 @@ class OracleRanker:
         return [self._order(request) for request in asked]
 
     def _order(self, request: RankingRequest) -> RankedOrder:
-        hop = self.oracle.hop_of(request.question, request.query.text)
-        scores = [float(self.oracle.relevance(request.question, passage, hop)) for passage in request.passages]
+        scores = self.scores(request.question, request.query.text, request.passages)
         return RankedOrder(tuple(sorted(range(len(scores)), key=lambda rank: -scores[rank])), scores=tuple(scores))

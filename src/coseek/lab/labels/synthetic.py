@@ -2,7 +2,7 @@
 
 Each step of a plan is a search. Its query is one of several kinds, and the passage that states the fact is the
 positive. The negatives are the other top passages of BM25: look-alikes, namesakes, former values, and other passages
-that name the entity. A passage that also states the fact (a marriage, stated by the other spouse) is no negative.
+that name the entity. A passage that also states the fact (the other spouse's, for a marriage) is not a negative.
 """
 
 import random
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from coseek.agents.search_turns import TurnId
 from coseek.core.settings import Settings
-from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.passage import Corpus, Hit
 from coseek.data.question import Question, Step, plan_of
 from coseek.lab.world.oracle import SUPPORT
 from coseek.lab.world.plan import kind_of
@@ -124,21 +124,18 @@ def synthetic_labels(world: World, split: str, settings: SyntheticSettings, seed
 
 def _label(world: World, question: Question, hop: int, step: Step, query: str, hits: list[Hit]) -> LabelSet:
     gold = world.corpus.by_id(step.gold_id)
-
-    def supports(passage: Passage) -> bool:
-        return world.oracle.relevance(question, passage, hop) >= SUPPORT
-
+    ranks = {hit.passage.id: rank for rank, hit in enumerate(hits, start=1)}
+    # The gold passage supports the fact, too.
     others = [
-        Candidate(hit.passage, rank)
-        for rank, hit in enumerate(hits, start=1)
-        if hit.passage.id != gold.id and not supports(hit.passage)
+        Candidate(hit.passage, ranks[hit.passage.id])
+        for hit in hits
+        if world.oracle.relevance(question, hit.passage, hop) < SUPPORT
     ]
-    rank = next((rank for rank, hit in enumerate(hits, start=1) if hit.passage.id == gold.id), 0)
     return LabelSet(
         turn=TurnId(question.id, 0, hop),
         question=question,
         query=Query(query, question.question),
-        candidates=(Candidate(gold, rank), *others),
+        candidates=(Candidate(gold, ranks.get(gold.id, 0)), *others),
         positive=gold.id,
         negatives=tuple(other.passage.id for other in others),
     )

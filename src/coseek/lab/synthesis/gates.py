@@ -1,29 +1,29 @@
-"""Gates: what a question must pass, whoever wrote it. Each verdict is stored.
+"""Gates: the tests that every made question must pass. Each verdict is stored.
 
 By rules:
 
-    verbatim        the answer stands in the last passage letter by letter, and is short
-    self_contained  the question is one, and it does not point at a passage
-    closed_book     the question holds neither the answer nor the name between the passages, and no guess is right
+    verbatim        the last passage contains the answer verbatim, and the answer is short
+    self_contained  it is a question, and it does not point at a passage
+    closed_book     the question contains neither the answer nor the name between the passages, and no guess is right
     both            the first passage alone does not answer (two passages)
-    follows         no other passage holds two names of the path (two passages)
+    follows         no other passage contains two names of the path (two passages)
     one_search      a search with the question does not find the last passage (two passages)
     retrievable     it finds the first one
 
-With a model (`Generator`), which must answer right from the path and wrong with each passage withheld, without any
-passage, and from the first passages of the one search: `follows`, `closed_book` and `one_search` again. With a solver,
-`edge`: it answers the question in some of its tries, and not in nearly all.
+By a model (`Generator`), again `follows`, `closed_book` and `one_search`: it must answer right from the path, and wrong
+without any one of its passages, without all passages, and from the top passages of the one search. By a solver, `edge`:
+it answers the question in some of its tries, but not in nearly all.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.run_questions import row_seed
-from coseek.core.files import JsonObject
+from coseek.core.record import OMIT_EMPTY, Record
 from coseek.data.answers import cover_match, exact_match
 from coseek.data.passage import Passage
 from coseek.data.question import Question, plain_name
@@ -34,9 +34,9 @@ from coseek.retrieval.lexical.analyzer import has_words, words
 from coseek.retrieval.retriever import Retriever
 
 GATES = ("follows", "closed_book", "one_search")
-"""Those that a model reads, too."""
+"""The gates that a model tests, too."""
 LONGEST_ANSWER = 12
-"""Words."""
+"""In words."""
 _QUESTION_WORDS = range(3, 61)
 _MARKS = ("?", "？", "؟")
 _POINTING = re.compile(
@@ -46,31 +46,26 @@ _POINTING = re.compile(
     re.IGNORECASE,
 )
 FINDABLE = 20
-"""Passages of the search that must find the first passage."""
+"""Number of top passages among which the first passage must be."""
 
 
 @dataclass(frozen=True, slots=True)
-class GateVerdict:
-    """Whether a question passes, and why not; `said` is what a model answered."""
+class GateVerdict(Record):
+    """Whether a question passes, and why not."""
 
     passed: bool
-    reason: str = ""
-    said: tuple[str, ...] = ()
-    fault: bool = False
-    """A part failed: this says nothing of the question."""
-
-    def to_json(self) -> JsonObject:
-        row: JsonObject = {"passed": self.passed}
-        if self.reason:
-            row["reason"] = self.reason
-        return row | ({"said": list(self.said)} if self.said else {})
+    reason: Annotated[str, OMIT_EMPTY] = ""
+    said: Annotated[tuple[str, ...], OMIT_EMPTY] = ()
+    """A model's answers."""
+    fault: Annotated[bool, OMIT_EMPTY] = False
+    """A part failed, so nothing is known of the question."""
 
 
 Verdicts = dict[str, GateVerdict]
 
 
 def rule_verdicts(graph: HopGraph, proposal: Proposal, depth: int) -> Verdicts:
-    """The verdicts by rules, up to the first gate that is not passed."""
+    """The verdicts by rules, up to the first failure."""
     verdicts: Verdicts = {}
     for name, reason, fails in _rules(graph, proposal, depth):
         verdicts[name] = GateVerdict(not fails, reason if fails else "")
@@ -80,7 +75,7 @@ def rule_verdicts(graph: HopGraph, proposal: Proposal, depth: int) -> Verdicts:
 
 
 def _rules(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple[str, str, bool]]:
-    """Gate, the reason for which a question fails it, and whether it does."""
+    """Tests in order: gate, reason of a failure, whether the question fails."""
     path, question, answer = [graph.corpus[row] for row in proposal.rows], proposal.question, proposal.answer
     stands = bool(answer) and answer in " ".join(path[-1].text.split()) and has_words(path[-1].text, answer)
     yield "verbatim", "the answer does not stand in the passage", not stands
@@ -107,7 +102,8 @@ def model_verdicts(
     paths: Sequence[Sequence[Passage]],
     found_passages: Sequence[Sequence[Passage]],
 ) -> list[Verdicts]:
-    """The verdicts of a model for each question: its path, and what one search finds. A fault passes nothing."""
+    """The verdicts of a model for each question with its path and its passages from one search. A fault passes no
+    gate."""
     readings: list[ReadingInput] = []
     for question, path, hits in zip(questions, paths, found_passages, strict=True):
         passage_lists = [path, *([*path[:at], *path[at + 1 :]] for at in range(len(path)))] if len(path) > 1 else [path]
@@ -152,12 +148,11 @@ class Solver(Protocol):
 
     def solved(self, questions: Sequence[Question]) -> list[float | None]:
         """The share of right tries of each question, in [0, 1]; `None` where a part failed in every try."""
-        ...
 
 
 @dataclass(frozen=True)
 class AgentSolver:
-    """An agent with its retriever, which should draw its text: tries at temperature 0 are all alike."""
+    """An agent with its retriever. It should sample: at temperature 0 all tries are the same."""
 
     agent: Agent
     retriever: Retriever

@@ -67,7 +67,6 @@ class QuestionWriter(Protocol):
 
     def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
         """Proposals of 1 or 2 hops, in batches. They are read until `wanted` of them have passed all gates."""
-        ...
 
 
 class ProposalPrompt(PromptFile):

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, atomic_folder, check_output_folder, check_replaceable, write_json
 from coseek.core.lock import lock_beside
+from coseek.core.record import OMIT_EMPTY, Record
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
@@ -39,23 +41,23 @@ _FILES = re.compile(rf"{re.escape(RECORD)}|({UNANSWERABLE}/)?(corpus|questions\.
 
 
 @dataclass(frozen=True, slots=True)
-class SynthesisSummary:
+class SynthesisSummary(Record):
     """The counts of a synthesis."""
 
     passages: int
-    questions: dict[str, dict[int, int]]
+    questions: dict[str, dict[str, int]]
     """Split → hops → questions."""
+    wanted: int
+    """`count` of the settings."""
     dropped: dict[str, int]
     """`gate: reason` → questions."""
     unanswerable: int
-    wanted: int
-    """`count` of the settings."""
-    calls: dict[str, int]
-    """What came of the calls of a proposer; empty without one."""
+    calls: Annotated[dict[str, int], OMIT_EMPTY]
+    """Calls of a proposer by their outcome; empty without a proposer."""
 
     @property
     def warning(self) -> str:
-        """A sentence with the way out where few of the wanted questions came out; empty otherwise."""
+        """A sentence with the way out if few of the wanted questions were made; empty otherwise."""
         count = sum(sum(hops.values()) for hops in self.questions.values())
         if count >= FEW * self.wanted:
             return ""
@@ -66,17 +68,6 @@ class SynthesisSummary:
         """`7,033 train, 155 dev`."""
         return ", ".join(f"{sum(hops.values()):,} {split}" for split, hops in self.questions.items())
 
-    def to_json(self) -> JsonObject:
-        questions: JsonObject = {
-            split: {str(hops): count for hops, count in counts.items()} for split, counts in self.questions.items()
-        }
-        dropped: JsonObject = {**self.dropped}
-        calls: JsonObject = {"calls": {**self.calls}} if self.calls else {}
-        return {
-            "passages": self.passages, "questions": questions, "wanted": self.wanted, "dropped": dropped,
-            "unanswerable": self.unanswerable, **calls,
-        }  # fmt: skip
-
 
 def synthesize(
     folder: Path, out: Path, settings: SynthesisSettings, proposer: QuestionProposer | None = None,
@@ -85,9 +76,9 @@ def synthesize(
     """Make questions from the corpus of a data-set folder and write the data set `out`.
 
     The same corpus, settings and models give the same files. `proposer` writes the questions in place of the corpus's
-    own phrases; `reader` tests them besides the rules; of those that a `solver` tries, the ones at the edge of what it
-    can do are kept. Raises `DataError` for a corpus that gives none, `RunError` where a model fails throughout, and
-    `InUse` where another process writes there; nothing is written then.
+    own phrases. `reader` tests them in addition to the rules. With a `solver`, only questions that it answers sometimes
+    are kept. Raises `DataError` if no question can be made, `RunError` if a model fails throughout, and `InUse` if
+    another process writes there; nothing is written then.
     """
     with lock_beside(out, again=False):
         check_output_folder(out, RECORD)
@@ -107,12 +98,12 @@ def synthesize(
         summary = SynthesisSummary(
             len(corpus),
             {
-                split: dict(sorted(Counter(len(question.gold_ids) for question in of_split).items()))
+                split: dict(sorted(Counter(str(len(question.gold_ids)) for question in of_split).items()))
                 for split, of_split in questions.items()
             },
+            settings.count,
             dict(maker.dropped.most_common()),
             sum(not question.answerable for of_split in twin_questions.values() for question in of_split),
-            settings.count,
             proposer.tally if proposer is not None else {},
         )
 

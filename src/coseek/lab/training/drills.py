@@ -1,7 +1,7 @@
 """Drills: reading exercises of two passages, with every fact in them stated as in a demonstration's thought.
 
 Extracting a value from a passage is what an untrained policy learns last. A demonstration has about one such value per
-hundred tokens, a drill about eight. Some drills ask for facts one by one, and answer that a fact is not found where its
+hundred tokens, a drill about eight. Some drills ask for single facts, and reply that a fact is not found where its
 passage is missing: a demonstration has about one such decision per search. A drill is a trajectory of a question with 0
 hops, so that a curriculum can select drills.
 """
@@ -15,9 +15,8 @@ from coseek.agents.tag import Action
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
-from coseek.lab.agents.expert import MISSED
 from coseek.lab.world.facts import Entity
-from coseek.lab.world.rationales import NEXT, line
+from coseek.lab.world.rationales import MISSED, NEXT, line
 from coseek.lab.world.world import World
 from coseek.models.model import Tokenizer
 from coseek.retrieval.retriever import Retriever
@@ -25,22 +24,22 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 
 MAX_OBSERVATION_TOKENS = 256
 SHOWN, ASKED = 2, 3
-"""Passages of a drill, and facts of one entity that are asked for, at most."""
+"""Maximum number of passages of a drill, and of requested facts of its entity."""
 OTHERS = 1
-"""Facts of another shown entity that are asked for, at most."""
+"""Maximum number of requested facts of each other entity."""
 SYMMETRIC = "spouse"
 """A fact that the other entity's passage states as well."""
 
 Drill: TypeAlias = tuple[list[Hit], list[tuple[str, str]]]
-"""The passages of a drill, and its lines: what is asked for, if anything, and what is said."""
+"""The passages of a drill, and its lines: the request, if any, and the reply."""
 
 
 def make_drills(
     world: World, protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random, asking: float = 0.0
 ) -> Iterator[Trajectory]:
-    """Make `count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name; a share
-    `asking` shows what BM25 finds for an entity, in half of the cases without its own passage, and asks for facts of it
-    and of what is shown beside it."""
+    """Make `count` drills over a laptop world. Half of them pair two entities of one kind, which differ by name. A
+    share `asking` shows BM25's hits for an entity, in half of the cases without its own passage, and asks for facts of
+    it and of the other entities shown."""
     entities = [entity for entity in world.oracle.facts.values() if entity.facts and world.corpus.has(entity.id)]
     by_kind: dict[str, list[Entity]] = {}
     for entity in entities:
@@ -69,7 +68,7 @@ def _telling(world: World, entities: Sequence[Entity], rng: random.Random) -> Dr
 
 
 def _asking(world: World, entity: Entity, retriever: Retriever, rng: random.Random) -> Drill | None:
-    """Ask for some facts of an entity and of its neighbours in a search; `None` if they have none."""
+    """Ask for some facts of an entity and of its neighbours in a search; `None` if no fact can be asked for."""
     name, missing = rng.choice(_clear_names(entity)), rng.random() < 0.5
     (ranked,) = retriever.search([f"{name} {rng.choice(entity.facts).noun}"], SHOWN + 1)
     hits = [hit for hit in ranked if not missing or hit.passage.id != entity.id][:SHOWN]
@@ -97,7 +96,7 @@ def _clear_names(entity: Entity) -> list[str]:
 def _written(
     ident: str, hits: Sequence[Hit], lines: Sequence[tuple[str, str]], protocol: Protocol, tokenizer: Tokenizer
 ) -> Trajectory:
-    """Passages, then lines of what is asked for, which is not learnt, and what is said."""
+    """Passages, then the lines: requests, which are not learnt, and replies."""
     shown = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
     think = protocol.grammar.agent_tags.get(Action.NONE)  # a protocol without a thought (s3) gets the bare facts
     opening, closing = (think.opening, think.closing) if think is not None else ("", "")
@@ -110,12 +109,12 @@ def _written(
 
     segments = [Segment(Author.ENVIRONMENT, protocol.grammar.observation, tokenizer.decode(shown), shown)]
     if needed := "".join(sorted(request for request, _ in lines)):
-        # Before the passages as well, as in an episode: else a name that occurs twice was found.
+        # Before the passages as well, as in an episode: else a name that occurs twice would mean a found passage.
         segments.insert(0, segment(Author.ENVIRONMENT, opening, needed, closing))
     for number, (request, reply) in enumerate(lines, start=1):
-        if request:
-            segments.append(segment(Author.ENVIRONMENT, opening, request, ""))
+        parts = [(Author.ENVIRONMENT, request)] if request else []
+        for author, text in [*parts, (Author.AGENT, reply)]:
+            ends = closing if author is Author.AGENT and number == len(lines) else ""
+            segments.append(segment(author, opening, text, ends))
             opening = ""
-        segments.append(segment(Author.AGENT, opening, reply, closing if number == len(lines) else ""))
-        opening = ""
     return Trajectory(Question(ident, "", hops=0), protocol.name, tuple(segments), (), StopReason.COMPLETE)

@@ -1,16 +1,15 @@
 """Record task: reading whose words are random tokens.
 
-Passages name an entity and state its relations. A drill lists names, each with a relation (`synthetic.py`), a chain
-asks for a relation of a relation of a name, a match for the name that has two values, and a comparison for the name
-with the lower number or whether two names have one value. Few tokens make all names, and names resemble each other, so
-a whole name and a whole relation must be matched. Records are short and full of questions, and no word of them has a
-meaning.
+Passages name an entity and state its relations. A drill lists names, each with a relation (`examples.py`), a chain asks
+for a relation of a relation of a name, a match for the name that has two values, and a comparison for the name with the
+lower number or whether two names have one value. All names consist of a few tokens and resemble each other, so that a
+whole name and a whole relation must be matched. Records are short and have many questions, and no word has a meaning.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
 from typing import TypeAlias
 
@@ -23,23 +22,23 @@ Dates: TypeAlias = dict[tuple[int, ...], int]
 """Tokens of a number → the number."""
 
 ALPHABETS = (30, 100, 400)
-"""Numbers of different tokens that the names of one example are made of."""
+"""Sizes of the set of tokens for the names of one example."""
 NAME, RELATION, RECORDS, RELATIONS, ASKED = 5, 3, 8, 6, 6
 """Longest name and relation in tokens, most records, relations and questions of a turn, at full spread."""
 TURNS = 5
-"""Turns about the same records: the longer part of an example is what is learnt from."""
+"""Turns about the same records, so that most of an example is learnt from."""
 HOPS = 4
-"""Most relations of a chain."""
+"""Maximum number of relations of a chain."""
 CHAINS, MATCHES, COMPARISONS = 0.4, 0.12, 0.16
 """Shares of chains, matches and comparisons among the turns."""
 DATED = 0.5
 """Share of examples with a relation whose values are numbers."""
 YEARS, APART = (1000, 2000), (9, 99, 900)
-"""Least numbers, and how far they are apart at most."""
+"""Range of the lowest number, and maximum distances from it."""
 SHARED = 0.15
-"""Share of values that the same relation has in a record before."""
+"""Share of values that the same relation has in an earlier record."""
 FEWEST = 3
-"""Fewest records and relations at which the maxima begin: a chain needs several."""
+"""Lower bound of the maximum number of records and of relations: a chain needs several."""
 INFLECTED = 0.25
 """Share of clauses that state a relation with another last token, as a verb does for a noun, at full spread."""
 ALIKE = 0.3
@@ -47,9 +46,9 @@ ALIKE = 0.3
 LINKED = 0.6
 """Share of values that are the name of a record."""
 STARTS = 6
-"""Beginnings that are tried for a chain of the wanted length."""
+"""Number of random chains, of which the longest is taken."""
 NESTED = ((" the", " of"), (" the", " for"), (" the", " that belongs to"))
-"""What stands around a relation in a chain."""
+"""Text around a relation in a chain."""
 FRAMES = ((" Which is", " ?"), (" Tell me", " ."), (" Find", " ."), (" I want to know", " ."))
 MATCH = ((" Which has", "{v}", " for", "{r}", " and", "{w}", " for", "{s}", " ?"),
          (" Who has the", "{r}", "{v}", " and the", "{s}", "{w}", " ?"))  # fmt: skip
@@ -62,14 +61,14 @@ SAME = ((" Have", "{a}", " and", "{b}", " the same", "{r}", " ?"),
 FORM = (
     " Question :", " So :", " ;", " ,", " :", " .", " is before", " the same .", " not the same .", " no", NOW, MARK,
 )  # fmt: skip
-"""What stands between names, relations and values."""
+"""Text between names, relations and values."""
 CLAUSES = (
     ("{r}", " :", "{v}"), (" whose", "{r}", " is", "{v}"), (" its", "{r}", " being", "{v}"),
     (" having the", "{r}", "{v}"), (" and the", "{r}", " is", "{v}"), (" with", "{v}", " as", "{r}"),
     (" which has", "{v}", " for", "{r}"), (" where", "{v}", " is", "{r}"), ("{v}", " being the", "{r}"),
     (" to which", "{v}", " is", "{r}"),
 )  # fmt: skip
-"""How a record states a fact. Half of them name the value first, which is learnt later (docs/LOG.md)."""
+"""Statements of a fact in a record. Half of them name the value first, which is learnt later (docs/LOG.md)."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,8 @@ class RecordTask:
         return question, answer
 
     def _chain(self, names: list[Ids], facts: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
-        """A question whose every relation is one of the value before, and the facts to its answer. Behind a fact stands
-        what is still asked."""
+        """A question in which each relation is one of the value before, and the facts to its answer, each followed by
+        the rest of the question."""
         hops = rng.randint(1, HOPS)
         path = max((self._path(names, facts, hops, rng) for _ in range(STARTS)), key=len)
         around = [rng.choice(NESTED) for _ in path]
@@ -170,7 +169,7 @@ class RecordTask:
         return path
 
     def _pair(self, facts: list[Fact], rng: random.Random) -> list[Fact]:
-        """Two facts of one record that no other has, in any order; empty if there are none."""
+        """Two facts that only one record states both of, in any order; empty if there are none."""
         first = rng.choice(facts)
         others = [fact for fact in facts if fact[0] == first[0] and fact[1] != first[1]]
         pair = [first, *rng.sample(others, min(1, len(others)))]
@@ -178,7 +177,7 @@ class RecordTask:
         return rng.sample(pair, 2) if len(pair) == 2 and owners[0] & owners[1] == {first[0]} else []
 
     def _match(self, names: list[Ids], facts: list[Fact], pair: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
-        """A question for the name that has two values, and what the records state up to it."""
+        """A question for the name that has two values, and the statements of the records up to it."""
         (owner, first, wanted), (_, second, other) = pair
         values = {"{r}": first, "{v}": wanted, "{s}": second, "{w}": other}
         question = self._filled(rng.choice(MATCH), values)
@@ -193,13 +192,14 @@ class RecordTask:
         return question, [*lines, *self._text(MARK), *names[owner]]
 
     def _dates(self, rng: random.Random) -> Dates:
-        """Numbers that are near each other, so that any digit may tell which is lower."""
+        """Numbers close to each other, so that any digit may decide which is lower."""
         first, apart = rng.randint(*YEARS), rng.choice(APART)
         numbers = (first + rng.randint(0, apart) for _ in range(RECORDS))
         return {tuple(self.encode(f" {number}")): number for number in numbers}
 
     def _compared(self, facts: list[Fact], dates: Dates, rng: random.Random) -> list[Fact]:
-        """Two facts of one relation, with numbers, one value, or any, as often as there are such; empty without any."""
+        """Two facts of one relation: with numbers, with one value, or any, in equal shares of those that exist; empty
+        if no relation has two facts."""
         pairs = [[fact, other] for fact, other in combinations(facts, 2) if fact[1] == other[1]]
         alike = [pair for pair in pairs if pair[0][2] == pair[1][2]]
         numbers = [pair for pair in pairs if tuple(pair[0][2]) in dates]
@@ -253,10 +253,10 @@ class RecordTask:
     def _number(self, record: int) -> Ids:
         return self._text(f" # {record + 1}")
 
-    def _text(self, text: str) -> Ids:
-        if text not in self._known:
-            self._known[text] = self.encode(text)
-        return self._known[text]
+    @cached_property
+    def _text(self) -> Callable[[str], Ids]:
+        """`encode`, with a cache."""
+        return cache(self.encode)
 
     @cached_property
     def words(self) -> Ids:
@@ -265,10 +265,6 @@ class RecordTask:
         parts = [part for row in (*CLAUSES, *NESTED, *FRAMES, *MATCH, *LOWER, *SAME) for part in row if "{" not in part]
         form = {token for text in (*FORM, *parts, *numbers, " yes") for token in self._text(text)}
         return [token for token in range(2, self.vocabulary) if token not in form]
-
-    @cached_property
-    def _known(self) -> dict[str, Ids]:
-        return {}
 
 
 def _grown(most: int, spread: float) -> int:

@@ -150,21 +150,17 @@ class Oracle:
         return {"stale": dict(self.stale), "entities": [entity.to_json() for entity in self.facts.values()]}
 
     @classmethod
-    def from_json(cls, row: JsonObject, lexicon: Lexicon) -> "Oracle":
-        entities = (_entity(entity, lexicon) for entity in cast(list[JsonObject], row["entities"]))
-        stale = row["stale"]
-        assert isinstance(stale, dict)
-        return cls({entity.id: entity for entity in entities}, {ident: str(about) for ident, about in stale.items()})
-
-    @classmethod
     def load(cls, folder: Path) -> "Oracle":
         """Open the oracle of a world that was written to this folder."""
         row = read_json(folder / "world.json")
         if not isinstance(row, dict) or not isinstance(row.get("oracle"), dict):
             raise DataError(f"{folder / 'world.json'} holds no oracle; write the world again with `coseek world make`")
         settings = make_settings(WorldSettings, cast(JsonObject, row.get("settings") or {}), folder / "world.json")
+        lexicon = lexicon_of(settings)
         with parsing(folder / "world.json", "write the world again with `coseek world make`"):
-            return cls.from_json(cast(JsonObject, row["oracle"]), lexicon_of(settings))
+            stored = cast(JsonObject, row["oracle"])
+            entities = (_entity(entity, lexicon) for entity in cast(list[JsonObject], stored["entities"]))
+            return cls({entity.id: entity for entity in entities}, dict(cast(dict[str, str], stored["stale"])))
 
 
 def _entity(row: JsonObject, lexicon: Lexicon) -> Entity:

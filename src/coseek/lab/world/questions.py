@@ -13,7 +13,7 @@ from itertools import product
 from string import ascii_uppercase
 
 from coseek.core.errors import SettingError
-from coseek.core.files import JsonObject
+from coseek.core.files import Json, JsonObject
 from coseek.data.question import KNOWN, Question, Step, plan_of, with_options
 from coseek.lab.world.facts import Entity, Fact, Facts
 from coseek.lab.world.lexicon import Constraint, Lexicon, Relation
@@ -151,7 +151,7 @@ class _Asker:
         patterns = [(anchor, row) for anchor in anchors for row in self._lexicon.constraints
                     if len(self._holders.get((*row[:2], anchor.id), ())) > 1]  # fmt: skip
         draws: dict[str, Draw] = {
-            "comparison": lambda name: (self._same if rng.random() < 0.5 else self._earlier)(name, by_noun),
+            "comparison": partial(self._comparison, by_noun=by_noun),
             "constraint": lambda name: self._constraint(name, *rng.choice(patterns)) if patterns else None,
             LIST: lambda name: self._list(name, *rng.choice([*by_noun.items()])),
         }
@@ -291,38 +291,32 @@ class _Asker:
 
     # Comparisons
 
-    def _earlier(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
-        noun = self._rng.choice(self._lexicon.earlier_nouns)
-        pair = self._pair(by_noun.get(noun, []), noun)
-        if pair is None:
-            return None
-        (one, first), (other, second) = pair
-        if first.value == second.value or not self._is_new("earlier", noun, *sorted((one.id, other.id))):
-            return None
-        winner = one if int(first.value) < int(second.value) else other
-        plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
-        text = self._lexicon.by_noun[noun].first.format(a=plan[0].mention, b=plan[1].mention)
-        mention = plan[0].mention if winner is one else plan[1].mention
-        answers = tuple(dict.fromkeys((mention, *winner.names)))
-        return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare="earlier")
-
-    def _same(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
-        noun = self._rng.choice(self._lexicon.same_nouns)
-        yes = self._yes_is_due
+    def _comparison(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
+        """Which of two years is earlier, or whether two entities have one value."""
+        rng, lexicon = self._rng, self._lexicon
+        same = rng.random() < 0.5
+        yes = same and self._yes_is_due
+        noun = rng.choice(lexicon.same_nouns if same else lexicon.earlier_nouns)
         pair = self._pair(by_noun.get(noun, []), noun, partner=yes)
         if pair is None:
             return None
         (one, first), (other, second) = pair
-        # "yes" needs equal words in both passages; "no" needs different entities.
-        alike = first.value == second.value if yes else first.object_id == second.object_id
-        if alike is not yes or not self._is_new("same", noun, *sorted((one.id, other.id))):
+        # "no" needs different entities; the others compare the words in both passages.
+        alike = first.object_id == second.object_id if same and not yes else first.value == second.value
+        kind = "same" if same else "earlier"
+        if alike is not yes or not self._is_new(kind, noun, *sorted((one.id, other.id))):
             return None
-        self._yes_is_due = not yes
         plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
-        ask = self._rng.choice(self._lexicon.same[: self._settings.paraphrases])
+        if same:
+            self._yes_is_due = not yes
+            ask = rng.choice(lexicon.same[: self._settings.paraphrases])
+            answers: tuple[str, ...] = ("yes" if yes else "no",)
+        else:
+            ask = lexicon.by_noun[noun].first
+            winner, step = (one, plan[0]) if int(first.value) < int(second.value) else (other, plan[1])
+            answers = tuple(dict.fromkeys((step.mention, *winner.names)))
         text = ask.format(a=plan[0].mention, b=plan[1].mention, noun=noun)
-        answers = ("yes" if yes else "no",)
-        return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare="same")
+        return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare=kind)
 
     def _pair(self, entities: list[Entity], noun: str, partner: bool = False) -> Path | None:
         """Two anchors of one kind with the relation and distinct names; `partner`: with the same value."""
@@ -355,7 +349,7 @@ class _Asker:
             return None
         text = ask.format(a=one.value, b=other.value)
         step = Step(target.title, one.value, word, word, target.id, target.title, spaced(text))
-        constraints: list[JsonObject] = [{"relation": fact.noun, "value": fact.value} for fact in (one, other)]
+        constraints: list[Json] = [{"relation": fact.noun, "value": fact.value} for fact in (one, other)]
         return _question(name, "constraint", text, target.names, [step], [anchor.id], 1, constraints=constraints)
 
 
@@ -366,9 +360,7 @@ def _nested(one: Entity, other: Entity) -> bool:
 
 
 def _question(name: str, kind: str, text: str, answers: tuple[str, ...], plan: list[Step], anchors: list[str],
-              hops: int, **more: str | list[JsonObject]) -> Question:  # fmt: skip
+              hops: int, **more: Json) -> Question:  # fmt: skip
     gold_ids = tuple(dict.fromkeys(step.gold_id for step in plan))
-    meta: JsonObject = {"kind": kind, "plan": [step.to_json() for step in plan], "anchors": list(anchors)}
-    for key, value in more.items():
-        meta[key] = value if isinstance(value, str) else list(value)
+    meta: JsonObject = {"kind": kind, "plan": [step.to_json() for step in plan], "anchors": [*anchors], **more}
     return Question(name, spaced(text), answers, gold_ids, hops, meta)

@@ -1,10 +1,10 @@
 """Rationales: how a question's answer follows from passages, in the form that a laptop model learns to write.
 
 Each line names a passage by title and number before its fact, which binds the entity to its passage; without that, a
-small network takes the relation of a wrong passage. Behind a fact of a chain stands what is still asked, with the value
-in its place, so that the next fact is always that of the innermost words. From a name to its value a small network
-finds, from a value to its name it does not: so two dates are written again, each with its name behind it, and for two
-given values the passages are read in their order up to the one that states both (docs/LOG.md).
+small network takes the relation of a wrong passage. After a fact of a chain comes the rest of the question, with the
+value in its place, so that the next fact is always that of the innermost words. A small network finds the value of a
+name, but not the name of a value. Therefore two dates are repeated, each followed by its name, and for two given values
+the passages are read in order up to the one that states both (docs/LOG.md).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +18,10 @@ from coseek.lab.world.plan import answer_of, constraints_of, kind_of
 MARK = " Answer :"
 """Precedes the answer."""
 NOW = " Now :"
-"""Precedes what is still asked."""
+"""Precedes the rest of the question."""
 NEXT = " Next :"
 """Precedes what is to be looked up."""
+MISSED = " Not found ."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,28 @@ class StatedFact:
 def rationale(question: Question, passages: Sequence[Passage], facts: Mapping[str, Sequence[StatedFact]]) -> str:
     """The rationale of a question with a plan. Its gold passages are among `passages`, which are numbered from 1;
     `facts` are what passages state, by id."""
-    plan = plan_of(question)
     if kind_of(question) == "constraint":
-        return conclusion([*_read_in_order(question, passages, facts)], plan[0].sub_answer)
-    numbers = {passage.id: number for number, passage in enumerate(passages, 1)}
-    titles = {passage.id: passage.title for passage in passages}
-    lines = [step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan]
+        return _conclusion([*_read_in_order(question, passages, facts)], plan_of(question)[0].sub_answer)
+    return _along(question, {passage.id: (number, passage.title) for number, passage in enumerate(passages, 1)})
+
+
+def recalled(question: Question) -> str:
+    """The rationale of a composition or comparison whose facts are known: the same lines, without passages."""
+    return _along(question, {step.gold_id: (None, step.entity) for step in plan_of(question)})
+
+
+def _along(question: Question, sources: Mapping[str, tuple[int | None, str]]) -> str:
+    """The line of each step, then the answer. `sources`: passage id → the number and the title that its line names."""
+    plan = plan_of(question)
+    lines = [step_line(step, *sources[step.gold_id]) for step in plan]
     if kind_of(question) != "comparison":
-        return conclusion(lines, answer_of(question, plan[-1]))
-    verdict, answer = compared(question, plan, [titles[step.gold_id] for step in plan])
-    return conclusion([*lines, verdict], answer)
+        return _conclusion(lines, answer_of(question, plan[-1]))
+    verdict, answer = compared(question, plan, [sources[step.gold_id][1] for step in plan])
+    return _conclusion([*lines, verdict], answer)
+
+
+def _conclusion(lines: list[str], answer: str) -> str:
+    return f"{''.join(lines)}{MARK}{spaced(answer)}"
 
 
 def compared(question: Question, plan: Sequence[Step], titles: Sequence[str]) -> tuple[str, str]:
@@ -91,22 +104,7 @@ def fact_of(step: Step, title: str) -> tuple[str, str]:
     return step.relation, step.mention if step.sub_answer == title.strip() else step.sub_answer
 
 
-def recalled(question: Question) -> str:
-    """The rationale of a composition or comparison whose facts are known: the same lines, without passages."""
-    plan = plan_of(question)
-    lines = [step_line(step, None, step.entity) for step in plan]
-    if kind_of(question) != "comparison":
-        return conclusion(lines, answer_of(question, plan[-1]))
-    verdict, answer = compared(question, plan, [step.entity for step in plan])
-    return conclusion([*lines, verdict], answer)
-
-
 def step_line(step: Step, number: int | None, title: str) -> str:
-    """The line of a step of a plan, and what is asked behind it."""
+    """The line of a step of a plan, then the rest of the question."""
     fact = line(title, number, fact_of(step, title))
     return f"{fact}{NOW}{step.rest}" if step.rest else fact
-
-
-def conclusion(lines: list[str], answer: str) -> str:
-    """The lines, then the answer."""
-    return f"{''.join(lines)}{MARK}{spaced(answer)}"

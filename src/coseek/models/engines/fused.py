@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from coseek.core.errors import SettingError
 from coseek.models.engine import KVCache, TokenBlock
 from coseek.models.engines.layers import DecoderWeights, Layer, family_of, weights_of
 from coseek.models.lora import adapted_layers
@@ -96,15 +95,10 @@ class FusedEngine:
     """Implements `Engine` with copies of the weights in `dtype`. Shares the module's weights if they are in `dtype`
     and either have adapters, are on an accelerator, or take more than `MAX_COPIED_BYTES` bytes."""
 
-    @staticmethod
-    def can_run(model: PreTrainedModel) -> bool:
-        """Whether the model is exactly of a known architecture."""
-        return family_of(model) is not None
-
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        """`model` is of a known family."""
         family = family_of(model)
-        if family is None:
-            raise SettingError(f"{type(model).__name__} is not of an architecture that the fused engine knows")
+        assert family is not None
         self._model, self._family, self._dtype = model, family, dtype
         self.device = model.device
         config = model.config

@@ -74,7 +74,7 @@ class GeneralEngine:
         first: Tensor = outputs[0]
         return first
 
-    def _masks(self, positions_BW: Tensor, columns: int) -> Tensor | Mapping[str, Tensor | None]:
+    def _masks(self, positions_BW: Tensor, columns: int) -> Tensor | None | Mapping[str, Tensor | None]:
         """Additive masks by layer kind, 0 where a column may be attended to, so that the module builds none."""
         columns_L = torch.arange(columns, device=self.device)
         lowest = torch.finfo(self._dtype).min
@@ -88,9 +88,7 @@ class GeneralEngine:
             return torch.zeros((), dtype=self._dtype, device=self.device).where(seen, lowest)[:, None]
 
         masks = {kind: mask(kind) for kind in self._kinds}
-        if len(masks) == 1:
-            return next(value for value in masks.values() if value is not None)
-        return masks
+        return masks if len(masks) > 1 else masks[self._kinds[0]]
 
 
 class CacheView(Cache):
@@ -161,11 +159,9 @@ def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
     kinds = tuple(dict.fromkeys(map(str, layer_types)))
-    name = type(model).__name__
-    for kind in kinds:
-        if kind not in KNOWN_LAYERS:
-            known = ", ".join(KNOWN_LAYERS)
-            raise SettingError(f"{name} has layers of the kind {kind!r}, which the sampler cannot run; known: {known}")
+    name, known = type(model).__name__, ", ".join(KNOWN_LAYERS)
+    if unknown := next((kind for kind in kinds if kind not in KNOWN_LAYERS), None):
+        raise SettingError(f"{name} has layers of the kind {unknown!r}, which the sampler cannot run; known: {known}")
     attention = getattr(model.config, "_attn_implementation", "sdpa")
     if attention not in ("sdpa", "eager"):
         raise SettingError(f"{name} runs {attention!r} attention; the sampler needs sdpa or eager, so load it with one")
