@@ -37,20 +37,10 @@ def files(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in FILES]
 
 
-class Says(LabelResources):
-    """Parts whose scorer is a function."""
-
-    model: TextModel
-
-    @property
-    def writer(self) -> TextModel:
-        return self.model
-
-
 def scored_by(folder: Path, says: Callable[[str], str] | TextModel) -> LabelResources:
-    base = parts(folder, scorer="a model")
-    made = Says(base.folder, base.found_by, base.open_agent, base.scorer_name, base.world)
-    object.__setattr__(made, "model", Scripted(says) if not hasattr(says, "write") else says)
+    """Parts whose scorer is a function."""
+    made = parts(folder, scorer="a model")
+    made.__dict__["writer"] = Scripted(says) if not hasattr(says, "write") else says
     return made
 
 

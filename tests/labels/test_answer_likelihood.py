@@ -117,11 +117,6 @@ def test_targets_are_the_softmax_whatever_the_shift(nats: list[float], temperatu
     assert math.fsum(far) == pytest.approx(1, abs=1e-12)
 
 
-def test_a_temperature_of_nothing_is_refused() -> None:
-    with pytest.raises(SettingError):
-        softmax([0.0], 0.0)
-
-
 def test_replug_ranks_by_likelihood_and_its_targets_are_their_softmax(tmp_path: Path) -> None:
     found = label("replug", tmp_path, temperature=2.0)
     assert [candidate.passage.id for candidate in found.candidates] == ["p1", "p3", "p2", "p4"]
@@ -214,11 +209,6 @@ def test_turns_without_an_answer_or_with_too_few_passages_are_dropped(tmp_path: 
     assert reason("replug", tmp_path / "1", turn(question=replace(QUESTION, answers=()))) == "no-answer"
     assert reason("replug", tmp_path / "2", turn("one")) == "too-few"
     assert reason("replug", tmp_path / "3", turn("none")) == "too-few"
-
-
-def test_passages_that_do_not_fit_are_not_weighed_as_if_they_had_been_read(tmp_path: Path) -> None:
-    labels = list(maker("scarlet", tmp_path, Table(single), max_context_tokens=12).label([turn()]))
-    assert isinstance(labels[0], DroppedTurn) and labels[0].reason == "too-long"
 
 
 @pytest.mark.parametrize(("method", "whole"), [("scarlet", 25), ("replug", 7), ("llm-embedder", 7)])

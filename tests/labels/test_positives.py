@@ -87,17 +87,6 @@ def test_no_continuation_that_is_asked_for_could_be_spared(turn: list[tuple[floa
         known[needed] = turn[needed][1]
 
 
-@given(st.lists(st.tuples(SCORES, st.booleans()), min_size=1, max_size=8), st.sampled_from(["paper", "code"]))
-def test_a_turn_is_never_longer_than_it_was_said_to_be(turn: list[tuple[float, bool]], ties: Ties) -> None:
-    choice = PositiveChoice([lr for lr, _ in turn], ties)
-    said = [choice.most_left]
-    while places := choice.wanted():
-        choice.learn(places[0], turn[places[0]][1])
-        said.append(choice.most_left)
-    assert said == list(range(said[0], said[0] - len(said), -1))
-    assert said[-1] >= 0
-
-
 def test_equal_candidates_keep_the_retrievers_order_and_at_most_three_of_them_are_positives() -> None:
     relevance = [60.0, 100.0, 100.0, 100.0, 100.0, 100.0]
     correct = {0: True, 1: False, 2: True, 3: True, 4: True, 5: True}

@@ -278,13 +278,6 @@ def shapes() -> st.SearchStrategy[tuple[int, int]]:
     return st.integers(2, 12).flatmap(lambda window: st.tuples(st.just(window), st.integers(1, window - 1)))
 
 
-def test_the_windows_go_from_the_back_to_the_very_front() -> None:
-    assert spans(45, 20, 10) == [(25, 45), (15, 35), (5, 25), (0, 20)]
-    assert spans(20, 20, 10) == [(0, 20)]
-    assert spans(7, 20, 10) == [(0, 7)]
-    assert spans(1, 20, 10) == spans(0, 20, 10) == []
-
-
 @given(st.integers(0, 60), shapes())
 def test_every_item_is_in_a_window_and_neighbours_overlap(count: int, shape: tuple[int, int]) -> None:
     window, step = shape

@@ -53,17 +53,6 @@ def test_the_rate_goes_from_start_to_end_and_never_outside(start: float, end: fl
     assert (rates[1] - rates[0]) * (end - start) >= -1e-12
 
 
-def test_noise_depends_on_seed_query_and_step_alone() -> None:
-    queries = [f"query {number}" for number in range(40)]
-    half, _ = simulated(noise={"start": 0.5, "end": 0.5})
-    together = titles(half, queries)
-    assert set(together) == {"useful", "useless"}
-    assert together == [titles(half, [query])[0] for query in queries]
-    half.progress(1, 2)
-    assert titles(half, queries) != together
-    assert titles(simulated(noise={"start": 0.5, "end": 0.5, "seed": 1})[0], queries) != together
-
-
 def test_the_trainer_moves_the_curriculum_and_the_identity() -> None:
     retriever, _ = simulated(noise={"start": 0.0, "end": 1.0})
     before = retriever.identity

@@ -249,22 +249,6 @@ def test_what_was_written_is_read_back_across_shards(tmp_path: Path) -> None:
     assert np.allclose(store.norms_N, np.linalg.norm(VECTORS_ND.astype(np.float64), axis=1), rtol=1e-15)
 
 
-def test_blocks_cover_all_rows_in_order_and_copy_nothing(tmp_path: Path) -> None:
-    store = write(tmp_path, [ROWS])
-    blocks = list(store.blocks(4))
-    assert [start for start, _ in blocks] == [0, 4, 8, 10, 14, 18, 20, 24]
-    assert np.array_equal(np.concatenate([block for _, block in blocks]), VECTORS_ND)
-    assert not any(block.flags.owndata for _, block in blocks)
-
-
-def test_float16_rounds_and_keeps_its_norms(tmp_path: Path) -> None:
-    store = write(tmp_path, [20, 5], "float16")
-    halves = VECTORS_ND.astype(np.float16)
-    assert store.dtype == "float16"
-    assert np.array_equal(store.gather(np.arange(ROWS)), halves)
-    assert np.allclose(store.norms_N, np.linalg.norm(halves.astype(np.float64), axis=1), rtol=1e-15)
-
-
 def test_an_unfinished_store_is_not_opened(tmp_path: Path) -> None:
     writer = VectorWriter(tmp_path, ROWS, DIM)
     writer.append(VECTORS_ND[:5])

@@ -84,10 +84,6 @@ def test_the_last_turn_alone_is_reasoning_and_query_and_many_are_all(query: Quer
     assert render_view("last-9-turns", query) == render_view("prior-queries+reasonings", query)
 
 
-def test_the_last_turns_are_numbered_from_one() -> None:
-    assert render_view("last-2-turns", LONG).splitlines()[:2] == ["Turn 1 reasoning: t1 t2", "Turn 1 query: b1 b2"]
-
-
 def test_a_turn_of_several_queries_is_one_turn_with_one_reasoning() -> None:
     first = (PastTurn("a1", "s"), PastTurn("a2", "s", ("d1", "d2"), True), PastTurn("a3", "s", ("e1",), True))
     told = "Turn 1 reasoning: s\nTurn 1 query: a1\nTurn 1 query: a2\nTurn 1 query: a3\n"

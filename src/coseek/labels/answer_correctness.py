@@ -149,36 +149,32 @@ class Correctness:
     def decide(self, feed: "Feed") -> Iterator["TurnCorrectness"]:
         """Continue the agent from the candidates of turns until their positives are chosen; yields each such turn.
 
-        `feed` is called with (wait) where there is room: the next turns; none where none is ready yet, which it may say
-        only without `wait`; `None` after the last ones. Turns do not wait for each other. A score is cached as soon as
-        its branch has ended; known scores are not computed again.
+        `feed(wait)` is called when there is room, and returns the next turns, or `None` after the last ones. Only
+        without `wait` may it return an empty list, if no turn is ready yet. Turns do not wait for each other. Scores
+        are cached as soon as their branches have ended, and not computed again.
         """
         return _Continuations(self, feed).decided()
 
-    def known(self, turn: SearchTurn, passage: Passage) -> Score | None:
+    def cached(self, turn: SearchTurn, passage: Passage) -> Score | None:
         """The cached score."""
         return self.cache.get((*turn.id.key, passage.id, self._context(turn, passage)))
 
     def keep(self, turn: SearchTurn, passage: Passage, trajectory: Trajectory) -> Score:
         """Score a branch that has ended, and cache the score."""
-        score = self._score(turn, passage, trajectory)
-        self.cache.keep([score])
-        self.parts.tally.add(BRANCHES)
-        self.parts.tally.fail("agent", score.fault)
-        return score
-
-    def _score(self, turn: SearchTurn, passage: Passage, trajectory: Trajectory) -> Score:
-        context = self._context(turn, passage)
-        if trajectory.stop.is_fault:
-            return Score(turn.id, passage.id, context, None, fault=trajectory.stop_detail or str(trajectory.stop))
         # A search that failed before the branch is the trajectory's; one that fails after it is a fault of the branch.
         searches = trajectory.searches[turn.search :]
         later = (search for search in searches if search.turn != searches[0].turn)
-        if fault := next((search.fault for search in later if search.fault is not None), None):
-            return Score(turn.id, passage.id, context, None, fault=fault)
+        fault = next((search.fault for search in later if search.fault), None)
+        if trajectory.stop.is_fault:
+            fault = trajectory.stop_detail or str(trajectory.stop)
         right = exact_match(trajectory.answer, turn.question.answers)
         detail = trajectory.answer if trajectory.answer is not None else str(trajectory.stop)
-        return Score(turn.id, passage.id, context, float(right), detail)
+        value, detail = (float(right), detail) if fault is None else (None, "")
+        score = Score(turn.id, passage.id, self._context(turn, passage), value, detail, fault)
+        self.cache.keep([score])
+        self.parts.tally.add(BRANCHES)
+        self.parts.tally.fail("agent", fault)
+        return score
 
     def _context(self, turn: SearchTurn, passage: Passage) -> str:
         """Digest of the run, the index of the search and the passage's text."""
@@ -215,8 +211,8 @@ class _Continuations:
         parts = correctness.parts
         model = parts.agent.model
         self.alone = isinstance(model, ServedModel)
-        """Whether each turn goes on at once. For a model in this process the turns of one run go on together, because
-        their branches share the reading of the run."""
+        """Whether each turn continues independently. With a model in this process, the turns of one run continue
+        together, because their branches share its prefill."""
         options = {"concurrency": AHEAD * model.concurrency} if isinstance(model, ServedModel) else {}
         self.driver = Branching(parts.agent, parts.retriever, parts.limits, self._next, self._ended, **options)
         self.under_way: dict[int, tuple[TurnCorrectness, int]] = {}
@@ -247,7 +243,7 @@ class _Continuations:
         while indices := undecided.choice.wanted():
             branches = []
             for index in indices:
-                if (score := self.correctness.known(undecided.turn, undecided.candidates[index].passage)) is not None:
+                if (score := self.correctness.cached(undecided.turn, undecided.candidates[index].passage)) is not None:
                     undecided.learn(index, score)
                 else:
                     branches.append(self._branch(undecided, index))
@@ -259,8 +255,8 @@ class _Continuations:
 
     def _branch(self, undecided: TurnCorrectness, index: int) -> Branch:
         trajectory = undecided.turn.trajectory
-        # The turn with the longest way to go comes first, and the scorer's calls (rank 0) before every branch: else
-        # the last ones go on alone while the other slots are empty.
+        # Turns with most candidates left come first, and the scorer's calls (rank 0) before every branch: otherwise the
+        # last turns would run alone while other slots are idle.
         rank = 1 + len(undecided.candidates) - undecided.choice.most_left
         passages = (undecided.candidates[index].passage,)
         branch = Branch(trajectory, undecided.turn.search, passages, trajectory.seed, rank)

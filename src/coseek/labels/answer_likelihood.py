@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, cast
 from pydantic import Field
 
 from coseek.agents.search_turns import SearchTurn
-from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.record import Record
@@ -211,8 +210,6 @@ def scored(candidates: Sequence[Candidate], **scores: Sequence[float]) -> list[C
 
 def softmax(values: Sequence[float], temperature: float) -> tuple[float, ...]:
     """exp(v / τ) / Σ exp(v / τ) in double precision; the maximum is subtracted to avoid overflow."""
-    if not temperature > 0:
-        raise SettingError(f"a temperature must be greater than 0, not {temperature}")
     top = max(values)
     weights = [math.exp((value - top) / temperature) for value in values]
     total = math.fsum(weights)

@@ -196,8 +196,8 @@ class LabelFolder:
         resume: bool,
         fixed: Callable[[JsonObject], JsonObject] = dict,
     ) -> "LabelFolder":
-        """A new folder, or an existing one with the same settings, as far as `fixed` keeps them, and identity, locked
-        as long as the object lives."""
+        """Create a folder, or with `resume` open an existing one. Raises `SettingError` if its identity differs, or one
+        of the settings that `fixed` returns. The folder is locked as long as the object lives."""
         if not (resume and (folder / "labels.yaml").exists()) or is_failed_start(folder, "labels.yaml"):
             return cls.create(folder, settings, identity)
         labels = cls(folder)

@@ -144,8 +144,8 @@ class DroppedTurn(TurnRecord):
 
 
 def trajectory_digest(trajectory: Trajectory) -> str:
-    """Digest of what a label depends on of a trajectory. Seconds, prices and log-probabilities are no part of it, so a
-    run that is repeated with the same result keeps its labels."""
+    """Digest of everything in a trajectory that labels depend on. Seconds, prices and log-probabilities are excluded,
+    so that a run that is repeated with the same result keeps its labels."""
     written: list[Json] = [[str(segment.author), segment.tag, segment.text] for segment in trajectory.segments]
     searches: list[Json] = [search.to_json() for search in trajectory.searches]
     stands: JsonObject = {"question": trajectory.question.to_json(), "segments": written, "searches": searches}

@@ -155,7 +155,7 @@ SCORES, OWN_RUN = "scores", "run"
 
 @dataclass(frozen=True, slots=True)
 class JobResult(Generic[R]):
-    """What a process made of an item."""
+    """The result of one item, from a process of the cluster."""
 
     rows: R
     scores: dict[str, bytes]
@@ -169,7 +169,7 @@ class LabelJob:
 
     opener: Opener
     folder: Path
-    """The label folder: its scores are known to a process that sees it."""
+    """The label folder, whose scores a process reuses if it can read it."""
     identity: str
     """Identity of the label maker, checked against that of the maker opened in the process."""
 
@@ -259,7 +259,7 @@ class ClusterMaker:
 
 
 def _keeper(folder: Path, tally: CallCounts) -> Callable[[JobResult[R]], None]:
-    """A function that stores the scores and counts the calls of what was made."""
+    """Returns a function that stores the scores of a result and adds up its counts."""
     files: dict[str, LineFile] = {}
 
     def keep(result: JobResult[R]) -> None:

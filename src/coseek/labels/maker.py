@@ -71,13 +71,11 @@ class LabelMaker(Protocol):
     @property
     def identity(self) -> str:
         """Digest of everything that labels depend on besides trajectories: settings, retriever, scorers, weights."""
-        ...
 
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         """Label sets, or one dropped turn with its reason, for every turn, in any order. A turn with a fault yields
         nothing: the fault is counted, and the next start repeats the turn. The turns of a run come together, and can
         be read once."""
-        ...
 
 
 @runtime_checkable
@@ -85,8 +83,7 @@ class RolloutMaker(Protocol):
     """A maker that changes the agent's context, so that its labels come from its own runs."""
 
     def left(self, questions: Sequence[Question]) -> list[RowKey]:
-        """The rows of these questions that the label folder's `run` lacks. Those with a fault are removed."""
-        ...
+        """The rows of these questions that are missing in the label folder's `run`. Rows with a fault are removed."""
 
     def roll_out(
         self,
@@ -95,9 +92,8 @@ class RolloutMaker(Protocol):
         only: Collection[RowKey] | None = None,
     ) -> "StoredTurns":
         """Run the agent on these questions into the label folder's `run`, and return the search turns to be labelled.
-        Resumes an unfinished run and repeats runs with a fault. `only` leaves out all other rows, which
-        other workers make. `tell` is called with (finished, total)."""
-        ...
+        Resumes an unfinished run and repeats trajectories with a fault. `only` restricts it to some rows, if other
+        workers make the others. `tell` is called with (finished, total)."""
 
 
 class MakerModule(Protocol):

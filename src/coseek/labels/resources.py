@@ -96,7 +96,7 @@ class LabelResources:
 
     @property
     def agent_identity(self) -> str:
-        """With the limits."""
+        """A digest of the agent and its limits."""
         return digest_of(self._speaker.identity, self.limits.model_dump_json())
 
     @cached_property
@@ -126,7 +126,7 @@ class LabelResources:
     def writer(self) -> TextModel:
         """The scorer as a text model with greedy decoding."""
         if self.scorer in (ORACLE, GOLD):
-            raise SettingError(f"--scorer {self.scorer} is no model, and these labels need one that writes")
+            raise SettingError(f"--scorer {self.scorer} is no model; these labels need a language model")
         return open_frozen_model(self.scorer, self.text_cache(self.scorer), self._writing)
 
     def judge(self, name: str) -> Judge:
@@ -155,8 +155,8 @@ class LabelResources:
     def ahead(
         self, work: Callable[[list[SearchTurn]], T], turns: Iterable[SearchTurn], slowest: object, wakes: bool = False
     ) -> WorkAhead[list[SearchTurn], T]:
-        """`work` on the turns of run after run, ahead in threads if its `slowest` part is a server, else in batches of
-        `BATCH` turns or more when results are taken. With `wakes` a result wakes the agent's model."""
+        """Apply `work` to the turns, run by run: ahead in threads if its `slowest` part is a server, else in batches of
+        at least `BATCH` turns when results are taken. With `wakes`, each result wakes the agent's model."""
         threads = concurrency_of(slowest)
         model = self.agent.model if wakes else None
         wake = model.wake if isinstance(model, ServedModel) else lambda: None
@@ -165,7 +165,7 @@ class LabelResources:
     def each(
         self, work: Callable[[list[SearchTurn]], list[T]], turns: Iterable[SearchTurn], slowest: object
     ) -> Iterator[T]:
-        """The rows that `work` makes of the turns, computed `ahead`."""
+        """Yield the rows that `work` returns for the turns, computed `ahead`."""
         with self.ahead(work, turns, slowest) as ahead:
             for batch in ahead:
                 yield from batch

@@ -188,7 +188,7 @@ def build_index(
         if adapt := getattr(module, "adapt", None):
             checked = cast(Settings, adapt(checked, corpus))
         card = IndexCard.of(retriever, dump_settings(checked), corpus, path, out)
-        write_index(out, card, corpus, module, lambda folder: build_files(module, corpus, checked, folder, report))
+        write_index(out, card, corpus, module, lambda folder: _fill(module, corpus, checked, folder, report))
     return module.load(out, corpus, checked)
 
 
@@ -201,9 +201,18 @@ def check_own_files(out: Path) -> None:
     check_replaceable(out, lambda name: name in own or name.startswith("."), "its index")
 
 
-def build_files(module: IndexModule, corpus: Corpus, settings: Settings, folder: Path, report: Report) -> None:
-    """Write the retriever's files without an older index."""
-    if isinstance(module, _Resumable):
+def _fill(
+    module: IndexModule,
+    corpus: Corpus,
+    settings: Settings,
+    folder: Path,
+    report: Report,
+    old: "OldIndex | None" = None,
+) -> None:
+    """Write the retriever's files, with what an older index has."""
+    if old is not None and isinstance(module, Updatable):
+        module.update(corpus, settings, folder, old, report)
+    elif isinstance(module, _Resumable):
         module.resume(corpus, settings, folder, report)
     else:
         module.build(corpus, settings, folder)
@@ -412,12 +421,6 @@ def update_index(
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source)
         old_M4 = cast(Digests, read_array(out / DIGESTS, "i", 4))
         change = CorpusChange.between(old_M4, as_digests(corpus.digests, 4))
-
-        def fill(folder: Path) -> None:
-            if isinstance(module, Updatable):
-                module.update(corpus, checked, folder, OldIndex(out, change.rows_N), report)
-            else:
-                build_files(module, corpus, checked, folder, report)
-
-        write_index(out, IndexCard.of(card.retriever, card.settings, corpus, path, out), corpus, module, fill)
+        new_card, old = IndexCard.of(card.retriever, card.settings, corpus, path, out), OldIndex(out, change.rows_N)
+        write_index(out, new_card, corpus, module, lambda folder: _fill(module, corpus, checked, folder, report, old))
     return change

@@ -41,7 +41,6 @@ class ScheduledRetriever(Protocol):
 
     def progress(self, step: int, steps: int) -> None:
         """Training is at `step` of `steps`."""
-        ...
 
 
 def retriever_stack(retriever: Retriever) -> Iterator[Retriever]:

@@ -265,13 +265,13 @@ def view_name(given: str | Path | Callable[[Query], str]) -> str:
     return name
 
 
-def load_view(path: str) -> str:
-    """Execute a view file, and return the name that settings store: the file's, with a digest of its content. Pass only
-    paths that the user's own text names; any other name is returned as it is."""
+def load_view(path: str, folder: Path = Path()) -> str:
+    """Execute a view file, relative to `folder`, and return the name that settings store: the file's, with a digest of
+    its content. Pass only paths that the user's own text names; any other name is returned as it is."""
     if not is_plugin_path(path) or is_function(path):
         return path
-    module = load_plugin("query view", path, CONTRACT)
-    file = Path(path).expanduser()
+    file = folder / Path(path).expanduser()
+    module = load_plugin("query view", str(file), CONTRACT)
     name = f"{file.name}#{file_digest(file)[:16]}"
     _loaded[name] = module.VIEW
     return name
@@ -280,9 +280,7 @@ def load_view(path: str) -> str:
 def load_views(tree: Mapping[str, object], folder: Path = Path()) -> dict[str, object]:
     """Load the file that the setting `view` of a user's settings names; its path is relative to `folder`."""
     view = tree.get("view")
-    if isinstance(view, str) and is_plugin_path(view) and not is_function(view):
-        return {**tree, "view": load_view(str(folder / Path(view).expanduser()))}
-    return dict(tree)
+    return {**tree, "view": load_view(view, folder)} if isinstance(view, str) else dict(tree)
 
 
 def find_view(name: str) -> QueryView:

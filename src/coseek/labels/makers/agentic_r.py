@@ -257,13 +257,11 @@ class LocalRelevance:
                 continue
             starts = range(0, len(passages), size)
             windows += [(index, CandidateList(turn, tuple(passages[at : at + size]), sub_answer)) for at in starts]
-        for (index, _), rating in zip(windows, self._ratings([listed for _, listed in windows]), strict=True):
+        keys = [(*listed.turn.id.key, listed.digest) for _, listed in windows]
+        ratings = self.cache.complete(keys, lambda some: self.relevance.rate([windows[at][1] for at in some]), BATCH)
+        for (index, _), rating in zip(windows, ratings, strict=True):
             scores[index] = _joined(scores[index], rating)
         return scores
-
-    def _ratings(self, lists: Sequence[CandidateList]) -> list[Rating]:
-        keys = [(*listed.turn.id.key, listed.digest) for listed in lists]
-        return self.cache.complete(keys, lambda rows: self.relevance.rate([lists[row] for row in rows]), BATCH)
 
     def _sub_answers(self, turns: Sequence[SearchTurn]) -> list[str | None | NoScores]:
         """The sub-answer of each turn; one model call per run."""

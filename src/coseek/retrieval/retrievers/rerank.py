@@ -27,8 +27,6 @@ from coseek.retrieval.views import View, render_view
 if TYPE_CHECKING:
     import sentence_transformers
 
-    from coseek.models.pretrained import Load
-
 
 QUERY_TOKENS = 256
 """Tokens of a query where neither the settings nor a training set them."""
@@ -59,7 +57,8 @@ class CrossEncoder:
             model = sentence_transformers.CrossEncoder(
                 str(folder), device=device, local_files_only=True, model_kwargs=kwargs, trust_remote_code=trust
             )
-        if head := [name for load in loads for name in load.missing if _is_in_head(name, load)]:
+        trunks = [(load, f"{load.model.base_model_prefix}.") for load in loads]
+        if head := [name for load, trunk in trunks for name in load.missing if not name.startswith(trunk)]:
             raise DataError(f"{folder} has no weights for its score ({listed(head)}); it is not a cross-encoder")
         check_whole(folder, loads)
         if model.num_labels != 1:
@@ -113,11 +112,6 @@ def check_folder(folder: Path) -> None:
             f"{folder} holds a language model ({kind}) and no cross-encoder; let it rank as the model of a `pointwise` "
             "or `listwise` retriever (docs/reference/retrievers.md)"
         )
-
-
-def _is_in_head(name: str, load: "Load") -> bool:
-    """Whether a tensor belongs to the head, which maps the trunk's output to a score."""
-    return not name.startswith(f"{load.model.base_model_prefix}.")
 
 
 def _neutralise(text: str, tokens: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ S = TypeVar("S", bound=EmbeddingSettings)
 class Opener(Protocol):
     """Opens the encoder of settings."""
 
-    def __call__(self, settings: EmbeddingSettings, each: Counted | None = None) -> Encode: ...
+    def __call__(self, settings: EmbeddingSettings, each: Counted = ...) -> Encode: ...
 
 
 _AHEAD = 2
@@ -216,19 +216,14 @@ def encode_changed(
 
 @dataclass
 class _Progress:
-    """Reports the number of encoded vectors."""
+    """Reports the number of encoded vectors, once `done` is set."""
 
     report: Report
     total: int
     what: str
     done: int | None = None
 
-    def begin(self, done: int) -> None:
-        self.done = 0
-        self.add(done)
-
     def add(self, count: int) -> None:
-        """Count vectors, from `begin` on."""
         if self.done is not None:
             self.done += count
             self.report(self.what, self.done, self.total)
@@ -252,7 +247,8 @@ def _write(
     """Write the vectors of the missing windows, in order."""
     (blank_1D,) = encode([[""]])
     writer = VectorWriter(folder, ends_N[-1], blank_1D.shape[1], settings.dtype)
-    progress.begin(writer.written)
+    progress.done = writer.written
+    progress.add(0)
     starts = range(bisect_right(ends_N, writer.written), len(rows), settings.batch_size * WINDOW_BATCHES)
     windows = ([passage_text(corpus[row]) for row in rows[start : start + starts.step]] for start in starts)
     for vectors_WD in encode(windows):
@@ -265,7 +261,7 @@ def _write(
     return writer.finish()
 
 
-def window_encoder(settings: EmbeddingSettings, each: Counted | None = None) -> Encode:
+def window_encoder(settings: EmbeddingSettings, each: Counted = lambda count: None) -> Encode:
     """Open the encoder; returns a function that encodes the texts of a window, batch by batch, the longest first.
     `each` is called with the number of texts of every batch."""
     source = encoder_folder(settings.encoder)
@@ -281,8 +277,7 @@ def window_encoder(settings: EmbeddingSettings, each: Counted | None = None) -> 
                 vectors.append(encode(batch_texts * 2)[:1])
             else:
                 vectors.append(encode(batch_texts))
-            if each is not None:
-                each(len(batch))
+            each(len(batch))
         return np.concatenate(vectors)[np.argsort([index for batch, _ in batches for index in batch])]
 
     return encode_window

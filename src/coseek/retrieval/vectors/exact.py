@@ -29,7 +29,6 @@ from coseek.retrieval.vectors.shortlist import (
     SearchResult,
     Shortlist,
     VectorSearch,
-    peaks_of,
     score_error,
 )
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
@@ -105,7 +104,7 @@ class _TileScan:
     def add_block(self, product_BQ: Product, rows_B: Rows, norms_B: Doubles) -> None:
         """Pass a block's product to the shortlist."""
         bounds = Bounds(self._unit_Q, norms_B, self._whole_Q, np.ones(len(norms_B)), self._rest_Q)
-        self._shortlist.add_block(product_BQ, peaks_of(product_BQ), rows_B, bounds)
+        self._shortlist.add_block(product_BQ, rows_B, bounds)
 
 
 class _Products:

@@ -228,8 +228,7 @@ def check_published(
             "encoder that made them"
         )
     published = _published_rows(path, index, rows)
-    distances = ([_distance(*pair) for pair in zip(published, vectors, strict=True)] for vectors in encoded)
-    differs = min(([distance > MAX_DISTANCE for distance in layout] for layout in distances), key=sum)
+    differs = min(([_differs(*pair) for pair in zip(published, vectors, strict=True)] for vectors in encoded), key=sum)
     if any(differs):
         raise DataError(
             f"{path} has other vectors than {settings.encoder} in {sum(differs)} of {len(differs)} passages that were "
@@ -238,8 +237,8 @@ def check_published(
         )
 
 
-def _distance(published: Vectors, encoded: Vectors) -> float:
-    return float(np.linalg.norm(published - encoded) / max(float(np.linalg.norm(encoded)), 1e-12))
+def _differs(published: Vectors, encoded: Vectors) -> bool:
+    return bool(np.linalg.norm(published - encoded) > MAX_DISTANCE * max(float(np.linalg.norm(encoded)), 1e-12))
 
 
 def _published_rows(path: Path, index: "faiss.Index", rows: Rows) -> Vectors:

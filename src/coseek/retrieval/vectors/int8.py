@@ -25,14 +25,12 @@ from numpy.typing import NDArray
 from coseek.core.errors import DataError, IndexMismatch
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
 from coseek.retrieval.vectors.shortlist import (
-    GROUP,
     Bounds,
     Doubles,
     Product,
     Queries,
     ScanSearch,
     Shortlist,
-    peaks_of,
     score_error,
 )
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, mapped
@@ -147,15 +145,13 @@ class Int8Search(ScanSearch):
         multiply = _products(_pad_queries(codes_QD, self._codes_ND.shape[1]))
         for first in range(0, len(self._store), PRODUCT_ROWS):
             product_BQ = multiply(self._codes_ND[first : first + PRODUCT_ROWS])
-            peaks_GQ = peaks_of(product_BQ)
             for start in range(first, min(first + PRODUCT_ROWS, len(self._store)), BLOCK):
                 stop = min(start + BLOCK, len(self._store))
                 coarse_B, fine_B = self._bounds_2N[:, start:stop]
                 unit_Q = self._scales[start // BLOCK] * scales_Q1[:, 0]
-                block = slice(start - first, start - first + BLOCK)
-                groups = slice(block.start // GROUP, block.stop // GROUP)
                 bounds = Bounds(unit_Q, coarse_B, norms_Q, fine_B, rest_Q)
-                shortlist.add_block(product_BQ[block], peaks_GQ[groups], self._rows_N[start:stop], bounds)
+                product = product_BQ[start - first : start - first + BLOCK]
+                shortlist.add_block(product, self._rows_N[start:stop], bounds)
 
 
 def _pad_queries(codes_QD: Doubles, dim: int) -> Codes:

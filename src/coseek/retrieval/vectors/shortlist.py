@@ -196,8 +196,9 @@ class Shortlist:
         self._has_floors = False
         self._rescored_Q = np.zeros(len(queries_QD), dtype=np.int64)
 
-    def add_block(self, product_BQ: Product, peaks_GQ: Product, rows_B: Rows, bounds: Bounds) -> None:
-        """Add a block: `product_BQ` without NaN, padded to a multiple of GROUP rows, and its `peaks_of`."""
+    def add_block(self, product_BQ: Product, rows_B: Rows, bounds: Bounds) -> None:
+        """Add a block: `product_BQ` without NaN, padded to a multiple of GROUP rows."""
+        peaks_GQ = peaks_of(product_BQ)
         if self._has_floors:
             self._filter(_Block(product_BQ, peaks_GQ, rows_B, bounds))
             return

@@ -124,7 +124,7 @@ def padded(vectors_Q: Sequence[Vectors]) -> Vectors:
     return out_QTD
 
 
-def token_windows(settings: EmbeddingSettings, each: Counted | None = None) -> Encode:
+def token_windows(settings: EmbeddingSettings, each: Counted = lambda count: None) -> Encode:
     """Open the encoder; returns a function that encodes the passages of a window to their vectors, one after the
     other."""
     encoder = TokenEncoder.open(settings)
@@ -132,8 +132,7 @@ def token_windows(settings: EmbeddingSettings, each: Counted | None = None) -> E
 
     def encode_window(texts: Sequence[str]) -> Vectors:
         vectors_TD = np.concatenate(encoder.encode(texts, "document", prompt, max_tokens, settings.batch_size))
-        if each is not None:
-            each(len(vectors_TD))
+        each(len(vectors_TD))
         return vectors_TD
 
     return encode_window
