@@ -1,4 +1,4 @@
-"""A server that plays the scorer, the model of sub-answers and the agent of label makers, by rules of its own."""
+"""A rule-based server that acts as scorer, sub-answer model and agent of label makers."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def number_of(asked: Asked) -> int:
 
 
 def answer(asked: Asked) -> Said:
-    """Scores that are often high enough, and an agent that searches once more or answers, often rightly."""
+    """Scores that are often high enough, and turns that search again or answer, often correctly."""
     prompt, number = prompt_of(asked), number_of(asked)
     if asked.path.endswith("/chat/completions"):
         count = int(COUNTED.findall(prompt)[-1])
@@ -54,12 +54,12 @@ def refusing(share: int, otherwise: Callable[[Asked], Said] = answer) -> Callabl
 
 
 def paid(there: Site) -> Counter[str]:
-    """How often each request came."""
+    """The number of times that each request was sent."""
     return Counter(body_of(asked) for asked in there.asked)
 
 
 def served_parts(folder: Path, url: str, slots: int = SLOTS) -> LabelResources:
-    """The server scores passages, and goes on as the agent."""
+    """Resources whose scorer and agent are the server."""
     folder.mkdir(parents=True, exist_ok=True)
     patience = HttpSettings(concurrency=slots, attempts=1)
     scorer = folder.with_name(f"{folder.name}.yaml")

@@ -1,4 +1,4 @@
-"""What tests of labels share: a tiny world, its BM25, runs of a faulty agent, and the parts that makers stand on."""
+"""Shared by the tests of labels: a tiny world, its BM25, runs of an imperfect agent, and the resources of makers."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -61,7 +61,7 @@ def turns(count: int | None = None) -> list[SearchTurn]:
 
 
 class Faulty(ScriptedAgentModel):
-    """An agent of which every turn behind a search fails, while `broken`."""
+    """An agent whose turns after a search fail while `broken`."""
 
     broken = True
 
@@ -76,7 +76,7 @@ def _fault(request: Request) -> Turn:
 
 
 class Away(Failing):
-    """BM25 without its corpus, which fails for queries that hold a word."""
+    """BM25 without its corpus, which fails for queries with a word."""
 
     corpus = None
 
@@ -87,7 +87,7 @@ class Away(Failing):
 def parts(
     folder: Path, scorer: str = "oracle", retriever: Retriever | None = None, who: Agent | None = None
 ) -> LabelResources:
-    """The world's oracle scores, and the agent of the runs goes on."""
+    """Resources with the world's oracle as scorer and the agent of the runs."""
     if not (folder / "world").exists():
         world().save(folder / "world")
     speaker = AgentWithLimits(who or agent(), LIMITS, "the agent")
@@ -104,7 +104,7 @@ def continued(made_of: LabelResources, turn: SearchTurn, passage: Passage) -> Sc
 def labelled(
     folder: Path, made_of: LabelResources, some: Sequence[SearchTurn] | None = None, **settings: object
 ) -> tuple[LabelFolder, LabelSummary]:
-    """Agentic-R's labels of these turns, begun or gone on with."""
+    """Make or resume Agentic-R's labels of these turns."""
     own = agentic_r.AgenticRSettings.model_validate(settings)
     return make(folder, agentic_r.open(own, made_of), made_of, some, {"agentic-r": own.model_dump(mode="json")})
 

@@ -1,4 +1,4 @@
-"""Fears about Agentic-R's labels: a rule of the paper that the code forgot, labels that depend on company or on a kill,
+"""Fears about Agentic-R's labels: a missing rule of the paper, labels that depend on other turns or on a kill,
 a fault that becomes a zero, a scorer whose nonsense becomes a score."""
 
 import re
@@ -38,7 +38,7 @@ def files(folder: Path) -> list[bytes]:
 
 
 def scored_by(folder: Path, says: Callable[[str], str] | TextModel) -> LabelResources:
-    """Parts whose scorer is a function."""
+    """Resources whose scorer is a function."""
     made = parts(folder, scorer="a model")
     made.__dict__["writer"] = Scripted(says) if not hasattr(says, "write") else says
     return made
@@ -49,7 +49,7 @@ def sets_of(labels: LabelFolder) -> dict[tuple[str, ...], tuple[str, tuple[str, 
 
 
 def test_every_rule_holds_in_the_labels_of_a_run(tmp_path: Path) -> None:
-    """Read off the label sets alone; `test_positives.py` has the choice of the positive by the book."""
+    """Checked on the label sets alone; `test_positives.py` checks the choice of the positive."""
     labels, said = labelled(tmp_path, parts(tmp_path), seed=3)
     queries = {turn.id: turn.query for turn in turns()}
     for one in labels.sets():
@@ -234,7 +234,7 @@ def test_a_scorer_that_fails_is_a_fault_and_no_score(tmp_path: Path) -> None:
 
 
 def test_passages_are_shown_in_windows_and_each_keeps_its_own_score(tmp_path: Path) -> None:
-    """A scorer that gives every passage the number of letters of its title, whatever window it stands in."""
+    """The scorer returns the number of letters in each title, whatever the window."""
 
     def letters(prompt: str) -> str:
         lines = [line for line in prompt.splitlines() if line.startswith("[")]
@@ -280,11 +280,11 @@ def test_sub_answers_are_asked_once_a_run_and_shown_where_they_are_sure(tmp_path
         assert any("probably: the sea" in prompt for prompt in shown) == (turn.search == 0)
     assert said.counts["sub_answers_unsure"] == sum(turn.search > 0 for turn in some)
     _, said = labelled(tmp_path / "gone", scored_by(tmp_path / "gone", Scripted(says, fault="gone")), some, gac=False)
-    assert said.left == 6 and not said.dropped  # a fault is no unreadable answer
+    assert said.left == 6 and not said.dropped  # a fault is not an unreadable answer
 
 
 def test_the_sub_answer_model_reads_every_passage_of_an_observation(tmp_path: Path) -> None:
-    """Three passages of 100 words; with 200 words an observation the third was never seen."""
+    """Three passages of 100 words each; a limit of 200 words per observation would hide the third."""
     passages = [Passage(f"p{n}", f"Title {n}", " ".join(["word"] * 98 + [f"end{n}"])) for n in range(3)]
     turn = next(one for one in turns() if one.trajectory.searches[one.search].hits)
     hits = tuple(Hit(passage, 1.0) for passage in passages)

@@ -38,11 +38,11 @@ PASSAGES = [
 QUESTION = Question("q1", "When was Ada born ?", ("1815", "the year 1815"))
 CLOSED = -5.0
 WORTH = {"Ada": -0.5, "Bob": -6.0, "Eve": -4.0, "Kim": -9.0}
-"""What a made-up model finds the answer to be worth with one passage."""
+"""Log-likelihood of the answer with one passage, by a made-up model."""
 
 
 class Table:
-    """Weighs by a function of the titles in the prompt; remembers what it was asked."""
+    """A likelihood model that is a function of the titles in the prompt, and records its calls."""
 
     uses_chat_template = False
     folder = "a folder"
@@ -113,7 +113,7 @@ def test_targets_are_the_softmax_whatever_the_shift(nats: list[float], temperatu
     plain = [math.exp(value / temperature) for value in nats]
     assert softmax(nats, temperature) == pytest.approx([value / sum(plain) for value in plain])
     assert softmax([value + shift for value in nats], temperature) == pytest.approx(softmax(nats, temperature))
-    far = softmax([200 * value for value in nats], temperature)  # where the exponential of each is nought
+    far = softmax([200 * value for value in nats], temperature)  # where each exponential underflows
     assert math.fsum(far) == pytest.approx(1, abs=1e-12)
 
 
@@ -234,7 +234,7 @@ def test_what_was_weighed_is_kept_for_its_model_prompt_and_settings(method: str,
         list(maker(method, tmp_path, table, **given).label([turn(), turn(seed=8)]))
         return table
 
-    assert [len(rows) > 1 for rows in fresh().asked] == [True]  # the second run asked the same
+    assert [len(rows) > 1 for rows in fresh().asked] == [True]  # the second run needs the same likelihoods
     assert fresh().asked == []
     assert len(fresh("other").asked) == len(fresh(prompt="generator-laptop").asked) == 1
     assert len(fresh(max_context_tokens=100).asked) == 1

@@ -1,6 +1,6 @@
 """Fears about DR-Synth: an agent that read another list than its labels say, labels of wrong runs, a kill that shows.
 
-The checks read the run and the world, and derive every rule anew."""
+The checks recompute every rule from the run and the world."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -137,7 +137,7 @@ def test_rejection_can_be_left_out(made: tuple[Path, list[Labelled]], tmp_path: 
 
 @pytest.mark.slow
 def test_a_killed_start_goes_on_to_the_same_labels(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
-    """The files are cut where a kill would have cut them: in the middle of a line."""
+    """Files are truncated in the middle of a line, as by a kill."""
     labels_of(maker(tmp_path))
     for path in (tmp_path / "run" / "trajectories.jsonl", *(tmp_path / "scores").iterdir()):
         data = path.read_bytes()
@@ -171,7 +171,7 @@ def test_a_run_that_a_fault_ended_leaves_its_turns_undone(made: tuple[Path, list
 
 
 def unreadable_for(word: str) -> Scripted:
-    """A model that ranks as listed, and will not rank for queries with this word."""
+    """A model that keeps the order, but refuses to rank for queries with this word."""
 
     def says(prompt: str) -> str:
         if word in prompt.partition("Search query: ")[2].partition("\n")[0]:
@@ -198,7 +198,7 @@ def test_an_unreadable_ranking_drops_the_turn_and_the_agent_reads_the_retrievers
         if isinstance(one, DroppedTurn):
             assert [hit.passage for hit in search.hits] == own
         else:
-            assert one.positive == one.question.gold_ids[0]  # in front of all others, as they were put
+            assert one.positive == one.question.gold_ids[0]  # gold passages were put first
 
 
 def forgetful(prompt: str) -> str:
@@ -226,13 +226,13 @@ def test_an_order_that_misses_a_few_passages_is_repaired_if_lenient_and_else_dro
         pool = [passage.id for passage in _pool(one)]
         assert [candidate.passage.id for candidate in one.candidates] == [pool[1], pool[0], *pool[2:]]
     asked = [prompt for call in model.calls for prompt in call]
-    # Two of less than ten are more than a fifth, and such orders are asked for once more.
+    # With fewer than ten passages, two are more than a fifth, so that the order is requested again.
     assert lenient.parts.tally.counts["orders_repaired"] == sum(passages_in(prompt) >= 10 for prompt in asked)
     assert strict.identity != lenient.identity
 
 
 def _pool(one: LabelSet) -> list[Passage]:
-    """Gold passages, then the retriever's."""
+    """Gold passages, then the retriever's hits."""
     gold = [world().corpus.by_id(ident) for ident in one.question.gold_ids]
     return list(dict.fromkeys([*gold, *(hit.passage for hit in bm25().search([one.query], 50)[0])]))
 
@@ -331,7 +331,7 @@ def test_a_run_with_a_query_that_could_not_be_ranked_is_made_again_before_it_is_
 
 
 def backwards(prompt: str) -> str:
-    """The reverse of the order as listed."""
+    """Rank in reverse order."""
     return " > ".join(f"[{number}]" for number in range(passages_in(prompt), 0, -1))
 
 

@@ -1,4 +1,4 @@
-"""The rules of labels on passages that are few enough to rank by eye, and what each method says that it needs."""
+"""Label rules on a few passages that can be ranked by eye, and the requirements of each method."""
 
 import json
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def test_negatives_are_drawn_by_seed_and_copy_and_stand_in_the_pools_order() -> 
 
 
 class Fixed:
-    """Finds the same passages whatever is asked, and has no corpus."""
+    """Returns the same passages for every query, and has no corpus."""
 
     name, corpus, identity = "fixed", None, "fixed"
 
@@ -160,7 +160,7 @@ def test_gold_negatives_are_neither_gold_nor_copies_and_are_drawn_by_the_seed(tm
         assert [one.passage.id for one in made.candidates[:3]] == ["mira", "a copy of orbo", "p0"]
 
 
-# --- what a method needs
+# --- requirements
 
 
 def test_what_agentic_r_and_dr_synth_need_follows_their_settings() -> None:
@@ -256,7 +256,7 @@ def test_labels_of_a_replaced_run_are_not_taken_for_its_own(tmp_path: Path) -> N
     assert any(old.get(one.turn, one) != one for one in LabelFolder(folder).sets())
 
 
-# --- label folders: a text that was lost read as another, rows that an older coseek misreads
+# --- label folders: a lost text that is read as another, rows that are misread
 
 
 PAGES = [Passage(f"p{n}", f"Page {n}", f"word{n} " * 100) for n in range(3)]
@@ -298,7 +298,7 @@ def test_rows_of_a_run_that_was_made_anew_and_searches_no_more_are_removed(tmp_p
     labels = LabelFolder(tmp_path)
     with pytest.raises(DataError, match="which the runs do not have"):
         labels.recover({}, lambda: {("q", 1): "another"})
-    with pytest.raises(DataError, match="which the runs do not have"):  # it is there, and only not drawn this time
+    with pytest.raises(DataError, match="which the runs do not have"):  # it exists, but is not labelled now
         labels.recover({}, lambda: {("q", 0): "of the run before"})
     assert labels.recover({}, lambda: {("q", 0): "the run was made again"}) == set() and not list(labels.sets())
 
@@ -323,7 +323,7 @@ def test_a_row_reads_back_as_what_was_written(targets: tuple[float, ...] | None)
 
 def test_labels_are_kept_where_only_clocks_and_likelihoods_differ_and_by_nothing_else() -> None:
     made = run(found("orbo", ORBO))
-    # The value in stored label folders: with another one all their labels would be made again.
+    # The value in stored label folders: a change would recreate all their labels.
     assert trajectory_digest(made) == "9650d248f449a643b7dfd06aed7f9603"
     first, *rest = made.segments
     (search,) = made.searches

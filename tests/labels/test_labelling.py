@@ -1,4 +1,4 @@
-"""Fears about many turns in flight at once: labels that depend on timing, a prompt paid twice, a turn that waits."""
+"""Fears about concurrent turns: labels that depend on timing, a prompt paid for twice, a turn that blocks others."""
 
 import random
 import threading
@@ -49,7 +49,7 @@ def test_labels_have_the_same_bytes_whatever_the_timing(tmp_path: Path) -> None:
 
 
 def test_refused_prompts_are_counted_and_no_prompt_is_paid_twice(tmp_path: Path) -> None:
-    """The next start asks the scorer only what was refused."""
+    """The next start sends only the refused prompts."""
     ways = [refusing(10)]
     with site(lambda asked: ways[-1](asked)) as there:
         _, said = labelled(tmp_path, served_parts(tmp_path, there.url), some())
@@ -65,7 +65,7 @@ def test_refused_prompts_are_counted_and_no_prompt_is_paid_twice(tmp_path: Path)
 
 
 def test_a_turn_that_waits_for_its_server_keeps_no_other_turn_from_its_label(tmp_path: Path) -> None:
-    """One prompt is held until all other turns are labelled; with waves of turns this would never end."""
+    """One answer is held back until all other turns are labelled; with turns in waves this would never end."""
     pytest.importorskip("httpx")
     hold = threading.Event()
     held: list[int] = []

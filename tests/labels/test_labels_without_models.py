@@ -1,4 +1,4 @@
-"""Fears about labels without a model: a passage taken for used that was not, an answer in a negative."""
+"""Fears about labels without a model: an unused passage as a positive, an answer in a negative."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -56,15 +56,15 @@ def test_of_a_turns_searches_at_once_none_is_the_next_and_the_next_turns_are_it_
     # `Ada`, `Orn` and `sea` are new: of FILM the first, of SEA the last; the later `Byron` and `waves` show nothing.
     assert ids(used(one, "query")) == ["sea", "film"] and ids(used(other, "query")) == ["film", "sea"]
     assert ids(used(last, "query")) == ["ada"]
-    logged = [replace(search, turn=None) for search in asked]  # as of another system: each search is a turn
+    logged = [replace(search, turn=None) for search in asked]  # like a log of another system: each search is a turn
     first, second, third, _ = run_of(*logged)
     assert not used(first, "query") and ids(used(second, "query")) == ["film"] and not used(third, "query")
     many, _ = run_of(found("Night Train", 1, SEA, FILM, OTHER), found("Byron Ada sea", 2, OTHER))
     assert ids(used(many, "query")) == ["film", "sea"]  # more new words come first
     (only, _) = run_of(found("Night Train", 1, FILM), found("Ada", 2, OTHER))
-    assert ids(used(only, "query")) == ["film"]  # what is in every passage of one says as much
+    assert ids(used(only, "query")) == ["film"]  # a single passage counts, though all passages have the word
     _, again, _ = run_of(found("a", 1), found("waves", 2, SEA, OTHER), found("waves", 3), answer="Orn")
-    assert not used(again, "query") and not used(again, "answer")  # it asked the same, and went on
+    assert not used(again, "query") and not used(again, "answer")  # it repeated the query and continued
 
 
 def test_what_earlier_turns_searched_or_visited_was_shown_and_what_this_one_did_was_not() -> None:

@@ -1,4 +1,4 @@
-"""Fears about labels: a continuation that was spared would have changed one; an answer counts as right that is not."""
+"""Fears about labels: a skipped continuation would have changed one; a wrong answer counts as right."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ TURN = st.lists(st.tuples(SCORES, st.sampled_from([False, False, True, None])), 
 
 
 def by_the_book(turn: Sequence[tuple[float, bool]], ties: Ties) -> tuple[int, ...]:
-    """SPEC §6 and the table at the end of TRAPS, from all scores of a turn."""
+    """The positives by SPEC §6 and the table at the end of TRAPS, from all scores of a turn."""
     order = sorted(range(len(turn)), key=lambda place: (-turn[place][1], -turn[place][0]))
     if not order or not turn[order[0]][1] or turn[order[0]][0] < LEAST:
         return ()
@@ -33,7 +33,7 @@ def by_the_book(turn: Sequence[tuple[float, bool]], ties: Ties) -> tuple[int, ..
 def decided(
     turns: Sequence[Sequence[tuple[float, bool | None]]], ties: Ties, exhaustive: bool = False
 ) -> tuple[dict[int, tuple[int, ...] | None], list[tuple[int, int]]]:
-    """The positives of each turn, and (turn, candidate) of all that was continued, in order."""
+    """The positives of each turn, and (turn, candidate) of all continuations, in order."""
     outcomes: dict[int, tuple[int, ...] | None] = {}
     asked: list[tuple[int, int]] = []
     for number, turn in enumerate(turns):
@@ -63,7 +63,7 @@ def test_a_fault_leaves_open_only_the_turns_that_depend_on_it(
     lazy, _ = decided(turns, ties)
     assert lazy == decided(turns, ties, exhaustive=True)[0]
     for number, turn in enumerate(turns):
-        # Either way of filling in what is not known must lead to what was said.
+        # Both values of an unknown GAC must give the same positives.
         filled = {
             by_the_book([(relevance, guess if correct is None else correct) for relevance, correct in turn], ties)
             for guess in (False, True)
@@ -121,7 +121,7 @@ WRONG = "<reflection>b</reflection><answer>never</answer>"
 
 
 def score(folder: Path, *turns: str, then: tuple[str, ...]) -> Score:
-    """Of Eve's passage in the place of what the first search of a run found; `then` is what the agent writes."""
+    """The score of Eve's passage as the result of a run's first search; `then` is what the agent writes next."""
     protocol = load_protocol("qagent", "default")
     turn = next(search_turns(play("qagent", *turns), protocol))
     made_of = parts(folder, retriever=Shelf(CORPUS), who=Agent(protocol, typist(protocol, *then)))

@@ -1,4 +1,4 @@
-"""The ranking by its definition, and arrays that are hard to rank: shared by the tests of exact and int8 search."""
+"""The reference ranking, and arrays that are hard to rank, for the tests of exact and int8 search."""
 
 from collections.abc import Callable
 
@@ -23,12 +23,12 @@ def unit_rows(rng: np.random.Generator, rows: int, dim: int) -> Floats:
 
 
 def copies(rng: np.random.Generator, rows: int, dim: int) -> Floats:
-    """Few different rows, many times."""
+    """A few rows, each repeated many times."""
     return unit_rows(rng, max(1, rows // 20), dim)[rng.integers(0, max(1, rows // 20), rows)]
 
 
 def near_ties(rng: np.random.Generator, rows: int, dim: int) -> Floats:
-    """One row, and every other a unit in the last place away from it in a few numbers."""
+    """Copies of one row, each changed by one unit in the last place in a few numbers."""
     base = np.tile(unit_rows(rng, 1, dim), (rows, 1))
     return np.nextafter(base, np.where(rng.random(base.shape) < 2 / dim, np.float32(9), base)).astype(np.float32)
 
@@ -46,7 +46,7 @@ def outliers(rng: np.random.Generator, rows: int, dim: int) -> Floats:
 
 
 def denormals(rng: np.random.Generator, rows: int, dim: int) -> Floats:
-    """Numbers that processors may take for zero."""
+    """Numbers that processors may flush to zero."""
     return (rng.standard_normal((rows, dim)) * 10.0 ** rng.uniform(-45, -36, (rows, 1))).astype(np.float32)
 
 
@@ -60,7 +60,7 @@ def zeros(_: np.random.Generator, rows: int, dim: int) -> Floats:
 
 
 def whole_numbers(rng: np.random.Generator, rows: int, dim: int) -> Floats:
-    """Ties without copies."""
+    """Rows that tie without being equal."""
     return rng.integers(-2, 3, (rows, dim)).astype(np.float32)
 
 
@@ -88,7 +88,7 @@ def check_ranking(
     queries: NDArray[np.float32],
     k: int,
 ) -> None:
-    """What was found is the ranking by its definition, to the last id, with finite scores."""
+    """Check hits against the reference ranking, to the last id, and that scores are finite."""
     rows, scores = found
     assert np.array_equal(rows, brute_force(vectors, queries, k))
     assert scores.shape == rows.shape and np.isfinite(scores).all()

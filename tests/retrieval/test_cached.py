@@ -1,4 +1,4 @@
-"""The memory in front of a retriever: what it answers, what it asks, and what it survives."""
+"""The cache in front of a retriever: what it returns, what it forwards, and what it survives."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ CORPUS = Corpus(
 
 
 class Engine:
-    """BM25 that remembers what it was asked; a query with `bad` in it fails."""
+    """BM25 that records its queries and fails for a query with `bad` in it."""
 
     name = "engine"
 

@@ -84,7 +84,7 @@ def test_another_view_than_the_encoder_was_trained_with_is_refused(tmp_path: Pat
     EncoderCard(view="question+query").save(tiny)
     with pytest.raises(SettingError, match="trained with the view 'question\\+query', not 'query'; leave `view` out"):
         build_index(CORPUS, "dense", tmp_path / "index", {"encoder": str(tiny), "view": "query"})
-    EncoderCard().save(tiny)  # trained with none in particular
+    EncoderCard().save(tiny)  # trained without a view
     build_index(CORPUS, "dense", tmp_path / "index", {"encoder": str(tiny), "view": "prior-queries"})
 
 

@@ -103,14 +103,14 @@ def test_a_reader_counts_as_the_encoder_does_and_leaves_room_for_the_prompt(mean
     assert reads["limit"] == 10 - 2 - 2
 
 
-# --- its card
+# --- encoder cards
 
 
 Settings = dict[str, Json] | None
 
 
 def folder_of(folder: Path, *, pooling: Settings = None, normalise: bool = True, config: Settings = None) -> Path:
-    """The files that say how an encoder is used, without weights."""
+    """An encoder folder without weights."""
     kinds = ["base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling"]
     kinds += ["base.modules.normalize.Normalize"] if normalise else []
     modules = [

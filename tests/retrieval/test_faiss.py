@@ -1,4 +1,4 @@
-"""The indexes of faiss: graphs, cells and codes, and files that somebody published."""
+"""Faiss indexes: graphs, cells and codes, and published files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ EF_SEARCH = 64
 
 
 def clustered(rows: int, dim: int, seed: int, *, unit: bool, spread: float = 0.4) -> Vectors:
-    """Vectors around a hundred centres, as those of texts about a hundred things; of many lengths unless `unit`."""
+    """Vectors around a hundred centres, of different lengths unless `unit`."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((100, dim))
     vectors = centres[rng.integers(0, 100, rows)] + spread * rng.standard_normal((rows, dim))
@@ -44,7 +44,7 @@ def recall(found: Rows, expected: Rows) -> float:
 def test_the_graph_finds_what_looking_at_everything_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: bool
 ) -> None:
-    # Given to faiss in several blocks, as a large corpus is.
+    # Added to faiss in several blocks, like a large corpus.
     monkeypatch.setattr("coseek.retrieval.vectors.faiss_index.BLOCK_ROWS", 700)
     both = clustered(4_100, 32, 0, unit=unit)
     store, queries = VectorStore.of(both[:4_000]), both[4_000:]
@@ -121,7 +121,7 @@ def test_cells_and_codes_find_most_of_what_looking_at_everything_finds(tmp_path:
     refined = recall(rows, expected)
     assert refined >= 0.9
     same = rows == expected
-    assert same.any() and (scores[same] == right[same]).all()  # what is refined has its real score
+    assert same.any() and (scores[same] == right[same]).all()  # refined rows have exact scores
     coarse, _ = IvfPqSearch(tmp_path / "cells", settings, None).search(queries, 10)
     assert 0.3 < recall(coarse, expected) < refined
 
@@ -156,7 +156,7 @@ def test_a_vector_may_be_cut_into_any_number_of_pieces(pieces: int) -> None:
     assert np.isfinite(index.search(np.zeros((1, index.d), dtype=np.float32), 3)[0]).all()
 
 
-# --- published files: what was made from this corpus by this encoder is taken over, and nothing else
+# --- published files: only vectors of this corpus and encoder are imported
 
 
 Text = Callable[[Passage], str]

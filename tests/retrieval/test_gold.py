@@ -1,4 +1,4 @@
-"""Fears about the ceiling: a gold passage not first, a passage twice, a question that is not known in silence."""
+"""Fears about the ceiling: a gold passage not first, a passage twice, an unknown question that is not reported."""
 
 from pathlib import Path
 

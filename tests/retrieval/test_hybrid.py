@@ -25,7 +25,7 @@ CORPUS = Corpus(Passage(ident, ident.upper(), f"text of {ident}") for ident in "
 
 @dataclass
 class Far:
-    """A retriever far away: no corpus at hand, the scores it likes, and a fault when it has one."""
+    """A remote retriever: no local corpus, given scores, and optionally a fault."""
 
     found: list[tuple[Passage, float]]
     fault: str = ""
@@ -93,7 +93,7 @@ TEXTS = Corpus(
 
 
 class Illiterate:
-    """An index whose encoder cannot read the corpus: whatever is asked, it finds the same."""
+    """An index whose encoder cannot read the corpus: it returns the same hits for every query."""
 
     name, corpus, identity = "dense", TEXTS, "illiterate"
 
@@ -206,7 +206,7 @@ def test_a_short_ranking_counts_as_one_over_all_places() -> None:
     (alone,) = scaled([14.0], "z", max_hits=100, absent=0.0)
     assert round(alone, 3) == 10.05  # 14 over 14 · √(.01 · .99)
     assert scaled([3.0, 1.0], "min-max", max_hits=4, absent=0.0) == [1.0, 1 / 3]
-    assert scaled([3.0, 1.0], "z", max_hits=4) == scaled([3.0, 1.0], "z")  # its other scores are not known
+    assert scaled([3.0, 1.0], "z", max_hits=4) == scaled([3.0, 1.0], "z")  # its other scores are unknown
     assert scaled([3.0, 1.0], "z", max_hits=2, absent=0.0) == scaled([3.0, 1.0], "z")
 
 

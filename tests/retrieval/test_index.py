@@ -1,4 +1,4 @@
-"""An index: what it finds, what it refuses, how it is brought up to date, and that no damage answers."""
+"""Indexes: hits, refusals and updates; a damaged index never returns hits."""
 
 import mmap
 import os
@@ -97,7 +97,7 @@ def test_neither_a_build_nor_an_update_loses_a_file_in_an_index_folder(folder: P
     assert mine.read_text() == "mine"
     mine.unlink()
     (out / "checksums.json").write_text("{}")
-    build_index(folder, "bm25", out)  # a damaged one is mended by making it anew
+    build_index(folder, "bm25", out)  # rebuilding repairs a damaged index
 
 
 def test_a_failed_build_leaves_the_old_index(folder: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_failed_build_leaves_the_old_index(folder: Path, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "world"]
 
 
-# --- an index that is brought up to date is the one that a rebuild gives
+# --- an updated index equals a rebuilt one
 
 
 TEXTS = st.lists(st.sampled_from(["ada", "bob", "cat", "dog", "Ärger", "月が海"]), max_size=6).map(" ".join)
@@ -127,7 +127,7 @@ def made_up(rng: random.Random, ident: int) -> Passage:
 
 
 def edited(passages: list[Passage], rng: random.Random, edits: int, next_id: int) -> list[Passage]:
-    """So many random additions, changes and removals, and a few texts that change places."""
+    """Apply `edits` random additions, changes, removals, moves and duplications."""
     found = list(passages)
     for edit in range(edits):
         at, kind = rng.randrange(len(found)), rng.choice(["add", "change", "remove", "move", "twice"])
@@ -146,7 +146,7 @@ def edited(passages: list[Passage], rng: random.Random, edits: int, next_id: int
 
 
 class Totals(list[int]):
-    """A report that keeps how many passages are to be encoded."""
+    """A report that records the number of passages to encode."""
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what == "passages encoded":
@@ -154,7 +154,7 @@ class Totals(list[int]):
 
 
 def saved(passages: list[Passage], path: Path) -> Path:
-    """The corpus file, written long enough ago that its scan is trusted."""
+    """Save the corpus with an old modification time, so that its scan is trusted."""
     Corpus(passages).save(path)
     os.utime(path, (1_000_000_000, 1_000_000_000))
     return path
@@ -243,7 +243,7 @@ def test_a_changed_text_is_told_from_one_with_another_border_between_title_and_t
     assert update_index(other, tmp_path / "index").changed == 1
 
 
-# --- a damaged index, or a corpus that changed below it, never answers
+# --- a damaged index, or one whose corpus changed, never returns hits
 
 
 PASSAGES = list(sentences(40))
@@ -307,7 +307,7 @@ def test_a_corpus_that_was_only_touched_is_scanned_once_more_and_then_trusted(tm
 
 
 class Stopped(Exception):
-    """What ends a build in these tests."""
+    """Ends a build in these tests."""
 
 
 class StopsAfter:
@@ -351,7 +351,7 @@ def test_processes_that_share_a_corpus_write_the_bytes_of_one(
     settings = {"encoder": str(encoder), "batch_size": 8, "device": "cpu"}
     build_index(corpus, "dense", tmp_path / "alone", settings)
     monkeypatch.setattr(device, "accelerators", lambda: (None, 0))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # as torchrun has it
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # as set by torchrun
     assert DenseSettings.model_validate({**settings, "devices": "auto"}).spread == ["cpu", "cpu"]
     build_index(corpus, "dense", tmp_path / "together", {**settings, "devices": "auto"})
     assert digests(tmp_path / "together") == digests(tmp_path / "alone")

@@ -92,7 +92,7 @@ def test_a_model_that_fails_is_a_fault_of_the_search() -> None:
 
 
 class Refusing(Scripted):
-    """Refuses the prompts that hold a word, and writes the others of a batch."""
+    """Refuses prompts with the word `bad`, and answers the others of a batch."""
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         written = super().write(prompts, max_tokens)
@@ -124,7 +124,7 @@ def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() ->
         retriever.search([Query("who?", question="Q", reasoning="R")], 2)
         assert asked.pop() == wanted and not asked
     silent, bare = expanded(lambda _: ""), expanded(lambda _: "born")
-    for query in ("who?", Query("who?")):  # which are seen alike
+    for query in ("who?", Query("who?")):  # both are seen as the same text
         assert silent._expand(query, "") == "who?" and bare._expand(query, "born") == Query(
             "who? born", question="who?"
         )
@@ -162,7 +162,7 @@ CANDIDATES = FixedRetriever(CORPUS, {"q": IDS, "few": ["p03", "p07"], "one": ["p
 
 
 def by_worth(prompt: str) -> str:
-    """A ranker that is always right: more points first."""
+    """A perfect ranker: more points first."""
     shown = re.findall(r"^\[(\d+)\] .* worth (\d+) points", prompt, flags=re.MULTILINE)
     ranked = sorted(shown, key=lambda row: -int(row[1]))
     return " > ".join(f"[{number}]" for number, _ in ranked)

@@ -28,14 +28,14 @@ DEEP = Query("x", "Who?", "A poet", (PastTurn("Ada", "why", ("doc",)), PastTurn(
 
 
 class Foreign:
-    """A server that answers as a test says, and remembers what it was asked."""
+    """A server that answers with a function of the test, and records its requests."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.asked: list[tuple[str, JsonObject, dict[str, str]]] = []
         self.url = ""
         self.has_card = False
-        """Whether `/info` is answered as the test says, and remembered; otherwise there is none."""
+        """Whether `/info` is answered and recorded as well; it is 404 otherwise."""
 
     def reply(self, asked: Asked) -> Said:
         if asked.method == "GET" and not self.has_card:
@@ -74,7 +74,7 @@ def document(ident: str) -> JsonObject:
 
 
 def found(path: str, body: JsonObject) -> Json:
-    """What Search-R1's server would answer: every query finds a document of its own name."""
+    """The answer of Search-R1's server: each query finds a document with its own name."""
     queries = body["queries"]
     assert isinstance(queries, list)
     return {"result": [[{"document": document(str(query)), "score": 1.0}] for query in queries]}
@@ -431,7 +431,7 @@ def test_a_batch_is_shared_by_all_replicas_and_a_dead_one_costs_no_query() -> No
             assert texts(found) == whole == texts(open_retriever({**QUICK, "url": urls[0]}))
         assert found._order()[-1] == 2  # the dead one is tried last
         more = open_retriever({**QUICK, "url": list(reversed(urls))})
-        assert more.identity == found.identity  # so a run may go on with other addresses
+        assert more.identity == found.identity  # so that a run can be resumed with other addresses
 
 
 def test_servers_of_different_indexes_are_refused() -> None:

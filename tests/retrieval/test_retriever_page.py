@@ -32,7 +32,7 @@ FILES = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the files on the page stand on. A quick index takes the place of the dense one."""
+    """The data that the page's files need, with a fast index in place of the dense one."""
     folder = tmp_path_factory.mktemp("page")
     corpus = Corpus([Passage("a", "Ada", "Ada was born in 1815."), Passage("b", "Bob", "Bob knew Ada.")])
     corpus.save(folder / "corpus.jsonl")

@@ -1,4 +1,4 @@
-"""Fears about an engine that is played: noise that depends on who else asks, text that forges tags, silent failures."""
+"""Fears about a simulated engine: noise that depends on the batch, text that forges tags, silent failures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from coseek.retrieval.retrievers.simulated import SimulatedRetriever, parse_docu
 
 
 def plays(prompt: str) -> str:
-    """An engine that writes whether it was asked to be of use, and what it knows."""
+    """An engine that writes which kind of answer was asked for, and the answer if the prompt has it."""
     kind = "useless" if "bad day" in prompt else "useful"
     told = "It was Ada." if '"Ada"' in prompt else "Nobody knows."
     query = prompt.partition("Query: ")[2].partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Word weights and token vectors: the scores are the library's, and no encoder is taken for another kind."""
+"""Word weights and token vectors: scores equal the library's, and no encoder is mistaken for another kind."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ QUERIES = ["ba be", "do, go! ge", "gu"]
 
 @pytest.fixture(scope="module")
 def folder(encoder: Path) -> Path:
-    """An encoder of word weights as SPLADE is, with prompts."""
+    """A SPLADE-like encoder with prompts."""
     from sentence_transformers import SparseEncoder
 
     make_sparse_encoder(encoder, encoder.parent / "plain", seed=0)
@@ -94,7 +94,7 @@ def test_an_untrained_encoder_weighs_the_words_of_its_text_most(encoder: Path, t
 
 @pytest.fixture(scope="module")
 def tokens(encoder: Path) -> Path:
-    """An encoder of token vectors as ColBERT is: queries have ten tokens, punctuation in passages is not scored."""
+    """A ColBERT-like encoder: queries have ten tokens, punctuation in passages is not scored."""
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.base.modules import Normalize, Transformer
     from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask

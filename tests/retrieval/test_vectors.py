@@ -1,5 +1,8 @@
-"""Vectors: the searches rank as float64 does, and the store keeps what it was given."""
+"""Vectors: searches rank like float64, and the store returns what was written."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.examples_drawn import at_most
+from tests.hardware.paces import SLOW, kept
 from tests.retrieval.brute import (
     brute_force,
     check_ranking,
@@ -20,11 +24,23 @@ from tests.retrieval.brute import (
     outliers,
     unit_rows,
 )
+from tests.retrieval.tiny_encoder import make_encoder, sentences
 from tests.this_process import ThisProcess
 
-import coseek.retrieval.vectors.int8 as int8
 from coseek.core.errors import DataError, IndexMismatch, RetrieverError
-from coseek.retrieval.vectors.exact import ClusterSearch, ExactSearch, ShardedSearch, product_error
+from coseek.hardware.device import memory_bytes
+from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.retrievers.dense import CODES, Dense
+from coseek.retrieval.vectors import exact, int8
+from coseek.retrieval.vectors.exact import (
+    MIN_ROWS,
+    ClusterSearch,
+    ExactSearch,
+    ShardedSearch,
+    choose_method,
+    fastest_method,
+    product_error,
+)
 from coseek.retrieval.vectors.int8 import Int8Search, encode, quantise
 from coseek.retrieval.vectors.shortlist import peaks_of, reaching, reaching_on_device, score_error, scores_of
 from coseek.retrieval.vectors.store import FloatName, VectorStore, VectorWriter
@@ -117,7 +133,7 @@ def test_a_device_picks_the_same_pairs_as_numpy(seed: int, groups: int, queries:
 
 @pytest.mark.parametrize("maker", [copies, mixed_norms, denormals])
 def test_many_rows_of_hard_kinds_are_ranked_right(maker: object) -> None:
-    """More rows than wait for the first floor."""
+    """More rows than are buffered before the first floor."""
     assert callable(maker)
     rng = np.random.default_rng(5)
     vectors, queries = maker(rng, 80_000, 6), unit_rows(rng, 2, 6)
@@ -234,7 +250,7 @@ VECTORS_ND = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.flo
 
 
 def write(folder: Path, sizes: list[int], dtype: FloatName = "float32") -> VectorStore:
-    """All rows, in pieces, by one writer after another, as if each had been killed after its piece."""
+    """Write all rows in pieces, each by a new writer, as if the previous one had been killed."""
     for size in sizes:
         writer = VectorWriter(folder, ROWS, DIM, dtype, SHARD)
         writer.append(VECTORS_ND[writer.written : writer.written + size])
@@ -287,3 +303,82 @@ def test_a_changed_vector_changes_the_fingerprint() -> None:
     changed = VECTORS_ND.copy()
     changed[3, 1] += 1
     assert VectorStore.of(VECTORS_ND).fingerprint != VectorStore.of(changed).fingerprint
+
+
+# --- `search: auto` selects the fastest exact method on this machine; the hits are the same for every method
+
+
+WINS, LOSES = 3.0, 0.3
+QUERIES = ["ba be", "do", "gu go ge"]
+
+
+def scans(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
+    """Simulate a machine with this int8 speed ratio and slow bfloat16."""
+    kept(folder, monkeypatch, SLOW, SLOW, int8_search=ratio)
+
+
+def test_auto_takes_int8_only_where_it_wins_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ratio, expected in ((LOSES, "exact"), (1.0, "exact"), (1.19, "exact"), (1.21, "int8"), (WINS, "int8")):
+        scans(tmp_path, monkeypatch, ratio)
+        found = choose_method(MIN_ROWS, 24, "float32", "cpu")
+        assert found.taken == expected and f"{ratio:.2g} × the speed" in found.why
+
+
+def test_few_vectors_need_no_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = VectorStore.of(unit_rows(np.random.default_rng(0), 1_000, 24))
+    assert fastest_method(store, "cpu").taken == "exact"
+    assert choose_method(10**9, 140_000, "float32", "cpu").taken == "exact"  # sums overflow 32 bits
+    assert not list(tmp_path.iterdir())
+
+
+def test_vectors_that_do_not_fit_into_memory_are_scanned_in_int8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans(tmp_path, monkeypatch, LOSES)
+    fit = int(memory_bytes() * exact.MEMORY_SHARE) // (4 * 384)
+    assert [choose_method(rows, 384, "float32", "cpu").taken for rows in (fit - 1, fit + 1)] == ["exact", "int8"]
+
+
+@pytest.mark.slow
+def test_auto_finds_what_every_way_finds_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "MIN_ROWS", 100)
+    make_encoder(tmp_path / "encoder")
+    corpus, settings = sentences(300), {"encoder": str(tmp_path / "encoder")}
+    scans(tmp_path / "cache", monkeypatch, WINS)  # so that all builds encode in one precision
+    plain = build_index(corpus, "dense", tmp_path / "plain", {**settings, "search": "exact"})
+    assert isinstance(plain, Dense)
+    for name, ratio, first in (("quick", WINS, "int8"), ("slow", LOSES, "exact")):
+        scans(tmp_path / "cache", monkeypatch, ratio)
+        built = build_index(corpus, "dense", tmp_path / name, settings)
+        assert isinstance(built, Dense) and built.method == first
+        assert (tmp_path / name / CODES).exists() == (first == "int8")
+        assert built.search(QUERIES, 20) == plain.search(QUERIES, 20)
+        # On the other machine: an int8 copy is used where it is faster, and is not required.
+        scans(tmp_path / "cache", monkeypatch, LOSES if ratio == WINS else WINS)
+        carried = open_index(tmp_path / name, corpus)
+        assert isinstance(carried, Dense) and carried.method == "exact"
+        assert carried.search(QUERIES, 20) == plain.search(QUERIES, 20)
+        assert carried.identity == built.identity
+
+
+@pytest.mark.slow
+def test_int8_multiplies_integers_exactly_without_the_newest_instructions(tmp_path: Path) -> None:
+    """AVX2 adds pairs of products in 16 bits. Other processors ignore the variable."""
+    code = f"""
+import numpy as np
+from pathlib import Path
+from tests.retrieval.brute import brute_force, near_ties, outliers, unit_rows
+from coseek.retrieval.vectors.int8 import Int8Search, largest_query_code, quantise
+from coseek.retrieval.vectors.store import VectorStore
+
+assert largest_query_code() >= 64
+rng = np.random.default_rng(0)
+for number, vectors in enumerate((unit_rows(rng, 3_000, 48), near_ties(rng, 3_000, 48), outliers(rng, 3_000, 48))):
+    store, folder = VectorStore.of(vectors), Path({str(tmp_path)!r}) / str(number)
+    quantise(store, folder)
+    for queries in (vectors[:1], vectors[:5], unit_rows(rng, 64, 48)):
+        assert np.array_equal(Int8Search(store, folder).search(queries, 10)[0], brute_force(vectors, queries, 10))
+"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

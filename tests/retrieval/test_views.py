@@ -45,7 +45,7 @@ queries = st.builds(Query, text.filter(str.strip), text, text, st.lists(turns, m
 
 
 def tokens(rendered: str) -> int:
-    """Words and marks, each a token."""
+    """Count words and punctuation marks."""
     return len(re.findall(r"\w+|[^\w\s]", rendered))
 
 
@@ -187,7 +187,7 @@ def test_an_unknown_view_is_refused(name: str) -> None:
         render_view(name, "q")
 
 
-# --- views with a template: published retrievers get the bytes that they were trained on, and no text poses as a field
+# --- views with a template: published retrievers see the bytes of their training, and no text imitates a field
 
 
 INSTRUCTION = "Instruct: what the model card says\nQuery:"

@@ -1,4 +1,4 @@
-"""A tiny encoder with random weights, made on the spot: every part of a real one, in a fiftieth of a second a batch."""
+"""A tiny encoder with random weights and all parts of a real one; a batch takes 20 ms."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 WORDS = [first + last for first in "bdfgk" for last in "aeiou"]
-"""Words that the tokenizer knows whole."""
+"""Words that are one token."""
 
 
 def make_encoder(
     folder: Path, pooling: str = "mean", *, normalise: bool = True, hidden: int = 32, seed: int = 0, tokens: int = 64
 ) -> Path:
-    """A sentence-transformers folder: a BERT of one layer, its tokenizer, pooling, and perhaps normalisation."""
+    """Make a sentence-transformers folder: a one-layer BERT, its tokenizer, pooling and optional normalisation."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Normalize, Transformer
@@ -66,7 +66,7 @@ def _tokenizer() -> "PreTrainedTokenizerFast":
 
 
 def build_killed_once(corpus: Corpus, retriever: str, folder: Path, settings: JsonObject) -> None:
-    """Build an index that is killed half-way, and go on."""
+    """Build an index, kill the build half-way, then resume it."""
 
     def kill(what: str, done: int, total: int) -> None:
         if done > total / 2:
@@ -78,7 +78,7 @@ def build_killed_once(corpus: Corpus, retriever: str, folder: Path, settings: Js
 
 
 def sentences(count: int) -> Corpus:
-    """So many passages of different lengths; no two are the same."""
+    """Make `count` different passages of various lengths."""
     passages = []
     for row in range(count):
         digits = [row // 25**place % 25 for place in range(4)]

@@ -35,11 +35,11 @@ class Site:
         return said
 
     def says(self, path: str, *answers: Said) -> None:
-        """Answer these in order, the last one for ever."""
+        """Answer with these in order; repeat the last."""
         self.answers[path] = lambda number: answers[min(number, len(answers) - 1)]
 
     def answer_of(self, name: str) -> str:
-        """The canned answer of a provider, whose results are the pages here; gives its address."""
+        """Serve the stored answer of a provider, whose results are the pages here; returns its URL."""
         text = (PAGES / f"answer.{name}.json").read_text(encoding="utf-8").replace("BASE", self.url)
         self.says("/api", Said(text.encode(), headers={"Content-Type": "application/json"}))
         return f"{self.url}/api"
@@ -77,7 +77,7 @@ def _saved() -> dict[str, Said]:
 
 @contextmanager
 def running() -> Iterator[Site]:
-    """A server on this machine, stopped at the end."""
+    """Run a local server inside the block."""
     web = Site("", {}, [])
     for path, said in _saved().items():
         web.says(path, said)

@@ -56,21 +56,17 @@ def make_labels(
     maker: LabelMaker,
     turns: Iterable[SearchTurn],
     tally: CallCounts,
-    tell: Tell | None = None,
+    tell: Tell = lambda *_: None,
     digests: Callable[[], Mapping[RowKey, str]] = dict,
 ) -> LabelSummary:
     """Label the turns without labels; `turns` are read twice. Rows are appended as they are known and sorted by turn at
     the end, so that the files do not depend on timing. `digests`: see `LabelFolder.recover`."""
     began = time.perf_counter()
     order = check_distinct(turns)
-    left = unlabelled(labels, order, digests)
-    over = len(order) - len(left)
-
-    def report(done: int, _: int) -> None:
-        if tell is not None:
-            tell(over + done, len(order))
-
-    label_turns(labels, maker, (turn for turn in turns if turn.id in left), len(left), report)
+    missing = unlabelled(labels, order, digests)
+    old = len(order) - len(missing)
+    remaining = (turn for turn in turns if turn.id in missing)
+    label_turns(labels, maker, remaining, len(missing), lambda done, _: tell(old + done, len(order)))
     labels.arrange([*order])
     return summary(labels, [*order], tally, time.perf_counter() - began)
 

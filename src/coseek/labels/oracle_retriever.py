@@ -111,12 +111,6 @@ class OracleSearch:
         rankings |= ranked_now
         return [rankings[key] for key in keys]
 
-    @property
-    def concurrency(self) -> int:
-        """Searches that may be under way at once."""
-        slowest = self.ranker.model if isinstance(self.ranker, ModelRanker) else self.over
-        return concurrency_of(slowest)
-
     def _known(self, key: str) -> OracleRanking | None:
         stored = self.cache.get((key,))
         return None if stored is None else OracleRanking.from_json(self.texts.restore(copy.deepcopy(stored.record)))
@@ -189,7 +183,9 @@ class OracleRetriever:
 
     @property
     def concurrency(self) -> int:
-        return self._rankings.concurrency
+        """The maximum number of concurrent searches."""
+        ranker = self._rankings.ranker
+        return concurrency_of(ranker.model if isinstance(ranker, ModelRanker) else self._rankings.over)
 
     def seen(self, query: QueryLike) -> str:
         return json.dumps(Query.of(query).to_json())

@@ -219,11 +219,8 @@ class LockedRetriever(LayeredRetriever):
 
     def __init__(self, over: Retriever, lock: threading.Lock) -> None:
         super().__init__(over)
+        self.name = over.name
         self._lock = lock
-
-    @property
-    def name(self) -> str:
-        return self.over.name
 
     @property
     def identity(self) -> str:

@@ -257,14 +257,7 @@ class Shortlist:
     @property
     def _pool(self) -> _Pool:
         if len(self._pools) > 1:
-            pools = self._pools
-            merged = _Pool(
-                np.concatenate([pool.queries_M for pool in pools]),
-                np.concatenate([pool.rows_M for pool in pools]),
-                np.concatenate([pool.lower_M for pool in pools]),
-                np.concatenate([pool.upper_M for pool in pools]),
-            )
-            self._pools = [merged]
+            self._pools = [_Pool(*map(np.concatenate, zip(*self._pools, strict=True)))]
         return self._pools[0]
 
     def _limits(self, block: _Block) -> Doubles:
