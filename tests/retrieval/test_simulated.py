@@ -86,7 +86,7 @@ def test_a_model_that_fails_fails_the_search_and_one_that_says_nothing_finds_not
         simulated(fault="it is late")[0].search(["a"], 1)
     silent, _ = simulated(lambda prompt: "  \n")
     assert silent.search(["a"], 3) == [[]]
-    assert silent.stats.short == 1
+    assert silent.short == 1
 
 
 def test_documents_are_read_from_headings_as_models_write_them() -> None:

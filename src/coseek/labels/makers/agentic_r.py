@@ -28,7 +28,6 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import oracle
 from coseek.graders.grading import BATCH
 from coseek.graders.relevance import (
@@ -92,7 +91,7 @@ VIEW = "question+query"
 
 LR = "lr"
 UNREADABLE, UNSURE = "sub_answers_unreadable", "sub_answers_unsure"
-"""Names in the counts: runs with unreadable sub-answers, and turns without a sure sub-answer."""
+"""Names in the counts: runs with unreadable sub-answers, and turns without a certain sub-answer."""
 
 
 @dataclass(frozen=True)
@@ -265,10 +264,19 @@ class LocalRelevance:
 
     def _sub_answers(self, turns: Sequence[SearchTurn]) -> list[str | None | NoScores]:
         """The sub-answer of each turn; one model call per run."""
-        if self.answerer is None:
+        model = self.answerer
+        if model is None or self.answers is None:
             return [None] * len(turns)
-        trajectories = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
-        inferred = dict(zip(trajectories, self._inferred(self.answerer, list(trajectories.values())), strict=True))
+        by_run = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
+        trajectories = [*by_run.values()]
+
+        def infer(indices: list[int]) -> list[SubAnswers]:
+            fresh = model.infer([trajectories[index] for index in indices])
+            self.tally.add(UNREADABLE, sum(bool(sub_answers.unreadable) for sub_answers in fresh))
+            return fresh
+
+        keys = [(ident, str(seed), model.digest(trajectory)) for (ident, seed), trajectory in by_run.items()]
+        inferred = dict(zip(by_run, self.answers.complete(keys, infer, BATCH), strict=True))
         return [self._sub_answer(turn, inferred[turn.question.id, turn.trajectory.seed]) for turn in turns]
 
     def _sub_answer(self, turn: SearchTurn, inferred: SubAnswers) -> str | None | NoScores:
@@ -277,16 +285,6 @@ class LocalRelevance:
         sub_answer = inferred.answers[turn.search] if inferred.answers is not None else None
         self.tally.add(UNSURE, sub_answer is None)
         return sub_answer
-
-    def _inferred(self, model: SubAnswerModel, trajectories: Sequence[Trajectory]) -> list[SubAnswers]:
-        def infer(indices: list[int]) -> list[SubAnswers]:
-            inferred = model.infer([trajectories[index] for index in indices])
-            self.tally.add(UNREADABLE, sum(bool(sub_answers.unreadable) for sub_answers in inferred))
-            return inferred
-
-        assert self.answers is not None
-        keys = [(trajectory.question.id, str(trajectory.seed), model.digest(trajectory)) for trajectory in trajectories]
-        return self.answers.complete(keys, infer, BATCH)
 
 
 def _open_relevance(parts: LabelResources, settings: AgenticRSettings) -> RelevanceScorer:

@@ -118,14 +118,10 @@ class Hybrid:
     name = "hybrid"
 
     def __init__(self, parts: Sequence[Retriever], settings: HybridSettings) -> None:
-        self.parts = tuple(parts)
+        self.under = self.parts = tuple(parts)
         self.settings = settings
         self.corpus = _shared_corpus(self.parts)
         self._weights = None if self._weighs_by_corpus() else _check_weights(settings.weights, len(self.parts))
-
-    @property
-    def under(self) -> tuple[Retriever, ...]:
-        return self.parts
 
     @property
     def reads(self) -> ContextFields:

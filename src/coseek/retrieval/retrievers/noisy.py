@@ -83,21 +83,24 @@ class NoiseStats:
     searches: int = 0
     noisy: int = 0
 
-    @property
-    def shortfalls(self) -> tuple[Shortfall, ...]:
-        return (Shortfall(self.noisy, self.searches, "searches were answered with noise"),)
-
 
 class Curriculum:
     """Base of retrievers with a noise schedule."""
 
     def __init__(self, settings: CurriculumSettings) -> None:
+        self.stats = NoiseStats()
         self._noise = settings.noise
+        self.varies = settings.noise.start != settings.noise.end
+        """Whether the rate depends on the progress; a training that samples ahead reads it."""
         self._at = TrainingProgress(settings.step, settings.steps)
 
     def progress(self, step: int, steps: int) -> None:
         """Set the training progress: later searches get the noise of `step` of `steps`."""
         self._at = TrainingProgress(step, steps)
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        return (Shortfall(self.stats.noisy, self.stats.searches, "searches were answered with noise"),)
 
     def _are_noisy(self, texts: Iterable[str]) -> list[bool]:
         """Whether each query text gets noise."""
@@ -124,17 +127,12 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
         LayeredRetriever.__init__(self, over)
         Curriculum.__init__(self, settings)
         self.settings = settings
-        self.stats = NoiseStats()
         self._random = RandomRetriever(over.corpus, RandomSettings(seed=settings.noise.seed))
 
     @property
     def identity(self) -> str:
         kind = () if self.settings.shows == "random" else (self.settings.shows,)
         return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._at), self.over.identity, *kind)
-
-    @property
-    def shortfalls(self) -> tuple[Shortfall, ...]:
-        return self.stats.shortfalls
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

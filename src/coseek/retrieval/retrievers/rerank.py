@@ -6,6 +6,7 @@ Importing this module imports neither torch nor sentence-transformers. Nothing i
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -167,7 +168,6 @@ class Reranker(LayeredRetriever):
         self.settings = fill_from_training(settings, folder)
         self._folder = folder
         self._fingerprint = fingerprint(folder)
-        self._model: CrossEncoder | None = None
 
     @property
     def identity(self) -> str:
@@ -188,22 +188,18 @@ class Reranker(LayeredRetriever):
     def _rank(self, query: QueryLike, hits: Sequence[Hit]) -> list[Hit]:
         if not hits:
             return []
-        model = self._open()
-        text = model.render(self.settings.view or "query", query, self.settings.query_tokens or QUERY_TOKENS)
-        scores = model.scores(text, [passage_text(hit.passage) for hit in hits], self.settings.batch_size)
+        text = self._model.render(self.settings.view or "query", query, self.settings.query_tokens or QUERY_TOKENS)
+        scores = self._model.scores(text, [passage_text(hit.passage) for hit in hits], self.settings.batch_size)
         # The sort is stable: ties keep the candidates' order.
         ranked = sorted(zip(hits, scores, strict=True), key=lambda pair: -pair[1])
         return [Hit(hit.passage, score) for hit, score in ranked]
 
-    def _open(self) -> CrossEncoder:
-        if self._model is None:
-            if fingerprint(self._folder) != self._fingerprint:
-                raise IndexMismatch(f"the cross-encoder {self._folder} has changed since it was opened; open it again")
-            settings = self.settings
-            self._model = CrossEncoder.open(
-                self._folder, settings, settings.max_tokens, trust=settings.trust_remote_code
-            )
-        return self._model
+    @cached_property
+    def _model(self) -> CrossEncoder:
+        if fingerprint(self._folder) != self._fingerprint:
+            raise IndexMismatch(f"the cross-encoder {self._folder} has changed since it was opened; open it again")
+        settings = self.settings
+        return CrossEncoder.open(self._folder, settings, settings.max_tokens, trust=settings.trust_remote_code)
 
 
 SETTINGS = RerankSettings

@@ -7,7 +7,6 @@ worse during training. The trainer calls `progress`.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -23,7 +22,7 @@ from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retriever import Shortfall
-from coseek.retrieval.retrievers.noisy import Curriculum, CurriculumSettings, NoiseStats
+from coseek.retrieval.retrievers.noisy import Curriculum, CurriculumSettings
 from coseek.retrieval.views import View, find_view, render_view
 
 _HEADING = re.compile(
@@ -69,14 +68,6 @@ class SimulatedSettings(CurriculumSettings):
     """The view of a search turn for the model."""
 
 
-@dataclass
-class SimulatedStats(NoiseStats):
-    """Counts since the retriever was opened."""
-
-    short: int = 0
-    """Queries with fewer parsed documents than asked for."""
-
-
 class SimulatedRetriever(Curriculum):
     """A retriever whose passages a model writes. Scores are 1, 1/2, 1/3, … in the order of writing."""
 
@@ -89,7 +80,8 @@ class SimulatedRetriever(Curriculum):
         """`answers` maps questions to the answer in the hint."""
         super().__init__(settings)
         self.settings = settings
-        self.stats = SimulatedStats()
+        self.short = 0
+        """Queries with fewer parsed documents than asked for, since the retriever was opened."""
         self._model = model
         self._prompt = prompt
         self._answers = answers
@@ -114,8 +106,8 @@ class SimulatedRetriever(Curriculum):
 
     @property
     def shortfalls(self) -> tuple[Shortfall, ...]:
-        few = Shortfall(self.stats.short, self.stats.searches, "searches were answered with too few documents")
-        return (*self.stats.shortfalls, few)
+        few = Shortfall(self.short, self.stats.searches, "searches were answered with too few documents")
+        return (*super().shortfalls, few)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
@@ -130,7 +122,7 @@ class SimulatedRetriever(Curriculum):
         lists = [parse_documents(answer, k) for answer in answers]
         self.stats.searches += len(queries)
         self.stats.noisy += sum(noisy)
-        self.stats.short += sum(len(passages) < k for passages in lists)
+        self.short += sum(len(passages) < k for passages in lists)
         return [rank_hits(passages) for passages in lists]
 
     def _fill_prompt(self, query: QueryLike, k: int, noisy: bool) -> str:

@@ -62,42 +62,47 @@ class ExactSearch(ScanSearch):
         store, so that blocks that are not resident are sent once for all of them; by default 1, or 16 if some are not
         resident. No argument changes the result.
         """
-        self._products = _Products(store, device, block_rows)
-        super().__init__(store, queries_per_tile, tiles or (_STREAMED_TILES if self._products.streams else 1))
+        self._blocks = _Blocks(store, device, block_rows)
+        super().__init__(store, queries_per_tile, tiles or (_STREAMED_TILES if self._blocks.streams else 1))
         self._block_rows = block_rows
 
     def _scan(self, tiles: Sequence[tuple[Queries, Shortlist]]) -> None:
-        scans = [_TileScan(queries_QD, shortlist, self._products) for queries_QD, shortlist in tiles]
+        import torch
+
+        scans = [_TileScan(queries_QD, shortlist, self._blocks) for queries_QD, shortlist in tiles]
         outputs: dict[tuple[int, int], Product] = {}
         for start, vectors_BD in self._store.blocks(self._block_rows):
             norms_B = self._store.norms_N[start : start + len(vectors_BD)]
             fits = float(norms_B.max()) * self._store.dim**0.5 < _MAX_NORM
-            block_BD = self._products.block(start, vectors_BD) if fits else None
+            block_BD = self._blocks.on_device(start, vectors_BD) if fits else None
             for scan in scans:
                 shape = (padded(len(vectors_BD)), len(scan.scaled_QD))
                 if shape not in outputs:
                     outputs = {other: out for other, out in outputs.items() if other[0] == shape[0]}
-                    outputs[shape] = self._products.zeros(shape)
+                    outputs[shape] = torch.zeros(shape, dtype=torch.float32, device=self._blocks.device)
                 if block_BD is None:
                     product_BQ = _wide_product(vectors_BD, scan.scaled_QD)
                 else:
-                    product_BQ = self._products.multiply(block_BD, scan.queries_DQ, outputs[shape])
+                    product_BQ = outputs[shape]
+                    torch.mm(block_BD, scan.queries_DQ, out=product_BQ[: len(block_BD)])
                 scan.add_block(product_BQ, np.arange(start, start + len(vectors_BD)), norms_B)
 
 
 class _TileScan:
     """A tile of queries, prepared for products, with the error bounds of its scores."""
 
-    def __init__(self, queries_QD: Queries, shortlist: Shortlist, products: "_Products") -> None:
+    def __init__(self, queries_QD: Queries, shortlist: Shortlist, blocks: "_Blocks") -> None:
+        import torch
+
         dim = queries_QD.shape[1]
         self._shortlist = shortlist
         # Scaling by a power of two is exact and brings queries to about 1, so that only huge vectors can overflow.
         power_Q = np.frexp(np.abs(queries_QD).max(axis=1))[1]
         self.scaled_QD = np.ldexp(queries_QD, -power_Q[:, None]).astype(np.float32)
-        self.queries_DQ = products.queries(self.scaled_QD)
+        self.queries_DQ = torch.from_numpy(self.scaled_QD.T.copy()).to(blocks.device)
         self._unit_Q = np.ldexp(1.0, power_Q)
         norms_Q = np.sqrt(np.square(queries_QD, dtype=np.float64).sum(axis=1))
-        self._whole_Q = norms_Q * (product_error(dim) + products.factor_error + score_error(dim))
+        self._whole_Q = norms_Q * (product_error(dim) + blocks.factor_error + score_error(dim))
         # CPUs may flush numbers below 2⁻¹²⁶ to 0 in the vector, in a product and in a sum.
         self._rest_Q = self._unit_Q * (4.0 * dim * 2.0**-126)
 
@@ -107,60 +112,41 @@ class _TileScan:
         self._shortlist.add_block(product_BQ, rows_B, bounds)
 
 
-class _Products:
-    """Multiplies blocks with queries in float32 on a device, which keeps as many blocks as fit."""
+class _Blocks:
+    """The blocks of a store on a device, which keeps as many of them as fit."""
 
     def __init__(self, store: VectorStore, device: str, block_rows: int) -> None:
         import torch
 
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         self._resident: dict[int, torch.Tensor] = {}
         self.streams = False
         """Whether some blocks must be sent to the device for every pass."""
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return
-        free_bytes = 0.8 * torch.accelerator.get_memory_info(self._device)[0]
+        free_bytes = 0.8 * torch.accelerator.get_memory_info(self.device)[0]
         for start, vectors_BD in store.blocks(block_rows):
             free_bytes -= vectors_BD.nbytes
             if free_bytes < 0:
                 self.streams = True
                 return
-            self._resident[start] = torch.from_numpy(vectors_BD).to(self._device)
+            self._resident[start] = torch.from_numpy(vectors_BD).to(self.device)
 
     @property
     def factor_error(self) -> float:
-        """Relative error of the factors, 0 for float32. TF32 or bfloat16 products, if the user enabled them, need a
-        wider bound and give the same hits."""
+        """Relative error of the factors of products, 0 for float32. TF32 or bfloat16 products, if the user enabled
+        them, need a wider bound and give the same hits."""
         import torch
 
-        backend = torch.backends.cuda if self._device.type == "cuda" else torch.backends.mkldnn
+        backend = torch.backends.cuda if self.device.type == "cuda" else torch.backends.mkldnn
         return 0.0 if backend.matmul.fp32_precision in ("none", "ieee") else _REDUCED
 
-    def queries(self, queries_QD: Queries) -> Product:
-        """The queries as the second factor, D × Q."""
-        import torch
-
-        return torch.from_numpy(queries_QD.T.copy()).to(self._device)
-
-    def block(self, start: int, vectors_BD: Floats) -> Product:
-        """A block as the first factor; `start` is its first row."""
+    def on_device(self, start: int, vectors_BD: Floats) -> Product:
+        """The block whose first row is `start`, in float32."""
         import torch
 
         resident = self._resident.get(start)
-        return (torch.from_numpy(vectors_BD).to(self._device) if resident is None else resident).float()
-
-    def zeros(self, shape: tuple[int, int]) -> Product:
-        """A product of zeros."""
-        import torch
-
-        return torch.zeros(shape, dtype=torch.float32, device=self._device)
-
-    def multiply(self, block_BD: Product, queries_DQ: Product, out_BQ: Product) -> Product:
-        """Overwrite the first rows of `out_BQ`, and return it."""
-        import torch
-
-        torch.mm(block_BD, queries_DQ, out=out_BQ[: len(block_BD)])
-        return out_BQ
+        return (torch.from_numpy(vectors_BD).to(self.device) if resident is None else resident).float()
 
 
 def padded(rows: int) -> int:
