@@ -169,7 +169,7 @@ def refused(coseek: Type, what: str, *words: object) -> None:
     before = Run(Path("out")).trajectories_path.read_bytes()
     outcome = coseek(*(words or WORDS), "--resume")
     assert outcome.code == 2
-    said = f"out was begun with other parts than there are now (what differs: {what}); put back what it was begun with"
+    said = f"out was begun with other parts than there are now (what differs: {what}); restore these parts"
     assert outcome.sentence.startswith(said)
     assert Run(Path("out")).trajectories_path.read_bytes() == before
 

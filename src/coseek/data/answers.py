@@ -1,8 +1,8 @@
-"""Answers: gold answers as JSON writes them, and strict EM, cover-EM, span checks and F1 of a prediction against them.
+"""Answers: reads gold answers from JSON, and compares a prediction with them: strict EM, cover-EM, span check and F1.
 
-All compare normalised text. One difference from SQuAD and HotpotQA: text that is empty after normalisation (an empty
-prediction, a gold answer such as "The" or "!") matches nothing. Questions with such gold answers alone are in no mean
-of a metric that matches.
+All metrics compare normalised text. One difference from SQuAD and HotpotQA: text that is empty after normalisation (an
+empty prediction, a gold answer such as "The" or "!") matches nothing. A question with only such gold answers is left
+out of the means of these metrics.
 """
 
 import json
@@ -21,17 +21,16 @@ from coseek.core.text import without_invisible
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _EXACT = 2**53
-"""Whole floats below it are exact."""
+"""Whole floats below this bound are exact."""
 _SHOWN = 60
-"""Characters of a refused value in a message."""
+"""Maximum number of characters of a refused value in a message."""
 
 
 def read_answers(value: Json, name: str) -> tuple[str, ...]:
     """Read gold answers from the value of the field `name`.
 
-    Accepts a text, or a list of texts; a list inside the list holds aliases. A number is an answer as JSON writes it.
-    A missing value (`None`) has no answers. Raises `DataError` for anything else: `null` in a list, a boolean, an
-    object, deeper lists.
+    Accepts a text, or a list of texts; a list inside the list holds aliases. Numbers are read as JSON writes them.
+    `None` means no answers. Raises `DataError` for anything else: `null` in a list, a boolean, an object, deeper lists.
     """
     if value is None:
         return ()
@@ -44,8 +43,8 @@ def read_answers(value: Json, name: str) -> tuple[str, ...]:
 
 
 def read_text(value: Json, name: str, noun: str) -> str:
-    """Read a text, or a number as JSON writes it, a whole one without `.0` (tables with a missing cell store floats).
-    Raises `DataError` for anything else."""
+    """Read a text, or a number as JSON writes it. Whole numbers lose their `.0`, since tables with a missing cell store
+    floats. Raises `DataError` for anything else."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
@@ -70,7 +69,7 @@ def normalise(text: str) -> str:
 
 
 def can_match(golds: Iterable[str]) -> bool:
-    """Whether normalisation leaves something of a gold answer, as it does not of "The", "A", "!!!" and ""."""
+    """Whether any gold answer has text left after normalisation; "The", "!!!" and "" do not."""
     return any(map(normalise, golds))
 
 
@@ -79,7 +78,7 @@ _CLOSED = frozenset({"yes", "no", "noanswer"})
 
 
 def texts_of(value: object, name: str = "golds") -> tuple[str, ...]:
-    """One text or several, as a tuple. Raises `SettingError` for anything else."""
+    """A text or an iterable of texts, as a tuple. Raises `SettingError` for anything else."""
     several = not isinstance(value, str | Mapping) and isinstance(value, Iterable)
     texts = tuple(cast("Iterable[object]", value)) if several else (value,)
     for text in texts:
@@ -90,8 +89,8 @@ def texts_of(value: object, name: str = "golds") -> tuple[str, ...]:
 
 def exact_match(prediction: str | None, golds: Iterable[str]) -> bool:
     """Strict EM: the whole prediction equals a gold answer after normalisation."""
-    written = normalise(prediction or "")
-    return bool(written) and any(written == normalise(gold) for gold in texts_of(golds))
+    normalised = normalise(prediction or "")
+    return bool(normalised) and any(normalised == normalise(gold) for gold in texts_of(golds))
 
 
 def cover_match(text: str | None, golds: Iterable[str]) -> bool:
@@ -102,10 +101,10 @@ def cover_match(text: str | None, golds: Iterable[str]) -> bool:
 
 
 def span_match(text: str | None, golds: Iterable[str]) -> bool:
-    """The span check of s3's program: the tokens of a gold answer follow each other in the text, both normalised.
+    """The span check of s3's code: the normalised text contains the tokens of a normalised gold answer in sequence.
 
-    A token is a run of letters, digits and accents, or any other sign by itself, after NFD. So Unicode punctuation does
-    not stick to a word as it does in `cover_match`.
+    After NFD, a token is a run of letters, digits and accents, or any other single character. So Unicode punctuation
+    is separated from words, unlike in `cover_match`.
     """
     tokens = _tokens(normalise(text or ""))
     padded = f"\0{tokens}\0"
@@ -113,24 +112,16 @@ def span_match(text: str | None, golds: Iterable[str]) -> bool:
 
 
 def _tokens(text: str) -> str:
-    """The tokens of a text, with a zero byte between any two."""
-    tokens: list[str] = []
-    inside = False
+    """The tokens of a text, joined by NUL characters."""
+    marked = ""
     for letter in unicodedata.normalize("NFD", text).lower():
         kind = unicodedata.category(letter)[0]
-        if kind in "LNM":
-            if inside:
-                tokens[-1] += letter
-            else:
-                tokens.append(letter)
-        elif kind not in "ZC":
-            tokens.append(letter)
-        inside = kind in "LNM"
-    return "\0".join(tokens)
+        marked += letter if kind in "LNM" else "\0" if kind in "ZC" else f"\0{letter}\0"
+    return "\0".join(filter(None, marked.split("\0")))
 
 
 def substring_match(text: str | None, golds: Iterable[str]) -> bool:
-    """The normalised text contains a normalised gold answer, also inside a word ("party" contains "art")."""
+    """The normalised text contains a normalised gold answer, even inside a word ("party" contains "art")."""
     normalised = normalise(text or "")
     return any(gold in normalised for gold in map(normalise, golds) if gold)
 
@@ -138,18 +129,16 @@ def substring_match(text: str | None, golds: Iterable[str]) -> bool:
 def f1(prediction: str | None, golds: Iterable[str], *, guard: bool = True) -> float:
     """Maximum word F1 over the gold answers, in [0, 1]: 2 · shared words / (predicted words + gold words).
 
-    HotpotQA's definition: yes, no and "noanswer" on either side give 1 for equality, else 0 ("no" would score .67
-    against "no one"). `guard=False` is SQuAD's, without this rule.
+    HotpotQA's definition: where either side is yes, no or "noanswer", F1 is 1 for equality, else 0 ("no" would score
+    .67 against "no one"). `guard=False` omits this rule, as SQuAD does.
     """
-    written = normalise(prediction or "")
-    return max((_f1(written, normalise(gold), guard) for gold in texts_of(golds)), default=0.0)
+    normalised = normalise(prediction or "")
+    return max((_f1(normalised, normalise(gold), guard) for gold in texts_of(golds)), default=0.0)
 
 
-def _f1(written: str, gold: str, guard: bool) -> float:
-    if not written or not gold:
+def _f1(prediction: str, gold: str, guard: bool) -> float:
+    is_closed = guard and prediction != gold and not _CLOSED.isdisjoint((prediction, gold))
+    if not prediction or not gold or is_closed:
         return 0.0
-    if guard and written != gold and not _CLOSED.isdisjoint((written, gold)):
-        return 0.0
-    ours, theirs = Counter(written.split()), Counter(gold.split())
-    common = (ours & theirs).total()
-    return 2 * common / (ours.total() + theirs.total())
+    predicted, wanted = Counter(prediction.split()), Counter(gold.split())
+    return 2 * (predicted & wanted).total() / (predicted.total() + wanted.total())

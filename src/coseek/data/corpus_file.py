@@ -1,10 +1,10 @@
-"""A corpus that stays on disk, with 64 memory-mapped bytes a passage; passages are read on access.
+"""A corpus that stays on disk, with 64 memory-mapped bytes per passage; passages are read on access.
 
-`scan` reads the file once, `keep` stores positions and digests, and `open` uses them. A passage that is read is
-compared with its digest, so that none is served that was written after the scan.
+`scan` reads the file once, `keep` stores positions and digests, and `open` uses them. Each passage is compared with its
+digest when it is read, so that changes after the scan are noticed.
 
-N rows of a table of digests · M digests that are looked up. A digest of an id or a content is two int64 numbers, that
-of a passage both.
+N rows of a table of digests · M digests to look up. The digest of an id or of a content is two int64 numbers; that of a
+passage is both.
 """
 
 import hashlib
@@ -30,20 +30,20 @@ _BEGINS = b"\x93NUMPY"
 def read_array(
     path: Path, kind: Literal["i", "f"], columns: int | None = None, *, mapped: Literal["r", "c"] | None = None
 ) -> NDArray[np.generic]:
-    """The array of a file: integers (`i`) or floats (`f`), one-dimensional or of `columns` columns. `mapped` leaves it
-    on disk, read-only or copied on write. Raises `DataError` for anything else."""
+    """Load an array of integers (`i`) or floats (`f`), one-dimensional or with `columns` columns. `mapped` leaves it on
+    disk, read-only or copied on write. Raises `DataError` for anything else."""
     try:
         with path.open("rb") as file:
             if file.read(len(_BEGINS)) != _BEGINS:  # numpy would propose to unpickle it
-                raise ValueError("it begins as something else")
+                raise ValueError("it is not a .npy file")
         loaded: object = np.load(path, mmap_mode=mapped, allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"{path} is missing; {WAY_OUT}") from None
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is no whole array ({str(error)[:120]}); {WAY_OUT}") from None
+        raise DataError(f"{path} is not a whole array ({str(error)[:120]}); {WAY_OUT}") from None
     assert isinstance(loaded, np.ndarray)
-    shape = (len(loaded),) if loaded.ndim and columns is None else (len(loaded) if loaded.ndim else 0, columns)
-    if loaded.dtype.kind not in ("iu" if kind == "i" else kind) or loaded.shape != shape:
+    has_shape = loaded.ndim and loaded.shape[1:] == (() if columns is None else (columns,))
+    if loaded.dtype.kind not in ("iu" if kind == "i" else kind) or not has_shape:
         raise DataError(f"{path} holds {loaded.dtype} {loaded.shape}, which no index writes there; {WAY_OUT}")
     # A plain view of a mapped file: slices of np.memmap cost microseconds each.
     return np.asarray(loaded)
@@ -54,13 +54,13 @@ Longs = NDArray[np.int64]
 
 
 def first_rows(digests_N2: Digests, digests_M2: Digests) -> NDArray[np.int64]:
-    """The first row of each of M digests among N, −1 for one that is not there."""
+    """The first row of each of M digests among N, −1 for a missing digest."""
     order_N = np.argsort(digests_N2[:, 0], kind="stable")
     sorted_N = digests_N2[order_N, 0]
-    places_M = np.minimum(np.searchsorted(sorted_N, digests_M2[:, 0]), len(sorted_N) - 1)
-    # Two digests that share their first half may hide one another, which costs work and no result.
-    same_M = (digests_N2[order_N[places_M]] == digests_M2).all(axis=1)
-    return np.where(same_M, order_N[places_M], -1)
+    positions_M = np.minimum(np.searchsorted(sorted_N, digests_M2[:, 0]), len(sorted_N) - 1)
+    # Digests with the same first half may hide one another: the passage is then indexed again, with the same result.
+    same_M = (digests_N2[order_N[positions_M]] == digests_M2).all(axis=1)
+    return np.where(same_M, order_N[positions_M], -1)
 
 
 def as_digests(data: bytes | bytearray, width: int) -> Digests:
@@ -73,36 +73,34 @@ DIGESTS = "digests.npy"
 SPANS, IDS = "spans.npy", "ids.npy"
 """The files with the positions of lines and of ids."""
 STAMP = "corpus.json"
-"""The file with the stamp of a corpus file: what `open` compares."""
+"""The file with the stamp of a corpus file, which `open` compares."""
 _RACE_NS = 2_000_000_000
-"""Coarsest time stamps of file systems: a file this young at its scan may change without a new time."""
+"""Coarsest time stamps of file systems. A file that is younger than this when scanned may change within one stamp."""
 
 
 def _stamp(path: Path) -> dict[str, int]:
-    """Size in bytes and times, to recognise a scanned file without reading it. Programs may set the time of the
-    modification, not that of the change."""
+    """Size in bytes and times, to recognise a scanned file without reading it. Programs can set the modification time,
+    but not the change time."""
     stat = path.stat()
     return {"size": stat.st_size, "modified_ns": stat.st_mtime_ns, "changed_ns": stat.st_ctime_ns}
 
 
 def _is_kept(stamp: dict[str, int], folder: Path) -> bool:
-    """Whether a stamp is the one in `folder`, which was written long enough after the last change."""
+    """Whether `folder` holds this stamp, written long enough after the last change."""
     stamp_path = folder / STAMP
-    try:
-        recorded = read_json(stamp_path)
-    except DataError:
-        return False
-    latest = max(value for name, value in stamp.items() if name != "size")
-    return recorded == stamp and stamp_path.stat().st_mtime_ns >= latest + _RACE_NS
+    with suppress(DataError):
+        latest_ns = max(stamp["modified_ns"], stamp["changed_ns"])
+        return read_json(stamp_path) == stamp and stamp_path.stat().st_mtime_ns >= latest_ns + _RACE_NS
+    return False
 
 
 class CorpusFile(Corpus):
-    """A `corpus.jsonl` on disk, not gzipped. The file is held open, so a file that replaces it is not read."""
+    """A `corpus.jsonl` on disk, not gzipped. The file stays open, so that a file that replaces it is not read."""
 
     def __init__(
         self, path: Path, spans_N2: Longs, hashes_N2: Longs, digests_N4: Digests, digest: str, stamp: dict[str, int]
     ) -> None:
-        """`spans_N2`: start and end byte of each line. `hashes_N2`: hash of an id and its row, by rising hash."""
+        """`spans_N2`: start and end byte of each line. `hashes_N2`: hash and row of each id, by rising hash."""
         self.path = path
         self._digest = digest
         self._stamp = stamp
@@ -122,7 +120,7 @@ class CorpusFile(Corpus):
 
     @classmethod
     def scan(cls, path: Path) -> "CorpusFile":
-        """Read the file once, for the positions of its lines and its digest. Raises `DataError` for repeated ids."""
+        """Read the file once to locate its lines and compute its digest. Raises `DataError` for repeated ids."""
         if not path.is_file():
             raise DataError(f"there is no file {path}; check the path")
         stamp = _stamp(path)  # before the scan: a change during it is noticed
@@ -138,8 +136,8 @@ class CorpusFile(Corpus):
 
     @classmethod
     def write(cls, path: Path, passages: Iterable[Passage], source: str) -> "CorpusFile":
-        """Write passages as they come, in 48 bytes of memory each. Raises `DataError` for repeated ids and for none,
-        naming `source`."""
+        """Write passages one by one, with 48 bytes of memory for each. Raises `DataError`, which names `source`, for
+        repeated ids and without passages."""
         spans, digests, end = array("q"), bytearray(), 0
         with path.open("wb") as file:
             for passage in passages:
@@ -164,8 +162,8 @@ class CorpusFile(Corpus):
 
     @classmethod
     def open(cls, path: Path, folder: Path, digest: str) -> "CorpusFile":
-        """Open a corpus with the positions in `folder`. A file that may have changed is scanned again; if it has not,
-        its new stamp is stored."""
+        """Open a corpus with the positions in `folder`. A file that may have changed is scanned again; if it has not
+        changed, its new stamp is stored."""
         stamp = _stamp(path)
         columns = {SPANS: 2, IDS: 2, DIGESTS: 4}
         if not all((folder / name).is_file() for name in columns):
@@ -175,7 +173,7 @@ class CorpusFile(Corpus):
         )
         if not _is_kept(stamp, folder):
             again = cls.scan(path)
-            # Passages that moved inside the file or were written in another form leave the digest as it was.
+            # Passages that moved within the file or were written in another form do not change the digest.
             if again.digest != digest or not np.array_equal(again._spans_N2, spans_N2):
                 return again
             stamp = again._stamp
@@ -202,22 +200,19 @@ class CorpusFile(Corpus):
         return map(self._read, range(len(self)))
 
     def by_id(self, ident: str) -> Passage:
-        for passage in self._called(ident):
-            return passage
-        raise KeyError(ident)
+        if (passage := self._find(ident)) is None:
+            raise KeyError(ident)
+        return passage
 
     def has(self, ident: str) -> bool:
-        return any(True for _ in self._called(ident))
+        return self._find(ident) is not None
 
-    def _called(self, ident: str) -> Iterator[Passage]:
+    def _find(self, ident: str) -> Passage | None:
         """The passage with this id, if any; ids with the same hash are compared."""
         wanted = int(_hashes(as_digests(id_digest(ident), 2)[:, 0])[0])
-        hashes_N = self._hashes_N2[:, 0]
-        first, last = np.searchsorted(hashes_N, [wanted, wanted + 1])
-        for row in self._hashes_N2[first:last, 1].tolist():
-            passage = self._read(row)
-            if passage.id == ident:
-                yield passage
+        first, last = np.searchsorted(self._hashes_N2[:, 0], [wanted, wanted + 1])
+        passages = map(self._read, self._hashes_N2[first:last, 1].tolist())
+        return next((passage for passage in passages if passage.id == ident), None)
 
     def _read(self, row: int) -> Passage:
         start, end = self._spans_N2[row].tolist()

@@ -1,4 +1,4 @@
-"""Data set: a folder with `corpus.jsonl` and `questions.<split>.jsonl`; which of its questions are asked."""
+"""Data set: a folder with `corpus.jsonl` and `questions.<split>.jsonl`; selects and draws questions."""
 
 import hashlib
 import heapq
@@ -18,9 +18,9 @@ from coseek.data.question import Question, load_questions
 
 log = logging.getLogger(__name__)
 LISTED = ("id", "_id", "question_id", "question", "question_text")
-"""Keys by which a file of `QuestionFilter.ids` names a question, tried in this order."""
+"""Keys by which a file of `QuestionFilter.ids` names a question, in order of preference."""
 QUESTIONS = "questions"
-"""The data set in a training folder of questions that a program gave; written before the record."""
+"""Data set in a training folder for questions passed in from Python; written before the record."""
 
 
 class Dataset:
@@ -61,40 +61,37 @@ class Dataset:
         return f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {', '.join(self.splits)}"
 
     def questions(self, split: str) -> list[Question]:
-        """The questions of a split; every gold id must be in the corpus, where there is one."""
+        """The questions of a split. If the folder has a corpus, it must hold every gold passage."""
         if split not in self.splits:
             raise DataError(self.lacks(split))
         path = self.split_path(split)
         questions = load_questions(path)
-        # Without a corpus they are searched elsewhere; without gold ids a large one need not be read.
-        if not self.corpus_path.exists() or not any(question.gold_ids for question in questions):
-            return questions
-        check_gold_ids(
-            questions, self.corpus, str(self.corpus_path), f"mend {path}, or take the corpus of its questions"
-        )
+        # Questions without gold ids do not need the corpus, which may be large.
+        if self.corpus_path.exists() and any(question.gold_ids for question in questions):
+            way_out = f"mend {path}, or take the corpus of its questions"
+            check_gold_ids(questions, self.corpus, str(self.corpus_path), way_out)
         return questions
 
 
 def check_gold_ids(questions: Iterable[Question], corpus: Corpus, where: str, way_out: str) -> None:
-    """Raise `DataError` for a gold passage that is not in the corpus, which the message calls `where`."""
+    """Raise `DataError` for a gold passage that is missing from the corpus, which the message calls `where`."""
     for question in questions:
-        for ident in question.gold_ids:
-            if not corpus.has(ident):
-                raise DataError(
-                    f"question {question.id!r} names the gold passage {ident!r}, which is not in {where}; {way_out}"
-                )
+        if missing := [ident for ident in question.gold_ids if not corpus.has(ident)]:
+            raise DataError(
+                f"question {question.id!r} names the gold passage {missing[0]!r}, which is not in {where}; {way_out}"
+            )
 
 
 COMPARED = 100
-"""How many passages are compared with those of another corpus."""
+"""Number of passages to compare with those of another corpus."""
 
 
 def check_same_passages(passages: Iterable[Passage], corpus: Corpus, what: str, index: str) -> None:
     """Compare the first passages, called `what`, with those of the same ids in the corpus that `index` searches.
 
-    Ids of two laptop worlds, or of two imports, often name different passages; recall and gold labels by id are then
-    wrong. Raises `DataError` if all differ in title and text. Warns if some differ in either: the same passages in
-    other words, or a corpus that has changed since.
+    In two laptop worlds or two imports, one id often names different passages, which makes recall and gold labels
+    wrong. Raises `DataError` if all passages differ in title and text. Warns if some differ in either, since the corpus
+    may have changed.
     """
     pairs = [(passage, corpus.by_id(passage.id)) for passage in islice(passages, COMPARED) if corpus.has(passage.id)]
     other = [passage.id for passage, same_id in pairs if passage != same_id]
@@ -123,19 +120,19 @@ class QuestionFilter(Settings):
     answerable: bool | None = None
     """Only questions that are not marked as unanswerable, or only those that are."""
     ids: str | None = None
-    """Only the questions that a file lists: an id a line, or JSON lines with `id`, `_id` or `question_id`, or the text
-    as `question` or `question_text` (IRCoT's 500 test questions of a set). Those of FlashRAG have ids of its own, so
-    that their texts are compared."""
+    """Only the questions that a file lists: one id per line, or JSON lines with `id`, `_id` or `question_id`, or with
+    the text as `question` or `question_text` (IRCoT's 500 test questions of each set). FlashRAG assigns its own ids, so
+    its questions are matched by text."""
 
     @field_validator("sources", "hops", "types", mode="before")
     @classmethod
     def _list_of(cls, value: object) -> object:
-        """One value, or several with commas between them, as a list."""
+        """Split a value at its commas."""
         return [item.strip() for item in str(value).split(",")] if isinstance(value, str | int) else value
 
     def apply(self, questions: Sequence[Question]) -> list[Question]:
         """The questions that pass, in order. Raises `SettingError` for a data set or type that no question has, and
-        `DataError` when none is left."""
+        `DataError` if no question passes."""
         _check_known("sources", "data set", self.sources, questions, lambda question: question.dataset)
         _check_known("types", "type", self.types, questions, lambda question: question.kind)
         listed = None if self.ids is None else _listed(Path(self.ids), questions)
@@ -154,7 +151,7 @@ class QuestionFilter(Settings):
 
 
 def _listed(path: Path, questions: Iterable[Question]) -> set[str]:
-    """The ids of the questions that a file lists. Raises `DataError` for a row that lists none of them."""
+    """The ids of the questions that a file lists. Raises `DataError` for a row that matches no question."""
     by_name: dict[str, list[str]] = {}
     for question in questions:
         for name in {question.id, question.id.rpartition("/")[2], question.question.strip()}:
@@ -196,11 +193,11 @@ def _check_known(
 
 
 def draw(questions: Sequence[Question], count: int | None, seed: int, per_set: int | None = None) -> list[Question]:
-    """Draw `count` questions, in their order; all of them when there are no more, or for `None`.
+    """Draw `count` questions, in their order; `None` draws all.
 
-    Every data set keeps its share to within a question or so (Webster's method), and at least one question while
-    `count` allows it. With `per_set` each data set is first cut to at most that many. The draw depends on `seed` and
-    the questions' ids, not on their order, and a larger `count` or `per_set` only adds questions.
+    Every data set keeps its share to within about one question (Webster's method), and at least one question while
+    `count` allows it. Each data set is first cut to at most `per_set` questions. The draw depends on `seed` and the
+    questions' ids, not on their order, and a larger `count` or `per_set` only adds questions.
     """
     if per_set is None and (count is None or count >= len(questions)):
         return list(questions)

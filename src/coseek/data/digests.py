@@ -1,12 +1,12 @@
-"""Digests: what a folder was begun with, and what it held when it was closed.
+"""Digests: record the parts that made a folder's rows, and the contents of the folder when it was closed.
 
 *Identities* are digests of the parts that stored rows were made with, since files at a path can be replaced.
 
-The *digest file* is `SHA256SUMS` in a closed run or label folder, one line a file, in the form of coreutils. It is
-written last, and removed before a file of the folder changes, so a folder without it was stopped. It notices accidents
-and edits; whoever means to deceive can write a new one. `sha256sum --check SHA256SUMS` reads it, too.
+The *digest file* is `SHA256SUMS` in a closed run or label folder, one line per file, in the format of coreutils
+(`sha256sum --check SHA256SUMS`). It is written last, and removed before a file of the folder changes, so a folder
+without it was interrupted. It reveals accidents and edits, but not forgery.
 
-At the end: the names of the files that coseek keeps, which no other output may take.
+Last: the names of coseek's own files, which no other output may take.
 """
 
 import hashlib
@@ -24,20 +24,20 @@ from coseek.data.question import Question
 
 
 def write_digests(folder: Path, paths: Iterable[Path]) -> None:
-    """Write the digests of the files that exist; this closes the folder."""
-    there = sorted(path for path in paths if path.exists())
+    """Write the digests of the files that exist. This closes the folder."""
+    existing = sorted(path for path in paths if path.exists())
     with atomic_write(folder / SUMS) as file:
-        file.writelines(f"{file_digest(path)}  {path.relative_to(folder).as_posix()}\n" for path in there)
+        file.writelines(f"{file_digest(path)}  {path.relative_to(folder).as_posix()}\n" for path in existing)
 
 
 def remove_digests(folder: Path) -> None:
-    """Open a folder again."""
+    """Reopen a closed folder."""
     (folder / SUMS).unlink(missing_ok=True)
 
 
 @contextmanager
 def replacing(folder: Path, paths: Iterable[Path]) -> Iterator[None]:
-    """Replace files of a folder: a closed one is open meanwhile, and closed again after it."""
+    """Replace files of a folder. A closed folder is reopened, and closed again at the end."""
     closed = (folder / SUMS).exists()
     remove_digests(folder)
     yield
@@ -46,7 +46,7 @@ def replacing(folder: Path, paths: Iterable[Path]) -> Iterator[None]:
 
 
 def changed_files(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The files that differ from their digests, with what is wrong. Raises `DataError` for a digest file that is no
+    """The files that differ from their digests, each with a description. Raises `DataError` if the digest file is not
     text."""
     for _, line in read_lines(folder / SUMS):
         digest, _, name = line.strip().partition("  ")
@@ -54,13 +54,13 @@ def changed_files(folder: Path) -> Iterator[tuple[Path, str]]:
         if not name or not path.is_file():
             yield path, f"it is listed in {SUMS}, and there is no such file"
         elif file_digest(path) != digest:
-            yield path, f"it was changed after the folder was closed: its digest is not that in {SUMS}"
+            yield path, f"it was changed after the folder was closed: its digest differs from that in {SUMS}"
 
 
 Identities: TypeAlias = Mapping[str, str]
 """A part's name (`questions`, `agent`, `policy.folder`) → its digest, or a full description in words."""
 KEY = "identities"
-"""Their key in `run.yaml` and `recipe.yaml`."""
+"""Key of the identities in `run.yaml` and `recipe.yaml`."""
 
 
 def digest(text: str) -> str:
@@ -69,10 +69,9 @@ def digest(text: str) -> str:
 
 
 def value_digest(value: Json) -> str:
-    """SHA-256 of a JSON value in one spelling, in hexadecimal digits. Equal numbers (1 and 1.0) are spelt alike."""
-    # `default`: a YAML file may hold a date, of which its text counts.
-    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    """SHA-256 of a JSON value in canonical form, in hexadecimal digits. Equal numbers (1 and 1.0) are written alike."""
+    # `default`: dates of a YAML file count as text.
+    return digest(json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), default=str))
 
 
 def questions_digest(questions: Iterable[Question]) -> str:
@@ -85,17 +84,17 @@ def questions_digest(questions: Iterable[Question]) -> str:
 
 
 def changed_parts(recorded: Json, now: Identities) -> list[str]:
-    """The parts whose identity differs now; parts without a recorded identity are not compared."""
+    """The parts whose identity has changed. Parts without a recorded identity are not compared."""
     known = recorded if isinstance(recorded, dict) else {}
     return [name for name, identity in now.items() if known.get(name, identity) != identity]
 
 
 def check_identities(file: Path, recorded: Json, now: Identities) -> None:
-    """Raise `SettingError` when parts differ from the `recorded` identities of the folder of `file`."""
+    """Raise `SettingError` if parts differ from the `recorded` identities of the folder of `file`."""
     if changed := changed_parts(recorded, now):
         raise SettingError(
-            f"{file.parent} was begun with other parts than there are now (what differs: {', '.join(changed)}); put "
-            "back what it was begun with, or choose another --out"
+            f"{file.parent} was begun with other parts than there are now (what differs: {', '.join(changed)}); "
+            "restore these parts, or choose another --out"
         )
 
 
@@ -108,26 +107,26 @@ def _plain(value: Json) -> Json:
 
 
 _OURS = re.compile(r"(corpus|questions\..+|trajectories|labels|dropped|texts)\.jsonl(\.gz)?")
-"""Names of files that no other file takes, even where the folder is still to be made."""
+"""File names that are always reserved, even before the folder exists."""
 _MARKS = (*RECORDS, "index.json", "corpus.jsonl")
-"""Files by which the folders of coseek are known."""
+"""Files that mark a folder of coseek."""
 _BESIDE = re.compile(
     r"(metrics|tokens|baselines|reply\..+|verdict\..+)\.jsonl|(world|source|synthesis|index|checksums|corpus|encoder)\.json"
 )
-"""Names of files that coseek keeps beside a mark."""
+"""File names that are reserved in a folder with a mark."""
 
 
 def check_output_file(path: Path | None, *endings: str) -> None:
-    """Refuse a folder, another ending than these, and a file of a data set, a run, labels or an index, where another
-    file is to be written."""
+    """Raise `DataError` if `path` is a folder, has none of the `endings`, or is a file of a data set, a run, labels or
+    an index."""
     if path is None:
         return
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file in it")
     if path.suffix not in endings:
         raise DataError(f"{path}: name a file that ends in {' or '.join(endings)}")
-    beside = any((path.parent / mark).is_file() for mark in _MARKS)
-    if _OURS.fullmatch(path.name) or (beside and _BESIDE.fullmatch(path.name)):
+    is_marked = any((path.parent / mark).is_file() for mark in _MARKS)
+    if _OURS.fullmatch(path.name) or (is_marked and _BESIDE.fullmatch(path.name)):
         raise DataError(
             f"{path.name} is the name of a file that coseek keeps in {path.parent}, which would be lost; choose "
             f"another name than {path}"

@@ -1,10 +1,9 @@
-"""Grades that a generator or judge gave to the trajectories of a run, in a JSONL file beside them.
+"""Grades that a generator or judge gave to the trajectories of a run, in a JSONL file in the run's folder.
 
-The first line names the grader; every later line is an entry, appended when it is known. A stored run can be scored
-again without a model.
+The first line describes the grader; each later line is an entry, appended as soon as it is known. A stored run can be
+scored again without a model.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +15,13 @@ from coseek.core.files import WRONG_SHAPE, JsonObject, atomic_write, check_is_fi
 from coseek.core.lock import lock_beside
 from coseek.core.record import OMIT_EMPTY, Record
 from coseek.core.strict_json import is_json
+from coseek.data.digests import digest
 from coseek.data.run import drop_partial_line
 
 SCHEMA = 1
 """Version of the file, in its first line."""
 FILE_NAMES = {"GeneratedAnswer": "reply"}
-"""Where a file is not called as its kind of entry is: files of coseek 0.2 are found."""
+"""File names that differ from the entry's class, so that files written by 0.2 are still found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class GeneratedAnswer(Record):
     context: str
     """Digest of the generator's input."""
     answer: str | None
-    """`None` when the text holds no answer, or for a fault."""
+    """`None` if the text holds no answer, or for a fault."""
     text: str = ""
     """The generator's whole output."""
     fault: str | None = None
@@ -42,9 +42,9 @@ class GeneratedAnswer(Record):
     passage_ids: tuple[str, ...] = ()
     """The passages of the context, in order."""
     context_tokens: int = 0
-    """Tokens of their titles and texts."""
+    """Number of tokens of their titles and texts."""
     asked: Annotated[str, OMIT_EMPTY] = ""
-    """Digest of the question of a baseline, which is found without its context; empty in older files and elsewhere."""
+    """Digest of the question, for baselines, which are looked up without a context; else empty."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class GradeEntry(Protocol):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What is graded; of two lines with one key, the later one counts."""
+        """Identifies what is graded. If two lines have the same key, the later one counts."""
         ...
 
     @property
@@ -103,14 +103,12 @@ class GradeCache(Generic[E]):
 
     @classmethod
     def beside(cls, folder: Path, kind: type[E], identity: str, card: JsonObject) -> "GradeCache[E]":
-        """The grade file of a grader in a run's folder, named by its identity."""
-        name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        return cls(
-            folder / f"{FILE_NAMES.get(kind.__name__, kind.__name__.lower())}.{name}.jsonl", kind, identity, card
-        )
+        """The grade file of a grader in a run's folder, named by the grader's identity."""
+        name = FILE_NAMES.get(kind.__name__, kind.__name__.lower())
+        return cls(folder / f"{name}.{digest(identity)[:16]}.jsonl", kind, identity, card)
 
     def entries(self) -> dict[tuple[str, ...], E]:
-        """All entries by key; empty without a file. Takes no lock, since another process may be appending."""
+        """All entries by key; empty without a file. Takes no lock: another process may be appending."""
         return {entry.key: entry for entry in self._lines()}
 
     def _lines(self) -> Iterator[E]:
@@ -123,7 +121,7 @@ class GradeCache(Generic[E]):
                     continue
                 where = f"{self.path}, line {number}"
                 if not line.endswith(b"\n") and not is_json(line):
-                    return  # a partial last line
+                    return  # the last line was cut by a kill
                 row = parse_line(line, where)
                 if number == 1:
                     if row.get("schema") != SCHEMA or row.get("identity") != self.identity:

@@ -1,4 +1,4 @@
-"""Data makers: plug-ins that make what a recipe trains on, found by name: the laboratory's `world` and `synthesis`.
+"""Data makers: the plug-ins `world` and `synthesis` of the laboratory, which make training data.
 
 `world` makes a whole data set, a laptop world, for recipes, demonstrations and dry runs. `synthesis` makes questions
 from the passages of a data set. Each has a settings class (`SETTINGS`), which recipes hold as a group.
@@ -28,17 +28,17 @@ class MadeData(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write it as a data-set folder, all or nothing."""
+        """Write a data-set folder, all or nothing."""
         ...
 
 
 class WorldMaker(Protocol):
-    """What `world` offers. The same settings make the same data, byte for byte."""
+    """Interface of `world`. The same settings make the same data, byte for byte."""
 
     SETTINGS: "type[WorldGroup]"
 
     def chosen(self, settings: Mapping[str, object], name: str | None) -> "WorldGroup":
-        """The settings given, or those of the reference world `name`. Raises `UserError` for an unknown one."""
+        """These settings, or those of the reference world `name`. Raises `UserError` for an unknown name."""
         ...
 
     def make(self, settings: "WorldGroup") -> MadeData: ...
@@ -54,13 +54,13 @@ class MadeQuestions(Protocol):
 
 
 class QuestionSynthesis(Protocol):
-    """What `synthesis` offers."""
+    """Interface of `synthesis`."""
 
     SETTINGS: "type[SynthesisGroup]"
 
     def synthesize(self, folder: Path, out: Path, settings: "SynthesisGroup") -> MadeQuestions:
-        """Write the data set `out`: the passages of `folder` with questions made from them. Raises `DataError` where
-        the passages give none."""
+        """Write the data set `out`: the passages of `folder` with questions made from them. Raises `DataError` if the
+        passages yield no question."""
         ...
 
     def training_questions(self, corpus: Corpus, settings: "SynthesisGroup") -> list[Question]:
@@ -68,7 +68,7 @@ class QuestionSynthesis(Protocol):
         ...
 
     def rename(self, corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:
-        """Copies of questions in which names have changed places, and the passages with the new names."""
+        """Copies of passages and questions in which names are swapped."""
         ...
 
 
@@ -82,11 +82,11 @@ def question_synthesis() -> QuestionSynthesis:
     return cast(QuestionSynthesis, find_plugin("data maker", PACKAGE, "synthesis"))
 
 
-# Recipes hold the settings of these plug-ins as typed groups, so that a wrong one is refused as any other is.
+# Recipes hold the settings of these plug-ins as typed groups, so that a wrong setting is refused like any other.
 if TYPE_CHECKING:
 
     class WorldGroup(Settings):
-        """What the core sets of a world."""
+        """Settings of a world that the core uses."""
 
         seed: int = 0
         size: str = "small"
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
         test: int | None = None
 
     class SynthesisGroup(Settings):
-        """Nothing that the core reads."""
+        """The core uses no setting."""
 
 else:
     WorldGroup = world_maker().SETTINGS

@@ -1,4 +1,4 @@
-"""Passage and corpus: what a retriever searches; the passages before and after one in its document."""
+"""Passage and corpus, which retrievers search; a passage's neighbours in its document."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ TEXTS = (
     *("text", "contents", "content", "snippet", "body", "passage", "summary", "description", "page_content", "chunk"),
     "passage_text",
 )
-"""Fields of other programs' hits with the text; the first that is not blank counts."""
+"""Fields of other programs' hits that hold the text; the first that is not blank counts."""
 _NO_META: Mapping[str, Json] = {}
-"""Shared by all passages without fields, so that these cost nothing."""
+"""Shared by all passages without fields, to save memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +31,30 @@ class Passage(Record):
     title: str
     text: str
     raw_contents: str | None = field(default=None, compare=False, repr=False)
-    """`contents` as the corpus writes it, where it is not the quoted title, a newline and the text."""
+    """`contents` of the corpus file, unless it is the quoted title, a newline and the text."""
     meta: Mapping[str, Json] = field(default_factory=lambda: _NO_META, compare=False, repr=False)
-    """Where it is from, and what else is known of it: `path`, `url`, `page`, `date`, `next`, `previous` …"""
+    """Its source and other fields: `path`, `url`, `page`, `date`, `next`, `previous` …"""
 
     @property
     def contents(self) -> str:
-        """The `contents` field of the `/retrieve` protocol: as the corpus writes it, else the quoted title, a newline
+        """The `contents` field of the `/retrieve` protocol: that of the corpus file, else the quoted title, a newline
         and the text."""
         return _quoted(self.title, self.text) if self.raw_contents is None else self.raw_contents
 
     @property
     def url(self) -> str:
-        """The web address, that of `meta` or the id itself; empty without one."""
+        """The web address: `url` in `meta`, or the id itself; empty without one."""
         candidates = (self.meta.get("url"), self.id)
         return next((url for url in candidates if isinstance(url, str) and url.startswith(("http://", "https://"))), "")
 
     @property
     def place(self) -> str:
-        """Its web address or the path of its file, with the page or row there: `notes/manual.pdf#page=3`. Empty where
-        neither is known."""
+        """The web address or the path of the file, with page or row: `notes/manual.pdf#page=3`. Empty if neither is
+        known."""
         path = self.meta.get("path")
-        where = self.url or (path if isinstance(path, str) else "")
-        at = next((f"#{name}={self.meta[name]}" for name in ("page", "row") if self.meta.get(name) is not None), "")
-        return where and where + at
+        file = self.url or (path if isinstance(path, str) else "")
+        part = next((f"#{name}={self.meta[name]}" for name in ("page", "row") if self.meta.get(name) is not None), "")
+        return file and file + part
 
     def to_json(self) -> JsonObject:
         record: JsonObject = {"id": self.id, "title": self.title, "text": self.text}
@@ -66,8 +66,8 @@ class Passage(Record):
 
     @classmethod
     def from_json(cls, record: JsonObject) -> "Passage":
-        """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the title, mostly quoted).
-        Where `title` stands beside `contents`, a first line that is another text belongs to the body."""
+        """Read `{"id", "title", "text"}` or `{"id", "contents"}`, whose first line is the title, mostly quoted. If a
+        row has `title` and `contents`, a first line that differs from the title belongs to the body."""
         if record.get("id") is None:
             raise DataError('a passage needs an "id"')
         ident = read_id(record)
@@ -87,7 +87,7 @@ def _quoted(title: str, text: str) -> str:
 
 
 def _split(contents: str, title: str) -> tuple[str, str]:
-    """The title and the body of `contents`. `title` is the one that its row states, "" without one."""
+    """Split `contents` into title and body. `title` is the row's own title, or empty."""
     if title and contents.startswith(_quoted(title, "")):
         return title, contents.removeprefix(_quoted(title, ""))
     first, newline, body = contents.partition("\n")
@@ -98,7 +98,7 @@ def _split(contents: str, title: str) -> tuple[str, str]:
 
 
 def read_id(record: JsonObject) -> str:
-    """The id of a row; whole numbers are read as texts."""
+    """The id of a row. Whole numbers become texts."""
     ident = record["id"]
     if not isinstance(ident, str | int) or isinstance(ident, bool):
         raise DataError(f'an "id" is a text or a whole number, not {ident!r}')
@@ -147,9 +147,8 @@ class Corpus(Sequence[Passage]):
         if not self._passages:
             raise DataError(f"{source} is empty; it needs at least one passage")
         for row, passage in enumerate(self._passages):
-            if passage.id in self._row:
+            if self._row.setdefault(passage.id, row) != row:
                 raise DataError(f"{source} has the id {passage.id!r} twice; ids must be unique")
-            self._row[passage.id] = row
         self._digests: bytes | None = None
 
     def __repr__(self) -> str:
@@ -175,7 +174,7 @@ class Corpus(Sequence[Passage]):
         return iter(self._passages)
 
     def by_id(self, ident: str) -> Passage:
-        """The passage with this id; `KeyError` when there is none."""
+        """The passage with this id. Raises `KeyError` if it is missing."""
         return self._passages[self._row[ident]]
 
     def has(self, ident: str) -> bool:
@@ -190,12 +189,12 @@ class Corpus(Sequence[Passage]):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over `digests`, which an index stores."""
+        """SHA-256 of `digests`, which an index stores."""
         return hashlib.sha256(self.digests).hexdigest()
 
     @classmethod
     def load(cls, path: Path) -> "Corpus":
-        """Read `corpus.jsonl` (or `.jsonl.gz`). Raises `DataError` with the line of a broken row."""
+        """Read `corpus.jsonl` or `corpus.jsonl.gz`. Raises `DataError` with the line of a broken row."""
         return cls(parse_rows(path, Passage.from_json), source=str(path))
 
     def save(self, path: Path) -> None:
@@ -215,8 +214,8 @@ def passage_digest(passage: Passage) -> bytes:
 
 
 def told_apart(passage: Passage, known: dict[str, Passage]) -> Passage:
-    """The passage, registered in `known`. If its id is taken by another title or text, a digest is appended to it: ids
-    of other programs may be documents with several passages, ranks or addresses."""
+    """Register a passage in `known` and return it. If the id already names another title or text, a digest is appended
+    to it, since other programs use documents, ranks or addresses as ids."""
     while known.setdefault(passage.id, passage) != passage:
         meta = {**passage.meta, "url": passage.url} if passage.url else passage.meta
         passage = replace(passage, id=f"{passage.id}#{digest_of(passage.title, passage.text)[:8]}", meta=meta)
@@ -227,10 +226,9 @@ Way: TypeAlias = Literal["previous", "next"]
 
 
 def neighbours(passage: Passage, corpus: Corpus, way: Way) -> Iterator[Passage]:
-    """The passages before (`previous`) or after (`next`) a passage, the nearest first, each once. They end where a
-    passage names none that the corpus has."""
-    at, met = passage, {passage.id}
-    while isinstance(ident := at.meta.get(way), str) and ident not in met and corpus.has(ident):
-        met.add(ident)  # a corpus from elsewhere may lead round in a circle
-        at = corpus.by_id(ident)
-        yield at
+    """The passages before (`previous`) or after (`next`) a passage, nearest first, as far as the links lead."""
+    seen = {passage.id}  # links may form a cycle in a corpus of another program
+    while isinstance(ident := passage.meta.get(way), str) and ident not in seen and corpus.has(ident):
+        seen.add(ident)
+        passage = corpus.by_id(ident)
+        yield passage

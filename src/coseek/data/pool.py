@@ -1,7 +1,7 @@
-"""Pool: several published question sets over one corpus, split so that nothing of the test is in the training.
+"""Pool: several published question sets over one corpus, split so that training and test share nothing.
 
-A question that two sets ask counts once. Questions that share a gold passage, or one that begins alike, stand in the
-same split. Questions of a published split stay in it: `test` and `dev` are tested, `train` becomes train and dev.
+Duplicate questions count once. Questions that share a gold passage, or have gold passages that begin alike, go to the
+same split. Published splits are kept: `test` and `dev` are tested, `train` becomes train and dev.
 """
 
 import re
@@ -26,16 +26,16 @@ SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
 REPEATED = "questions that another one repeats, left out"
 LEAKING = "published training questions that share a gold passage with a tested one, left out"
 _EVALUATION = re.compile(r"(?<![a-z])(dev|test|val|validation|nq-open-oracle)(?![a-z])")
-"""In the name of a file: an evaluation set of its publisher. The last one's questions are NQ-Open's dev set."""
+"""Marks the file name of a publisher's evaluation set. `nq-open-oracle` has the questions of NQ-Open's dev set."""
 _ALIKE = 150
-"""Characters from which two passages of one title begin alike, without case, articles and punctuation."""
+"""Two passages of one title begin alike if this many characters agree, without case, articles and punctuation."""
 
 
 class PoolSource(NamedTuple):
     """A data set of a pool."""
 
     name: str
-    """What its questions are counted as; `""`: as they say themselves, else as the format."""
+    """Name of the data set; empty: the name in its questions, else the format."""
     format: str
     files: tuple[Path, ...]
 
@@ -49,7 +49,7 @@ class PoolSummary:
     """Data set → split → questions."""
     notes: dict[str, int]
     evaluations: dict[str, int]
-    """File → questions of it, where the file is an evaluation set of its publisher."""
+    """Evaluation file of a publisher → number of its questions."""
 
     def to_json(self) -> JsonObject:
         counts: JsonObject = {name: {**splits} for name, splits in self.questions.items()}
@@ -66,7 +66,7 @@ class Pooled(NamedTuple):
 
     question: Question
     published: str = ""
-    """The split of its publisher; empty where it says none."""
+    """The publisher's split; empty if unknown."""
     passages: frozenset[str] = frozenset()
     """The beginnings of its gold passages."""
 
@@ -91,7 +91,7 @@ def parse_source(text: str) -> PoolSource:
 def make_pool(sources: Sequence[PoolSource], out: Path, shares: Mapping[str, float] = SHARES) -> PoolSummary:
     """Read the sources and write the data-set folder `out`, replacing an older pool or import.
 
-    `shares` are met on average, in every set. Raises `DataError` and `SettingError`; nothing is written then.
+    Every set meets the `shares` on average. Raises `DataError` and `SettingError` without writing anything.
     """
     imports.check_shares(shares)
     check_replaceable(out, imports.FILES.fullmatch, "a pool")
@@ -118,30 +118,31 @@ def make_pool(sources: Sequence[PoolSource], out: Path, shares: Mapping[str, flo
 
 
 def deal(asked: Sequence[Pooled], shares: Mapping[str, float]) -> tuple[dict[str, list[Question]], Counter[str]]:
-    """Split → questions, and how many were left out for what reason."""
+    """Split → questions, and reason → number of questions that are left out."""
     notes = Counter[str]()
-    kept = list(_asked_once(asked, notes))
+    kept = list(_without_repeats(asked, notes))
     groups = _groups([(f"? {pooled.text}", *pooled.passages) for pooled in kept])
-    tested = {group for pooled, group in zip(kept, groups, strict=True) if pooled.is_tested}
-    trained = {group for pooled, group in zip(kept, groups, strict=True) if pooled.published == "train"}
-    first: dict[int, str] = {}
+    members: dict[int, list[Pooled]] = {}
     for pooled, group in zip(kept, groups, strict=True):
-        first[group] = min(first.get(group, pooled.question.id), pooled.question.id)
+        members.setdefault(group, []).append(pooled)
     untested = {name: share for name, share in shares.items() if name != "test" and share > 0} or {"train": 1.0}
     untested = {name: share / sum(untested.values()) for name, share in untested.items()}
+    split_by_group: dict[int, str] = {}
+    for group, several in members.items():
+        is_trained = any(pooled.published == "train" for pooled in several)
+        by_id = imports.split_of(min(pooled.question.id for pooled in several), untested if is_trained else shares)
+        split_by_group[group] = "test" if any(pooled.is_tested for pooled in several) else by_id
     splits: dict[str, list[Question]] = {name: [] for name in ("test", *shares, *untested)}
     for pooled, group in zip(kept, groups, strict=True):
-        if group not in tested:
-            splits[imports.split_of(first[group], untested if group in trained else shares)].append(pooled.question)
-        elif pooled.published == "train":
+        if pooled.published == "train" and split_by_group[group] == "test":
             notes[LEAKING] += 1
         else:
-            splits["test"].append(pooled.question)
+            splits[split_by_group[group]].append(pooled.question)
     return {name: questions for name, questions in splits.items() if questions}, notes
 
 
-def _asked_once(asked: Sequence[Pooled], notes: Counter[str]) -> Iterator[Pooled]:
-    """Each question once: of those that repeat another the first. Those of a published test all stay."""
+def _without_repeats(asked: Sequence[Pooled], notes: Counter[str]) -> Iterator[Pooled]:
+    """Keep the first of questions with the same text, and all questions of a published test."""
     seen = {pooled.text for pooled in asked if pooled.is_tested}
     for pooled in asked:
         if not pooled.is_tested and pooled.text in seen:
@@ -157,7 +158,7 @@ def _beginnings(question: Question, corpus: Corpus) -> Iterator[str]:
 
 
 def _groups(shared: Sequence[Iterable[str]]) -> list[int]:
-    """For each of several sets the number of its group; sets with a common element are in one group."""
+    """The number of each set's group. Sets with a common element are in one group (union-find)."""
     parent = list(range(len(shared)))
 
     def root(index: int) -> int:
@@ -181,8 +182,8 @@ class _PoolCollector:
         self.notes = Counter[str]()
 
     def add(self, passage: Passage) -> tuple[str, bool]:
-        """The id of a passage in the pool, and whether it is new. Passages with the same title and text, without case,
-        articles and punctuation, are one; of different passages with the same id the later gets another id."""
+        """The id of a passage in the pool, and whether it is new. Passages count as the same if title and text agree
+        without case, articles and punctuation. If different passages share an id, the later one gets another id."""
         content = bytes.fromhex(digest_of(normalise(passage.title), normalise(passage.text)))
         if (known := self._ids.get(content)) is not None:
             self.notes["passages that an earlier set has"] += 1
@@ -199,7 +200,7 @@ class _PoolCollector:
 def _passages(
     sources: Sequence[PoolSource], collector: _PoolCollector, asked: list[Pooled], evaluations: Counter[str]
 ) -> Iterator[Passage]:
-    """Yield the passages of all sets; fills `asked` with their questions."""
+    """Yield the passages of all sets, and append their questions to `asked`."""
     for source in sources:
         read, files = imports.read_sources(source.format, source.files)
         ids: dict[str, str] = {}
@@ -217,7 +218,7 @@ def _passages(
 
 
 def _questions(read: ImportedData) -> Iterator[tuple[str, Question]]:
-    """Split of the publisher, and question."""
+    """The publisher's split, or "", and the question."""
     published = [(split, question) for (_, split), questions in read.published.items() for question in questions]
     published += [(split, question) for split, questions in read.splits.items() for question in questions]
     known = {question.id for _, question in published}
@@ -226,7 +227,7 @@ def _questions(read: ImportedData) -> Iterator[tuple[str, Question]]:
 
 
 def _in_pool(question: Question, source: PoolSource, ids: Mapping[str, str]) -> Question:
-    """A question with its ids in the pool, and the name of its set."""
+    """The question with the pool's ids and the name of its set."""
     name = source.name or question.dataset or source.format
     ident = question.id if question.id.startswith(f"{name}/") else f"{name}/{question.id}"
     gold = tuple(dict.fromkeys(ids.get(gold_id, gold_id) for gold_id in question.gold_ids))
@@ -235,7 +236,7 @@ def _in_pool(question: Question, source: PoolSource, ids: Mapping[str, str]) -> 
 
 
 def _renamed(value: Json, ids: Mapping[str, str], name: str = "") -> Json:
-    """The meta of a question with the ids of passages that it names replaced."""
+    """Replace the ids of passages in a question's meta."""
     if isinstance(value, dict):
         keys = ids if name == "relevance" else {}
         return {keys.get(key, key): _renamed(item, ids, key) for key, item in value.items()}

@@ -1,65 +1,67 @@
-"""Question: what an agent is asked, with its gold answers and gold passages.
+"""Question: the text that an agent is asked, with gold answers and gold passages.
 
-An unanswerable twin is the same question over a corpus that lacks some of the passages that it needs. All questions of
-a data set share its corpus, so a withheld passage makes every question unanswerable that needs it. Such a question has
-`meta.unanswerable`, the ids in `meta.withheld`, and no gold answers; others are as they were.
+An unanswerable twin is the same question over a corpus that lacks some of its gold passages. All questions of a data
+set share one corpus, so withholding a passage makes every question unanswerable that needs it. Such a question has
+`meta.unanswerable`, the ids in `meta.withheld`, and no gold answers; other questions do not change.
 
-The gold path of a question is the steps that lead to its answer, each one fact of one passage. 2Wiki's triples and
-questions made from passages have one as `meta.path`. A laptop world's questions have theirs as `meta.plan`, which names
-relations. `plan_of` reads either.
+The gold path of a question is the list of steps to its answer, each a fact of one passage. 2Wiki's triples and
+questions made from passages store it in `meta.path`; questions of laptop worlds store a plan with relations in
+`meta.plan`. `plan_of` reads either.
 """
 
 import difflib
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
-from coseek.core.record import Record
+from coseek.core.files import WRONG_SHAPE, Json, JsonObject, parse_rows, write_jsonl
+from coseek.core.record import OMIT_EMPTY, OMIT_NONE, Record
 from coseek.core.strict_json import is_deep
 from coseek.core.text import without_invisible
 from coseek.data.answers import can_match, read_answers, read_text, texts_of
 from coseek.data.passage import DEEPEST_META, read_id
 
 ANSWERS = {"answers", "golden_answers"}
-"""Either holds the gold answers."""
+"""Alternative keys of the gold answers."""
 KEYS = {"id", "question", "gold_ids", "hops", "meta", "search_text"} | ANSWERS
-"""Keys that are read."""
+"""Keys of a question; all others are ignored."""
 UNANSWERABLE = "unanswerable"
-"""Key of a question's `meta`: true where the corpus lacks a passage that the answer needs."""
+"""Key of `meta`: true if the corpus lacks a passage that the answer needs."""
 KNOWN = "known"
-"""Key of a question's `meta`: true where the models of a laptop world are taught every fact that it needs. Also the
-split of the questions that teach these facts."""
+"""Key of `meta`: true if the models of a laptop world are taught every fact that the question needs. Also the split of
+the questions that teach these facts."""
 OWN_PASSAGE = "own_passage"
-"""Key of a question's `meta`: true where the corpus passage of the same id is the question itself (ArguAna, Quora)."""
+"""Key of `meta`: true if the passage with the question's id is the question itself (ArguAna, Quora)."""
 JUDGE_ONLY = "judge_only"
-"""Key of a question's `meta`: true where matching does not decide on an answer, only a judge (multiple choice)."""
+"""Key of `meta`: true if only a judge grades answers, not matching (multiple choice)."""
 NO_GOLD = "questions without a gold answer, which no answer metric counts"
 UNMATCHED = (
     "questions whose gold answers no answer can match (nothing is left of them without articles and punctuation), "
     "which only a judge grades"
 )
 NEAR = 0.85
-"""difflib ratio from which an unknown key counts as misspelt: `answer` does, `metadata` does not."""
+"""Minimum difflib ratio of an unknown key to a known one for a misspelling: `answer` is one, `metadata` is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question(Record):
-    """A question; any one of `answers` is right, and all of `gold_ids` are the supporting passages."""
+    """A question. Each of `answers` is right; `gold_ids` are all supporting passages."""
 
     id: str
     question: str
     answers: tuple[str, ...] = ()
-    gold_ids: tuple[str, ...] = ()
-    hops: int | None = None
-    """How many facts must be chained; `None` when the data set does not say."""
-    meta: dict[str, Json] = field(default_factory=dict)
-    search_text: str = ""
-    """What a search with the question itself searches, where that is not all of it: without the options of a
-    multiple-choice question. Empty: the question."""
+    gold_ids: Annotated[tuple[str, ...], OMIT_EMPTY] = ()
+    hops: Annotated[int | None, OMIT_NONE] = None
+    """Number of facts to chain; `None` if the data set does not say."""
+    meta: Annotated[dict[str, Json], OMIT_EMPTY] = field(default_factory=dict)
+    search_text: Annotated[str, OMIT_EMPTY] = ""
+    """Query text for the question, if it differs: a multiple-choice question without its options. Empty: the question.
+    """
 
     def __post_init__(self) -> None:
         for name in ("answers", "gold_ids"):
@@ -67,7 +69,7 @@ class Question(Record):
 
     @property
     def searched(self) -> str:
-        """The text of a search with the question itself."""
+        """The query text for the question."""
         return self.search_text or self.question
 
     @property
@@ -77,43 +79,31 @@ class Question(Record):
 
     @property
     def answerable(self) -> bool:
-        """False for a question that is marked as having no answer in its corpus. One without gold answers and without
-        the mark may have an answer that nobody wrote down."""
+        """False if the question is marked as having no answer in its corpus. Without gold answers and without the mark,
+        a question may have an answer that is not recorded."""
         return self.meta.get(UNANSWERABLE) is not True
 
     @property
     def dataset(self) -> str | None:
-        """The data set that the question is of, where it says so."""
+        """The name of the question's data set, if known."""
         return _text_of(self.meta, "dataset", "data_source")  # rows of Search-R1 call it data_source
 
     @property
     def kind(self) -> str | None:
-        """The type of the question, where it says so."""
+        """The type of the question, if known."""
         return _text_of(self.meta, "kind", "type")  # HotpotQA and 2Wiki call it type
 
     @property
     def own_passage(self) -> str | None:
-        """The id of the passage that is the question itself, which no search counts as found; `None` without one."""
+        """The id of the passage that is the question itself, which never counts as a hit; `None` without one."""
         return self.id if self.meta.get(OWN_PASSAGE) is True else None
-
-    def to_json(self) -> JsonObject:
-        record: JsonObject = {"id": self.id, "question": self.question, "answers": list(self.answers)}
-        if self.gold_ids:
-            record["gold_ids"] = list(self.gold_ids)
-        if self.hops is not None:
-            record["hops"] = self.hops
-        if self.meta:
-            record["meta"] = self.meta
-        if self.search_text:
-            record["search_text"] = self.search_text
-        return record
 
     @classmethod
     def from_json(cls, record: JsonObject) -> "Question":
-        """Read a row of `questions.<split>.jsonl`; `golden_answers` is read as `answers`, by `read_answers`.
+        """Read a row of `questions.<split>.jsonl`. `golden_answers` is an alias of `answers` (`read_answers`).
 
-        A value `null` counts as missing. A question marked as unanswerable has no gold answers, whatever the row says.
-        Unknown keys are ignored, except near misses of a missing key. Raises `DataError`.
+        `null` counts as missing. A question marked as unanswerable has no gold answers, whatever its row says. Unknown
+        keys are ignored, unless they nearly match a missing key. Raises `DataError`.
         """
         lacking = KEYS - record.keys() - (ANSWERS if record.keys() & ANSWERS else set())
         for odd in record.keys() - KEYS:
@@ -159,24 +149,26 @@ def has_text(text: str) -> bool:
 
 
 def unmatched(questions: Iterable[Question]) -> dict[str, list[str]]:
-    """Why matching grades no answer to a question → the ids of those questions."""
-    asked = [question for question in questions if question.answerable]
-    lost = [question for question in asked if not can_match(question.answers)]
+    """Reason why matching cannot grade answers to a question → the ids of such questions."""
+    answerable = [question for question in questions if question.answerable]
+    ungraded = [question for question in answerable if not can_match(question.answers)]
     reasons: dict[str, list[str]] = {}
-    for question in lost:
+    for question in ungraded:
         reasons.setdefault(UNMATCHED if any(map(has_text, question.answers)) else NO_GOLD, []).append(question.id)
-    # A set for retrieval alone has no gold answers, and needs none.
-    return {} if lost == asked and all("relevance" in question.meta for question in asked) else reasons
+    # Sets for retrieval alone need no gold answers.
+    is_retrieval_set = ungraded == answerable and all("relevance" in question.meta for question in answerable)
+    return {} if is_retrieval_set else reasons
 
 
 def unmatched_notes(questions: Iterable[Question]) -> list[str]:
-    """A line for each reason of `unmatched`, with the count and the first id."""
+    """One line per reason of `unmatched`, with the count and the first id."""
     return [f"{reason}: {len(idents):,} (first: {idents[0]})" for reason, idents in unmatched(questions).items()]
 
 
 def with_options(question: Question, options: Mapping[str, str], letter: str) -> Question:
-    """The question with lettered options, which are not searched for, and the gold answers with and without their
-    letter. Only a judge says what is right, since wrong answers may hold the right one's words ("yes", "no")."""
+    """Append lettered options to a question; searches use the question without them. The gold answers are the option
+    `letter` with and without its letter. Only a judge grades answers, since wrong ones may contain the right words
+    ("yes", "no")."""
     return replace(
         question,
         question="\n".join([question.question, "Options:", *(f"{name}. {option}" for name, option in options.items())]),
@@ -187,10 +179,10 @@ def with_options(question: Question, options: Mapping[str, str], letter: str) ->
 
 
 class QuestionSplit(tuple[Question, ...]):
-    """The questions of a data set's split, which remember where they are from."""
+    """The questions of a data set's split, with their source."""
 
     folder: Path | None
-    """The data set; `None` for a questions file."""
+    """The data set; `None` for a file of questions."""
     split: str | None
 
     @classmethod
@@ -212,15 +204,13 @@ def _text_of(meta: JsonObject, *names: str) -> str | None:
 
 
 def load_questions(path: Path) -> list[Question]:
-    """Read `questions.<split>.jsonl`; refuses an empty file and repeated ids."""
+    """Read `questions.<split>.jsonl`. Raises `DataError` for an empty file and for repeated ids."""
     questions = list(parse_rows(path, Question.from_json))
     if not questions:
         raise DataError(f"{path} holds no questions; it needs at least one line")
-    seen: set[str] = set()
-    for question in questions:
-        if question.id in seen:
-            raise DataError(f"{path} has the question id {question.id!r} twice; ids must be unique")
-        seen.add(question.id)
+    [(ident, count)] = Counter(question.id for question in questions).most_common(1)
+    if count > 1:
+        raise DataError(f"{path} has the question id {ident!r} twice; ids must be unique")
     return questions
 
 
@@ -229,7 +219,8 @@ def save_questions(path: Path, questions: Iterable[Question]) -> None:
 
 
 def withhold(questions: Sequence[Question], share: float, rng: random.Random, needed: Collection[str] = ()) -> set[str]:
-    """Ids of passages without which about `share` of the questions lose one that they need; none of `needed`."""
+    """Choose passages whose removal leaves about `share` of the questions without a gold passage, sparing `needed`.
+    Returns their ids."""
     withheld: set[str] = set()
     lost = 0
     for question in rng.sample(questions, len(questions)):
@@ -264,61 +255,43 @@ def _twin(question: Question, withheld: set[str]) -> Question:
 
 
 @dataclass(frozen=True, slots=True)
-class PathStep:
-    """One step of a question's path, as its meta tells it."""
+class PathStep(Record):
+    """One step of a gold path, as `meta.path` stores it."""
 
     passage: str
-    """Id of the passage that states it."""
+    """Id of the passage that states the fact."""
     source: str
-    """The name that it starts from: its title, where it has one."""
+    """The name that the step starts from: its title, if it has one."""
     target: str
-    """The name that it leads to: its title, where it has one."""
+    """The name that the step leads to: its title, if it has one."""
     written: str
     """The target as the passage writes it."""
     phrase: str
-    """What the passage says between both; `…` stands for a name within it."""
+    """The passage's words between source and target; `…` stands for a name within them."""
     back: bool
-    """From the value to the subject."""
+    """Whether the step leads from the value to the subject."""
     question: str
     """The question of this step alone."""
     rest: str
-    """What is still asked once this step is known; empty behind the last one."""
+    """The remaining question after this step; empty after the last step."""
+
+    @classmethod
+    def _to_read(cls, record: JsonObject) -> JsonObject:
+        source, target = record["from"], record["to"]
+        written, rest = record.get("written") or target, record.get("rest") or ""
+        return {**record, "source": source, "target": target, "written": written, "rest": rest}
 
 
 def plain_name(title: str) -> str:
-    """A title without what it adds in parentheses."""
+    """A title without its addition in parentheses."""
     return title.partition(" (")[0]
 
 
-NEEDED = {"passage", "from", "to", "phrase", "back", "question"}
-"""Keys of a step, without which a list is some other path."""
-
-
 def gold_path(question: Question) -> tuple[PathStep, ...]:
-    """The path of a question; empty for questions that have none."""
-    steps = question.meta.get("path")
-    if not isinstance(steps, list) or not all(map(_is_step, steps)):
-        return ()
-    return tuple(
-        PathStep(
-            passage=step["passage"],
-            source=step["from"],
-            target=step["to"],
-            written=step.get("written") or step["to"],
-            phrase=step["phrase"],
-            back=cast(JsonObject, step)["back"] is True,
-            question=step["question"],
-            rest=step.get("rest") or "",
-        )
-        for step in cast(list[dict[str, str]], steps)
-    )
-
-
-def _is_step(step: Json) -> bool:
-    if not isinstance(step, dict) or "back" not in step:
-        return False
-    needed = all(isinstance(step.get(name), str) for name in NEEDED - {"back"})
-    return needed and all(isinstance(step.get(name), str | None) for name in ("written", "rest"))
+    """The gold path of a question; empty without one. A `meta.path` of another form is ignored."""
+    with suppress(DataError, *WRONG_SHAPE):
+        return tuple(map(PathStep.from_json, cast(list[JsonObject], question.meta.get("path"))))
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +299,9 @@ class Step(Record):
     """One fact of a question's plan."""
 
     entity: str
-    """Title of the entity of the fact."""
+    """Title of the fact's entity."""
     mention: str
-    """The entity's name in the question, or in the passage of the step before."""
+    """The entity's name in the question, or in the previous step's passage."""
     word: str
     """The entity's kind or occupation: `film`, `painter`, …"""
     relation: str
@@ -338,17 +311,17 @@ class Step(Record):
     """The value as that passage writes it."""
     sub_question: str
     rest: str = ""
-    """The question once this step is known: with the value in the place of what it answers. Not of comparisons."""
+    """The remaining question after this step, with the value filled in. Empty for comparisons."""
 
 
 def has_plan(question: Question) -> bool:
-    """Whether a plan is known."""
+    """Whether the question has a plan or a gold path."""
     return bool(question.meta.get("plan") or gold_path(question))
 
 
 def plan_of(question: Question) -> tuple[Step, ...]:
-    """The plan of a laptop world's question, or the gold path of another, whose steps have a phrase for a relation and
-    no word. Raises `DataError` for a question with neither."""
+    """The plan of a laptop world's question, else its gold path, whose phrases serve as relations; `word` is then
+    empty. Raises `DataError` for a question with neither."""
     if path := gold_path(question):
         return _steps_along(path)
     steps = question.meta.get("plan")

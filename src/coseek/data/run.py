@@ -45,7 +45,7 @@ from coseek.data.digests import (
 from coseek.data.trajectory import Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
-"""Libraries whose versions a run remembers."""
+"""Libraries whose versions a run records."""
 TOKENS = "tokens.jsonl"
 """The token data of kept rollouts."""
 RowKey: TypeAlias = tuple[str, int]
@@ -61,7 +61,7 @@ class RunRows:
 
 
 class Run:
-    """A run on disk. Trajectories are appended as they end, so a killed run keeps all that had ended."""
+    """A run on disk. Each trajectory is appended when it ends, so a killed run keeps all finished ones."""
 
     def __init__(self, folder: Path | str) -> None:
         folder = as_path(folder, "a run folder")
@@ -74,23 +74,23 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, settings: JsonObject) -> "Run":
-        """Start a run. Refuses a folder with other files or with results; a failed start is replaced."""
+        """Start a run, or replace a failed start. Raises `DataError` for a folder with results or with other files."""
         check_output_folder(folder, "run.yaml")
         with lock_folder(folder):
             cls.check_new(folder)
-            _write_record(folder, {"settings": settings, **provenance()})
+            write_yaml(folder / "run.yaml", {"settings": settings, **provenance()})
         return cls(folder)
 
     @staticmethod
     def check_new(folder: Path) -> None:
-        """Refuse a folder that holds a run with results."""
+        """Raise `DataError` if a folder holds a run with results."""
         if (folder / "run.yaml").exists() and not is_failed_start(folder, "run.yaml"):
             raise DataError(f"{folder} holds a run already; go on with it with --resume, or choose another --out")
 
     @classmethod
     def begin(cls, folder: Path, settings: JsonObject, resume: bool, kind: type[Settings] | None = None) -> "Run":
-        """Start a run, or with `resume` continue one that was started with the same settings, but for those that `kind`
-        marks `MayChange`."""
+        """Start a run, or with `resume` continue one with the same settings. Those that `kind` marks `MayChange` may
+        differ."""
         if not (resume and (folder / "run.yaml").exists()) or is_failed_start(folder, "run.yaml"):
             return cls.create(folder, settings)
         run = cls(folder)
@@ -99,9 +99,9 @@ class Run:
 
     @classmethod
     def made_with(cls, folder: Path, settings: JsonObject, identities: Identities) -> "Run":
-        """Open the run of a folder if it has these identities, else replace it by a new run.
+        """Open the run of a folder if it has these identities, else replace it with a new run.
 
-        Only for folders inside a training's folder, since other contents are removed.
+        For folders inside a training's folder only, since it deletes their contents.
         """
         with lock_folder(folder):
             recorded = cls(folder).record.get(KEY) if (folder / "run.yaml").exists() else None
@@ -129,7 +129,8 @@ class Run:
         return settings
 
     def bind(self, identities: Identities) -> None:
-        """Store the identities of what makes the trajectories; refuses changed ones once there are trajectories."""
+        """Store the identities of the parts that make the trajectories. Raises `SettingError` if they have changed
+        since the first trajectory."""
         with lock_folder(self.folder):
             record, known = self.record, {}
             recorded = record.get(KEY)
@@ -138,11 +139,11 @@ class Run:
                 known = recorded if isinstance(recorded, dict) else {}
             if (whole := {**known, **identities}) != recorded:
                 with replacing(self.folder, self.files):
-                    _write_record(self.folder, {**record, KEY: whole})
+                    write_yaml(self.folder / "run.yaml", {**record, KEY: whole})
 
     @property
     def is_closed(self) -> bool:
-        """Whether all that was begun was written to its end."""
+        """Whether the run was written to its end."""
         return (self.folder / SUMS).exists()
 
     @property
@@ -155,7 +156,7 @@ class Run:
         return self.folder / "trajectories.jsonl"
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """The stored trajectories: those of a closed run by question, of another one in the order they ended."""
+        """The stored trajectories: by question in a closed run, else in the order in which they ended."""
         path = self.trajectories_path
         if not path.exists():
             return
@@ -169,7 +170,7 @@ class Run:
             raise
 
     def by_question(self) -> Iterator[list[Trajectory]]:
-        """The stored trajectories of one question after the other, in the order of the first of each; by seed."""
+        """The stored trajectories of each question, by seed; questions in the order in which they first appear."""
         spans: dict[str, list[tuple[RowKey, int, int]]] = {}
         for span in _spans(self.trajectories_path):
             spans.setdefault(span[0][0], []).append(span)
@@ -179,13 +180,12 @@ class Run:
             yield [parse_row(parse_line(line, where), Trajectory.from_json, where) for line in lines]
 
     def done(self, with_faults: bool = True) -> set[RowKey]:
-        """The keys of all stored trajectories, or of those without a fault."""
+        """The keys of all stored trajectories, or only of those without a fault."""
         trajectories = self.trajectories()
         return {(stored.question.id, stored.seed) for stored in trajectories if with_faults or stored.fault is None}
 
     def absorb(self, other: "Run") -> None:
-        """Append the trajectories of a run with the same identities that this one lacks. A line that a kill cut short
-        is left out."""
+        """Append the missing trajectories of another run with the same identities. Partial lines are skipped."""
         recorded = other.record.get(KEY)
         with self.open_for_append(cast(Identities, recorded) if isinstance(recorded, dict) else None) as file:
             done = {key for key, _, _ in _spans(self.trajectories_path)}
@@ -193,19 +193,19 @@ class Run:
             file.writelines(_lines_at(other.trajectories_path, lacking))
 
     def sent(self) -> RunRows:
-        """The rows, for another process."""
+        """The rows and identities, to send to another process."""
         identities = cast(Identities, self.record.get(KEY, {}))
         return RunRows(identities, self.trajectories_path.read_text(encoding="utf-8"))
 
     def append_rows(self, file: IO[str], rows: RunRows) -> None:
-        """Append the rows of another process; refuses those of other parts."""
+        """Append the rows of another process. Raises `SettingError` if other parts made them."""
         self.bind(rows.identities)
         file.write(rows.lines)
         file.flush()
 
     def arrange(self, question_ids: Iterable[str]) -> None:
-        """Sort the trajectories by question in this order, others behind them, then by seed: they are stored as they
-        end."""
+        """Sort the trajectories, which are stored as they end, by question in this order, then by seed. Other questions
+        go last."""
         position = {ident: number for number, ident in enumerate(question_ids)}
         with lock_folder(self.folder):
             drop_partial_line(self.trajectories_path)
@@ -216,7 +216,7 @@ class Run:
                     file.writelines(_lines_at(self.trajectories_path, wanted))
 
     def drop_faults(self) -> int:
-        """Remove the trajectories with a fault, so that they are repeated; returns their number."""
+        """Remove the trajectories with a fault, so that they are repeated. Returns their number."""
         with lock_folder(self.folder):
             path = self.trajectories_path
             drop_partial_line(path)
@@ -232,10 +232,10 @@ class Run:
     def open_for_append(
         self, identities: Identities | None = None, order: Iterable[str] | None = None, repeat_faults: bool = False
     ) -> Iterator[IO[str]]:
-        """Open the trajectories file for appending, with the folder locked; drops a partial last line.
+        """Lock the folder and open the trajectories file for appending; drops a partial last line.
 
-        `identities` are checked and stored: see `bind`. Only then `repeat_faults` drops the trajectories with a fault.
-        When the block ends without an error, the run is arranged by `order`, if it is given, and closed.
+        Checks and stores `identities` (`bind`), then drops the trajectories with a fault if `repeat_faults`. At the end
+        of the block, unless it raises, sorts the run by `order`, if any, and closes it.
         """
         with lock_folder(self.folder):
             if identities is not None:
@@ -258,18 +258,25 @@ class Run:
         file.flush()
 
 
-def _spans(path: Path) -> list[tuple[RowKey, int, int]]:
-    """Key, start and end of every whole line of a trajectories file, which may be missing."""
-    spans: list[tuple[RowKey, int, int]] = []
-    at = 0
+def _whole_lines(path: Path) -> Iterator[tuple[str, int, int, JsonObject]]:
+    """Place, start, end and object of every whole line of a JSONL file, which may be missing. Skips what follows the
+    last newline, since a kill may have cut it."""
+    end = 0
     with path.open("rb") if path.exists() else nullcontext(()) as lines:
         for number, line in enumerate(lines, start=1):
+            start, end = end, end + len(line)
             if line.endswith(b"\n"):
-                row = parse_line(line, where := f"{path}, line {number}")
-                with parsing(where, "delete that line"):
-                    question = cast(JsonObject, row["question"])
-                    spans.append(((str(question["id"]), int(cast(int, row["seed"]))), at, at + len(line)))
-            at += len(line)
+                where = f"{path}, line {number}"
+                yield where, start, end, parse_line(line, where)
+
+
+def _spans(path: Path) -> list[tuple[RowKey, int, int]]:
+    """Key, start and end of every whole line of a trajectories file."""
+    spans: list[tuple[RowKey, int, int]] = []
+    for where, start, end, row in _whole_lines(path):
+        with parsing(where, "delete that line"):
+            question = cast(JsonObject, row["question"])
+            spans.append(((str(question["id"]), int(cast(int, row["seed"]))), start, end))
     return spans
 
 
@@ -281,12 +288,8 @@ def _lines_at(path: Path, spans: Iterable[tuple[RowKey, int, int]]) -> Iterator[
             yield file.read(end - start).decode()
 
 
-def _write_record(folder: Path, record: JsonObject) -> None:
-    write_yaml(folder / "run.yaml", record)
-
-
 def _what_it_is(folder: Path) -> str:
-    """Explain why a folder is no run, and where runs may be."""
+    """Explain why a folder is not a run, and where runs may be."""
     if not folder.exists():
         return "there is no such folder; make a run with `coseek run`"
     if not (folder / "recipe.yaml").exists():
@@ -294,40 +297,33 @@ def _what_it_is(folder: Path) -> str:
     for name in ("table", "pairs", "rl/rollouts"):
         if inside := [str(path.parent) for path in sorted((folder / name).glob("*/run.yaml"))]:
             named = " or ".join(inside[:2])
-            return f"it is a training run, whose runs lie in {folder / name}; name one of them, such as {named}"
+            return f"it is a training run, whose runs are in {folder / name}; name one of them, such as {named}"
     return (
-        "it is a training run, and holds no runs that could be scored; the training of an agent puts some into its "
-        "folder `table` when it is over, so go on with it with --resume"
+        "it is a training run, and holds no runs that could be scored; the training of an agent writes them into "
+        "`table` at its end, so resume it with --resume"
     )
 
 
 def check_whole_rows(path: Path, parse: Callable[[JsonObject], object]) -> None:
-    """Parse the whole lines of a JSONL file, which may be missing: not what follows the last newline, which a kill may
-    have cut. Raises `DataError`."""
+    """Parse the whole lines of a JSONL file, which may be missing. Raises `DataError`."""
     check_link(path)
-    if path.exists():
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.endswith(b"\n"):
-                    where = f"{path}, line {number}"
-                    parse_row(parse_line(line, where), parse, where)
+    for where, _, _, row in _whole_lines(path):
+        parse_row(row, parse, where)
 
 
 def drop_partial_line(path: Path) -> None:
-    """Truncate a JSONL file to its last whole line; a whole last line without its newline is completed."""
+    """Truncate a JSONL file to its last whole line. A last line that only lacks its newline is completed."""
     if not path.exists():
         return
     with path.open("r+b") as file:
-        begins, last = _last_line(file)
-        if not last:
-            return
+        start, last = _last_line(file)
         if last.strip(b"\0") and not last.startswith(b"{"):
             raise DataError(f"{path}: its last line is not the beginning of a row; mend or delete that line")
         if is_json(last):
             file.seek(0, 2)
             file.write(b"\n")
-        else:
-            file.truncate(begins)
+        elif last:
+            file.truncate(start)
 
 
 def _ends_in_half_a_row(path: Path) -> bool:
@@ -337,21 +333,23 @@ def _ends_in_half_a_row(path: Path) -> bool:
 
 
 def _last_line(file: BinaryIO) -> tuple[int, bytes]:
-    """What stands behind the last newline of a file, and where it begins."""
-    begins = file.seek(0, 2)
+    """Start and contents of the text after the last newline of a file."""
+    start = file.seek(0, 2)
     tail = b""
-    while begins and b"\n" not in tail:  # from the end: the file may be larger than memory
-        size = min(begins, 2**20)
-        begins = file.seek(begins - size)
+    while start and b"\n" not in tail:  # from the end: the file may be larger than memory
+        size = min(start, 2**20)
+        start = file.seek(start - size)
         tail = file.read(size) + tail
     last = tail[tail.rfind(b"\n") + 1 :]
-    return begins + len(tail) - len(last), last
+    return start + len(tail) - len(last), last
 
 
 def provenance() -> JsonObject:
-    """Time, versions of the libraries, and the commit of the checkout that this package runs from."""
-    versions: JsonObject = {"python": platform.python_version()}
-    versions |= {library: installed_version(library) for library in RECORDED}
+    """Time, library versions, and the commit of the checkout that this package runs from."""
+    versions: JsonObject = {"python": platform.python_version(), **dict.fromkeys(RECORDED)}
+    for library in RECORDED:
+        with suppress(PackageNotFoundError):
+            versions[library] = version(library)
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
@@ -359,28 +357,18 @@ def provenance() -> JsonObject:
     }
 
 
-def installed_version(library: str) -> str | None:
-    """The version of an installed library, as a run remembers it."""
-    with suppress(PackageNotFoundError):
-        return version(library)
-    return None
-
-
 def commit_of(file: Path) -> str | None:
-    """The commit of the checkout that a file of this package is in; `None` when it was installed without one.
-
-    A package in an environment inside the user's own repository is no file of that one.
-    """
+    """The commit of the checkout that holds a file of this package; `None` if it was installed without one."""
+    # The package may be in an environment inside the user's own repository, which does not track it.
     if _git(file, "ls-files", "--error-unmatch", "--", file.name) is None:
         return None
     return _git(file, "rev-parse", "HEAD")
 
 
 def _git(file: Path, *words: str) -> str | None:
-    """What git says in the folder of a file; `None` where it refuses, or is not there."""
-    command = ["git", "-C", str(file.parent), *words]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return asked.stdout.strip() if asked.returncode == 0 else None
+    """The output of git in the folder of a file; `None` if git fails or is missing."""
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(
+            ["git", "-C", str(file.parent), *words], stderr=subprocess.DEVNULL, text=True, timeout=5
+        ).strip()
+    return None

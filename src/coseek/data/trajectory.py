@@ -1,11 +1,11 @@
-"""Trajectory and token ledger: one question's whole run, exactly as it was sampled; its evidence, and how it is shown.
+"""Trajectory and token ledger: one finished question, exactly as sampled; its evidence, and its display as text.
 
-Token truth: the ids in here are what a model sampled or what was tokenised once, when it was inserted.
-A segment's text is the decoding of its ids, never the other way round.
+Token truth: the ids are what a model sampled, or text that was tokenised once when it was inserted. A segment's text is
+the decoding of its ids, never the other way round.
 
-Evidence: ids of all retrieved passages, each once, best first, for storage, metrics, rewards and generators. What is
-stored counts. Otherwise selected passages come first, in the order of selection, then the others in the order of
-retrieval, and last those that only a visit showed.
+Evidence: ids of all retrieved passages, each once, best first, for storage, metrics, rewards and generators. Older runs
+do not store it: then selected passages come first, in the order of selection, next the others in the order of
+retrieval, and last the passages that only a visit showed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,14 +38,14 @@ SCHEMA = 2
 
 PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE = "prompt", "retry", "page", "missing", "tool", "message"
 LAST_WORD = "last_word"
-"""Tags of environment segments that every protocol has: what the agent reads first, a request to try again after a turn
-that asked for nothing, a page of a document, a notice that there is no such page, the result of another tool, what
-somebody else wrote in the middle of an imported conversation, and at a limit the request for an answer. All other
-environment segments show what a turn's searches found."""
+COMMON_TAGS = frozenset((PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE, LAST_WORD))
+"""Tags of environment segments in every protocol: the first prompt, a request to retry after a turn without an action,
+a page of a document, a notice that a page is missing, the result of another tool, another message of an imported
+conversation, and the request for an answer at a limit. All other environment segments show search results."""
 
 
 class Author(StrEnum):
-    """Who wrote a segment: the agent is trained on, the environment never."""
+    """Author of a segment. Training uses the agent's tokens, never the environment's."""
 
     AGENT = "agent"
     ENVIRONMENT = "environment"
@@ -56,7 +56,7 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"
     DECLINED = "declined"
-    """The agent says that it has no answer, in a form that its protocol's grammar knows."""
+    """The agent says that it has no answer, in a form of its protocol's grammar."""
     COMPLETE = "complete"
     TURN_LIMIT = "turn_limit"
     TOKEN_LIMIT = "token_limit"
@@ -67,28 +67,28 @@ class StopReason(StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """A part failed, so this run says nothing about the agent: it is counted, not scored."""
+        """A part failed, so the run says nothing about the agent: it is counted, not scored."""
         return self in (StopReason.RETRIEVER_ERROR, StopReason.MODEL_ERROR, StopReason.TOOL_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment(Record):
-    """One stretch of a trajectory, written by one author."""
+    """One stretch of a trajectory by one author."""
 
     author: Author
     tag: str
-    """What it is: `prompt`, `information`, …; for the agent the tag that ended its turn (`search`, …), or empty."""
+    """Kind of segment: `prompt`, `information`, …; for the agent, the tag that ended its turn, or empty."""
     text: str
-    """The decoding of `ids`, special tokens included; that of a log whose ids are not known, where `ids` is empty."""
+    """The decoding of `ids`, special tokens included. In logs without token ids, `ids` is empty."""
     ids: TokenIds
-    """Exactly what was sampled, or what was inserted; never re-tokenised."""
+    """Exactly what was sampled or inserted; never re-tokenised."""
     logprobs: Annotated[tuple[float, ...], OPTIONAL] = ()
     """Natural log at the sampling temperature, one per agent token; empty for the environment."""
     version: Annotated[int | None, OMIT_NONE] = None
-    """Version of the weights that sampled the ids; `None` where the model does not tell."""
+    """Version of the weights that sampled the ids; `None` if unknown."""
     message: Annotated[PlainObject | None, OMIT_NONE] = None
-    """The assistant's message that the environment read in the turn of an agent with native tool calls: `content`,
-    `reasoning_content` and `tool_calls`. `None` in all other segments."""
+    """The assistant's message parsed from the turn of an agent with native tool calls: `content`, `reasoning_content`
+    and `tool_calls`. `None` in all other segments."""
 
     def __post_init__(self) -> None:
         wanted = len(self.ids) if self.author is Author.AGENT else 0
@@ -97,8 +97,8 @@ class Segment(Record):
                 f"a segment by the {self.author} holds {len(self.ids)} tokens, which needs {wanted} "
                 f"log-probabilities, and has {len(self.logprobs)}"
             )
-        if self.version is not None and (self.author is not Author.AGENT or type(self.version) is not int):
-            raise DataError(f"a version of weights is a whole number, and the agent's alone; {self.version!r} is not")
+        if self.version is not None and self.author is not Author.AGENT:
+            raise DataError(f"a version of weights is the agent's alone; the environment's segment has {self.version}")
         if self.message is not None and self.author is not Author.AGENT:
             raise DataError("a segment by the environment holds an assistant's message")
 
@@ -110,26 +110,26 @@ class Segment(Record):
 
 @dataclass(frozen=True, slots=True)
 class Search(Record):
-    """One query and what came back. `fault` is set when the retriever failed, and then `hits` is empty."""
+    """One query and its hits. If the retriever failed, `fault` is set and `hits` is empty."""
 
     query: str
     hits: tuple[Hit, ...] = ()
     fault: Annotated[str | None, OMIT_NONE] = None
     turn: Annotated[int | None, OMIT_NONE] = None
-    """Which of the agent's turns asked it, from 1; 0 for the search that opens a run. Searches of one turn were shown
-    in one block. Unknown in runs that are older than this field."""
+    """The agent's turn that searched, from 1; 0 for the search that opens a run. Searches of one turn were shown in one
+    block. Unknown in older runs."""
     selected: Annotated[tuple[str, ...] | None, OMIT_NONE] = None
-    """Ids of the hits that the agent chose; `None` when it made no choice, which is not the same as choosing none."""
+    """Ids of the hits that the agent chose; `None` if it made no choice, which differs from an empty choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Record):
-    """One call of a tool other than search and visit. `fault` is set when it failed, and then `result` is None."""
+    """One call of a tool other than search and visit. If it failed, `fault` is set and `result` is `None`."""
 
     turn: int
-    """Which of the agent's turns made it, from 1."""
+    """The agent's turn that made the call, from 1."""
     tool: str
-    """The name that the agent called."""
+    """The tool's name, as the agent wrote it."""
     arguments: PlainObject
     result: Annotated[PlainJson, OPTIONAL] = None
     fault: Annotated[str | None, OMIT_NONE] = None
@@ -146,25 +146,25 @@ class Call(Record):
 
 @dataclass(frozen=True, slots=True)
 class Visit(Record):
-    """A visit that showed a found passage with others of its document."""
+    """A visit, which shows a retrieved passage with neighbours from its document."""
 
     turn: int
-    """Which of the agent's turns made it, from 1."""
+    """The agent's turn that made the visit, from 1."""
     id: str
-    """The passage that was asked for."""
+    """The requested passage."""
     passages: tuple[Passage, ...]
-    """All that were shown, in the order of the document."""
+    """All passages shown, in the order of the document."""
 
     def shows(self, ident: str) -> bool:
-        """Whether a passage with this id is among those that were shown."""
+        """Whether the visit showed the passage with this id."""
         return any(passage.id == ident for passage in self.passages)
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory(Record):
-    """One question's whole run.
+    """One finished question.
 
-    A run is *truncated* when a budget ended it (`turn_limit`, `token_limit`). `seed` is the seed of this row's
+    A trajectory is *truncated* if a budget ended it (`turn_limit`, `token_limit`). `seed` is the seed of its own
     randomness: the same seed, model and retriever give the same trajectory, alone or in any batch.
     """
 
@@ -182,36 +182,36 @@ class Trajectory(Record):
     stop: StopReason
     answer: str | None = None
     valid: bool = False
-    """The form is the protocol's (the *format* of the papers)."""
+    """Whether the text follows the protocol (the *format* of the papers)."""
     format_error: str = ""
-    """Why the form is not valid; empty when it is."""
+    """Why the format is invalid; empty if it is valid."""
     stop_detail: str = ""
     """What failed, for a fault."""
     selected_ids: tuple[str, ...] = ()
     """The passages that the agent chose as its evidence, each once, in the order of its searches."""
     side_contexts: Annotated[tuple[tuple[Segment, ...], ...], OMIT_EMPTY] = ()
-    """What the agent's model read and wrote outside of this context, such as notes on documents: each a prompt and
-    one turn. Their ids are in no segment, so they are in no batch; what came of them is the environment's text."""
+    """Text that the agent's model read and wrote in separate contexts, such as notes on documents: each a prompt and
+    one turn. Never trained on. Their results appear in the environment's segments."""
     seed: int = 0
     timings: Mapping[str, Number] = field(default_factory=dict)
     """Seconds by part (`model_s`, `retriever_s`); wall time, so never compared for equality of runs."""
     exact: Annotated[bool, OMIT_TRUE] = True
-    """The agent's ids and log-probabilities are what was sampled. False when a server gave text only (the ids are that
-    text encoded once and 0 stands for unknown log-probabilities), and for logs of somebody else's agent (ids only where
-    the log has them). Such a run is measured and never trained on."""
+    """Whether ids and log-probabilities of the agent are those that were sampled. False if a server returned text only
+    (then its ids are that text encoded once, and 0 stands for unknown log-probabilities), and for logs of other
+    agents (with ids only if the log has them). Such a run is measured, but never trained on."""
     cost_usd: Annotated[Number | None, OMIT_NONE] = None
-    """What a server asked for the model's turns, in dollars; `None` where nothing is paid or a part is not known."""
+    """Price of the model's turns in dollars; `None` if they are free or a part is unknown."""
     calls: Annotated[tuple[Call, ...], OMIT_EMPTY] = ()
-    """Calls of tools other than search and visit, which have `searches` and segments with the tag `page`."""
+    """Calls of tools other than search (see `searches`) and visit (segments with the tag `page`)."""
     evidence: Annotated[tuple[str, ...] | None, OMIT_NONE] = None
-    """Ids of all passages that were retrieved or visited, each once, best first (`data/trajectory.py`). `None` in older
-    runs, which do not hold it."""
+    """Ids of all passages that were retrieved or visited, each once, best first (`evidence_of`). `None` in older runs.
+    """
     visits: Annotated[tuple[Visit, ...], OMIT_EMPTY] = ()
-    """Visits that showed more than the passage that a search had found."""
+    """Visits that showed more than the retrieved passage."""
     messages: Annotated[tuple[PlainObject, ...], OMIT_EMPTY] = ()
-    """The messages of an imported conversation, exactly as the log has them; empty for runs of coseek."""
+    """The messages of an imported conversation, exactly as logged; empty for runs of coseek."""
     logged_protocol: Annotated[str | None, OMIT_NONE] = None
-    """The protocol that an imported log names, where its segments are written in the tags of another."""
+    """The protocol that an imported log names, if the segments are written in the tags of another one."""
 
     def __repr__(self) -> str:
         outcome = f"{self.answer!r}, {self.stop}, {len(self.searches)} searches"
@@ -266,7 +266,7 @@ class Trajectory(Record):
 
     @property
     def turn_spans(self) -> tuple[tuple[int, int], ...]:
-        """The range of `ids`, start and end, that each turn of the agent wrote."""
+        """Start and end in `ids` of each turn of the agent."""
         ends = list(accumulate(len(segment.ids) for segment in self.segments))
         return tuple(
             (end - len(segment.ids), end)
@@ -276,14 +276,14 @@ class Trajectory(Record):
 
     @property
     def contexts(self) -> tuple[tuple[Segment, ...], ...]:
-        """What each turn of the agent was written after: the segments before it."""
+        """The segments before each turn of the agent."""
         return tuple(
             self.segments[:index] for index, segment in enumerate(self.segments) if segment.author is Author.AGENT
         )
 
     @property
     def agent_protocol(self) -> str:
-        """The protocol that its agent spoke."""
+        """The protocol that the agent followed."""
         return self.logged_protocol or self.protocol
 
     @property
@@ -293,12 +293,12 @@ class Trajectory(Record):
 
     @property
     def has_ids(self) -> bool:
-        """Whether the ids of all its text are known."""
+        """Whether the ids of all text are known."""
         return all(segment.ids or not segment.text for segment in self.segments)
 
     @property
     def agent_mask(self) -> tuple[bool, ...]:
-        """True where the agent wrote the token of `ids`."""
+        """For each token of `ids`, whether the agent wrote it."""
         return tuple(segment.author is Author.AGENT for segment in self.segments for _ in segment.ids)
 
     @property
@@ -311,33 +311,34 @@ class Trajectory(Record):
 
     @property
     def answered(self) -> bool:
-        """Whether there is an answer, and it is not blank."""
+        """Whether there is an answer that is not blank."""
         return bool((self.answer or "").strip())
 
     @property
     def declined(self) -> bool:
-        """Whether the agent declined to answer. A run that a generator answers afterwards has an answer."""
+        """Whether the agent declined to answer. False if a generator answered afterwards."""
         return self.stop is StopReason.DECLINED and self.answer is None
 
     @property
     def fault(self) -> tuple[StopReason, str] | None:
-        """Which part failed, and its message. The fault ended the run, or one of a turn's searches has no result, so
-        the agent read less than it had asked for: the run says nothing about the agent and is not scored."""
-        if self.stop.is_fault:
-            return self.stop, self.stop_detail
-        lost = next((search.fault for search in self.searches if search.fault is not None), None)
-        return None if lost is None else (StopReason.RETRIEVER_ERROR, lost)
+        """The part that failed, and its message. If the fault ended the run, or one of a turn's searches has no result,
+        the agent read less than it asked for: the run says nothing about the agent and is not scored."""
+        return (self.stop, self.stop_detail) if self.stop.is_fault else _search_fault(self.searches)
+
+
+def _search_fault(searches: Sequence[Search]) -> tuple[StopReason, str] | None:
+    faults = (search.fault for search in searches if search.fault is not None)
+    return next(((StopReason.RETRIEVER_ERROR, fault) for fault in faults), None)
 
 
 def stop_of_decline(searches: Sequence[Search]) -> tuple[StopReason, str]:
-    """Why a run ends whose agent declines, and the detail. After a failed search it is a fault: the retriever, and not
-    the corpus, may be what lacks the answer."""
-    lost = next((search.fault for search in searches if search.fault is not None), None)
-    return (StopReason.DECLINED, "") if lost is None else (StopReason.RETRIEVER_ERROR, lost)
+    """Stop reason and detail of a run whose agent declines. After a failed search it is a fault, since the retriever
+    may be to blame, not the corpus."""
+    return _search_fault(searches) or (StopReason.DECLINED, "")
 
 
 def evidence_of(trajectory: Trajectory) -> tuple[str, ...]:
-    """The stored evidence of a run, or that of `ranked` for runs of older versions."""
+    """The stored evidence of a run; for runs of older versions, that of `ranked`."""
     stored = trajectory.evidence
     return ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits) if stored is None else stored
 
@@ -349,21 +350,20 @@ def ranked(searches: Sequence[Search], first: Iterable[str], visits: Sequence[Vi
 
 
 def met_passages(searches: Sequence[Search], visits: Sequence[Visit]) -> dict[str, Passage]:
-    """By id what the searches found, in the order of retrieval, then what only visits showed."""
+    """The retrieved passages by id in the order of retrieval, then those that only visits showed."""
     met: dict[str, Passage] = {}
-    for passage in (hit.passage for search in searches for hit in search.hits):
-        met.setdefault(passage.id, passage)
-    for passage in (passage for visit in visits for passage in visit.passages):
+    hits = (hit.passage for search in searches for hit in search.hits)
+    for passage in chain(hits, *(visit.passages for visit in visits)):
         met.setdefault(passage.id, passage)
     return met
 
 
 OBSERVATION_CHARS = 600
-"""Characters of an observation in plain text; HTML has all of it, folded."""
+"""Maximum number of characters of an observation in plain text. HTML shows all of it, folded."""
 
 
 class Utterance(NamedTuple):
-    """One segment as a reader sees it."""
+    """One segment for display."""
 
     speaker: str
     text: str
@@ -381,7 +381,7 @@ def utterances(trajectory: Trajectory) -> Iterator[Utterance]:
 
 
 def outcome(trajectory: Trajectory) -> str:
-    """One line: the answer, whether it is right, the searches, and why the run ended."""
+    """One line: the answer, whether it is right, the number of searches, and why the run ended."""
     answer = "no answer" if trajectory.answer is None else f"answer {trajectory.answer!r}"
     golds = trajectory.question.answers
     verdict = ("right; " if trajectory.exact_match else "wrong; ") if answers.can_match(golds) else ""
@@ -392,7 +392,7 @@ def outcome(trajectory: Trajectory) -> str:
 
 
 def as_text(trajectory: Trajectory) -> str:
-    """Question, turns, observations (long ones cut) and outcome, a blank line between them."""
+    """Question, turns, observations (long ones are cut) and outcome, separated by blank lines."""
     parts = [f"question: {trajectory.question.question.strip()}"]
     for utterance in utterances(trajectory):
         text = utterance.text
@@ -406,7 +406,7 @@ _AGENT, _OTHER = "border-left:3px solid #3b7ddd;padding-left:.6em", "color:#666;
 
 
 def as_html(trajectory: Trajectory) -> str:
-    """The same for a notebook; observations are folded."""
+    """The same as HTML for a notebook; observations are folded."""
     parts = [f"<p><b>{escape(trajectory.question.question.strip())}</b></p>"]
     for utterance in utterances(trajectory):
         text = f'<div style="white-space:pre-wrap">{escape(utterance.text)}</div>'

@@ -3,11 +3,11 @@
     q1 0 d7 2                       qrels: question, (unused), passage, grade; a grade above 0 is relevant
     q1 Q0 d7 1 12.5 bm25            run: question, (unused), passage, rank, score, tag
 
-Blanks separate columns, so blanks in an id are percent-encoded (`Ada%20Lovelace`), control characters too, and never
+Blanks separate columns, so blanks and control characters in an id are percent-encoded (`Ada%20Lovelace`) and never
 decoded: compare ids with those of a file through `trec_id`. Other ids are unchanged, percent signs included.
 
-A run file is ordered by float32 score, then by falling id, whatever its ranks. Written files keep the given order
-(`strictly_decreasing`).
+A run file is ordered by float32 score, then by falling id; its ranks are ignored. Written files keep the order of the
+passages (`strictly_decreasing`).
 """
 
 import csv
@@ -34,20 +34,20 @@ _FIELD = re.compile(r"[^ \t\r\n\f\v]+")
 _WHOLE = re.compile(r"([+-]?[0-9]{1,18})(?:\.0*)?")
 _LARGEST = float(np.finfo(np.float32).max)
 _WRITTEN = 3e38
-"""The largest score that is written; float32 has smaller numbers below `-_WRITTEN`."""
+"""The largest score that is written. Below `-_WRITTEN`, float32 still has room for falling scores."""
 
 
 def trec_id(ident: str) -> str:
-    """An id as it stands in a TREC file."""
+    """An id as a TREC file writes it."""
     if not ident:
         raise DataError("an empty id cannot stand in a TREC file; give every question and passage an id")
     return _ENCODED.sub(lambda match: quote(match.group()), ident)
 
 
 def read_qrels(path: Path) -> Qrels:
-    """Read TREC qrels, or BEIR's three columns (question, passage, grade, parted by tabs, under a header).
+    """Read TREC qrels, or BEIR's three tab-separated columns under a header: question, passage, grade.
 
-    BEIR's columns may be quoted, as in CSV. A grade is a whole number, also written as `1.0`.
+    BEIR's columns may be quoted, as in CSV. A grade is a whole number, which may be written as `1.0`.
     """
     qrels: Qrels = {}
     for number, line in _lines(path):
@@ -141,17 +141,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _score(text: str, where: str) -> float:
-    try:
-        score = float(text)
-    except ValueError:
-        raise DataError(f"{where}: the score {text!r} is not a number") from None
-    if score != score:
-        raise DataError(f"{where}: the score {text!r} is not a number")
-    return score
+    with suppress(ValueError):
+        if (score := float(text)) == score:
+            return score
+    raise DataError(f"{where}: the score {text!r} is not a number")
 
 
 def _tabbed(line: str) -> list[str]:
-    """The columns of a line, without quotes where three columns are quoted as in CSV."""
+    """The tab-separated columns of a line. Quotes are removed if there are three columns, as in CSV."""
     quoted: list[str] = []
     if '"' in line:
         with suppress(csv.Error):
@@ -160,6 +157,6 @@ def _tabbed(line: str) -> list[str]:
 
 
 def _whole(text: str) -> int | None:
-    """The whole number that a text holds; `None` without one."""
+    """The whole number in a text; `None` for any other text."""
     number = _WHOLE.fullmatch(text.strip())
     return None if number is None else int(number[1])

@@ -1,5 +1,5 @@
-"""Document: what a reader made of one file, the outline that readers fill, and how a section is cut into texts of at
-most `size` words or tokens: by paragraph, row, sentence, word, and at last character."""
+"""Document: the result of reading a file, the outline that readers fill, and the splitting of sections into texts of
+at most `size` words or tokens: by paragraph, row, sentence, word, and finally character."""
 
 import re
 import unicodedata
@@ -18,7 +18,7 @@ _LINE_END = re.compile("\r\n|[\r\v\f\x85\u2028\u2029]")
 _BLANKS = re.compile(r"(?<![ \t])[ \t]{100,}+")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 _MAX_CONTROLS = 0.01
-"""Share of control bytes from which a file is no text."""
+"""Maximum share of control bytes in a text."""
 _NO_TEXT = ("Cc", "Cn", "Co", "Cs")
 _CONTROLS = bytes({*range(32)} - {9, 10, 11, 12, 13, 27})
 
@@ -46,13 +46,13 @@ class Document:
     sections: list[Section]
     meta: JsonObject = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
-    """What of the file could not be read."""
+    """Parts of the file that could not be read."""
     encoding: str = ""
-    """The guessed encoding; empty where the file or its bytes say it."""
+    """The guessed encoding; empty if the file or its bytes determine it."""
 
 
 class Outline:
-    """Collects headings and blocks into sections. A heading without text below it becomes text of its own."""
+    """Collects headings and blocks into sections. A heading without text below it becomes a block itself."""
 
     def __init__(self) -> None:
         self.sections: list[Section] = []
@@ -61,14 +61,14 @@ class Outline:
         self._is_bare, self._group = False, ""
 
     def heading(self, level: int, text: str) -> None:
-        """Begin a section; `level` counts from 1, and an equal or higher one ends those that are open."""
+        """Begin a section, and end open sections of the same or a lower level. `level` counts from 1, the highest."""
         if text := " ".join(clean(text).split()):
             self._end(level)
             self._path = [*((depth, name) for depth, name in self._path if depth < level), (level, text)]
             self._is_bare = True
 
     def block(self, text: str, group: str = "") -> None:
-        """Add a paragraph; one of the same `group` as the last continues its block, as a table's rows do."""
+        """Add a paragraph. Paragraphs of the same `group` as the last one continue its block, as rows of a table."""
         text = clean(text).strip("\n")
         if text.strip():
             if group and group == self._group:
@@ -83,7 +83,7 @@ class Outline:
 
     @property
     def first_heading(self) -> str:
-        """The heading that the document opens with, if there is one."""
+        """The heading that opens the document, if any."""
         return next(iter(self.sections[0].headings), "") if self.sections else ""
 
     def _end(self, level: int) -> None:
@@ -95,20 +95,21 @@ class Outline:
 
 
 def clean(text: str, is_name: bool = False) -> str:
-    """The text in NFC without characters that files and terminals cannot hold, `\\n` as its only line end, and without
-    long stretches of blanks. The name of a file, which opens it, keeps its own form."""
+    """The text in NFC, with `\\n` as its only line end, without characters that files and terminals cannot hold, and
+    without long runs of blanks. File names are not normalised, since they open the file."""
     text = _LINE_END.sub("\n", text if is_name else unicodedata.normalize("NFC", text)).replace("\xa0", " ")
     return _BLANKS.sub(" ", _UNPRINTABLE.sub("", text))
 
 
 def decoded_text(data: bytes, is_page: bool = False) -> DecodedText:
-    """Decode a text, or a page that may declare its encoding; single NUL bytes are kept. Raises `DocumentFault` for
-    binary data, and for an unknown encoding."""
+    """Decode a text, or a page that may declare its encoding. Keeps single NUL bytes. Raises `DocumentFault` for binary
+    data and for an unknown encoding."""
     head = data[:65_536]
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return decoded(data)
     plain = head.replace(b"\0", b"")
     is_text = len(plain) - len(plain.translate(None, _CONTROLS)) <= _MAX_CONTROLS * len(plain)
+    # In UTF-16, most NUL bytes have the same parity.
     is_text &= 4 * abs(head[::2].count(0) - head[1::2].count(0)) <= len(head) <= 2 * len(plain)
     # Mostly ASCII or UTF-8, hence not UTF-16.
     is_bytewise = is_text and 10 * decoded_as(plain, "utf-8").lost <= len(plain)
@@ -123,8 +124,8 @@ def decoded_text(data: bytes, is_page: bool = False) -> DecodedText:
 
 
 def _utf_16(head: bytes) -> str:
-    """The byte order of UTF-16 without a mark: a text has fewer high bytes than low ones, and no characters that are
-    unassigned, private or controls. Empty for other data."""
+    """The byte order of UTF-16 without a mark; empty for other data. A text has fewer distinct high bytes than low
+    bytes, and no unassigned, private or control characters."""
     names = ("utf-16-le", "utf-16-be")
     name = min(names, key=lambda name: len({*head[name == "utf-16-le" :: 2]}))
     text = head.decode(name, errors="ignore")
@@ -138,7 +139,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 Count: TypeAlias = Callable[[str], int]
-"""How much of a passage's size a text takes."""
+"""Text → its size in words or tokens."""
 
 TOKENIZER = "tokenizer.json"
 PARAGRAPH = "\n\n"
@@ -152,13 +153,13 @@ def count_words(text: str) -> int:
 
 
 def check_tokenizer(name: str) -> None:
-    """Refuse a folder without a tokenizer that can be opened."""
+    """Raise `DataError` for a folder without a tokenizer that can be opened."""
     path = Path(name).expanduser() / TOKENIZER
     if not path.is_file():
         raise DataError(f"{path.parent} holds no {TOKENIZER}; name the folder of an encoder or of a language model")
     try:
         counter(name)
-    except Exception as error:  # the library raises plain ones
+    except Exception as error:  # the library raises plain exceptions
         if isinstance(error, ModuleNotFoundError):
             raise
         raise DataError(f"{path} cannot be opened ({str(error)[:200]}); fetch it again") from None
@@ -166,7 +167,7 @@ def check_tokenizer(name: str) -> None:
 
 @lru_cache(maxsize=1)
 def counter(name: str | None) -> Count:
-    """Counts words, or the tokens of the tokenizer in a folder, without special ones."""
+    """A counter of words, or of tokens with the tokenizer in a folder, without special tokens."""
     if name is None:
         return count_words
     from tokenizers import Tokenizer
@@ -178,35 +179,31 @@ def counter(name: str | None) -> Count:
 
 
 def split(blocks: Sequence[str], size: int, overlap: int = 0, count: Count = count_words) -> Iterator[str]:
-    """Texts of at most `size` words (`WORD`), or of what else is counted, each beginning with the last `overlap` of the
-    one before it, as far as they are whole words.
+    """Split blocks into texts of at most `size` units of `count`, words by default. Each begins with the last `overlap`
+    units of the text before it, in whole words.
 
     Whole blocks are joined while they fit. A longer block is cut between its rows or sentences, a longer sentence
-    between words, a longer word between characters. Each text of a cut table begins with its first row of cells.
+    between words, a longer word between characters. Each piece of a cut table begins with its first row of cells.
     """
     room = size - overlap
-    found: list[str] = []
-    filled = 0
-    last = ""
+    piece, filled, last = "", 0, ""
     for text, glue, header in _units(blocks, room, count):
-        more = count(glue + text) if found else count(text)
-        if found and filled + more > room:
-            last = _with_overlap(last, "".join(found), overlap, count)
+        more = count(glue + text) if piece else count(text)
+        if piece and filled + more > room:
+            last = _with_overlap(last, piece, overlap, count)
             yield last
-            found, filled, text = [], 0, header + text
+            piece, filled, text = "", 0, header + text
             more = count(text)
-        found.append(glue + text if found else text)
+        piece += glue + text if piece else text
         filled += more
-    if found:
-        yield _with_overlap(last, "".join(found), overlap, count)
+    if piece:
+        yield _with_overlap(last, piece, overlap, count)
 
 
 def _with_overlap(last: str, text: str, overlap: int, count: Count) -> str:
-    """The text behind the last words of the text before it."""
-    if not overlap:
-        return text
+    """The text, preceded by the last words of `last`."""
     tail = ""
-    for word in reversed(WORD.findall(last)):
+    for word in reversed(WORD.findall(last) if overlap else []):
         if count(word + tail) > overlap:
             break
         tail = word + tail
@@ -214,7 +211,7 @@ def _with_overlap(last: str, text: str, overlap: int, count: Count) -> str:
 
 
 def _units(blocks: Sequence[str], size: int, count: Count) -> Iterator[tuple[str, str, str]]:
-    """(text of at most `size`, what joins it to the text before it, the line of names above it)."""
+    """Yield (text of at most `size`, the glue before it, the header line of its table)."""
     for block in blocks:
         if count(block) <= size:
             yield block, PARAGRAPH, ""
@@ -231,36 +228,35 @@ def _units(blocks: Sequence[str], size: int, count: Count) -> Iterator[tuple[str
 
 
 def _words(text: str, size: int, count: Count) -> Iterator[str]:
-    """Stretches of words, and of characters of a word that is too long."""
-    found, filled = "", 0
-    waiting = WORD.findall(text)[::-1]
-    while waiting:
-        word = waiting.pop()
+    """Split a text between words, and words that are too long between characters."""
+    piece, filled = "", 0
+    pending = WORD.findall(text)[::-1]
+    while pending:
+        word = pending.pop()
         more = count(word)
         if more > size and len(word.strip()) > 1:
             middle = len(word) - len(word.strip()) // 2
-            waiting += [word[middle:], word[:middle]]
-        elif found and filled + more > size:
-            yield found.strip()
-            found, filled = word, more
+            pending += [word[middle:], word[:middle]]
+        elif piece and filled + more > size:
+            yield piece.strip()
+            piece, filled = word, more
         else:
-            found, filled = found + word, filled + more
-    if found:
-        yield found.strip()
+            piece, filled = piece + word, filled + more
+    if piece:
+        yield piece.strip()
 
 
 def _parts(block: str) -> Iterator[tuple[str, str, bool]]:
-    """The rows of a table, or the sentences of a text: each with what joined it to the next one, and whether it has
-    cells."""
+    """The rows of a table, or the sentences of a text, each with the glue after it and whether it has cells."""
     rows = block.split("\n")
     is_table = sum(_CELL in row for row in rows) > len(rows) / 2
     if is_table or not _SENTENCE_END.search(block):
         yield from ((row, "\n", is_table and _CELL in row) for row in rows if row.strip())
         return
     start = 0
-    for found in _SENTENCE_END.finditer(block):
-        if found.start() > start:
-            yield block[start : found.start()], "\n" if "\n" in found.group() else " " if found.group() else "", False
-        start = found.end()
+    for end in _SENTENCE_END.finditer(block):
+        if end.start() > start:
+            yield block[start : end.start()], "\n" if "\n" in end[0] else " " if end[0] else "", False
+        start = end.end()
     if block[start:].strip():
         yield block[start:], " ", False

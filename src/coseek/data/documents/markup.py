@@ -1,6 +1,6 @@
-"""Readers of HTML, and of what becomes HTML: Markdown (by markdown-it) and reStructuredText.
+"""Readers of HTML, and of Markdown (by markdown-it) and reStructuredText, which are converted to HTML.
 
-HTML has a reader of its own, over the standard library's parser: trafilatura, made for news pages, drops parts of
+The HTML reader builds on the standard library's parser, since trafilatura, made for news pages, drops parts of
 documentation (docs/explanation/own-mechanisms.md).
 """
 
@@ -27,10 +27,10 @@ _FRONT = re.compile(r"\A---[ \t]*\r?\n(?![ \t\r]*\n)(.{0,20000}?)\n(?:---|\.\.\.
 _FRONT_FIELD = re.compile(r"([\w.-]+)[ \t]*:(?![^\s])(.*)", re.DOTALL)
 _NUMBER = re.compile(r"\s*\d+\. \s*")
 _LARGEST = 10**15
-"""Whole numbers from here on are kept as text."""
+"""Whole numbers from this bound on are kept as text."""
 _VOID = _names("area base br col embed hr img input link meta source track wbr")
 _HIDDEN = _names("script style nav noscript template svg iframe object select button textarea dialog rt rp")
-"""Elements without the text of a page; `rt` and `rp` are the readings above East Asian words, in the middle of them."""
+"""Elements that hold no text of the page. `rt` and `rp` are pronunciations inside East Asian words."""
 _BLOCKS = _names(
     "p div ul ol li dl dt dd table thead tbody tfoot caption pre blockquote section article main header footer aside "
     "figure figcaption address details summary fieldset legend form body html tr h1 h2 h3 h4 h5 h6 hr br center menu "
@@ -44,16 +44,16 @@ _KNOWN = _VOID | _HIDDEN | _BLOCKS | _names(
 """HTML's elements."""
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _LABELS = (*_HEADINGS, "summary", "dt")
-"""Elements whose buttons are their text, which opens what follows."""
+"""Elements whose text may be a button, which unfolds the content below."""
 _LANDMARKS = _names("header footer aside banner contentinfo complementary")
-"""Elements and roles of what surrounds the text of a page."""
+"""Elements and roles around the text of a page."""
 _CLOSES: Mapping[str, tuple[str, ...]] = {
     "li": ("li", "p"), "dt": ("dt", "dd", "p"), "dd": ("dt", "dd", "p"), "tr": ("tr", "td", "th", "p"),
     "td": ("td", "th", "p"), "th": ("td", "th", "p"), "body": ("head",), "main": ("nav", "p"),
 }  # fmt: skip
-"""Element → the open elements that it ends, where their end tags are left out. Other blocks end a paragraph."""
+"""Element → the open elements that it ends if their end tags are omitted. Other blocks end a paragraph."""
 _MAX_BESIDE = 0.2
-"""Share of its own words that may stand beside a `main` part that is the page."""
+"""Maximum share of words outside a `main` part, relative to its own words, for which `main` is the page."""
 _DATES = ("article:published_time", "date", "dc.date", "dcterms.date", "article:modified_time", "last-modified")
 _RST_SIGN = r"[=\-`:.'\"~^*+#<>]"
 _RST_TITLE = re.compile(
@@ -82,7 +82,7 @@ class _Element:
 
 
 class _Page(HTMLParser):
-    """Fills the outlines of a page and of its `main` part. A reader's view: no navigation, scripts or hidden parts."""
+    """Fills the outlines of a page and of its `main` part with the visible text, without navigation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _Page(HTMLParser):
         self._text: list[str] = []
         self._rows = self._pres = self._headings = self._tables = self._row = self._column = self._next_column = 0
         self._taken_until: dict[int, int] = {}
-        """Column of the outermost table → the row below the last one that a cell in it reaches."""
+        """Column of the outermost table → the first row below its last cell."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
@@ -157,7 +157,7 @@ class _Page(HTMLParser):
         self._flush()
 
     def _close(self, tag: str, within: tuple[str, ...] = ()) -> None:
-        """End the innermost open element of this tag, with what is open in it; looks no further than `within`."""
+        """End the innermost open element of this tag and all elements inside it. The search stops at `within`."""
         for place in range(len(self._open) - 1, 0, -1):
             if self._open[place].tag == tag:
                 while len(self._open) > place:
@@ -175,7 +175,7 @@ class _Page(HTMLParser):
         self._headings += change * (tag in _HEADINGS)
 
     def _break(self, tag: str, is_start: bool) -> None:
-        """End the text so far where an element begins or ends a block, and a cell of the outermost table in a row."""
+        """End the current text if an element begins or ends a block, or ends a row of the outermost table."""
         if self._open[-1].is_gone:
             return
         ends_row = tag == "tr" and self._rows == 1 and not is_start
@@ -184,11 +184,11 @@ class _Page(HTMLParser):
             self._text.append(" " if tag in _BLOCKS or tag in ("td", "th") else "")
         elif tag in _BLOCKS:
             self._flush()
-        elif "-" in tag:  # an element of the page's own, which may stand for a block
+        elif "-" in tag:  # a custom element, which may be a block
             self._text.append(" ")
 
     def _place_cell(self, columns: int, rows: int) -> None:
-        """Begin a cell of the outermost table in its own column, so that empty and merged cells move no other one."""
+        """Begin a cell of the outermost table in its column, so that empty and merged cells do not shift others."""
         column = self._next_column
         while self._taken_until.get(column, 0) > self._row:
             column += 1
@@ -201,7 +201,7 @@ class _Page(HTMLParser):
         if self._rows:
             filled = [cell for cell in text.split(CELL) if cell.strip()]
             text = text.rstrip(" |") if len(filled) > 1 else "".join(filled)
-        elif _NUMBER.fullmatch(text):  # of an item whose text is a paragraph
+        elif _NUMBER.fullmatch(text):  # the number of an item whose text is a paragraph
             return
         self._text.clear()
         words = len(text.split())
@@ -220,13 +220,12 @@ class _Page(HTMLParser):
 
 
 def _span(value: str) -> int:
-    """Rows or columns of a cell; pages may say any number."""
+    """Rows or columns of a cell, at most 1000, since pages may state any number."""
     return min(int(value), 1000) if value.isdecimal() and int(value[:9]) else 1
 
 
 def read_html(text: str, name: str = "") -> Document:
-    """The `main` part of a page, or its body where `main` is not the page: some pages mark a small part as `main`, and
-    some have several."""
+    """Read the `main` part of a page, or its body if `main` is only a small part or occurs several times."""
     page = _Page()
     page.feed(text)
     page.close()
@@ -242,8 +241,8 @@ def read_html(text: str, name: str = "") -> Document:
 
 
 def read_markdown(text: str, name: str = "") -> Document:
-    """CommonMark with tables; front matter becomes fields. Links keep their text, not their address, and tags that
-    are named in a text are text."""
+    """Read CommonMark with tables; front matter becomes fields. Links keep their text, not their address. Tags that a
+    text only mentions are kept as text."""
     from markdown_it import MarkdownIt
 
     meta, faults = dict[str, Json](), list[str]()
@@ -252,18 +251,18 @@ def read_markdown(text: str, name: str = "") -> Document:
     parser = MarkdownIt("commonmark", {"maxNesting": 500}).enable(["table", "strikethrough"])
     tokens = parser.parse(text)
     for token in tokens:
-        raw = [one for one in token.children or [token] if one.type in ("html_inline", "html_block")]
-        html = _escaped("\0".join(one.content for one in raw), is_prose=bool(token.children))
-        for one, content in zip(raw, html.split("\0"), strict=bool(raw)):
-            one.content = content
+        raw = [part for part in token.children or [token] if part.type in ("html_inline", "html_block")]
+        html = _escaped("\0".join(part.content for part in raw), is_prose=bool(token.children))
+        for part, content in zip(raw, html.split("\0"), strict=bool(raw)):
+            part.content = content
     document = read_html(parser.renderer.render(tokens, parser.options, {}))
     return Document(str(meta.pop("title", "") or document.title), document.sections, meta, faults)
 
 
 def _escaped(html: str, is_prose: bool) -> str:
-    """Raw HTML with the tags escaped that its text names: those of no element, those that would hide everything up to
-    an end tag that is missing, and in prose those without both their ends and values."""
-    ends, named = defaultdict[str, list[int]](list), set[int]()
+    """Raw HTML in which tags that are only mentioned are escaped: unknown elements, those that would hide all following
+    text since their end tag is missing, and in prose those without an end tag and attributes."""
+    ends, mentioned = defaultdict[str, list[int]](list), set[int]()
     for tag in reversed([*_TAG.finditer(html)]):
         name, is_known = tag[2].lower(), tag[2].lower() in _KNOWN
         if name in _VOID or (is_known and tag[3].endswith("/")):
@@ -273,14 +272,14 @@ def _escaped(html: str, is_prose: bool) -> str:
         elif ends[name]:
             ends[name].pop()
         elif not is_known or name in (*_HIDDEN, "head", "title") or (is_prose and "=" not in tag[3]):
-            named.add(tag.start())
-    named.update(*ends.values() if is_prose else ())
-    return "".join("&lt;" if place in named else sign for place, sign in enumerate(html)) if named else html
+            mentioned.add(tag.start())
+    mentioned.update(*ends.values() if is_prose else ())
+    return "".join("&lt;" if at in mentioned else sign for at, sign in enumerate(html)) if mentioned else html
 
 
 def _front_matter(text: str, faults: list[str]) -> JsonObject | None:
-    """The fields of a YAML head, a nested value as its source; `None` for other text. A head of fields that is not
-    valid YAML, as with a colon in a title, is read field by field and is a fault."""
+    """The fields of a YAML head, nested values as their source; `None` for other text. A head that is not valid YAML,
+    such as one with a colon in a title, is read field by field and reported as a fault."""
     parts = [part for part in re.split(r"\n(?=[^\s#-])", text) if not part.startswith("#")]
     sources = {field[1]: " ".join(field[2].split()) for field in map(_FRONT_FIELD.fullmatch, parts) if field}
     try:
@@ -297,9 +296,9 @@ def _front_matter(text: str, faults: list[str]) -> JsonObject | None:
     meta: JsonObject = {}
     for key, value in tree.items():
         values = value if isinstance(value, list) else [value]
-        if any(isinstance(one, dict | list) for one in values):
+        if any(isinstance(item, dict | list) for item in values):
             meta[str(key)[:100]] = sources.get(str(key), "")[:1000]
-        elif plain := [one for one in map(_plain, values[:100]) if one is not None]:
+        elif plain := [item for item in map(_plain, values[:100]) if item is not None]:
             meta[str(key)[:100]] = [*plain] if isinstance(value, list) else plain[0]
     return meta
 
@@ -313,8 +312,8 @@ def _plain(value: object) -> str | int | bool | None:
 
 
 def read_rst(text: str, name: str = "") -> Document:
-    """reStructuredText, as Markdown: titles by their underlines. Directives, roles and tables keep their text; no file
-    is included."""
+    """Read reStructuredText as Markdown; underlines mark titles. Directives, roles and tables keep their text; files
+    are not included."""
     styles: list[str] = []
 
     def titled(match: re.Match[str]) -> str:

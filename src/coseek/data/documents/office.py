@@ -1,7 +1,7 @@
 """Readers of DOCX, PPTX, XLSX and EPUB.
 
-The text goes from the file's own structure to sections, not by way of Markdown, which has no tables in cells, no rows
-of unequal length and no text that looks like a mark or a tag.
+The file's own structure becomes sections directly, not through Markdown, which cannot express nested tables, rows of
+unequal length, and text that looks like markup.
 """
 
 import datetime
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _FIELD = re.compile(rb"<(?:dc:(title|creator|date)|dcterms:(modified))[^>]*>([^<]{1,1000})</")
 _FIELD_NAMES = {b"title": "title", b"creator": "author", b"date": "date", b"modified": "date"}
 _MAX_UNPACKED = 500 << 20
-"""Bytes of all that one office file unpacks to."""
+"""Maximum number of bytes that an office file may unpack to."""
 
 
 def read_office(data: bytes, name: str) -> Document:
-    """The sections of a file, and its title, author and date."""
+    """Read the sections of a file, its title, author and date."""
     kind = name.rpartition(".")[2].lower()
     fields: JsonObject = {}
     try:
@@ -62,7 +62,7 @@ _UNKNOWN_TO_MAMMOTH = {"fldSimple": "smartTag", "dir": "smartTag", "bdo": "smart
 
 
 def _word(archive: zipfile.ZipFile, data: bytes) -> Document:
-    """By mammoth, with the equations of markitdown."""
+    """Read DOCX with mammoth, and equations with markitdown."""
     import mammoth  # type: ignore[import-untyped]
     from markitdown.converter_utils.docx.pre_process import pre_process_docx
 
@@ -76,8 +76,8 @@ def _word(archive: zipfile.ZipFile, data: bytes) -> Document:
 
 
 def _for_mammoth(xml: bytes) -> bytes:
-    """Rename the elements that hold text and that mammoth leaves out: fields, right-to-left text, text below readings,
-    text boxes without an older form, equations that markitdown could not convert."""
+    """Rename the elements with text that mammoth ignores: fields, right-to-left text, text with pronunciations, text
+    boxes without an older form, equations that markitdown could not convert."""
     root = ElementTree.fromstring(xml)
     for element in list(root.iter()):
         namespace, _, tag = element.tag.rpartition("}")
@@ -86,7 +86,7 @@ def _for_mammoth(xml: bytes) -> bytes:
         elif f"{namespace}}}" == _WORD:
             element.tag = _WORD + _UNKNOWN_TO_MAMMOTH.get(tag, tag)
             if tag == "br":
-                element.attrib.clear()  # a break of a page or column is one of a line, too
+                element.attrib.clear()  # mammoth ignores page and column breaks
         boxes = list(element.iter(f"{_WORD}txbxContent")) if tag in ("AlternateContent", "drawing") else []
         if boxes and element.find(f"{_ALTERNATE}Fallback//{_WORD}txbxContent") is None:
             element.tag, element[:] = f"{_WORD}pict", boxes
@@ -94,7 +94,7 @@ def _for_mammoth(xml: bytes) -> bytes:
 
 
 def _sheets(archive: zipfile.ZipFile, data: bytes) -> Document:
-    """A section for each sheet, hidden ones among them."""
+    """A section for each sheet, including hidden sheets."""
     from openpyxl import load_workbook  # type: ignore[import-untyped]
 
     document = Document("", [])
@@ -113,20 +113,20 @@ def _sheets(archive: zipfile.ZipFile, data: bytes) -> Document:
 
 
 _WITHOUT_VALUE = re.compile(rb"""<c (?![^>]*t=["']str)[^>]*><f[^>]*(?:/>|>[^<]*</f>)(?:<v ?/>|<v></v>)?</c>""")
-"""A cell with a formula that no program has calculated."""
+"""A cell with a formula whose value is not stored."""
 
 
 def _row(cells: Iterable[str]) -> str:
-    """A row of a table on one line, without the empty cells at its end."""
+    """A row of a table as one line, without trailing empty cells."""
     return CELL.join(" ".join(cell.split()) for cell in cells).rstrip(" |").lstrip()
 
 
 def _shown(value: object, number_format: str) -> str:
-    """A value much as a spreadsheet shows it."""
+    """Format a value as a spreadsheet shows it."""
     if isinstance(value, bool) or value is None:
         return "" if value is None else str(value).upper()
     if isinstance(value, int | float):
-        if number_format.startswith("00") and not number_format.strip("0"):  # a postcode or number of an article
+        if number_format.startswith("00") and not number_format.strip("0"):  # a postcode or an article number
             return f"{value:0{len(number_format)}.0f}"
         if "%" in number_format:
             return f"{value * 100:.15g}%"
@@ -137,7 +137,7 @@ def _shown(value: object, number_format: str) -> str:
 
 
 def _slides(archive: zipfile.ZipFile, data: bytes) -> Document:
-    """A section for each slide, and one for its notes; `page` is the number of the slide."""
+    """A section for each slide and one for its notes; `page` is the number of the slide."""
     from pptx import Presentation
 
     document = Document("", [])
@@ -162,7 +162,7 @@ _DIAGRAM = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships
 
 
 def _texts(shape: "BaseShape") -> Iterator[str]:
-    """The texts of a shape: of its group, table, chart or diagram, or its own."""
+    """The texts of a shape, or of its group, table, chart or diagram."""
     from pptx.shapes.graphfrm import GraphicFrame
     from pptx.shapes.group import GroupShape
 

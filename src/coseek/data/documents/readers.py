@@ -1,5 +1,5 @@
-"""Readers by kind: what kind a file is, by its name or its first bytes, and which function reads it. PDF is read by
-pdfium, office files by `office`. A row (CSV, JSON lines, JSON) or a mail is a section of its own."""
+"""Readers by kind of file, which is recognised by its name or its first bytes. PDF is read by pdfium, office files by
+`office`. Each row (CSV, JSON lines, JSON) and each mail is a section."""
 
 import codecs
 import csv
@@ -25,12 +25,12 @@ _TITLES = ("title", "name", "subject", "headline")
 _TEXTS = ("text", "body", "content", "contents", "abstract", "description", "passage")
 _FIELDS = ("url", "date", "author", "id")
 _MAX_HEADING = 300
-"""Characters of a title; a longer one is text."""
+"""Maximum number of characters of a title; a longer one is text."""
 
 
 def read_csv(text: str, name: str) -> Document:
-    """Rows under a header of names. The delimiter is the one that makes most rows equally long, or named by Excel's
-    first line `sep=;`. Lines before the header, which are shorter, are rows without names."""
+    """Read rows below a header. The delimiter is the one that makes most rows equally long, or the one in Excel's first
+    line `sep=;`. Shorter lines before the header are rows without names."""
     csv.field_size_limit(1 << 30)
     first, _, rest = clean(text).partition("\n")
     document = Document("", [])
@@ -43,12 +43,12 @@ def read_csv(text: str, name: str) -> Document:
         counts = {mark: _equally_long(csv.reader(start, delimiter=mark))[0] for mark in common}
         delimiter = max(counts, key=lambda mark: counts[mark])
         if delimiter not in first and 2 * counts[delimiter] <= len(start):
-            delimiter = "\x1f"  # one column, whose texts have commas
+            delimiter = "\x1f"  # a single column, whose texts contain commas
     lines = csv.reader(io.StringIO(rest, newline=""), delimiter=delimiter, strict=True)
     try:
         rows = [*lines]
     except csv.Error as error:
-        document.faults.append(f"line {lines.line_num}: {error}; its quotes are read as they stand")
+        document.faults.append(f"line {lines.line_num}: {error}; its quotes are read literally")
         readings = [
             [*csv.reader(io.StringIO(rest, newline=""), delimiter=delimiter, quoting=quoting)]
             for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE)
@@ -93,7 +93,7 @@ def read_jsonl(text: str, name: str) -> Document:
 
 
 def read_json(text: str, name: str) -> Document:
-    """A list of objects as rows, and lines of objects, too; the cells of a Jupyter notebook; any other document as one
+    """Read a list of objects, or lines of objects, as rows; a Jupyter notebook as Markdown; any other document as one
     row."""
     try:
         value = parse_strict(text)
@@ -112,7 +112,7 @@ def read_json(text: str, name: str) -> Document:
 
 
 def _cell(cell: Json) -> str:
-    """A cell of a Jupyter notebook in Markdown: its text, or its code without outputs."""
+    """A cell of a Jupyter notebook as Markdown: its text, or its code without outputs."""
     source = cell.get("source") if isinstance(cell, dict) else None
     text = "".join(map(str, source)) if isinstance(source, list | str) else ""
     is_text = isinstance(cell, dict) and cell.get("cell_type") == "markdown"
@@ -120,7 +120,7 @@ def _cell(cell: Json) -> str:
 
 
 def _sections(rows: Iterable[tuple[int, list[tuple[str, Json]]]]) -> Iterator[Section]:
-    """The title is a column of that name, the text one of that name, else `column: value` lines."""
+    """Convert rows to sections. Columns with usual names are title and text; others become `column: value` lines."""
     for number, row in rows:
         cells = [(key, clean(_shown(value)).strip("\n")) for key, value in row]
         cells = [(key, value) for key, value in cells if value.strip()]
@@ -145,12 +145,11 @@ def _shown(value: Json) -> str:
 
 
 def read_mail(data: bytes, name: str) -> Document:
-    """Subject, sender, date and text of one mail; its attachments are files of their own."""
+    """Read subject, sender, date and text of a mail. Attachments are separate files."""
     data = _without_envelope(data)
     mail = parse_mail(data)
-    head, _, _ = data.replace(b"\r\n", b"\n").partition(b"\n\n")
-    # Parsed apart, since letters of a header without an encoding are decoded like those of a file.
-    head_text = decoded_text(head)
+    # Headers without an encoding are decoded like the text of a file.
+    head_text = decoded_text(data.replace(b"\r\n", b"\n").partition(b"\n\n")[0])
     headers = email.message_from_string(head_text.text, policy=email.policy.default)
     lines, meta = list[str](), dict[str, Json]()
     for field in ("from", "to", "cc", "date"):
@@ -174,7 +173,7 @@ def read_mail(data: bytes, name: str) -> Document:
 
 
 def parse_mail(data: bytes) -> EmailMessage:
-    """Raises `DocumentFault` for what has no headers of a mail."""
+    """Parse a mail. Raises `DocumentFault` if it has no mail headers."""
     mail = email.message_from_bytes(_without_envelope(data), _class=EmailMessage, policy=email.policy.default)
     if not {"from", "subject", "date", "to", "received", "message-id"} & {key.lower() for key in mail}:
         raise DocumentFault("it has no headers of a mail")
@@ -182,13 +181,13 @@ def parse_mail(data: bytes) -> EmailMessage:
 
 
 def _without_envelope(data: bytes) -> bytes:
-    """A mail without its byte order mark, or without the number of its bytes and what Apple Mail writes after them."""
+    """Strip a byte order mark, and Apple Mail's byte count before a mail and property list after it."""
     size, line_end, mail = data.removeprefix(codecs.BOM_UTF8).partition(b"\n")
     return mail[: int(size)] if size.strip().isdigit() else size + line_end + mail
 
 
 def mail_parts(mail: EmailMessage) -> tuple[list[EmailMessage], list[EmailMessage]]:
-    """The texts and the attachments of a mail, in order, at any depth. Of a text in several formats, one is chosen."""
+    """The texts and the attachments of a mail, in order, at any depth. One format is chosen of alternatives."""
     kind = mail.get_content_type()
     if kind.startswith("multipart/") and mail.is_multipart():
         parts = [mail_parts(part) for part in mail.iter_parts() if isinstance(part, EmailMessage)]
@@ -202,8 +201,8 @@ def mail_parts(mail: EmailMessage) -> tuple[list[EmailMessage], list[EmailMessag
 
 
 def _chosen(alternatives: list[list[EmailMessage]]) -> list[EmailMessage]:
-    """The plain text of a mail, and its page, too, where most words of that are missing from it: some mails only ask to
-    be read as a page."""
+    """The plain text of a mail. If it lacks most words of the HTML page, the page is added, since the plain text of
+    some mails only refers to the page."""
     by_kind = {texts[0].get_content_subtype(): texts for texts in alternatives}
     plain, page = by_kind.get("plain", []), by_kind.get("html", [])
     if not (plain and page):
@@ -220,7 +219,7 @@ def _part_text(part: EmailMessage) -> DecodedText:
     body = payload if isinstance(payload, bytes) else b""
     charset = part.get_content_charset() or ""
     try:
-        # Programs declare ASCII by default.
+        # Mail programs declare ASCII by default, whatever the text.
         name = declared_encoding(body, charset if charset not in ("ascii", "us-ascii") else "")
         return DecodedText(body.decode(name), name)
     except (LookupError, UnicodeDecodeError):
@@ -234,7 +233,7 @@ def _part_blocks(part: EmailMessage, text: DecodedText) -> list[str]:
 
 
 def undecoded(text: DecodedText) -> list[str]:
-    """The faults of a text that lost bytes; empty for any other."""
+    """The faults of a text that lost bytes; empty for other texts."""
     lost = [f"{text.lost:,} bytes are no {text.encoding or 'UTF-8'} text"] if text.lost else []
     return [*lost, f"{counted(nuls, 'NUL byte')} left out"] if (nuls := text.text.count("\0")) else lost
 
@@ -242,11 +241,11 @@ def undecoded(text: DecodedText) -> list[str]:
 _PDF_DATE = re.compile(r"(?:D:)?(\d{4})(\d{2})?(\d{2})?")
 _SENTENCE = tuple(".!?:;…。！？")
 _FULL = 0.7
-"""Share of the third quartile of the lengths of lines from which a line is full, so that its paragraph goes on."""
+"""Minimum length of a full line, whose paragraph continues, as a share of the third quartile of line lengths."""
 
 
 def read_pdf(data: bytes, name: str) -> Document:
-    """The text of every page. A PDF of pictures has none."""
+    """Read the text of every page. Scanned pages have no text."""
     import pypdfium2  # type: ignore[import-untyped]
 
     try:
@@ -275,7 +274,7 @@ def read_pdf(data: bytes, name: str) -> Document:
 
 
 def _unwrapped(text: str) -> str:
-    """Paragraphs of printed lines: a full line that ends no sentence goes on in the next one."""
+    """Join the printed lines of a paragraph: a full line that does not end a sentence continues in the next line."""
     lines = [line.strip() for line in text.replace("\x02\n", "").split("\n")]
     usual = sorted(map(len, lines))[len(lines) * 3 // 4]
     text = lines[0]
@@ -286,7 +285,7 @@ def _unwrapped(text: str) -> str:
 
 
 def read_text(text: str, name: str) -> Document:
-    """Paragraphs between blank lines."""
+    """Read paragraphs between blank lines."""
     return Document("", [Section(tuple(paragraphs(text)))])
 
 
@@ -294,11 +293,11 @@ TEXTS: dict[str, Callable[[str, str], Document]] = {
     "text": read_text, "markdown": read_markdown, "html": read_html, "rst": read_rst, "csv": read_csv,
     "jsonl": read_jsonl, "json": read_json,
 }  # fmt: skip
-"""Kind → its reader, which takes the text and the name of a file and raises `DocumentFault`."""
+"""Kind of text → its reader, which takes text and name of a file and raises `DocumentFault`."""
 BINARIES: dict[str, Callable[[bytes, str], Document]] = {"pdf": read_pdf, "office": read_office, "mail": read_mail}
-"""The same for kinds that are no text in one encoding."""
+"""Kind → its reader, which takes bytes and name of a file and raises `DocumentFault`."""
 ARCHIVES = ("zip", "tar", "packed", "mbox")
-"""Kinds that hold files; a mail does, too."""
+"""Kinds that contain files. Mails also do."""
 _SUFFIXES = {
     "text": "txt text log", "markdown": "md markdown mdown", "html": "html htm xhtml", "rst": "rst rest", "pdf": "pdf",
     "office": "docx pptx xlsx epub", "csv": "csv tsv", "jsonl": "jsonl jsonlines ndjson", "json": "json ipynb",
@@ -320,7 +319,7 @@ _HTML = re.compile(rb"\A\s*+(?:<\?xml[^>]{0,200}>\s*+)?<(?:!doctype html|html)\b
 
 
 def kind_of(name: str, head: bytes) -> str | None:
-    """The kind of a file; without a known suffix by its first bytes, text at last. `None` where there is no reader."""
+    """The kind of a file by its suffix, else by its first bytes, else text. `None` if there is no reader."""
     lower = name.lower().rpartition("/")[2]
     for suffix in (".".join(lower.split(".")[-2:]), lower.rpartition(".")[2]):
         if "." in lower and suffix in _KIND_OF:

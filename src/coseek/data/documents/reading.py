@@ -1,10 +1,10 @@
-"""Reading: the files of a source, through zip and tar archives, mailboxes and mails, each read by a worker process that
-is started again where it hangs or dies.
+"""Reading: reads the files of a source, including those in zip and tar archives, mailboxes and mails, in a worker
+process, which is restarted if it hangs or dies.
 
-Files in archives are read one by one, in memory. Nothing is unpacked onto the disk, and names are only labels. Limits
-hold for what is really read, whatever an archive says of itself.
+Files in archives are read one by one, in memory. Nothing is unpacked to disk, and names are only labels. Limits apply
+to the bytes actually read, whatever an archive declares.
 
-A request to the worker is a line of JSON (`name`, `kind`, `size`, `settings`) and the bytes of the file; the answer is
+A request to the worker is a line of JSON (`name`, `kind`, `size`, `settings`) and the bytes of the file. The answer is
 one line: the `rows` of `corpus.jsonl` and the `record` of the file, or the library that is `missing`.
 """
 
@@ -42,33 +42,33 @@ from coseek.data.documents.readers import ARCHIVES, MAIL_BEGIN, kind_of, mail_pa
 from coseek.data.passage import Passage
 
 _FREE_BYTES = 10 << 20
-"""Bytes that any archive may unpack to, whatever the ratio."""
+"""Number of bytes that any archive may unpack to, whatever its ratio."""
 BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError,
           NotImplementedError, RuntimeError, KeyError)  # fmt: skip
-"""What the libraries raise for broken and for locked archives."""
+"""Exceptions of the libraries for broken and for locked archives."""
 
 
 class DocumentSettings(Settings):
     """Settings of `coseek data import documents`."""
 
     size: int = Field(default=200, ge=5)
-    """Words of a passage, at most; two Chinese, Japanese or Korean characters count as one."""
+    """Maximum number of words of a passage; two Chinese, Japanese or Korean characters count as one word."""
     overlap: int = Field(default=0, ge=0)
-    """Words of the passage before it that a passage of the same section begins with."""
+    """Number of words that a passage repeats from the previous passage of its section."""
     tokenizer: str | None = None
     """An encoder or language model (`minilm`, `base`, a folder): `size` and `overlap` count its tokens, not words."""
     max_file_mb: float = Field(default=50.0, gt=0)
-    """Megabytes of one file, unpacked; a larger one is reported, not read."""
+    """Maximum size of a file, unpacked, in megabytes. Larger files are reported, not read."""
     max_archive_mb: float = Field(default=2000.0, gt=0)
     """Megabytes that one archive may unpack to."""
     max_archive_files: int = Field(default=100_000, ge=1)
-    """Files in one archive."""
+    """Maximum number of files in one archive."""
     max_ratio: float = Field(default=200.0, gt=1)
-    """How many times its own size an archive larger than 10 MB unpacked may unpack to."""
+    """Maximum ratio of unpacked to packed size, for archives that unpack to more than 10 MB."""
     max_nesting: int = Field(default=3, ge=0)
-    """Archives inside archives, and attachments of mails in them."""
+    """Maximum nesting depth of archives, and of attachments in mails."""
     seconds: float = Field(default=60.0, gt=0)
-    """Seconds for one file; a slower one is reported, and the rest is read."""
+    """Maximum number of seconds for one file. Slower files are reported, and the rest is read."""
     max_memory_mb: int = Field(default=2000, ge=256)
     """Megabytes of address space for reading (not on Windows and macOS)."""
 
@@ -82,14 +82,14 @@ class Member:
     """A file to read: its bytes, or the reason why they are missing."""
 
     name: str
-    """Its path below what was given, through archives: `mail/june.zip/notes.md`."""
+    """Its path below the source, through archives: `mail/june.zip/notes.md`."""
     data: bytes = b""
     fault: str = ""
 
 
 @dataclass
 class Budget:
-    """What one given archive may still unpack to, with all archives inside it."""
+    """Limits of an archive and all archives inside it."""
 
     settings: DocumentSettings
     packed: int
@@ -99,7 +99,7 @@ class Budget:
     depth: int = 0
 
     def read(self, label: str, file: IO[bytes]) -> Member:
-        """Read and count a file. Raises `DocumentFault` beyond a limit of the archive."""
+        """Read and count a file. Raises `DocumentFault` if the archive exceeds a limit."""
         settings = self.settings
         data = file.read(settings.max_file_bytes + 1)
         self.files += 1
@@ -118,8 +118,8 @@ def too_large(label: str, settings: DocumentSettings) -> Member:
 
 
 def members(kind: str, name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
-    """The files of an archive. One that cannot be read is a `Member` with a fault, and so is the rest of an archive
-    that is broken or beyond a limit."""
+    """The files of an archive. A file that cannot be read becomes a `Member` with a fault, and so does the rest of an
+    archive that is broken or exceeds a limit."""
     try:
         if budget.depth > budget.settings.max_nesting:
             raise DocumentFault(f"archives are nested more than {budget.settings.max_nesting} deep (max_nesting)")
@@ -155,13 +155,13 @@ def _tar(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
 
 
 def _label(name: str) -> str:
-    """The name of a file in an archive, without what leads out of it."""
+    """The name of a file in an archive, without parts that lead out of the archive."""
     parts = clean(name).replace("\n", " ").replace("\\", "/").split("/")
     return "/".join(part for part in parts if part not in ("", ".", "..")) or "unnamed"
 
 
 def _packed(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
-    """A single file behind `.gz`, `.bz2` or `.xz`."""
+    """The single file in a `.gz`, `.bz2` or `.xz` file."""
     stem, _, suffix = name.rpartition(".")
     module = {"gz": gzip, "bz2": bz2, "xz": lzma}[suffix.lower()]
     with cast(IO[bytes], module.open(file, "rb")) as unpacked:
@@ -169,8 +169,8 @@ def _packed(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
 
 
 def _mbox(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
-    """The mails of a mailbox, which begin at lines `From …` with a date; without one in the first line, at any `From …`
-    after a blank line."""
+    """The mails of a mailbox. Each begins at a line `From …` with a date, or if the first line has no date, at any
+    `From …` after a blank line."""
     mail, number, is_blank, is_dated = io.BytesIO(), 0, True, True
     for line in file:
         if line.startswith(b"From ") and (bool(MAIL_BEGIN.match(line)) if number and is_dated else is_blank):
@@ -189,7 +189,7 @@ def _mbox(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
 
 
 def _attachments(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
-    """The attachments of a mail; those without a name get one by their type, unless they are pictures in the text."""
+    """The attachments of a mail, without unnamed pictures. Other unnamed ones get a name by their type."""
     try:
         mail = parse_mail(file.read())
     except DocumentFault:  # reported by the reader of the mail
@@ -205,7 +205,7 @@ def _attachments(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]
 
 
 def _name_by_kind(kind: str) -> str:
-    """The name of an attachment without one; empty for pictures, which belong to the text."""
+    """A name for an unnamed attachment; empty for pictures, which belong to the text."""
     if kind.startswith("image/"):
         return ""
     return "mail.eml" if kind == "message/rfc822" else f"attachment{mimetypes.guess_extension(kind) or ''}"
@@ -221,12 +221,12 @@ _WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from coseek.data.documen
 
 
 class DocumentReader:
-    """Reads files in a worker process. A context manager, which ends the process."""
+    """Reads files in a worker process. As a context manager, it ends the process."""
 
     def __init__(self, settings: DocumentSettings) -> None:
         self.settings = settings
         self.records: list[JsonObject] = []
-        """What came of each file: `path`, `kind`, `outcome` (read, in part, failed, left out), `reasons`, `passages`,
+        """The outcome of each file: `path`, `kind`, `outcome` (read, in part, failed, left out), `reasons`, `passages`,
         `words`, `sha256`."""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -253,7 +253,7 @@ class DocumentReader:
                 yield Passage.from_json(row)
 
     def _files(self, path: Path, name: str) -> Iterator[Member]:
-        """A file, or the files in it, through archives."""
+        """A file, or the files in an archive, at any depth."""
         try:
             size = path.stat().st_size
             with path.open("rb") as file:
@@ -272,7 +272,7 @@ class DocumentReader:
             yield Member(name, fault=f"it cannot be opened ({error.strerror or error})")
 
     def _ask(self, kind: str, member: Member) -> JsonObject:
-        """The worker's answer for a file; a failed record where it hangs or dies."""
+        """The worker's answer for a file; a failed record if the worker hangs or dies."""
         process = self._process = self._process or _started()
         assert process.stdin is not None and process.stdout is not None
         settings = dump_settings(self.settings)
@@ -307,23 +307,23 @@ class DocumentReader:
 
 
 def _started() -> "subprocess.Popen[bytes]":
-    # -P: a folder of documents may hold Python files, and none of them is to be imported from the working folder.
+    # -P: a folder of documents may hold Python files, which must not be imported from the working folder.
     command = [sys.executable, "-P", "-c", _WORKER, str(Path(coseek.__file__).parents[1])]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    process.stdout.readline()  # the time for its start is no file's
+    process.stdout.readline()  # the start does not count towards a file's seconds
     return process
 
 
 def _distinct(files: Iterator[Member]) -> Iterator[Member]:
-    """The same files, of which no two have one name: archives may hold a name twice."""
+    """Number repeated names, since archives may contain a name twice."""
     taken = Counter[str]()
     for member in files:
         yield replace(member, name=free_name(member.name, taken))
 
 
 def free_name(name: str, taken: Counter[str], is_folder: bool = False) -> str:
-    """Number a name that is taken, before the endings, which tell the kind of a file: the second `a.md` is `a 2.md`."""
+    """Number a name that is taken, before its endings, which determine the kind: the second `a.md` is `a 2.md`."""
     match = None if is_folder else _ENDINGS.search(name)
     stem, ending = (name, "") if match is None else (name[: match.start()], name[match.start() :])
     free = name
@@ -353,7 +353,7 @@ _MAX_REASONS = 20
 
 
 def read_file(kind: str, data: bytes, name: str, settings: DocumentSettings) -> JsonObject:
-    """The answer for one file. The record has `outcome`: read, in part or failed."""
+    """The worker's answer for one file. The record's `outcome` is read, in part or failed."""
     rows: list[JsonObject] = []
     reasons: list[str] = []
     record: JsonObject = {"path": name, "kind": kind}
@@ -384,9 +384,9 @@ def read_file(kind: str, data: bytes, name: str, settings: DocumentSettings) -> 
 
 
 def _passages(document: Document, path: str, settings: DocumentSettings) -> Iterator[JsonObject]:
-    """The rows of `corpus.jsonl`. `previous` and `next` are the ids of a passage's neighbours.
+    """The rows of `corpus.jsonl`, linked to their neighbours by `previous` and `next`.
 
-    An id is a digest of path, title and text, so that it does not depend on the other passages.
+    An id is a digest of path, title and text, so it does not depend on other passages.
     """
     seen: Counter[str] = Counter()
     last: JsonObject | None = None
@@ -412,12 +412,12 @@ def _passages(document: Document, path: str, settings: DocumentSettings) -> Iter
 
 def _cleaned(value: Json) -> Json:
     if isinstance(value, list):
-        return [_cleaned(one) for one in value]
+        return [_cleaned(item) for item in value]
     return clean(value) if isinstance(value, str) else value
 
 
 def main() -> None:
-    # What libraries print must not stand among the answers.
+    # Keep the output of libraries out of the answers.
     out, silence = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)

@@ -1,7 +1,7 @@
 """2WikiMultihopQA: questions with their own passages, and optionally a corpus of distractors.
 
-Reads the data set's own fields only. Distractor files hold `{"title", "text"}` rows; repeated passages count once. The
-evidence triples of a question, [subject, relation, object], become its gold path (`coseek.data.question`).
+Distractor files hold `{"title", "text"}` rows; repeated passages count once. The evidence triples of a question,
+[subject, relation, object], become its gold path (`coseek.data.question`).
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from coseek.data.question import Question, plain_name
 
 
 class Evidence(NamedTuple):
-    """A triple that a gold passage states about what it is named after."""
+    """A fact that a gold passage states about the subject in its title."""
 
     subject: str
     relation: str
@@ -42,7 +42,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
 
 
 def _with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:
-    """The question with its gold path, where every gold title names one passage."""
+    """The question with its gold path, if every gold title names one passage."""
     ids = [ident for idents in gold.values() for ident in idents]
     evidences = _evidences(row)
     question = question_of(row, ids, len(gold) or None)
@@ -60,12 +60,13 @@ def _evidences(row: SourceRow) -> list[Evidence]:
         return []
     evidences: list[Evidence] = []
     in_columns = isinstance(row.parsed("evidences"), dict)
-    items: list[Json] = [record.value for record in row.rows("evidences")] if in_columns else row.items("evidences")
-    for item in items:
+    for item in [record.value for record in row.rows("evidences")] if in_columns else row.items("evidences"):
         match item:
-            case [str() as subject, str() as relation, str() as value]:
-                evidences.append(Evidence(subject, relation, value))
-            case {"fact": str() as subject, "relation": str() as relation, "entity": str() as value}:
+            case [str() as subject, str() as relation, str() as value] | {
+                "fact": str() as subject,
+                "relation": str() as relation,
+                "entity": str() as value,
+            }:
                 evidences.append(Evidence(subject, relation, value))
             case _:
                 raise row.wrong("evidences", "a list of [subject, relation, object]")
@@ -75,10 +76,10 @@ def _evidences(row: SourceRow) -> list[Evidence]:
 def path_of(
     question: str, evidences: Sequence[Evidence], titles: Sequence[str], gold: Sequence[str], texts: Mapping[str, str]
 ) -> list[Json]:
-    """The steps of a question, each fact behind the one that names its subject; one for several objects of a relation.
+    """The steps of a question, each fact after the one that names its subject; one for several objects of a relation.
 
-    Passages of the subjects are found by title; where a title is written otherwise, by their order. Empty where that
-    leaves a subject without a passage.
+    Passages of the subjects are found by title, or if a title is written differently, by their order. Empty if a
+    subject has no passage then.
     """
     subjects = list(dict.fromkeys(fact.subject for fact in evidences))
     title_of = {subject: title for subject in subjects for title in titles if _key(title) == _key(subject)}
@@ -105,18 +106,18 @@ def path_of(
 
 
 def _in_order(evidences: Sequence[Evidence]) -> Iterator[Evidence]:
-    """Every fact once, and behind it those about its object."""
-    left = list({(_key(fact.subject), fact.relation): fact for fact in reversed(evidences)}.values())[::-1]
-    while left:
-        fact = left.pop(0)
+    """Every fact once, followed by those about its object."""
+    remaining = list({(_key(fact.subject), fact.relation): fact for fact in reversed(evidences)}.values())[::-1]
+    while remaining:
+        fact = remaining.pop(0)
         yield fact
-        left.sort(key=lambda other: _key(other.subject) != _key(fact.object))
+        remaining.sort(key=lambda other: _key(other.subject) != _key(fact.object))
 
 
 def _as_written(text: str, names: Sequence[str]) -> str:
-    """The first of several names that a text holds, in its own capitals; the last name where it holds none."""
+    """The first of the names that a text contains, in the text's capitals; else the last name."""
     lowered = text.lower()
-    if len(lowered) != len(text):  # a few capitals become two letters
+    if len(lowered) != len(text):  # a few capitals become two letters, and positions differ
         text = lowered
     positions = ((lowered.find(name.lower()), len(name)) for name in names)
     return next((text[start : start + length] for start, length in positions if start >= 0), names[-1])

@@ -6,6 +6,7 @@ folders itself also has `files(sources) -> list[Path]`.
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -54,9 +55,9 @@ class ImportSummary:
     notes: dict[str, int]
     """Counts of the format: own passages, distractors, questions left out …"""
     report: JsonObject
-    """What came of each file, for a format that tells it (`documents`)."""
+    """The outcome of each file, from formats that report it (`documents`)."""
     named: dict[str, list[str]]
-    """Note → the names of what it counts, where a format names them."""
+    """Note → the names of the counted items, if the format gives them."""
 
     @property
     def counts(self) -> JsonObject:
@@ -66,7 +67,6 @@ class ImportSummary:
 
 
 def format_names() -> list[str]:
-    """The names of the formats."""
     return plugins.plugin_names(PACKAGE)
 
 
@@ -83,11 +83,10 @@ def import_data(
     """Read `sources` (files, plain or gzipped, or a folder of them) and write the data-set folder `out`.
 
     All questions go to `split` (default `test`), or are split by `shares` (name → share, summing to 1), or by a `deal`
-    of published data sets; a format with splits of its own takes none of these. A folder with the same corpus keeps its
-    other splits; one with anything else is refused. `documents` need no questions, and replace an older import of
-    documents, whose questions stay if their gold passages do. `questions` bring no corpus: a folder keeps its own.
-    `settings` are the format's. Raises `DataError` and
-    `SettingError`; nothing is written then.
+    of published data sets. Formats that bring their own splits take none of these. A folder with the same corpus keeps
+    its other splits; a folder with anything else is refused. `documents` have no questions and replace an older import
+    of documents, whose questions stay if their gold passages do. `questions` have no corpus, so a folder keeps its
+    corpus. `settings` are those of the format. Raises `DataError` and `SettingError` without writing anything.
     """
     _check_name(TEST if split is None else split)
     if shares is not None:
@@ -97,8 +96,8 @@ def import_data(
     reader = _format(format_name)
     files = _files(reader, format_name, sources)
     if deal is not None:
-        alone = deal.leaves_alone(sources)
-        files = [file for file in files if file not in alone]
+        unused = deal.leaves_alone(sources)
+        files = [file for file in files if file not in unused]
     with lock_beside(out, again=False):  # before the other splits are read: another import may be adding one
         check_replaceable(out, FILES.fullmatch, "an imported data set")
         reading = _read(format_name, reader, files, settings)
@@ -119,11 +118,12 @@ def import_data(
             named = {name: [*names] for name, names in reading.named.items() if names}
             named |= {f"{name}, the first": names[:1] for name, names in unmatched(chain(*splits.values())).items()}
             counts = {name: len(questions) for name, questions in splits.items()}
-            summaries.append(ImportSummary(out, len(corpus or ()), counts, notes, report or {}, named))
+            summary = ImportSummary(out, len(corpus or ()), counts, notes, report or {}, named)
+            summaries.append(summary)
             for name, questions in whole.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
             digests: JsonObject = {} if report else {_card_name(file): file_digest(file) for file in files}
-            card = _card(format_name, digests, summaries[0])
+            card: JsonObject = {"format": format_name, "files": digests, **summary.counts, **summary.report}
             if reading.alone and documents:  # the corpus is still that of the documents
                 card = {**documents, "questions": {name: len(questions) for name, questions in whole.items()}}
             write_json(folder / CARD, card)
@@ -133,7 +133,7 @@ def import_data(
 
 
 def _corpus(format_name: str, reading: ImportedData, files: Sequence[Path], out: Path, path: Path) -> CorpusFile | None:
-    """The passages, written to `path`; for questions alone the corpus that `out` holds, `None` without one."""
+    """Write the passages to `path`. Questions without passages use the corpus in `out`, `None` without one."""
     passages = iter(reading.passages)
     first = next(passages, None)
     if first is not None:
@@ -154,8 +154,8 @@ def source_files(format_name: str, sources: Sequence[Path]) -> list[Path]:
 def read_sources(
     format_name: str, sources: Sequence[Path], settings: Mapping[str, object] | None = None
 ) -> tuple[ImportedData, list[Path]]:
-    """What a format reads of files and folders, without writing anything, and the files. Raises `DataError` and
-    `SettingError`."""
+    """Read files and folders in a format, without writing anything. Returns the data and the files. Raises `DataError`
+    and `SettingError`."""
     reader = _format(format_name)
     files = _files(reader, format_name, sources)
     return _read(format_name, reader, files, settings), files
@@ -169,29 +169,21 @@ def _files(reader: ImportFormat, format_name: str, sources: Sequence[Path]) -> l
     return reader.files(sources) if hasattr(reader, "files") else expand(sources, plugin_name(format_name))
 
 
-def _card(format_name: str, digests: JsonObject, summary: ImportSummary) -> JsonObject:
-    """The contents of `source.json`: names and digests of the files, no paths of this machine."""
-    return {"format": format_name, "files": digests, **summary.counts, **summary.report}
-
-
 def _read(name: str, reader: ImportFormat, files: Sequence[Path], values: Mapping[str, object] | None) -> ImportedData:
-    """What a format reads. Raises `SettingError` where it is a user's part that fails."""
+    """Read files in a format. Raises `SettingError` if a user's own format fails."""
+    kind: type[Settings] | None = getattr(reader, "SETTINGS", None)
+    if kind is None and values:
+        raise SettingError(f"{name} has no settings, and {next(iter(values))!r} was given; leave it out")
+    settings = () if kind is None else (make_settings(kind, values or {}),)
     with running("data format", name):
-        reading: object = reader.read(files, *_format_settings(name, reader, values))
+        reading: object = reader.read(files, *settings)
     if not isinstance(reading, ImportedData):
         raise SettingError(f"`read` of {name} returns an ImportedData, not {type(reading).__name__}; mend it")
     return reading
 
 
-def _format_settings(name: str, reader: ImportFormat, values: Mapping[str, object] | None) -> tuple[Settings, ...]:
-    kind: type[Settings] | None = getattr(reader, "SETTINGS", None)
-    if kind is None and values:
-        raise SettingError(f"{name} has no settings, and {next(iter(values))!r} was given; leave it out")
-    return () if kind is None else (make_settings(kind, values or {}),)
-
-
 def _documents_card(out: Path) -> JsonObject:
-    """The `source.json` of imported documents; empty for any other folder."""
+    """The `source.json` of imported documents; empty for other folders."""
     card = read_json(out / CARD) if (out / CARD).is_file() else None
     return card if isinstance(card, dict) and "unread" in card else {}
 
@@ -203,7 +195,7 @@ def _nothing(what: str, files: Sequence[Path], format_name: str, report: JsonObj
 
 
 def _card_name(file: Path) -> str:
-    """The name of a source; with its folder where that names the data set (`nq/train.jsonl`)."""
+    """The name of a source without its path, but with its folder if this names the data set (`nq/train.jsonl`)."""
     return f"{file.absolute().parent.name}/{file.name}" if origin_of(file) is not None else file.name
 
 
@@ -223,9 +215,9 @@ def parse_shares(text: str) -> dict[str, float]:
 
 
 def split_by_shares(questions: Sequence[Question], shares: Mapping[str, float]) -> dict[str, list[Question]]:
-    """Split questions by a hash of their ids: a question's split does not depend on the others.
+    """Split questions by a hash of their ids, so that a question's split does not depend on the others.
 
-    The shares are met on average. Raises `SettingError` for a share that gets no question.
+    The shares are met on average. Raises `SettingError` if a share gets no question.
     """
     splits: dict[str, list[Question]] = {name: [] for name in shares}
     for question in questions:
@@ -255,21 +247,20 @@ def _splits(
 ) -> dict[str, list[Question]]:
     if reading.splits:
         if not (split is None and shares is None and deal is None):
-            own = ", ".join(reading.splits)
-            options = "--split, --shares, --train and --test"
-            raise SettingError(f"{format_name} has splits of its own here ({own}); leave {options} out")
+            names = ", ".join(reading.splits)
+            raise SettingError(
+                f"{format_name} brings its own splits ({names}); leave --split, --shares, --train and --test out"
+            )
         for name in reading.splits:
             _check_name(name)
         return {name: list(questions) for name, questions in reading.splits.items()}
-    asked = list(reading.questions)
-    if not asked:
+    if not reading.questions:
         return {}
+    asked = list(reading.questions)
     splits = deal.apply(reading.published) if deal is not None else {split or TEST: asked}
-    seen: set[str] = set()
-    for question in chain(*splits.values()):  # over all splits
-        if question.id in seen:
-            raise DataError(f"the question id {question.id!r} stands twice in the sources; ids must be unique")
-        seen.add(question.id)
+    for ident, count in Counter(question.id for question in chain(*splits.values())).items():
+        if count > 1:
+            raise DataError(f"the question id {ident!r} stands twice in the sources; ids must be unique")
     return split_by_shares(asked, shares) if shares else splits
 
 
@@ -288,7 +279,7 @@ def check_shares(shares: Mapping[str, float]) -> None:
 
 
 def _other_splits(out: Path, digest: str | None) -> dict[str, list[Question]]:
-    """The splits that `out` holds; refuses a folder with a corpus of another digest, if one is given."""
+    """The splits in `out`. Raises `DataError` if its corpus does not have the `digest`, if any."""
     there = out / CORPUS
     if digest is not None and there.exists() and CorpusFile.scan(there).digest != digest:
         raise DataError(f"{out} holds another corpus; choose another folder, or delete that one first")

@@ -1,7 +1,7 @@
-"""Import sources: rows of the files of a data set, and the passages and questions read from them.
+"""Import sources: rows of data-set files, and the passages and questions read from them.
 
-At the end: checks for questions and gold answers that can teach and measure nothing, and the data sets and splits of
-published files, with the deal of their questions to train, dev and test.
+Last: filters for useless questions and gold answers, and the assignment of published data sets and splits to train, dev
+and test.
 """
 
 import csv
@@ -31,9 +31,9 @@ _ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One object of a source file, with its place for error messages. A value `null` counts as missing.
+    """One object of a source file, with its place for error messages. `null` counts as missing.
 
-    Lists and objects may also be JSON in a text, as in CSV cells and some parquet columns.
+    Lists and objects may be JSON in a text, as in CSV cells and some parquet columns.
     """
 
     where: str
@@ -43,15 +43,19 @@ class SourceRow:
         return self.value.get(name) is not None
 
     def text(self, name: str) -> str:
-        """The string under `name`; a number as JSON writes it."""
+        """The text under `name`; numbers become text as JSON writes them."""
         value = self._get(name)
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise self.wrong(name, "text")
         return read_text(value, name, "it")
 
     def text_or_empty(self, name: str) -> str:
-        """The string under `name`; empty where it is missing."""
+        """The text under `name`; empty if missing."""
         return self.text(name) if self.has(name) else ""
+
+    def row_or_empty(self, name: str) -> "SourceRow":
+        """The object under `name`; without fields if missing."""
+        return self.row(name) if self.has(name) else SourceRow(self.where, {})
 
     def items(self, name: str) -> list[Json]:
         """The list under `name`."""
@@ -70,15 +74,16 @@ class SourceRow:
     def rows(self, name: str) -> "list[SourceRow]":
         """The objects of the list under `name`, or of an object of equally long lists (Hugging Face's sequences)."""
         value = self.parsed(name)
-        rows: list[SourceRow] = []
-        for number, item in enumerate(self._records(name, value) if isinstance(value, dict) else self.items(name), 1):
-            if not isinstance(item, dict):
-                raise self.wrong(name, "a list of objects")
-            rows.append(SourceRow(f"{self.where}, {name} {number}", item))
+        items = self._records(name, value) if isinstance(value, dict) else self.items(name)
+        rows = [
+            SourceRow(f"{self.where}, {name} {at}", item) for at, item in enumerate(items, 1) if isinstance(item, dict)
+        ]
+        if len(rows) < len(items):
+            raise self.wrong(name, "a list of objects")
         return rows
 
     def answers(self, name: str) -> tuple[str, ...]:
-        """Gold answers under `name` (`read_answers`), also a list that is JSON in a text; none where it is missing."""
+        """Gold answers under `name` (`read_answers`), or in a list that is JSON in a text; empty if missing."""
         value = self.value.get(name)
         if isinstance(value, str) and value.lstrip().startswith("["):
             try:
@@ -94,7 +99,7 @@ class SourceRow:
         return {name: self.value[name] for name in names if self.has(name)}
 
     def parsed(self, name: str) -> Json:
-        """The value under `name`, parsed where it is a list or an object in a text."""
+        """The value under `name`. A list or an object in a text is parsed."""
         value = self._get(name)
         if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
             return value
@@ -105,7 +110,7 @@ class SourceRow:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Put the row's place in front of a `DataError`."""
+        """Prefix a `DataError` with the row's place."""
         try:
             yield
         except DataError as error:
@@ -114,11 +119,11 @@ class SourceRow:
     def wrong(self, name: str, wanted: str) -> DataError:
         return DataError(f"{self.where}: {name!r} must be {wanted}")
 
-    def _records(self, name: str, columns: JsonObject) -> Iterator[Json]:
+    def _records(self, name: str, columns: JsonObject) -> list[Json]:
         lists = [value for value in columns.values() if isinstance(value, list)]
-        if len(lists) < len(columns) or len({len(column) for column in lists}) > 1:
+        if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
             raise self.wrong(name, "a list of objects, or an object of equally long lists")
-        return (dict(zip(columns, cells, strict=True)) for cells in zip(*lists, strict=True))
+        return [dict(zip(columns, cells, strict=True)) for cells in zip(*lists, strict=True)]
 
     def _get(self, name: str) -> Json:
         value = self.value.get(name)
@@ -139,7 +144,7 @@ def expand(sources: Sequence[Path], format_name: str) -> list[Path]:
 
 
 def files_of(sources: Sequence[Path], kinds: Sequence[str], below: bool = False) -> Iterator[list[Path]]:
-    """For each source: the file itself, or a folder's files of these kinds, sorted; `below`: of its subfolders too."""
+    """For each source: the file itself, or a folder's files of these kinds, sorted. `below` includes subfolders."""
     for source in sources:
         if not source.is_dir():
             open_text(source).close()  # a missing file is refused before anything is read
@@ -152,23 +157,18 @@ def files_of(sources: Sequence[Path], kinds: Sequence[str], below: bool = False)
 
 
 def kind_of(path: Path) -> str:
-    """The suffix, under a `.gz`, in small letters."""
+    """The suffix in lower case, ignoring `.gz`."""
     return (Path(path.stem).suffix if path.suffix == ".gz" else path.suffix).lower()
 
 
 def read_rows(path: Path) -> Iterator[SourceRow]:
     """The objects of a JSON list, of JSON lines, of a CSV or TSV file with a header, or of parquet."""
-    if kind_of(path) in (".jsonl", ".jsonlines"):
-        for line, value in read_jsonl(path):
-            yield SourceRow(f"{path}, line {line}", value)
-    elif kind_of(path) in (".csv", ".tsv"):
-        for number, cells in enumerate(_csv(path), start=1):
-            yield SourceRow(f"{path}, row {number}", cells)
-    elif kind_of(path) == ".parquet":
-        for number, value in enumerate(_parquet(path), start=1):
-            if fault := fault_in(value):
-                raise DataError(f"{path}, row {number}: {fault}; mend or leave out that row")
-            yield SourceRow(f"{path}, row {number}", value)
+    kind = kind_of(path)
+    if kind in (".jsonl", ".jsonlines"):
+        yield from (SourceRow(f"{path}, line {number}", row) for number, row in read_jsonl(path))
+    elif kind in (".csv", ".tsv", ".parquet"):
+        rows = _parquet(path) if kind == ".parquet" else _csv(path)
+        yield from (SourceRow(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
     else:
         document = read_json(path)
         if not isinstance(document, list):
@@ -209,15 +209,18 @@ def _parquet(path: Path) -> Iterator[JsonObject]:
         ) from None
     try:
         with ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS_AT_ONCE):
-                yield from (cast(JsonObject, _as_json(row)) for row in batch.to_pylist())
+            batches = (batch.to_pylist() for batch in file.iter_batches(_ROWS_AT_ONCE))
+            for number, row in enumerate(map(_as_json, chain.from_iterable(batches)), start=1):
+                if fault := fault_in(row):
+                    raise DataError(f"{path}, row {number}: {fault}; mend or leave out that row")
+                yield cast(JsonObject, row)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a whole parquet file ({str(error).splitlines()[0]}); fetch it again") from None
 
 
 def _as_json(value: object) -> object:
-    """A value of a table as JSON has it: dates in ISO 8601, a day without its midnight; NaN is missing, as are bytes
-    that are no text."""
+    """A table's value as JSON: dates in ISO 8601, without a time at midnight; `None` for NaN and for bytes that are not
+    text."""
     if isinstance(value, dict):
         return {name: _as_json(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -237,26 +240,26 @@ def _as_json(value: object) -> object:
 class ImportedData:
     """The passages and questions of the sources, in order.
 
-    `passages` is read once, and before all else: a large corpus is a generator, which may still be filling the others.
+    Read `passages` first, and once: a large corpus is a generator, which may fill the other fields.
     """
 
     passages: Iterable[Passage]
     questions: Sequence[Question]
-    """Empty where the sources have splits."""
+    """Empty if the sources bring `splits`."""
     notes: Mapping[str, int] = field(default_factory=dict)
     splits: Mapping[str, Sequence[Question]] = field(default_factory=dict)
     published: Mapping[tuple[str, str], Sequence[Question]] = field(default_factory=dict)
-    """(data set, split of the publisher) → questions, where the sources say so; `questions` holds them, too."""
+    """(data set, publisher's split) → questions, if known. `questions` also holds them."""
     report: JsonObject | None = None
-    """What came of each file, filled while the passages are read; a format with one has no questions."""
+    """The outcome of each file, filled while the passages are read. A format with a report has no questions."""
     named: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Note → the names of what it counts."""
+    """Note → the names of the counted items."""
     alone: bool = False
-    """Whether the format reads questions without passages: the folder keeps its corpus, or has none."""
+    """Whether the format reads questions without passages. The folder then keeps its corpus, if any."""
 
 
 class PassageCollector:
-    """Passages without ids in their sources: the id is the title, with ` #2`, ` #3` … for later namesakes."""
+    """Assigns ids to passages without one: the title, with ` #2`, ` #3` … for later passages of the same title."""
 
     def __init__(self) -> None:
         self._ids: dict[tuple[str, str], str] = {}
@@ -271,9 +274,8 @@ class PassageCollector:
         return tuple(self._passages.values())
 
     def add(self, title: str, text: str) -> str:
-        """Add a passage, once for a title and text; returns its id."""
-        known = self._ids.get((title, text))
-        if known is not None:
+        """Add a passage, unless its title and text are known. Returns its id."""
+        if (known := self._ids.get((title, text))) is not None:
             return known
         namesakes = self._by_title.setdefault(title, [])
         number = len(namesakes) + 1
@@ -287,16 +289,13 @@ class PassageCollector:
         return ident
 
     def find(self, title: str, text: str, where: str) -> str:
-        """The id of the passage with this title and text."""
-        ident = self._ids.get((title, text))
-        if ident is None:
-            raise DataError(
-                f"{where}: the gold passage {title!r} is not in the corpus; give the corpus of these questions"
-            )
-        return ident
+        """The id of the passage with this title and text. Raises `DataError` if it is missing."""
+        if (ident := self._ids.get((title, text))) is not None:
+            return ident
+        raise DataError(f"{where}: the gold passage {title!r} is not in the corpus; give the corpus of these questions")
 
     def titled(self, title: str, where: str) -> str:
-        """The id of the only passage with this title."""
+        """The id of the only passage with this title. Raises `DataError` unless there is exactly one."""
         idents = self._by_title.get(title, [])
         if len(idents) != 1:
             count = f"{len(idents)} passages" if idents else "no passage"
@@ -311,38 +310,26 @@ EMPTY = "empty gold answers, left out"
 def checked_splits(
     splits: Mapping[str, Sequence[Question]], notes: Mapping[str, int]
 ) -> tuple[dict[str, list[Question]], dict[str, int]]:
-    """The splits without empty questions and empty gold answers, and `notes` with what was counted."""
-    counts = Counter(notes)
-    kept = {
-        name: [_checked(question, counts) for question in questions if _has_text(question, counts)]
-        for name, questions in splits.items()
-    }
+    """Drop empty questions and empty gold answers. Returns the splits, and `notes` with the counts."""
+    counts, kept = Counter(notes), dict[str, list[Question]]()
+    for name, questions in splits.items():
+        with_text = [question for question in questions if has_text(question.question)]
+        kept[name] = [replace(one, answers=tuple(filter(has_text, one.answers))) for one in with_text]
+        counts[NO_TEXT] += len(questions) - len(with_text)
+        counts[EMPTY] += sum(len(one.answers) for one in with_text) - sum(len(one.answers) for one in kept[name])
     counts.update({reason: len(idents) for reason, idents in unmatched(chain(*kept.values())).items()})
     return {name: questions for name, questions in kept.items() if questions}, {
         name: count for name, count in counts.items() if count or name in notes
     }
 
 
-def _has_text(question: Question, counts: Counter[str]) -> bool:
-    has = has_text(question.question)
-    counts[NO_TEXT] += not has
-    return has
-
-
-def _checked(question: Question, counts: Counter[str]) -> Question:
-    """The question without empty gold answers."""
-    answers = tuple(filter(has_text, question.answers))
-    counts[EMPTY] += len(question.answers) - len(answers)
-    return question if len(answers) == len(question.answers) else replace(question, answers=answers)
-
-
 SPLITS = ("train", "dev", "test")
 Published: TypeAlias = Mapping[tuple[str, str], Sequence[Question]]
-"""(data set, split of the publisher) → questions."""
+"""(data set, publisher's split) → questions."""
 
 
 def origin_of(path: Path) -> tuple[str, str] | None:
-    """Data set and split of a file `SET/SPLIT.jsonl` (or another kind); `None` for a file of another name."""
+    """Data set and split of a file `SET/SPLIT.jsonl` (or of another kind); `None` for other names."""
     split = path.name.partition(".")[0]
     return (path.absolute().parent.name, split) if split in SPLITS and kind_of(path) in KINDS else None
 
@@ -354,14 +341,14 @@ def published_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class SplitAssignment:
-    """Which published data sets become our splits."""
+    """Assigns published data sets to our splits."""
 
     train: tuple[str, ...] = ()
     """Data sets whose training questions become `train` and `dev`."""
     test: tuple[str, ...] = ()
-    """Data sets whose test questions become `test`; dev questions where a set has no test questions."""
+    """Data sets whose test questions, or else dev questions, become `test`."""
     dev_share: float = 0.01
-    """Share of the training questions that becomes `dev`, drawn with every data set in its share."""
+    """Share of the training questions that becomes `dev`, drawn from every data set in proportion."""
 
     def __post_init__(self) -> None:
         if not (self.train or self.test):
@@ -370,12 +357,12 @@ class SplitAssignment:
             raise SettingError(f"--dev-share is a share from 0 to below 1, not {self.dev_share:g}")
 
     def leaves_alone(self, sources: Sequence[Path]) -> set[Path]:
-        """The published files in folders among `sources` that are of no set of the deal."""
+        """The published files, in folders among `sources`, of data sets that are not assigned."""
         files = [path for source in sources if source.is_dir() for path in published_files(source)]
         return {path for path in files if path.parent.name not in (*self.train, *self.test)}
 
     def apply(self, published: Published) -> dict[str, list[Question]]:
-        """Split → questions, set by set. Raises `SettingError` for a set that the sources do not hold."""
+        """Split → questions, set by set. Raises `SettingError` for a data set that is missing from the sources."""
         training = [question for name in self.train for question in _questions(published, name, ("train",))]
         dev = {question.id for question in draw(training, round(self.dev_share * len(training)), 0)}
         splits = {

@@ -1,13 +1,13 @@
 """BEIR: a folder of `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`; every split is read.
 
 Corpus lines are `{"_id", "title", "text"}`, query lines `{"_id", "text"}`, and qrels three columns under a header:
-query, passage, grade. `gold_ids` are the passages of a grade above 0; all grades are kept in `meta.relevance`, where
-nDCG finds them. There are no answers.
+query, passage, grade. `gold_ids` are the passages with a grade above 0; `meta.relevance` keeps all grades, for nDCG.
+There are no answers.
 
-Published qrels name passages and queries that are not there (ArguAna). Such judgements are counted and named; those of
-passages stay in `meta.relevance`, since BEIR counts them, too. A query with the id of a passage is that passage
-(ArguAna, Quora): its question is marked (`meta.own_passage`), and no measure counts that passage as a hit, as BEIR's
-`ignore_identical_ids`. A passage of that id with a grade above 0 is a hit like others.
+Published qrels name missing passages and queries (ArguAna). Such judgements are counted and named; those of passages
+stay in `meta.relevance`, since BEIR counts them, too. A query with the id of a passage is that passage (ArguAna,
+Quora): its question is marked (`meta.own_passage`), and no measure counts that passage as a hit, as with BEIR's
+`ignore_identical_ids`. If that passage has a grade above 0, it is a hit like others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
-from coseek.data.imports._sources import ImportedData, SourceRow, read_rows
+from coseek.data.imports._sources import ImportedData, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import OWN_PASSAGE, Question
 from coseek.data.trec import read_qrels
@@ -38,32 +38,31 @@ def files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """The folder's splits. Queries without judgements are left out and counted."""
+    """The splits of the folder. Queries without judgements are dropped and counted."""
     corpus, queries, *judged = sources
     texts = _queries(queries)
     qrels = {path.stem: read_qrels(path) for path in judged}
-    used = {ident for rows in qrels.values() for ident in rows}
+    judgements = {(query, ident) for rows in qrels.values() for query, grades in rows.items() for ident in grades}
+    used = {query for rows in qrels.values() for query in rows}
+    wanted = {ident for _, ident in judgements} | used
     splits: dict[str, list[Question]] = {}
     named = {ABSENT_QUERY: sorted(used - texts.keys())}
-    counts = {UNJUDGED: len(texts.keys() - used), ABSENT_QUERY: len(named[ABSENT_QUERY])}
-    notes = {name: count for name, count in counts.items() if count}
-    wanted = {ident for rows in qrels.values() for grades in rows.values() for ident in grades} | used
+    notes: dict[str, int] = {}
 
     def passages() -> Iterator[Passage]:
         present: set[str] = set()
         for row in read_rows(corpus):
-            passage = _passage(row)
+            passage = Passage(row.text("_id"), row.text_or_empty("title"), row.text("text"))
             if passage.id in wanted:
                 present.add(passage.id)
             yield passage
         for split, rows in qrels.items():
             if questions := [_question(ident, texts[ident], rows[ident], present) for ident in rows if ident in texts]:
                 splits[split] = questions
-        judgements = ((query, ident) for rows in qrels.values() for query, grades in rows.items() for ident in grades)
-        named[ABSENT_PASSAGE] = sorted({f"{query}: {ident}" for query, ident in judgements if ident not in present})
+        named[ABSENT_PASSAGE] = sorted(f"{query}: {ident}" for query, ident in judgements if ident not in present)
         own = {question.id for group in splits.values() for question in group if question.own_passage is not None}
-        counts = {ABSENT_PASSAGE: len(named[ABSENT_PASSAGE]), OWN: len(own)}
-        notes.update({name: count for name, count in counts.items() if count})
+        counts = {UNJUDGED: len(texts.keys() - used), **{name: len(names) for name, names in named.items()}}
+        notes.update({name: count for name, count in {**counts, OWN: len(own)}.items() if count})
 
     return ImportedData(passages(), (), notes, splits, named=named)
 
@@ -71,8 +70,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
 def _queries(path: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     for row in read_rows(path):
-        ident = row.text("_id")
-        if ident in texts:
+        if (ident := row.text("_id")) in texts:
             raise DataError(f"{row.where}: the id {ident!r} stands twice; ids must be unique")
         texts[ident] = row.text("text")
     return texts
@@ -83,10 +81,6 @@ def _file(folder: Path, name: str) -> Path:
         if path.is_file():
             return path
     raise DataError(f"{folder} holds no {name}; is it a BEIR folder?")
-
-
-def _passage(row: SourceRow) -> Passage:
-    return Passage(row.text("_id"), row.text_or_empty("title"), row.text("text"))
 
 
 def _question(ident: str, text: str, grades: Mapping[str, int], present: Set[str]) -> Question:

@@ -5,13 +5,13 @@ lines:
 
     data/browsecomp_plus_decrypted.jsonl   {"query_id", "query", "answer", "evidence_docs": [{"docid", "text"}, …], …}
     topics-qrels/qrel_evidence.txt         TREC qrels: the pages that are needed to answer
-    topics-qrels/qrel_golds.txt            TREC qrels: those of them that hold the answer
-    topics-qrels/queries.tsv               query and its text, for questions without the first file (no answers then)
+    topics-qrels/qrel_golds.txt            TREC qrels: those of these pages that hold the answer
+    topics-qrels/queries.tsv               query id and text, used without the first file (there are no answers then)
     any other .jsonl                       the corpus: {"docid", "text"}
 
-A folder is searched with its `data`, `topics-qrels` and `corpus`. `gold_ids` are the evidence pages and
+A folder is read with its subfolders `data`, `topics-qrels` and `corpus`. `gold_ids` are the evidence pages and
 `meta.gold_docs` the pages with the answer: from the qrels, else from the decrypted file. Without a corpus file, the
-questions' own pages (hard negatives, too) are the corpus. Pages have no titles.
+questions' own pages, including hard negatives, are the corpus. Pages have no titles.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ class _BrowseCompGold:
 
 
 def files(sources: Sequence[Path]) -> list[Path]:
-    """Replace each folder by this format's files in it and in three of its folders."""
+    """Replace each folder by this format's files in it and in three of its subfolders."""
     paths: list[Path] = []
     for source in sources:
         inside = [path for name in _FOLDERS for path in sorted((source / name).glob("*")) if _is_ours(path)]
@@ -53,7 +53,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Questions in the order of their file; repeated pages are one passage."""
+    """Questions in the order of their file. Repeated pages become one passage."""
     gold = _BrowseCompGold()
     for path in sources:
         _sort(path, gold)
@@ -92,7 +92,7 @@ def _tsv(path: Path) -> dict[str, str]:
     for number, line in read_lines(path):
         ident, tab, text = line.strip().partition("\t")
         if not tab and line.strip():
-            raise DataError(f"{path}, line {number}: a query and its text, parted by a tab, are needed")
+            raise DataError(f"{path}, line {number}: a query id and its text, separated by a tab, are needed")
         queries[ident] = text
     queries.pop("", None)
     return queries
@@ -114,7 +114,7 @@ def _question(gold: _BrowseCompGold, ident: str, text: str, row: SourceRow | Non
 
 
 def _pages(qrels: Qrels | None, ident: str, row: SourceRow | None, name: str) -> list[str]:
-    """Page ids by the qrels where there are any, else by the row's list `name`."""
+    """Page ids from the qrels, if any, else from the row's list `name`."""
     if qrels:
         return [page for page, grade in qrels.get(ident, {}).items() if grade > 0]
     return [page.text("docid") for page in row.rows(name)] if row is not None and row.has(name) else []

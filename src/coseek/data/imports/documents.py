@@ -1,15 +1,15 @@
-"""Documents: a user's own files and folders of them, as a corpus without questions.
+"""Documents: a user's own files and folders, as a corpus without questions.
 
 Text, Markdown, HTML, reStructuredText, PDF, DOCX, PPTX, XLSX, EPUB, CSV, JSON and JSON lines, Jupyter notebooks,
-mails, mailboxes, and zip and tar archives of these. A passage has `meta` with `path` (of its file, from the name of the
-given folder on), `previous` and `next` (ids of its neighbours), and `page`, `row`, `url`, `date`, `author` and front
-matter where it has any.
+mails, mailboxes, and zip and tar archives of these. A passage has `meta` with `path` (of its file, starting with the
+name of the source folder), `previous` and `next` (ids of its neighbours), and, if known, `page`, `row`, `url`, `date`,
+`author` and front matter.
 
-An encoding that no file says is guessed: UTF-8 if the bytes are, else by chardet. The report names those files, and
-counts them by encoding.
+Encodings that a file does not declare are guessed: UTF-8 if the bytes are valid, else by chardet. The report lists
+those files, and counts them by encoding.
 
-Every file ends with one outcome: *read*, *in part*, *failed* or *left out* (links, hidden files, kinds without a
-reader); `source.json` lists all that were not read, each with its reasons.
+Every file has one outcome: *read*, *in part*, *failed* or *left out* (links, hidden files, kinds without a reader).
+`source.json` lists all files that were not read, with the reasons.
 """
 
 import os
@@ -17,7 +17,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from coseek.core.errors import DataError, MissingExtra, SettingError
 from coseek.core.files import Json, JsonObject
@@ -29,14 +29,16 @@ from coseek.data.passage import Passage
 
 SETTINGS = DocumentSettings
 _OURS = (("corpus.jsonl", "source.json"), ("index.json", "corpus.json"))
-"""Files by which a data set and an index are known."""
+"""Files that mark a data set and an index."""
 _Fault: TypeAlias = tuple[str, str]
-"""Outcome and reason of a file that is not read."""
+"""Outcome and reason for a file that is not read."""
 _JUNK = ("__MACOSX", "__pycache__", "Thumbs.db", "node_modules")
+_COUNTS = ("files", "read", "in part", "failed", "left out", "passages", "words")
+"""Counts of the report, by kind of file."""
 
 
 def files(sources: Sequence[Path]) -> list[Path]:
-    """The given files and folders themselves, which must exist."""
+    """The sources themselves. Raises `DataError` if one does not exist."""
     for source in sources:
         if not source.exists():
             raise DataError(f"there is no file or folder {source}; check the path")
@@ -44,7 +46,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read(sources: Sequence[Path], settings: DocumentSettings) -> ImportedData:
-    """Passages file by file; the report is complete when they are all read."""
+    """Read passages file by file. The report is complete after the last passage."""
     if settings.overlap > settings.size / 2:
         raise SettingError(
             f"overlap={settings.overlap} is more than half of size={settings.size}; choose a smaller one"
@@ -70,7 +72,7 @@ def _passages(sources: Sequence[Path], settings: DocumentSettings, report: JsonO
 
 
 def _listing(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None]]:
-    """(file, its name, why it is not read) of every file, by name. Links are not followed."""
+    """(file, its name, why it is not read) for every file, by name. Links are not followed."""
     tops, labels = Counter[str](), Counter[str]()
     for source in sources:
         is_folder = source.is_dir()
@@ -86,7 +88,7 @@ def _listing(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None
             hidden = [name for name in folders if _is_closed(below / name)]
             folders[:] = sorted(set(folders) - set(hidden))
             for name in sorted([*names, *hidden]):
-                if name.startswith(".") and name.endswith((".part", ".lock")):  # of this import or another one
+                if name.startswith(".") and name.endswith((".part", ".lock")):  # of a running import
                     continue
                 yield below / name, _label(inside / name, labels), _not_read(below / name, name in hidden)
         for error in closed:
@@ -95,12 +97,12 @@ def _listing(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None
 
 
 def _label(path: Path, labels: Counter[str]) -> str:
-    """The name of a file in passages and reports. Some differ only in characters that are cleaned away."""
+    """The name of a file in passages and reports. Names that differ only in removed characters get a number."""
     return free_name(" ".join(clean(path.as_posix().encode(errors="replace").decode(), is_name=True).split()), labels)
 
 
 def _not_read(path: Path, is_folder: bool) -> _Fault | None:
-    """Why a file, or a folder that is left out whole, is not read."""
+    """Why a file or a closed folder is not read."""
     try:
         mode = path.lstat().st_mode
     except OSError as error:
@@ -119,11 +121,11 @@ def _unopened(error: OSError) -> _Fault:
 
 
 def _is_closed(folder: Path) -> bool:
-    """Whether a folder is left out whole: a link, a hidden one, a data set or an index."""
+    """Whether a folder is left out with all its files: a link, a hidden folder, a data set or an index."""
     try:
-        ours = any(all((folder / name).is_file() for name in names) for names in _OURS)
-        return ours or _is_junk(folder.name) or folder.is_symlink()
-    except OSError:  # it is told when it is opened
+        is_ours = any(all((folder / name).is_file() for name in names) for names in _OURS)
+        return is_ours or _is_junk(folder.name) or folder.is_symlink()
+    except OSError:  # reported when it is opened
         return _is_junk(folder.name)
 
 
@@ -132,18 +134,12 @@ def _is_junk(name: str) -> bool:
 
 
 def _report(records: Sequence[JsonObject], settings: DocumentSettings) -> JsonObject:
-    """Counts by kind, the files that were not read whole, and the digest of each that was."""
-    kinds: dict[str, dict[str, int]] = {}
+    """Counts by kind, the files that were not read completely, and the digests of files with passages."""
+    kinds: dict[str, Counter[str]] = {}
     for record in records:
-        counts = kinds.setdefault(
-            str(record["kind"]),
-            {"files": 0, "read": 0, "in part": 0, "failed": 0, "left out": 0, "passages": 0, "words": 0},
-        )
-        counts["files"] += 1
-        counts[str(record["outcome"])] += 1
-        for name in ("passages", "words"):
-            count = record.get(name, 0)
-            counts[name] += count if isinstance(count, int) else 0
+        counts = kinds.setdefault(str(record["kind"]), Counter(dict.fromkeys(_COUNTS, 0)))
+        counts.update(["files", str(record["outcome"])])
+        counts.update({name: cast(int, record.get(name, 0)) for name in ("passages", "words")})
     unread: list[Json] = [
         {name: record[name] for name in ("path", "kind", "outcome", "reasons")}
         for record in records
@@ -152,6 +148,6 @@ def _report(records: Sequence[JsonObject], settings: DocumentSettings) -> JsonOb
     digests: JsonObject = {str(record["path"]): record.get("sha256") for record in records if record.get("passages")}
     guesses: JsonObject = {str(record["path"]): record["encoding"] for record in records if record.get("encoding")}
     encodings = Counter(map(str, guesses.values()))
-    by_kind: JsonObject = {kind: dict(kinds[kind]) for kind in sorted(kinds)}
+    by_kind: JsonObject = {kind: {**kinds[kind]} for kind in sorted(kinds)}
     guessed: JsonObject = {"guessed_encodings": {**encodings}, "guessed_files": guesses} if guesses else {}
     return {"settings": dump_settings(settings), "kinds": by_kind, **guessed, "unread": unread, "files": digests}

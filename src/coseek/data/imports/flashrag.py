@@ -15,6 +15,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 
 from coseek.core.errors import DataError
@@ -37,37 +38,37 @@ from coseek.data.question import Question
 _AT_START = re.compile(r"^[ \t]*Question:\s*(\S.*)", re.MULTILINE)
 _INSIDE = re.compile(r"^.*?Question:\s*(\S.*)", re.MULTILINE)
 _TAIL = re.compile(r"(?<=[?？])\s+(?=[A-Z(\[<*][^?]*$)")
-"""White space between a question and a sentence that follows it."""
+"""White space between a question and a sentence after it."""
 _GOLDS = ("golden_answers", "answers", "answer")
 _POSITION = re.compile(r"(\d{1,6})(?:\.0)?")
 ASKED = ("question", "problem")
 """Fields that hold a question; SimpleQA calls it a problem."""
 MULTIPLE_CHOICE = "multiple-choice questions, their choices appended to the question"
 DETAIL = 1_000
-"""Characters of a field of `metadata`, at most: HotpotQA's holds the question's own ten passages."""
+"""Maximum number of characters of a field of `metadata`: HotpotQA's holds the question's own ten passages."""
 
 
 def files(sources: Sequence[Path]) -> list[Path]:
-    """The sources, each folder replaced by its files `SET/SPLIT.jsonl` and the data files beside the sets."""
+    """The sources. A folder is replaced by its files `SET/SPLIT.jsonl` and the data files next to the sets."""
     paths: list[Path] = []
     for source in sources:
-        inside = published_files(source) if source.is_dir() else []
-        others = (
-            sorted(path for path in source.iterdir() if path.is_file() and kind_of(path) in KINDS) if inside else []
-        )
-        paths += [*inside, *others] or expand([source], "flashrag")
+        if source.is_dir() and (published := published_files(source)):
+            others = (path for path in source.iterdir() if path.is_file() and kind_of(path) in KINDS)
+            paths += [*published, *sorted(others)]
+        else:
+            paths += expand([source], "flashrag")
     return paths
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Rows with a question or a prompt are questions, all others passages, which are read as they are asked for."""
+    """Rows with a question or a prompt are questions; all others are passages, which are read lazily."""
     questions: list[Question] = []
     notes = Counter[str]()
     published: dict[tuple[str, str], list[Question]] = {}
 
     def passages() -> Iterator[Passage]:
         count = 0
-        for path in sorted(sources, key=_begins_with_passage):  # so that mistakes in questions are found at once
+        for path in sorted(sources, key=_begins_with_passage):  # questions first, to find mistakes in them early
             for row in read_rows(path):
                 if _is_passage(row):
                     count += 1
@@ -98,12 +99,11 @@ def _passage(row: SourceRow) -> Passage:
 
 
 def origin_of_row(row: SourceRow, path: Path) -> tuple[str, str]:
-    """Data set and split of a question, by its row or else by its file; empty where neither says so."""
+    """Data set and split of a question, from its row or else from its file's path; empty if unknown."""
     dataset, split = origin_of(path) or ("", "")
-    extra = row.row("extra_info") if row.has("extra_info") else None
     return (
-        row.text("data_source") if row.has("data_source") else dataset,
-        extra.text("split") if extra is not None and extra.has("split") else split,
+        row.text_or_empty("data_source") or dataset,
+        row.row_or_empty("extra_info").text_or_empty("split") or split,
     )
 
 
@@ -111,23 +111,14 @@ def question_of(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -
     """The question of a row, with gold answers and choices."""
     text = next((row.text(name) for name in ASKED if row.has(name)), None)
     text = _question_in_prompt(row, notes) if text is None else text
-    answers, choices, texts = _answers(row), _choices(row), list[str]()
-    if choices:
-        answers = _chosen(row, answers, choices)
-        texts = [text for _, text in choices]
-        notes[MULTIPLE_CHOICE] += 1
-    return Question(
-        id=_id(row, dataset, split, text),
-        question=with_choices(text, texts) if choices else text,
-        answers=answers,
-        gold_ids=row.answers("gold_ids"),
-        meta={
-            **({"data_source": dataset} if dataset else {}),
-            **row.meta("prompt"),
-            **_details(row),
-            **({"choices": [*texts]} if choices else {}),
-        },
-    )
+    meta: JsonObject = {**({"data_source": dataset} if dataset else {}), **row.meta("prompt"), **_details(row)}
+    question = Question(_id(row, dataset, split, text), text, _answers(row), row.answers("gold_ids"), meta=meta)
+    if not (choices := _choices(row)):
+        return question
+    notes[MULTIPLE_CHOICE] += 1
+    texts = [text for _, text in choices]
+    answers = _chosen(row, question.answers, choices)
+    return replace(question, question=with_choices(text, texts), answers=answers, meta={**meta, "choices": [*texts]})
 
 
 def with_choices(question: str, choices: Sequence[str]) -> str:
@@ -140,12 +131,8 @@ def _id(row: SourceRow, dataset: str, split: str, text: str) -> str:
 
     Some rows of Search-R1 have split and number instead, and tables may have neither.
     """
-    if row.has("id"):
-        ident = row.text("id")
-    elif row.has("extra_info") and row.row("extra_info").has("index"):
-        ident = f"{split}_{row.row('extra_info').text('index')}"
-    else:
-        ident = digest_of(text)[:16]
+    index = row.row_or_empty("extra_info").text_or_empty("index")
+    ident = row.text_or_empty("id") or (f"{split}_{index}" if index else digest_of(text)[:16])
     return f"{dataset}/{ident}" if dataset else ident
 
 
@@ -160,19 +147,17 @@ def _details(row: SourceRow) -> JsonObject:
 
 
 def _answers(row: SourceRow) -> tuple[str, ...]:
-    """The gold answers, of the first field that holds any; none for a test row."""
+    """The gold answers, from the first field that holds any; empty for test rows."""
     for name in _GOLDS:
         if answers := row.answers(name):
             return (*answers, *row.answers("answer_aliases"))
-    graded = row.row("reward_model") if row.has("reward_model") else None
-    if graded is None or not graded.has("ground_truth"):
-        return ()
-    truth = graded.parsed("ground_truth")
-    return graded.row("ground_truth").answers("target") if isinstance(truth, dict) else graded.answers("ground_truth")
+    graded = row.row_or_empty("reward_model")
+    has_target = graded.has("ground_truth") and isinstance(graded.parsed("ground_truth"), dict)
+    return graded.row("ground_truth").answers("target") if has_target else graded.answers("ground_truth")
 
 
 def _choices(row: SourceRow) -> list[tuple[str, str]]:
-    """The choices of a multiple-choice row with their labels, which are A, B, C … where it has none."""
+    """The labels and texts of a multiple-choice row. Missing labels become A, B, C …"""
     name = next((name for name in ("choices", "options") if row.has(name)), None)
     if name is None:
         return []
@@ -191,7 +176,7 @@ def _label(index: int) -> str:
 
 
 def _chosen(row: SourceRow, answers: Sequence[str], choices: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """The texts of the chosen ones. A number is a position; a text is a choice, its label or a position."""
+    """The texts of the correct choices. A number is a position; a text is a choice, its label or a position."""
     texts = [text for _, text in choices]
     if not answers and row.has("answerKey"):
         key = row.text("answerKey")
@@ -208,14 +193,13 @@ def _chosen(row: SourceRow, answers: Sequence[str], choices: Sequence[tuple[str,
 
 
 def _one_of(row: SourceRow, answer: str, meant: Set[str]) -> tuple[str]:
-    if len(meant) != 1:
-        what = "several choices as a text, a label or" if meant else "neither a choice nor a label nor"
-        raise DataError(
-            f"{row.where}: the gold answer {answer!r} is {what} a position in the choices, counted from 0; write the "
-            f"text of the choice"
-        )
-    (text,) = meant
-    return (text,)
+    if len(meant) == 1:
+        return (next(iter(meant)),)
+    what = "several choices as a text, a label or" if meant else "neither a choice nor a label nor"
+    raise DataError(
+        f"{row.where}: the gold answer {answer!r} is {what} a position in the choices, counted from 0; write the text "
+        "of the choice"
+    )
 
 
 def _numbers(value: Json) -> bool:
@@ -224,9 +208,9 @@ def _numbers(value: Json) -> bool:
 
 
 def _question_in_prompt(row: SourceRow, notes: Counter[str]) -> str:
-    """The question in the user's last message: the rest of the last line that begins with `Question:`, or holds it.
+    """The question in the user's last message: the rest of the last line that begins with or contains `Question:`.
 
-    A sentence after the question, such as an instruction about the format of the answer, is left out and counted.
+    A sentence after the question, such as an instruction on the format of the answer, is dropped and counted.
     """
     prompt = row.parsed("prompt")
     messages = row.rows("prompt") if isinstance(prompt, list) else []

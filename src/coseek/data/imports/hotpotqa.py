@@ -1,4 +1,4 @@
-"""HotpotQA, in three layouts that are recognised by the files' contents.
+"""HotpotQA, in three layouts, recognised by the contents of the files.
 
 - The authors', which is 2WikiMultihopQA's, too: questions with their own passages,
   {"_id", "question", "answer", "type", "supporting_facts": [[title, sentence], …],
@@ -11,11 +11,11 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, read_json
@@ -26,17 +26,22 @@ from coseek.data.question import Question
 SENTENCES = ("sentences", "sentence", "content", "paragraphs")
 NUMBERS = ("sent_id", "sent_idx", "sentence_id")
 AMBIGUOUS = "supporting titles that name several own passages, of which all are gold"
-_SentenceFacts: TypeAlias = dict[str, list[int]]
-"""Title → numbers of its supporting sentences, in order."""
 
 
 class ContextParagraph(NamedTuple):
     """One of a question's own passages."""
 
     title: str
-    text: str
     sentences: tuple[str, ...]
-    """With an empty text for each missing one, so that numbers of sentences hold."""
+    """Missing sentences are empty, so that sentence numbers hold."""
+
+    @property
+    def text(self) -> str:
+        return joined(self.sentences)
+
+    def has(self, numbers: Sequence[int]) -> bool:
+        """Whether the sentences with these numbers exist."""
+        return all(0 <= number < len(self.sentences) and self.sentences[number].strip() for number in numbers)
 
 
 def contexts(row: SourceRow) -> list[ContextParagraph]:
@@ -46,34 +51,36 @@ def contexts(row: SourceRow) -> list[ContextParagraph]:
         if not isinstance(title, str) or not isinstance(sentences, list):
             raise row.wrong("context", "a list of [title, [sentence, …]]")
         with row.placed():
-            paragraphs.append(ContextParagraph(title, joined(sentences), tuple(_sentences(sentences))))
+            paragraphs.append(ContextParagraph(title, tuple(_sentences(sentences))))
     return paragraphs
 
 
-def joined(sentences: list[Json]) -> str:
-    """Sentences as one text, without missing ones; only some files begin each with a blank."""
-    return " ".join(sentence.strip() for sentence in _sentences(sentences) if sentence)
+def joined(sentences: Iterable[str]) -> str:
+    """Join sentences to one text, without missing ones. Only some files begin each with a blank."""
+    return " ".join(sentence.strip() for sentence in sentences if sentence)
 
 
-def gold_titles(row: SourceRow) -> list[str]:
-    """The titles of the supporting facts, each once, in their order."""
-    return list(_facts(row))
+def _sentences(sentences: list[Json]) -> list[str]:
+    return ["" if sentence is None else read_text(sentence, "sentences", "a sentence") for sentence in sentences]
 
 
 def own_gold(row: SourceRow, collector: PassageCollector, notes: Counter[str]) -> dict[str, list[str]]:
     """Title → ids of the gold passages among the question's own.
 
-    Of several passages of one title those are gold that have the supporting sentences. Where several have, all are, as
-    in HotpotQA's own program, and `notes` counts them.
+    If several passages have the title, those with the supporting sentences are gold. If several have these, all are, as
+    in HotpotQA's own code, and `notes` counts the title.
     """
     own: dict[str, list[ContextParagraph]] = {}
     for context in contexts(row):
         own.setdefault(context.title, []).append(context)
+    numbers_by_title: dict[str, list[int]] = {}
+    for title, number in _facts(row):
+        numbers_by_title.setdefault(title, []).append(number)
     gold: dict[str, list[str]] = {}
-    for title, numbers in _facts(row).items():
-        namesakes = own.get(title, [ContextParagraph(title, "", ())])
-        having = [paragraph for paragraph in namesakes if _has(paragraph.sentences, numbers)] or namesakes
-        idents = [collector.find(title, paragraph.text, row.where) for paragraph in having]
+    for title, numbers in numbers_by_title.items():
+        namesakes = own.get(title, [ContextParagraph(title, ())])
+        supporting = [paragraph for paragraph in namesakes if paragraph.has(numbers)] or namesakes
+        idents = [collector.find(title, paragraph.text, row.where) for paragraph in supporting]
         gold[title] = list(dict.fromkeys(idents))
         if len(gold[title]) > 1:
             notes[AMBIGUOUS] += 1
@@ -82,41 +89,29 @@ def own_gold(row: SourceRow, collector: PassageCollector, notes: Counter[str]) -
 
 def question_of(row: SourceRow, gold_ids: Sequence[str], hops: int | None) -> Question:
     """A question of this layout."""
-    pairs: list[Json] = [[*pair] for pair in _fact_pairs(row)]
-    facts: dict[str, Json] = {"supporting_facts": pairs} if pairs else {}
+    facts: list[Json] = [[*fact] for fact in _facts(row)]
     return Question(
         id=row.text("_id" if row.has("_id") else "id"),
         question=row.text("question"),
         answers=row.answers("answer"),
         gold_ids=tuple(gold_ids),
         hops=hops,
-        meta={**row.meta("type", "level"), **facts},
+        meta={**row.meta("type", "level"), **({"supporting_facts": facts} if facts else {})},
     )
 
 
-def _sentences(sentences: list[Json]) -> list[str]:
-    return ["" if sentence is None else read_text(sentence, "sentences", "a sentence") for sentence in sentences]
-
-
-def _has(sentences: Sequence[str], numbers: Sequence[int]) -> bool:
-    return all(0 <= number < len(sentences) and sentences[number].strip() for number in numbers)
-
-
-def _facts(row: SourceRow) -> _SentenceFacts:
-    facts: _SentenceFacts = {}
-    for title, number in _fact_pairs(row):
+def _facts(row: SourceRow) -> list[tuple[str, int]]:
+    """Title and number of each supporting sentence."""
+    facts: list[tuple[str, int]] = []
+    for title, number in _pairs(row, "supporting_facts", NUMBERS, "[title, sentence number]"):
         if not isinstance(title, str) or not isinstance(number, int) or isinstance(number, bool):
             raise row.wrong("supporting_facts", "a list of [title, sentence number]")
-        facts.setdefault(title, []).append(number)
+        facts.append((title, number))
     return facts
 
 
-def _fact_pairs(row: SourceRow) -> list[tuple[Json, Json]]:
-    return _pairs(row, "supporting_facts", NUMBERS, "[title, sentence number]")
-
-
 def _pairs(row: SourceRow, name: str, second: Sequence[str], wanted: str) -> list[tuple[Json, Json]]:
-    """A list of pairs, or of objects with `title` and one of the fields `second`; columns of such objects, too."""
+    """Read a list of pairs, or of objects with `title` and one of the fields `second`, or columns of such objects."""
     if not row.has(name):
         return []
     value = row.parsed(name)
@@ -151,7 +146,8 @@ def read(sources: Sequence[Path]) -> ImportedData:
         return ImportedData(data.collector.passages, tuple(_pooled_questions(data)))
     notes = Counter[str]()
     if len(data.collector):
-        gold = [[data.collector.titled(title, row.where) for title in gold_titles(row)] for row in data.questions]
+        titles = [(row, dict.fromkeys(title for title, _ in _facts(row))) for row in data.questions]
+        gold = [[data.collector.titled(title, row.where) for title in named] for row, named in titles]
     else:
         for row in data.questions:
             for context in contexts(row):
@@ -162,7 +158,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
 
 
 def _read_titled_corpus(path: Path, collector: PassageCollector) -> bool:
-    """Read HippoRAG's corpus; False for another file."""
+    """Read HippoRAG's corpus. Returns False for other files."""
     document = read_json(path)
     if not isinstance(document, dict):
         return False
@@ -170,7 +166,7 @@ def _read_titled_corpus(path: Path, collector: PassageCollector) -> bool:
         if not isinstance(sentences, list):
             raise DataError(f"{path}: the passage {title!r} must be a list of sentences")
         with SourceRow(f"{path}: the passage {title!r}", {}).placed():
-            collector.add(title, joined(sentences))
+            collector.add(title, joined(_sentences(sentences)))
     return True
 
 

@@ -4,8 +4,8 @@ Its `benchmark.json` is `{SET: {ID: {"question", "options": {"A": …}, "answer"
 `pubmedqa`, `bioasq` and `mmlu`. A chunk of MedRAG is the line `{"id", "title", "content"}`; other corpora have lines of
 `{"id", "contents"}` (s3 also takes the Wikipedia of 2018).
 
-The options are part of the question and not of the text that is searched (*question-only retrieval*), and only a judge
-says what is right (s3, appendix A.4).
+The options are part of the question, but searches omit them (*question-only retrieval*), and only a judge grades
+answers (s3, appendix A.4).
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from coseek.data.question import Question
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Questions marked as unanswerable are left out and counted. Test rows have no answers, gold passages and steps."""
+    """Drop and count questions marked as unanswerable. Test rows have no answers, gold passages and steps."""
     collector, questions = PassageCollector(), list[SourceRow]()
     for path in sources:
         for row in read_rows(path):

@@ -1,7 +1,7 @@
-"""Questions alone, without a corpus: benchmarks that are searched in another corpus, behind a server or on the web.
+"""Questions without a corpus: benchmarks for another corpus, a server or the web.
 
-Rows are those of `flashrag` and `search-r1` (SimpleQA's CSV and WebQuestions' rows among them); settings name the
-columns of others, such as GPQA's. The folder keeps its corpus, or has none.
+Rows are those of `flashrag` and `search-r1`, including SimpleQA's CSV and WebQuestions' rows; settings name the columns
+of other files, such as GPQA's. The folder keeps its corpus, if any.
 
     coseek data import questions gpqa_diamond.csv question=Question answers="Correct Answer" dataset=gpqa \\
         choices="[Correct Answer, Incorrect Answer 1, Incorrect Answer 2, Incorrect Answer 3]" --out data/gpqa
@@ -26,22 +26,21 @@ from coseek.data.question import Question
 
 
 class QuestionColumns(Settings):
-    """Names of columns, where they are not those of FlashRAG's or Search-R1's rows; `answer.value` is a field of an
-    object."""
+    """Names of columns that differ from FlashRAG's and Search-R1's; `answer.value` is a field of an object."""
 
     question: str | None = None
     """Column of the question."""
     answers: str | tuple[str, ...] | None = None
-    """Column of the gold answers, which holds a text or a list; or several columns."""
+    """Column of the gold answers (a text or a list), or several columns."""
     id: str | None = None
     """Column of the id; null: `id`, or a digest of the question."""
     choices: tuple[str, ...] = ()
-    """Columns of the choices of a multiple-choice question, the right one among them. They are appended to the question
-    in an order drawn by its id, and are not searched for."""
+    """Columns of all choices of a multiple-choice question, including the right one. They are appended to the question
+    in an order drawn by its id; searches omit them."""
     dataset: str | None = None
-    """Name of the data set: a column of tables, and the beginning of ids."""
+    """Name of the data set: a column of tables, and the prefix of ids."""
     most: int | None = Field(default=None, ge=1)
-    """Questions at most, drawn by their ids."""
+    """Maximum number of questions, drawn by their ids."""
 
 
 SETTINGS = QuestionColumns
@@ -81,7 +80,7 @@ def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: st
 
 
 def _at(row: SourceRow, column: str) -> Json:
-    """What a row has in a column, or at a path of fields inside one."""
+    """The value in a column of a row, or at a path of fields inside a column."""
     if column in row.value:
         return row.value[column]
     outer, _, inner = column.partition(".")

@@ -1,7 +1,7 @@
-"""Data recipe: a paper's corpus, training and test questions from the files that their publishers offer.
+"""Data recipe: a paper's corpus, training and test questions from published files.
 
-A recipe is a YAML file of `data/recipes`, or of the user's. It says which files in the working directory are read in
-which formats, and how many questions of which data sets the paper takes. Other numbers are reported, not refused.
+A recipe is a YAML file in `data/recipes`, or of the user. It names the files in the working directory with their
+formats, and the number of questions that the paper takes from each data set. Other numbers are reported, not refused.
 
     coseek data import recipe qagent --out data/qagent
 """
@@ -37,27 +37,27 @@ class RecipePart(Settings):
 
 
 class DataRecipe(Settings):
-    """What is read, and which questions of it are taken."""
+    """The files to read, and the questions to take from them."""
 
     about: str
     """One line of description."""
     fetch: tuple[str, ...] = ()
-    """Commands or pages that bring the files; shown where one is missing."""
+    """Commands or pages to get the files, shown if a file is missing."""
     parts: tuple[RecipePart, ...]
-    """What is read."""
+    """The files by format."""
     train: dict[str, int | None] = Field(default={})
-    """Data set → how many training questions the paper has, a hundredth of which becomes dev; null: not said."""
+    """Data set → the paper's number of training questions, 1 % of which become dev; null: not stated."""
     test: dict[str, int | None] = Field(default={})
-    """Data set → how many questions the paper tests; dev questions where a set has no test questions."""
+    """Data set → the paper's number of test questions; dev questions if a set has no test questions."""
     ids: dict[str, Path] = Field(default={})
-    """Data set → a file that lists those of its questions that are tested (`select.ids`)."""
+    """Data set → a file that lists its test questions (`select.ids`)."""
 
     @property
     def deal(self) -> SplitAssignment:
         return SplitAssignment(tuple(self.train), tuple(self.test))
 
     def opened(self) -> Iterator[tuple[RecipePart, list[Path]]]:
-        """Each part with its files, without those of other data sets. Raises `DataError` for a missing one."""
+        """Each part with its files, without those of other data sets. Raises `DataError` for a missing file."""
         for path in (*(path for part in self.parts for path in part.files), *self.ids.values()):
             if not path.exists():
                 raise DataError(f"there is no {path} in the working directory; get the files by:", *self.fetch)
@@ -72,7 +72,7 @@ class DataRecipe(Settings):
             published |= reading.published
             known = {name for name, _ in reading.published}
             for question in reading.questions:
-                if question.dataset and question.dataset not in known:  # a benchmark that names no split
+                if question.dataset and question.dataset not in known:  # a benchmark without splits
                     published[question.dataset, "test"] = [*published.get((question.dataset, "test"), ()), question]
         for name, path in self.ids.items():
             for split in [split for split in ("test", "dev") if (name, split) in published][:1]:
@@ -80,7 +80,7 @@ class DataRecipe(Settings):
         return self.deal.apply(published)
 
     def other_sizes(self, splits: Mapping[str, Sequence[Question]]) -> Iterator[str]:
-        """Where the numbers are not the paper's."""
+        """The data sets whose sizes differ from the paper's."""
         test = splits.get("test", ())
         train = [*splits.get("train", ()), *splits.get("dev", ())]
         for split, sizes, questions in (("train", self.train, train), ("test", self.test, test)):
@@ -91,12 +91,11 @@ class DataRecipe(Settings):
 
 
 def recipe_names() -> list[str]:
-    """The names of coseek's data recipes."""
     return yaml_names(FOLDER)
 
 
 def files(sources: Sequence[Path]) -> list[Path]:
-    """The recipe, then the files that it reads. Raises `UserError` for an unknown recipe or a missing file."""
+    """The recipe and its files. Raises `UserError` for an unknown recipe or a missing file."""
     if len(sources) != 1:
         raise SettingError("name one data recipe; it says which files it reads")
     path = find_yaml("data recipe", FOLDER, str(sources[0]))
@@ -104,7 +103,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """What the recipe takes of its files; they are read as passages are asked for."""
+    """Read the files of the recipe, lazily with the passages."""
     recipe = load_settings(DataRecipe, sources[0])
     readings = [read_sources(part.format, paths, part.settings)[0] for part, paths in recipe.opened()]
     splits, notes, sizes = dict[str, list[Question]](), Counter[str](), list[str]()

@@ -16,7 +16,7 @@ from coseek.data.question import Question
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Unanswerable questions (SQuAD 2) are left out and counted."""
+    """Drop and count unanswerable questions (SQuAD 2)."""
     collector, questions, left_out = PassageCollector(), list[Question](), 0
     for path in sources:
         for article in _articles(path):
@@ -24,32 +24,25 @@ def read(sources: Sequence[Path]) -> ImportedData:
             for paragraph in article.rows("paragraphs") if article.has("paragraphs") else [article]:
                 gold = collector.add(title, paragraph.text("context"))
                 for row in paragraph.rows("qas") if paragraph is not article else [article]:
-                    if row.value.get("is_impossible") is True or (row is article and _says_none(row)):
+                    # On the Hub, unanswerable questions have an empty list of answers.
+                    is_empty = row is article and row.has("answers") and not _answers(row)
+                    if row.value.get("is_impossible") is True or is_empty:
                         left_out += 1
                     else:
-                        questions.append(_question(row, gold))
+                        answers = tuple(dict.fromkeys(_answers(row)))
+                        questions.append(Question(row.text("id"), row.text("question"), answers, (gold,), hops=1))
     return ImportedData(
         collector.passages, tuple(questions), {"unanswerable questions left out": left_out} if left_out else {}
     )
 
 
 def _articles(path: Path) -> Iterator[SourceRow]:
-    """The articles of SQuAD's own file, or the rows of another one."""
+    """The articles of SQuAD's own file, or the rows of another file."""
     document = read_json(path) if kind_of(path) == ".json" else None
     if isinstance(document, dict):
         yield from SourceRow(str(path), document).rows("data")
     else:
         yield from read_rows(path)
-
-
-def _says_none(row: SourceRow) -> bool:
-    """Whether a row of the Hub marks its question as unanswerable: by an empty list of answers."""
-    return row.has("answers") and not _answers(row)
-
-
-def _question(row: SourceRow, gold: str) -> Question:
-    answers = tuple(dict.fromkeys(_answers(row)))
-    return Question(id=row.text("id"), question=row.text("question"), answers=answers, gold_ids=(gold,), hops=1)
 
 
 def _answers(row: SourceRow) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 
     {"id", "question", "formalization", "answer", "urls": ["https://…", …]}
 
-It has no corpus; `coseek data collect` makes one. `gold_ids` are the addresses in one spelling (`canonical_url`).
+It has no corpus; `coseek data collect` makes one. `gold_ids` are the addresses in canonical form (`canonical_url`).
 """
 
 from collections import Counter
