@@ -210,10 +210,11 @@ def _parquet(path: Path) -> Iterator[JsonObject]:
     try:
         with ParquetFile(path) as file:
             batches = (batch.to_pylist() for batch in file.iter_batches(_ROWS_AT_ONCE))
-            for number, row in enumerate(map(_as_json, chain.from_iterable(batches)), start=1):
+            for number, values in enumerate(chain.from_iterable(batches), start=1):
+                row = cast(JsonObject, _as_json(values))
                 if fault := fault_in(row):
                     raise DataError(f"{path}, row {number}: {fault}; mend or leave out that row")
-                yield cast(JsonObject, row)
+                yield row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a whole parquet file ({str(error).splitlines()[0]}); fetch it again") from None
 
