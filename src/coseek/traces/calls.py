@@ -1,7 +1,7 @@
-"""Logged calls: the tool calls of one chat message, and what else the message says.
+"""Logged calls: the tool calls of one chat message, its reasoning, words and answer.
 
-Calls are those that `coseek.models.written` reads, and, where a message has none of them, those that an assistant's
-text holds in a spelling that it knows (Hermes, GLM, Llama 3, Harmony).
+Calls are those that `coseek.models.written` parses from a message, else from an assistant's text (Hermes, GLM, Llama 3,
+Harmony).
 """
 
 import ast
@@ -23,17 +23,26 @@ from coseek.models.written import CALL, ToolCallText, read_turn, split_reasoning
 _ANSWER = re.compile(
     r"<answer>((?:(?!<answer>).)*?)</answer>|^[ \t]*Final Answer[ \t]*:(.*)\Z", re.DOTALL | re.MULTILINE
 )
-"""A tag ends before the next one of its name, so that tags without an end are read in linear time."""
+"""A tag ends before the next tag of its name, so that unclosed tags take linear time."""
 
 _FINISH = re.compile("(?:submit|give|provide|return)(?:final)?answer|final(?:answer|result)|finish|submit", re.I)
 _FINAL = ("final_answer", "answer", "result", "response", "output", "text")
-"""Arguments that hold the answer of a call that ends a run, the first that is there; else its only argument."""
+"""Arguments with the answer of a call that ends a run, in order of preference; else its only argument."""
 MOST_PYTHON = 200_000
-"""Maximum number of characters that are parsed as Python."""
+"""Maximum number of characters to parse as Python."""
+
+
+def as_json(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def tool_call(ident: str, name: str, arguments: str) -> JsonObject:
+    """A call in the form of chat completions. `arguments` is JSON."""
+    return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def python_value(text: str) -> Json:
-    """The value of a literal of Python, as programs print lists and objects; `None` for any other text."""
+    """The value of a Python literal, as programs print lists and objects; `None` for other texts."""
     refusals = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
     with suppress(*refusals), warnings.catch_warnings(action="ignore"):
         return parse_strict(json.dumps(ast.literal_eval(text[:MOST_PYTHON].strip())))
@@ -41,7 +50,7 @@ def python_value(text: str) -> Json:
 
 
 def parsed(value: Json) -> Json:
-    """The list or object in a text that is JSON or a literal of Python, as programs print them; else the value."""
+    """Parse a text that is a list or an object, as JSON or as a Python literal. Other values are returned unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     with suppress(InvalidJson):
@@ -55,69 +64,68 @@ def text_of(content: Json) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        return json.dumps(content, ensure_ascii=False)
-    parts: list[str] = []
+        return as_json(content)
+    texts: list[str] = []
     for part in content:
-        text = part.get("text") if isinstance(part, dict) else part
-        kind = part.get("type") if isinstance(part, dict) else None
-        parts.append(text if isinstance(text, str) else f"({kind})")
-    return "\n".join(parts)
+        row = part if isinstance(part, dict) else {"text": part}
+        texts.append(text if isinstance(text := row.get("text"), str) else f"({row.get('type')})")
+    return "\n".join(texts)
 
 
 def reasoning_and_words(message: JsonObject) -> tuple[str, str]:
-    """The reasoning in a message's text, and its other words without calls that are written in it."""
+    """The reasoning in a message's text, and its other words without the calls in it."""
     text = text_of(message.get("content"))
     if message.get("role") != "assistant":
         return "", text
     if written.calls_in(message) or not (calls := _in_text(text)):
         return split_reasoning(text)[0], visible(text)
-    said = read_turn(text)
-    words = [str(said.get("content", "")), *(f"{CALL[0]}{call.arguments}{CALL[1]}" for call in calls if not call.name)]
-    return written.reasoning_in(said), "\n".join(filter(None, words))
+    turn = read_turn(text)
+    words = [str(turn.get("content", "")), *(f"{CALL[0]}{call.arguments}{CALL[1]}" for call in calls if not call.name)]
+    return written.reasoning_in(turn), "\n".join(filter(None, words))
 
 
 def answer_in(text: str) -> str:
-    r"""The answer that a text marks last by `<answer>`, `Final Answer:` in a line or `\boxed{…}`, or that it names in
-    JSON; else the whole text."""
+    r"""The last answer in a text that is marked by `<answer>`, a line `Final Answer:` or `\boxed{…}`, or the `answer`
+    of a JSON object; else the whole text."""
     if marked := [*_ANSWER.finditer(text)]:
         return (marked[-1][1] or marked[-1][2] or "").strip()
-    if isinstance(row := parsed(unfenced(text)), dict) and isinstance(said := row.get("answer"), str | int | float):
-        return text_of(said)
+    if isinstance(row := parsed(unfenced(text)), dict) and isinstance(answer := row.get("answer"), str | int | float):
+        return text_of(answer)
     spans = _boxed().parse(text) if "\\boxed{" in text else []
     return next((span.text for span in reversed(spans) if span.tag == "answer"), text)
 
 
 @cache
 def _boxed() -> Grammar:
-    r"""The grammar of a protocol whose answer is in `\boxed{…}`."""
+    r"""The grammar of a protocol that marks answers by `\boxed{…}`."""
     return load_protocol("search-o1").grammar
 
 
 def is_finish(name: str) -> bool:
-    """Whether a tool or an action of this name ends a run with its argument as the answer."""
+    """Whether a tool or action of this name ends a run, with its argument as the answer."""
     return _FINISH.fullmatch(re.sub(r"[\s_-]", "", name)) is not None
 
 
 def finished_in(calls: Sequence[ToolCallText]) -> str:
-    """The answer in the only call of a turn, where this ends the run; else ""."""
+    """The answer in a turn's only call, if the call ends the run; else ""."""
     if len(calls) != 1 or calls[0].is_malformed or not is_finish(calls[0].name):
         return ""
-    given = calls[0].arguments
-    if isinstance(given, dict):
-        alone = next(iter(given.values())) if len(given) == 1 else None
-        given = next((given[name] for name in _FINAL if name in given), alone)
-    return text_of(given).strip()
+    answer = calls[0].arguments
+    if isinstance(answer, dict):
+        only = next(iter(answer.values())) if len(answer) == 1 else None
+        answer = next((answer[name] for name in _FINAL if name in answer), only)
+    return text_of(answer).strip()
 
 
 def calls_in(message: JsonObject) -> list[ToolCallText]:
-    """The tool calls of a message."""
-    found = written.calls_in(message)
-    if found or message.get("role") != "assistant":
-        return found
+    """The tool calls of a message, or else those in the text of an assistant's message."""
+    calls = written.calls_in(message)
+    if calls or message.get("role") != "assistant":
+        return calls
     return [call for call in _in_text(text_of(message.get("content"))) if call.name]
 
 
 def _in_text(text: str) -> list[ToolCallText]:
-    """The calls in a text, where at least one can be read. One that cannot be read has no name."""
+    """The calls in a text, if at least one can be parsed. Unparsable calls have no name."""
     calls = written.calls_in(read_turn(text))
     return calls if any(call.name for call in calls) else []

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,12 +25,12 @@ from coseek.traces.messages import message_row
 _ATIF_FILES = re.compile(r"[0-9]{6,}\.json")
 
 Writer: TypeAlias = Callable[[Run, Path], int]
-"""(run, what to write) → how many trajectories it holds."""
+"""(run, output path) → number of trajectories."""
 
 
 def export_run(run: Run, format_name: str, out: Path) -> int:
-    """Write a run in a format of `FORMATS`; returns the number of its trajectories. Raises `DataError` for an empty
-    run, and for an `out` that holds something else."""
+    """Write a run in a format of `FORMATS`. Returns the number of its trajectories. Raises `DataError` for an empty
+    run, and for an `out` with other contents."""
     if format_name not in FORMATS:
         raise UnknownName("trace format", format_name, FORMATS)
     ending, write = FORMATS[format_name]
@@ -44,12 +43,12 @@ def export_run(run: Run, format_name: str, out: Path) -> int:
 
 
 def _trajectories(run: Run) -> Iterator[Trajectory]:
-    """The trajectories of a run that has some."""
-    trajectories = run.trajectories()
-    first = next(trajectories, None)
-    if first is None:
+    """The trajectories of a run. Raises `DataError` if it has none."""
+    trajectory = None
+    for trajectory in run.trajectories():
+        yield trajectory
+    if trajectory is None:
         raise DataError(f"{run.folder} holds no trajectories, so there is nothing to export")
-    yield from chain([first], trajectories)
 
 
 def _messages(run: Run, out: Path) -> int:
@@ -57,7 +56,7 @@ def _messages(run: Run, out: Path) -> int:
 
 
 def _atif(run: Run, out: Path) -> int:
-    """One document a file; files are numbered, since an id may be no file name."""
+    """Write one document per file. Files are numbered, since an id may be unusable as a file name."""
     check_output_folder(out, "000001.json")
     check_replaceable(out, _ATIF_FILES.fullmatch, "a run in ATIF")
     count = 0
@@ -65,20 +64,19 @@ def _atif(run: Run, out: Path) -> int:
     def fill(folder: Path) -> None:
         nonlocal count
         for count, trajectory in enumerate(_trajectories(run), start=1):
-            write_json(folder / f"{count:06}.json", atif_document(trajectory, agent_name(run)))
+            write_json(folder / f"{count:06}.json", atif_document(trajectory, _agent_name(run)))
 
     atomic_folder(out, fill)
     return count
 
 
 def _inspect(run: Run, out: Path) -> int:
-    trajectories = list(_trajectories(run))
     task = run.folder.resolve().name
-    return write_inspect_log(out, task, run.record, trajectories, agent_name(run) or "none")
+    return write_inspect_log(out, task, run.record, list(_trajectories(run)), _agent_name(run) or "none")
 
 
-def agent_name(run: Run) -> str | None:
-    """The name of a run's agent, without the folders of this machine."""
+def _agent_name(run: Run) -> str | None:
+    """The name of a run's agent, without folders of this machine."""
     agent = run.settings.get("agent")
     name = agent.get("name") if isinstance(agent, dict) else None
     if not isinstance(name, str):
@@ -91,5 +89,5 @@ FORMATS: Mapping[str, tuple[str, Writer]] = {
     "atif": ("", _atif),
     "inspect": (".eval", _inspect),
 }
-"""Name → ending of the file, empty for a folder, and writer. `messages`: JSON lines of chat messages; `atif`: ATIF
-documents; `inspect`: an Inspect log."""
+"""Name → file ending, empty for a folder, and writer. `messages`: JSON lines of chat messages; `atif`: ATIF documents;
+`inspect`: an Inspect log."""

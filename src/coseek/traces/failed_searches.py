@@ -1,8 +1,8 @@
-"""Failed searches: whether the result of a search tool says that the search failed or that it found nothing.
+"""Failed searches: recognises results of a search tool that report a failure or that nothing was found.
 
-Other programs write both where the passages would be: an object with an error, an exception's text, a status line, an
-error page, a sentence. A text counts only if it opens as a program's message does, word by word up to the end of a
-clause, and is as short as one: passages about errors stay passages, and so do objects with the text of one.
+Other programs return both in place of passages: as an object with an error, an exception's text, a status line, an
+error page, or a sentence. A text counts only if it begins like a program's message, word by word up to the end of a
+clause, and is as short as one. So passages about errors stay passages, and so do objects with a passage's text.
 """
 
 import re
@@ -13,10 +13,11 @@ from coseek.core.files import Json, JsonObject
 from coseek.traces.tool_shapes import letters
 
 _MOST_CHARS = 800
-"""Maximum length of a message, except of an exception or an error page. A passage of 100 words has about 600."""
+"""Maximum length of a message, except for exceptions and error pages. A passage of 100 words has about 600 characters.
+"""
 _ERRORS = ("error", "errors", "err", "exception", "errormessage", "errormsg", "errorcode", "errortext", "fault")
 _CODES = ("status", "code", "statuscode", "errorcode", "httpstatus")
-"""Fields of an object by their letters."""
+"""Fields with a status, by their letters."""
 _COUNTS = frozenset(("total", "count", "found", "num_results", "total_results", "numResults", "totalResults"))
 _SUCCESSES = ("success", "ok", "succeeded")
 _FAILURE_CODE = re.compile("error|fail(?:ed|ure)?|timeout|exception|[45][0-9]{2}", re.I)
@@ -33,7 +34,7 @@ _PHRASES = [status.phrase for status in HTTPStatus if status >= 400] + [
 ]
 _ANY_PHRASE = "|".join(map(re.escape, _PHRASES))
 _LONG_PHRASE = "|".join(re.escape(phrase) for phrase in _PHRASES if " " in phrase and phrase != "Not Found")
-"""Phrases of HTTP that say enough without their number."""
+"""Phrases of HTTP that are clear without their number."""
 _SUBJECT = (
     "an?|the|your|this|there|was|is|has|been|have|you|i|we|sorry|oops|got|returned|web|search|tool|api|key|request|query"
     "|network|server|connection|access|https?|service|retrieval|retriever|fetch|function|execution|call|engine|gateway"
@@ -51,7 +52,7 @@ _FAILURE_OF = (
     "unavailable|not available|unreachable|refused|reset|aborted|cancell?ed|closed|exceeded|exhausted|reached|limited"
     "|denied|expired|busy|not responding|not loaded|required|too long|cannot be empty"
 )
-"""Words that say so only after a subject."""
+"""Words that mean a failure only after a subject."""
 _VERBS = (
     "connect|search|fetch|reach|access|process|retrieve|load|complete|perform|execute|parse|resolve|send|contact|query"
     "|(?:get|search|read|run|call|open) (?:the|your|search|results|tool|page|url)"
@@ -89,7 +90,7 @@ _FAILED = _opening(
     r"\(error\)|just a moment|attention required|access to this page has been denied|captcha required",
     r"错误\s*[:：]|(?:搜索|检索|请求)(?:失败|超时|出错)",
 )
-"""Opens a message that something failed: program words up to the failure, then the end of a clause."""
+"""Opens a message about a failure: a program's words, the failure, then the end of a clause."""
 _DEFINES = _opening(r"[^:]{0,200}?\b(?:is|was|are|were|refers?|means) (?:an?(?! (?:\w+ )?error)|the|to|one|any)\b")
 """A sentence of an encyclopedia. A program writes a colon before one."""
 _HEADING = _opening(r"<(?:title|h1)\b[^<>]*+>([^<]*+)<")
@@ -108,7 +109,7 @@ _FOUND = (
 _BEFORE = (
     r"(?:(?:sorry|unfortunately)\W+(?:but )?|(?:search|query|results?|\w*error|\w*exception)\b[^\n]{0,200}?[\n.:]\s*)?"
 )
-"""What may stand before the sentence: "Search completed.", "Query: Ada"."""
+"""Possible text before the sentence: "Search completed.", "Query: Ada"."""
 _NOTHING = _opening(
     # "The search returned no results", "No good results were found", "Found 0 results."
     rf"{_BEFORE}(?:{_SEEKER}.{{0,200}}?\b(?:is|are|were|was|found|got|returned|yielded|produced|has|have|gave) |found "
@@ -131,7 +132,7 @@ _MARKS = " \t\r\n*#_`❌⚠️🔴🚫"
 
 
 def is_failure(value: Json, texts: Sequence[str]) -> bool:
-    """Whether a result says that the search failed. `texts` are the fields of an object with a passage's text."""
+    """Whether a result reports a failed search. `texts` are the fields of an object with a passage's text."""
     if isinstance(value, list):
         return bool(value) and all(is_failure(each, texts) for each in value)
     if isinstance(value, dict):
@@ -140,21 +141,21 @@ def is_failure(value: Json, texts: Sequence[str]) -> bool:
 
 
 def is_nothing(value: Json, lists: Sequence[str]) -> bool:
-    """Whether a result says that nothing was found. `lists` are the fields of an object with the passages."""
+    """Whether a result reports that nothing was found. `lists` are the fields of an object with the passages."""
     if isinstance(value, list):
         return all(is_nothing(each, lists) for each in value)
     if isinstance(value, dict):
-        found = [value[name] for name in lists if name in value]
+        passages = [value[name] for name in lists if name in value]
         counts = [value[name] for name in value.keys() & _COUNTS]
         return (
             not any(value.values())
-            or (bool(found) and all(is_nothing(each, lists) for each in found))
+            or (bool(passages) and is_nothing(passages, lists))
             or (value.keys() <= _COUNTS | {"query", "status"} and bool(counts) and not any(counts))
         )
     if isinstance(value, str):
-        said = _TAG.sub("", value) if len(value) <= _MOST_CHARS else value
-        said = said.strip(_MARKS + "\"'.[](){}<>")
-        return not said or (len(said) <= _MOST_CHARS // 2 and bool(_NOTHING.match(said)) and not _DEFINES.match(said))
+        text = _TAG.sub("", value) if len(value) <= _MOST_CHARS else value
+        text = text.strip(_MARKS + "\"'.[](){}<>")
+        return not text or (len(text) <= _MOST_CHARS // 2 and bool(_NOTHING.match(text)) and not _DEFINES.match(text))
     return value is None
 
 
@@ -162,20 +163,19 @@ def _failed_object(row: JsonObject, texts: Sequence[str]) -> bool:
     fields = {letters(name): value for name, value in row.items()}
     if fields.get("iserror") is True or any(fields.get(name) is False for name in _SUCCESSES):
         return True
-    says = any(isinstance(text := row.get(name), str) and text.strip() for name in texts)
-    if says and row.get("title"):  # a passage may have any status
+    has_text = any(isinstance(text := row.get(name), str) and text.strip() for name in texts)
+    if has_text and row.get("title"):  # a passage may have any status
         return False
     codes = (fields.get(name) for name in _CODES)
     if any(isinstance(code, str | int) and _FAILURE_CODE.fullmatch(str(code)) for code in codes):
         return True
     is_invalid = isinstance(row.get("detail"), list)  # FastAPI
-    return not says and (is_invalid or any(each and not is_nothing(each, ()) for each in map(fields.get, _ERRORS)))
+    return not has_text and (is_invalid or any(each and not is_nothing(each, ()) for each in map(fields.get, _ERRORS)))
 
 
 def _failed_text(text: str) -> bool:
     if text[:1] == "<" and (heading := _HEADING.search(text[:4000])):
-        said = heading[1].strip()
-        return bool(_ERROR_PAGE.fullmatch(said)) or _failed_text(said)
-    if _RAISED.match(text):
-        return True
-    return len(text) <= _MOST_CHARS and bool(_FAILED.match(text)) and not _DEFINES.match(text)
+        title = heading[1].strip()
+        return bool(_ERROR_PAGE.fullmatch(title)) or _failed_text(title)
+    is_message = len(text) <= _MOST_CHARS and _FAILED.match(text) and not _DEFINES.match(text)
+    return bool(_RAISED.match(text) or is_message)

@@ -1,6 +1,5 @@
-"""Found passages: those in the result of a search tool. That of somebody else is text, JSON or Python of any form."""
+"""Found passages: reads the passages in the result of a search tool: text, JSON or Python of any form."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from coseek.core.files import WRONG_SHAPE, Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import is_deep
 from coseek.data.passage import DEEPEST_META, TEXTS, Hit, Passage, told_apart
-from coseek.traces.calls import parsed, text_of
+from coseek.traces.calls import as_json, parsed, text_of
 from coseek.traces.failed_searches import is_failure, is_nothing
 
 T = TypeVar("T")
@@ -22,60 +21,53 @@ LISTS = (
     *("search_results", "organic_results", "web_results"),
     *("matches", "records", "nodes", "content", "output"),
 )
-"""Keys of an object whose list holds the passages, the first that is there."""
+"""Keys of the list of passages, in order of preference."""
 _AROUND = ("hits", "response", "result", "data", "output", "web", "webPages")
-"""Keys of an object around that object."""
+"""Keys of an inner object with the list of passages."""
 _TEXT_ALONE = ("result", "results", "output", "content", "text", "message", "detail", "response", "data", "observation")
 _BESIDE = frozenset(
     (*_TEXT_ALONE, "type", "query", "count", "total", "success", "ok", "status", "code", "error", "isError")
 )
-"""Keys of an object that holds no more than one text."""
+"""Keys of an object that holds nothing but one text."""
 IDS = ("id", "_id", "docid", "doc_id", "document_id", "passage_id", "pid", "id_", "url", "link")
 TITLES = ("title", "name")
 WRAPPERS = ("document", "doc", "passage", "node", "_source")
-"""Keys of an object around the passage, with the score beside it."""
+"""Keys of an inner object with the passage, whose score is outside it."""
 _STORED = ("metadata", "payload", "properties")
-"""Keys of an object with the text, where a vector store has it there."""
+"""Keys of an inner object in which a vector store keeps the text."""
 SCORES = ("score", "relevance_score", "relevance", "similarity", "_score")
 _HEADING = re.compile(r"^Doc(?:ument)? ?\[?\d+\]? ?\(Title: ?([^\n]*?)\)(?:[ \t]|$)", re.MULTILINE)
 """Opens a passage in Search-R1's text of a result."""
 _KNOWN = frozenset((*IDS, *TITLES, *TEXTS, *WRAPPERS, *SCORES, "meta", "metadata", "rank"))
-"""Keys that say nothing which a passage of a title alone would lose."""
+"""Keys of a passage without text whose other keys hold nothing that would be lost."""
 
 
-def own_hits(value: Json) -> tuple[Hit, ...] | None:
-    """The hits that coseek wrote with a result, as they were; `None` where they are somebody else's."""
+def own_rows(value: Json, read: Callable[[JsonObject], T]) -> tuple[T, ...] | None:
+    """Hits, searches or visits as coseek exports them; `None` for any other value."""
     with suppress(DataError, *WRONG_SHAPE):
-        return tuple(map(Hit.from_json, cast(list[JsonObject], value))) if isinstance(value, list) else None
+        return tuple(map(read, cast(list[JsonObject], value))) if isinstance(value, list) else None
     return None
-
-
-def own_rows(value: Json, read: Callable[[JsonObject], T]) -> tuple[T, ...]:
-    """What coseek wrote with a run, searches or visits, as it was; none where it is somebody else's."""
-    with suppress(DataError, *WRONG_SHAPE):
-        return tuple(map(read, cast(list[JsonObject], value))) if isinstance(value, list) else ()
-    return ()
 
 
 def found_by_query(
     result: Json, queries: int, known: dict[str, Passage] | None = None
 ) -> list[tuple[str, tuple[Hit, ...]]]:
-    """For each query of one call, what the result says of a failure ("" without one), and the hits.
+    """For each query of one call, its failure ("" without one) and its hits.
 
-    `known` holds the passages of the conversation so far by id, and gets those of this call.
+    `known` holds the passages of the conversation so far by id; those of this call are added.
     """
     known = {} if known is None else known
-    found: list[tuple[str, tuple[Hit, ...]]] = []
+    answers: list[tuple[str, tuple[Hit, ...]]] = []
     for value in _results(result, queries):
         if is_fault(value):
-            found.append((text_of(value) or "the tool failed", ()))
+            answers.append((text_of(value) or "the tool failed", ()))
         else:
-            found.append(("", () if _is_empty(value) else _hits(value, known)))
-    return found
+            answers.append(("", () if _is_empty(value) else _hits(value, known)))
+    return answers
 
 
 def _results(result: Json, queries: int) -> list[Json]:
-    """The result of each query of one call. A result that is not a list for each query counts for all of them."""
+    """The result of each query of one call. A result without a list for each query counts for all queries."""
     value = _opened(result)
     if isinstance(value, list) and len(value) == queries:
         rows = [each if isinstance(each, list) or queries == 1 else _opened(each) for each in value]
@@ -85,17 +77,17 @@ def _results(result: Json, queries: int) -> list[Json]:
 
 
 def is_fault(result: Json) -> bool:
-    """Whether a result says that its search failed."""
+    """Whether a result reports a failed search."""
     return is_failure(_opened(result), TEXTS)
 
 
 def _is_empty(result: Json) -> bool:
-    """Whether a result says that its search found nothing."""
+    """Whether a result reports that nothing was found."""
     return is_nothing(_opened(result), (*LISTS, *_AROUND))
 
 
 def _opened(value: Json) -> Json:
-    """The list of passages in a result, or else what it says without the JSON, lists and objects around one text."""
+    """The list of passages in a result, or its only text, without the JSON, lists and objects around them."""
     if isinstance(value, str):
         return value if (inside := parsed(value)) is value else _opened(inside)
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | dict):
@@ -120,7 +112,7 @@ def _is_text_part(value: Json) -> bool:
 
 
 def _unwrapped(value: Json) -> Json:
-    """The list of passages in an object, or in an object inside it; any other value as it is."""
+    """The list of passages in an object, or in an object inside it. Other values are returned unchanged."""
     if not isinstance(value, dict):
         return value
     lists = (value[key] for key in LISTS if isinstance(value.get(key), list))
@@ -129,22 +121,20 @@ def _unwrapped(value: Json) -> Json:
 
 
 def _hits(value: Json, known: dict[str, Passage]) -> tuple[Hit, ...]:
-    """Each passage once, best first. Scores are the source's if all are numbers that do not rise, else 1 / rank."""
-    rows = value if isinstance(value, list) else _documents(value) or [value]
-    found: dict[str, tuple[Passage, float]] = {}
-    for row in rows:
-        passage = _passage(row)
-        if passage is not None:
+    """Each passage once, best first. The log's scores are kept if all are numbers that do not rise, else 1 / rank."""
+    hits: dict[str, Hit] = {}
+    for row in value if isinstance(value, list) else _documents(value) or [value]:
+        if (passage := _passage(row)) is not None:
             passage = told_apart(passage, known)
-            found.setdefault(passage.id, (passage, _score(row)))
-    scores = [score for _, score in found.values()]
-    if not (all(map(math.isfinite, scores)) and scores == sorted(scores, reverse=True)):
-        scores = [1 / rank for rank in range(1, len(scores) + 1)]
-    return tuple(Hit(passage, score) for (passage, _), score in zip(found.values(), scores, strict=True))
+            hits.setdefault(passage.id, Hit(passage, _score(row)))
+    scores = [hit.score for hit in hits.values()]
+    if all(map(math.isfinite, scores)) and scores == sorted(scores, reverse=True):
+        return tuple(hits.values())
+    return tuple(Hit(hit.passage, 1 / rank) for rank, hit in enumerate(hits.values(), start=1))
 
 
 def _documents(value: Json) -> list[Json]:
-    """The passages of a text in which each has a heading with its title; empty for anything else."""
+    """The passages of a text with a heading before each, which has the title; empty for other values."""
     if not isinstance(value, str) or not _HEADING.match(text := value.strip()):
         return []
     pieces = _HEADING.split(text)[1:]
@@ -153,27 +143,27 @@ def _documents(value: Json) -> list[Json]:
 
 
 def _passage(row: Json) -> Passage | None:
-    """A passage from a text or an object; `None` for a blank one. Without an id, its id is a digest of its text."""
+    """The passage in a text or an object; `None` if it is blank. A missing id is replaced by a digest of the text."""
     if not isinstance(row, dict):
-        text = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)
+        text = row if isinstance(row, str) else as_json(row)
         return Passage(digest_of("", text)[:16], "", text) if row is not None and text.strip() else None
     inner = next((row[key] for key in WRAPPERS if isinstance(row.get(key), dict)), None)
     whole: JsonObject = {**row, **inner} if isinstance(inner, dict) else row
-    held = (more for name in _STORED if isinstance(more := whole.get(name), dict) and _text(more, TEXTS))
-    whole = whole if _text(whole, TEXTS) else {**next(held, {}), **whole}
+    stored = (more for name in _STORED if isinstance(more := whole.get(name), dict) and _text(more, TEXTS))
+    whole = whole if _text(whole, TEXTS) else {**next(stored, {}), **whole}
     title, text = _text(whole, TITLES), _text(whole, TEXTS)
-    if not text and not (title and whole.keys() <= _KNOWN):  # what else it says would be lost
-        title, text = "", json.dumps(row, ensure_ascii=False)
+    if not text and not (title and whole.keys() <= _KNOWN):  # other fields would be lost
+        title, text = "", as_json(row)
     ident = _text(whole, IDS) or digest_of(title, text)[:16]
-    known = whole.get("meta", whole.get("metadata"))
-    meta: JsonObject = dict(known) if isinstance(known, dict) and not is_deep(known, DEEPEST_META) else {}
+    fields = whole.get("meta", whole.get("metadata"))
+    meta: JsonObject = dict(fields) if isinstance(fields, dict) and not is_deep(fields, DEEPEST_META) else {}
     if url := _text(whole, ("url", "link")):
         meta["url"] = url
     return Passage(ident, title, text, meta=meta)
 
 
 def _text(row: JsonObject, names: Sequence[str]) -> str:
-    """The first of these fields that is a text with letters, or a whole number."""
+    """The first of these fields that is a text which is not blank, or a whole number."""
     for name in names:
         value = row.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -184,9 +174,6 @@ def _text(row: JsonObject, names: Sequence[str]) -> str:
 
 
 def _score(row: Json) -> float:
-    if isinstance(row, dict):
-        for name in SCORES:
-            value = row.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return float(value)
-    return math.nan
+    values = [row.get(name) for name in SCORES] if isinstance(row, dict) else []
+    scores = (float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool))
+    return next(scores, math.nan)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -25,66 +25,47 @@ from coseek.traces.conversation import ConversationReader
 from coseek.traces.records import KINDS, RecordFault, RecordReader, TraceSettings
 
 REPORT = "source.json"
-"""What came of the files, in the run's folder."""
-PATHS = (
-    "id",
-    "question",
-    "answers",
-    "gold_ids",
-    "answer",
-    "fault",
-    "messages",
-    "steps",
-    "reasoning",
-    "query",
-    "results",
-)
+"""The file with the import summary, in the run's folder."""
+PATHS = [name for name in TraceSettings.model_fields if name not in ("map", "search_tools", "query_argument")]
 """Settings that are paths into a record."""
 
 
 @dataclass
 class TraceReport:
-    """What came of an import."""
+    """Import summary."""
 
     imported: int = 0
     with_answers: int = 0
-    """Conversations whose question has gold answers."""
+    """Number of conversations whose question has gold answers."""
     left_out: list[RecordFault] = field(default_factory=list)
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Searches, calls without a result, conversations without an answer."""
+    """Numbers of searches, calls without a result, conversations without an answer."""
     unread: Mapping[str, int] = field(default_factory=dict)
-    """What was not understood, by name: blocks, items, arguments, queries; earlier questions."""
+    """Counts of unread parts by name: blocks, items, arguments, queries; earlier questions."""
     tools: Mapping[str, int] = field(default_factory=dict)
-    """Calls with a result, by the tool's name; whatever an agent wrote."""
+    """Number of calls with a result, by the tool's name as the agent wrote it."""
 
     def to_json(self) -> JsonObject:
-        left_out: list[Json] = [{"where": one.where, "reason": one.reason} for one in self.left_out]
-        counts: JsonObject = {**self.counts}
-        return {
-            "imported": self.imported,
-            "with_answers": self.with_answers,
-            **counts,
-            "unread": {**self.unread},
-            "tools": {**self.tools},
-            "left_out": left_out,
-        }
+        counts: JsonObject = {"imported": self.imported, "with_answers": self.with_answers, **self.counts}
+        left_out: list[Json] = [asdict(fault) for fault in self.left_out]
+        return {**counts, "unread": {**self.unread}, "tools": {**self.tools}, "left_out": left_out}
 
 
 def trace_settings(typed: Mapping[str, Json]) -> TraceSettings:
-    """The settings, with those of the file `map` below them. Raises `SettingError`."""
+    """The typed settings over those of the file `map`. Raises `SettingError`."""
     file = typed.get("map")
     if not isinstance(file, str):
         return make_settings(TraceSettings, typed)
-    below = read_yaml(Path(file), "mapping file")
-    make_settings(TraceSettings, below, file)
-    return make_settings(TraceSettings, merge_settings(TraceSettings, below, dict(typed)))
+    mapped = read_yaml(Path(file), "mapping file")
+    make_settings(TraceSettings, mapped, file)
+    return make_settings(TraceSettings, merge_settings(TraceSettings, mapped, dict(typed)))
 
 
 def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | None = None) -> TraceReport:
-    """Write the conversations of log files (`records`) as the run `out`. Nothing is written when none can be read.
+    """Write the conversations of log files (`records`) as the run `out`, unless none can be read.
 
-    A record that cannot be read is left out and reported. Conversations with the same question get the seeds 0, 1, …
-    in order. Raises `DataError` for a folder with other contents, and `SettingError` for a path that no record has.
+    Records that cannot be read are skipped and reported. Conversations with the same question get the seeds 0, 1, … in
+    order. Raises `DataError` for a folder with other contents, and `SettingError` for a path that no record has.
     """
     settings = settings or TraceSettings()
     files = list(chain(*files_of(sources, KINDS, below=True)))
@@ -99,7 +80,7 @@ def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | 
             run = Run.create(folder, {"traces": names, **dump_settings(settings)})
             _read(files, settings, run, report)
             if not report.imported:
-                why = "".join(f"; {one.where}: {one.reason}" for one in report.left_out[:3])
+                why = "".join(f"; {fault.where}: {fault.reason}" for fault in report.left_out[:3])
                 raise DataError(f"no conversation found in {', '.join(map(str, sources))}{why}")
             digests: JsonObject = {path.name: file_digest(path) for path in files}
             write_json(folder / REPORT, {"format": "traces", "files": digests, **report.to_json()})
@@ -112,23 +93,23 @@ def _read(files: Sequence[Path], settings: TraceSettings, run: Run, report: Trac
     reader = ConversationReader(settings.search_tools, settings.query_argument)
     records = RecordReader(settings, Counter())
     asked: dict[str, tuple[str, int]] = {}
-    """Question id → its text, and how many conversations ask it."""
+    """Question id → its text, and the number of conversations so far."""
     with run.open_for_append() as file:
         for path in files:
-            for found in records.read(path):
-                if isinstance(found, RecordFault):
-                    report.left_out.append(found)
+            for record in records.read(path):
+                if isinstance(record, RecordFault):
+                    report.left_out.append(record)
                     continue
-                ident, text = found.question.id, found.question.question
+                ident, text = record.question.id, record.question.question
                 before, seed = asked.get(ident, (text, 0))
                 if before != text:
                     reason = f"the question id {ident!r} is that of another question; name another field with id=PATH"
-                    report.left_out.append(RecordFault(found.where, reason))
+                    report.left_out.append(RecordFault(record.where, reason))
                     continue
                 asked[ident] = text, seed + 1
-                Run.append(file, reader.trajectory(found, seed))
+                Run.append(file, reader.trajectory(record, seed))
                 report.imported += 1
-                report.with_answers += bool(found.question.answers)
+                report.with_answers += bool(record.question.answers)
     unused = [name for name in PATHS if name in settings.model_fields_set and not records.used[name]]
     if unused and report.imported + len(report.left_out):
         raise SettingError(f"no record has anything at {unused[0]}={getattr(settings, unused[0])}; check the path")

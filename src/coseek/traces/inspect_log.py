@@ -1,4 +1,4 @@
-"""Inspect log: a run as a log of Inspect AI (`.eval`), which its viewer and its Python functions open."""
+"""Inspect log: exports a run as a log of Inspect AI (`.eval`), for its viewer and its Python functions."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ SHOWN = ("em", "cover_em", "f1", "recall", "answer_hit", "searches", "turns")
 
 
 def write_inspect_log(path: Path, task: str, record: JsonObject, runs: Sequence[Trajectory], model: str) -> int:
-    """Write a log with one sample a trajectory; the runs of a question are its epochs. `record` is the run's."""
+    """Write a log with one sample per trajectory. The trajectories of a question are its epochs. `record` is the
+    contents of `run.yaml`."""
     from inspect_ai.log import EvalLog, write_eval_log
 
     epochs: Counter[str] = Counter()
@@ -47,16 +48,16 @@ def write_inspect_log(path: Path, task: str, record: JsonObject, runs: Sequence[
 
 
 def sample_of(run: Trajectory, epoch: int, model: str) -> JsonObject:
-    """The sample of a trajectory. One that a fault ended has an error and no scores."""
+    """The sample of a trajectory. After a fault it has an error and no scores."""
     scores = {} if run.fault else {key: value for key, value in score_trajectory(run).items() if key in SHOWN}
-    said: Json = {"role": "assistant", "content": reply_of(run)}
+    reply: Json = {"role": "assistant", "content": reply_of(run)}
     sample: JsonObject = {
         "id": run.question.id,
         "epoch": epoch,
         "input": run.question.question,
         "target": [*run.question.answers],
         "messages": [_message(message) for message in messages_of(run)],
-        "output": {"model": model, "choices": [] if run.answer is None and not run.declined else [{"message": said}]},
+        "output": {"model": model, "choices": [] if run.answer is None and not run.declined else [{"message": reply}]},
         "scores": {name: {"value": value, "answer": run.answer} for name, value in scores.items()},
         "metadata": {"protocol": run.agent_protocol, "stop": str(run.stop), "seed": run.seed, "exact": run.exact},
     }
@@ -85,9 +86,9 @@ def _message(message: JsonObject) -> JsonObject:
 def _results(samples: Sequence[JsonObject]) -> JsonObject:
     """The mean of every score over the samples that have it."""
     scored = [cast(dict[str, dict[str, float]], sample["scores"]) for sample in samples if "error" not in sample]
-    found: list[Json] = []
+    means: list[Json] = []
     for name in SHOWN:
         if values := [scores[name]["value"] for scores in scored if name in scores]:
             mean: JsonObject = {"mean": {"name": "mean", "value": fmean(values)}}
-            found.append({"name": name, "scorer": name, "scored_samples": len(values), "metrics": mean})
-    return {"total_samples": len(samples), "completed_samples": len(scored), "scores": found}
+            means.append({"name": name, "scorer": name, "scored_samples": len(values), "metrics": mean})
+    return {"total_samples": len(samples), "completed_samples": len(scored), "scores": means}

@@ -1,8 +1,8 @@
-"""Message forms: the messages of other systems, written as those of OpenAI's chat completions.
+"""Message forms: converts the messages of other systems to those of OpenAI's chat completions.
 
-Role and content of a message are found by `message_shapes`, calls and results by their shape (`tool_shapes`) or by the
-marks in a text (`text_calls`). Messages of chat completions stay as they are. Items, blocks, roles and calls that are
-not read are counted by name.
+`message_shapes` finds role and content of a message. Calls and results are recognised by their shape (`tool_shapes`) or
+by marks in a text (`text_calls`). Messages of chat completions do not change. Items, blocks, roles and calls that
+cannot be read are counted by name.
 """
 
 import json
@@ -30,18 +30,18 @@ from coseek.traces.tool_shapes import holds_calls, holds_results, kind_of, resul
 
 _TEXTS = ("", "text", "input_text", "output_text", "user-prompt")
 _QUIET = ("step-start", "step-finish", "document", "search_result")
-"""Types of parts that say nothing, or are read where they are results."""
+"""Types of parts without content, or whose content is read with results."""
 _PIECE = "\0piece"
-"""Marks a part of an assistant's message, which the message before it may take in."""
+"""Marks an item that is part of an assistant's message, and may be joined to the previous message."""
 
 
 def chat_messages(value: Json, unread: Counter[str]) -> Json:
-    """The messages of a record in the form of chat completions; `unread` counts what is not read."""
+    """The messages of a record in the form of chat completions. `unread` counts the parts that cannot be read."""
     return _Forms(unread).messages(value) if isinstance(value, list) else value
 
 
 def count_unread(unread: Counter[str], name: str, example: str) -> None:
-    """Count something unread by name, with its first example."""
+    """Count an unread part by name. The first one is kept as an example."""
     unread[next((known for known in unread if known.startswith(name)), f"{name}, such as {example[:60]!r}")] += 1
 
 
@@ -51,43 +51,44 @@ class _Forms:
     def __init__(self, unread: Counter[str]) -> None:
         self.unread = unread
         self.open = Counter[Json]()
-        """Ids of the calls that no result has followed; `None` for those without an id. Some programs use ids again."""
+        """Id → number of calls without a result so far; `None` for calls without an id. Some programs reuse ids."""
         self.repeated = set[str]()
         """Messages inside events so far, which later events repeat."""
         self.in_text = False
-        """Whether the last message has calls in its text, whose results the next message of a user holds."""
+        """Whether the last message has calls in its text, so that the next message of a user holds their results."""
 
     def messages(self, items: Sequence[Json]) -> list[Json]:
         messages: list[Json] = []
         for item in items:
             for message in self._of(item) if isinstance(item, dict) else [item]:
                 last = messages[-1] if messages else None
-                if isinstance(message, dict):
-                    self.open.update(call.ident for call in written.calls_in(message))
-                    if message.get("role") == "tool" and isinstance(ident := message.get("tool_call_id"), str | None):
-                        self.open[ident] -= self.open[ident] > 0
-                if isinstance(message, dict) and message.pop(_PIECE, None) and _goes_on(last):
-                    _join(cast(JsonObject, last), message)
+                if not isinstance(message, dict):
+                    messages.append(message)
+                    continue
+                self.open.update(call.ident for call in written.calls_in(message))
+                if message.get("role") == "tool" and isinstance(ident := message.get("tool_call_id"), str | None):
+                    self.open[ident] -= self.open[ident] > 0
+                if message.pop(_PIECE, None) and isinstance(last, dict) and last.get("role") == "assistant":
+                    _join(last, message)
                 else:
                     messages.append(message)
         return messages
 
-    def _of(self, given: JsonObject) -> Iterator[Json]:
-        item = unpacked(given)
+    def _of(self, packed: JsonObject) -> Iterator[Json]:
+        item = unpacked(packed)
         role = role_of(item)
         if not role:
             yield from self._item(item)
             return
         if role not in ROLES:
             self.unread[f"messages of the role {role!r}"] += 1
-        answers, self.in_text = self.in_text, False
+        follows_call, self.in_text = self.in_text, False
         is_foreign = item.get("role") != role
-        item, beside = self._beside({**with_content(item), "role": role})
+        item, parts = self._with_calls({**with_content(item), "role": role})
         content = item.get("content")
-        if beside or (isinstance(content, list) and any(map(_is_special, content))):
-            yield from self._parted(
-                item, [*beside, *(content if isinstance(content, list) else [content] if content else [])]
-            )
+        if parts or (isinstance(content, list) and any(map(_is_special, content))):
+            blocks = content if isinstance(content, list) else [content] if content else []
+            yield from self._parted(item, [*parts, *blocks])
             return
         if isinstance(content, list):
             self._count_blocks(content)
@@ -100,7 +101,7 @@ class _Forms:
             text = without_heading(text) if is_foreign else without_tag(text)
             yield item if text == text_of(content) else {**item, "content": text}
         elif role == "user" and isinstance(content, str):
-            results, rest = results_in_text(content, answers)
+            results, rest = results_in_text(content, follows_call)
             for result in results:
                 yield {"role": "tool", "content": result}
             if rest or not results:
@@ -108,10 +109,10 @@ class _Forms:
         else:
             yield item
 
-    def _beside(self, item: JsonObject) -> tuple[JsonObject, list[Json]]:
-        """The message with its calls as chat completions name them, and the other calls and results in its fields."""
-        given = item.get("additional_kwargs")  # LangChain, LlamaIndex
-        for name, value in given.items() if isinstance(given, dict) else ():
+    def _with_calls(self, item: JsonObject) -> tuple[JsonObject, list[Json]]:
+        """The message with the calls that chat completions can express, and the other calls and results as parts."""
+        more = item.get("additional_kwargs")  # LangChain, LlamaIndex
+        for name, value in more.items() if isinstance(more, dict) else ():
             if not item.get(name) and (name == "tool_call_id" or holds_calls(name)):
                 item = {**item, name: value}
         parts: list[Json] = []
@@ -135,7 +136,7 @@ class _Forms:
         return item, parts
 
     def _said(self, item: JsonObject) -> Iterator[Json]:
-        """Split a message of an assistant whose text holds calls or their results."""
+        """Split an assistant's message whose text contains calls or results."""
         text, words = text_of(item.get("content")), reasoning_and_words(item)[1]
         parts = [] if written.calls_in(item) else parts_in_text(text, words)
         if parts and (not calls_in(item) or any(part["type"] == "tool_result" for part in parts)):
@@ -167,10 +168,10 @@ class _Forms:
         elif kind or "event" in item:
             self.unread[f"items of the type {kind or item['event']!r}"] += 1
         else:
-            yield item  # refused with its number
+            yield item  # `checked_messages` refuses it, with its number
 
     def _parted(self, item: JsonObject, blocks: Sequence[Json]) -> Iterator[JsonObject]:
-        """Split a message at the results in its parts: calls become a field, and each result a message."""
+        """Split a message at the results among its parts: calls become a field, and each result becomes a message."""
         rest: JsonObject = {name: value for name, value in item.items() if name not in ("content", "tool_calls")}
         blocks = [*cast(list[Json], item.get("tool_calls") or []), *blocks]
         self._count_blocks(blocks)
@@ -222,18 +223,14 @@ def _text_part(block: Json) -> Json:
 
 
 def _is_special(block: Json) -> bool:
-    """Whether a part is more than text: a call, a result or a thought."""
+    """Whether a part is a call, a result, reasoning or a system prompt."""
     if not isinstance(block, dict):
         return False
     return tool_use_in(block) is not None or is_thought(block) or kind_of(block) == "system-prompt"
 
 
-def _goes_on(last: Json) -> bool:
-    return isinstance(last, dict) and last.get("role") == "assistant"
-
-
 def _join(message: JsonObject, piece: JsonObject) -> None:
-    """Add an item of Responses to the message before it: calls follow words and other calls."""
+    """Add an item of OpenAI's Responses to the previous message: calls follow words and other calls."""
     for name, value in piece.items():
         before = message.get(name)
         if isinstance(value, list) and isinstance(before, list):

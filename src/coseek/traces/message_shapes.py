@@ -1,6 +1,6 @@
-"""Message shapes: role and content of a message of another program, whatever its fields and envelopes are called.
+"""Message shapes: role and content of other programs' messages, whatever the names of their fields and envelopes.
 
-Read are messages of LangChain in any dump, LlamaIndex, Haystack, AutoGen, Gemini, the AI SDK and ChatGPT, steps of
+Covers messages of LangChain in any dump, LlamaIndex, Haystack, AutoGen, Gemini, the AI SDK and ChatGPT, steps of
 smolagents, and messages inside events of LangGraph and LlamaIndex.
 """
 
@@ -29,24 +29,24 @@ _ONLY_ROLES = {
     **dict.fromkeys(("toolcall", "functioncall"), "assistant"),
     **dict.fromkeys(("toolresponse", "toolresult", "functionresponse"), "tool"),
 }
-"""Roles that are no types of messages, but of calls and results."""
+"""Roles that as types would mean calls and results, not messages."""
 _REQUESTS = {"request": "user", "response": "assistant"}
 """Kinds of Pydantic AI's messages."""
 _ENVELOPES = ("data", "kwargs", "value", "message", "content", "response")
 _CONTENTS = ("parts", "blocks", "content", "message", "value", "text")
-"""Fields of a message with its content, the first that holds something."""
+"""Fields with the content of a message; the first that is not empty counts."""
 _OF_SMOLAGENTS = {"task": "user", "task_images": "", "system_prompt": "system", "output": "assistant"}
 _INPUTS = ("AgentInput", "AgentSetup")
 """Events of LlamaIndex with the messages that the agent reads."""
 _CHOICES = ("choices", "candidates")
 _ANSWERS = ("response", "output", "outputs", "completion", *_CHOICES)
-"""Fields of a record with what the model wrote, after what it read."""
+"""Fields of a record with the model's output, which are read after its input."""
 _TEXTS = (*_ANSWERS, "final_answer", "answer")
-"""Fields of a record that may hold the answer beside the messages."""
+"""Fields of a record that may hold the answer, outside the messages."""
 
 
 def unpacked(item: JsonObject) -> JsonObject:
-    """The message in an envelope, or a step as a message; other items as they are."""
+    """The message in an envelope, or a step as a message. Other items are returned unchanged."""
     if any(name in item for name in ("role", "from", "author")):
         return item
     if "_role" in item:  # Haystack
@@ -68,7 +68,7 @@ def unpacked(item: JsonObject) -> JsonObject:
 
 
 def role_of(item: JsonObject) -> str:
-    """The role of a message as chat completions name it, or its own; "" for an item without one."""
+    """The role of a message in chat completions, else its own role; "" for an item without a role."""
     author = item.get("author")
     role = item.get("role", author.get("role") if isinstance(author, dict) else None)
     if isinstance(role, str):
@@ -83,7 +83,7 @@ def role_of(item: JsonObject) -> str:
 
 
 def with_content(item: JsonObject) -> JsonObject:
-    """The message with its content under that name: a text, blocks, or nothing."""
+    """The message with its content in the field `content`: a text, blocks, or nothing."""
     name = next((name for name in _CONTENTS if item.get(name)), "content")
     content = item.get(name)
     if isinstance(content, dict) and isinstance(content.get("parts"), list):  # ChatGPT
@@ -92,21 +92,19 @@ def with_content(item: JsonObject) -> JsonObject:
         content = [content]
     if name == "content" and content is item.get("content"):
         return item
-    twice = ("toolinvocations",) if name == "parts" else ()  # the AI SDK says them there, too
-    return {
-        **{field: kept for field, kept in item.items() if field != name and letters(field) not in twice},
-        "content": content,
-    }
+    repeated = ("toolinvocations",) if name == "parts" else ()  # of the AI SDK, which also has them in its parts
+    others = {field: value for field, value in item.items() if field != name and letters(field) not in repeated}
+    return {**others, "content": content}
 
 
 def is_message(value: Json) -> bool:
-    """Whether a value is an item of a conversation rather than a record of its own."""
+    """Whether a value is an item of a conversation rather than a separate record."""
     return _is_single(value) or (isinstance(value, dict) and bool(messages_inside(unpacked(value))))
 
 
 def message_lists(value: Json, is_item: Callable[[Json], bool] = is_message, depth: int = 4) -> Iterator[list[Json]]:
-    """The lists of messages in a value, those of answers last, of several choices the first, without those inside
-    messages and schemas of tools."""
+    """The lists of messages in a value, those of answers last. Only the first of several choices is read; lists inside
+    messages and tool schemas are skipped."""
     if isinstance(value, list) and value and all(map(is_item, value)):
         yield value
     elif isinstance(value, dict) and depth:
@@ -119,8 +117,8 @@ def message_lists(value: Json, is_item: Callable[[Json], bool] = is_message, dep
 
 
 def said_in(value: Json, gold: str = "", at: str = "") -> tuple[str, list[Json]]:
-    """The messages in what a model returned or in such a field of a record, and that field's path: a message, the first
-    of several choices, or a text. The path `gold` is left out."""
+    """The path of a model's output in a record or response, and its messages: a message, the first of several choices,
+    or a text. The path `gold` is skipped."""
     if isinstance(value, str):
         return at, [{"role": "assistant", "content": value}] if value.strip() else []
     if isinstance(value, list):
@@ -135,7 +133,7 @@ def said_in(value: Json, gold: str = "", at: str = "") -> tuple[str, list[Json]]
 
 
 def messages_inside(item: JsonObject) -> list[Json]:
-    """The messages inside an event: LangGraph's update of a node, an agent's input, the end of a model's or tool's."""
+    """The messages inside an event: LangGraph's update of a node, an agent's input, the end of a model or tool call."""
     data, event = item.get("data"), item.get("event")
     if isinstance(data, dict) and event == "on_tool_end":
         output = data.get("output")
@@ -157,7 +155,7 @@ def _is_single(value: Json) -> bool:
 
 
 def is_thought(block: JsonObject) -> bool:
-    """Whether a part of a message is reasoning, as Anthropic, Gemini and Bedrock mark it."""
+    """Whether a part of a message is reasoning (Anthropic, Gemini, Bedrock)."""
     return kind_of(block) in THOUGHTS or block.get("thought") is True or "reasoningContent" in block
 
 

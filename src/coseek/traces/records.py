@@ -1,13 +1,11 @@
-"""Records: the conversations of log files, whatever their form. A record that cannot be read costs only itself.
+"""Records: reads the conversations of log files of any form. Records that cannot be read are skipped and reported.
 
-A file holds JSON lines, one JSON object or a list of them. A record is an ATIF document, a list of messages, or an
-object; `TraceSettings` say where an object holds what.
+A file holds JSON lines, one JSON object or a list of objects. A record is an ATIF document, a list of messages, or an
+object; `TraceSettings` name the places of its parts.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -27,7 +25,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Visit
 from coseek.models.written import refusal_in
 from coseek.traces.atif import conversation_parts, is_atif
-from coseek.traces.calls import calls_in, finished_in, parsed, reasoning_and_words, text_of
+from coseek.traces.calls import as_json, calls_in, finished_in, parsed, reasoning_and_words, text_of, tool_call
 from coseek.traces.conversation import Conversation, SampledIds, question_at, questions_before
 from coseek.traces.found_passages import own_rows
 from coseek.traces.message_forms import chat_messages, count_unread
@@ -38,16 +36,16 @@ LINES = (".jsonl", ".jsonlines", ".ndjson")
 KINDS = (*LINES, ".json")
 EARLIER = "earlier questions of conversations; each run answers the last one (question=PATH names another)"
 _UNSAID = ("", "(refusal)")
-"""Texts of a message with nothing but a refusal."""
+"""Texts of a message that is only a refusal."""
 OWN = ("id", "question", "answers", "gold_ids")
-"""Fields that an object may hold under their own names."""
+"""Fields of a question that are read under their own names by default."""
 
 
 class TraceSettings(Settings):
-    """How to read logs. A path names the keys on the way to a value, with dots: `output.trace`, `calls.0.name`."""
+    """How to read logs. A path lists the keys to a value, separated by dots: `output.trace`, `calls.0.name`."""
 
     map: str = ""
-    """A YAML file with these settings; those that are typed win."""
+    """A YAML file with these settings; typed settings override it."""
     search_tools: list[str] = Field(default=[])
     """Names of the tools that search; by default those whose name contains `search` or `retriev`."""
     query_argument: str = ""
@@ -63,23 +61,23 @@ class TraceSettings(Settings):
     answer: str = ""
     """Path of the agent's final answer; by default the text of the last message, else a field such as `response`."""
     fault: str = ""
-    """Path of an error that ended the run; where it holds something, the run is counted and not scored."""
+    """Path of an error that ended the run. If it holds anything, the run is counted and not scored."""
     messages: str = ""
     """Path of the list of messages; by default `messages`."""
     steps: str = ""
-    """Path of a list of search steps, for logs that hold no messages. The next three paths begin at a step; LangChain's
+    """Path of a list of search steps, for logs without messages. The next three paths start at a step; LangChain's
     `intermediate_steps` need none."""
     reasoning: str = "reasoning"
-    """Path, in a step, of what the agent wrote in front of its query."""
+    """Path, in a step, of the agent's text before its query."""
     query: str = "query"
-    """Path, in a step, of the query or a list of queries; a step without one is a turn without a search."""
+    """Path, in a step, of the query or a list of queries. A step without a query is a turn without a search."""
     results: str = "results"
-    """Path, in a step, of what was found: a list of passages, or text."""
+    """Path, in a step, of the results: a list of passages, or text."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFault:
-    """A record that is left out."""
+    """A record that is skipped."""
 
     where: str
     reason: str
@@ -91,18 +89,15 @@ class RecordReader:
 
     settings: TraceSettings
     used: Counter[str]
-    """How many records have something at each path of the settings."""
+    """Path of the settings → number of records with a value there."""
     unread: Counter[str] = field(default_factory=Counter)
-    """What is in the records and was not read, by name."""
+    """Counts of unread parts of the records, by name."""
 
     def read(self, path: Path) -> Iterator[Conversation | RecordFault]:
-        """Every conversation of a file, or why it is none, in order."""
+        """The conversations of a file, in order, or the faults of records that cannot be read."""
         for where, value in _values(path):
-            if isinstance(value, RecordFault):
-                yield value
-                continue
             try:
-                yield self._conversation(value, where)
+                yield value if isinstance(value, RecordFault) else self._conversation(value, where)
             except DataError as error:
                 yield RecordFault(where, str(error))
 
@@ -112,57 +107,51 @@ class RecordReader:
             raise DataError(f"an object or a list of messages is needed, not {type(value).__name__}")
         sampled: dict[int, SampledIds] = {}
         own = row
+        is_ours = isinstance(row.get("run"), dict)  # exported by coseek, in our form; visited pages may contain tags
         if is_atif(row):
             messages, sampled = conversation_parts(row)
             checked_messages(cast(Json, messages))
-            extra = row.get("extra")
-            own = extra if isinstance(extra, dict) else {}
+            own = _object(row.get("extra"))
         elif self.settings.steps:
             messages = self._steps(row)
         else:
-            given = parsed(self._at(row, "messages")) if self.settings.messages else _messages_in(row)
-            ours = isinstance(row.get("run"), dict)  # written by coseek, in our form; a visited page has such tags, too
+            logged = parsed(self._at(row, "messages")) if self.settings.messages else _messages_in(row)
             before = self.unread.total()
-            messages = checked_messages(given if ours else chat_messages(given, self.unread))
+            messages = checked_messages(logged if is_ours else chat_messages(logged, self.unread))
             if self.unread.total() == before and not any(map(calls_in, messages)) and (name := tool_name_in(row)):
-                count_unread(
-                    self.unread, "conversations without calls that can be read, but with fields of tools", name
-                )
-        if own is row and not isinstance(row.get("run"), dict) and not self.settings.answer:
+                what = "conversations without calls that can be read, but with fields of tools"
+                count_unread(self.unread, what, name)
+        if own is row and not is_ours and not self.settings.answer:
             messages = [*messages, *self._beside(row, messages)]
-        known = own.get("run")
-        run = known if isinstance(known, dict) else {}
+        run = _object(own.get("run"))
         answer = self._answer(row) if self.settings.answer else self._text(run.get("answer"))
         fault = self._text(self._at(row, "fault") if self.settings.fault else run.get("fault"))
         if not fault and (refusal := refusal_in(messages[-1])) and text_of(messages[-1].get("content")) in _UNSAID:
-            fault = f"the model refused: {refusal[:200]}"  # as a server's refusal of a run of coseek
+            fault = f"the model refused: {refusal[:200]}"  # as for a server's refusal in a run of coseek
         stop = None if self.settings.answer or self.settings.fault else _stop_of(run, answer)
         if stop is not None and stop.is_fault:
             fault, stop = fault or str(stop), None
-        question = self._question(row, own, messages)
         return Conversation(
-            question,
+            self._question(row, own, messages),
             tuple(messages),
             where,
             answer=answer or None,
             fault=fault,
             sampled=sampled,
             stop=stop,
-            opening=own_rows(run.get("opening"), Search.from_json),
+            opening=own_rows(run.get("opening"), Search.from_json) or (),
             evidence=_ids(run.get("evidence")),
             selected_ids=_ids(run.get("selected_ids")),
-            visits=own_rows(run.get("visits"), Visit.from_json),
+            visits=own_rows(run.get("visits"), Visit.from_json) or (),
             protocol=_protocol_of(run),
         )
 
     def _question(self, row: JsonObject, own: JsonObject, messages: Sequence[JsonObject]) -> Question:
-        found = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}
-        if not self.settings.answers and found["answers"] is None:
-            found["answers"] = own.get("golden_answers")
-        asked: JsonObject = {}
-        if isinstance(found["question"], dict):
-            asked = cast(JsonObject, found.pop("question"))
-        asked |= {name: value for name, value in found.items() if value is not None}
+        fields = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}
+        if not self.settings.answers and fields["answers"] is None:
+            fields["answers"] = own.get("golden_answers")
+        asked = _object(fields["question"])
+        asked |= {name: value for name, value in fields.items() if value is not None and value is not asked}
         if "question" not in asked:
             at = question_at(messages)
             asked["question"] = None if at is None else text_of(messages[at].get("content")).strip()
@@ -176,16 +165,16 @@ class RecordReader:
         return Question.from_json(asked)
 
     def _answer(self, row: JsonObject) -> str:
-        """The answer at its path: a text, or that of the last message or first choice there."""
+        """The answer at its path: a text, or the text of the last message or first choice there."""
         value = self._at(row, "answer")
         inside = parsed(value)
-        is_said = isinstance(inside, dict) or (isinstance(inside, list) and all(map(is_message, inside)))
-        said = chat_messages(said_in(inside, at=self.settings.answer)[1] if is_said else [], Counter())
+        has_messages = isinstance(inside, dict) or (isinstance(inside, list) and all(map(is_message, inside)))
+        said = chat_messages(said_in(inside, at=self.settings.answer)[1] if has_messages else [], Counter())
         return reasoning_and_words(cast(list[JsonObject], said)[-1])[1].strip() if said else self._text(value)
 
     def _beside(self, row: JsonObject, messages: Sequence[JsonObject]) -> list[JsonObject]:
-        """The messages in a field beside a conversation that does not end with an answer."""
-        last = next((one for one in reversed(messages) if one["role"] not in ("system", "developer")), messages[-1])
+        """The messages in a field outside a conversation that does not end with an answer."""
+        last = next((row for row in reversed(messages) if row["role"] not in ("system", "developer")), messages[-1])
         calls, words = calls_in(last), reasoning_and_words(last)[1].strip() or refusal_in(last)
         if last["role"] == "assistant" and (finished_in(calls) or (words and not calls)):
             return []
@@ -203,27 +192,24 @@ class RecordReader:
         question = self._at(row, "question") if self.settings.question else row.get("question")
         messages: list[JsonObject] = [{"role": "user", "content": self._text(question)}]
         for number, step in enumerate(steps, start=1):
-            function: JsonObject = {}
             if isinstance(step, dict):
                 thought, results = self._at(step, "reasoning"), self._at(step, "results")
-                if queries := texts_of(self._at(step, "query")):
-                    function = {"name": "search", "arguments": {"query": [*queries]}}
+                queries = texts_of(self._at(step, "query"))
+                tool, arguments = "search" if queries else "", as_json({"query": [*queries]})
             else:
                 action, results = cast(tuple[JsonObject, Json], step)
-                thought, function = action.get("log"), {"name": action["tool"], "arguments": action.get("tool_input")}
+                thought, tool, arguments = action.get("log"), str(action["tool"]), as_json(action.get("tool_input"))
             message: JsonObject = {"role": "assistant", "content": self._text(thought)}
-            ident = f"call_{number}"
-            if function:
-                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-                message["tool_calls"] = [{"id": ident, "type": "function", "function": function}]
             messages.append(message)
-            if function and results is not None:
-                found = results if isinstance(results, str) else json.dumps(results, ensure_ascii=False)
-                messages.append({"role": "tool", "tool_call_id": ident, "content": found})
+            if tool:
+                message["tool_calls"] = [tool_call(f"call_{number}", tool, arguments)]
+            if tool and results is not None:
+                content = results if isinstance(results, str) else as_json(results)
+                messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": content})
         return messages
 
     def _at(self, row: JsonObject, name: str) -> Json:
-        """What a record has at the path of a setting; `None` where it has nothing."""
+        """The value of a record at the path of a setting; `None` without one."""
         value = _value_at(row, str(getattr(self.settings, name)).split("."))
         self.used[name] += value is not None
         return value
@@ -234,16 +220,20 @@ class RecordReader:
 
 
 def _value_at(value: Json, keys: Sequence[str]) -> Json:
-    """What a value, or the JSON in a text, has at a path. A key may have dots itself: the longest one counts."""
+    """The value at a path in a value or in the JSON in a text. Keys may contain dots; the longest match counts."""
     if not keys:
         return value
     inside = parsed(value)
     if isinstance(inside, list) and keys[0].isdecimal() and int(keys[0]) < len(inside):
         return _value_at(inside[int(keys[0])], keys[1:])
-    row = inside if isinstance(inside, dict) else {}
+    row = _object(inside)
     ends = {".".join(keys[:end]): end for end in range(len(keys), 0, -1)}
-    found = (_value_at(row[key], keys[end:]) for key, end in ends.items() if key in row)
-    return next((each for each in found if each is not None), None)
+    values = (_value_at(row[key], keys[end:]) for key, end in ends.items() if key in row)
+    return next((each for each in values if each is not None), None)
+
+
+def _object(value: Json) -> JsonObject:
+    return value if isinstance(value, dict) else {}
 
 
 def _is_pair(step: Json) -> bool:
@@ -252,24 +242,24 @@ def _is_pair(step: Json) -> bool:
 
 
 def _stop_of(run: JsonObject, answer: str) -> StopReason | None:
-    """How a record says that its run ended; `None` where it does not, or lacks the answer of such an end."""
+    """The stop reason in a record; `None` without one, or if the answer that it implies is missing."""
     stop = next((stop for stop in StopReason if stop == run.get("stop")), None)
     return None if stop in (StopReason.ANSWERED, StopReason.DECLINED) and not answer else stop
 
 
 def _protocol_of(run: JsonObject) -> str | None:
-    """The name of a run's protocol. That of a file is none: a log does not say which files are read here."""
+    """The name of a run's protocol. File names are ignored: a log must not choose files to read here."""
     name = run.get("protocol")
     return name if isinstance(name, str) and name and not name.endswith((".yaml", ".yml")) else None
 
 
 def _ids(value: Json) -> tuple[str, ...]:
     """The ids of passages in a list."""
-    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+    return tuple(ident for ident in value if isinstance(ident, str)) if isinstance(value, list) else ()
 
 
 def checked_messages(value: Json) -> list[JsonObject]:
-    """A list of messages. Raises `DataError` for anything else."""
+    """The value, if it is a list of messages. Raises `DataError` for any other value."""
     if not isinstance(value, list) or not value:
         raise DataError("there is no list of messages; name its place with messages=PATH, or that of steps=PATH")
     for number, message in enumerate(value, start=1):
@@ -281,40 +271,37 @@ def checked_messages(value: Json) -> list[JsonObject]:
 
 
 def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
-    """The JSON values of a file, each with its place."""
-    if kind_of(path) not in LINES:
-        try:
-            value = read_json(path)
-        except DataError as error:
-            yield path.name, RecordFault(path.name, str(error))
-            return
-        several = isinstance(value, list) and not all(map(is_message, value))
-        for number, one in enumerate(cast(list[Json], value) if several else [value], start=1):
-            yield f"{path.name}, item {number}" if several else path.name, one
-        return
+    """The JSON values of a file, each with its place, or their faults."""
     try:
-        for number, line in read_byte_lines(path):
-            if line.strip():
-                where = f"{path.name}, line {number}"
-                yield where, _parsed(line, where)
+        if kind_of(path) in LINES:
+            for number, line in read_byte_lines(path):
+                if line.strip():
+                    where = f"{path.name}, line {number}"
+                    yield where, _parsed(line, where)
+            return
+        value = read_json(path)
     except DataError as error:
         yield path.name, RecordFault(path.name, str(error))
+        return
+    is_list = isinstance(value, list) and not all(map(is_message, value))
+    for number, item in enumerate(cast(list[Json], value) if is_list else [value], start=1):
+        yield f"{path.name}, item {number}" if is_list else path.name, item
 
 
 def _messages_in(row: JsonObject) -> Json:
-    """The messages of an object: those named so, else all lists of messages in it."""
+    """The `messages` of an object, else all lists of messages in it."""
     if row.get("messages") is not None:
         return parsed(row["messages"])
     lists = list(message_lists(row))
-    given = row.get("input") or row.get("prompt")
-    before: list[Json] = [{"role": "user", "content": given}] if isinstance(given, str) and len(lists) == 1 else []
+    prompt = row.get("input") or row.get("prompt")
+    before: list[Json] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) and len(lists) == 1 else []
     return [*before, *chain(*lists)] if lists else None
 
 
 def _parsed(line: bytes, where: str) -> "Json | RecordFault":
-    with suppress(UnicodeDecodeError):
-        try:
-            return parse_strict(line.decode("utf-8-sig"))
-        except InvalidJson as error:
-            return RecordFault(where, str(error))
-    return RecordFault(where, "not UTF-8 text")
+    try:
+        return parse_strict(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return RecordFault(where, "not UTF-8 text")
+    except InvalidJson as error:
+        return RecordFault(where, str(error))

@@ -1,9 +1,8 @@
-"""Text calls: the calls of tools and their results in the text of a message, in the marks of several models.
+"""Text calls: tool calls and results in the text of a message, in the marks of several models.
 
 A call is a tag with a query (Search-R1, Search-o1, R1-Searcher), elements with parameters (Claude, MiniMax, Qwen
-Coder), JSON after a mark, which holds the tool's name or follows it (Mistral, Kimi, DeepSeek, Granite, Command R), or a
-step of ReAct.
-What `coseek.models.written` reads stays in the text.
+Coder), JSON after a mark, with the tool's name inside or before it (Mistral, Kimi, DeepSeek, Granite, Command R), or a
+step of ReAct. Calls that `coseek.models.written` parses stay in the text.
 """
 
 import ast
@@ -19,28 +18,16 @@ from coseek.traces.calls import MOST_PYTHON, is_finish, python_value
 from coseek.traces.tool_shapes import tool_use_in
 
 _PREFIX = r"(?:\w{1,16}:|[|\uff5c]DSML[|\uff5c])?"
-"""What some models put before the name of an element: `minimax:`, `seed:`."""
+"""Prefix of an element's name in some models: `minimax:`, `seed:`."""
 _BAR, _GAP = r"[|\uff5c]", r"[_\u2581]"
 _QUERIES = r"<search>|<\|begin_(?:search|of)_query\|>"
-_RESULTS = "|".join(
-    (
-        "<(?:tool_response|information|results?|search_results?|function_results|observation)>",
-        r"\[TOOL_RESULTS\]",
-        r"<\|begin_(?:search_result|of_documents)\|>",
-        f"<{_BAR}tool{_GAP}outputs{_GAP}begin{_BAR}>",
-        r"```tool_output\s",
-    )
+_RESULTS = (
+    r"<(?:tool_response|information|results?|search_results?|function_results|observation)>|\[TOOL_RESULTS\]"
+    rf"|<\|begin_(?:search_result|of_documents)\|>|<{_BAR}tool{_GAP}outputs{_GAP}begin{_BAR}>|```tool_output\s"
 )
-_MARKS = "|".join(
-    (
-        f"<{_PREFIX}(?:tool_?calls?|function_calls)>",
-        f"<{_PREFIX}invoke name=",
-        "<function[= ]",
-        r"<\|python_tag\|>",
-        r"\[TOOL_CALLS\]",
-        f"<{_BAR}tool{_GAP}calls?(?:_section)?(?:{_GAP}(?:begin|start))?{_BAR}>",
-        r"<\|(?:START_ACTION|action_start)\|>",
-    )
+_MARKS = (
+    rf"<{_PREFIX}(?:tool_?calls?|function_calls)>|<{_PREFIX}invoke name=|<function[= ]|<\|python_tag\|>|\[TOOL_CALLS\]"
+    rf"|<{_BAR}tool{_GAP}calls?(?:_section)?(?:{_GAP}(?:begin|start))?{_BAR}>|<\|(?:START_ACTION|action_start)\|>"
 )
 _FENCES = r"```(?:json|tool_calls?)?\s*(?=[\[{])|```tool_code\s|\bCalling tools:"
 _OPENING = re.compile(f"(?P<query>{_QUERIES})|(?P<result>{_RESULTS})|(?P<calls>{_MARKS}|{_FENCES})", re.I)
@@ -50,7 +37,7 @@ _CALL_MARK = re.compile(
     r'|"(?:name|tool|tool_name|action)"\s*:\s*"\w*(?:search|retriev)',
     re.MULTILINE | re.I,
 )
-"""Begins a call in a text, also in spellings that are not read."""
+"""Begins a call in a text, even in a form that cannot be parsed."""
 _RESULT = re.compile(_RESULTS, re.I)
 _USER_RESULT = re.compile("<(?:tool_response|information)>")
 """Results in a user's message that need no call before them."""
@@ -65,9 +52,9 @@ _TOKEN = re.compile(
 )
 """Separates the parts of a call."""
 _NAME = re.compile(r"(?:functions\.)?([A-Za-z_][\w.-]{0,127}?)(?::\d+)?\Z")
-"""The name of a tool, to which Kimi adds the number of the call."""
+"""The name of a tool. Kimi appends the number of the call."""
 _IN_CODE = re.compile(r"\A```tool|\"(?:arguments|parameters|action_input)\"\s*:")
-"""What a block of code has that is a call, and no answer in JSON."""
+"""Marks a block of code as a call rather than an answer in JSON."""
 _STEP = re.compile(
     r"^[ \t]*(Thought|Action Input|Action|Observation|Final Answer)(?: \d{1,4})?[ \t]*:", re.MULTILINE | re.I
 )
@@ -78,7 +65,7 @@ _PYTHONIC = re.compile(r"[\[\s]*[A-Za-z_][\w.]{0,127}\(")
 
 
 def _element(opening: str, names: str) -> re.Pattern[str]:
-    """Name and inside of an element with a name. It ends before the next one, so that those without an end are read in
+    """Pattern of an element's name and contents. It ends before the next such element, so that unclosed elements take
     linear time."""
     inside = f"(?:(?!<{_PREFIX}(?:{names})[ =]).)*?"
     name = r"[\"']?([\w.:/-]{1,128})[\"']?[^<>]{0,64}"
@@ -90,20 +77,18 @@ _PARAMETER = _element("parameter(?: name)?=", "parameter")
 
 
 def parts_in_text(text: str, words: str) -> list[JsonObject]:
-    """A text as content blocks of texts, calls and results; empty if it has no call that can be read.
+    """A text as content blocks: texts, calls and results; empty if no call can be parsed.
 
-    `words` is the text without reasoning, in which calls are only thought of.
+    `words` is the text without reasoning, in which calls are not made.
     """
     if words.lstrip()[:1] in ("[", "{") and (calls := list(_pythonic(words)) or list(_in_json(words))):
         return calls
     if (bracket := _BRACKET.fullmatch(words.strip())) and is_finish(bracket[1]):
-        return [{"type": "tool_use", "name": bracket[1], "input": {"query": bracket[2]}}]
+        return [_call(bracket[1], {"query": bracket[2]})]
     if any(head[1].lower() == "action" for head in _STEP.finditer(words)):
-        steps = list(_steps(text))
-        return steps if any(part["type"] == "tool_use" for part in steps) else []
-    if not (_SPECIAL_QUERY.search(text) or _OPENING.search(words)):
-        return []
-    parts = list(_parts(text))
+        parts = list(_steps(text))
+    else:
+        parts = list(_parts(text)) if _SPECIAL_QUERY.search(text) or _OPENING.search(words) else []
     return parts if any(part["type"] == "tool_use" for part in parts) else []
 
 
@@ -113,17 +98,17 @@ def call_mark_in(text: str) -> str:
     return mark[0].strip() if mark else ""
 
 
-def results_in_text(text: str, is_answer: bool) -> tuple[list[str], str]:
-    """The results in a message of a user, and its other text. All of an answer to a call in a text is the result."""
-    parts = list(_parts(text)) if is_answer or _USER_RESULT.search(text) else []
+def results_in_text(text: str, follows_call: bool) -> tuple[list[str], str]:
+    """The results in a user's message, and its other text. Without marks, a message after a call is its result."""
+    parts = list(_parts(text)) if follows_call or _USER_RESULT.search(text) else []
     results = [str(part["content"]).strip() for part in parts if part["type"] == "tool_result"]
-    if is_answer and not results:
+    if follows_call and not results:
         return [without_heading(text)], ""
     return results, "".join(str(part["text"]).strip() for part in parts if part["type"] == "text")
 
 
 def without_heading(text: str) -> str:
-    """A result without the word for it before a colon, or the tag around it."""
+    """A result without a heading such as `Observation:`, or the tag around it."""
     return _HEADING.sub("", text, count=1).strip() if _HEADING.match(text) else without_tag(text)
 
 
@@ -136,10 +121,10 @@ def without_tag(text: str) -> str:
 
 
 def _parts(text: str) -> Iterator[JsonObject]:
-    """The parts of a text in order. A mark without its end is text, except that of a call, which may end the text."""
+    """The parts of a text in order. An unclosed mark is text, except for calls, which may end the text."""
     at, tried, unclosed = 0, 0, set[str]()
     for mark in _OPENING.finditer(text):
-        if mark.start() < (tried if mark["calls"] else at):  # inside what is read, or what holds no call
+        if mark.start() < (tried if mark["calls"] else at):  # inside a part, or a region without a call
             continue
         closing = _closing_of(mark[0])
         end = -1 if closing in unclosed else text.find(closing, mark.end())
@@ -150,18 +135,22 @@ def _parts(text: str) -> Iterator[JsonObject]:
             following = _RESULT.search(text, mark.end())
             end, closing = following.start() if following else len(text), ""
         inside, after = text[mark.end() : end], end + len(closing)
-        found: list[JsonObject] = [{"type": "tool_result", "content": inside}]
+        parts: list[JsonObject] = [{"type": "tool_result", "content": inside}]
         if mark["query"]:
-            found = [{"type": "tool_use", "name": "search", "input": {"query": inside.strip()}}]
+            parts = [_call("search", {"query": inside.strip()})]
         elif mark["calls"]:
             is_code = mark[0].startswith("```") and not _IN_CODE.search(mark[0] + inside)
-            found = [] if is_code else list(_calls_in(text[mark.start() : after]))
+            parts = [] if is_code else list(_calls_in(text[mark.start() : after]))
             tried = after
-        if found:
+        if parts:
             yield {"type": "text", "text": text[at : mark.start()]}
-            yield from found
+            yield from parts
             at = tried = after
     yield {"type": "text", "text": text[at:]}
+
+
+def _call(name: str, arguments: Json) -> JsonObject:
+    return {"type": "tool_use", "name": name, "input": arguments}
 
 
 def _closing_of(mark: str) -> str:
@@ -175,12 +164,10 @@ def _closing_of(mark: str) -> str:
 
 def _calls_in(region: str) -> Iterator[JsonObject]:
     """The calls between the marks of a text, each as a block."""
-    invoked = False
-    for name, body in _INVOKE.findall(region):
+    invoked = _INVOKE.findall(region)
+    for name, body in invoked:
         pairs: JsonObject = {key: value.strip() for key, value in _PARAMETER.findall(body)}
-        values = [] if pairs else _values(body)
-        invoked = True
-        yield {"type": "tool_use", "name": name, "input": pairs or (values[0] if values else {})}
+        yield _call(name, pairs or next(iter(_values(body)), {}))
     name = ""
     for piece in () if invoked else _TOKEN.split(_FENCE.sub(" ", region)):
         start = min((at for at in map(piece.find, "[{") if at >= 0), default=len(piece))
@@ -194,7 +181,7 @@ def _calls_in(region: str) -> Iterator[JsonObject]:
             if call := _call_in(value):
                 yield call
             elif name and isinstance(value, dict):
-                yield {"type": "tool_use", "name": name, "input": value}
+                yield _call(name, value)
 
 
 def _call_in(value: Json) -> JsonObject | None:
@@ -206,12 +193,12 @@ def _call_in(value: Json) -> JsonObject | None:
 
 
 def _in_json(text: str) -> Iterator[JsonObject]:
-    """The calls in a text that is nothing but JSON."""
+    """The calls in a text that is only JSON."""
     yield from filter(None, map(_call_in, _values(text) if _IN_CODE.search(text) else ()))
 
 
 def _steps(text: str) -> Iterator[JsonObject]:
-    """The parts of a text in the steps of ReAct: `Action: search[Ada]`, or a name before `Action Input: Ada`."""
+    """The parts of a text with steps of ReAct: `Action: search[Ada]`, or a name before `Action Input: Ada`."""
     heads = list(_STEP.finditer(text))
     yield {"type": "text", "text": text[: heads[0].start()]}
     name = ""
@@ -219,15 +206,13 @@ def _steps(text: str) -> Iterator[JsonObject]:
         step, body = head[1].lower(), text[head.end() : end].strip()
         bracket = _BRACKET.fullmatch(body) if step == "action" else None
         if bracket:
-            yield {"type": "tool_use", "name": bracket[1], "input": {"query": bracket[2]}}
+            yield _call(bracket[1], {"query": bracket[2]})
         elif step == "action":
             name = body.partition("\n")[0]
             yield from _in_json(_FENCE.sub("", body).strip())
         elif step == "action input" and name:
-            values = _values(_FENCE.sub("", body))
-            given = values[0] if values else None
-            query: JsonObject = {"query": body.strip("\"'")}
-            yield {"type": "tool_use", "name": name, "input": given if isinstance(given, dict) else query}
+            arguments = next(iter(_values(_FENCE.sub("", body))), None)
+            yield _call(name, arguments if isinstance(arguments, dict) else {"query": body.strip("\"'")})
         elif step == "observation":
             if body:
                 yield {"type": "tool_result", "content": body}
@@ -236,7 +221,7 @@ def _steps(text: str) -> Iterator[JsonObject]:
 
 
 def _values(text: str) -> list[Json]:
-    """The JSON values of a text, also those of a list, or those that Python prints."""
+    """The values of a text in JSON or as Python prints them; a list counts as several values."""
     values: list[Json] = []
     with suppress(InvalidJson):
         values = parse_lenient_values(text)
@@ -253,9 +238,8 @@ def _pythonic(text: str) -> Iterator[JsonObject]:
         tree = ast.parse(text.strip(), mode="eval").body
         for call in tree.elts if isinstance(tree, ast.List) else [tree]:
             if isinstance(call, ast.Call):
-                pairs = [(each.arg or "", each.value) for each in call.keywords] + [
-                    ("query", each) for each in call.args[:1]
-                ]
-                arguments = json.dumps({name: ast.literal_eval(value) for name, value in pairs})
-                name = ast.unparse(call.func).removesuffix(".call")
-                yield {"type": "tool_use", "name": name, "input": json.loads(arguments)}
+                pairs = {keyword.arg or "": keyword.value for keyword in call.keywords}
+                if call.args:
+                    pairs["query"] = call.args[0]
+                arguments = json.dumps({name: ast.literal_eval(value) for name, value in pairs.items()})
+                yield _call(ast.unparse(call.func).removesuffix(".call"), json.loads(arguments))

@@ -1,24 +1,23 @@
-"""Tool shapes: the call of a tool and its result in an object of another program, whatever its fields are called.
+"""Tool shapes: tool calls and results in objects of other programs, whatever the names of their fields.
 
-The type of an object, or the key around it, says what it is (`tool_use`, `functionCall`, `web_search_tool_result`);
-without one, its fields do. Names are compared by their letters alone, so that `toolCallId` is `tool_call_id`. What is
-found is written as a call and a message of OpenAI's chat completions.
+An object is recognised by its type or the key around it (`tool_use`, `functionCall`, `web_search_tool_result`), else by
+its fields. Names are compared by their letters alone, so that `toolCallId` equals `tool_call_id`. Calls and results are
+converted to calls and messages of OpenAI's chat completions.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coseek.core.files import Json, JsonObject
-from coseek.traces.calls import text_of
+from coseek.traces.calls import as_json, text_of
 
 _TOOL = r"\w*(?:tool|function|mcp|websearch|filesearch|codeexecution)"
 _CALL = re.compile(rf"{_TOOL}\w*?(?:call|use|invocation|request|requestevent|selection)s?|dynamictool|function")
 _RESULT = re.compile(rf"{_TOOL}\w*?(?:result|response|return|output|executionevent|resultmessage)s?|retryprompt")
 _SPEAKS_OF_TOOL = re.compile("tool|function_?call|intermediate_steps|action_input|observations", re.I)
 _BESIDE = ("tools", "functions", "tool_choice", "tool_config", "usage", "usage_metadata")
-"""Fields beside a conversation that speak of tools and hold no call."""
+"""Fields outside a conversation that mention tools but hold no call."""
 _KINDS = ("type", "block_type", "part_kind", "kind")
 _IDS = ("callid", "toolcallid", "tooluseid", "toolid")
 _NAMES = ("name", "toolname", "functionname", "tool", "action")
@@ -52,7 +51,7 @@ class ToolUse:
 
 
 def letters(name: str) -> str:
-    """The letters of a name, in lower case."""
+    """The letters of a name in lower case."""
     return "".join(filter(str.isalpha, name)).lower()
 
 
@@ -62,22 +61,23 @@ def kind_of(block: JsonObject) -> str:
 
 
 def holds_calls(name: str) -> bool:
-    """Whether a field of this name holds calls of tools."""
-    said = letters(name)
-    return said != "function" and "invalid" not in said and _CALL.fullmatch(said) is not None
+    """Whether a field of this name holds tool calls."""
+    plain = letters(name)
+    return plain != "function" and "invalid" not in plain and _CALL.fullmatch(plain) is not None
 
 
 def holds_results(name: str) -> bool:
-    """Whether a field of this name holds results of tools."""
+    """Whether a field of this name holds tool results."""
     return _RESULT.fullmatch(letters(name)) is not None
 
 
 def tool_use_in(block: JsonObject) -> ToolUse | None:
     """The call in an object, its result, or both; `None` without any."""
     kind = kind_of(block)
-    around = next((name for name, value in block.items() if value and isinstance(value, dict) and _is_tool(name)), None)
-    if around is not None and not _calls({letters(name): value for name, value in block.items()}):
-        kind, block = around, {"toolCallId": block.get("id"), **_object(block[around])}
+    objects = (name for name, value in block.items() if value and isinstance(value, dict))
+    outer = next((name for name in objects if holds_calls(name) or holds_results(name)), None)
+    if outer is not None and not _calls({letters(name): value for name, value in block.items()}):
+        kind, block = outer, {"toolCallId": block.get("id"), **_object(block[outer])}
     block = {**block, **_object(block.get("function")), **_object(block.get("custom"))}
     fields = {letters(name): value for name, value in block.items() if value is not None}
     refers = _refers(fields) or any(isinstance(fields.get(name), dict) for name in _CALLS)
@@ -97,7 +97,7 @@ def tool_use_in(block: JsonObject) -> ToolUse | None:
 
 
 def tool_name_in(value: Json) -> str:
-    """The first field or type in a value that speaks of a tool's use; "" without one. Schemas of tools do not count."""
+    """The first field or type in a value that mentions the use of a tool; "" without one. Tool schemas do not count."""
     if isinstance(value, list):
         return next((name for each in value if (name := tool_name_in(each))), "")
     if not isinstance(value, dict):
@@ -107,13 +107,9 @@ def tool_name_in(value: Json) -> str:
     for name, inner in value.items():
         if name in _BESIDE or not inner or inner is True:
             continue
-        if found := name if _SPEAKS_OF_TOOL.search(name) else tool_name_in(inner):
-            return found
+        if tool := name if _SPEAKS_OF_TOOL.search(name) else tool_name_in(inner):
+            return tool
     return ""
-
-
-def _is_tool(name: str) -> bool:
-    return holds_calls(name) or holds_results(name)
 
 
 def _object(value: Json) -> JsonObject:
@@ -137,7 +133,7 @@ def _name_in(fields: Mapping[str, Json]) -> str:
 
 
 def _own_search(name: str, fields: Mapping[str, Json]) -> tuple[str, Json]:
-    """Name and arguments of a search by OpenAI's server, whose action may open a page instead."""
+    """Name and arguments of a search by OpenAI's server. Its action may also open a page."""
     action = _object(fields.get("action"))
     kind = action.get("type", "search")
     if kind != "search":
@@ -180,22 +176,23 @@ def _fault_in(fields: Mapping[str, Json]) -> str:
 
 
 def result_text(content: Json) -> str:
-    """The text of a result. Blocks of found pages or documents become a list of passages, and JSON stays JSON."""
+    """The text of a result. Blocks of pages or documents become a list of passages; JSON stays JSON."""
     if not isinstance(content, list):
         return text_of(content)
     blocks = [block for block in content if isinstance(block, dict)]
     if any(block.get("type") in _FOUND for block in blocks):
         pages: list[Json] = [
-            {"url": one.get("source", one.get("url")), "title": one.get("title"), "text": text_of(one.get("content"))}
-            for one in blocks
+            {
+                "url": page.get("source", page.get("url")),
+                "title": page.get("title"),
+                "text": text_of(page.get("content")),
+            }
+            for page in blocks
         ]
-        return json.dumps(pages, ensure_ascii=False)
+        return as_json(pages)
     inner = [block.get("json", _object(block.get("document")).get("data")) for block in blocks]  # Bedrock, Cohere
     if blocks and all(value is not None for value in inner):
-        return (
-            text_of(inner[0])
-            if len(inner) == 1 and not isinstance(inner[0], list)
-            else json.dumps(inner[0] if len(inner) == 1 else inner, ensure_ascii=False)
-        )
+        value = inner[0] if len(inner) == 1 else inner
+        return as_json(value) if isinstance(value, list) else text_of(value)
     is_text = any(block.keys() == {"text"} or re.search("text|image", kind_of(block)) for block in blocks)
-    return text_of(content) if is_text else json.dumps(content, ensure_ascii=False)
+    return text_of(content) if is_text else as_json(content)
