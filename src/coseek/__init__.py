@@ -1,7 +1,7 @@
 """coseek: train search agents and the retrievers that serve them, together or apart, and measure both.
 
-The names below are the public library; docs/reference/library.md lists them with an example. Each is imported when it
-is first used, so `import coseek` is fast and imports neither torch nor numpy.
+The names below are the public library; docs/reference/library.md describes them, with an example. Each is imported at
+its first use, so `import coseek` is fast and imports neither torch nor numpy.
 """
 
 import importlib
@@ -61,65 +61,38 @@ if TYPE_CHECKING:
     from coseek.rewards.reward import Reward as Reward
     from coseek.rewards.reward import RewardFault as RewardFault
 
-_HOMES = {
-    "Agent": "agents.drivers",
-    "AgentTrainer": "pipelines.trainers",
-    "Author": "data.trajectory",
-    "Corpus": "data.passage",
-    "CoseekError": "core.errors",
-    "Dataset": "data.dataset",
-    "Hit": "data.passage",
-    "Interval": "measure.intervals",
-    "Limits": "agents.limits",
-    "Model": "models.model",
-    "OpenContext": "retrieval.factory",
-    "PartSettings": "rewards.reward",
-    "PartTrial": "pipelines.part_trials",
-    "Passage": "data.passage",
-    "Query": "retrieval.query",
-    "Question": "data.question",
-    "Retriever": "retrieval.retriever",
-    "RetrieverTrainer": "pipelines.trainers",
-    "Reward": "rewards.reward",
-    "RewardFault": "rewards.reward",
-    "Run": "data.run",
-    "Scores": "measure.score",
-    "Search": "data.trajectory",
-    "Segment": "data.trajectory",
-    "Settings": "core.settings",
-    "StopReason": "data.trajectory",
-    "Trajectory": "data.trajectory",
-    "UserError": "core.errors",
-    "as_queries": "retrieval.query",
-    "ask": "library",
-    "build_index": "retrieval.index",
-    "check_part": "pipelines.part_trials",
-    "cover_match": "data.answers",
-    "exact_match": "data.answers",
-    "f1": "data.answers",
-    "import_documents": "library",
-    "label": "library",
-    "load_protocol": "library",
-    "load_questions": "library",
-    "make_reward": "library",
-    "make_world": "library",
-    "measure_retrievers": "library",
-    "open_agent": "library",
-    "open_index": "retrieval.index",
-    "open_retriever": "retrieval.factory",
-    "rollout": "library",
-    "run_agent": "library",
-    "score": "library",
-    "train_agent": "library",
-    "train_retriever": "library",
+_NAMES = {
+    "agents.drivers": "Agent",
+    "agents.limits": "Limits",
+    "core.errors": "CoseekError UserError",
+    "core.settings": "Settings",
+    "data.answers": "cover_match exact_match f1",
+    "data.dataset": "Dataset",
+    "data.passage": "Corpus Hit Passage",
+    "data.question": "Question",
+    "data.run": "Run",
+    "data.trajectory": "Author Search Segment StopReason Trajectory",
+    "library": "ask import_documents label load_protocol load_questions make_reward make_world measure_retrievers "
+    "open_agent rollout run_agent score train_agent train_retriever",
+    "measure.intervals": "Interval",
+    "measure.score": "Scores",
+    "models.model": "Model",
+    "pipelines.part_trials": "PartTrial check_part",
+    "pipelines.trainers": "AgentTrainer RetrieverTrainer",
+    "retrieval.factory": "OpenContext open_retriever",
+    "retrieval.index": "build_index open_index",
+    "retrieval.query": "Query as_queries",
+    "retrieval.retriever": "Retriever",
+    "rewards.reward": "PartSettings Reward RewardFault",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name → module that defines it. A test compares this table with the imports above."""
 
 __all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used (PEP 562)."""
+    """Import a public name at its first use (PEP 562)."""
     if name not in _HOMES:
         from coseek.core.errors import nearest
 

@@ -4,7 +4,7 @@ import sys
 
 
 def run() -> int:
-    """Import the program, which takes a third of a second, and run it. Ctrl-C shows no traceback meanwhile."""
+    """Import and run the program. Ctrl-C during the import, which takes a third of a second, shows no traceback."""
     try:
         from coseek.cli.main import main
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Adapters: coseek's retrievers, runs and labels as parts of other libraries, each behind an extra of its name."""
+"""Adapters: coseek's retrievers, runs and labels inside other libraries. Each needs the extra of the same name."""
 
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
@@ -15,6 +15,6 @@ def open_source(source: Source, k: int) -> Retriever:
 
 
 def metadata(hit: Hit) -> JsonObject:
-    """A passage's own metadata, and its title, id and score, which win over namesakes."""
-    own: dict[str, Json] = {**hit.passage.meta}
-    return {**own, "id": hit.passage.id, "title": hit.passage.title, "score": hit.score}
+    """A passage's metadata, and its title, id and score, which override fields of the same name."""
+    meta: dict[str, Json] = {**hit.passage.meta}
+    return {**meta, "id": hit.passage.id, "title": hit.passage.title, "score": hit.score}

@@ -11,8 +11,8 @@ with missing_extras("the Haystack retriever"):
 class HaystackRetriever:
     """Finds `top_k` passages: `HaystackRetriever("INDEX").run(query="a query")["documents"]`.
 
-    `source` is an index folder, a URL, a YAML file or a mapping. A pipeline's file holds these two values, and
-    is loaded with `allowed_modules=["coseek.adapters.haystack"]`. A failed search raises `RetrieverError`.
+    `source` is an index folder, a URL, a YAML file or a mapping. Stored pipelines keep these two values; load them with
+    `allowed_modules=["coseek.adapters.haystack"]`. A failed search raises `RetrieverError`.
     """
 
     def __init__(self, source: str | dict[str, object], top_k: int = 5) -> None:

@@ -14,36 +14,22 @@ from coseek.retrieval.views import find_view
 with missing_extras("a view for `datasets`"):
     from datasets import Dataset, Features, List, Value
 
-TEXT = Value("string")
+TEXT, INTEGER, NUMBER = Value("string"), Value("int64"), Value("float64")
 PASSAGE = {"docid": TEXT, "title": TEXT, "text": TEXT}
+SCORES = ("em", "f1", "recall")
 RUN_ROWS = Features(
     {
-        "run": TEXT,
-        "question_id": TEXT,
-        "question": TEXT,
-        "answers": List(TEXT),
-        "gold_ids": List(TEXT),
-        "seed": Value("int64"),
-        "protocol": TEXT,
-        "text": TEXT,
-        "answer": TEXT,
-        "stop": TEXT,
-        "fault": TEXT,
+        **dict.fromkeys(("run", "question_id", "question"), TEXT),
+        **dict.fromkeys(("answers", "gold_ids"), List(TEXT)),
+        "seed": INTEGER,
+        **dict.fromkeys(("protocol", "text", "answer", "stop", "fault"), TEXT),
         "valid": Value("bool"),
-        "em": Value("float64"),
-        "f1": Value("float64"),
-        "recall": Value("float64"),
-        "searches": List(
-            {
-                "query": TEXT,
-                "turn": Value("int64"),
-                "hits": List({**PASSAGE, "score": Value("float64")}),
-            }
-        ),
+        **dict.fromkeys(SCORES, NUMBER),
+        "searches": List({"query": TEXT, "turn": INTEGER, "hits": List({**PASSAGE, "score": NUMBER})}),
     }
 )
-"""Columns of `runs_dataset`. `text` is all that the agent wrote and read; `em`, `f1` and `recall` are null where they
-are not defined, as after a fault."""
+"""Columns of `runs_dataset`. `text` is all that the agent wrote and read. Undefined scores are null, as after a
+fault."""
 LABEL_ROWS = Features(
     {"query_id": TEXT, "query": TEXT, "positive_passages": List(PASSAGE), "negative_passages": List(PASSAGE)}
 )
@@ -51,41 +37,41 @@ LABEL_ROWS = Features(
 
 
 def runs_dataset(*runs: str | Path) -> Dataset:
-    """A row for each trajectory of run folders. Raises `DataError` for a folder that is no run."""
+    """Make a data set of one row per trajectory of run folders. Raises `DataError` for a folder that is not a run."""
     folders = [as_path(run, "a run folder") for run in runs]
-    return Dataset.from_list(
-        [_run_row(folder, one) for folder in folders for one in Run(folder).trajectories()], features=RUN_ROWS
-    )
+    rows = [_run_row(folder, trajectory) for folder in folders for trajectory in Run(folder).trajectories()]
+    return Dataset.from_list(rows, features=RUN_ROWS)
 
 
 def labels_dataset(*folders: str | Path, view: str | None = None) -> Dataset:
-    """A row for each label set of label folders; the query is rendered through `view`, by default that of the method.
-    Raises `DataError`."""
+    """Make a data set of one row per label set of label folders. Queries are rendered through `view`, by default that
+    of the method. Raises `DataError`."""
     opened = [LabelFolder(as_path(folder, "a label folder")) for folder in folders]
     views = [view or labels.view for labels in opened]
-    for one in views:
-        find_view(one)
-    rows = [tevatron_row(one, each) for labels, each in zip(opened, views, strict=True) for one in labels.sets()]
+    for name in views:
+        find_view(name)
+    rows = [tevatron_row(item, name) for labels, name in zip(opened, views, strict=True) for item in labels.sets()]
     return Dataset.from_list(rows, features=LABEL_ROWS)
 
 
-def _run_row(folder: Path, one: Trajectory) -> JsonObject:
-    scores = {} if one.fault else score_trajectory(one)
+def _run_row(folder: Path, trajectory: Trajectory) -> JsonObject:
+    question, fault = trajectory.question, trajectory.fault
+    scores = {} if fault else score_trajectory(trajectory)
     return {
         "run": folder.name,
-        "question_id": one.question.id,
-        "question": one.question.question,
-        "answers": [*one.question.answers],
-        "gold_ids": [*one.question.gold_ids],
-        "seed": one.seed,
-        "protocol": one.agent_protocol,
-        "text": "".join(segment.text for segment in one.segments),
-        "answer": one.answer,
-        "stop": str(one.stop),
-        "fault": one.fault[1] if one.fault else None,
-        "valid": one.valid,
-        **{name: scores.get(name) for name in ("em", "f1", "recall")},
-        "searches": [_search_row(search) for search in one.searches],
+        "question_id": question.id,
+        "question": question.question,
+        "answers": [*question.answers],
+        "gold_ids": [*question.gold_ids],
+        "seed": trajectory.seed,
+        "protocol": trajectory.agent_protocol,
+        "text": "".join(segment.text for segment in trajectory.segments),
+        "answer": trajectory.answer,
+        "stop": str(trajectory.stop),
+        "fault": fault[1] if fault else None,
+        "valid": trajectory.valid,
+        **{name: scores.get(name) for name in SCORES},
+        "searches": [_search_row(search) for search in trajectory.searches],
     }
 
 

@@ -15,7 +15,7 @@ with missing_extras("the LangChain retriever"):
 class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
     """Finds `k` passages: `LangChainRetriever(source="INDEX", k=5).invoke("a query")`.
 
-    `source` is an index folder, a URL or a YAML file. `ainvoke` searches in a thread. A failed search raises
+    `source` is an index folder, a URL, a YAML file or a mapping. `ainvoke` searches in a thread. A failed search raises
     `RetrieverError`.
     """
 

@@ -1,8 +1,8 @@
 """verl: coseek's episodes in verl's workers, and coseek's advantages in its trainer (`make engine-verl`).
 
-`SearchAgentLoop` is an agent loop that verl opens by its file of agent loops (`agent_loop_config_path`). It returns one
-row an episode. An episode in which a part failed returns none, so that it is in no loss and no baseline.
-`TrainerHooks`, which verl's trainer makes when it starts, registers the estimator of the run's algorithm.
+verl finds the agent loop `SearchAgentLoop` in its file of agent loops (`agent_loop_config_path`). It returns one row
+per episode, and none if a part failed, so that the episode is in no loss and no baseline. verl's trainer makes a
+`TrainerHooks` when it starts, which registers the advantage estimator of the run's algorithm.
 """
 
 import asyncio
@@ -32,12 +32,7 @@ from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, has_ze
 from coseek.training.rl.settings import RlSettings
 
 with missing_extras("training in verl"):
-    from verl.experimental.agent_loop.agent_loop import (
-        AgentLoopBase,
-        AgentLoopMetrics,
-        AgentLoopOutput,
-        DictConfigWrap,
-    )
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, DictConfigWrap
     from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
     from verl.trainer.ppo.core_algos import register_adv_est
     from verl.workers.rollout.llm_server import LLMServerClient
@@ -47,7 +42,7 @@ if TYPE_CHECKING:
 
 Hosts = dict[str, "asyncio.Future[EpisodeHost]"]
 _HOSTS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Hosts]" = WeakKeyDictionary()
-"""The hosts of each event loop by settings file: verl makes a `SearchAgentLoop` for every episode."""
+"""Event loop → settings file → host, since verl makes a `SearchAgentLoop` for every episode."""
 
 
 class SearchAgentLoop(AgentLoopBase):  # type: ignore[misc]
@@ -56,8 +51,8 @@ class SearchAgentLoop(AgentLoopBase):  # type: ignore[misc]
     def __init__(
         self, *, settings: str, trainer_config: DictConfigWrap, server_manager: LLMServerClient, **others: object
     ) -> None:
-        """`settings` is the path of an `EpisodeSettings` file; the rest is what verl gives every agent loop."""
-        # Not `super().__init__`: it makes a builder of chat prompts for every episode, and warns of models it lacks.
+        """`settings` is the path of an `EpisodeSettings` file; the rest is what verl passes to every agent loop."""
+        # Not `super().__init__`, which makes a builder of chat prompts for every episode and warns of unknown models.
         self._settings, self._client, self._config = settings, server_manager, trainer_config.config
 
     async def run(
@@ -71,20 +66,19 @@ class SearchAgentLoop(AgentLoopBase):  # type: ignore[misc]
         global_steps: int,
         **others: object,
     ) -> list[AgentLoopOutput]:
-        """Play the question of a row (`launch.write_questions`). Empty if a part failed."""
+        """Play the question of a row (`launch.write_questions`). Returns an empty list if a part failed."""
         host = await _host(self._settings)
         place = Place(
             int(global_steps), cast(int, extra_info["index"]), int(session_id), extra_info["split"] == "train"
         )
         sglang = self._config.actor_rollout_ref.rollout.name == "sglang"
         turns = ServerTurns(self._client, host.tokenizer, sampling_params, f"{uid}/{session_id}", sglang)
-        asked = Question.from_json(parse_line(question, "a row of verl"))
-        batch = await host.play(asked, place, turns)
-        return [turns.output(one, batch, host.settings.recipe.rl, place.step) for one in batch.scored]
+        batch = await host.play(Question.from_json(parse_line(question, "a row of verl")), place, turns)
+        return [turns.output(episode, batch, host.settings.recipe.rl, place.step) for episode in batch.scored]
 
 
 async def _host(path: str) -> EpisodeHost:
-    """The host of a settings file in this event loop; episodes that begin at the same time open one."""
+    """The host of a settings file in this event loop. Episodes that begin at the same time share it."""
     hosts = _HOSTS.setdefault(asyncio.get_running_loop(), {})
     if path not in hosts:
         hosts[path] = asyncio.ensure_future(EpisodeHost.open(Path(path)))
@@ -92,62 +86,54 @@ async def _host(path: str) -> EpisodeHost:
 
 
 class ServerTurns:
-    """Asks verl's servers for the turns of one episode, which stay at one server."""
+    """Samples the turns of one episode at verl's servers, all at the same server."""
 
     def __init__(
-        self,
-        client: LLMServerClient,
-        tokenizer: Tokenizer,
-        sampling: Mapping[str, object],
-        key: str,
-        sglang: bool,
+        self, client: LLMServerClient, tokenizer: Tokenizer, sampling: Mapping[str, object], key: str, sglang: bool
     ) -> None:
         self._client, self._tokenizer, self._sampling, self._key = client, tokenizer, sampling, key
         self._sglang = sglang
         self.versions: list[int] = []
-        """Oldest and newest weights of every turn, in training steps."""
+        """Training steps of the oldest and newest weights of every turn."""
         self.seconds = 0.0
 
     async def __call__(self, ids: Sequence[int], *, sampling: Sampling, request: Request) -> Sampled:
-        asked = {
+        seed = turn_seed(sampling.seed, len(ids))
+        # vLLM and SGLang have different names for these.
+        vllm, sglang = {"include_stop_str_in_output": True, "seed": seed}, {"no_stop_trim": True, "sampling_seed": seed}
+        params = {
             **{**self._sampling, "max_tokens": sampling.max_tokens, "stop": [*sampling.stops]},
             **{"skip_special_tokens": False, "spaces_between_special_tokens": False},
-            **self._own(turn_seed(sampling.seed, len(ids))),
+            **(sglang if self._sglang else vllm),
         }
         began = asyncio.get_running_loop().time()
-        said = await self._client.generate(request_id=self._key, prompt_ids=[*ids], sampling_params=asked)
+        reply = await self._client.generate(request_id=self._key, prompt_ids=[*ids], sampling_params=params)
         self.seconds += asyncio.get_running_loop().time() - began
-        if said.stop_reason == "aborted":
+        if reply.stop_reason == "aborted":
             raise ModelError("verl's server aborted the turn")
-        if said.log_probs is None:
+        if reply.log_probs is None:
             raise ModelError("verl's server returned no log-probabilities; set rollout.calculate_log_probs=true")
-        found = [said.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
-        self.versions += [version for version in found if version is not None]
-        written = [*said.token_ids]
+        versions = [reply.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
+        self.versions += [version for version in versions if version is not None]
+        written = [*reply.token_ids]
         length = stopped_after(written, sampling.stops, self._tokenizer)
         ended = TurnEnd.EOS if written[-1:] == [self._tokenizer.eos_id] else TurnEnd.LENGTH
         end = ended if length is None else TurnEnd.STOP
-        return Sampled(written[:length], said.log_probs[:length], end, min(self.versions, default=None))
-
-    def _own(self, seed: int) -> dict[str, object]:
-        """The fields that vLLM and SGLang call by different names."""
-        if self._sglang:
-            return {"no_stop_trim": True, "sampling_seed": seed}
-        return {"include_stop_str_in_output": True, "seed": seed}
+        return Sampled(written[:length], reply.log_probs[:length], end, min(self.versions, default=None))
 
     def output(self, episode: ScoredTrajectory, batch: TrajectoryBatch, rl: RlSettings, step: int) -> AgentLoopOutput:
-        """The row of a scored episode, up to its last policy token, on which verl puts the reward.
+        """The row of a scored episode, up to its last policy token, where verl puts the reward.
 
-        The prompt is what stands before the agent's first token. An episode without one, and one that a setting leaves
-        out of the loss, counts in its group, with a mask of zeros.
+        The prompt is everything before the agent's first token. An episode without agent tokens, and one that a setting
+        excludes from the loss, counts in its group with a mask of zeros.
         """
         run = episode.trajectory
-        ids = [ident for part in run.segments for ident in part.ids]
-        agent = [part.author is Author.AGENT for part in run.segments for _ in part.ids]
+        ids = [ident for segment in run.segments for ident in segment.ids]
+        agent = [segment.author is Author.AGENT for segment in run.segments for _ in segment.ids]
         logprobs = [
             value
-            for part in run.segments
-            for value in (part.logprobs if part.author is Author.AGENT else (0.0,) * len(part.ids))
+            for segment in run.segments
+            for value in (segment.logprobs if segment.author is Author.AGENT else (0.0,) * len(segment.ids))
         ]
         first = agent.index(True) if True in agent else len(ids) - 1
         end = len(ids) - agent[::-1].index(True) if True in agent else len(ids)
@@ -156,11 +142,11 @@ class ServerTurns:
         return AgentLoopOutput(
             prompt_ids=ids[:first],
             response_ids=ids[first:end],
-            response_mask=[int(one and trained) for one in agent[first:end]],
+            response_mask=[int(is_agent and trained) for is_agent in agent[first:end]],
             response_logprobs=logprobs[first:end],
             multi_modal_data={},
             reward_score=float(row_rewards(batch, rl)[0]),
-            num_turns=sum(part.author is Author.AGENT for part in run.segments),
+            num_turns=sum(segment.author is Author.AGENT for segment in run.segments),
             metrics=AgentLoopMetrics(generate_sequences=self.seconds, tool_calls=run.timings["retriever_s"]),
             extra_fields={
                 "reward_extra_info": {name: float(value) for name, value in rollout_metrics(batch).items()},
@@ -189,10 +175,10 @@ def estimate(
     index: np.ndarray,
     config: object = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the algorithm's advantages, and the same as returns; both of shape BT (T: tokens of the response).
+    """Return the algorithm's advantages twice, as advantages and returns, of shape BT (T: tokens of the response).
 
-    `index` names the question's occurrence of each row. A token's reward is the episode's at its last token, less the
-    KL of every token where that is charged to the reward. Padding has a group of its own and a mask of zeros.
+    `index` is the group of each row. A token's reward is the episode's at its last token, less the KL of every token if
+    that is charged to the reward. Padding has its own group and a mask of zeros.
     """
     mask_BT = response_mask.bool()
     at_T = torch.arange(mask_BT.shape[1])

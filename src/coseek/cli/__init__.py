@@ -1,1 +1,1 @@
-"""The command line: the program `coseek` and its commands. A command parses, calls a pipeline and prints."""
+"""The command line: the program `coseek` and its commands. A command parses its arguments, calls a pipeline, prints."""

@@ -1,4 +1,4 @@
-"""Agent options: the agent of `ask`, `serve agent` and `serve mcp`, and its limits, from their options."""
+"""Agent options: the agent and the limits of `ask`, `serve agent` and `serve mcp`."""
 
 from collections.abc import Sequence
 
@@ -20,18 +20,18 @@ def agent_with_limits(
     temperature: float | None = None,
     limits: Sequence[str] = (),
 ) -> tuple[AgentSettings, Limits]:
-    """Return an agent's settings, and its own limits with the changes typed as `NAME=VALUE` or `limits.NAME=VALUE`.
+    """Return an agent's settings, and its default limits with the typed `NAME=VALUE` or `limits.NAME=VALUE` applied.
 
-    Raises `SettingError` for a scripted agent that needs more of a question than its text.
+    Raises `SettingError` for a scripted agent that needs more than the text of a question.
     """
     settings = settings_for(name, protocol, prompt_template, tokenizer, device, untrained=CITED)
     if temperature is not None:
         settings = settings.model_copy(update={"temperature": temperature})
-    known = is_scripted(settings.name) and find_plugin("scripted agent", SCRIPTED, settings.name, CONTRACT)
-    if needs := getattr(known, "NEEDS", ""):
+    script = is_scripted(settings.name) and find_plugin("scripted agent", SCRIPTED, settings.name, CONTRACT)
+    if needs := getattr(script, "NEEDS", ""):
         raise SettingError(
             f"the agent {settings.name!r} needs {needs}, and a typed question has none; take --agent extract, rules or "
             "a model folder, or ask the questions of a data set with `coseek run`"
         )
-    typed = [text.removeprefix("limits.") for text in limits]  # `coseek run` has them in the group `limits`
+    typed = [text.removeprefix("limits.") for text in limits]  # as in `coseek run`, where they are a group
     return settings, make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(settings))))

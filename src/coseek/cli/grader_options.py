@@ -1,8 +1,8 @@
-"""Graders of a command: the models that `--answer-with` and `--judge` name, and scoring runs with them."""
+"""Graders of a command: opens the models of `--answer-with` and `--judge`, and scores runs with them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,8 +38,8 @@ def open_parts(
     device: str | None = None,
     cluster: Cluster | None = None,
 ) -> "GraderSet":
-    """Open the generator and the judges that are named, on the processes of a `cluster` if there is one. An unknown
-    metric, or one without its judge, is refused."""
+    """Open the named generator and judges, in the processes of a `cluster` if there is one. Raises `SettingError` for
+    an unknown metric, and for one that needs a judge if there is none."""
     writing = TextModelSettings(device=device or AUTO)
     check_metrics(metrics)
     judged = [name for name in metrics if name in JUDGED]
@@ -59,18 +59,18 @@ class GraderSet:
     """The generator and the judges of a command. Scores use the verdicts of the first judge."""
 
     budget: int
-    """Tokens of passages for `budgeted_recall`, counted by the rule of `ContextBudget`."""
+    """Tokens of passages for `budgeted_recall`, counted as in `ContextBudget`."""
     generator: Generator | None = None
     judges: tuple[Judge, ...] = ()
     size: int = BATCH
-    """Prompts that are handed to a model at once."""
+    """Number of prompts in a batch."""
 
     def names(self) -> list[str]:
         """Names of the judges in tables."""
         return [f"judge {number}: {_name(judge)}" for number, judge in enumerate(self.judges, start=1)]
 
     def notes(self) -> list[str]:
-        """Lines below a table: which generator and which judge made its numbers."""
+        """Lines below a table that name its generator and judge."""
         lines = []
         if self.generator is not None:
             lines.append(f"Generator: {self.generator.settings.model} ({self.generator.identity[:12]}).")
@@ -79,7 +79,7 @@ class GraderSet:
         return lines
 
     def to_json(self) -> JsonObject:
-        """The same as JSON, with everything that a number depends on."""
+        """The same as JSON, with everything that a score depends on."""
         tree: JsonObject = {"budget_tokens": self.budget}
         if self.generator is not None:
             tree["generator"] = {"identity": self.generator.identity, **self.generator.card}
@@ -94,18 +94,19 @@ class ScoredBothWays:
 
     own: ScoredRun
     component: ScoredRun | None
-    verdicts: tuple[Verdicts, ...] = field(default=())
-    """One mapping a judge, over both kinds of answers."""
-    servings: tuple[ScoredRun, ...] = field(default=())
-    """The component by each serving, where another than the selection was asked for; the first is `component`."""
+    verdicts: tuple[Verdicts, ...] = ()
+    """One mapping per judge, over both kinds of answers."""
+    servings: tuple[ScoredRun, ...] = ()
+    """The component by each serving, the first of which is `component`. Empty if only the selection is served."""
 
 
 def ask(
     run: Run, name: str, parts: GraderSet, select: QuestionFilter = EVERY, servings: Sequence[str] = (SELECTED,)
 ) -> ScoredBothWays:
-    """Score a run: the generator answers from its passages, the judges judge all answers. Cached results are reused.
+    """Score a run. The generator answers from its passages, and the judges judge all answers; cached results are
+    reused.
 
-    Without generator and judges the trajectories are read once and not kept in memory.
+    Without generator and judges, trajectories are streamed and not kept in memory.
     """
     budget = ContextBudget(parts.budget).fill
     if parts.generator is None and not parts.judges:
@@ -113,10 +114,10 @@ def ask(
     trajectories = list(_chosen(run, select))
     answers: dict[str, Answers] = {}
     if parts.generator is not None:
-        sheet = answer_cache(run.folder, parts.generator)
+        answered = answer_cache(run.folder, parts.generator)
         for serving in servings:
             with _reporting(f"{name}: answers" if serving == SELECTED else f"{name}: answers, {serving}") as tell:
-                answers[serving] = generate_answers(parts.generator, trajectories, sheet, tell, parts.size, serving)
+                answers[serving] = generate_answers(parts.generator, trajectories, answered, tell, parts.size, serving)
         warn_of_cuts(parts.generator)
     claims = claims_of(trajectories, *answers.values())
     verdicts: list[Verdicts] = []
@@ -143,9 +144,8 @@ def _chosen(run: Run, select: QuestionFilter) -> Iterator[Trajectory]:
 
 
 def claims_of(trajectories: Sequence[Trajectory], *answers: Answers) -> list[Claim]:
-    """Every answer to judge: the agent's own and the generator's."""
-    whole = (trajectory for trajectory in trajectories if trajectory.fault is None)
-    claims = [Claim(done.question, done.answer) for done in whole if done.answer is not None]
+    """All answers to judge: the agent's own and the generator's."""
+    claims = [Claim(run.question, run.answer) for run in trajectories if run.fault is None and run.answer is not None]
     questions = {trajectory.question.id: trajectory.question for trajectory in trajectories}
     entries = (entry for by_trajectory in answers for entry in by_trajectory.values())
     return claims + [Claim(questions[entry.question_id], entry.answer) for entry in entries if entry.answer]
@@ -153,18 +153,17 @@ def claims_of(trajectories: Sequence[Trajectory], *answers: Answers) -> list[Cla
 
 def agreements_over(scored: Sequence[ScoredBothWays], parts: GraderSet) -> dict[tuple[str, str], Agreement]:
     """Pairwise agreement of the judges over the responses of all runs."""
-    together: dict[str, Verdicts] = {}
+    verdicts: dict[str, Verdicts] = {}
     for number, name in enumerate(parts.names()):
         # The same response to a question in several runs counts once.
-        together[name] = {key: verdict for both in scored for key, verdict in both.verdicts[number].items()}
-    return agreements(together)
+        verdicts[name] = {key: verdict for run in scored for key, verdict in run.verdicts[number].items()}
+    return agreements(verdicts)
 
 
 def warn_of_cuts(generator: Generator) -> None:
     """Print how many prompts were too long for a local model, which then read less than was recorded."""
     model = generator.model.model if isinstance(generator.model, CachedTextModel) else generator.model
-    cut = getattr(model, "cut_prompts", 0)
-    if cut:
+    if cut := getattr(model, "cut_prompts", 0):
         say(
             f"{cut} prompts were too long for {generator.settings.model} and lost their middle; choose a lower --budget"
         )
@@ -183,7 +182,7 @@ def _name(judge: Judge) -> str:
 
 
 def intended(runs: Sequence[Run], select: QuestionFilter = EVERY) -> list[Question]:
-    """The questions that the runs were asked, where the files still exist: a stopped run lacks some of them."""
+    """The questions that the runs were to answer, if their files still exist. A stopped run lacks some of them."""
     questions: list[Question] = []
     for run in runs:
         source, split, count = (run.settings.get(name) for name in ("questions", "split", "count"))

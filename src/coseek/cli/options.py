@@ -1,5 +1,5 @@
-"""Options: arguments and options that several commands share; among them `--model`, `--key-env` and `--no-send` of
-every command that can name a model server by its URL, and `~/` in paths that no shell has expanded (`--out=~/runs`)."""
+"""Options: arguments and options that several commands share. Commands that can name a model server by its URL get
+`--model`, `--key-env` and `--no-send`; all expand `~/` in paths where the shell does not (`--out=~/runs`)."""
 
 import inspect
 import os
@@ -16,7 +16,7 @@ from typer.models import ArgumentInfo
 from coseek.cli.terminal import Volume, set_volume
 from coseek.core.connections import is_url
 from coseek.core.errors import SettingError
-from coseek.core.files import JsonObject, as_path, expand_home
+from coseek.core.files import JsonObject, expand_home
 from coseek.core.settings import apply_overrides, make_settings
 from coseek.data.dataset import QuestionFilter
 
@@ -79,7 +79,7 @@ OneJudge: TypeAlias = Annotated[
 
 
 def pairs(help_text: str) -> ArgumentInfo:
-    """The argument with settings, `NAME=VALUE …`."""
+    """An argument for settings, `NAME=VALUE …`."""
     argument: ArgumentInfo = Argument(metavar="NAME=VALUE", help=help_text)
     return argument
 
@@ -88,16 +88,16 @@ LimitPairs: TypeAlias = Annotated[list[str] | None, pairs("Limits, such as max_t
 
 
 def cluster_of(address: str | None) -> "AbstractContextManager[Cluster | None]":
-    """The cluster that `--cluster` names, for a block; `None` without one."""
+    """Connect to the cluster of `--cluster` for a block; `None` without an address."""
     if address is None:
         return nullcontext()
-    from coseek.core.cluster import cluster_at  # no run on one machine needs it
+    from coseek.core.cluster import cluster_at  # not at the top, since a run on one machine does not need it
 
     return cluster_at(address)
 
 
 def question_filter(texts: Sequence[str] | None) -> QuestionFilter:
-    """The filter that `--select` gives."""
+    """Parse `--select`."""
     return make_settings(QuestionFilter, apply_overrides({}, texts or ()), typed=texts or ())
 
 
@@ -106,7 +106,7 @@ def split_names(text: str) -> list[str]:
 
 
 def whole_numbers(option: str, text: str, least: int, example: str) -> list[int]:
-    """Parse comma-separated whole numbers, without repetition. Raises `SettingError` for anything else."""
+    """Parse comma-separated whole numbers, and drop repeated ones. Raises `SettingError` for anything else."""
     names = split_names(text)
     if not names or not all(name.isdecimal() and int(name) >= least for name in names):
         raise SettingError(
@@ -116,11 +116,11 @@ def whole_numbers(option: str, text: str, least: int, example: str) -> list[int]
 
 
 def _at_home(value: object) -> object:
-    """The value with its paths expanded. A text, which may be a query, is a path where that exists."""
+    """Expand `~/` in paths. A text may also be a query, so it is expanded only if the path exists."""
     if isinstance(value, list):
         return [_at_home(item) for item in value]
     if isinstance(value, Path):
-        return as_path(value, "a path")
+        return Path(expand_home(str(value)))
     if isinstance(value, str) and (path := expand_home(value)) != value and os.path.exists(path):
         return path
     return value
@@ -131,26 +131,26 @@ def _at_home(value: object) -> object:
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., object])
 
-_taking: set[Callable[..., object]] = set()
-"""Functions of the commands that get the options."""
+_server_commands: set[Callable[..., object]] = set()
+"""Functions of the commands that have the options."""
 _server_settings: JsonObject = {}
-"""Settings that the running command was given, as `with_settings` takes them."""
+"""The values of these options in the running command, as `with_settings` takes them."""
 
 
 def takes_servers(command: F) -> F:
-    """Give a command the three options; `at_servers` applies them to the names that it was given."""
-    _taking.add(command)
+    """Decorate a command: it gets the three options, which `at_servers` adds to the names of its models."""
+    _server_commands.add(command)
     return command
 
 
 def at_servers(*names: str | None) -> Iterator[str | None]:
-    """Yield the names, with the options put behind those that are URLs.
+    """Yield the names, with the values of the options appended to those that are URLs.
 
-    Raises `SettingError` where an option is given and no name is a URL.
+    Raises `SettingError` if such an option is used and no name is a URL.
     """
     if _server_settings and not any(map(is_url, names)):
         raise SettingError("--model, --key-env and --no-send are for servers; name one by its URL: http://HOST:PORT")
-    from coseek.models.server import with_settings  # the HTTP client, which no help needs
+    from coseek.models.server import with_settings  # not at the top, since help does not need the HTTP client
 
     return (with_settings(name, _server_settings) if is_url(name) else name for name in names)
 
@@ -164,17 +164,17 @@ def at_server(name: str) -> str:
 
 
 def with_shared_options(program: C) -> C:
-    """Give every command of a program `--quiet`, `--verbose` and `~/` in its paths, and the options of servers where it
-    takes servers. A command with a `--quiet` of its own keeps that."""
+    """Add `--quiet` and `--verbose` to every command of a program, and the options of servers to those that take
+    servers; expand `~/` in paths. A command that has its own `--quiet` keeps it."""
     for command in leaves(program):
         for parameter in command.params:
             if parameter.callback is None:
                 parameter.callback = lambda _context, _parameter, value: _at_home(value)
         run = command.callback
         assert run is not None
-        taken = {name for parameter in command.params for name in parameter.opts}
-        shared = [option for option in typer.main.get_command(_shared).params if not taken & {*option.opts}]
-        if inspect.unwrap(run) not in _taking:
+        existing = {name for parameter in command.params for name in parameter.opts}
+        shared = [option for option in typer.main.get_command(_shared).params if not existing & {*option.opts}]
+        if inspect.unwrap(run) not in _server_commands:
             shared = [option for option in shared if option.name in ("is_quiet", "is_verbose")]
         command.params += shared
         command.callback = _after_shared(run, [str(option.name) for option in shared])
@@ -182,7 +182,7 @@ def with_shared_options(program: C) -> C:
 
 
 def leaves(program: object) -> Iterator[TyperCommand]:
-    """Yield the commands of a program that are no groups."""
+    """Yield the commands of a program, without groups."""
     if isinstance(program, TyperGroup):
         for command in program.commands.values():
             yield from leaves(command)
@@ -191,7 +191,7 @@ def leaves(program: object) -> Iterator[TyperCommand]:
 
 
 def _after_shared(run: Callable[..., object], shared: Sequence[str]) -> Callable[..., object]:
-    """The function of a command, called once its shared options have been applied."""
+    """Wrap the function of a command, so that its shared options are applied first."""
 
     def run_with_shared(**values: object) -> object:
         apply = typer.main.get_command(_shared).callback
@@ -224,7 +224,6 @@ def _apply_shared(
 ) -> None:
     """Apply the options that commands share."""
     set_volume(Volume.VERBOSE if is_verbose else Volume.QUIET if is_quiet else Volume.NORMAL)
-    given = {"model": model, "key_env": key_env}
     _server_settings.clear()
-    _server_settings.update({name: value for name, value in given.items() if value is not None})
+    _server_settings.update({name: text for name, text in (("model", model), ("key_env", key_env)) if text is not None})
     _server_settings.update({f"send.{field}": None for field in no_send or ()})

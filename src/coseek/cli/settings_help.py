@@ -1,7 +1,4 @@
-"""Settings list: every setting of a recipe by the name that is typed, with its value and its meaning.
-
-The meaning is the docstring where the setting is declared, so the list is always up to date.
-"""
+"""Settings list: every setting of a recipe by the name to type, with its value and its docstring."""
 
 import shutil
 import textwrap
@@ -21,23 +18,23 @@ from coseek.core.settings import Settings, changed_settings, dump_settings
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 
 WIDEST = 120
-"""Columns of a line, at most; longer lines are hard to read."""
+"""Maximum number of columns; longer lines are hard to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting, or a group of them."""
+    """A setting, or a group of settings."""
 
     name: str
     """Dotted, as in NAME=VALUE."""
     about: str
     value: Json = None
     is_group: bool = False
-    """Whether it is a group, which has no value of its own; its settings follow."""
+    """Whether it is a group. A group has no value; its settings follow."""
     only_with: str | None = None
-    """The group that this recipe leaves unset; the value is then the default inside that group."""
+    """The group of this setting, if the recipe leaves it unset; the value is then the default in that group."""
     required: bool = False
-    """Whether it has no default, and must be given with its group."""
+    """Whether it has no default, and must be set if its group is."""
 
     def to_json(self) -> JsonObject:
         return {name: getattr(self, name) for name in ("name", "value", "about", "only_with", "required")}
@@ -53,11 +50,11 @@ def print_settings(
     as_json: bool,
     parent: tuple[str, Settings] | None = None,
 ) -> None:
-    """Print settings of the recipe that `load` reads with those of the `words` that are `NAME=VALUE`. The other words
-    are prefixes of what is printed; without any it is what the recipe changes of its `parent` (name and settings), by
-    default of the defaults, and the groups there are.
+    """Print settings of a recipe. `load` reads it with overrides, which are the `words` of the form `NAME=VALUE`.
 
-    Raises `SettingError` for a prefix without settings. JSON without a prefix holds every setting.
+    The other words are prefixes of the settings to print. Without any, print what the recipe changes of its `parent`
+    (name and settings), by default of the defaults, and the groups. JSON without a prefix has every setting. Raises
+    `SettingError` for a prefix without settings.
     """
     settings = load([word for word in words if "=" in word])
     prefixes = [word for word in words if "=" not in word]
@@ -67,13 +64,11 @@ def print_settings(
         if not any(_below(setting.name, prefix) for setting in every):
             hint = nearest(prefix, [setting.name for setting in every])
             raise SettingError(f"no settings under {prefix!r}{hint} Groups: {', '.join(_groups(every))}")
+    width = min(shutil.get_terminal_size().columns, WIDEST)
     if as_json:
         print_json([setting.to_json() for setting in chosen if not setting.is_group])
-        return
-    width = min(shutil.get_terminal_size().columns, WIDEST)
-    if prefixes:
-        for setting in chosen:
-            tell(in_words(setting, width))
+    elif prefixes:
+        tell("\n".join(in_words(setting, width) for setting in chosen))
     else:
         _print_changes(settings, every, parent, width)
 
@@ -84,17 +79,17 @@ def _print_changes(
     """Print the settings that differ from the parent's, then the groups and how to list them."""
     changed = changed_settings(settings, parent and parent[1])
     usual = {setting.name: setting.value for setting in listed(parent[1])} if parent else {}
+    leaves = [setting for setting in every if not setting.is_group]
     lines = []
-    for setting in every:
-        if not setting.is_group and setting.only_with is None and _holds(changed, setting.name):
+    for setting in leaves:
+        if setting.only_with is None and _contains(changed, setting.name):
             before = f"    ({_typed(usual[setting.name])})" if setting.name in usual else ""
             lines.append(f"{setting.name}={_typed(setting.value)}{before}")
     where = f"{parent[0]} (in brackets its value)" if parent else "the defaults"
     tell(f"{len(lines)} settings differ from {where}:\n")
     for line in lines:
         tell(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="      "))
-    leaves = [setting.name for setting in every if not setting.is_group]
-    counts = [f"{group} {sum(_below(name, group) for name in leaves)}" for group in _groups(every)]
+    counts = [f"{group} {sum(_below(setting.name, group) for setting in leaves)}" for group in _groups(every)]
     tell("\n" + textwrap.fill(f"All settings, by group: {', '.join(counts)}.", width))
     tell(f"`--settings PREFIX` explains some of them (`--settings rl.policy`), `--settings {ALL}` every one.")
 
@@ -104,24 +99,24 @@ def _below(name: str, prefix: str) -> bool:
 
 
 def _groups(every: Sequence[Setting]) -> list[str]:
-    """Names of the first level, in order."""
+    """Names of the top level, in order."""
     return list(dict.fromkeys(setting.name.partition(".")[0] for setting in every))
 
 
-def _holds(tree: JsonObject, name: str) -> bool:
-    """Whether a tree of changes holds a setting, or a value around it."""
-    below: Json = tree
+def _contains(changed: JsonObject, name: str) -> bool:
+    """Whether a tree of changes contains a setting, or a value in place of its group."""
+    value: Json = changed
     for key in name.split("."):
-        if not isinstance(below, dict):
+        if not isinstance(value, dict):
             return True
-        if key not in below:
+        if key not in value:
             return False
-        below = below[key]
+        value = value[key]
     return True
 
 
 def listed(settings: Settings, prefix: str = "") -> Iterator[Setting]:
-    """Every setting in the order of declaration, a group before its settings."""
+    """Yield every setting in the order of declaration, a group before its settings."""
     tree = dump_settings(settings)
     for name, field in type(settings).model_fields.items():
         value, full = getattr(settings, name), prefix + name
@@ -135,7 +130,7 @@ def listed(settings: Settings, prefix: str = "") -> Iterator[Setting]:
 
 
 def _unset(kind: type[Settings], group: str, only_with: str) -> Iterator[Setting]:
-    """The settings of a group that is not set, with their defaults."""
+    """Yield the settings of a group that is not set, with their defaults."""
     for name, field in kind.model_fields.items():
         full = f"{group}.{name}"
         default = None if field.is_required() else field.get_default(call_default_factory=True)
@@ -151,27 +146,21 @@ def _unset(kind: type[Settings], group: str, only_with: str) -> Iterator[Setting
 
 
 def in_words(setting: Setting, width: int) -> str:
-    """A setting as it is typed, with its meaning below; a group as a heading."""
-    about = setting.about
-    if setting.only_with is not None and not setting.is_group:
-        about += f" ({'Must be given' if setting.required else 'Only'} with {setting.only_with}.)"
+    """Format a setting as it is typed, with its meaning below; a group as a heading."""
     if setting.is_group:
-        return "\n" + textwrap.fill(f"{setting.name}: {about}", width, subsequent_indent="    ")
-    typed = f"{setting.name}=…" if setting.required else f"{setting.name}={_typed(setting.value)}"
+        return "\n" + textwrap.fill(f"{setting.name}: {setting.about}", width, subsequent_indent="    ")
+    about = setting.about
+    if setting.only_with is not None:
+        about += f" ({'Must be given' if setting.required else 'Only'} with {setting.only_with}.)"
+    typed = f"{setting.name}={'…' if setting.required else _typed(setting.value)}"
     return "\n".join([typed, textwrap.fill(about, width, initial_indent="    ", subsequent_indent="    ")])
 
 
-def _reads_as(text: str) -> bool:
-    """Whether a text is itself as a YAML value."""
-    with suppress(InvalidYaml):
-        return parse_yaml(text or "null") == text
-    return False
-
-
 def _typed(value: Json) -> str:
-    """A value as YAML on one line, as NAME=VALUE takes it."""
-    if isinstance(value, str) and _reads_as(value) and "\n" not in value:
-        return value
+    """Format a value as one line of YAML, for NAME=VALUE. Texts that YAML reads as texts need no quotes."""
+    with suppress(InvalidYaml):
+        if isinstance(value, str) and "\n" not in value and parse_yaml(value or "null") == value:
+            return value
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31)
     return text.removesuffix("\n").removesuffix("\n...")
 
@@ -181,6 +170,6 @@ def _about(field: FieldInfo) -> str:
 
 
 def _kind(field: FieldInfo) -> type[Settings] | None:
-    """The class of a field that is a group of settings, or may be one."""
+    """The settings class of a field, if its type is or includes one."""
     kinds = get_args(field.annotation) or (field.annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)

@@ -1,5 +1,6 @@
-"""Terminal: output, typed settings and progress bars of all commands. Results go to stdout, all else to stderr. All of
-it passes through `visible`. The *volume* is how much a command prints beside its result (`--quiet`, `--verbose`)."""
+"""Terminal: output, typed settings and progress bars of all commands. Results go to stdout, everything else to stderr,
+and all of it through `visible`. The *volume* is how much a command prints besides its result (`--quiet`, `--verbose`).
+"""
 
 import json
 import logging
@@ -43,30 +44,30 @@ if TYPE_CHECKING:
 
 
 class Volume(IntEnum):
-    """What goes to stderr beside warnings and errors."""
+    """What goes to stderr besides warnings and errors."""
 
     QUIET = 0
     """No progress and no notes."""
     NORMAL = 1
     VERBOSE = 2
-    """A line at every report of progress, and the messages of libraries."""
+    """A line for every report of progress, and the messages of libraries."""
 
 
 QUIET_LIBRARIES = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""Variables that keep libraries from printing, unless `--verbose`; libraries read them at import. The user's own values
+"""Environment variables that silence libraries unless `--verbose`. Libraries read them at import. The user's values
 win."""
-_now = Volume.NORMAL
+_volume = Volume.NORMAL
 
 
 def volume() -> Volume:
-    """The volume of the command that is running."""
-    return _now
+    """The volume of the running command."""
+    return _volume
 
 
 def set_volume(wanted: Volume) -> None:
-    """Set the volume until the next command; unless `--verbose`, libraries are silent and the package only warns."""
-    global _now
-    _now = wanted
+    """Set the volume until the next command. Unless `--verbose`, libraries are silent and the package only warns."""
+    global _volume
+    _volume = wanted
     verbose = wanted is Volume.VERBOSE
     logging.getLogger("coseek").setLevel(logging.INFO if verbose else logging.WARNING)
     for variable, value in () if verbose else QUIET_LIBRARIES.items():
@@ -77,17 +78,17 @@ Clock: TypeAlias = Callable[[], float]
 """A monotonic clock, in seconds."""
 
 QUIET_S = 20.0
-"""Seconds between two progress lines of a stage, at least. Its end always has a line."""
+"""Minimum number of seconds between two progress lines of a stage. The last step always has a line."""
 WIDE = 10_000
-"""Width of a file or a pipe in columns, so that nothing is cut or folded."""
+"""Columns of a file or a pipe, so that nothing is truncated or wrapped."""
 
 AsJson: TypeAlias = Annotated[bool, Option("--json", help="Print the result as JSON, for programs.")]
 """Type of the option `--json`."""
 
 
 def new_app() -> typer.Typer:
-    """An empty command with the settings of all commands: `-h`, help as Markdown, plain tracebacks for bugs."""
-    # Rich markup would drop the square brackets of `[a.b=c …]`; Markdown keeps them.
+    """Create a command with the settings of all commands: `-h`, help as Markdown, plain tracebacks for bugs."""
+    # Rich markup would drop the square brackets in `[a.b=c …]`; Markdown keeps them.
     return typer.Typer(
         add_completion=False,
         rich_markup_mode="markdown",
@@ -102,12 +103,12 @@ def tell(text: str) -> None:
 
 
 def shell_word(word: object) -> str:
-    """A word of a command as it is typed in a shell, where a name may have blanks or a `$` in it."""
+    """Quote a word of a command for a shell: names may contain blanks or a `$`."""
     return quote(str(word))
 
 
 def next_index(data: Path) -> str:
-    """The line that says how a new data set is indexed."""
+    """The line that suggests to index a new data set."""
     return f"Next: coseek index {shell_word(data)} --out {shell_word(f'{data}-bm25')}"
 
 
@@ -117,7 +118,7 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line to stderr about what goes on, unless `--quiet`."""
+    """Print a line about progress to stderr, unless `--quiet`."""
     if volume() is not Volume.QUIET:
         say(text)
 
@@ -128,12 +129,12 @@ def print_json(value: Json) -> None:
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback of a bug, whose message may quote any text: an exception hook."""
+    """Print the traceback of a bug, whose message may contain any text. For `sys.excepthook`."""
     say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
 class _Console(Console):
-    """Shows control characters in the texts that are printed; its own colours and movements pass."""
+    """Makes control characters in texts visible. Colours and movements of rich itself pass."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
@@ -141,14 +142,14 @@ class _Console(Console):
 
 
 class _Stdout(_Console):
-    """Raises `BrokenPipeError` where the reader closed the pipe (`| head`); `main` treats it as success."""
+    """Raises `BrokenPipeError` if the reader closed the pipe (`| head`), which `main` treats as success."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def stdout_console() -> Console:
-    """A console for tables. Made for each use, so that it writes to the current `sys.stdout`."""
+    """A console for tables. Create it at each use, so that it writes to the current `sys.stdout`."""
     return _uncut(_Stdout(highlight=False))
 
 
@@ -175,19 +176,19 @@ def stderr_console(quiet: bool = False) -> Console:
 
 
 def _uncut(console: Console) -> Console:
-    """Lift rich's limit of 80 columns where the output is a file or a pipe, unless COLUMNS sets a width."""
+    """Lift rich's limit of 80 columns if the output is a file or a pipe, unless COLUMNS sets a width."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDE
     return console
 
 
 def assignments(texts: Iterable[str], onto: JsonObject | None = None, kind: type[Settings] | None = None) -> JsonObject:
-    """`a.b=c` arguments as a tree of settings of a `kind`, merged into `onto` when it is given; values are YAML."""
+    """Apply `a.b=c` arguments (values are YAML) to the tree `onto`, by default an empty one, of settings of `kind`."""
     return apply_overrides({} if onto is None else onto, list(texts), kind)
 
 
 def stamped(line: str) -> str:
-    """The line behind date, time and zone."""
+    """Prefix a line with date, time and zone."""
     return f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} {line}"
 
 
@@ -201,36 +202,36 @@ class StageTimer:
     clock: Clock = time.monotonic
     _began: float = field(init=False, default=0.0)
     _first: tuple[float, int] | None = None
-    """(time, done) at the first report. What a resumed stage had done before does not count for the pace."""
+    """(time, done) at the first report. Steps of an earlier attempt do not count for the pace."""
     _printed_at: float | None = None
 
     def __post_init__(self) -> None:
         self._began = self.clock()
 
     def due(self, wait_s: float = 0.0) -> bool:
-        """Whether a line is due now: after `wait_s` seconds, then every `QUIET_S`, and at the end.
+        """Whether a line is due now: first after `wait_s` seconds, then every `QUIET_S`, and at the end.
 
         Always under `--verbose`, never under `--quiet`.
         """
         now = self.clock()
         self._first = self._first or (now, self.done)
-        lately = self._printed_at is not None and now - self._printed_at < QUIET_S and self.done != self.total
-        too_soon = now - self._began < wait_s or lately
+        printed_recently = self._printed_at is not None and now - self._printed_at < QUIET_S and self.done != self.total
+        too_soon = now - self._began < wait_s or printed_recently
         if volume() is Volume.QUIET or (too_soon and volume() is not Volume.VERBOSE):
             return False
         self._printed_at = now
         return True
 
     def line(self, note: str = "") -> str:
-        """`questions 120/512, 0:04:10 left, EM .41`"""
+        """Format a line: `questions 120/512, 0:04:10 left, EM .41`."""
         count = f"{self.name} {self.done}" + (f"/{self.total}" if self.total is not None else "")
         left_s = self.left_s
         remaining = "" if left_s is None else f"{timedelta(seconds=round(left_s))} left"
-        return ", ".join(text for text in (count, remaining, note.strip()) if text)
+        return ", ".join(filter(None, (count, remaining, note.strip())))
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end at the pace so far; `None` before the first progress and at the end."""
+        """Seconds until the end at the current pace; `None` before the first progress and at the end."""
         since, done = self._first or (self._began, 0)
         if self.total is None or not done < self.done < self.total:
             return None
@@ -238,54 +239,54 @@ class StageTimer:
 
 
 class Bars:
-    """One bar for each kind of work. Without a terminal, long work prints a line now and then, short work none."""
+    """One bar per kind of work. Without a terminal, long work prints a line now and then, and short work none."""
 
     def __init__(self, progress: Progress, plain: bool, clock: Clock) -> None:
         self._progress, self._plain, self._clock = progress, plain, clock
         self._tasks: dict[str, tuple[TaskID, StageTimer]] = {}
 
     def report(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` are finished. The first report makes the bar; `what` is text, not markup."""
+        """Report that `done` of `total` are finished. The first report adds the bar; `what` is text, not markup."""
         if what not in self._tasks:
-            # What an earlier attempt finished took no time now, so it does not count for the time left.
+            # `done` may be above 0, of an earlier attempt, which does not count for the time left.
             task = self._progress.add_task(escape(visible(what)), total=total, completed=done)
             self._tasks[what] = task, StageTimer(what, total, done, self._clock)
-        task, pace = self._tasks[what]
-        pace.total, pace.done = total, done
+        task, timer = self._tasks[what]
+        timer.total, timer.done = total, done
         self._progress.update(task, completed=done, total=total)
-        if self._plain and pace.due(wait_s=QUIET_S):
-            say(stamped(pace.line()))
+        if self._plain and timer.due(wait_s=QUIET_S):
+            say(stamped(timer.line()))
 
 
 class Bar:
-    """Implements `coseek.core.progress.Progress`."""
+    """The progress of a training, with stages. Implements `coseek.core.progress.Progress`."""
 
     def __init__(self, progress: Progress, console: Console, clock: Clock) -> None:
         self._progress, self._console, self._clock = progress, console, clock
         self._task: TaskID | None = None
         self._began = clock()
-        self._pace = StageTimer("")
+        self._timer = StageTimer("")
 
     def stage(self, name: str, total: int) -> None:
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._pace = StageTimer(name, total, clock=self._clock)
+        self._timer = StageTimer(name, total, clock=self._clock)
         self._task = self._progress.add_task(visible(name), total=total, note="")
 
     def advance(self, done: int, note: str = "") -> None:
         assert self._task is not None
         self._progress.update(self._task, completed=done, note=visible(note))
-        self._pace.done = done
-        if _in_lines(self._console) and self._pace.due():
-            self.say(self._pace.line(note))
+        self._timer.done = done
+        if _in_lines(self._console) and self._timer.due():
+            self.say(self._timer.line(note))
 
     def say(self, line: str) -> None:
-        """Print a line, unless `--quiet`: behind the minutes since the start in a terminal, behind date and time in a
+        """Print a line, unless `--quiet`; after the minutes since the start in a terminal, after date and time in a
         file."""
         self._print(line, self._console)
 
     def warn(self, line: str) -> None:
-        """Print a line, under `--quiet`, too."""
+        """Print a line, even under `--quiet`."""
         self._print(line, self._console if volume() is not Volume.QUIET else stderr_console())
 
     def _print(self, line: str, console: Console) -> None:
@@ -296,14 +297,14 @@ class Bar:
 
 @contextmanager
 def progress_bar(clock: Clock = time.monotonic) -> Iterator[Bars]:
-    """Bars with counts and the time left, on stderr; where there is no terminal, a line every 20 seconds."""
+    """Show bars with counts and the time left on stderr; without a terminal, a line every 20 seconds."""
     with _progress() as (progress, console):
         yield Bars(progress, _in_lines(console), clock)
 
 
 @contextmanager
 def training_bar(clock: Clock = time.monotonic) -> Iterator[Bar]:
-    """The same for training, which has stages."""
+    """Do the same for a training, which has stages."""
     with _progress(TextColumn("{task.fields[note]}")) as (progress, console):
         yield Bar(progress, console, clock)
 
@@ -318,14 +319,15 @@ def _progress(*more: ProgressColumn) -> Iterator[tuple[Progress, Console]]:
 
 
 def _in_lines(console: Console) -> bool:
-    """Whether progress is printed in lines: beside the bars under `--verbose`, else where there are none."""
+    """Whether progress is printed in lines: without a terminal instead of bars, under `--verbose` in addition to
+    them."""
     return not console.is_terminal or volume() is Volume.VERBOSE
 
 
 @contextmanager
-def resumable(how_to_go_on: str) -> Iterator[None]:
-    """Let the program say how to resume when it is stopped in the block."""
+def resumable(how: str) -> Iterator[None]:
+    """If the block is stopped, print how to resume it."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise type(stop)(how_to_go_on) from None
+        raise type(stop)(how) from None

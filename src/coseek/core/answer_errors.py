@@ -1,4 +1,4 @@
-"""Answer errors: errors that servers and proxies send with the status 200, in their many spellings. Sends nothing."""
+"""Answer errors: errors that servers and proxies send with the status 200, in their many spellings. Does no I/O."""
 
 import json
 from collections.abc import Sequence
@@ -10,24 +10,25 @@ _AROUND_ERROR = frozenset(
     + ("model", "provider", "detail", "success", "choices", "errors", "base_resp", "error_msg", "error_code", "msg")
     + ("statusCode", "status_code")
 )
-"""Fields of an answer that holds nothing but an error."""
+"""All fields that an answer may have if it contains only an error."""
 _WENT_WELL = (0, 200, "0", "200", "ok", "success")
-"""Codes of an answer that holds a message and no error."""
+"""Codes of success, beside which a message is not an error."""
 _FAILED = {"success": ("false",), "ok": ("false",), "timed_out": ("true",), "status": ("error", "failed", "failure")}
-"""Fields of a failed search → their values in small letters."""
+"""Field → its lower-case values that mean a failed search."""
 _CODES = ("code", "status", "type", "error_code", "status_code", "statusCode")
 _TRANSIENT = {"rate_limit_exceeded": 429, "rate_limit_error": 429, "resource_exhausted": 429, "overloaded_error": 503}
-"""Name of a temporary error → its HTTP status."""
+"""Name of a transient error → its HTTP status."""
 
 
 def error_in(row: JsonObject, results: Sequence[str] = ()) -> tuple[str, int | None] | None:
-    """The message and, if known, the HTTP status of the error in an answer with the status 200; `None` without one.
+    """Find the error in an answer with the status 200. Returns its message and, if known, its HTTP status; `None`
+    without an error.
 
-    An answer that holds what was asked for has no error: choices, or passages in the fields `results`. Without
-    `results`, nor has an answer with fields that no error has: those of other services are unknown.
+    An answer with results has no error: `choices`, or passages in the fields `results`. Without `results`, an answer
+    with fields that no error has is not an error either, since the fields of other services are unknown.
     """
-    held = {name for name, value in row.items() if value is not None}
-    bare = held <= _AROUND_ERROR
+    fields = {name for name, value in row.items() if value is not None}
+    bare = fields <= _AROUND_ERROR
     if row.get("choices") or any(_has_rows(row.get(name)) for name in results) or not (results or bare):
         return None
     error = row.get("error") or row.get("errors")
@@ -36,16 +37,16 @@ def error_in(row: JsonObject, results: Sequence[str] = ()) -> tuple[str, int | N
     if not error and isinstance(base, dict) and base.get("status_code"):
         error = base
     went_well = row.get("success") is True or any(row.get(name) in _WENT_WELL for name in ("code", "status"))
-    said = next((text for name in ("error_msg", "msg", "message", "detail") if (text := row.get(name))), None)
+    message = next((text for name in ("error_msg", "msg", "message", "detail") if (text := row.get(name))), None)
     if not error and any(_fails(name, row.get(name)) for name in (*_FAILED, *_CODES)):
-        error = said or row
+        error = message or row
     elif not error and bare and not went_well:  # beside an empty list, a message may say why it is empty
-        error = said if isinstance(said, str) or results else None
+        error = message if isinstance(message, str) or results else None
     return _read(error, row) if error else None
 
 
 def _read(error: Json, row: JsonObject) -> tuple[str, int | None]:
-    """The message of an error, and the HTTP status in it or in the answer around it."""
+    """The message of an error, and the HTTP status in it or in the answer that contains it."""
     holder = error if isinstance(error, dict) else row
     status = next((code for name in _CODES if (code := _status(holder.get(name)))), None)
     texts = (holder.get("message"), holder.get("status_msg"), holder.get("error"), error)
@@ -53,13 +54,13 @@ def _read(error: Json, row: JsonObject) -> tuple[str, int | None]:
 
 
 def _fails(name: str, value: Json) -> bool:
-    """Whether a field says that a search failed. Positive codes outside of HTTP's may mean success."""
+    """Whether a field says that a search failed. Positive codes outside the HTTP range may mean success."""
     negative = type(value) is int and value < 0
     return str(value).lower() in _FAILED.get(name, ()) or (name in _CODES and (negative or _status(value) is not None))
 
 
 def _has_rows(value: Json) -> bool:
-    """Whether a list, or one in a list or an object, holds more than empty lists."""
+    """Whether a list has items, at any depth of lists and objects."""
     if isinstance(value, dict):
         return any(map(_has_rows, value.values()))
     return isinstance(value, list) and any(
@@ -68,7 +69,7 @@ def _has_rows(value: Json) -> bool:
 
 
 def _status(value: Json) -> int | None:
-    """The HTTP status of an error that is written as a number, as digits or as a name; `None` for anything else."""
+    """Parse the HTTP status of an error from a number, digits or a name; `None` for anything else."""
     text = value.lower() if isinstance(value, str) else ""
     number = int(text) if text.isascii() and text.isdigit() else _TRANSIENT.get(text, value)
     return number if type(number) is int and 400 <= number < 600 else None

@@ -1,10 +1,10 @@
-"""Cluster: one job on many items, by the processes of a Ray cluster (https://docs.ray.io).
+"""Cluster: runs a job on many items in the processes of a Ray cluster (https://docs.ray.io).
 
-A job names what it needs and is sent to the processes, each of which opens it once. The caller alone writes files, and
-gets one result an item: an item whose process or node died is done again elsewhere. So a job's function depends on its
-item alone and writes nothing that others read.
+A job names its parts; it is sent to the processes, and each opens it once. Only the caller writes files. It gets one
+result per item: if a process or node dies, its items are repeated elsewhere. So a job's function must depend on its
+item alone, and must not write anything that others read.
 
-Ray is an extra, and is imported when a cluster is opened. What connects to a Ray cluster may run any code on it.
+Ray is an extra, imported when a cluster is opened. Whoever connects to a Ray cluster can run any code on it.
 """
 
 import os
@@ -33,30 +33,31 @@ T = TypeVar("T")
 J = TypeVar("J", contravariant=True)
 S = TypeVar("S", covariant=True)
 TRIES = 8
-"""Processes or nodes that may die over one item, which perhaps kills them itself."""
+"""Maximum number of processes or nodes that may die over one item, which may be what kills them."""
 _AHEAD = 2
-"""Items a process that are sent before the first of them is back."""
+"""Items per process that are sent before the first result is back."""
 _OPEN = 2
-"""Jobs that a process keeps open: a generator and a judge, a run and the search inside it."""
+"""Jobs that a process keeps open: a generator and a judge, or a run and the search inside it."""
 SHARE = 64
+"""Maximum number of items in a share."""
 _REACH_S = 10.0
-"""Seconds within which an address must take a connection."""
+"""Seconds within which an address must accept a connection."""
 
 
 class Job(Protocol[J, S]):
-    """Work on items. It can be pickled."""
+    """Picklable work on items."""
 
     def open(self) -> Callable[[J], S]:
-        """Open the parts in this process. Returns the function of an item."""
+        """Open the parts in this process. Returns the function to apply to an item."""
         ...
 
 
 class Cluster(Protocol):
-    """Processes that do jobs."""
+    """Processes that run jobs."""
 
     @property
     def workers(self) -> int:
-        """Processes that work at once."""
+        """Number of processes that work in parallel."""
         ...
 
     @property
@@ -65,8 +66,8 @@ class Cluster(Protocol):
     def map(
         self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
     ) -> Iterator[tuple[int, B]]:
-        """The number and the result of every item, as they end, or `ordered` by number. With `pinned`, items with one
-        number go to one node, whose memory holds what they read, as long as it lives.
+        """Yield the number and the result of every item, in order of completion, or `ordered` by number. With `pinned`,
+        items with the same number go to the same node while it lives, since its memory has what they read.
 
         Raises what the job's function raises, and `RunError` for an item over which `TRIES` processes died.
         """
@@ -74,12 +75,12 @@ class Cluster(Protocol):
 
 
 class ClusterSettings(Settings):
-    """What a process takes of a node: `auto?gpus=1`."""
+    """Resources of a process: `auto?gpus=1`."""
 
     cpus: float = Field(default=1.0, ge=0)
-    """CPUs of a process; a part of one where several share it."""
+    """CPUs per process; a fraction if several processes share one."""
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs of a process."""
+    """GPUs per process."""
 
 
 class RayCluster:
@@ -107,39 +108,37 @@ class RayCluster:
         import ray
 
         send = self._sender(ray.put(job), pinned)
-        left = enumerate(items)
-        under_way: dict[ray.ObjectRef, int] = {}
-        ended: dict[int, B] = {}
+        unsent = enumerate(items)
+        running: dict[ray.ObjectRef, int] = {}
+        results: dict[int, B] = {}
         due = 0
         try:
             while True:
-                while len(under_way) + len(ended) < _AHEAD * self.workers and (one := next(left, None)) is not None:
-                    under_way[send(*one)] = one[0]
-                if not under_way:
+                while len(running) + len(results) < _AHEAD * self.workers and (item := next(unsent, None)) is not None:
+                    running[send(*item)] = item[0]
+                if not running:
                     return
-                for done in ray.wait(list(under_way), num_returns=1)[0]:
-                    ended[under_way.pop(done)] = cast(B, _result(done))
-                while (number := due if ordered else next(iter(ended), due)) in ended:
+                for done in ray.wait(list(running), num_returns=1)[0]:
+                    results[running.pop(done)] = cast(B, _result(done))
+                while (number := due if ordered else next(iter(results), due)) in results:
                     due += 1
-                    yield number, ended.pop(number)
+                    yield number, results.pop(number)
         finally:
-            for unfinished in under_way:
+            for unfinished in running:
                 ray.cancel(unfinished, force=True)
 
     def _sender(self, job: "ray.ObjectRef", pinned: bool) -> "Callable[[int, object], ray.ObjectRef]":
-        """A function that sends an item with its number."""
+        """Return a function that sends an item with its number."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        task, taken, key, folder = ray.remote(_do), self._settings, uuid.uuid4().hex, os.getcwd()
+        cpus, gpus, key, folder = self._settings.cpus, self._settings.gpus, uuid.uuid4().hex, os.getcwd()
+        task = ray.remote(_do).options(num_cpus=cpus, num_gpus=gpus, max_retries=TRIES - 1)
 
         def send(number: int, item: object) -> "ray.ObjectRef":
             node = self._nodes[number % self.nodes]
             where = NodeAffinitySchedulingStrategy(node, soft=True) if pinned else "DEFAULT"
-            own = task.options(
-                num_cpus=taken.cpus, num_gpus=taken.gpus, max_retries=TRIES - 1, scheduling_strategy=where
-            )
-            return own.remote(key, [job], folder, item)
+            return task.options(scheduling_strategy=where).remote(key, [job], folder, item)
 
         return send
 
@@ -161,34 +160,29 @@ def cluster_at(address: str | None) -> Iterator[Cluster | None]:
 
 
 def connect(address: str) -> RayCluster:
-    """Connect this process to a cluster, unless it is connected: `local` starts one on this machine, `auto` finds the
-    one that this machine is part of, `ray://HOST:PORT` speaks to a cluster's client server."""
+    """Connect this process to a cluster, unless it is connected already: `local` starts one on this machine, `auto`
+    finds the one that this machine belongs to, `ray://HOST:PORT` connects to a cluster's client server."""
     where, settings = check_cluster(address)
-    # Ray reports usage to its makers unless it is told not to.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports usage to its makers by default
     if where == "local" and not {"ray", "RAY_AUTH_MODE"} & {*sys.modules, *os.environ}:
-        # Its ports are open to the network, and whoever speaks to them may run code. Ray reads this when imported.
+        # Its ports are open to the network, and whoever connects may run code. Ray reads this when it is imported.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     import ray
 
     if not ray.is_initialized():
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if where == "local" else {}
+        options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if where == "local":
+            options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         try:
-            if where not in ("local", "auto"):
-                _reach(where)
-            ray.init(where, **own, **quiet)
+            if where not in ("local", "auto"):  # Ray would retry for ever where nobody listens
+                host, _, port = where.removeprefix("ray://").rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+            ray.init(where, **options)
         except (OSError, RuntimeError, ValueError) as error:
-            # The client's server sends its traceback, whose last line says what was wrong.
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise RunError(f"cannot connect to the cluster {where}: {said[-1][:200]}") from None
+            # The client server sends a traceback, whose last line is the message.
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise RunError(f"cannot connect to the cluster {where}: {lines[-1][:200]}") from None
     return RayCluster(settings)
-
-
-def _reach(where: str) -> None:
-    """Raise `OSError` when nobody listens at an address, for which Ray would ask again without end."""
-    host, _, port = where.removeprefix("ray://").rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
 
 
 def _is_connected() -> bool:
@@ -200,28 +194,28 @@ def _is_connected() -> bool:
 
 
 def check_cluster(address: str) -> tuple[str, ClusterSettings]:
-    """The address and what a worker takes. Raises `SettingError` for what is no address, `MissingExtra` without Ray."""
-    where, _, taken = address.partition("?")
+    """Parse an address and the resources of a worker. Raises `SettingError`, and `MissingExtra` without Ray."""
+    where, _, resources = address.partition("?")
     host, _, port = where.removeprefix("ray://").rpartition(":")
     if where not in ("local", "auto") and not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise SettingError(
             f"invalid cluster address {address!r}: use local, auto or ray://HOST:PORT, optionally followed by "
             "?cpus=2&gpus=1"
         )
-    settings = make_settings(ClusterSettings, dict(parse_qsl(taken, keep_blank_values=True)))
+    settings = make_settings(ClusterSettings, dict(parse_qsl(resources, keep_blank_values=True)))
     if find_spec("ray") is None:
         raise MissingExtra("ray", "a cluster", "ray")
     return where, settings
 
 
 def shares_of(items: Sequence[T], cluster: Cluster) -> Iterator[Sequence[T]]:
-    """Shares of at most `SHARE` items, in order; with enough items at least eight shares per process."""
+    """Split items into shares of at most `SHARE`, in order; if there are enough items, at least eight per process."""
     size = max(1, min(SHARE, len(items) // (8 * cluster.workers)))
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def check_same(here: str, there: str, what: str) -> None:
-    """Raise `UserError` in a process of a cluster whose part is not that of the caller."""
+    """Raise `UserError` in a process of a cluster whose part differs from the caller's."""
     if here != there:
         raise UserError(
             f"{what} on a node of the cluster is not the caller's; the same files must lie at the same paths, and the "
@@ -230,11 +224,9 @@ def check_same(here: str, there: str, what: str) -> None:
 
 
 def _room(resources: dict[str, float], settings: ClusterSettings) -> int:
-    """Processes for which a node has room."""
-    room = [
-        int(resources.get(name, 0.0) / each) for name, each in (("CPU", settings.cpus), ("GPU", settings.gpus)) if each
-    ]
-    return min(room, default=0)
+    """Number of processes that a node can run."""
+    needs = (("CPU", settings.cpus), ("GPU", settings.gpus))
+    return min((int(resources.get(name, 0.0) / amount) for name, amount in needs if amount), default=0)
 
 
 def _result(done: "ray.ObjectRef") -> object:
@@ -246,7 +238,7 @@ def _result(done: "ray.ObjectRef") -> object:
     except RayTaskError as error:
         if isinstance(error.cause, CoseekError):
             raise error.cause from None
-        raise  # a bug, with the traceback of its process
+        raise  # a bug: keep the traceback of its process
     except RayError as error:
         raise RunError(
             f"{TRIES} processes died over one item, perhaps for want of memory ({type(error).__name__}); repeat the "
@@ -255,12 +247,13 @@ def _result(done: "ray.ObjectRef") -> object:
 
 
 _opened: "OrderedDict[str, Callable[[object], object]]" = OrderedDict()
-"""Of a process of the cluster: the functions of its open jobs, by a job's key."""
+"""Job's key → its function, for the open jobs of a process in the cluster."""
 
 
 def _do(key: str, job: "list[ray.ObjectRef]", folder: str, item: object) -> object:
-    """In a process of the cluster: do an item. The job is fetched when it is opened: Ray leaves references in lists."""
-    with suppress(OSError):  # relative paths are those of the caller, where the folder is there
+    """Process an item in a process of the cluster. `job` is a list since Ray does not resolve references in lists: the
+    job is fetched only if it is not open yet."""
+    with suppress(OSError):  # relative paths are the caller's, if this node has the folder
         os.chdir(folder)
     try:
         if key not in _opened:
@@ -272,4 +265,4 @@ def _do(key: str, job: "list[ray.ObjectRef]", folder: str, item: object) -> obje
         _opened.move_to_end(key)
         return _opened[key](item)
     except UserError as error:
-        raise UserError(*error.sentences) from None  # some of its kinds cannot be sent
+        raise UserError(*error.sentences) from None  # not all subclasses can be pickled

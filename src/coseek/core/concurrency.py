@@ -1,4 +1,4 @@
-"""Concurrency: parts that take several calls at once, and work that is done ahead in threads."""
+"""Concurrency: parts that accept several calls at once, and work that threads do ahead."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,36 +11,31 @@ B = TypeVar("B")
 
 @runtime_checkable
 class Concurrent(Protocol):
-    """A thread-safe part that answers several calls at once, such as the client of a server."""
+    """A thread-safe part that accepts several calls at once, such as the client of a server."""
 
     @property
     def concurrency(self) -> int:
-        """Calls that it answers at once."""
+        """Maximum number of simultaneous calls."""
         ...
 
 
 def concurrency_of(part: object) -> int:
-    """Calls that a part answers at once; 1 for a part in this process, which takes one batch at a time."""
+    """Number of calls that a part accepts at once; 1 for a local part, which takes one batch at a time."""
     return part.concurrency if isinstance(part, Concurrent) else 1
 
 
 class WorkAhead(Generic[A, B]):
-    """The results of `work` on batches of items.
+    """Applies `work` to items, ahead of the caller.
 
-    With `threads` above 1, so many batches are worked on ahead, and results come in the order of completion. Otherwise
-    a batch is worked on in the caller's thread when its result is taken, in the order of the items. Results that are
-    never taken are computed all the same once they have begun: an interrupted caller loses no call that was paid for,
-    if `work` stores its results.
+    With more than one thread, up to `threads` items are in progress, and results come in order of completion. With one,
+    an item is processed in the caller's thread when its result is taken, in the order of the items. Work that has begun
+    is always completed: if `work` stores its results, an interrupted caller loses no call that was paid for.
     """
 
     def __init__(
-        self,
-        work: Callable[[A], B],
-        items: Iterable[A],
-        threads: int,
-        on_result: Callable[[], None] = lambda: None,
+        self, work: Callable[[A], B], items: Iterable[A], threads: int, on_result: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_result` is called from a thread when a result can be taken."""
+        """`on_result` is called from a thread whenever a result is ready."""
         self._work, self._items, self._threads = work, iter(items), threads
         self._on_result = on_result
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="coseek-ahead") if threads > 1 else None
@@ -49,8 +44,8 @@ class WorkAhead(Generic[A, B]):
         self._left = True
 
     def take(self, wait: bool = True) -> list[B] | None:
-        """The next result, alone in a list; `None` after the last one. Without `wait` the list is empty where threads
-        have no result yet."""
+        """Return the next result in a list of one, or `None` after the last one. Without `wait`, return an empty list
+        if no thread has a result yet."""
         self._begin()
         if self._pool is None:
             for item in self._items:
@@ -66,11 +61,11 @@ class WorkAhead(Generic[A, B]):
         return [result]
 
     def __iter__(self) -> Iterator[B]:
-        while (found := self.take()) is not None:
-            yield from found
+        while (result := self.take()) is not None:
+            yield from result
 
     def close(self) -> None:
-        """Wait for what has begun, and begin nothing more."""
+        """Wait for work in progress, and start no more."""
         self._left = False
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -82,7 +77,7 @@ class WorkAhead(Generic[A, B]):
         self.close()
 
     def _begin(self) -> None:
-        """Fill the threads with work."""
+        """Keep all threads busy."""
         while self._pool is not None and self._left and self._open < self._threads:
             for item in self._items:
                 future = self._pool.submit(self._work, item)

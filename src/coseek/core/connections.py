@@ -1,4 +1,4 @@
-"""Connections to HTTP servers: addresses, calls open at each server, faults in a row."""
+"""Connections to HTTP servers: addresses, open calls per server, consecutive faults."""
 
 import asyncio
 import ipaddress
@@ -13,16 +13,16 @@ from weakref import WeakValueDictionary
 
 from coseek.core.errors import SettingError
 
-# Addresses: which names are addresses of servers, and the base of their paths.
+# Addresses of servers and web pages.
 
 
 def is_url(name: object) -> TypeGuard[str]:
-    """Whether a name is the address of a server, and no folder, file or part."""
+    """Whether a name is an address, as opposed to a folder, a file or a part's name."""
     return isinstance(name, str) and name.startswith(("http://", "https://"))
 
 
 def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
-    """Check a server's address and remove any of `ends` from its end. Raises `SettingError`."""
+    """Check a server's address, and strip `ends` from its end, such as `/v1`. Raises `SettingError`."""
     wrong = SettingError(f"{url!r} is not a server address; write http://HOST:PORT")
     try:
         parts = urlsplit(url.strip())
@@ -31,9 +31,8 @@ def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
         raise wrong from None
     if parts.username is not None or parts.password is not None:
         raise SettingError("the address of a server must not hold a password; put a key into an environment variable")
-    holes = url.split() != [url.strip()] or not url.strip().isprintable()
-    scheme = parts.scheme in ("http", "https")
-    if not scheme or not parts.hostname or parts.query or parts.fragment or port == 0 or holes:
+    has_blanks = url.split() != [url.strip()] or not url.strip().isprintable()
+    if parts.scheme not in _PORTS or not parts.hostname or parts.query or parts.fragment or port == 0 or has_blanks:
         raise wrong
     base = url.strip().rstrip("/")
     for end in ends:
@@ -43,12 +42,12 @@ def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
 
 _PORTS = {"http": 80, "https": 443}
 _DELIMITERS = "!$&'()*+,;=:@"
-"""Characters that a segment of a path may hold unescaped, besides letters, digits and `-._~` (RFC 3986)."""
+"""Characters that RFC 3986 allows unescaped in a path segment, besides letters, digits and `-._~`."""
 
 
 def canonical_url(url: str) -> str:
-    """One spelling for the address of a web page: host in lower case, no default port, no fragment, and the same
-    characters of the path escaped. Empty for anything but an http(s) address, and for one with a user name."""
+    """Normalise the address of a web page: lower-case host, no default port, no fragment, uniform escapes in the path.
+    Returns an empty text for anything but an http(s) address, and for an address with a user name."""
     try:
         parts = urlsplit(url.strip())
         host, port = parts.hostname, parts.port
@@ -58,21 +57,21 @@ def canonical_url(url: str) -> str:
         return ""
     host = f"[{host}]" if ":" in host else host
     netloc = host if port in (None, _PORTS[parts.scheme]) else f"{host}:{port}"
-    # Escapes of other encodings than UTF-8 are kept as bytes.
+    # Escapes in encodings other than UTF-8 are kept as bytes.
     segments = (unquote(segment, errors="surrogateescape") for segment in (parts.path or "/").split("/"))
     path = "/".join(quote(segment, safe=_DELIMITERS, errors="surrogateescape") for segment in segments)
-    query = quote(parts.query, safe=f"{_DELIMITERS}/?%")  # an escaped & or + has another meaning than a bare one
+    query = quote(parts.query, safe=f"{_DELIMITERS}/?%")  # `%`: an escaped & or + differs from a bare one
     return urlunsplit((parts.scheme, netloc, path, query, ""))
 
 
 def names_this_machine(host: str) -> bool:
-    """Whether the Host header of a request that came over loopback is of this machine, with any port.
+    """Whether the Host header of a loopback request names this machine, with any port.
 
-    A page of another site may point its own name at this machine, and would then read the answers.
+    Prevents DNS rebinding: a website may resolve its own name to this machine, and would then read the answers.
     """
     try:
         return is_local(f"http://{host}")
-    except ValueError:  # no address
+    except ValueError:  # not a valid address
         return False
 
 
@@ -85,14 +84,14 @@ def is_local(base: str) -> bool:
         return host == "localhost"
 
 
-# Server slots: how many calls are open at each server, over all clients of this process.
+# Server slots: the number of open calls per server, over all clients of this process.
 
 
 class ServerSlots:
-    """The open calls of one server, whose clients share an event loop. Calls are admitted by rank, the lowest first,
-    and then in the order of arrival.
+    """Limits the open calls of one server, whose clients share an event loop. Waiting calls are admitted by rank, the
+    lowest first, then by arrival.
 
-    Each call brings its client's limit, so that two clients with a limit of 64 open 64 calls together, not 128.
+    Each call brings its client's limit, so two clients with a limit of 64 open 64 calls together, not 128.
     """
 
     def __init__(self) -> None:
@@ -103,7 +102,7 @@ class ServerSlots:
 
     @asynccontextmanager
     async def one(self, limit: int, rank: int = 0) -> AsyncIterator[None]:
-        """Hold a slot; waits while `limit` calls are open."""
+        """Hold a slot for the block; wait while `limit` calls are open."""
         if self._open < limit and not self._waiting:
             self._open += 1
         else:
@@ -112,7 +111,7 @@ class ServerSlots:
             try:
                 await turn
             except asyncio.CancelledError:
-                if not turn.cancelled():  # admitted in the same moment
+                if not turn.cancelled():  # it was admitted at the same moment
                     self._free()
                 raise
         try:
@@ -121,7 +120,7 @@ class ServerSlots:
             self._free()
 
     def _free(self) -> None:
-        """Free a slot, and admit those that wait."""
+        """Free a slot, and admit waiting calls."""
         self._open -= 1
         while self._waiting and (self._waiting[0][3].cancelled() or self._open < self._waiting[0][2]):
             *_, turn = heappop(self._waiting)
@@ -134,20 +133,14 @@ _slots: WeakValueDictionary[str, ServerSlots] = WeakValueDictionary()
 
 
 def slots_of(server: str) -> ServerSlots:
-    """The slots of a server, the same object for all calls that are open or wait. Called in the event loop of calls."""
-    slots = _slots.get(server)
-    if slots is None:
-        slots = _slots[server] = ServerSlots()
-    return slots
-
-
-# Circuit breaker: stops calls to a server that fails.
+    """The slots of a server, shared by its open and waiting calls. Call it in the event loop of the calls."""
+    return _slots.setdefault(server, ServerSlots())
 
 
 class CircuitBreaker:
     """Stops calls to a server that fails.
 
-    Closed until `after` faults in a row, then open for `cool_down_s` seconds, then one probe decides.
+    It opens after `after` consecutive faults. After `cool_down_s` seconds one call probes the server.
     """
 
     def __init__(self, after: int, cool_down_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -155,11 +148,11 @@ class CircuitBreaker:
         self.cool_down_s = cool_down_s
         self._clock = clock
         self.faults = 0
-        """Faults in a row."""
+        """Consecutive faults."""
         self._open_until = 0.0
 
     def wait_s(self) -> float:
-        """Return 0 when a call may be made, else the seconds until the next probe."""
+        """Return 0 if a call may be made, else the seconds until the next probe."""
         now = self._clock()
         if self.faults < self.after:
             return 0.0

@@ -38,7 +38,7 @@ class UserError(CoseekError):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """One sentence for each mistake."""
+        """One sentence per mistake."""
         return tuple(map(str, self.args))
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class DataError(UserError):
 
 
 Place: TypeAlias = tuple[str | int, ...]
-"""Names of groups and positions in lists that lead to a setting."""
+"""Path of a setting: names of groups and positions in lists."""
 
 
 class SettingError(UserError):
@@ -59,11 +59,11 @@ class SettingError(UserError):
     def __init__(self, *sentences: str, places: Sequence[Place] = ()) -> None:
         super().__init__(*sentences)
         self.places = tuple(places)
-        """Places of the mistakes in the given tree, as far as known."""
+        """Places of the mistakes in the given tree, where they are known."""
 
 
 class UnknownName(UserError):
-    """A name that nothing is registered under."""
+    """A name that is not registered."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -94,19 +94,19 @@ class PartFault(CoseekError):
 
 
 class RetrieverError(PartFault):
-    """A search that did not happen."""
+    """A search failed."""
 
 
 class ModelError(PartFault):
-    """A generation that did not happen."""
+    """A generation failed."""
 
 
 class RunError(CoseekError):
-    """The program cannot continue, without a mistake of the user."""
+    """The program cannot continue, through no mistake of the user."""
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The closest known name, if one is close."""
+    """The most similar known name; `None` if all differ too much."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
@@ -118,7 +118,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @dataclass
 class ErrorList:
-    """The mistakes of several checks, so that a user meets all of them at once."""
+    """Collects the mistakes of several checks, so that the user sees all of them at once."""
 
     errors: list[UserError] = field(default_factory=list)
 
@@ -131,16 +131,16 @@ class ErrorList:
             return None
 
     def add(self, mistake: str | UserError) -> None:
-        """Add a mistake; a sentence is one in the settings."""
+        """Add a mistake. A bare sentence becomes a `SettingError`."""
         self.errors.append(SettingError(mistake) if isinstance(mistake, str) else mistake)
 
     @property
     def sentences(self) -> list[str]:
-        """The mistakes without repetitions, in the order of the checks."""
+        """The distinct sentences, in the order of the checks."""
         return list(dict.fromkeys(sentence for error in self.errors for sentence in error.sentences))
 
     def raise_all(self) -> None:
-        """Raise the one mistake, or one `SettingError` with all of them."""
+        """Raise a single mistake as it is, and several as one `SettingError`."""
         sentences = self.sentences
         if len(sentences) == 1:
             raise self.errors[0]
@@ -148,7 +148,7 @@ class ErrorList:
             raise SettingError(*sentences)
 
 
-# Extras: which optional library comes with which `pip install 'coseek[…]'`.
+# Extras: the optional libraries, and the `pip install 'coseek[…]'` that installs each.
 
 EXTRA_OF = {
     "torch": "train",
@@ -186,12 +186,12 @@ EXTRA_OF = {
     "ray": "ray",
     "verl": "verl",
 }
-"""Module as Python imports it → extra of pyproject.toml. A test compares the two."""
+"""Imported module → extra of pyproject.toml. A test compares the two."""
 
 
 @contextmanager
 def missing_extras(needed_for: str) -> Iterator[None]:
-    """Turn the failed import of an optional library into a `MissingExtra` that names the line that installs it."""
+    """Turn the failed import of an optional library into a `MissingExtra` with the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -201,9 +201,8 @@ def missing_extras(needed_for: str) -> Iterator[None]:
         raise MissingExtra(library, needed_for, EXTRA_OF[library]) from None
 
 
-# Python words: advice of an error in the words of a program, where a function of the library was called.
-#
-# Errors below the command line name options (`--resume`) and commands (`coseek run`), which a program does not type.
+# Python words: errors name options (`--resume`) and commands (`coseek run`). Where a program called the library, its
+# parameters (`resume=True`) and functions (`coseek.run_agent`) replace them.
 
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?:[ =]([A-Z][A-Z.]*|\d+))?")
@@ -219,12 +218,10 @@ _FUNCTIONS = {
     "coseek ask": "coseek.ask",
 }
 _COMMAND = re.compile(f"`({'|'.join(_FUNCTIONS)})`")
-_SWITCHES = ("resume",)
-"""Options without a value."""
 
 
 def in_python_words(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function of the library: options in a `UserError` become its parameters, commands functions."""
+    """Decorate a library function: in a `UserError`, its parameters replace options, and functions replace commands."""
     parameters = frozenset(inspect.signature(function).parameters)
 
     @wraps(function)
@@ -239,19 +236,19 @@ def in_python_words(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def python_words(sentence: str, parameters: Collection[str]) -> str:
-    """The sentence with parameters in place of options of the same name; other options stay."""
+    """Replace options that have a parameter of the same name, and commands that have a function."""
 
-    def parameter(found: re.Match[str]) -> str:
-        name = found[1].replace("-", "_")
+    def parameter(option: re.Match[str]) -> str:
+        name = option[1].replace("-", "_")
         if name not in parameters:
-            return found[0]
-        if name in _SWITCHES:
-            return f"{name}=True"
-        return f"{name}={found[2]}" if found[2] else f"`{name}`"
+            return option[0]
+        if name == "resume":  # the only option without a value
+            return "resume=True"
+        return f"{name}={option[2]}" if option[2] else f"`{name}`"
 
-    return _COMMAND.sub(lambda found: f"`{_FUNCTIONS[found[1]]}`", _OPTION.sub(parameter, sentence))
+    return _COMMAND.sub(lambda command: f"`{_FUNCTIONS[command[1]]}`", _OPTION.sub(parameter, sentence))
 
 
 def commonest(reasons: Counter[str]) -> str:
-    """The most frequent reason with its number; "" for none."""
+    """The most frequent reason with its count: `3 of 5: timed out`. Empty without reasons."""
     return "".join(f"{count} of {reasons.total()}: {reason}" for reason, count in reasons.most_common(1))

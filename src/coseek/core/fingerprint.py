@@ -10,16 +10,16 @@ _CHUNKS = 64
 _CHUNK_BYTES = 65_536
 _LARGE, _EDGE_BYTES, _LONGEST_HEAD = 2**24, 1024, 2**27
 _KINDS = (".json", ".safetensors", ".bin", ".txt", ".jinja", ".model", ".py")
-"""Code counts, too: with `trust_remote_code` a folder's own decides what its weights do."""
+"""Includes code: with `trust_remote_code`, the folder's own code decides what its weights do."""
 TOKENIZER = "*token*"
 """Pattern of tokenizer files."""
 
 
 def fingerprint(folder: Path, names: str = "*") -> str:
-    """Return a digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each file. Of large
-    safetensors the first and the last KiB of every tensor, too.
+    """Return a digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each file; of large
+    safetensors also the first and last KiB of every tensor.
 
-    `names` is a pattern for the files. Pieces suffice, since retrained tensors differ nearly everywhere.
+    `names` is a glob pattern of the files. Pieces suffice, since retrained tensors differ nearly everywhere.
     """
     sha = hashlib.sha256()
     for path in sorted(path for path in folder.rglob(names) if path.suffix in _KINDS and path.is_file()):
@@ -40,19 +40,19 @@ def fingerprint(folder: Path, names: str = "*") -> str:
 
 
 def _tensor_spans(file: BinaryIO) -> list[tuple[int, int]]:
-    """Where each tensor of safetensors begins and ends; none where the header cannot be read."""
+    """Start and end of each tensor in a safetensors file; empty if the header cannot be read."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     try:
         head = cast(dict[str, dict[str, list[int]]], parse_lenient(file.read(min(length, _LONGEST_HEAD)).decode()))
-        places = [one["data_offsets"] for name, one in head.items() if name != "__metadata__"]
-        return [(8 + length + begin, 8 + length + end) for begin, end in places]
+        offsets = [tensor["data_offsets"] for name, tensor in head.items() if name != "__metadata__"]
+        return [(8 + length + begin, 8 + length + end) for begin, end in offsets]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []
 
 
 def digest_of(*parts: str) -> str:
-    """Return a digest of several texts in order; text lengths are part of it."""
+    """Return a digest of several texts in order. It includes their lengths, so that no two lists concatenate alike."""
     encoded = [part.encode() for part in parts]
     return hashlib.sha256(b"".join([len(data).to_bytes(8, "big") + data for data in encoded])).hexdigest()
 

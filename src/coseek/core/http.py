@@ -1,7 +1,7 @@
 """An HTTP client for JSON requests: concurrent, with retries and a circuit breaker.
 
-Retried are connection errors, timeouts, statuses 408, 409, 429 and 5xx except 501, and answers that are not JSON. Keys
-come from the environment and are sent in a header only: redirects are not followed, errors never quote a key, and one
+It retries connection errors, timeouts, statuses 408, 409, 429 and 5xx except 501, and answers that are not JSON. Keys
+come from the environment and are sent in a header only: redirects are not followed, errors never quote a key, and a key
 that a server repeats in its answer is redacted before anything reads it.
 """
 
@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import Field
 
@@ -38,17 +38,16 @@ MOST_BYTES = 64_000_000
 _RETRIED = frozenset({408, 409, 429})
 """Retried statuses below 500."""
 _NOT_IMPLEMENTED = 501
-"""Not implemented: the only status from 500 on that is not retried."""
+"""The only status from 500 on that is not retried."""
 _QUOTED = 300
-"""Characters of a server's message that an error quotes."""
+"""Maximum length of a server's message in an error."""
 _PLAIN_HEADERS = frozenset({"accept", "content-type"})
-"""Headers that hold no secret."""
-_ASKS = " and asks to wait {:.0f} s; set patience: {{longest_wait_s: {:.0f}}} (for a web search, retries: …)"
+"""Headers that contain no secret."""
 _KEEP_S = 60.0
-"""Seconds that an unused connection is kept."""
+"""Seconds after which an idle connection is closed."""
 _THREAD = "coseek-calls"
 _LEAST_KEY = 16
-"""Characters of a key that is redacted from answers: shorter ones, such as `EMPTY`, are words of texts."""
+"""Minimum length of a key to redact in answers. Shorter ones, such as `EMPTY`, may be ordinary words."""
 
 Method: TypeAlias = Literal["GET", "POST"]
 T = TypeVar("T")
@@ -58,28 +57,28 @@ class Retries(Settings):
     """How often and how long a call is retried."""
 
     attempts: int = Field(default=4, ge=1)
-    """Attempts of a call, at most; only transient faults are retried."""
+    """Maximum number of attempts per call. Only transient faults are retried."""
     first_wait_s: float = Field(default=0.5, ge=0)
-    """Wait before the second attempt; doubled before each further one, less a random part of up to one half."""
+    """Wait before the second attempt. It doubles before each further one, and is shortened at random by up to half."""
     longest_wait_s: float = Field(default=30.0, ge=0)
-    """No wait is longer. A server that asks for a longer one (Retry-After) is not asked again."""
+    """Longest wait. If a server asks for more (Retry-After), the call fails."""
 
 
 class HttpSettings(Retries):
     """Concurrency, timeouts, retries and the circuit breaker."""
 
     concurrency: int = Field(default=32, ge=1)
-    """Concurrent calls of this process to the server; more wait."""
+    """Maximum number of concurrent calls of this process to the server; further calls wait."""
     connect_s: float = Field(default=10.0, gt=0)
     """Seconds to wait for a connection."""
     timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds from a call's beginning to the last byte of its answer."""
+    """Seconds from the start of a call to the last byte of its answer."""
     insistent: bool = False
-    """Retry after `longest_wait_s` where a server asks for a longer wait."""
+    """Retry after `longest_wait_s` even if the server asks for a longer wait."""
     break_after: int = Field(default=20, ge=1)
-    """Failed calls in a row after which calls fail at once."""
+    """Number of consecutive failed calls after which calls fail at once."""
     cool_down_s: float = Field(default=30.0, ge=0)
-    """Seconds until a single call probes the server."""
+    """Seconds until a single call probes the server again."""
 
 
 @dataclass
@@ -87,7 +86,7 @@ class HttpStats:
     """Counts of calls."""
 
     calls: int = 0
-    """Requests sent, retries included."""
+    """Requests sent, including retries."""
     retries: int = 0
     answered: int = 0
     failed: int = 0
@@ -95,7 +94,7 @@ class HttpStats:
 
 
 class HttpFailure(Exception):
-    """A call without an answer. `status` is the server's HTTP status, if any."""
+    """A failed call. `status` is the server's HTTP status, if any."""
 
     def __init__(self, sentence: str, status: int | None = None) -> None:
         super().__init__(sentence)
@@ -103,7 +102,7 @@ class HttpFailure(Exception):
 
 
 class _TransientFault(HttpFailure):
-    """A fault that is retried, with the server's Retry-After in seconds."""
+    """A fault to retry, with the server's Retry-After in seconds."""
 
     def __init__(self, what: str, wait_s: float = 0.0, status: int | None = None) -> None:
         super().__init__(what, status)
@@ -120,7 +119,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One call, the same at every attempt."""
+    """One call. Every attempt sends the same."""
 
     method: Method
     url: str
@@ -128,13 +127,13 @@ class _Request:
     """May hold a secret."""
     content: bytes | None
     attempts: int | None
-    """Maximum number of attempts; default: that of the settings."""
+    """Maximum number of attempts; `None` takes that of the settings."""
 
 
 class HttpClient:
-    """A client of one server. Thread-safe; one event loop in a thread makes the calls of all clients.
+    """A thread-safe client of one server. One event loop in a background thread makes the calls of all clients.
 
-    A cancelled call closes its connection, so that the server can stop.
+    Cancelling a call closes its connection, so that the server can stop.
     """
 
     def __init__(
@@ -149,10 +148,10 @@ class HttpClient:
         most_bytes: int = MOST_BYTES,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`key` is sent as a bearer token. `rng` draws waits, on which no result depends.
+        """`key` is sent as a bearer token. `rng` draws the lengths of waits. `name` is the server's name in errors.
 
-        Errors call the server `name`. `quotes=False` keeps the server's messages out of errors, for callers whose own
-        headers hold a secret. Answers longer than `most_bytes` are refused.
+        `quotes=False` keeps the server's messages out of errors, for callers whose own headers contain a secret.
+        Answers of more than `most_bytes` bytes are refused.
         """
         with missing_extras("a server"):
             import httpx
@@ -166,16 +165,16 @@ class HttpClient:
         self._most_bytes = most_bytes
         self._sleep = sleep
         self._breaker = CircuitBreaker(self.patience.break_after, self.patience.cool_down_s)
-        own = {} if key is None else {"authorization": f"Bearer {key}"}
-        # A client for each slot: a pool looks at all of its connections for each call, which costs milliseconds at 64.
+        authorization = {} if key is None else {"authorization": f"Bearer {key}"}
+        # One client per slot: a pool inspects all of its connections at each call, which takes milliseconds for 64.
         self._new_client = partial(
             httpx.AsyncClient,
-            headers={"accept-encoding": "identity", "user-agent": "coseek", **own},
+            headers={"accept-encoding": "identity", "user-agent": "coseek", **authorization},
             # Loading certificates is slow and needless without TLS.
             verify=httpx.create_ssl_context(verify=base.startswith("https:")),
             timeout=httpx.Timeout(None, connect=self.patience.connect_s),
             limits=httpx.Limits(max_connections=1, keepalive_expiry=_KEEP_S),
-            trust_env=not is_local(base),  # its proxies
+            trust_env=not is_local(base),  # the proxies of the environment
         )
         self._clients: list[httpx.AsyncClient] = []
         self._idle: list[httpx.AsyncClient] = []
@@ -184,14 +183,14 @@ class HttpClient:
         self._end = weakref.finalize(self, _end, self._loop, self._clients, self._open)
 
     def submit(self, method: Method, path: str, body: JsonObject | None = None, rank: int = 0) -> "Future[JsonObject]":
-        """Start a call. Its result is the answer's JSON object; it raises `HttpFailure`. Among the calls that wait
-        since `concurrency` are open, those of a lower `rank` go first."""
+        """Start a call. The future returns the answer's JSON object or raises `HttpFailure`. Of the calls that wait for
+        one of the `concurrency` slots, those with a lower `rank` go first."""
         return self._begin(self._object, method, path, body, None, rank)
 
     def request(
         self, method: Method, path: str, body: JsonObject | None = None, attempts: int | None = None
     ) -> JsonObject:
-        """Make a call and wait for the answer. `attempts` replaces the setting."""
+        """Make a call and return the answer's JSON object. `attempts` overrides the setting. Raises `HttpFailure`."""
         return _waited(self._begin(self._object, method, path, body, None, 0, attempts))
 
     def fetch(
@@ -202,8 +201,8 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         results: Sequence[str] = (),
     ) -> bytes:
-        """Make a call and wait for the bytes of the answer, whatever their format. An error in JSON whose fields
-        `results` are empty is raised."""
+        """Make a call and return the bytes of the answer. Raises `HttpFailure`; with `results`, also if the answer is
+        JSON that contains an error and no items in those fields."""
 
         def read(answer: _Answer) -> bytes:
             if results:
@@ -216,9 +215,9 @@ class HttpClient:
     def fetch_json_with_header(
         self, method: Method, path: str, body: JsonObject | None, header: str, results: Sequence[str]
     ) -> tuple[Json, str | None]:
-        """Make a call and wait for its answer, which may be any JSON, with the value of a header (its name in small
-        letters). An answer that is no JSON is asked for again. An error in one whose fields `results` are empty is
-        raised."""
+        """Make a call and return the answer, any JSON, and the value of a header (its name in lower case). Retries if
+        the answer is not JSON. Raises `HttpFailure`, also if the answer contains an error and no items in the fields
+        `results`."""
 
         def read(answer: _Answer) -> tuple[Json, str | None]:
             return self._checked(self._json(answer), answer, results), answer.headers.get(header)
@@ -239,9 +238,9 @@ class HttpClient:
             raise RuntimeError(f"the calls to {self._name} were closed")
         # Escaped, since a lone surrogate cannot be encoded.
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
-        sent = {**({} if body is None else {"content-type": "application/json"}), **(headers or {})}
-        made = self._call(read, _Request(method, f"{self.base}{path}", sent, content, attempts), rank)
-        call = asyncio.run_coroutine_threadsafe(made, self._loop)
+        content_type = {} if body is None else {"content-type": "application/json"}
+        request = _Request(method, f"{self.base}{path}", {**content_type, **(headers or {})}, content, attempts)
+        call = asyncio.run_coroutine_threadsafe(self._call(read, request, rank), self._loop)
         self._open.add(cast("Future[object]", call))
         call.add_done_callback(self._open.discard)
         return call
@@ -278,9 +277,11 @@ class HttpClient:
                 too_long = fault.wait_s > longest_s and not self.patience.insistent
                 if too_long or attempt == attempts:
                     self._breaker.failed()
-                    tries = f" ({attempt} tries)" if attempt > 1 else " (1 try)"
-                    end = _ASKS.format(fault.wait_s, fault.wait_s + 1) if too_long else tries
-                    raise self._failed(f"{fault}{end}", fault.status) from None
+                    end = f"({attempt} tries)" if attempt > 1 else "(1 try)"
+                    if too_long:
+                        setting = f"patience: {{longest_wait_s: {fault.wait_s + 1:.0f}}} (for a web search, retries: …)"
+                        end = f"and asks to wait {fault.wait_s:.0f} s; set {setting}"
+                    raise self._failed(f"{fault} {end}", fault.status) from None
                 await self._sleep(min(longest_s, max(fault.wait_s, self._wait_s(attempt))))
             else:
                 self._breaker.worked()
@@ -309,19 +310,19 @@ class HttpClient:
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise self._failed(f"it could not be asked ({type(error).__name__})") from None
         except httpx.RequestError as error:
-            said = self.quoted(str(error)) or type(error).__name__
-            raise _TransientFault(f"the connection failed: {said}; is it running?") from None
+            why = self.quoted(str(error)) or type(error).__name__
+            raise _TransientFault(f"the connection failed: {why}; is it running?") from None
         finally:
             self._idle.append(client)
         status = response.status_code
         if 200 <= status < 300:
-            sent = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
-            return _Answer(redacted(text, [*sent, self._key or ""]), response.headers)
+            secrets = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
+            return _Answer(_redacted(text, [*secrets, self._key or ""]), response.headers)
         raise self._refusal(status, response.headers.get("retry-after"), text)
 
     async def _body(self, response: "httpx.Response") -> bytes:
-        """The whole answer, unpacked here: httpx takes compressed bytes that break off for a whole answer, and those of
-        a coding that it does not know for its text. Of a refusal that cannot be unpacked the status counts alone."""
+        """Read and decompress the whole answer. httpx itself would accept a truncated compressed answer, and would
+        return an unknown coding as it is. A refusal that cannot be decompressed counts by its status."""
         coding = response.headers.get("content-encoding", "identity").lower()
         if coding not in ("identity", "gzip", "deflate"):
             if not response.is_success:
@@ -343,59 +344,59 @@ class HttpClient:
         return bytes(body)
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
-        """The error of a status that is no success."""
-        said = self.quoted(text.decode(errors="replace"))
-        what = f"it answered {status}" + (f": {said}" if any(map(str.isalnum, said)) else "")
+        """The exception for a status other than success."""
+        message = self.quoted(text.decode(errors="replace"))
+        what = f"it answered {status}" + (f": {message}" if any(map(str.isalnum, message)) else "")
         if status in _RETRIED or (status >= 500 and status != _NOT_IMPLEMENTED):
             return _TransientFault(what, retry_after_s(retry_after, time.time()) or 0.0, status)
-        self._breaker.worked()  # it refuses this, so it is there
+        self._breaker.worked()  # the server is up, since it refuses
         if status in (401, 403):
-            # Its message may hold a part of the key.
+            # The message may contain a part of the key.
             return self._failed(f"it answered {status}: its key is missing, wrong, or not for this", status)
         if 300 <= status < 400:
             return self._failed(f"it answered {status}: redirects are not followed; check its address", status)
         return self._failed(what, status)
 
     def _json(self, answer: "_Answer") -> Json:
-        """The JSON of an answer. If it is not JSON, the fault quotes the content type and how the answer begins."""
+        """Parse an answer as JSON. If that fails, the fault quotes the content type and the start of the answer."""
         try:
             return parse_lenient(answer.text)
         except InvalidJson:
-            said = (answer.headers.get("content-type", ""), answer.text.decode(errors="replace"))
-            came = ": ".join(filter(None, map(self.quoted, said)))
-            raise _TransientFault("its answer is not JSON" + (f" ({came})" if came else "")) from None
+            parts = (answer.headers.get("content-type", ""), answer.text.decode(errors="replace"))
+            quote = ": ".join(filter(None, map(self.quoted, parts)))
+            raise _TransientFault("its answer is not JSON" + (f" ({quote})" if quote else "")) from None
 
     def _object(self, answer: "_Answer") -> JsonObject:
-        """The JSON object of an answer. Raises the server's error if a proxy sends it with the status 200."""
+        """Parse an answer as a JSON object. Raises the server's error if a proxy sends it with the status 200."""
         row = self._checked(self._json(answer), answer)
         if not isinstance(row, dict):
             raise _TransientFault("its answer is JSON, but no object")
         return row
 
     def _checked(self, value: Json, answer: "_Answer", results: Sequence[str] = ()) -> Json:
-        """The JSON of an answer. Raises the error that it holds, if any (`error_in`)."""
-        from coseek.core.answer_errors import error_in  # a run without a server loads none of it
+        """Return the JSON of an answer, or raise the error in it (`error_in`)."""
+        from coseek.core.answer_errors import error_in  # not at the top, since a run without a server does not need it
 
         row = value
         if isinstance(value, list) and len(value) == 1 and isinstance(only := value[0], dict) and only.get("error"):
-            row = only  # as Gemini's interface sends errors
+            row = only  # Gemini sends errors in a list
         if not isinstance(row, dict) or (error := error_in(row, results)) is None:
             return value
         message, status = error
         if status is not None:
             raise self._refusal(status, answer.headers.get("retry-after"), message.encode())
-        said = self.quoted(message)
-        raise self._failed(f"it answered: {said}" if said else "it answered with an error")
+        quote = self.quoted(message)
+        raise self._failed(f"it answered: {quote}" if quote else "it answered with an error")
 
     def _failed(self, what: str, status: int | None = None) -> HttpFailure:
         return HttpFailure(f"{self._name}: {what}", status)
 
     def quoted(self, text: str) -> str:
-        """The start of a server's or library's message on one line, without the key."""
+        """The start of a server's or library's message on one line, without the key. Empty if quotes are off."""
         if not self._quotes:
             return ""
         if self._key is not None:
-            text = text.replace(self._key, "…")  # before cutting, which could leave half of the key
+            text = text.replace(self._key, "…")  # before truncating, which could leave half of the key
         return " ".join(text.split())[:_QUOTED]
 
     def _wait_s(self, attempt: int) -> float:
@@ -405,23 +406,17 @@ class HttpClient:
         return longest * self._rng.uniform(0.5, 1.0)
 
 
-def redacted(answer: bytes, sent: Sequence[str]) -> bytes:
-    """An answer with asterisks for these secrets. In JSON a slash of one may be escaped."""
-    for value in sent:
-        secret = value.rpartition(" ")[2]  # behind `Bearer`
+def _redacted(answer: bytes, headers: Sequence[str]) -> bytes:
+    """Replace the secrets of these headers by asterisks. In JSON, the slashes of a secret may be escaped."""
+    for header in headers:
+        secret = header.rpartition(" ")[2]  # after `Bearer`
         for form in dict.fromkeys((secret, secret.replace("/", "\\/"))) if len(secret) >= _LEAST_KEY else ():
             answer = answer.replace(form.encode(), b"*" * len(form))
     return answer
 
 
-@overload
-def read_key(variable: str, what: str = "key") -> str: ...
-@overload
-def read_key(variable: str | None, what: str = "key") -> str | None: ...
-def read_key(variable: str | None, what: str = "key") -> str | None:
-    """Read a key from an environment variable; `None` where no variable is named. Raises `SettingError`."""
-    if variable is None:
-        return None
+def read_key(variable: str, what: str = "key") -> str:
+    """Read a key from an environment variable. Raises `SettingError` if it is missing or not printable ASCII."""
     key = os.environ.get(variable, "").strip()
     if not (key and key.isascii() and key.isprintable()):
         raise SettingError(
@@ -430,22 +425,22 @@ def read_key(variable: str | None, what: str = "key") -> str | None:
     return key
 
 
-def retry_after_s(said: str | None, now: float) -> float | None:
-    """Seconds of a Retry-After header (a number or a date); `None` for anything else."""
-    if said is None:
+def retry_after_s(header: str | None, now: float) -> float | None:
+    """Parse a Retry-After header, a number of seconds or a date, to seconds; `None` for anything else."""
+    if header is None:
         return None
-    said = said.strip()
-    if said.isascii() and said.isdigit():
-        return float(said[:9])
+    header = header.strip()
+    if header.isascii() and header.isdigit():
+        return float(header[:9])
     try:
-        date = email.utils.parsedate_to_datetime(said)
+        date = email.utils.parsedate_to_datetime(header)
         return max(0.0, date.replace(tzinfo=date.tzinfo or UTC).timestamp() - now)
     except (ValueError, OverflowError):
         return None
 
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
-"""The event loop of all calls, by process: a fork has no thread of its parent."""
+"""Process id → the event loop of its calls. A fork does not inherit the thread of its parent."""
 _starting = threading.Lock()
 
 

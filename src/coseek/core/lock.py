@@ -1,9 +1,9 @@
 """Locks of output folders and files: one process writes at a time.
 
-The operating system keeps the lock, so a killed process leaves a hidden file and no lock; the parts that it left in a
-folder with a record are removed by the next process that locks the folder. A folder's lock file is inside it; that of
-a file, or of a folder that is replaced as a whole, is beside it. Reading takes no lock. Locks are reentrant within a
-process.
+The operating system holds the lock, so a killed process leaves a hidden file but no lock. The next process that locks
+the folder removes the temporary files that the killed one left, if the folder has a record. A folder's lock file is
+inside it; the lock file of a file, or of a folder that is replaced as a whole, is beside it. Reading takes no lock.
+Locks are reentrant within a process.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 NAME = ".lock"
 """The lock file inside a folder; beside a path it is `.PATH.lock`."""
 PATIENCE_S = 0.2
-"""Seconds to try: a holder that is just releasing removes the lock file first."""
+"""Seconds to retry: a process that is releasing the lock removes the lock file first."""
 
 
 class Lock:
-    """A lock, held until `release`, until nothing refers to it, or until the process ends. Other locks of this process
-    on the same place stay."""
+    """A lock, held until `release`, garbage collection, or the end of the process. Other locks of this process on the
+    same path stay."""
 
     def __init__(self, lock: "BaseFileLock", path: Path, made: Path | None) -> None:
         self.is_first = lock.lock_counter == 1
@@ -44,7 +44,7 @@ class Lock:
 
 
 def lock_folder(folder: Path) -> Lock:
-    """Make and lock a folder. Raises `InUse` where another process holds the lock."""
+    """Make and lock a folder. Raises `InUse` if another process holds the lock."""
     lock = _lock(folder / NAME, folder, True, "wait until it ends, or choose another folder")
     if lock.is_first and any((folder / record).exists() for record in RECORDS):
         sweep(folder)
@@ -54,13 +54,13 @@ def lock_folder(folder: Path) -> Lock:
 def lock_beside(path: Path, again: bool = True) -> Lock:
     """Lock a file, or a folder that is replaced as a whole.
 
-    Raises `InUse` where another process holds the lock, or without `again` this process.
+    Raises `InUse` if another process holds the lock or, without `again`, if this process does.
     """
     return _lock(path.with_name(f".{path.name}{NAME}"), path, again, "wait until it ends")
 
 
 def lock_if_named(folder: Path | None) -> AbstractContextManager[object]:
-    """Lock a folder for a block, where one is named."""
+    """Lock a folder for a block; a no-op for `None`."""
     return nullcontext() if folder is None else lock_folder(folder)
 
 
@@ -76,9 +76,9 @@ def kept_lock(folder: Path) -> Iterator[Lock]:
 
 
 def _lock(path: Path, place: Path, again: bool, way_out: str) -> Lock:
-    from filelock import FileLock, Timeout  # here and not above: most commands only read
+    from filelock import FileLock, Timeout  # not at the top, since most commands only read
 
-    path = real_path(path.parent) / path.name  # one lock for all links to a place
+    path = real_path(path.parent) / path.name  # one lock for all links to a folder
     while True:
         made = None if path.parent.is_dir() else path.parent
         make_folder(path.parent)
@@ -97,23 +97,22 @@ def _lock(path: Path, place: Path, again: bool, way_out: str) -> Lock:
 
 
 def is_being_written(folder: Path) -> bool:
-    """Whether a process holds the folder's lock, without taking it. A process of another machine counts as alive."""
+    """Whether a live process holds the folder's lock; does not take it. Processes of other machines count as alive."""
     if (holder := _pid_and_node(folder / NAME)) is None:
         return False
     pid, node = holder
     if node != platform.node():
         return True
     try:
-        os.kill(pid, 0)
+        with contextlib.suppress(PermissionError):  # the process of another user
+            os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
-        return True
     return True
 
 
 def _pid_and_node(path: Path) -> tuple[int, str] | None:
-    """The process id and machine in a lock file; `None` if it holds neither."""
+    """Process id and host name in a lock file; `None` if it has neither."""
     try:
         pid, _, node = path.read_text(encoding="utf-8").strip().partition(" on ")
     except (OSError, UnicodeDecodeError):
@@ -122,7 +121,7 @@ def _pid_and_node(path: Path) -> tuple[int, str] | None:
 
 
 def _holder(path: Path) -> str:
-    """The process id and machine in a lock file, for the error; empty where it holds none."""
+    """Process id and host name in a lock file, for the error; empty if it has neither."""
     if (holder := _pid_and_node(path)) is None:
         return ""
     pid, node = holder
@@ -132,7 +131,7 @@ def _holder(path: Path) -> str:
 def _let_go(lock: "BaseFileLock", path: Path, made: Path | None, pid: int) -> None:
     if os.getpid() != pid:  # a fork has the object but not the lock
         return
-    # Removed before the release: a process that opened it meanwhile sees that it is unlinked and retries.
+    # Unlinked before the release: a process that opened the file meanwhile sees that it is unlinked, and retries.
     try:
         with contextlib.suppress(OSError):
             if os.name == "posix" and lock.lock_counter == 1:

@@ -20,16 +20,16 @@ class Progress(Protocol):
     """Receives the progress of long work."""
 
     def stage(self, name: str, total: int) -> None:
-        """A new stage of `total` steps starts; the stage before is over."""
+        """Start a stage of `total` steps, which ends the previous one."""
 
     def advance(self, done: int, note: str = "") -> None:
-        """`done` steps of the stage are finished; `note` is a short metric such as `EM .41`."""
+        """Report that `done` steps of the stage are finished; `note` is a short metric such as `EM .41`."""
 
     def say(self, line: str) -> None:
-        """A line to keep on the screen."""
+        """Print a line that stays on the screen."""
 
     def warn(self, line: str) -> None:
-        """Like `say`, for what should be known even when no progress is wanted: alarms, missed gates."""
+        """Print a line even under `--quiet`: alarms, missed gates."""
 
 
 class NoProgress:
@@ -49,7 +49,7 @@ class NoProgress:
 
 
 class PrintedProgress:
-    """Prints reports line by line, as a notebook shows them: of a stage's steps one every few seconds, and the last."""
+    """Prints reports as lines, for notebooks: at most one line per `every_s` seconds and stage, and its last step."""
 
     def __init__(self, every_s: float = 5.0) -> None:
         self._every_s, self._printed = every_s, 0.0
@@ -70,7 +70,7 @@ class PrintedProgress:
         print(visible(f"warning: {line}"), flush=True)
 
 
-# Stops: Ctrl-C, SIGTERM and a closed terminal that wait for the end of a training step, so that the step can be saved.
+# Stops: Ctrl-C, SIGTERM and a closed terminal take effect at the end of a training step, so that it can be saved.
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 _NOTE = b"\nstopping: this step ends and is saved first (once more: stop at once, and lose what is not saved)\n"
@@ -78,7 +78,7 @@ _NOTE = b"\nstopping: this step ends and is saved first (once more: stop at once
 
 @dataclass(slots=True)
 class PendingStop:
-    """A requested stop that has not happened yet."""
+    """A stop that was requested and has not taken effect yet."""
 
     signal: int | None = None
 
@@ -87,8 +87,7 @@ class PendingStop:
         return self.signal is not None
 
     def act(self) -> None:
-        """Stop as the signal would have. A process without a signal, which stops with another one, raises
-        `KeyboardInterrupt`."""
+        """Deliver the signal. Without one, raise `KeyboardInterrupt`: this process stops because another one did."""
         if self.signal is not None:
             signal.raise_signal(self.signal)
         raise KeyboardInterrupt
@@ -96,10 +95,10 @@ class PendingStop:
 
 @contextmanager
 def waiting_stops() -> Iterator[PendingStop]:
-    """Note the first SIGINT or SIGTERM in the block, and stop at `PendingStop.act` or where the block ends. The second
-    one acts at once.
+    """Defer the first SIGINT or SIGTERM in the block until `PendingStop.act` or the end of the block. A second one acts
+    at once.
 
-    Signals that the process ignores, and blocks outside of the main thread, stay as they are.
+    No-op outside the main thread, and for signals that the process ignores.
     """
     pending = PendingStop()
     in_main = threading.current_thread() is threading.main_thread()

@@ -1,8 +1,8 @@
-"""Record: a frozen dataclass that is stored as one JSON object, and checked by pydantic when it is read.
+"""Record: a frozen dataclass that is stored as one JSON object, and validated by pydantic when it is read.
 
-Every field is written under its own name, in the order of the fields or of `KEYS`. Numbers, truth values and texts are
-never converted into one another, and unknown names are ignored. A field may be missing in a file if it is one of those
-that are left out (`Omit`), or if its default is `None`.
+Every field is written under its own name, in the order of the fields or of `KEYS`. Numbers, booleans and texts are not
+converted into one another; unknown names are ignored. A field may be missing in a file if it is marked with `Omit`, or
+if its default is `None`.
 """
 
 import operator
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar, Self, TypeAlias, TypeVar, cast
+from typing import Annotated, ClassVar, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, GetCoreSchemaHandler, TypeAdapter, ValidationError, WrapValidator
 from pydantic_core import CoreSchema, core_schema
@@ -19,11 +19,11 @@ from coseek.core.errors import DataError
 from coseek.core.strict_json import Json
 
 _LARGEST = 2**128
-"""Bound of whole numbers: seeds may be digests."""
+"""Bound of whole numbers. Seeds may be digests."""
 _LONGEST = 60
-"""Characters of a wrong value in a message."""
+"""Maximum length of a wrong value in a message."""
 _SCALARS = frozenset((int, float, bool, str))
-"""Types of values that are JSON as they are."""
+"""Types that are valid JSON as they are."""
 _WHOLE, _OBJECT, _LIST = "a whole number of at most 128 bits", "an object", "a list"
 _NEEDED = {
     "string_type": "a text",
@@ -41,12 +41,12 @@ _NEEDED = {
     "literal_error": "{expected}",
     "value_error": "{error}",
 }
-"""Pydantic's type of error → what the field needs."""
+"""Pydantic's error type → what the field must be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Omit:
-    """Mark of a field that is not written for some values, in `Annotated[int | None, OMIT_NONE]`."""
+    """Marks a field that is not written for some values: `Annotated[int | None, OMIT_NONE]`."""
 
     when: Callable[[object], object]
 
@@ -56,7 +56,7 @@ OMIT_EMPTY = Omit(operator.not_)
 """Empty, 0 or false."""
 OMIT_TRUE = Omit(bool)
 OPTIONAL = Omit(lambda value: False)
-"""Written, and may be missing in a file all the same."""
+"""Always written, but may be missing in older files."""
 
 
 def _as_written(value: object, check: Callable[[object], object]) -> object:
@@ -66,20 +66,20 @@ def _as_written(value: object, check: Callable[[object], object]) -> object:
 
 def _of_64_bits(ids: tuple[int, ...]) -> tuple[int, ...]:
     try:
-        array("q", ids)  # pydantic's own bounds of the items would take five times as long
+        array("q", ids)  # bounds of pydantic on each item would take five times as long
     except OverflowError:
         raise ValueError("token ids of at most 64 bits") from None
     return ids
 
 
 Number: TypeAlias = Annotated[float, WrapValidator(_as_written)]
-"""A number that is written again as it was read: 0 does not become 0.0."""
+"""A number that keeps its spelling: 0 does not become 0.0."""
 TokenIds: TypeAlias = Annotated[tuple[int, ...], AfterValidator(_of_64_bits)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AsItIs:
-    """Makes pydantic pass a JSON value on without a copy."""
+    """Makes pydantic return a JSON value without copying it."""
 
     schema: CoreSchema
 
@@ -95,34 +95,34 @@ PlainJson: TypeAlias = Annotated[Json, _AsItIs(core_schema.any_schema())]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Version of a kind of record, which is written first, as `schema`."""
+    """Version of a kind of record. It is the first field in a file, `schema`."""
 
     version: int
     what: str
-    """`a trajectory`"""
+    """The kind with its article: `a trajectory`."""
     way_out: str = ""
 
     def check(self, row: Mapping[str, Json]) -> None:
         """Raise `DataError` for another version."""
-        if (found := row.get("schema")) != self.version:
-            raise DataError(f"{self.what} of schema {found!r}; this coseek reads schema {self.version}{self.way_out}")
+        if (version := row.get("schema")) != self.version:
+            raise DataError(f"{self.what} of schema {version!r}; this coseek reads schema {self.version}{self.way_out}")
 
 
 class WrongField(DataError, ValueError):
-    """A field with a value of another type. It is a fault of the shape, too (`files.WRONG_SHAPE`)."""
+    """A field whose value has the wrong type. Also a `ValueError`, so that `files.WRONG_SHAPE` includes it."""
 
 
 class Record:
     """Base of dataclasses that are stored as JSON objects.
 
-    A class whose object differs from its fields changes it in `_written` and `_to_read`. One that differs in everything
-    has its own `to_json` and `from_json`, which are used inside of other records, too.
+    A class whose JSON differs from its fields overrides `_written` and `_to_read`; if it differs completely, `to_json`
+    and `from_json`. Records that contain the class use them, too.
     """
 
     __slots__ = ()
     SCHEMA: ClassVar[Schema | None] = None
     KEYS: ClassVar[tuple[str, ...]] = ()
-    """The order of the fields in a file, where it is not that of the class."""
+    """Order of the fields in a file, if it is not that of the class."""
 
     def to_json(self) -> dict[str, Json]:
         row: dict[str, Json] = {} if self.SCHEMA is None else {"schema": self.SCHEMA.version}
@@ -134,21 +134,21 @@ class Record:
 
     @classmethod
     def from_json(cls, row: dict[str, Json]) -> Self:
-        """Raises `KeyError` for a missing field and `WrongField` for a wrong one, with its place in the object."""
+        """Raises `KeyError` for a missing field and `WrongField` for a wrong one, with its path in the object."""
         if cls.SCHEMA is not None:
             cls.SCHEMA.check(row)
         try:
-            return _adapter(cls).validate_python(row)
+            return cast(Self, _adapter(cls).validate_python(row))
         except ValidationError as error:
             raise _refusal(error) from None
 
     def _written(self, row: dict[str, Json]) -> dict[str, Json]:
-        """The object to write, from that of the fields."""
+        """Convert the object of the fields to the object in the file."""
         return row
 
     @classmethod
     def _to_read(cls, row: dict[str, Json]) -> dict[str, Json]:
-        """The object of the fields, from the one that was written."""
+        """Convert the object in the file to the object of the fields."""
         return row
 
     @classmethod
@@ -163,7 +163,7 @@ class Record:
         for field in cast(list[_Node], node["fields"]):
             value = cast(_Node, field["schema"])
             optional = omitted[cast(str, field["name"])] is not None or value.get("default", field) is None
-            if value["type"] == "default" and not optional:  # always written, so it must be there
+            if value["type"] == "default" and not optional:  # always written, so it must not be missing
                 value = cast(_Node, value["schema"])
             field["schema"] = _strict(value)
         if _inherits(cls, "_to_read"):
@@ -173,7 +173,6 @@ class Record:
         )
 
 
-R = TypeVar("R", bound=Record)
 _Node: TypeAlias = dict[str, object]
 """A core schema: nested dictionaries with a `type`."""
 
@@ -182,28 +181,29 @@ def _inherits(kind: type[Record], method: str) -> bool:
     return getattr(kind, method).__func__ is getattr(Record, method).__func__
 
 
+# Not `functools.cache`: mypy does not accept a class that is a dataclass as hashable.
 _ADAPTERS: dict[type[Record], TypeAdapter[Record]] = {}
 _FIELDS: dict[type[Record], tuple[tuple[str, Callable[[object], object] | None], ...]] = {}
 
 
-def _adapter(kind: type[R]) -> TypeAdapter[R]:
+def _adapter(kind: type[Record]) -> TypeAdapter[Record]:
     if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = cast(TypeAdapter[Record], TypeAdapter(kind))
-    return cast(TypeAdapter[R], _ADAPTERS[kind])
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def _fields(kind: type[Record]) -> tuple[tuple[str, Callable[[object], object] | None], ...]:
-    """The fields in the order of the file, each with the test of the values that are not written."""
+    """The fields in the order of the file, each with the condition under which it is not written."""
     if kind not in _FIELDS:
         fields = kind.__dataclass_fields__  # type: ignore[attr-defined]  # subclasses are dataclasses
         notes = {name: getattr(fields[name].type, "__metadata__", ()) for name in kind.KEYS or fields}
-        marks = {name: [note.when for note in found if isinstance(note, Omit)] for name, found in notes.items()}
-        _FIELDS[kind] = tuple((name, next(iter(found), None)) for name, found in marks.items())
+        marks = {name: [mark.when for mark in marks if isinstance(mark, Omit)] for name, marks in notes.items()}
+        _FIELDS[kind] = tuple((name, next(iter(conditions), None)) for name, conditions in marks.items())
     return _FIELDS[kind]
 
 
 def _plain(value: object) -> Json:
-    """A field's value as JSON: records, tuples, mappings, names of enums, and what is JSON already."""
+    """Convert a field's value to JSON: a record, a tuple, a mapping, an enum, or a JSON value."""
     if isinstance(value, tuple):
         if not value or type(value[0]) in _SCALARS:
             return list(value)
@@ -216,24 +216,24 @@ def _plain(value: object) -> Json:
 
 
 def _strict(schema: object, bounded: bool = True) -> object:
-    """A schema whose numbers and truth values are of their own type; `bounded` whole numbers have at most 128 bits.
+    """Make a schema strict in its numbers and booleans. `bounded` whole numbers have at most 128 bits.
 
-    Pydantic's setting `strict` would do the same, and refuse lists for tuples, too.
+    Pydantic's own setting `strict` would also refuse lists for tuples.
     """
     if isinstance(schema, list):
-        return [_strict(each, bounded) for each in schema]
+        return [_strict(item, bounded) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    node = {key: _strict(each, bounded and key != "items_schema") for key, each in schema.items()}
+    node = {key: _strict(value, bounded and key != "items_schema") for key, value in schema.items()}
     if node.get("type") in ("int", "float", "bool"):
         node["strict"] = True
     return {**node, "gt": -_LARGEST, "lt": _LARGEST} if node.get("type") == "int" and bounded else node
 
 
 def _refusal(error: ValidationError) -> Exception:
-    """What to raise for the first wrong field."""
+    """The exception for the first wrong field."""
     first = error.errors(include_url=False)[0]
-    if isinstance(cause := first.get("ctx", {}).get("error"), WrongField):  # of a record that is read on its own
+    if isinstance(cause := first.get("ctx", {}).get("error"), WrongField):  # from a record with its own `from_json`
         return cause
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     if first["type"] == "missing":
@@ -241,7 +241,7 @@ def _refusal(error: ValidationError) -> Exception:
     needed = _NEEDED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
     try:
         given = repr(first["input"])
-    except ValueError:  # Python writes no number of thousands of digits
+    except ValueError:  # Python does not print numbers of thousands of digits
         given = "a number of thousands of digits"
     given = given if len(given) <= _LONGEST else given[: _LONGEST - 1] + "…"
     return WrongField(f"{repr(place) if place else 'a row'} must be {needed}, not {given}")

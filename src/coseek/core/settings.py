@@ -30,32 +30,32 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _laid_over_defaults(cls, given: object) -> object:
-        """Merge a partly given group with this field's default, not with the defaults of the group's class."""
+        """Merge an incomplete group with the default of its field, not with the defaults of the group's class."""
         if not isinstance(given, dict):
             return given
         whole = {name: _at_home(value) for name, value in given.items()}
         for name, value in whole.items():
             if isinstance(value, bool) and name in cls.model_fields and _is_number(cls.model_fields[name].annotation):
-                whole[name] = str(value)  # pydantic reads `yes` as 1, and refuses the text
-            if isinstance(value, int) and not -(2**63) <= value < 2**64:  # a file with it could not be read again
+                whole[name] = str(value)  # pydantic would read `yes` as 1; it refuses the text
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:  # strict JSON could not read it again
                 raise SettingError(f"setting {name!r} has more than 64 bits; choose a smaller number")
         for name, field in cls.model_fields.items():
             if isinstance(value := whole.get(name), dict) and isinstance(field.default, Settings):
-                part = cast(JsonObject, value)
-                whole[name] = merge_settings(type(field.default), dump_settings(field.default), part)
+                group = cast(JsonObject, value)
+                whole[name] = merge_settings(type(field.default), dump_settings(field.default), group)
         return whole
 
 
 def _is_number(annotation: object) -> bool:
-    """Whether a type holds numbers, and neither booleans nor text."""
+    """Whether a type is of numbers only, without booleans or text."""
     options = {*get_args(annotation), annotation}
     return not options.isdisjoint((int, float)) and options.isdisjoint((bool, str))
 
 
 def _at_home(value: object) -> object:
-    """Expand `~/` at the beginning of a text, which is a path in whatever setting."""
+    """Expand a leading `~/`. In any setting, a text that begins so is a path."""
     if isinstance(value, list):
-        return [_at_home(each) for each in value]
+        return [_at_home(item) for item in value]
     return expand_home(value) if isinstance(value, str) else value
 
 
@@ -64,14 +64,14 @@ S = TypeVar("S", bound=Settings)
 
 @dataclass(frozen=True)
 class Replaces:
-    """Marks a setting that holds named overrides of its own class's settings, such as stages."""
+    """Marks a setting whose values are named overrides of the settings of its own class, such as stages."""
 
     merged: bool = False
     """Whether `merge_settings` merges overrides of the same name."""
 
 
 class MayChange:
-    """Marks a setting that may change when work is resumed: it changes no result, or says where a server is."""
+    """Marks a setting that may change on resume: it affects no result, or is the address of a server."""
 
 
 def _variable(name: str) -> str:
@@ -82,10 +82,10 @@ def _variable(name: str) -> str:
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VariableName: TypeAlias = Annotated[str, AfterValidator(_variable)]
-"""The name of an environment variable with a secret. Anything else may be the secret itself, and is not repeated."""
+"""The name of an environment variable with a secret. An invalid name may be the secret itself, so errors omit it."""
 
 Overrides: TypeAlias = str | Sequence[str] | Mapping[str, object]
-"""Settings over others: `"rl.steps=60"`, a list of such texts (values are YAML), or `{"rl.steps": 60}`."""
+"""Overrides of settings: `"rl.steps=60"`, a list of such texts (values are YAML), or `{"rl.steps": 60}`."""
 
 NEEDS = {
     "bool": "true or false",
@@ -106,7 +106,7 @@ NEEDS = {
     "too_short": "at least {min_length} of them",
     "too_long": "at most {max_length} of them",
 }
-"""Pydantic's error type, or its first word → what the setting needs."""
+"""Pydantic's error type, or the first word of it → what the setting needs."""
 RENAMED = {
     "add_tag_tokens": ("marks",),
     "add_word_tokens": ("words",),
@@ -139,11 +139,11 @@ RENAMED = {
     "warmup_ratio": ("warmup_share",),
     "zero_std_groups": ("zero_spread",),
 }
-"""Setting → its names in TRL, verl and version 0.2."""
+"""Setting → its names in TRL, verl and version 0.2, for hints."""
 LONGEST = 80
-"""Characters of a refused value in a message."""
+"""Maximum length of a refused value in a message."""
 MOST = 12
-"""Wrong settings in one error, at most."""
+"""Maximum number of wrong settings in one error."""
 
 
 def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S:
@@ -152,10 +152,10 @@ def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S
 
 
 def apply_overrides(tree: JsonObject, overrides: Sequence[str], kind: type[BaseModel] | None = None) -> JsonObject:
-    """Put `a.b=c` overrides (values are YAML) into a tree, in place. Returns the tree.
+    """Apply `a.b=c` overrides (values are YAML) to a tree in place, and return it.
 
-    With `kind`, the class of the tree's settings, an override of a whole group (`rl={steps: 3}`) is merged as the same
-    text in a YAML file is; `rl=!replace {steps: 3}` replaces the group.
+    With `kind`, the class of the tree's settings, an override of a whole group (`rl={steps: 3}`) is merged into it, as
+    in a YAML file; `rl=!replace {steps: 3}` replaces the group.
     """
     mistakes = ErrorList()
     for override in overrides:
@@ -173,42 +173,41 @@ def _assign(tree: JsonObject, override: str, kind: type[BaseModel] | None) -> No
             raise InvalidYaml("the rest is a comment")
         set_path(tree, _parts(name), cast(Json, parse_yaml(value)), kind)
     except InvalidYaml:
-        if value.strip()[:1] in ("{", "["):
-            raise SettingError(f"the value of {override!r} is not valid YAML; check its brackets and commas") from None
-        raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
+        way_out = "check its brackets and commas" if value[:1] in ("{", "[") else f"quote it: {name}='\"…\"'"
+        raise SettingError(f"the value of {override!r} is not valid YAML; {way_out}") from None
 
 
 def _parts(name: str) -> list[str]:
-    """The parts of a dotted name, of which one may be a Python file."""
+    """Split a dotted name. One of its parts may be a Python file, whose dot does not count."""
     return re.split(r"\.(?!py\b)", name)
 
 
-def typed_overrides(given: Overrides) -> list[str]:
-    """Overrides as `name=value` texts, as they are typed on a command line."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, Mapping):
-        return [f"{name}={_as_yaml(name, value)}" for name, value in given.items()]
-    for one in given:
-        if not isinstance(one, str):
+def typed_overrides(overrides: Overrides) -> list[str]:
+    """Convert overrides to `name=value` texts, as on a command line."""
+    if isinstance(overrides, str):
+        return [overrides]
+    if isinstance(overrides, Mapping):
+        return [f"{name}={_as_yaml(name, value)}" for name, value in overrides.items()]
+    for override in overrides:
+        if not isinstance(override, str):
             raise SettingError(
-                f"settings are texts such as 'rl.steps=60', or a mapping of names to values, not {one!r}"
+                f"settings are texts such as 'rl.steps=60', or a mapping of names to values, not {override!r}"
             )
-    return list(given)
+    return list(overrides)
 
 
 def _as_yaml(name: str, value: object) -> str:
-    """A value as YAML on one line. Not as JSON: YAML reads its `1e-05` as a text."""
+    """Serialise a value to one line of YAML. (JSON will not do: YAML reads its `1e-05` as a text.)"""
     try:
         plain = json.loads(json.dumps(value, default=partial(_plain_value, name)))
     except (TypeError, ValueError):
         raise SettingError(f"the setting {name!r} is text, a number, a list or a mapping, not {value!r}") from None
-    written = yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True)
-    return written.removesuffix("\n").removesuffix("\n...")
+    text = yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _plain_value(name: str, value: object) -> object:
-    """Settings, paths and scalars, perhaps inside a group, as plain values."""
+    """Convert settings, paths and scalars to JSON values. Raises `SettingError` for anything else."""
     if isinstance(value, Settings):
         return dump_settings(value)
     if isinstance(value, os.PathLike):
@@ -219,16 +218,16 @@ def _plain_value(name: str, value: object) -> object:
 
 
 def scalar(value: object) -> object:
-    """A scalar of numpy or torch as a number of Python; anything else as it is."""
+    """Convert a scalar of numpy or torch to a Python number; return anything else as it is."""
     item = getattr(value, "item", None)
     return item() if callable(item) and getattr(value, "ndim", None) == 0 else value
 
 
 def set_path(tree: JsonObject, path: Sequence[str], value: Json, kind: type[BaseModel] | None = None) -> None:
-    """Set `tree[a][b] = value`, creating missing groups. A group of `kind` is merged (see `merge_settings`).
+    """Set `tree[a][b] = value`, and create missing groups. A group of `kind` is merged (see `merge_settings`).
 
-    A mapping of free names, such as the terms of a reward, keeps its others, also those of its default. Its `preset`
-    replaces them all.
+    A mapping of free names, such as the terms of a reward, keeps its other entries, including those of its default. Its
+    `preset` replaces them all.
     """
     for depth, name in enumerate(path[:-1], start=1):
         field = kind.model_fields.get(name) if kind else None
@@ -243,12 +242,12 @@ def set_path(tree: JsonObject, path: Sequence[str], value: Json, kind: type[Base
 
 
 def merge_settings(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> JsonObject:
-    """Merge two trees of settings: groups are merged unless tagged `!replace`, other values are replaced."""
+    """Merge two trees of settings: groups are merged unless tagged `!replace`; other values are replaced."""
     return dict(below) | {name: _merged(kind, name, below.get(name), value) for name, value in above.items()}
 
 
 def _merged(kind: type[BaseModel] | None, name: str, below: Json, value: Json) -> Json:
-    """The value of the setting `name` of a class, laid over another one."""
+    """Merge the value of the setting `name` of a class into another value."""
     field = kind.model_fields.get(name) if kind else None
     if field is None or Replaces(merged=True) not in field.metadata:
         return _laid_over(group_of(kind, name) if kind else None, below, value)
@@ -264,47 +263,47 @@ def _laid_over(group: type[BaseModel] | None, below: Json, value: Json) -> Json:
 
 
 def _plain(value: Json) -> Json:
-    """The value without `!replace` tags, which have done their work once all layers are merged."""
+    """Remove `!replace` tags, which are not needed once all layers are merged."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str = "", typed: Sequence[str] = ()) -> S:
-    """Validate a tree of plain values. Raises `SettingError` with one sentence for each mistake.
+    """Validate a tree of plain values. Raises `SettingError` with one sentence per mistake.
 
-    A sentence starts with the file `source`, except for settings that were `typed` as overrides.
+    A sentence begins with the file `source`, unless the setting was `typed` as an override.
     """
     try:
         return kind.model_validate(_plain(cast(Json, tree)))
     except ValidationError as error:
-        found = mistakes(error, kind, tree)
-    except SettingError as error:  # a validator's own
-        found = [((), sentence) for sentence in error.sentences]
+        wrong = mistakes(error, kind, tree)
+    except SettingError as error:  # raised by a validator
+        wrong = [((), sentence) for sentence in error.sentences]
     names = [override.partition("=")[0].split(".") for override in typed]
     sentences = []
-    for where, said in found:
+    for place, sentence in wrong:
         # An override may have set this place, a part of it, or a group around it.
-        overridden = any(all(a == str(b) for a, b in zip(name, where, strict=False)) for name in names)
-        sentences.append(f"{source}: {said}" if source and not overridden else said)
-    raise SettingError(*sentences, places=[where for where, _ in found])
+        overridden = any(all(a == str(b) for a, b in zip(name, place, strict=False)) for name in names)
+        sentences.append(f"{source}: {sentence}" if source and not overridden else sentence)
+    raise SettingError(*sentences, places=[place for place, _ in wrong])
 
 
 def mistakes(
     error: ValidationError, kind: type[BaseModel] | None = None, tree: Mapping[str, object] | None = None
 ) -> list[tuple[Place, str]]:
-    """The first `MOST` wrong settings, each with its place and a sentence."""
+    """Place and sentence of each wrong setting, of the first `MOST`."""
     by_place: dict[Place, list[ErrorDetails]] = {}
-    for each in error.errors():
-        by_place.setdefault(_place(each, tree), []).append(each)
-    found = [(place, _sentence(place, wrong, kind)) for place, wrong in list(by_place.items())[:MOST]]
-    more = len(by_place) - len(found)
-    return [*found, ((), f"and {more} more settings are wrong")] if more else found
+    for detail in error.errors():
+        by_place.setdefault(_place(detail, tree), []).append(detail)
+    described = [(place, _sentence(place, details, kind)) for place, details in list(by_place.items())[:MOST]]
+    more = len(by_place) - len(described)
+    return [*described, ((), f"and {more} more settings are wrong")] if more else described
 
 
-def _sentence(place: Place, wrong: Sequence[ErrorDetails], kind: type[BaseModel] | None) -> str:
-    """Describe one wrong setting; a union has one error for each of its types."""
-    first = wrong[0]
+def _sentence(place: Place, errors: Sequence[ErrorDetails], kind: type[BaseModel] | None) -> str:
+    """Describe one wrong setting. A union has one error per type."""
+    first = errors[0]
     where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         if "." in str(place[-1]):
@@ -319,16 +318,16 @@ def _sentence(place: Place, wrong: Sequence[ErrorDetails], kind: type[BaseModel]
         return f"the setting {where!r} is missing; add it"
     given = repr(first["input"])
     given = given if len(given) <= LONGEST else given[: LONGEST - 1] + "…"
-    words = [NEEDS.get(one["type"], NEEDS.get(one["type"].partition("_")[0], "")) for one in wrong]
-    needs = dict.fromkeys(need.format(**one.get("ctx", {})) for need, one in zip(words, wrong, strict=True))
+    templates = [NEEDS.get(error["type"], NEEDS.get(error["type"].partition("_")[0], "")) for error in errors]
+    needs = [need.format(**error.get("ctx", {})) for need, error in zip(templates, errors, strict=True)]
     if kind and _takes_null(kind, place):
-        needs["null"] = None
+        needs.append("null")
     if "" not in needs:
         quotes = "; put it in quotes" if "text" in needs and isinstance(first["input"], int | float | date) else ""
-        return f"setting {where!r} needs {' or '.join(needs)}, got {given}{quotes}"
-    said = str(first.get("ctx", {}).get("error", first["msg"]))
-    said = f"setting {where!r}: {said}" if where else said
-    return said if isinstance(first["input"], dict) or first["type"] == "secret" else f"{said}, got {given}"
+        return f"setting {where!r} needs {' or '.join(dict.fromkeys(needs))}, got {given}{quotes}"
+    message = str(first.get("ctx", {}).get("error", first["msg"]))
+    message = f"setting {where!r}: {message}" if where else message
+    return message if isinstance(first["input"], dict) or first["type"] == "secret" else f"{message}, got {given}"
 
 
 def _takes_null(kind: type[BaseModel], place: Place) -> bool:
@@ -339,44 +338,42 @@ def _takes_null(kind: type[BaseModel], place: Place) -> bool:
     return field is not None and NoneType in get_args(field.annotation)
 
 
-def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
-    """The place of a wrong setting, without the union member that pydantic appends."""
-    below: object = tree
-    if tree is None:
-        return one["loc"]
-    for depth, part in enumerate(one["loc"]):
+def _place(error: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
+    """The place of a wrong setting in the tree, without the union member that pydantic appends."""
+    value: object = tree
+    for depth, part in enumerate(error["loc"] if tree is not None and error["type"] != "missing" else ()):
         try:
-            below = cast(Mapping[str | int, object], below)[part]
+            value = cast(Mapping[str | int, object], value)[part]
         except (LookupError, TypeError):
-            return one["loc"] if one["type"] == "missing" else one["loc"][:depth]
-    return one["loc"]
+            return error["loc"][:depth]
+    return error["loc"]
 
 
 def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
-    """The nearest setting (a new name here, the same name deeper, a similar name here or one group down, the same name
-    in another group), and the names known here."""
+    """Suggest a setting, and list the names of the group. In order of preference: the new name of an old one, the same
+    name deeper, a similar name in this group or one level below, the same name in another group."""
     name, group = str(place[-1]).lower(), kind
     for part in place[:-1]:
         group = group_of(group, str(part)) or group
     names = {name, *(new for new, old in RENAMED.items() if name in old)}
     paths = _paths(group)
-    near = closest(name, group.model_fields)
-    down = closest(name, [path[-1] for path in paths if len(path) == 2])
+    similar = closest(name, group.model_fields)
+    similar_below = closest(name, [path[-1] for path in paths if len(path) == 2])
     here = [path for path in paths if path[-1] in names]
-    here += [path for path in paths if path == (near,) or path[-1] == down]
-    found = [(*map(str, place[:-1]), *path) for path in here]
-    found += [path for path in _paths(kind) if path[-1] in names and len(place) > 1]
-    hint = f"; did you mean {'.'.join(found[0])!r}?" if found else "."
+    here += [path for path in paths if path == (similar,) or path[-1] == similar_below]
+    suggestions = [(*map(str, place[:-1]), *path) for path in here]
+    suggestions += [path for path in _paths(kind) if path[-1] in names and len(place) > 1]
+    hint = f"; did you mean {'.'.join(suggestions[0])!r}?" if suggestions else "."
     return f"{hint} Known here: {', '.join(sorted(group.model_fields))}"
 
 
 def _paths(kind: type[BaseModel]) -> list[tuple[str, ...]]:
-    """The paths of this group's settings and of those below, the shortest first."""
+    """The paths of all settings in this group and below, the shortest first."""
     return [*((name,) for name in kind.model_fields), *sorted(_below(kind), key=len)]
 
 
 def _below(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:
-    """The paths of all settings in the groups of this one; lists and mappings of groups are left out."""
+    """The paths of all settings in the groups of this one, except those in lists and mappings of groups."""
     for name, field in kind.model_fields.items():
         group = group_of(kind, name)
         if group is not None and get_origin(field.annotation) not in (dict, list, tuple):
@@ -385,7 +382,7 @@ def _below(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:
 
 
 def group_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The settings class of a field's type, if it is or may be one."""
+    """The settings class of a field, if its type is or includes one."""
     field = kind.model_fields.get(name)
     inner = field.annotation if field else None
     options = getattr(inner, "__args__", (inner,))
@@ -394,25 +391,25 @@ def group_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
 
 
 def without(tree: JsonObject, places: Sequence[Place]) -> JsonObject | None:
-    """A copy of a tree without the settings at these places; `None` when one does not exist."""
-    made = deepcopy(tree)
+    """Copy a tree without the settings at these places; `None` if one of them does not exist."""
+    copy = deepcopy(tree)
     for place in places:
-        below: Json = made
+        group: Json = copy
         for part in place[:-1]:
-            below = below.get(str(part)) if isinstance(below, dict) else None
-        if not place or not isinstance(below, dict) or place[-1] not in below:
+            group = group.get(str(part)) if isinstance(group, dict) else None
+        if not place or not isinstance(group, dict) or place[-1] not in group:
             return None
-        del below[str(place[-1])]
-    return made
+        del group[str(place[-1])]
+    return copy
 
 
 def dump_settings(settings: Settings) -> JsonObject:
-    """The settings as plain values, ready for `run.yaml`."""
+    """Convert settings to plain values, as in `run.yaml`."""
     return cast(JsonObject, settings.model_dump(mode="json"))
 
 
 def fixed_settings(kind: type[BaseModel] | None, tree: JsonObject) -> JsonObject:
-    """A tree of settings without those that are marked `MayChange`, and without groups that hold nothing else."""
+    """Copy a tree without settings marked `MayChange`, and without groups that contain nothing else."""
     fixed = JsonObject()
     for name, value in tree.items():
         field = kind.model_fields.get(name) if kind is not None else None
@@ -423,47 +420,45 @@ def fixed_settings(kind: type[BaseModel] | None, tree: JsonObject) -> JsonObject
             fixed[name] = {part: fixed_settings(kind, cast(JsonObject, changes)) for part, changes in value.items()}
         elif not isinstance(value, dict) or kind is None or (group := group_of(kind, name)) is None:
             fixed[name] = value
-        elif left := fixed_settings(group, value):
-            fixed[name] = left
+        elif rest := fixed_settings(group, value):
+            fixed[name] = rest
     return fixed
 
 
 def changed_settings(settings: Settings, usual: Settings | None = None) -> JsonObject:
-    """The settings that differ from their defaults, or from `usual`: `make_settings` makes the same ones from them."""
-    plain, found = dump_settings(settings), JsonObject()
+    """The settings that differ from `usual`, by default from the defaults; `make_settings` restores all from them."""
+    plain, changed = dump_settings(settings), JsonObject()
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         default = field.get_default(call_default_factory=True) if usual is None else getattr(usual, name)
         if field.exclude or value == default:
             continue
         if isinstance(value, Settings):
-            found[name] = changed_settings(value, default if type(default) is type(value) else None)
+            changed[name] = changed_settings(value, default if type(default) is type(value) else None)
         else:
-            found[name] = plain[name]
-    return found
+            changed[name] = plain[name]
+    return changed
 
 
 def check_same_settings(folder: Path, began: Json, now: Json, way_out: str = "use the same settings") -> None:
-    """Raise `SettingError` with the first setting that differs from what `folder` was begun with."""
+    """Raise `SettingError` with the first setting that differs from those `folder` was begun with."""
     outer = (path for path in reversed(folder.resolve().parents) if (path / "recipe.yaml").is_file())
     if different := first_difference(began, now, root=next(outer, None)):
         raise SettingError(f"{folder} was begun with {different} is asked for; {way_out}, or another --out")
 
 
 def first_difference(old: Json, new: Json, name: str = "", root: Path | None = None) -> str:
-    """`name = old, and now new` for the first setting that differs, else empty. `root` is the folder of a co-training,
-    which may have been moved since, with all paths in it."""
+    """Describe the first setting that differs: `name = old, and now new`. Empty if there is none. `root` is the folder
+    of a co-training, which may have been moved since, together with all paths in it."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*new, *(key for key in old if key not in new)]:
-            found = first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key, root)
-            if found:
-                return found
-        return ""
+        keys = {**new, **old}
+        differences = (first_difference(old.get(k), new.get(k), f"{name}.{k}" if name else k, root) for k in keys)
+        return next(filter(None, differences), "")
     return "" if _same(old, new, root) else f"{name} = {old!r}, and now {new!r}"
 
 
 def _same(old: Json, new: Json, root: Path | None) -> bool:
-    """Whether two values are equal, or ways to write one path that exists. A word without `/` may be a part's name."""
+    """Whether two values are equal, or spellings of one existing path. A text without `/` may be a part's name."""
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(_same(*pair, root) for pair in zip(old, new, strict=True))
     if old != new and isinstance(old, str) and isinstance(new, str) and "/" in old and "/" in new:

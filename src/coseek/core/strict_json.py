@@ -1,7 +1,7 @@
 """Strict JSON: no NaN, infinities, numbers beyond a float, lone surrogates or deep nesting, which Python accepts.
 
-A user's file with any of these is refused (`parse_strict`, five times as fast as Python's `json`). Lone surrogates in
-the output of servers and models are replaced (`parse_lenient`).
+`parse_strict` refuses them in a user's file, five times as fast as Python's `json`. `parse_lenient` replaces lone
+surrogates in the output of servers and models.
 """
 
 import json
@@ -14,10 +14,10 @@ from pydantic_core import from_json
 
 Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
 Place: TypeAlias = "tuple[str | int, ...]"
-"""Keys and positions that lead to a value."""
+"""Path of a value: keys and positions."""
 
 DEEPEST = 100
-"""Nesting limit; Python's own depends on the caller's stack."""
+"""Nesting limit. Python's own depends on the caller's stack."""
 _CONTAINERS = frozenset((list, dict))
 _HALF = re.compile("[\ud800-\udfff]")
 """A lone surrogate, which UTF-8 cannot encode."""
@@ -28,17 +28,21 @@ _LARGE = re.compile(r"[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
 """A number that may be beyond a float."""
 
 
-class InvalidJson(ValueError):
-    """Refused JSON; the message is a sentence, perhaps without a subject."""
+class InvalidText(ValueError):
+    """A text that cannot be parsed. The message is a sentence, perhaps without a subject."""
 
     def __init__(self, sentence: str, line: int | None = None) -> None:
         super().__init__(sentence)
         self.line = line
-        """From 1, where the reader gives it."""
+        """From 1; `None` if unknown."""
+
+
+class InvalidJson(InvalidText):
+    """Refused JSON."""
 
 
 def parse_strict(text: str) -> Json:
-    """The value of a JSON text. Raises `InvalidJson`. The last one of repeated keys counts."""
+    """Parse a JSON text. Of repeated keys the last wins. Raises `InvalidJson`."""
     try:
         value = cast(Json, from_json(text, allow_inf_nan=False))
     except ValueError as error:
@@ -56,10 +60,10 @@ def parse_strict(text: str) -> Json:
 
 
 def parse_lenient(text: str | bytes) -> Json:
-    """The value of another program's JSON text (a server's, a model's, a model folder's), with U+FFFD for lone
-    surrogates. NaN, infinities and repeated keys are accepted.
+    """Parse JSON of another program (a server, a model, a model folder). Lone surrogates become U+FFFD; NaN, infinities
+    and repeated keys are accepted.
 
-    Raises `InvalidJson` for text that is no JSON or nested too deeply.
+    Raises `InvalidJson` if the text is not JSON or nested too deeply.
     """
     try:
         if isinstance(text, bytes):
@@ -73,7 +77,7 @@ def parse_lenient(text: str | bytes) -> Json:
 
 
 def parse_lenient_values(text: str) -> list[Json]:
-    """The values of a model's text that holds several, between which are blanks, `,` or `;`: see `parse_lenient`."""
+    """Parse a model's text of several values, separated by blanks, `,` or `;`, as `parse_lenient` does."""
     values: list[Json] = []
     at = 0
     while at < len(text):
@@ -90,40 +94,39 @@ def parse_lenient_values(text: str) -> list[Json]:
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with U+FFFD for every lone surrogate."""
+    """Replace every lone surrogate by U+FFFD."""
     return text if text.isascii() else _HALF.sub("\ufffd", text)
 
 
 def fault_in(value: Json) -> str:
-    """Why a value is no strict JSON; empty when it is."""
-    if fault := text_fault_in(value):
-        return fault
-    if (place := next(_not_finite(value), None)) is not None:
-        return f"{_named(place)} is not a finite number"
-    return ""
+    """Why a value is not strict JSON; empty if it is."""
+    infinite = (place for place, part in _walk(value) if isinstance(part, float) and not math.isfinite(part))
+    return text_fault_in(value) or next((f"{_named(place)} is not a finite number" for place in infinite), "")
 
 
 def text_fault_in(value: Json) -> str:
-    """Why a value's texts or depth are no strict JSON; empty when they are. Numbers are not checked."""
+    """Why the texts or the depth of a value are not strict JSON; empty if they are. Numbers are not checked."""
     if is_deep(value):
         return _TOO_DEEP
-    found = next(_halves(value), None)
-    return "" if found is None else _half_sentence(*found)
+    for place, part in _walk(value):
+        if isinstance(part, str) and (half := _HALF.search(part)):
+            return f"{_named(place)} holds half of a surrogate pair ({half[0]!r}), which is no text"
+    return ""
 
 
 def is_deep(value: object, deepest: int = DEEPEST) -> bool:
-    """Whether lists and objects nest more than `deepest` deep; true for a value that contains itself."""
+    """Whether lists and objects are nested more than `deepest` levels deep; true for a value that contains itself."""
     level = [value] if type(value) in _CONTAINERS else []
     for _ in range(deepest):
-        inner = [each for one in level for each in _inside(one) if type(each) in _CONTAINERS]
-        level = list({id(each): each for each in inner}.values())  # a YAML alias may repeat one list many times
+        inner = [child for parent in level for child in _children(parent) if type(child) in _CONTAINERS]
+        level = list({id(child): child for child in inner}.values())  # a YAML alias may repeat one list many times
         if not level:
             return False
     return bool(level)
 
 
 def is_json(text: str | bytes) -> bool:
-    """Whether a text is one JSON value, and not a part of one."""
+    """Whether a text is one whole JSON value."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -145,59 +148,42 @@ def _may_be_deep(text: str) -> bool:
     return text.count("[") + text.count("{") > DEEPEST
 
 
-def _inside(value: object) -> "list[object] | Iterator[object]":
+def _children(value: object) -> "list[object] | Iterator[object]":
     if isinstance(value, dict):
         return iter(value.values())
     return value if isinstance(value, list) else []
 
 
 def _walk(value: Json) -> Iterator[tuple[Place, Json]]:
-    """Every value and key with its place, in the order of the text; YAML aliases are visited once."""
-    left: list[tuple[Place, Json]] = [((), value)]
-    met: set[int] = set()
-    while left:
-        place, one = left.pop()
-        if isinstance(one, list | dict):
-            if id(one) in met:
+    """Every value and key with its place, in the order of the text. YAML aliases are visited once."""
+    stack: list[tuple[Place, Json]] = [((), value)]
+    visited: set[int] = set()
+    while stack:
+        place, part = stack.pop()
+        if isinstance(part, list | dict):
+            if id(part) in visited:
                 continue
-            met.add(id(one))
-        yield place, one
-        if isinstance(one, dict):
-            for key, each in reversed(one.items()):
-                left += [((*place, key), each), ((*place, key), key)]
-        elif isinstance(one, list):
-            left += [((*place, at), each) for at, each in reversed(list(enumerate(one)))]
-
-
-def _halves(value: Json) -> Iterator[tuple[Place, str]]:
-    for place, one in _walk(value):
-        if isinstance(one, str) and (half := _HALF.search(one)):
-            yield place, half[0]
-
-
-def _not_finite(value: Json) -> Iterator[Place]:
-    return (place for place, one in _walk(value) if isinstance(one, float) and not math.isfinite(one))
-
-
-def _half_sentence(place: Place, half: str) -> str:
-    return f"{_named(place)} holds half of a surrogate pair ({half!r}), which is no text"
+            visited.add(id(part))
+        yield place, part
+        if isinstance(part, dict):
+            for key, child in reversed(part.items()):
+                stack += [((*place, key), child), ((*place, key), key)]
+        elif isinstance(part, list):
+            stack += [((*place, at), child) for at, child in reversed(list(enumerate(part)))]
 
 
 def _named(place: Place) -> str:
-    """`meta.scores[2]`"""
-    names = "".join(f"[{part}]" if isinstance(part, int) else f".{_shown(part)}" for part in place)
+    """`the field 'meta.scores[2]'`"""
+    keys = [key if isinstance(key, int) else key.encode(errors="backslashreplace").decode()[:60] for key in place]
+    names = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
     return f"the field '{names.removeprefix('.')}'" if place else "the value"
-
-
-def _shown(key: str) -> str:
-    return key.encode("utf-8", errors="backslashreplace").decode()[:60]
 
 
 def _mended(value: Json) -> Json:
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, list):
-        return [_mended(one) for one in value]
+        return [_mended(item) for item in value]
     if isinstance(value, dict):
-        return {replace_surrogates(key): _mended(one) for key, one in value.items()}
+        return {replace_surrogates(key): _mended(item) for key, item in value.items()}
     return value

@@ -1,4 +1,4 @@
-"""Strict YAML: plain values. No tags of programs, and no repeated keys."""
+"""Strict YAML: plain values only, without language tags or repeated keys."""
 
 import datetime
 from copy import deepcopy
@@ -8,27 +8,24 @@ from typing import cast
 import yaml
 from yaml.reader import ReaderError
 
+from coseek.core.strict_json import InvalidText
+
 _PLAIN = (bool, int, float, str, datetime.date, type(None), list, dict)
 
 
 class Replace(dict[str, object]):
-    """A mapping tagged `!replace`: where settings are merged, it replaces the group below it."""
+    """A mapping tagged `!replace`: when settings are merged, it replaces a group instead of being merged into it."""
 
 
-class InvalidYaml(ValueError):
-    """Refused YAML; the message is a sentence without a subject."""
-
-    def __init__(self, sentence: str, line: int | None = None) -> None:
-        super().__init__(sentence)
-        self.line = line
-        """From 1, where it is known."""
+class InvalidYaml(InvalidText):
+    """Refused YAML."""
 
 
 def parse_yaml(text: str, foreign: bool = False) -> object:
-    """The value of a YAML text: `None`, booleans, numbers, text, dates, lists and mappings of them. Raises
-    `InvalidYaml`. In a `foreign` one, such as the head of a document, a scalar that is none of them is its text.
+    """Parse a YAML text to `None`, booleans, numbers, texts, dates, and lists and mappings of them. Raises
+    `InvalidYaml`. In `foreign` YAML, such as the front matter of a document, any other scalar becomes its text.
 
-    A text that comes again is taken from memory: protocols, prompts and recipes are opened again and again.
+    Results are cached, since protocols, prompts and recipes are opened repeatedly.
     """
     return deepcopy(_parsed(text, foreign))
 
@@ -53,22 +50,22 @@ def _parsed(text: str, foreign: bool) -> object:
 
 
 class _Loader(yaml.SafeLoader):
-    """Makes every fault of a value one with a line, and refuses repeated keys."""
+    """Gives every error a line, and refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[object, object]:
-        met: set[tuple[str, str]] = set()
+        keys: set[tuple[str, str]] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in met:
+                if (key.tag, key.value) in keys:
                     raise _fault(f"{_shown(key)} stands twice", key)
-                met.add((key.tag, key.value))
+                keys.add((key.tag, key.value))
         mapping: dict[object, object] = super().construct_mapping(cast(yaml.MappingNode, node), deep)
         return mapping
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             value: object = super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError, TypeError, OverflowError):  # a date that is none, `!!int x` …
+        except (ValueError, LookupError, AttributeError, TypeError, OverflowError):  # an impossible date, `!!int x` …
             raise _fault(f"{_shown(node)} is not what it looks like; put it in quotes", node) from None
         if not isinstance(value, _PLAIN):
             raise _fault(f"{node.tag.rpartition(':')[2]!r} is no plain value", node)
@@ -85,7 +82,7 @@ _Loader.add_constructor("!replace", _replace)
 
 
 class _ForeignLoader(_Loader):
-    """Takes a scalar at its text where it is not what it looks like."""
+    """Falls back to a scalar's text."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:

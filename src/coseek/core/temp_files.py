@@ -1,6 +1,6 @@
-"""Temporary files and folders of unfinished writes, and the removal of those that a killed process left.
+"""Temporary files and folders of unfinished writes, hidden and named `.NAME.RANDOM.part`.
 
-They are hidden and named `.NAME.RANDOM.part`. The next process that locks their folder removes what a kill left.
+The next process that locks a folder removes the temporary files that a killed process left in it.
 """
 
 import os
@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
-"""`tempfile` draws eight characters for a name."""
+"""`tempfile` draws eight random characters."""
 
 
 @contextmanager
 def temp_file(path: Path) -> Iterator[Path]:
-    """An empty temporary file beside `path` for the block, which renames it; removed if the block does not."""
+    """An empty temporary file in the folder of `path`, for the block to rename. Removed if the block does not."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
     try:
@@ -28,7 +28,7 @@ def temp_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def temp_folder(path: Path) -> Iterator[Path]:
-    """An empty temporary folder beside `path` for the block, which renames it; removed if the block does not."""
+    """An empty temporary folder in the folder of `path`, for the block to rename. Removed if the block does not."""
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
     try:
         yield folder
@@ -37,7 +37,7 @@ def temp_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Rename `new` to `path`. A folder of that name is `.NAME.old` meanwhile; an error leaves it as it was."""
+    """Rename `new` to `path`. An existing folder is renamed to `.NAME.old` meanwhile, and restored after an error."""
     old = _old(path)
     try:
         if path.exists():
@@ -51,8 +51,7 @@ def replace_folder(new: Path, path: Path) -> None:
 
 
 def recover_folder(path: Path) -> None:
-    """Finish a replacement that a crash interrupted: restore the old folder, or remove it beside the new one, if that
-    is possible."""
+    """Finish a replacement that a crash interrupted: restore the old folder, or remove it if the new one is there."""
     old = _old(path)
     if not old.is_dir():  # a file of that name is not ours
         return
@@ -67,8 +66,8 @@ def _old(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in an output folder and below: temporary files, and halves of replacements. The
-    caller is the only one that writes there; folders inside that have a lock of their own are left alone."""
+    """Remove what killed processes left in an output folder: temporary files and interrupted replacements. The caller
+    must hold the folder's lock; subfolders that have their own lock file are skipped."""
     for parent, folders, files in os.walk(folder):
         here = Path(parent)
         for name in [*folders, *files]:

@@ -1,4 +1,4 @@
-"""Text: decoded, its words, what a terminal may show of it, spelling, repetition, and numbers with their nouns."""
+"""Text: decoding, words, safe display in a terminal, spelling, repetition, and numbers with their nouns."""
 
 import codecs
 import json
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-# Plain text: decodes bytes of an unknown encoding, and finds words in any script.
+# Decoding of bytes in an unknown encoding, and words in any script.
 
 _META = re.compile(
     rb"""(?:<meta[^>]{0,200}?charset|\A\s*+<\?xml[^>]{0,200}?encoding)\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.-]{2,40})""",
@@ -21,77 +21,77 @@ _GUESSED = [
     "cp932", "shift_jis_2004", "euc_jis_2004", "iso2022_jp_2", "iso2022_jp_2004", "iso2022_jp_ext", "iso2022_kr",
     "cp949", "euc_kr", "gb18030", "big5hkscs", "mac-roman", "cp850", "cp852", "mac-cyrillic",
 ]  # fmt: skip
-"""Encodings that people's texts without a declaration have, the most common first. Short texts would also be taken for
-the rarer ones that chardet knows."""
+"""Candidate encodings of texts without a declaration, the most common first. chardet knows rarer ones, which it guesses
+wrongly for short texts."""
 _LATIN, _OTHER = r"A-Za-z\u00c0-\u024f", r"\u0370-\u052f\u0590-\u06ff\u0e00-\u0e7f"
 _ODD_SIGN = re.compile(
     rf"[{_LATIN}](?:[\xb2\xb3\xb9]|[^\w\s\x00-\x7f\u2019\xb7\xad\u2013\u2014\u2026\xa0\u0300-\u036f])[{_LATIN}]"
     rf"|[{_LATIN}][{_OTHER}]|[{_OTHER}][{_LATIN}]"
     r"|[a-zß-öø-ÿ][À-ÖØ-Þ\u0152\u0160\u0178\u017d]|[ªº][^\W\d_]|[\x80-\x9f\xa4]"
 )
-"""A sign inside a word, a word of two scripts, a capital after a small letter, a control character, or the general
-currency sign, which is the euro of ISO 8859-15: signs of another encoding."""
+"""Signs of a wrong encoding: a symbol inside a word, a word of two scripts, a capital after a small letter, a control
+character, or the general currency sign, which is the euro in ISO 8859-15."""
 _MAX_ODD = 0.05
-"""Share of the characters beyond ASCII from which odd signs are no mistakes of the text."""
+"""Odd signs per non-ASCII character above which an encoding is implausible; fewer may be mistakes in the text."""
 _OF_ENGLISH = re.compile(r"[\x00-\x7f\xa0©®™“”‘’–—…°²µ]|(?<![A-Za-z])[•£€§«»½¼¾×·±](?![A-Za-z])")
 _MAX_FOREIGN = 0.003
-"""Share of other characters in a text up to which it is English with a few names."""
+"""Share of other characters up to which a text is English with a few foreign names."""
 _SAMPLE = 20_000
-"""Bytes of a text by which its encoding is guessed, from shortly before the first that is not ASCII."""
+"""Bytes from which the encoding is guessed. They begin shortly before the first non-ASCII byte."""
 _BEYOND_ASCII = re.compile(rb"[\x80-\xff\x1b]")
 _AS_BROWSERS = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis-620": "cp874", "iso8859-11": "cp874",
     "gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949",
 }  # fmt: skip
-"""Declared encoding → the superset of it that browsers use, since most texts that declare the former are the latter."""
+"""Declared encoding → the superset that browsers use, since most texts that declare the former are in the latter."""
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 """CJK characters, as the inside of a character class."""
 WORD = re.compile(rf"(?<!\s)\s*+(?:[{CJK}]{{1,2}}|[^\s{CJK}]{{1,100}})")
-"""A word with its preceding white space; two CJK characters count as a word, and so do 100 characters without a blank.
-No match starts inside white space, so trailing blanks are scanned once."""
+"""A word with the white space before it. Two CJK characters count as a word, as do 100 characters without a blank.
+No match starts inside white space, so that trailing blanks are scanned once."""
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])[ \t]+|(?<=[。！？])|\n(?=[ \t]*[^a-z \t])")
-"""Ends a sentence. A line that continues in lower case was wrapped."""
+"""End of a sentence. A line break before a lower-case letter does not end it."""
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Where each sentence begins and ends."""
+    """Start and end of each sentence."""
     cuts = [match.span() for match in _SENTENCE_END.finditer(text)]
     return list(zip([0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedText:
-    """A text and the encoding that it was decoded with."""
+    """A text and the encoding it was decoded with."""
 
     text: str
     encoding: str
-    """Python's name of the encoding; empty where none fits, and the text is then UTF-8 with U+FFFD."""
+    """Python's name of the encoding. Empty if no encoding fits; the text is then UTF-8 with U+FFFD."""
     is_guess: bool = False
-    """Whether neither a mark, a declaration nor the bytes themselves say the encoding."""
+    """Whether the encoding follows neither from a byte order mark, a declaration nor the bytes themselves."""
     lost: int = 0
-    """Number of U+FFFD that stand for bytes which could not be decoded."""
+    """Number of U+FFFD that replace undecodable bytes."""
 
 
 def decode(body: bytes, content_type: str) -> str:
-    """Decode a page, as `decoded` does."""
+    """Decode a web page, as `decoded` does."""
     return decoded(body, content_type).text
 
 
 def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> DecodedText:
-    """Decode by byte order mark, header, the page's charset (where it is a page), UTF-8, or a guess, in this order.
+    """Decode by byte order mark, header, the charset in a page, UTF-8, or a guess, in this order.
 
-    Bytes that the encoding does not have become U+FFFD. Text that is UTF-8 in most of its letters stays UTF-8.
+    Undecodable bytes become U+FFFD. Text that is mostly valid UTF-8 is decoded as UTF-8.
     """
     for mark, name in _MARKS:
         if body.startswith(mark):
             return decoded_as(body, name)
-    from email.message import Message  # slow to load, and seldom needed
+    from email.message import Message  # slow to import and rarely needed
 
     header = Message()
     header["Content-Type"] = content_type
-    said = _META.search(body[:65_536]) if is_page else None
-    for charset in (header.get_content_charset(), said.group(1).decode("ascii") if said else None):
+    meta = _META.search(body[:65_536]) if is_page else None
+    for charset in (header.get_content_charset(), meta[1].decode("ascii") if meta else None):
         if charset is not None and _is_text_codec(charset) and not (_is_utf8(charset) and not _mostly_utf8(body)):
             return decoded_as(body, declared_encoding(body, charset))
     if _mostly_utf8(body) and b"\x1b$" not in body:  # ISO 2022 escapes, which are ASCII
@@ -101,8 +101,8 @@ def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> Decode
 
 
 def declared_encoding(body: bytes, charset: str) -> str:
-    """The encoding to decode a text with that declares the encoding `charset`: the superset that browsers use, if it
-    decodes the text. UTF-8 that is declared as Western European is UTF-8: letters of the latter hardly ever make it."""
+    """The encoding to use for a text that declares `charset`: the superset that browsers use, if it decodes the text.
+    Valid UTF-8 that is declared as Western European is UTF-8: Western European text is hardly ever valid UTF-8."""
     name = codecs.lookup(charset).name
     wider = _AS_BROWSERS.get(name, charset)
     western = "cp1252" in (wider, name)
@@ -114,10 +114,10 @@ def declared_encoding(body: bytes, charset: str) -> str:
 
 
 def decoded_as(body: bytes, name: str) -> DecodedText:
-    """Decode by the known encoding `name`, with U+FFFD for bytes that it does not have."""
+    """Decode by the encoding `name`. Undecodable bytes become U+FFFD."""
     text = body.decode(name, errors="replace")
-    own = body.decode(name, errors="ignore").count("\ufffd") if "\ufffd" in text else 0
-    return DecodedText(text, name, lost=text.count("\ufffd") - own)
+    original = body.decode(name, errors="ignore").count("\ufffd") if "\ufffd" in text else 0
+    return DecodedText(text, name, lost=text.count("\ufffd") - original)
 
 
 def _is_utf8(charset: str) -> bool:
@@ -125,14 +125,13 @@ def _is_utf8(charset: str) -> bool:
 
 
 def _mostly_utf8(body: bytes) -> bool:
-    """Whether a text is UTF-8, perhaps with a few broken bytes: another encoding hardly has valid pairs of bytes."""
-    found = decoded_as(body, "utf-8")
-    return not found.lost or sum(letter > "\x7f" and letter != "\ufffd" for letter in found.text) > 2 * found.lost
+    """Whether a text is UTF-8, perhaps with a few broken bytes: in other encodings valid byte pairs are rare."""
+    utf8 = decoded_as(body, "utf-8")
+    return not utf8.lost or sum(letter > "\x7f" and letter != "\ufffd" for letter in utf8.text) > 2 * utf8.lost
 
 
 def _guessed_encoding(body: bytes) -> str:
-    """The encoding in which the letters are most likely to follow each other, among those without odd signs; empty for
-    binary data."""
+    """The encoding with the most likely letter sequences, among those without odd signs; empty for binary data."""
     from chardet import detect
 
     first = _BEYOND_ASCII.search(body)
@@ -158,18 +157,17 @@ def _is_text_codec(charset: str) -> bool:
         return False
 
 
-# Visible text: control and direction characters written out, so that a terminal shows them and obeys none; characters
-# that are displayed as nothing left out.
+# Visible text: control and direction characters are written out, so that a terminal shows them instead of obeying them.
 #
-# A passage, an id, a server's message or a model's text may hold any character. Escape sequences move the cursor, set
-# the clipboard and hide lines; direction marks let a text read as another one. The viewer writes them the same way.
+# A passage, an id, a server's message or a model's text may contain any character. Escape sequences move the cursor,
+# set the clipboard and hide lines; direction marks make a text read as another one. The viewer uses the same notation.
 
 HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e0fff]"
 )
-"""Control characters but tabs and line feeds, direction marks, line separators, tags, and half surrogates, which no
-stream encodes. Joiners and soft hyphens are parts of words."""
+"""Control characters except tabs and line feeds, direction marks, line separators, tags, and lone surrogates, which
+cannot be encoded. Joiners and soft hyphens are not included, since they are parts of words."""
 
 _ZERO_WIDTH = (
     "\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
@@ -177,45 +175,43 @@ _ZERO_WIDTH = (
 )
 SOFT_HYPHEN = "\u00ad"
 ZERO_WIDTH = re.compile(f"[{_ZERO_WIDTH}]+")
-"""Joiners, zero-width blanks, directions, variation selectors: with the soft hyphen, which is displayed at the end of a
-line, Unicode's Default_Ignorable_Code_Point."""
+"""Joiners, zero-width blanks, direction marks, variation selectors. Together with the soft hyphen, which is visible at
+the end of a line, they are Unicode's Default_Ignorable_Code_Point."""
 
 
 def visible(text: str) -> str:
-    """The text with `⟨U+001B⟩` for an escape character."""
-    return text if text.isascii() and text.isprintable() else HIDDEN.sub(_named, text)
+    """Write hidden characters out: an escape character becomes `⟨U+001B⟩`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return HIDDEN.sub(lambda hidden: f"⟨U+{ord(hidden[0]):04X}⟩", text)
 
 
 def without_invisible(text: str) -> str:
-    """Remove the characters that are displayed as nothing."""
+    """Remove characters that have no glyph."""
     return text if text.isascii() else ZERO_WIDTH.sub("", text).replace(SOFT_HYPHEN, "")
 
 
 def visible_json(document: str) -> str:
-    """A JSON document of the same value that holds such characters as `\\u001b` alone."""
-    return HIDDEN.sub(lambda found: json.dumps(found[0])[1:-1], document)
+    """Escape hidden characters in a JSON document, such as `\\u001b`. Its value stays the same."""
+    return HIDDEN.sub(lambda hidden: json.dumps(hidden[0])[1:-1], document)
 
 
-def _named(found: re.Match[str]) -> str:
-    return f"⟨U+{ord(found[0]):04X}⟩"
-
-
-# Spelling: text with a blank around every mark, as laptop worlds write it, and text as people write it.
+# Spelling: laptop worlds write a blank around every punctuation mark; people do not.
 #
-# `separated` spells what a person typed as a laptop policy learnt it; `as_written` spells text of a laptop world as a
-# person reads it. Both leave text alone that is already spelled as wanted.
+# `separated` spells typed text as a laptop policy learnt it; `as_written` spells text of a laptop world for people.
+# Both leave text unchanged that already has the wanted spelling.
 
 _REQUESTS = frozenset(["name", "tell", "say", "give", "find", "list", "please", "i", "we"])
-"""First words of questions that end in a full stop."""
+"""First words of requests, which end in a full stop."""
 _LOWER_FIRST = frozenset(("the", "whoever"))
-"""First words that laptop worlds write in lower case at the start of a question, too."""
+"""First words that laptop worlds do not capitalise."""
 _FINAL = " \t\r\n.?!,;:…"
 _APOSTROPHES = str.maketrans("‘’‛ʼ`´", "''''''")
 _QUOTES = re.compile(r"[\"“”„‟«»‹›]|(?<!\w)'|'(?!\w)")
-"""Quotation marks, which laptop worlds do not write. Apostrophes inside words are not among them."""
+"""Quotation marks, which laptop worlds do not write. Excludes apostrophes inside words."""
 _POSSESSIVE = re.compile(r"(?<=\w)'s\b")
 _MARK = re.compile(r"(?<=\d)[.,:](?=\d)|(?<=\w)-(?=\w)|(?<=\w)'(?=\w)|([^\w\s])")
-"""A mark; without a group where it is a part of its number or word."""
+"""A punctuation mark. The group is empty if the mark is part of a number or word."""
 _CLOSING = "[,.?!:;)]"
 _ATTACHED = re.compile(rf"(?<=\w){_CLOSING}(?!\w)|\((?=\w)")
 _SEPARATED = re.compile(r"\s[,.)](?=\s|<|$)")
@@ -227,8 +223,8 @@ _BLANK_AFTER = re.compile(r"(?<=[(#])\s+")
 def separated(text: str, is_token: Callable[[str], bool]) -> str:
     """Spell a typed question as laptop worlds do: a capital first, blanks around every mark, one mark at the end.
 
-    `is_token` returns whether a word is one token of the policy. A question without any capital gets those of the names
-    that the policy knows. Of a question that is spelled so already only outer blanks are removed.
+    `is_token` returns whether a word is one token of the policy. In a question without capitals, names that the policy
+    knows are capitalised. A question that already has this spelling only loses its outer blanks.
     """
     text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES).replace("…", " … "))
     text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")  # soft hyphens, zero-width marks
@@ -249,7 +245,7 @@ def separated(text: str, is_token: Callable[[str], bool]) -> str:
 
 
 def _end(typed: str, body: str) -> str:
-    """The final mark: the one that was typed, else the one that fits the first word."""
+    """The final mark: the typed one, else the one that suits the first word."""
     if "?" in typed or "." in typed:
         return "?" if "?" in typed else "."
     return "." if next(iter(body.lower().split()), "") in _REQUESTS else "?"
@@ -260,36 +256,34 @@ def _capital(word: str) -> str:
 
 
 def as_written(text: str) -> str:
-    """A text of a laptop world as people write it: no blank before a mark, and none after an opening one.
+    """Spell text of a laptop world as people do: no blank before a mark or after an opening bracket.
 
-    Other text is returned unchanged, such as French with its blank before a question mark. A text counts as one of a
-    laptop world if no mark is attached to a word, and if it or its first tag begins with a blank, or if it has a comma
-    between blanks.
+    Returns other text unchanged, such as French with its blank before a question mark. A text is taken for a laptop
+    world's if no mark is attached to a word, and if it or its first tag begins with a blank or has a comma between
+    blanks.
     """
     if not (_BEGINS_APART.match(text) or _SEPARATED.search(text)) or _ATTACHED.search(text):
         return text
     return _BLANK_AFTER.sub("", _BLANK_BEFORE.sub("", text)).strip()
 
 
-# Repetition: text whose words go round in circles, shortened for display.
-#
-# Small models end in such loops when a question lies outside what they know. What is stored, scored or trained on is
-# never shortened.
+# Repetition: loops of words, which small models fall into when they do not know an answer, are shortened for display.
+# What is stored, scored or trained on is never shortened.
 
 _LOOP = re.compile(r"\b((?:\w++\W++){1,12}?)\1{3,}", re.IGNORECASE)
-"""Up to 12 words, at least four times in a row."""
+"""Up to 12 words, repeated at least four times."""
 _FEWEST = 8
 """Minimum number of words of a loop: "no, no, no, no" has fewer."""
 
 
-def _is_loop(found: re.Match[str]) -> bool:
-    """Whether repeated words are a loop. Numbers alone are a table."""
-    return len(re.findall(r"\w+", found[0])) >= _FEWEST and any(map(str.isalpha, found[1]))
+def _is_loop(repeated: re.Match[str]) -> bool:
+    """Whether repeated words are a loop. Repeated numbers are a table."""
+    return len(re.findall(r"\w+", repeated[0])) >= _FEWEST and any(map(str.isalpha, repeated[1]))
 
 
 def without_repetition(text: str) -> str:
-    """The text with one round and an ellipsis for each loop."""
-    return _LOOP.sub(lambda found: f"{found[1]}…" if _is_loop(found) else found[0], text)
+    """Replace each loop by its first round and an ellipsis."""
+    return _LOOP.sub(lambda repeated: f"{repeated[1]}…" if _is_loop(repeated) else repeated[0], text)
 
 
 def has_loop(text: str) -> bool:
@@ -297,10 +291,7 @@ def has_loop(text: str) -> bool:
     return any(map(_is_loop, _LOOP.finditer(text)))
 
 
-# Counted: a number with its noun, for messages.
-
-
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 passage`, `2,000 passages`. `plural` is needed if it does not end in s."""
-    some = plural or (f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s")
-    return f"{number:,} {noun if number == 1 else some}"
+    """A number with its noun: `1 passage`, `2,000 passages`. `plural` is for irregular plurals."""
+    regular = f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural or regular}"

@@ -1,1 +1,1 @@
-"""Machine: which arithmetic is fastest on this one, found out by trying, and what `auto` in a setting comes to."""
+"""Hardware: devices, and the fastest arithmetic on this machine, which resolves `auto` in settings."""

@@ -1,5 +1,5 @@
-"""Device: where tensors are, and what `auto` stands for on this machine; and the processor and instructions on which
-the speed of arithmetic depends."""
+"""Device: resolves `auto` to a device of this machine, and describes the processor that the speed of arithmetic depends
+on."""
 
 import hashlib
 import os
@@ -13,50 +13,54 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
-"""How many compiled kernels oneDNN and torch keep, one for each shape. Theirs are 1,024 each, with which training on
-texts of many lengths held a gigabyte more every few minutes. Read at the first product; the user's own values win."""
+"""Maximum number of compiled kernels, one per shape, that oneDNN and torch cache. With their default of 1,024, memory
+grew by a gigabyte every few minutes of training on texts of many lengths. Read at the first product; the user's values
+win."""
 UNFIT = ("mps",)
-"""Accelerators that `auto` does not take: samplers compute in float64, which these lack."""
+"""Accelerators that `auto` does not choose: they lack float64, which samplers need."""
 
 
 def device_of(name: str = AUTO) -> "torch.device":
-    """The device of a setting: `cpu`, an accelerator such as `cuda` or `cuda:1`, or `auto`, which is an accelerator
-    where there is one. An accelerator without a number is the worker's own (`LOCAL_RANK` of `torchrun`), else the
-    current one. Raises `SettingError` for a device that is not here. The first call that takes a processor limits its
-    kernels (`KERNELS`)."""
+    """The device of a setting: `cpu`, an accelerator such as `cuda` or `cuda:1`, or `auto`, which is an accelerator if
+    there is one. An accelerator without a number is the worker's own (`LOCAL_RANK` of `torchrun`), else the current
+    one.
+
+    Raises `SettingError` for a missing device. The first call that returns a processor limits its kernels (`KERNELS`).
+    """
     import torch
 
     kind, count = accelerators()
     try:
-        wished = torch.device(("cpu" if kind is None or kind in UNFIT else kind) if name == AUTO else name)
+        wanted = torch.device(("cpu" if kind is None or kind in UNFIT else kind) if name == AUTO else name)
     except RuntimeError:
         raise SettingError(f"torch has no device {name!r}; take cpu, cuda, cuda:1 …, or auto") from None
-    if wished.type == "cpu":
-        for name, value in KERNELS.items():
-            os.environ.setdefault(name, value)
+    if wanted.type == "cpu":
+        for variable, value in KERNELS.items():
+            os.environ.setdefault(variable, value)
         return torch.device("cpu")
-    if wished.type != kind:
-        raise SettingError(f"device {name!r}: torch sees {_seen(kind, count)} here; take device=cpu, or auto")
+    available = "no accelerator" if kind is None else f"{count} of {kind}"
+    if wanted.type != kind:
+        raise SettingError(f"device {name!r}: torch sees {available} here; take device=cpu, or auto")
     rank = os.environ.get("LOCAL_RANK")
-    own = torch.accelerator.current_device_index() if rank is None else int(rank)
-    number = own if wished.index is None else wished.index
+    default = torch.accelerator.current_device_index() if rank is None else int(rank)
+    number = default if wanted.index is None else wanted.index
     if number >= count:
-        what = f"device {name!r}" if wished.index is not None else f"worker {number} of this machine"
-        raise SettingError(f"{what}: torch sees {_seen(kind, count)} here; start fewer workers, or take device=cpu")
-    return torch.device(wished.type, number)
+        what = f"device {name!r}" if wanted.index is not None else f"worker {number} of this machine"
+        raise SettingError(f"{what}: torch sees {available} here; start fewer workers, or take device=cpu")
+    return torch.device(wanted.type, number)
 
 
 def accelerators() -> tuple[str | None, int]:
-    """The kind of accelerator that torch sees, and how many there are; (`None`, 0) without one."""
+    """The type and number of the accelerators that torch sees; (`None`, 0) without any."""
     import torch
 
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return (None, 0) if found is None else (found.type, torch.accelerator.device_count())
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return (None, 0) if device is None else (device.type, torch.accelerator.device_count())
 
 
 def all_devices() -> list[str]:
-    """Every accelerator of this machine by name, or `cpu` for each process that `torchrun` started on it; empty where
-    that is a single one."""
+    """The names of all accelerators of this machine, or `cpu` for each process that `torchrun` started on it. Empty if
+    there is only one."""
     kind, count = accelerators()
     names = [f"{kind}:{number}" for number in range(count)]
     if kind is None or kind in UNFIT:
@@ -75,7 +79,7 @@ def memory_bytes() -> int:
 
 
 def memory_gib(device: "torch.device") -> float:
-    """Memory that one process may fill, in GiB: that of its accelerator, or its share of the host's."""
+    """Memory that one process may fill, in GiB: its accelerator's, or its share of the host's."""
     import torch
 
     if device.type == "cuda":
@@ -84,7 +88,7 @@ def memory_gib(device: "torch.device") -> float:
 
 
 def idle_devices(used: "torch.device") -> str:
-    """One sentence, where one process sees several accelerators and trains on one of them; else empty."""
+    """A sentence for the case that one process sees several accelerators and trains on one of them; else empty."""
     kind, count = accelerators()
     if used.type != kind or count < 2:
         return ""
@@ -102,30 +106,26 @@ def multiplies_bfloat16(device: "torch.device") -> bool:
     return supported is not None and bool(supported(including_emulation=False))
 
 
-def _seen(kind: str | None, count: int) -> str:
-    return "no accelerator" if kind is None else f"{count} of {kind}"
-
-
 SWITCHES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 """Environment variables that disable newer instructions."""
-TOLD = ("avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8")
+LOW_PRECISION = ("avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8")
 """Instructions for bfloat16 or int8."""
 
 
 def instructions() -> str:
-    """The instruction set of torch's kernels, to be given with timings, with the processor's own for bfloat16 and int8
-    or, where some are set, the switches that override them."""
+    """The instruction set of torch's kernels, and the processor's instructions for bfloat16 and int8 or, if some are
+    set, the switches that override them. Timings are reported with it."""
     import torch
 
     switches = [f"{name}={value}" for name in SWITCHES if (value := os.environ.get(name))]
-    found = torch.cpu.get_capabilities()
-    told = [] if switches else [name for name in TOLD if found.get(name) is True]
-    return ", ".join((torch.backends.cpu.get_cpu_capability(), *told, *switches))
+    capabilities = torch.cpu.get_capabilities()
+    native = [] if switches else [name for name in LOW_PRECISION if capabilities.get(name) is True]
+    return ", ".join((torch.backends.cpu.get_cpu_capability(), *native, *switches))
 
 
 def host_digest() -> str:
-    """Digest of what the speed of arithmetic depends on: the processor, its instructions and torch. Threads do not
-    count: trials use one."""
+    """Digest of what the speed of arithmetic depends on: the processor, its instructions and torch. The number of
+    threads does not count, since the probe uses one."""
     import torch
 
     cpu = torch.cpu.get_capabilities().get("cpu_name") or processor() or machine()

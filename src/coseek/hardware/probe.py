@@ -1,7 +1,7 @@
-"""Probe: times products in bfloat16 and int8 against float32, in its own process. `placement.py` starts it.
+"""Probe: times products in bfloat16 and int8 against float32. `placement.py` starts it as a process.
 
-In its own process, since the thread count and library state of a training process decide the last bits of its sums. On
-one thread and in processor time, since wall time on a busy machine does not measure arithmetic.
+A process of its own leaves the thread count and library state of the caller alone, which affect the last bits of its
+sums. One thread and processor time are used, since wall time on a busy machine does not measure arithmetic.
 
     python probe.py     prints {"many_rows": 2.4, "few_rows": 1.1, "int8_search": 3.0}
 """
@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable
 
 BUDGET_S = 0.25
-"""Seconds for a pair of products."""
+"""Seconds per pair of products."""
 FEWEST, MOST = 3, 100
-"""Repetitions of a pair."""
+"""Limits of the repetitions per pair."""
 # Processor time in ticks of milliseconds (Windows) is too coarse.
 clock_s = time.process_time if time.get_clock_info("process_time").resolution < 1e-5 else time.perf_counter
 
 
 def speedup(float32: Callable[[], object], other: Callable[[], object]) -> float:
-    """How many times as fast `other` is, by the least seconds of each. They alternate, so that other load hits both."""
+    """How many times as fast `other` is, by the shortest time of each. They alternate, so that other load hits both."""
     seconds: tuple[list[float], list[float]] = ([], [])
     float32(), other()
     end = clock_s() + BUDGET_S
@@ -64,12 +64,12 @@ def main() -> None:
 
     torch.set_num_threads(1)
     with torch.inference_mode():
-        found = {
+        speedups = {
             "many_rows": layer(256, 384, 1536),
             "few_rows": layer(64, 512, 1536),
             "int8_search": scan(16_384, 384, 64),
         }
-    print(json.dumps(found))
+    print(json.dumps(speedups))
 
 
 if __name__ == "__main__":

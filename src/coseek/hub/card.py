@@ -1,7 +1,7 @@
-"""Card: the README.md of a model folder or a data set, in the form of the Hugging Face Hub.
+"""Card: the README.md of a model folder or a data set, in the format of the Hugging Face Hub.
 
-YAML front matter (licence, library, base model), then sections. Texts from recipes, data and models are escaped:
-Markdown shows them as they are. Needs no torch.
+It has YAML front matter (licence, library, base model) and sections. Texts from recipes, data and models are escaped,
+so that Markdown shows them as they are. Needs no torch.
 """
 
 import json
@@ -24,44 +24,44 @@ from coseek.models.model_folder import PUBLISHED_AS
 
 FILE = "README.md"
 PULLED = ".pulled.yaml"
-"""Names the repository that a folder was pulled from; hidden, hence never pushed."""
+"""Name of the file with the repository that a folder was pulled from. Hidden, hence never pushed."""
 SOURCE = "source.json"
 UNKNOWN = "unknown"
 ModelKind: TypeAlias = Literal["policy", "generator", "simulator", "encoder", "reranker"]
 TASKS: Mapping[str, str] = {"encoder": "sentence-similarity", "reranker": "text-ranking"}
-"""Kinds of sentence-transformers → what the hub calls their task."""
+"""Kind of a sentence-transformers model → the hub's name of its task."""
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _ACTIVE = re.compile(r"[\\`*<&|~$@]|://|(?<=\])\(|(?<=\w)\.(?=[^\W\d_]{2})|(?<![^\W_])_|_(?![^\W_])")
-"""What Markdown, HTML, formulas, links and mentions begin with."""
+"""Start of Markdown, HTML, formulas, links and mentions."""
 _LINE_START = re.compile(r"^(?:[-+=>#]|\d+[.)])")
 _LOGIN = re.compile(r"://[^/@\s]*+@")
 """User and password in an address."""
 
 
 def check_license(name: str) -> str:
-    """Return a licence identifier; `ValueError` for anything else."""
+    """Return the licence identifier. Raises `ValueError` for anything else."""
     if not _LICENSE.fullmatch(name):
         raise ValueError("an identifier is needed, such as apache-2.0, mit, cc-by-4.0, other or unknown")
     return name
 
 
 License: TypeAlias = Annotated[str, AfterValidator(check_license), MayChange()]
-"""A licence identifier as the Hugging Face Hub lists them."""
+"""A licence identifier from the list of the Hugging Face Hub."""
 
 
 def inert(text: str) -> str:
-    """One line that Markdown shows as this text: a table cell, or a part of a line."""
+    """Escape a text to one line that Markdown shows as it is, for a table cell or a part of a line."""
     return _ACTIVE.sub(_escaped, " ".join(_printable(text).split()))
 
 
 def paragraph(text: str) -> str:
-    """The same as a paragraph: no heading, list or quotation."""
+    """Escape a text to a paragraph, which must not become a heading, list or quotation."""
     return _LINE_START.sub(_escaped, inert(text))
 
 
 def _printable(text: str) -> str:
-    """Blanks for control characters but newlines, and for marks that are not seen."""
+    """Replace invisible characters except newlines by blanks."""
     return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
 
 
@@ -76,43 +76,43 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def shown_table(table: Table) -> str:
-    """A table and its notes as Markdown."""
-    cells = [tuple(map(inert, row)) for row in (table.columns, *table.rows)]
-    return Table(cells[0], tuple(cells[1:]), tuple(map(inert, table.notes))).markdown().rstrip()
+    """Format a table and its notes as Markdown."""
+    columns, *rows = (tuple(map(inert, row)) for row in (table.columns, *table.rows))
+    return Table(columns, tuple(rows), tuple(map(inert, table.notes))).markdown().rstrip()
 
 
 def fact_table(facts: Mapping[str, str]) -> str:
-    """Facts as a table of two columns, without empty values; empty without facts."""
+    """Format facts as a table of two columns. Skips empty values; empty without facts."""
     rows = tuple((name, value) for name, value in facts.items() if value)
     return shown_table(Table(("what", "value"), rows)) if rows else ""
 
 
 def shared(value: Json) -> Json:
-    """A tree of settings for others: absolute paths cut to their last two parts, no user or password in addresses."""
+    """Anonymise a tree of settings: absolute paths keep their last two parts, addresses lose user and password."""
     if isinstance(value, dict):
-        return {shared_text(name): shared(inside) for name, inside in value.items()}
+        return {shared_text(name): shared(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [shared(inside) for inside in value]
+        return [shared(item) for item in value]
     return shared_text(value) if isinstance(value, str) else value
 
 
 def shared_text(text: str) -> str:
-    """The same for one text; a name before the path, as in `labels /a/b/c`, stays."""
+    """Anonymise one text. A name before a path stays, as in `labels /a/b/c`."""
     text = _LOGIN.sub("://…@", text)
-    name, blank, path = text.partition(" /") if not text.startswith(("/", "~")) else ("", "", text)
-    if blank:
-        return f"{name} {shared_text('/' + path)}"
+    if not text.startswith(("/", "~")):
+        name, blank, path = text.partition(" /")
+        return f"{name} {shared_text('/' + path)}" if blank else text
     parts = Path(text).parts
-    return "…/" + "/".join(parts[-2:]) if text.startswith(("/", "~")) and len(parts) > 2 else text
+    return "…/" + "/".join(parts[-2:]) if len(parts) > 2 else text
 
 
 def setting_words(settings: JsonObject) -> Sequence[str]:
-    """`name=value` words for a command line, one for each top-level setting."""
+    """Convert settings to `name=value` words for a command line, one per top-level setting."""
     return [f"{name}={json.dumps(shared(value), ensure_ascii=False)}" for name, value in settings.items()]
 
 
 def document(front: JsonObject, *sections: str) -> str:
-    """Front matter and sections, without the empty ones."""
+    """Join front matter and sections, without empty ones."""
     head = _yaml({name: value for name, value in front.items() if value})
     return "\n\n".join([f"---\n{head}---", *filter(None, sections)]) + "\n"
 
@@ -123,7 +123,7 @@ def _yaml(tree: Json) -> str:
 
 
 def front_of(text: str, where: Path) -> tuple[JsonObject, str]:
-    """The front matter of a card and the text after it. Raises `DataError` for broken YAML."""
+    """Split a card into its front matter and the text after it. Raises `DataError` for invalid YAML."""
     match = re.match(r"---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", text, re.DOTALL | re.MULTILINE)
     if match is None:
         return {}, text
@@ -137,13 +137,14 @@ def front_of(text: str, where: Path) -> tuple[JsonObject, str]:
 
 
 def read_card(folder: Path) -> tuple[JsonObject, str] | None:
-    """Front matter and text of a folder's card; `None` without one."""
+    """Read the front matter and the text of a folder's card; `None` without a card."""
     path = folder / FILE
     return front_of(path.read_text(encoding="utf-8", errors="replace"), path) if path.is_file() else None
 
 
 def base_model_of(name: str, folder: Path) -> str | None:
-    """The repository that a model was started from, as far as files tell: never guessed from a folder's name."""
+    """The repository of the model that a training started from, if files name it; never guessed from a folder's
+    name."""
     if name in PUBLISHED_AS:
         return PUBLISHED_AS[name]
     if (folder / PULLED).is_file():
@@ -162,16 +163,16 @@ def base_model_of(name: str, folder: Path) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What is known of a model folder. Every text may hold anything."""
+    """The content of a model's card. All texts are untrusted."""
 
     kind: ModelKind
     title: str
     about: str
-    """What it is, in a sentence or two."""
+    """Description of one or two sentences."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Name → value: data, seed, versions; empty values are left out."""
+    """Name → value: data, seed, versions. Empty values are skipped."""
     command: str = ""
-    """The command that makes it again."""
+    """The command that reproduces the model."""
     recipe: JsonObject | None = None
     """The settings in the `recipe.yaml` of that command."""
     figures: str = ""
@@ -181,11 +182,10 @@ class ModelCard:
     base_model: str | None = None
 
     def text(self) -> str:
-        """The card as a document."""
-        encoder = self.kind in TASKS
+        """Format the card."""
         front: JsonObject = {
             "license": self.license,
-            "library_name": "sentence-transformers" if encoder else "transformers",
+            "library_name": "sentence-transformers" if self.kind in TASKS else "transformers",
             "pipeline_tag": TASKS.get(self.kind, "text-generation"),
             "base_model": self.base_model,
             "tags": ["coseek", "search-agent" if self.kind == "policy" else self.kind],
@@ -208,13 +208,13 @@ class ModelCard:
         )
 
     def write(self, folder: Path) -> None:
-        """Write the card into a folder, in place of an older one."""
+        """Write the card into a folder, replacing an older one."""
         with atomic_write(folder / FILE) as file:
             file.write(self.text())
 
 
 def data_card(folder: Path) -> str:
-    """The card of a data set: its files and rows, where it comes from, how it is opened."""
+    """Format the card of a data set: files, numbers of rows, source, usage."""
     data, has_corpus = Dataset(folder), (folder / "corpus.jsonl").is_file()
     rows = {"corpus.jsonl": f"{len(data.corpus):,} passages"} if has_corpus else {}
     rows |= {data.split_path(split).name: f"{len(data.questions(split)):,} questions" for split in data.splits}
@@ -249,7 +249,7 @@ def _usage(kind: str) -> str:
 
 
 def _source(folder: Path) -> str:
-    """Where the rows come from, as far as the files tell."""
+    """Describe where the rows come from, by the files of the folder."""
     if (folder / "world.json").is_file():
         return "A generated world (`world.json`): every name and fact is invented, its text is English of templates."
     if (folder / SOURCE).is_file():

@@ -1,7 +1,7 @@
-"""Sharing: a policy, an encoder or a data set goes to the Hugging Face Hub, and back, by the hub's own library.
+"""Sharing: pushes a policy, an encoder or a data set to the Hugging Face Hub, and pulls it, by the hub's own library.
 
-HF_ENDPOINT, HF_TOKEN and `hf auth login` count as they do for it. Never sent are hidden files and states of trainings;
-weights are taken as safetensors only.
+HF_ENDPOINT, HF_TOKEN and `hf auth login` work as in that library. Hidden files and training states are never sent.
+Weights are sent and fetched as safetensors only.
 """
 
 import json
@@ -35,39 +35,40 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0
 _TEXTS = {".json", ".txt", ".jinja", ".yaml", ".yml", ".md", ".py"}
 _DATA = re.compile(r"corpus\.jsonl|questions\.[\w-]+\.jsonl|world\.json|source\.json|README\.md")
 _STATE = re.compile(r"(checkpoint|optimizer|scheduler|scaler|rng_state|trainer_state|training_args|\.).*")
-"""Names of files and folders with the state of a training, and hidden ones."""
+"""Files and folders with the state of a training, and hidden ones."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What was sent or fetched."""
+    """Summary of a push or a pull."""
 
     what: FolderKind
     files: int
     where: str = ""
     """Address of the repository."""
     left_out: tuple[str, ...] = ()
-    """Files that stay where they are."""
+    """Files of the folder that were not sent."""
     license: str = UNKNOWN
 
 
 def push(folder: Path, repo: str, *, license: str | None = None, public: bool = False, force: bool = False) -> Shared:
-    """Send a policy, an encoder or a data set with its card, in one commit. A new repository is private, or `public`.
+    """Send a policy, an encoder or a data set with its card, in one commit. A new repository is private unless
+    `public`.
 
-    Raises `DataError` for a folder that could not be opened again, and for a repository that exists, unless `force`:
-    then its files are replaced.
+    Raises `DataError` for a folder that coseek could not open again, and for an existing repository unless `force`,
+    which replaces its files.
     """
     what = _checked_kind(folder)
     kind: RepoKind = "dataset" if what == "data set" else "model"
-    files = _files(folder)
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     names = {name for name in files if is_published(name, kind)}
     front, text = _card(folder, what)
-    said = front.pop("license", None)
-    license = license or (said if isinstance(said, str) else UNKNOWN)
+    written = front.pop("license", None)
+    license = license or (written if isinstance(written, str) else UNKNOWN)
     texts = {FILE: document({"license": license, **front}, text.strip())}
     if kind == "dataset" and SOURCE in names:  # without the paths of this machine
         texts[SOURCE] = json.dumps(shared(read_json(folder / SOURCE)), ensure_ascii=False, indent=2) + "\n"
-    with tempfile.TemporaryDirectory() as stage, _asking(repo) as api:
+    with tempfile.TemporaryDirectory() as stage, _open_api(repo) as api:
         if not force and _info(api, repo, kind) is not None:
             raise DataError(f"{api.endpoint} has {repo} already; --force replaces its files, or choose another name")
         for name in names | {*texts}:
@@ -91,15 +92,15 @@ def pull(repo: str, folder: Path, *, kind: RepoKind | None = None) -> Shared:
     check_not_file(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise DataError(f"{folder} holds something already; choose a new folder")
-    with _asking(repo) as api:
-        found = {one: info for one in KINDS if kind in (None, one) and (info := _info(api, repo, one))}
-        if not found:
+    with _open_api(repo) as api:
+        repos = {each: info for each in KINDS if kind in (None, each) and (info := _info(api, repo, each))}
+        if not repos:
             raise DataError(
                 f"{api.endpoint} has no repository {repo}; check the name; a private one is seen after `hf auth login`"
             )
-        if len(found) > 1:
+        if len(repos) > 1:
             raise SettingError(f"{repo} is a model and a data set; choose with --kind model or --kind dataset")
-        ((repo_kind, info),) = found.items()
+        ((repo_kind, info),) = repos.items()
         wanted = [file.rfilename for file in info.siblings or () if is_published(file.rfilename, repo_kind)]
 
         def fill(part: Path) -> None:
@@ -116,7 +117,7 @@ def pull(repo: str, folder: Path, *, kind: RepoKind | None = None) -> Shared:
 
 
 def kind_of(folder: Path) -> FolderKind | None:
-    """What a folder holds, by its files."""
+    """The kind of a folder, by its files; `None` for any other folder."""
     if (folder / "modules.json").is_file():
         return "encoder"
     if (folder / "config.json").is_file():
@@ -126,7 +127,7 @@ def kind_of(folder: Path) -> FolderKind | None:
 
 
 def is_published(name: str, kind: RepoKind) -> bool:
-    """Whether a file of this path belongs into a repository."""
+    """Whether a file with this relative path is sent and fetched."""
     path = PurePosixPath(name)
     if any(_STATE.fullmatch(part) for part in path.parts):
         return False
@@ -134,12 +135,12 @@ def is_published(name: str, kind: RepoKind) -> bool:
 
 
 @contextmanager
-def _asking(repo: str) -> "Iterator[HfApi]":
-    """The hub's client. Turns a refusal and a hub that does not answer into one sentence."""
+def _open_api(repo: str) -> "Iterator[HfApi]":
+    """Open the hub's client. A refusal, or a hub that cannot be reached, becomes a `UserError`."""
     if not _NAME.fullmatch(repo) or ".." in repo or "--" in repo:
         raise SettingError(f"{repo!r} is no name of a repository; write OWNER/NAME, of letters, digits, ., _ and -")
     with missing_extras("push and pull"):
-        from httpx2 import HTTPError  # what huggingface_hub asks with
+        from httpx2 import HTTPError  # the HTTP library of huggingface_hub
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -163,7 +164,7 @@ def _asking(repo: str) -> "Iterator[HfApi]":
 
 
 def _info(api: "HfApi", repo: str, kind: RepoKind) -> "ModelInfo | DatasetInfo | None":
-    """The newest revision and its files; `None` without such a repository."""
+    """The newest revision and its files; `None` if there is no such repository."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
@@ -173,7 +174,7 @@ def _info(api: "HfApi", repo: str, kind: RepoKind) -> "ModelInfo | DatasetInfo |
 
 
 def _checked_kind(folder: Path) -> FolderKind:
-    """What a folder holds; raises `DataError` where it is nothing that can be opened again."""
+    """The kind of a folder. Raises `DataError` if coseek could not open it again."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; check the path")
     what = kind_of(folder)
@@ -193,15 +194,11 @@ def _checked_kind(folder: Path) -> FolderKind:
 
 
 def _card(folder: Path, what: FolderKind) -> tuple[dict[str, Json], str]:
-    """Front matter and text of the folder's card, or of a new one."""
-    if (found := read_card(folder)) is not None:
-        return found
+    """Front matter and text of the folder's card, or of a new card."""
+    if (card := read_card(folder)) is not None:
+        return card
     if what == "data set":
         return front_of(data_card(folder), folder / FILE)
     about = "A text encoder for dense search." if what == "encoder" else "A language model for search agents."
-    card = ModelCard(kind="encoder" if what == "encoder" else "policy", title=folder.resolve().name, about=about)
-    return front_of(card.text(), folder / FILE)
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    new = ModelCard(kind="encoder" if what == "encoder" else "policy", title=folder.resolve().name, about=about)
+    return front_of(new.text(), folder / FILE)

@@ -115,7 +115,8 @@ class ServerPaths:
 def open_client(url: str, settings: ServerSettings) -> tuple[HttpClient, ServerPaths]:
     """The client of a server, and its paths. Sends nothing yet."""
     paths = ServerPaths.of(url)
-    return HttpClient(paths.base, settings.patience, read_key(settings.key_env)), paths
+    key = read_key(settings.key_env) if settings.key_env else None
+    return HttpClient(paths.base, settings.patience, key), paths
 
 
 def with_changes(body: JsonObject, send: Mapping[str, object]) -> JsonObject:

@@ -59,8 +59,8 @@ def ask(
     chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
     who = open_agent(settled_for(chosen, chosen))
     index = RetrieverDisplay(open_retriever(retriever), console)
-    shown = Agent(who.protocol, ModelDisplay(who.model, console))
-    (trajectory,) = rollout(shown, index, [Question("asked", question)], [seed], budgets)
+    displayed = Agent(who.protocol, ModelDisplay(who.model, console))
+    (trajectory,) = rollout(displayed, index, [Question("asked", question)], [seed], budgets)
     if as_json:
         print_json(trajectory.to_json())
     else:
@@ -68,7 +68,7 @@ def ask(
 
 
 def print_answer(trajectory: Trajectory, console: Console) -> None:
-    """Print the answer, or in a sentence why there is none. An agent that only searches owes none."""
+    """Print the answer, or a sentence why it is missing. An agent that only searches needs no answer."""
     if trajectory.stop is StopReason.COMPLETE:
         console.print(Text(reply_in_words(trajectory)))
         return
@@ -80,14 +80,14 @@ def print_answer(trajectory: Trajectory, console: Console) -> None:
 
 
 def show_sources(trajectory: Trajectory, console: Console) -> None:
-    """Print where the answer stands, or the passages that were read where it stands in none."""
-    cited = cited_answer(trajectory)
-    if cited is not None and cited.dropped:
-        console.print(f"citations of passages that were not found, left out: {cited.dropped}", markup=False)
-    if cited is not None and cited.passages:
+    """Print the sources of the answer, or the passages that were read if the answer is in none of them."""
+    if (cited := cited_answer(trajectory)) is not None:
+        if cited.dropped:
+            console.print(f"citations of passages that were not found, left out: {cited.dropped}", markup=False)
         for number, passage in enumerate(cited.passages, start=1):
             console.print(Text(f"  [{number}] {source_text(passage)}"))
-        return
+        if cited.passages:
+            return
     sources = sources_of(trajectory)
     if sources and not holds(sources[0], trajectory.answer or ""):
         console.print("no passage that was found holds this answer word for word; the agent read:", markup=False)
@@ -98,14 +98,14 @@ def show_sources(trajectory: Trajectory, console: Console) -> None:
 
 
 def source_text(passage: Passage) -> str:
-    """Title and place of a passage: its address, or its file and page."""
+    """Title and location of a passage: its address, or its file and page."""
     title = as_written(" ".join(passage.title.split()))
     place = passage.place or f"passage {passage.id}"
     return f"{title}: {place}" if title else place
 
 
 class ModelDisplay:
-    """Wraps a model, and prints every turn and the result of every tool call."""
+    """Wraps a model: prints every turn and the result of every tool call."""
 
     def __init__(self, model: Model, console: Console) -> None:
         self.model, self.console = model, console
@@ -136,7 +136,7 @@ class ModelDisplay:
 
 
 class RetrieverDisplay:
-    """Wraps a retriever, and prints the hits of every search."""
+    """Wraps a retriever: prints the hits of every search."""
 
     def __init__(self, retriever: Retriever, console: Console) -> None:
         self.retriever, self.console = retriever, console

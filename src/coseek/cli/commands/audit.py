@@ -24,11 +24,11 @@ from coseek.pipelines.audit import Audit, audits_of
 PROGRESS_EVERY = 1_000_000
 """Passages between two lines of progress."""
 RUNS = "runs"
-"""The command of everything that is not the name of another one: `coseek audit RUN`."""
+"""The default command: `coseek audit RUN`."""
 
 
 class RunsByDefault(typer.core.TyperGroup):
-    """A group whose first command is taken where none is named."""
+    """A group with a default command."""
 
     # typer hides the base class of its context, which the overridden method takes.
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -56,7 +56,7 @@ def corpus(
 ) -> None:
     """Find questions whose gold passages or answers are not in the corpus.
 
-    Counts them by data set, with the most that this costs in recall and EM. Reads the corpus once, without holding it.
+    Counts them by data set, with the largest loss in recall and EM that this can cause. Streams the corpus once.
     """
     check_output_file(out, ".jsonl", ".json")
     dataset = Dataset(data)
@@ -74,7 +74,7 @@ def corpus(
 
 
 def passages_of(dataset: Dataset) -> Iterator[Passage]:
-    """The passages of the corpus file, one at a time."""
+    """Stream the passages of the corpus file."""
     for number, passage in enumerate(parse_rows(dataset.corpus_path, Passage.from_json), start=1):
         if number % PROGRESS_EVERY == 0:
             note(f"{number:,} passages read")
@@ -94,8 +94,8 @@ def runs_(
 ) -> int:
     """Derive tokens, masks, hits, answers, rewards and labels again, and report differences.
 
-    Ends with 1 when something differs. All violations are counted, and the first hundred of each folder are named with
-    their file, line, question and segment. Says what could not be compared.
+    Exits with 1 if something differs. Counts all violations, and prints the first hundred of each folder with file,
+    line, question and segment. Names what could not be compared.
     """
     audits = [audit for path in paths for audit in audits_of(path, retriever)]
     output(as_json, [audit_json(audit) for audit in audits], chain.from_iterable(map(report, audits)))
@@ -107,7 +107,7 @@ def runs_(
 
 
 def report(audit: Audit) -> Iterator[str]:
-    """One line for a sound folder, else the first violations; and how much was derived again."""
+    """Describe a folder: sound, or its first violations; and how much was derived again."""
     share = f"{audit.derived / audit.rows:.0%}" if audit.rows else "0%"
     how = f"{share} derived again, {'with' if audit.bound else 'without'} a digest file"
     if not audit.count:

@@ -20,10 +20,10 @@ def check(
 ) -> None:
     """Try a part of your own on a tiny example.
 
-    Finds out what kind of part the file is, checks that it defines what that kind needs, runs it once in a tiny world,
-    and prints what it did and the command that uses it. Trains nothing and writes nothing.
+    Detects the kind of the part, checks that the file defines what that kind needs, runs it once in a tiny world, and
+    prints what it did and the command that uses it. Trains nothing and writes nothing.
     """
     trial = check_part(file)
     tree: JsonObject = {"file": str(file), "kind": trial.kind, "found": list(trial.found), "use": trial.use}
-    found = (f"  {line}" for line in trial.found)
-    output(as_json, tree, [f"{file}: {trial.kind}", *found, f"Use it: {trial.use}"])
+    lines = (f"  {line}" for line in trial.found)
+    output(as_json, tree, [f"{file}: {trial.kind}", *lines, f"Use it: {trial.use}"])

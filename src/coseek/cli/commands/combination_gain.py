@@ -27,7 +27,7 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 
 KEPT = "naive-rag"
-"""The folder in a run that keeps a generator's answers from naive RAG."""
+"""Folder inside a run for a generator's answers from naive RAG."""
 GROUP = "Results"
 app = new_app()
 
@@ -54,8 +54,8 @@ def combination_gain(
 ) -> None:
     """Compare naive RAG at rising k with the agent's passages, all answered by one generator.
 
-    The matched baseline is RAG with as many passages for each question as the agent served; the last column is the
-    agent's paired lead over each line. Of several trajectories of a question the first sets the number.
+    The matched baseline is RAG with as many passages per question as the agent served; the last column is the agent's
+    paired lead over each row. If a question has several trajectories, the first one sets the number.
     """
     writer, *judges = options.at_servers(answer_with, *([judge] if judge else ()))
     counts = sorted(options.whole_numbers("--ks", ks, 1, "1,2,3,5,8"))
@@ -69,7 +69,7 @@ def combination_gain(
 
 
 def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObject) -> None:
-    """Write the numbers, those of each question, and a page with their plot."""
+    """Write the scores, overall and per question, and a page with their plot."""
     write_jsonl(out / ROWS, (row for run in gain.runs for row in question_rows(run)))
     write_json(out / "combination-gain.json", tree)
     text = "\n\n".join(parts.notes())
@@ -81,7 +81,7 @@ def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObj
 def measured(
     run: Run, index: Retriever, name: str, counts: Sequence[int], parts: GraderSet, metric: str, seed: int
 ) -> CombinationGain:
-    """Search once, at the largest depth; answer from each cut-off, and from the agent's passages."""
+    """Search once, at the largest depth, and answer from each cut-off and from the agent's passages."""
     trajectories = list(run.trajectories())
     candidates = (*intended([run]), *(trajectory.question for trajectory in trajectories))
     questions = list({question.id: question for question in candidates}.values())
@@ -93,12 +93,12 @@ def measured(
     depth = max([*counts, *served.values()])
     results = chain.from_iterable(search_questions(index, questions, depth))
     retrieved = [result.as_rag(question) for question, result in results]
-    matched = [cut(done, served[done.question.id]) for done in retrieved if done.question.id in served]
-    beside = run.folder / KEPT  # the run's own files hold answers to its own trajectories
+    matched = [cut(rag, served[rag.question.id]) for rag in retrieved if rag.question.id in served]
+    folder = run.folder / KEPT  # the run's own files are for answers from its own trajectories
     return CombinationGain(
         metric=metric,
-        rag={k: answered(f"naive RAG, k = {k}", [cut(done, k) for done in retrieved], beside, parts) for k in counts},
-        matched=answered("naive RAG, as many as the agent", matched, beside, parts),
+        rag={k: answered(f"naive RAG, k = {k}", [cut(rag, k) for rag in retrieved], folder, parts) for k in counts},
+        matched=answered("naive RAG, as many as the agent", matched, folder, parts),
         agent=answered("agent", trajectories, run.folder, parts),
         idents=[question.id for question in questions],
         seed=seed,
@@ -107,14 +107,14 @@ def measured(
 
 
 def cut(trajectory: Trajectory, k: int) -> Trajectory:
-    """The same with only its first `k` passages."""
+    """Keep only the first `k` passages."""
     (search,) = trajectory.searches
     return replace(trajectory, searches=(replace(search, hits=search.hits[:k]),))
 
 
 def answered(name: str, trajectories: Sequence[Trajectory], folder: Path, parts: GraderSet) -> ScoredRun:
-    """Score the generator's answers from the passages of these trajectories, judged where there is a judge. They are
-    kept in `folder`."""
+    """Score the generator's answers from the passages of these trajectories, judged if there is a judge. Stores them in
+    `folder`."""
     note(f"{name}: {len(trajectories)} questions")
     assert parts.generator is not None
     answers, verdicts = answers_to(parts.generator, next(iter(parts.judges), None), folder, trajectories)

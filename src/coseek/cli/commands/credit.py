@@ -1,4 +1,4 @@
-"""Score turn credits: which signal says what continuations of the agent say."""
+"""Score turn credits: how well training signals agree with continuations of the agent."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from coseek.measure.table import Table, show
 
 GROUP = "Results"
 TURNS = 4
-"""First turns whose bias is shown."""
+"""Number of first turns whose bias is printed."""
 app = new_app()
 
 
@@ -24,22 +24,22 @@ def credit(
     run: Annotated[Path, Argument(metavar="RUN", help="The agent's run: `coseek run … --samples 4 --temperature 1`.")],
     out: Annotated[Path, Option(help="The folder to write; the same command resumes it.")],
     continuations: Annotated[
-        int, Option(min=2, help="Continuations of every turn; the standard error of a value is √(1/2K) at most.")
+        int, Option(min=2, help="Continuations of every turn, K; the standard error of a value is at most √(1/2K).")
     ] = 32,
     signals: Annotated[
         str, Option(help="Comma-separated names, or YAML files of own signals. [default: all shipped ones]")
     ] = "",
-    decisive: Annotated[float, Option(help="The least value of a decisive turn.")] = DECISIVE,
+    decisive: Annotated[float, Option(help="The minimum value of a decisive turn.")] = DECISIVE,
     count: Count = None,
     device: DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what each turn of an agent is worth, and which training signals say so.
+    """Measure the value of each turn of an agent, and which training signals agree with it.
 
-    The agent goes on from the end of every turn that searched, and from the beginning: a turn's value is the gain in
-    right answers. A signal is what an algorithm gives the turn's tokens. `auc` is the chance that it ranks a decisive
-    turn above another one, over all turns and among those of one question; half of the continuations, scored by the
-    other half, are what can be reached.
+    The agent continues from the end of every turn that searched, and from the beginning: a turn's value is the gain in
+    correct answers. A signal is what an algorithm gives the turn's tokens. `auc` is the probability that it ranks a
+    decisive turn above another one, over all turns and within a question; half of the continuations, scored by the
+    other half, are the upper bound.
     """
     from coseek.pipelines.credit import load_signals, measure_credit  # torch
 
@@ -57,7 +57,7 @@ def credit(
 
 
 def table_of(result: CreditScores, decisive: float) -> Table:
-    """A line for each signal."""
+    """Make the table, one row per signal."""
     names = ("signal", "auc", "auc in a question", "rank correlation", "precision", "bias by turn", "tokens a turn")
     rows = [
         (

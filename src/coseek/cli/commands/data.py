@@ -24,7 +24,7 @@ from coseek.cli.terminal import (
     shell_word,
 )
 from coseek.core.errors import SettingError, UnknownName, missing_extras
-from coseek.core.files import Json, JsonObject
+from coseek.core.files import JsonObject
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.core.text import counted
@@ -56,12 +56,12 @@ from coseek.traces.importing import TraceReport, import_traces, trace_settings
 GROUP = "Data and indexes"
 app = new_app()
 MOST_UNREAD = 20
-"""Unread documents or records that are printed one by one."""
+"""Maximum number of unread documents or records to print."""
 MOST_NAMED = 5
-"""Names of one kind of left out questions or judgements that are printed."""
+"""Maximum number of names to print per kind of skipped questions or judgements."""
 TRACES, LABELS, RECIPE = "traces", "labels", "recipe"
-"""The formats of logs of agents, which become a run, of tevatron's training rows, which become a label folder, and of
-data recipes, which say what their splits are."""
+"""Formats of agents' logs, which become a run, of tevatron's training rows, which become a label folder, and of data
+recipes, which define their splits."""
 SOURCES = (
     "The files to read, plain or .gz, or a folder of them; documents, questions and traces take settings. For recipe: "
     f"{', '.join(recipe_names())}, or a YAML file."
@@ -90,7 +90,7 @@ def import_(
         str | None, Option(help="Published sets whose training questions to take, such as nq,hotpotqa.")
     ] = None,
     test: Annotated[
-        str | None, Option(help="The published sets whose test questions to take; dev where a set has no test.")
+        str | None, Option(help="Published sets whose test questions to take; dev if a set has no test.")
     ] = None,
     dev_share: Annotated[float, Option(help="Share of the questions of --train that becomes dev.")] = 0.01,
     as_json: AsJson = False,
@@ -99,8 +99,8 @@ def import_(
 
     A folder with the same corpus keeps its other splits. Writes nothing after an error; unreadable documents are
     skipped and reported. `traces` imports logs of any agent (chat messages with tool calls, ATIF, or JSON by paths such
-    as question=input.q) as a run that can be scored, viewed and labelled. `labels` imports training rows of tevatron's
-    form as a label folder, with the text of each query as it is.
+    as question=input.q) as a run that can be scored, viewed and labelled. `labels` imports training rows in tevatron's
+    format as a label folder, with the text of each query unchanged.
     """
     paths = [Path(source) for source in sources if not _is_setting(source)]
     settings = assignments(source for source in sources if _is_setting(source))
@@ -118,13 +118,13 @@ def import_(
         return
     if not is_plugin_path(format_name) and format_name not in (names := [*format_names(), TRACES, LABELS]):
         raise UnknownName("data format", format_name, names)
-    deal = None
+    assignment = None
     if train is not None or test is not None:
-        deal = SplitAssignment(tuple(split_names(train or "")), tuple(split_names(test or "")), dev_share)
-    if format_name == "documents" and "tokenizer" in settings:
-        settings["tokenizer"] = tokenizer_folder(settings["tokenizer"])
-    dealt = parse_shares(shares) if shares else None
-    summary = import_data(format_name, paths, out, split=split, shares=dealt, deal=deal, settings=settings)
+        assignment = SplitAssignment(tuple(split_names(train or "")), tuple(split_names(test or "")), dev_share)
+    if format_name == "documents" and isinstance(name := settings.get("tokenizer"), str):
+        settings["tokenizer"] = str(encoder_folder(name) if is_shipped(name) else model_path(name))
+    by_hash = parse_shares(shares) if shares else None
+    summary = import_data(format_name, paths, out, split=split, shares=by_hash, deal=assignment, settings=settings)
     tree: JsonObject = {"folder": str(out), **summary.counts, **summary.report}
     output(as_json, tree, chain(document_lines(summary.report), import_lines(out, summary)))
 
@@ -135,7 +135,7 @@ def pool(
         list[str],
         Argument(
             metavar="[NAME=]FORMAT:SRC[,SRC]…",
-            help="Data sets in the formats of `coseek data import`; questions count as those of NAME.",
+            help="Data sets in the formats of `coseek data import`; NAME is the data set of their questions.",
         ),
     ],
     out: Annotated[Path, Option(help="The data-set folder to write.")],
@@ -146,9 +146,9 @@ def pool(
 ) -> None:
     """Merge data sets into one corpus with splits that share no questions or gold passages.
 
-    Duplicate questions are kept once. Questions that share a gold passage are in the same split. Of published splits,
-    `test` and `dev` become test, `train` becomes train and dev. Reports files that are an evaluation set of their
-    publisher: do not measure elsewhere by them what was trained on the pool.
+    Removes duplicate questions. Questions that share a gold passage are in the same split. Of published splits, `test`
+    and `dev` become test, `train` becomes train and dev. Reports files that are an evaluation set of their publisher:
+    do not evaluate on them what was trained on the pool.
     """
     summary = make_pool([parse_source(source) for source in sources], out, parse_shares(shares))
     splits = [name for name in ("train", "dev", "test") if any(name in counts for counts in summary.questions.values())]
@@ -177,7 +177,7 @@ def collect(
         ),
     ],
     search: Annotated[
-        str | None, Option(help="Also fetch what this finds for each question: the YAML file of a web retriever.")
+        str | None, Option(help="Also fetch the results of this web retriever for each question: its YAML file.")
     ] = None,
     generator: Annotated[
         str | None, Option(help="A model (folder, URL or YAML file) that breaks each question into further searches.")
@@ -187,9 +187,9 @@ def collect(
 ) -> None:
     """Fetch web pages as a corpus, with the questions of SRC and the gold pages that could be fetched.
 
-    A page is a passage; its id is its address after redirects. Pages that fail are counted and listed in
+    A page is a passage; its id is its address after redirects. Failed pages are counted and listed in
     OUT/collection.json. Pages, search results and replies of the generator are stored in --cache (OUT.cache.sqlite by
-    default): the same command resumes; retry=true also fetches again what failed.
+    default): the same command resumes; retry=true also retries failed pages.
     """
     settings = make_settings(CollectionSettings, assignments(filter(_is_setting, words)))
     if search is not None:
@@ -198,11 +198,11 @@ def collect(
         raise SettingError("--generator makes searches; name what they search with --search")
     (generator,) = at_servers(generator)
     store = cache or out.with_name(f"{out.name}.cache.sqlite")
-    writer = None if generator is None else open_frozen_model(generator, store)
-    searched = None if search is None else open_retriever(search)
+    model = None if generator is None else open_frozen_model(generator, store)
+    retriever = None if search is None else open_retriever(search)
     sources = [word for word in words if not _is_setting(word)]
     with resumable("the same command"), progress_bar() as bars:
-        summary = collect_pages(sources, out, settings, store, searched, writer, bars.report)
+        summary = collect_pages(sources, out, settings, store, retriever, model, bars.report)
     counts = "".join(f", {counted(count, f'{name} question')}" for name, count in summary.questions.items())
     gold = f", {summary.lacking_gold:,} of them without some gold page (meta.uncollected)"
     line = f"{out}: {counted(summary.passages, 'passage')}{counts}{gold if summary.lacking_gold else ''}."
@@ -213,11 +213,11 @@ def collect(
 
 
 def warn_of_failures(what: str, failed: Mapping[str, str], way_out: str) -> None:
-    """Print how many pages or searches failed, why, and some of them."""
+    """Print how many pages or searches failed, the reasons, and the first of them."""
     if failed:
         reasons = ", ".join(f"{why}: {count:,}" for why, count in Counter(failed.values()).most_common())
-        some = ", ".join(list(failed)[:MOST_NAMED]) + (" …" if len(failed) > MOST_NAMED else "")
-        say(f"warning: {counted(len(failed), what)} failed ({reasons}): {some}; {RECORD} lists all; {way_out}")
+        first = ", ".join(list(failed)[:MOST_NAMED]) + (" …" if len(failed) > MOST_NAMED else "")
+        say(f"warning: {counted(len(failed), what)} failed ({reasons}): {first}; {RECORD} lists all; {way_out}")
 
 
 @app.command(epilog="Example: `coseek data synthesize data/notes count=500 --out data/questions`")
@@ -234,21 +234,18 @@ def synthesize(
     out: Annotated[Path, Option(help="The data-set folder to write.")],
     generator: Annotated[
         str | None,
-        Option(
-            help="A model (folder, URL or YAML file) that proposes questions and answers, a passage or a linked pair "
-            "at a time."
-        ),
+        Option(help="A model (folder, URL or YAML file) that proposes questions for a passage or a linked pair."),
     ] = None,
     prompt: Annotated[str, Option(help="The prompts of --generator: a YAML file of your own.")] = "proposal",
     limit: Annotated[
         int | None, Option(min=1, help="Ask --generator about at most this many passages, and as many pairs.")
     ] = None,
     reader: Annotated[
-        str | None, Option(help="A model that tests every question by answering it; else that of --generator.")
+        str | None, Option(help="A model that tests every question by answering it; default: that of --generator.")
     ] = None,
     solver: Annotated[
         str | None,
-        Option(help="An agent that tries every question at temperature 1; keeps what it answers only sometimes."),
+        Option(help="An agent that tries every question at temperature 1; keep those it answers only sometimes."),
     ] = None,
     retriever: Annotated[str | None, Option(help="Retriever of --solver: an index, a URL, a YAML file.")] = None,
     device: DeviceName = None,
@@ -259,24 +256,28 @@ def synthesize(
 
     Keeps a question if its answer follows from its gold passages, needs all of them, and follows neither without search
     nor, from two hops on, from one search. OUT/unanswerable is the data set without some of the passages. Without
-    --generator, questions are made of the passages' own phrases, which needs English text like an encyclopedia's. With
-    --solver, keeps questions that it answers only sometimes. Writes nothing after an error. Replies of models are
-    stored in --cache (OUT.cache.sqlite by default): the same command resumes.
+    --generator, questions consist of phrases of the passages, which must be English text like an encyclopedia's.
+    Writes nothing after an error. Replies of models are stored in --cache (OUT.cache.sqlite by default): the same
+    command resumes.
     """
     folder = Path(words[0])
     check_data_folder(words[0])
     typed = assignments([*words[1:], *([f"limit={limit}"] if limit else [])])
     settings = make_settings(SynthesisSettings, typed)
     generator, reader, solver = at_servers(generator, reader, solver)
-    placed = TextModelSettings(device=device or AUTO)
-    checker = reader or generator
-    if checker is not None and cache is None:
+    placement = TextModelSettings(device=device or AUTO)
+    reader = reader or generator
+    if reader is not None and cache is None:
         cache = out.with_name(f"{out.name}.cache.sqlite")
-    proposer = None if generator is None else QuestionProposer.over(open_frozen_model(generator, cache, placed), prompt)
-    reading = None if checker is None else open_generator(GeneratorSettings(model=checker), cache, placed)
-    trying = None if solver is None else open_solver(solver, retriever, device, settings)
+    proposer = checker = agent = None
+    if generator is not None:
+        proposer = QuestionProposer.over(open_frozen_model(generator, cache, placement), prompt)
+    if reader is not None:
+        checker = open_generator(GeneratorSettings(model=reader), cache, placement)
+    if solver is not None:
+        agent = open_solver(solver, retriever, device, settings)
     with progress_bar() as bars:
-        summary = synthesize_questions(folder, out, settings, proposer, reading, bars.report, trying)
+        summary = synthesize_questions(folder, out, settings, proposer, checker, bars.report, agent)
     output(as_json, {"folder": str(out), **summary.to_json()}, question_lines(out, summary))
     if summary.calls.get("failed"):
         say(f"warning: {summary.calls['failed']:,} requests to the generator failed; the same command sends them again")
@@ -285,13 +286,13 @@ def synthesize(
 
 
 def open_solver(name: str, retriever: str | None, device: str | None, settings: SynthesisSettings) -> AgentSolver:
-    """The agent that tries questions, with its retriever."""
+    """Open the agent that tries questions, and its retriever."""
     if retriever is None:
         raise SettingError("--solver needs an index to search; name it with --retriever")
     check_source(retriever)
-    who = settings_for(name, device=device).model_copy(update={"temperature": 1.0})
-    agent = open_agent(settled_for(who, who))
-    return AgentSolver(agent, open_retriever(retriever), limits_for(who), settings.tries, settings.seed)
+    sampling = settings_for(name, device=device).model_copy(update={"temperature": 1.0})
+    agent = open_agent(settled_for(sampling, sampling))
+    return AgentSolver(agent, open_retriever(retriever), limits_for(sampling), settings.tries, settings.seed)
 
 
 @app.command(epilog="Example: `coseek data export runs/mine --format messages --out messages.jsonl`")
@@ -303,8 +304,8 @@ def export(
 ) -> None:
     """Write the trajectories of a run for other systems.
 
-    `messages`: a line a conversation, with tool calls. `atif`: an ATIF document a file, with token ids and
-    log-probabilities where the run has them. `inspect`: a log for Inspect's viewer.
+    `messages`: one conversation per line, with tool calls. `atif`: one ATIF document per file, with token ids and
+    log-probabilities if the run has them. `inspect`: a log for Inspect's viewer.
     """
     with missing_extras("a log of Inspect"):
         count = export_run(Run(run), format_name, out)
@@ -313,7 +314,7 @@ def export(
 
 
 def import_lines(out: Path, summary: ImportSummary) -> Iterator[str]:
-    """How much was imported, and the next step."""
+    """Summarise an import, and suggest the next step."""
     counts = ", ".join(counted(count, f"{name} question") for name, count in summary.questions.items())
     notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in summary.notes.items())
     corpus = counted(summary.passages, "passage") if summary.passages else "no corpus"
@@ -326,25 +327,25 @@ def import_lines(out: Path, summary: ImportSummary) -> Iterator[str]:
 
 
 def first_of(lines: Sequence[str]) -> Iterator[str]:
-    """The first lines on what was not read, and how many there are besides."""
+    """Yield the first lines about what was not read, and the number of further ones."""
     yield from lines[:MOST_UNREAD]
     if len(lines) > MOST_UNREAD:
         yield f"… and {len(lines) - MOST_UNREAD:,} more; source.json lists all"
 
 
 def trace_lines(out: Path, report: TraceReport) -> Iterator[str]:
-    """What came of an import of logs."""
+    """Summarise an import of logs, and suggest the next step."""
     yield from first_of([f"left out: {record.where}: {record.reason}" for record in report.left_out])
-    searches, lost = report.counts["searches"], report.counts["calls_without_result"]
+    searches, without_result = report.counts["searches"], report.counts["calls_without_result"]
     kinds = (("failed", "failed_searches"), ("found nothing", "searches_without_hits"))
-    some = ", ".join(f"{report.counts[key]:,} {kind}" for kind, key in kinds if report.counts.get(key))
+    of_them = ", ".join(f"{report.counts[key]:,} {kind}" for kind, key in kinds if report.counts.get(key))
     yield (
         f"{out}: {counted(report.imported, 'conversation')} ({report.with_answers:,} with gold answers), "
-        f"{counted(searches, 'search')}{some and f' ({some})'}; {counted(len(report.left_out), 'record')} left out, "
-        f"{counted(lost, 'call')} without a result."
+        f"{counted(searches, 'search')}{of_them and f' ({of_them})'}; {counted(len(report.left_out), 'record')} left "
+        f"out, {counted(without_result, 'call')} without a result."
     )
-    if unsaid := report.counts.get("without_answer"):
-        yield f"Without an answer: {counted(unsaid, 'conversation')} (answer=PATH names its place)"
+    if unanswered := report.counts.get("without_answer"):
+        yield f"Without an answer: {counted(unanswered, 'conversation')} (answer=PATH names its place)"
     if not searches and report.tools:
         tools = ", ".join(map(repr, report.tools))
         yield f"No call is a search. Name the tools that search: search_tools=[NAME], of {tools}"
@@ -354,7 +355,7 @@ def trace_lines(out: Path, report: TraceReport) -> Iterator[str]:
 
 
 def label_lines(out: Path, summary: LabelImport) -> Iterator[str]:
-    """What came of an import of labels."""
+    """Summarise an import of labels, and suggest the next step."""
     yield (
         f"{out}: {counted(summary.sets, 'label set')} of {counted(len(summary.turns), 'search', 'searches')}; "
         f"{counted(summary.without_positive, 'row')} without a positive, "
@@ -364,7 +365,7 @@ def label_lines(out: Path, summary: LabelImport) -> Iterator[str]:
 
 
 def question_lines(out: Path, summary: SynthesisSummary) -> Iterator[str]:
-    """How many questions were made, and what each gate dropped."""
+    """Summarise the questions, and what each gate dropped."""
     for split, counts in summary.questions.items():
         by_hops = ", ".join(f"{count:,} of {hops} hop{'s' if hops != '1' else ''}" for hops, count in counts.items())
         yield f"{split}: {sum(counts.values()):,} questions ({by_hops})"
@@ -378,7 +379,7 @@ def question_lines(out: Path, summary: SynthesisSummary) -> Iterator[str]:
 
 
 def document_lines(report: JsonObject) -> Iterator[RichTable | str]:
-    """What came of each kind of document, and why some were not read; nothing where no documents were imported."""
+    """Summarise each kind of document, and why some were not read. Empty if no documents were imported."""
     if not report:
         return
     kinds = cast(dict[str, dict[str, int]], report["kinds"])
@@ -388,18 +389,11 @@ def document_lines(report: JsonObject) -> Iterator[RichTable | str]:
     yield table
     guesses = cast(dict[str, str], report.get("guessed_files", {}))
     for encoding, count in cast(dict[str, int], report.get("guessed_encodings", {})).items():
-        some = f"{counted(count, 'file')} {'does' if count == 1 else 'do'} not say the encoding"
+        number = f"{counted(count, 'file')} {'does' if count == 1 else 'do'} not say the encoding"
         names = [path for path, guess in guesses.items() if guess == encoding][:MOST_UNREAD]
-        yield f"{some}; read as {encoding}: {', '.join(names)}{', …' * (count > len(names))}"
+        yield f"{number}; read as {encoding}: {', '.join(names)}{', …' * (count > len(names))}"
     unread = cast(list[dict[str, str | list[str]]], report["unread"])
     yield from first_of([f"{row['outcome']}: {row['path']}: {'; '.join(row['reasons'])}" for row in unread])
-
-
-def tokenizer_folder(name: Json) -> Json:
-    """The folder of a shipped encoder or language model; other values as they are."""
-    if not isinstance(name, str):
-        return name
-    return str(encoder_folder(name) if is_shipped(name) else model_path(name))
 
 
 def _is_setting(source: str) -> bool:

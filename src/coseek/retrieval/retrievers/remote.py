@@ -99,7 +99,7 @@ class RemoteRetriever:
         if settings.index is not None:
             self._base += f"/{quote(settings.index, safe='')}"
         self._name = f"{self._base}/retrieve"
-        token = read_key(settings.token_env, "token")
+        token = read_key(settings.token_env, "token") if settings.token_env else None
         self._calls = HttpClient(
             self._base, _http_settings(settings), token, rng, name=self._name, most_bytes=_MAX_BYTES
         )

@@ -71,9 +71,9 @@ class TinkerClient:
 
         self.url = parse_base_url(settings.url)
         _check_reachable(self.url)
-        key = read_key(settings.key_env)
+        key = read_key(settings.key_env) if settings.key_env else KEYLESS
         with self.errors():
-            self._service = tinker.ServiceClient(base_url=self.url, api_key=key or KEYLESS)
+            self._service = tinker.ServiceClient(base_url=self.url, api_key=key)
             models = self._service.get_server_capabilities().supported_models
         names = [str(model.model_name) for model in models]
         if settings.base_model not in names and (settings.base_model is not None or len(names) != 1):
