@@ -1,9 +1,9 @@
-"""Library: what the commands do, as functions for a program. `coseek` exports them.
+"""Library: the commands as functions for programs. `coseek` exports them.
 
-Each function checks its arguments and calls what the command of the same purpose calls; nothing is computed here. Paths
-are `str` or `Path`, with `~` expanded. A bare string where several texts may stand is one text. A mistake in an
-argument raises a `UserError` (`SettingError`, `DataError`, `UnknownName` …), whose message is one sentence with the way
-out; an optional library that is not installed raises `MissingExtra`.
+Each function checks its arguments and calls the same code as its command; nothing is computed here. Paths are `str` or
+`Path`, with `~` expanded. Where several texts are accepted, a bare string is one text. A mistake in an argument raises
+a `UserError` (`SettingError`, `DataError`, `UnknownName` …) with one sentence and the way out; a missing optional
+library raises `MissingExtra`.
 """
 
 import os
@@ -61,8 +61,8 @@ def make_world(
     """Write a laptop world, a generated data set, into a folder, and open it (`coseek world make`).
 
     `size` is `tiny`, `compact`, `small` or `large`; `settings` are the fields of `WorldSettings`, such as `train=500`.
-    `name` is a reference world (`world-1`), in place of all these. A world that is there already is replaced; a folder
-    that holds anything else raises `DataError`.
+    `name` is a reference world (`world-1`), in place of all these. An existing world is replaced; a folder with
+    anything else raises `DataError`.
     """
     path = as_path(folder, "the folder of a world")
     maker = world_maker()
@@ -72,7 +72,7 @@ def make_world(
 
 @in_python_words
 def load_questions(source: PathLike, split: str | None = None) -> QuestionSplit:
-    """The questions of a file, or of a split of a data-set folder (`split` may be left out where there is one)."""
+    """Load the questions of a file, or of a split of a data-set folder. `split` is optional if there is only one."""
     path = as_path(source, "a questions file or data-set folder")
     return QuestionSplit.of(questions_at(path, split), path if path.is_dir() else None, split)
 
@@ -97,10 +97,11 @@ def open_agent(
     device: str | None = None,
     precision: PrecisionSetting | None = None,
 ) -> Agent:
-    """Open what `--agent` names: a model folder, a server's URL, a YAML file, or a scripted agent such as `rules`.
+    """Open an agent, as `--agent` does: a model folder, a server's URL, a YAML file, or a scripted agent such as
+    `rules`.
 
-    What is not given is the agent's own, or the default of `AgentSettings`: temperature 0, an accelerator where there
-    is one, and what is fastest there. A model folder needs the extra `train`, a server `remote`.
+    Defaults are the agent's own settings, else those of `AgentSettings`: temperature 0, an accelerator if there is one,
+    and the fastest precision there. A model folder needs the extra `train`, a server `remote`.
     """
     settings = _agent_settings(name, protocol, prompt_template, tokenizer, device, temperature, precision)
     with missing_extras(f"the agent {settings.name}"):
@@ -124,11 +125,11 @@ def rollout(
     question.
 
     A bare text is one question. A retriever may be a function of (query, k) that returns passages or texts. `limits`
-    are whole, or budgets such as `{"max_turns": 6}` over those that suit the agent and its protocol. The seed of a
-    trajectory follows from `seed`, the question's id and the sample's number, as in a run folder. `concurrency`,
-    `overlap` and `on_done` are those of `coseek.agents.drivers.rollout`. A failed search or model call ends its own
-    trajectory with `retriever_error` or `model_error`. Questions with gold passages outside of the retriever's corpus
-    raise `DataError`.
+    are complete (`Limits`), or overrides such as `{"max_turns": 6}` of the defaults for the agent and its protocol. The
+    seed of a trajectory follows from `seed`, the question's id and the sample's number, as in a run folder.
+    `concurrency`, `overlap` and `on_done` are those of `coseek.agents.drivers.rollout`. A failed search or model call
+    ends only its own trajectory, with `retriever_error` or `model_error`. Questions with gold passages outside the
+    retriever's corpus raise `DataError`.
     """
     who = agent if isinstance(agent, Agent) else open_agent(agent)
     index = _retriever(retriever)
@@ -137,19 +138,9 @@ def rollout(
         raise SettingError(f"samples counts the trajectories of a question and must be at least 1, not {samples}")
     check_gold(question_list, index, index.name)
     budgets = make_settings(Limits, _laid_over(factory.limits_of(who), limits))
-    episodes = [
-        (question, row_seed(seed, question.id, sample)) for question in question_list for sample in range(samples)
-    ]
-    return _rollout(
-        who,
-        index,
-        [question for question, _ in episodes],
-        [seed for _, seed in episodes],
-        budgets,
-        concurrency=concurrency,
-        overlap=overlap,
-        on_done=on_done,
-    )
+    episodes = [question for question in question_list for _ in range(samples)]
+    seeds = [row_seed(seed, question.id, sample) for question in question_list for sample in range(samples)]
+    return _rollout(who, index, episodes, seeds, budgets, concurrency=concurrency, overlap=overlap, on_done=on_done)
 
 
 @in_python_words
@@ -174,28 +165,16 @@ def run_agent(
 ) -> Run:
     """Run an agent over a questions file, or a split of a data-set folder, into the run folder `out` (`coseek run`).
 
-    Every trajectory is kept as it ends, so a killed run loses only unfinished questions; `resume=True` continues.
-    `cluster` is the address of a Ray cluster whose processes answer. Everything is named and not opened, because
-    `run.yaml` records it.
+    Every trajectory is stored when it ends, so a killed run loses only unfinished questions; `resume=True` continues.
+    `cluster` is the address of a Ray cluster whose processes answer. Agent and retriever are names, since `run.yaml`
+    records them.
     """
     source = as_path(questions, "a questions file or data-set folder")
     index = _name(retriever, "the retriever of a run")
-    who, suited = check_run(
-        source,
-        split,
-        index,
-        lambda: _agent_settings(agent, protocol, prompt_template, tokenizer, device, temperature, None),
-    )
-    tree = {
-        "questions": str(source),
-        "split": split,
-        "count": count,
-        "retriever": index,
-        "agent": dump_settings(who),
-        "limits": _laid_over(suited, limits),
-        "samples": samples,
-        "seed": seed,
-    }
+    own = (protocol, prompt_template, tokenizer, device, temperature, None)
+    who, default_limits = check_run(source, split, index, lambda: _agent_settings(agent, *own))
+    tree = {"questions": str(source), "split": split, "count": count, "samples": samples, "seed": seed}
+    tree |= {"retriever": index, "agent": dump_settings(who), "limits": _laid_over(default_limits, limits)}
     settings = make_settings(RunSettings, tree)
     with missing_extras(f"the agent {who.name}"), cluster_at(cluster) as nodes:
         return _run_agent(settings, as_path(out, "a run folder"), resume, cluster=nodes)[0]
@@ -204,11 +183,11 @@ def run_agent(
 @in_python_words
 def make_reward(spec: RewardLike) -> RewardFunction:
     """Compose a reward: a part or preset by name, a `.py` file, a function of a trajectory, or a mapping of such parts
-    to weights or settings, where `preset` → name or YAML file.
+    to weights or settings, in which `preset` → name or YAML file.
 
     An example is `{"exact_match": 1.0, "searches": -0.02}`; docs/reference/rewards.md lists the parts. Called with a
-    finished trajectory, the result returns a `Reward`, or `None` where a fault ended the trajectory. Raises
-    `UnknownName` with the nearest name.
+    finished trajectory, the result returns a `Reward`, or `None` if a fault ended the trajectory. Raises `UnknownName`
+    with the nearest name.
     """
     return _make_reward(reward_spec(spec))
 
@@ -222,11 +201,11 @@ def score(
     judge: PathLike | Mapping[str, object] | None = None,
     device: str = AUTO,
 ) -> list[Reward | RewardFault]:
-    """The reward of each trajectory in order, or a `RewardFault` where a part of the system failed: never a 0.
+    """Compute the reward of each trajectory, in order; a `RewardFault`, never 0, if a part of the system failed.
 
-    A reward that needs a frozen generator or a judge is given one: a model folder, a URL or a YAML file, a laptop
-    world's folder (its oracle judges), or the settings with `model` among them. Raises `SettingError` where it is
-    missing, `DataError` for a question without what the reward compares with.
+    `generator` and `judge` are for rewards that need a frozen generator or a judge: a model folder, a URL or a YAML
+    file, a laptop world's folder (its oracle judges), or settings that include `model`. Raises `SettingError` if one is
+    missing, and `DataError` for a question that lacks what the reward compares with.
     """
     scored = list(trajectories) if isinstance(trajectories, Iterable) else [trajectories]
     for item in scored:
@@ -234,13 +213,13 @@ def score(
             raise SettingError(f"a reward is for trajectories, not {item!r}; a run's are Run(folder).trajectories()")
     reward_function = reward if isinstance(reward, RewardFunction) else make_reward(reward)
     with missing_extras("a model that rewards ask"):
-        writing = TextModelSettings(device=device)
-        writer, verdicts = None, None
+        placement = TextModelSettings(device=device)
+        opened_generator, opened_judge = None, None
         if generator is not None:
-            writer = open_generator(make_settings(GeneratorSettings, _model_of(generator)), writing=writing)
+            opened_generator = open_generator(make_settings(GeneratorSettings, _model_of(generator)), writing=placement)
         if judge is not None:
-            verdicts = open_judge(make_settings(JudgeSettings, _model_of(judge)), writing=writing)
-        return TrajectoryScorer(reward_function, writer, verdicts)(scored)
+            opened_judge = open_judge(make_settings(JudgeSettings, _model_of(judge)), writing=placement)
+        return TrajectoryScorer(reward_function, opened_generator, opened_judge)(scored)
 
 
 @in_python_words
@@ -263,18 +242,13 @@ def label(
 ) -> LabelSummary:
     """Label every search of run folders, for training a retriever, into the label folder `out` (`coseek label`).
 
-    `method` is `gold`, `agentic-r`, `dr-synth`, `replug` … or the path of a `.py` file; `settings` are the method's
-    own, and the agent's budgets as `limits`. Retriever and agent are the runs' own where none is named. Turns that
-    faults left undone are counted in `left`, and `resume=True` tries them again.
-    `cluster` is the address of a Ray cluster whose processes label.
+    `method` is `gold`, `agentic-r`, `dr-synth`, `replug` … or the path of a `.py` file. `settings` are those of the
+    method, and the agent's budgets as `limits`. Retriever and agent are by default those of the runs. Turns that failed
+    are counted in `left`; `resume=True` retries them. `cluster` is the address of a Ray cluster whose processes label.
     """
     folders = [str(as_path(run, "a run folder")) for run in _several(runs)]
-    options: JsonObject = {
-        "method": _name(method, "a method of labelling"),
-        "count": count,
-        "scorer": _named(scorer, "a scorer"),
-        "likelihood": _named(likelihood, "a model of likelihood"),
-    }
+    options: JsonObject = {"method": _name(method, "a method of labelling"), "count": count}
+    options |= {"scorer": _named(scorer, "a scorer"), "likelihood": _named(likelihood, "a model of likelihood")}
     agent_options = (_named(retriever, "a retriever of labels"), _named(agent, "an agent"), temperature, device)
     chosen, of_method = label_settings(folders, apply_overrides({}, typed_overrides(settings)), options, *agent_options)
     cache_path = None if cache is None else as_path(cache, "a cache file")
@@ -291,11 +265,11 @@ def train_agent(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Train an agent as a recipe says, measure it, and write table and report (`coseek train agent`).
+    """Train an agent by a recipe, measure it, and write table and report (`coseek train agent`).
 
-    `recipe` is one of ours or a YAML file. Returns the folder of the trained policy, for `open_agent`; `out` also holds
-    `table.json`, `report.html` and the metrics. `resume=True` goes on with a stopped run, to the same result. All
-    mistakes of a recipe are raised as one error, before torch is imported. Needs the extra `train`.
+    `recipe` is a shipped recipe or a YAML file. Returns the folder of the trained policy, for `open_agent`; `out` also
+    contains `table.json`, `report.html` and the metrics. `resume=True` continues a stopped training to the same result.
+    All mistakes of a recipe are raised as one error, before torch is imported. Needs the extra `train`.
     """
     trainer = AgentTrainer(recipe=_name(recipe, "a recipe"), overrides=typed_overrides(overrides))
     return trainer.run(as_path(out, "a training folder"), resume, progress or NoProgress()).policy
@@ -313,7 +287,7 @@ def train_retriever(
 ) -> Path:
     """Train the encoder of a retriever, and measure it on held-out turns (`coseek train retriever`).
 
-    `labels` are label folders in place of the recipe's own. Returns the encoder's folder: the setting `encoder` of
+    `labels` are label folders in place of the recipe's. Returns the encoder's folder, for
     `build_index(data, "dense", out, {"encoder": …})`. Needs the extra `encoder`.
     """
     folders = [str(as_path(folder, "a label folder")) for folder in _several(labels)]
@@ -347,9 +321,9 @@ def ask(
     limits: Limits | Mapping[str, object] | None = None,
     seed: int = 0,
 ) -> Trajectory:
-    """Ask one question (`coseek ask`). The answer is in `.answer`, what was searched and found in `.searches`.
+    """Ask one question (`coseek ask`). The trajectory has the answer in `.answer`, and queries and hits in `.searches`.
 
-    `agent` is as for `open_agent`; `extract` needs no model and quotes the sentence that fits best.
+    `agent` is as for `open_agent`. `extract` needs no model, and quotes the sentence that fits best.
     """
     (trajectory,) = rollout(agent, question, retriever, limits=limits, seed=seed)
     return trajectory
@@ -365,11 +339,11 @@ def measure_retrievers(
     depth: int = 100,
     seed: int = 0,
 ) -> Scores:
-    """Measure what retrievers find when the question itself is searched (`coseek measure`).
+    """Measure what retrievers find if the question itself is the query (`coseek measure`).
 
-    `retrievers` is one, or name → retriever; later ones are compared with the first. The result holds the means with
-    bootstrap intervals, `.of(name).metrics["recall@5"]`, and `.comparisons`. Failed searches are counted and left out.
-    `metrics` are by default recall, MRR and nDCG, or answer hits where no question has gold passages.
+    `retrievers` is one, or name → retriever; later ones are compared with the first. The result has means with
+    bootstrap intervals, `.of(name).metrics["recall@5"]`, and `.comparisons`. Failed searches are counted and excluded.
+    `metrics` are by default recall, MRR and nDCG, or answer hits if no question has gold passages.
     """
     several = retrievers if isinstance(retrievers, Mapping) and "retriever" not in retrievers else {"": retrievers}
     opened = {name: _retriever(cast("Retriever | Source", source)) for name, source in several.items()}
@@ -397,24 +371,19 @@ def _agent_settings(
     temperature: float | None,
     precision: PrecisionSetting | None,
 ) -> factory.AgentSettings:
-    """The settings of `settings_for`, with what it does not take laid over them."""
-    settings = factory.settings_for(
-        _name(name, "an agent"),
-        _named(protocol, "a protocol"),
-        _named(prompt_template, "a prompt template"),
-        _named(tokenizer, "a tokenizer"),
-        device,
-    )
+    """The settings of `settings_for`, with temperature and precision applied."""
+    names = (_named(protocol, "a protocol"), _named(prompt_template, "a prompt template"))
+    settings = factory.settings_for(_name(name, "an agent"), *names, _named(tokenizer, "a tokenizer"), device)
     options = {"temperature": temperature, "precision": precision}
-    over = {key: value for key, value in options.items() if value is not None}
-    return make_settings(factory.AgentSettings, {**dump_settings(settings), **over}) if over else settings
+    changes = {key: value for key, value in options.items() if value is not None}
+    return make_settings(factory.AgentSettings, {**dump_settings(settings), **changes}) if changes else settings
 
 
-def _laid_over(suited: Limits, limits: Limits | Mapping[str, object] | None) -> dict[str, object]:
-    """The limits that suit an agent, with the given ones in their place."""
+def _laid_over(defaults: Limits, limits: Limits | Mapping[str, object] | None) -> dict[str, object]:
+    """An agent's default limits, with the given ones applied."""
     if limits is not None and not isinstance(limits, Limits | Mapping):
         raise SettingError(f"limits are a mapping such as {{'max_turns': 6}} or Limits(…), not {limits!r}")
-    return {**dump_settings(suited), **(dump_settings(limits) if isinstance(limits, Limits) else limits or {})}
+    return {**dump_settings(defaults), **(dump_settings(limits) if isinstance(limits, Limits) else limits or {})}
 
 
 def _retriever(retriever: Retriever | Source | SearchFunction) -> Retriever:
@@ -424,7 +393,7 @@ def _retriever(retriever: Retriever | Source | SearchFunction) -> Retriever:
 
 
 def _questions(questions: str | Question | Sequence[str | Question]) -> list[Question]:
-    """Questions; texts get the ids `question-1`, `question-2` … by their place."""
+    """Convert to questions. Texts get the ids `question-1`, `question-2` … by position."""
     several = [questions] if isinstance(questions, str | Question) else questions
     if not isinstance(several, Sequence):
         raise SettingError(
@@ -453,7 +422,7 @@ def _several(paths: PathLike | Sequence[PathLike]) -> Sequence[PathLike]:
 
 
 def _name(name: object, what: str) -> str:
-    """A name, a URL, or a path as text."""
+    """Convert a name, a URL or a path to a text."""
     return os.path.expanduser(name) if isinstance(name, str) and name else str(as_path(name, what))
 
 

@@ -1,7 +1,7 @@
-"""Page: one HTML file with its style, script and data inside. It loads nothing, and its policy forbids every request.
+"""Page: one HTML file that contains its style, script and data. It loads nothing, and its policy forbids every request.
 
-All text of runs is data: it stands in one JSON block in which `<`, `>`, `&` and everything that is not ASCII are
-escaped, so that no text closes the block; the script makes text nodes of it and nothing else.
+All text of runs is data, in one JSON block in which `<`, `>`, `&` and non-ASCII characters are escaped, so that no text
+can close the block. The script makes only text nodes of it.
 """
 
 import base64
@@ -33,17 +33,15 @@ from coseek.measure.score import score_trajectory
 from coseek.rewards.reward import Reward
 from coseek.view.run_source import Curves, RunSource
 
-# Token values: what the page shows at each token of a training's rollout, segment by segment.
+# Token values: values of each token in a training's rollout, by segment.
 #
-# Numbers are whole: advantages and entropies in thousandths, gaps (trainer's less sampler's log-probability) in
-# hundred thousandths. `None` where a value is not known.
-
-ADVANTAGES, GAPS, ENTROPIES = "advantages", "gaps", "entropies"
+# Numbers are integers: advantages and entropies in thousandths, gaps (trainer's minus sampler's log-probability) in
+# hundred thousandths. `None` if a value is unknown.
 
 
 def segment_values(trajectory: Trajectory, data: TokenData | None) -> list[JsonObject]:
-    """For each segment, fields to add to it: values of the agent's tokens, ids of the environment's. Empty ones without
-    token data. Raises `DataError` for data of other tokens."""
+    """For each segment, fields to add: values of the agent's tokens, or ids of the environment's. Empty without token
+    data. Raises `DataError` if the data are of other tokens."""
     if data is None:
         return [{} for _ in trajectory.segments]
     data.check(trajectory)
@@ -55,12 +53,12 @@ def segment_values(trajectory: Trajectory, data: TokenData | None) -> list[JsonO
             continue
         end = start + len(segment.ids)
         fields: dict[str, list[Json]] = {
-            ADVANTAGES: _whole(data.advantages[start:end], 1000),
-            GAPS: [
+            "advantages": _thousandths(data.advantages[start:end]),
+            "gaps": [
                 None if value is None else round((value - sampled) * 1e5)
                 for value, sampled in zip(data.trainer_logprobs[start:end], segment.logprobs, strict=False)
             ],
-            ENTROPIES: _whole(data.entropies[start:end], 1000),
+            "entropies": _thousandths(data.entropies[start:end]),
         }
         rows.append({name: cast(Json, values) for name, values in fields.items() if values})
         start = end
@@ -68,23 +66,23 @@ def segment_values(trajectory: Trajectory, data: TokenData | None) -> list[JsonO
 
 
 def reward_of_training(data: TokenData) -> Reward | None:
-    """The reward that the step was computed with; `None` for one that is not finite."""
+    """The reward that the training step used; `None` if it is not finite."""
     parts = {name: value for name, value in data.parts.items() if value is not None}
     return None if data.reward is None else Reward(data.reward, parts)
 
 
-def _whole(values: Values, per_one: int) -> list[Json]:
-    return [None if value is None else round(value * per_one) for value in values]
+def _thousandths(values: Values) -> list[Json]:
+    return [None if value is None else round(value * 1000) for value in values]
 
 
-# Episode table: what the page knows of every episode. Columns for the list, bodies in compressed chunks.
+# Episode table: the data of every episode. Columns for the list, bodies in compressed chunks.
 #
-# A column has one value an episode. A chunk is a list of bodies; a passage's title, text and place stand where the
-# chunk first names it. Texts of laptop worlds are spelled as people write; ids and tokens are exact. Log-probabilities
-# are whole thousandths of a nat, since the page shows no more.
+# A column has one value per episode. A chunk is a list of bodies; a passage's title, text and place are at its first
+# occurrence in the chunk. Texts of laptop worlds are spelled as people write; ids and tokens are exact.
+# Log-probabilities are in thousandths of a nat, the precision that the page shows.
 
 CHUNK_CHARS = 256 * 1024
-"""JSON of one chunk at least: decoding one takes the page some milliseconds."""
+"""Minimum number of characters of JSON in a chunk, which the page decodes in some milliseconds."""
 COLUMNS = (
     "run", "question", "seed", "stop", "fault", "right", "reward", "searches", "turns", "tokens", "answer", "queries",
     "parts",
@@ -98,10 +96,10 @@ class EpisodeTable:
     columns: dict[str, list[Json]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     questions: list[Json] = field(default_factory=list)
     pieces: list[Json] = field(default_factory=list)
-    """By run: token id → its text, for the ids that the agent wrote, and in rollouts of training for all."""
+    """For each run, token id → text: of the agent's tokens, and in rollouts of training of all tokens."""
     chunks: list[str] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    """Of each chunk, the number of its first episode."""
+    """Number of the first episode of each chunk."""
     _places: dict[str, int] = field(default_factory=dict)
     _bodies: list[str] = field(default_factory=list)
     _known: dict[str, Passage] = field(default_factory=dict)
@@ -123,24 +121,23 @@ class EpisodeTable:
                 reward = reward_of_training(data)
             else:
                 reward = source.reward(trajectory) if source.reward else None
-            body = self._body(trajectory, reward, data)
+            body = self._body(trajectory, data)
             for at, text in enumerate(render(trajectory) if render else ()):
                 cast("list[JsonObject]", body["searches"])[at]["looked_up"] = text
             if ranks:
                 body["ranks"] = cast(Json, ranks(trajectory))
             if labels := labels_for(trajectory, source.labels.get(key, ())):
                 body["labels"] = cast(Json, labels)
-            said = [verdict for verdict in verdicts.get(key[0], ()) if verdict["response"] == trajectory.answer]
-            if graded := [*answers.get(key, ()), *said]:
-                body["grades"] = cast(Json, graded)
+            judged = [verdict for verdict in verdicts.get(key[0], ()) if verdict["response"] == trajectory.answer]
+            if grades := [*answers.get(key, ()), *judged]:
+                body["grades"] = cast(Json, grades)
             self._add(number, trajectory, reward, body)
             ids.update(i for part in trajectory.segments if data or part.author is Author.AGENT for i in part.ids)
         self._flush()
-        # The text of each token; nothing where no tokenizer is at hand.
         self.pieces.append({} if decode is None else {str(ident): decode((ident,)) for ident in sorted(ids)})
 
     def index(self) -> JsonObject:
-        """Everything but the bodies."""
+        """Everything except the bodies."""
         return {"columns": cast(Json, self.columns), "questions": self.questions, "pieces": self.pieces}
 
     def _add(self, run: int, trajectory: Trajectory, reward: Reward | None, body: JsonObject) -> None:
@@ -149,7 +146,7 @@ class EpisodeTable:
         row: JsonObject = {
             "run": run,
             "question": self._question(trajectory),
-            "seed": str(trajectory.seed),  # a double holds no whole number of 64 bits
+            "seed": str(trajectory.seed),  # JavaScript's numbers are doubles, too short for 64 bits
             "stop": str(trajectory.stop),
             "fault": int(trajectory.fault is not None),
             "right": None if right is None else int(cast(float, right)),
@@ -170,23 +167,23 @@ class EpisodeTable:
             self._flush()
 
     def _flush(self) -> None:
-        """Close a chunk. Each run begins a new one."""
+        """Close the chunk. Each run begins a new one."""
         if self._bodies:
             self.chunks.append(packed(f"[{','.join(self._bodies)}]"))
         self._bodies, self._known = [], {}
 
     def _question(self, trajectory: Trajectory) -> int:
-        """The number of the question; the same id with another text is another question."""
-        asked = trajectory.question
-        answers = list(map(as_written, asked.answers))
-        row = [asked.id, as_written(asked.question), answers, list(asked.gold_ids), asked.hops, asked.dataset]
-        key = compact(cast(Json, row))
+        """The number of the question. The same id with another text is another question."""
+        question = trajectory.question
+        gold: list[Json] = [*map(as_written, question.answers)]
+        row: list[Json] = [question.id, as_written(question.question), gold, [*question.gold_ids], question.hops]
+        key = compact([*row, question.dataset])
         if key not in self._places:
             self._places[key] = len(self.questions)
-            self.questions.append(cast(Json, row))
+            self.questions.append([*row, question.dataset])
         return self._places[key]
 
-    def _body(self, trajectory: Trajectory, reward: Reward | None, data: TokenData | None) -> JsonObject:
+    def _body(self, trajectory: Trajectory, data: TokenData | None) -> JsonObject:
         scores = score_trajectory(trajectory) if trajectory.fault is None else {}
         values = segment_values(trajectory, data)
         row: JsonObject = {
@@ -215,7 +212,7 @@ class EpisodeTable:
             passage = hit.passage
             holds = [_holds(passage.title, passage.text, texts) for texts in (golds, given)]
             row: list[Json] = [passage.id, _short(hit.score), holds[0] + 2 * holds[1]]
-            if self._known.get(passage.id) != passage:  # web searches may give one id two texts
+            if self._known.get(passage.id) != passage:  # one id of a web search may have two texts
                 self._known[passage.id] = passage
                 where = [passage.place] if passage.place not in ("", passage.id) else []
                 row += [as_written(passage.title), as_written(passage.text), *where]
@@ -224,7 +221,7 @@ class EpisodeTable:
 
 
 def labels_for(trajectory: Trajectory, labels: Sequence[JsonObject]) -> list[JsonObject]:
-    """The labels that are of this trajectory's searches: another run may have the same question and seed."""
+    """The labels of this trajectory's searches. Others with its question and seed are of another run."""
     queries = [search.query for search in trajectory.searches]
     places = [(label, cast(int, label["search"])) for label in labels]
     return [label for label, at in places if at < len(queries) and label.get("query", queries[at]) == queries[at]]
@@ -235,7 +232,7 @@ def compact(value: Json) -> str:
 
 
 def packed(text: str) -> str:
-    """Base64 of the gzipped text; the same text gives the same bytes."""
+    """Compress a text, as base64 of gzip. The same text gives the same bytes."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
 
 
@@ -247,7 +244,7 @@ def _segment_json(segment: Segment) -> JsonObject:
 
 
 def _short(value: float) -> float:
-    """Five significant digits; a whole number stays one."""
+    """Round to five significant digits, and to an integer if nothing is lost."""
     short = float(f"{value:.5g}")
     return int(short) if short.is_integer() else short
 
@@ -258,14 +255,14 @@ def _holds(title: str, text: str, golds: tuple[str, ...]) -> bool:
 
 
 SCHEMA = 1
-"""Version of the data block, in its first field."""
+"""Version of the data block."""
 SCRIPTS = ("page.js", "tokens.js", "episode.js", "curves.js", "list.js")
-"""Parts of the page's script, in order."""
+"""Files of the page's script, in order."""
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_page(path: Path, runs: Sequence[RunSource], curves: Sequence[Curves]) -> int:
-    """Write the page atomically; returns the number of episodes."""
+    """Write the page atomically. Returns the number of episodes."""
     table, page = page_of(runs, curves)
     with atomic_write(path) as file:
         file.write(page)
@@ -273,13 +270,13 @@ def write_page(path: Path, runs: Sequence[RunSource], curves: Sequence[Curves]) 
 
 
 def page_of(runs: Sequence[RunSource], curves: Sequence[Curves]) -> tuple[EpisodeTable, str]:
-    """The episodes, and the page as text. Raises `DataError` where there is nothing to show yet."""
+    """Make the episode table and the page's text. Raises `DataError` if there is nothing to show yet."""
     table = EpisodeTable()
     for run in runs:
         table.add_run(run)
     if not len(table) and not curves:
-        named = ", ".join(run.name for run in runs)
-        raise DataError(f"{named}: no episode has ended yet; wait for the first one, or go on with --resume")
+        names = ", ".join(run.name for run in runs)
+        raise DataError(f"{names}: no episode has ended yet; wait for the first one, or go on with --resume")
     data: dict[str, Json] = {
         "schema": SCHEMA,
         "runs": cast(Json, [run.name for run in runs]),
@@ -290,31 +287,31 @@ def page_of(runs: Sequence[RunSource], curves: Sequence[Curves]) -> tuple[Episod
         "stages": len(curves),
         "chunks": cast(Json, table.chunks),
     }
-    shown = [*(run.name for run in runs), *(stage.run for stage in curves)]
-    names = dict.fromkeys(name.partition("/")[0] for name in shown)
-    return table, html_of(f"coseek view: {', '.join(names)}", data)
+    names = [*(run.name for run in runs), *(stage.run for stage in curves)]
+    folders = dict.fromkeys(name.partition("/")[0] for name in names)
+    return table, html_of(f"coseek view: {', '.join(folders)}", data)
 
 
 def _prefix(names: Sequence[str]) -> str:
-    """The folder that all names begin with, which says nothing beside each of them."""
-    first = {name.partition("/")[0] for name in names if "/" in name}
-    return f"{first.pop()}/" if len(first) == 1 and all("/" in name for name in names) else ""
+    """The folder that all names begin with, which the page omits."""
+    folders = {name.partition("/")[0] if "/" in name else "" for name in names}
+    return f"{folder}/" if len(folders) == 1 and (folder := folders.pop()) else ""
 
 
 def html_of(title: str, data: Json) -> str:
-    """The page around a data block."""
+    """Make the page of a data block."""
     style, script = part("page.css"), "\n".join(map(part, SCRIPTS))
     policy = (
         f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     parts = {"title": escape(title), "policy": policy, "style": style, "script": script, "data": inert_json(data)}
-    # In one pass, so that nothing that was put in is searched for places.
+    # In one pass, so that inserted text is not searched for placeholders.
     return _PLACE.sub(lambda place: parts[place[1]], part("page.html"))
 
 
 def inert_json(data: Json) -> str:
-    """JSON that HTML and JavaScript read as text only."""
+    """Serialise to JSON that HTML and JavaScript read as text only."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -328,13 +325,13 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# Live page: the page of runs under way, remade at every load, on loopback only.
+# Live page: serves the page on loopback, and makes it again at every load, for unfinished runs.
 
 HOST = "127.0.0.1"
 
 
 class LivePage(ThreadingHTTPServer):
-    """Answers GET / with a page. Port 0 takes a free one; `url` names it."""
+    """Answers GET / with the page that `make` returns. Port 0 takes a free port."""
 
     daemon_threads = True
 
@@ -375,7 +372,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff", "Content-Security-Policy": "frame-ancestors 'none'",
         }  # fmt: skip
-        with suppress(ConnectionError):  # the browser left before the page was made
+        with suppress(ConnectionError):  # the browser closed the connection before the page was ready
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -383,4 +380,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the page's own address is all that was asked for."""
+        """Log nothing."""

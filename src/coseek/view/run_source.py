@@ -1,7 +1,7 @@
 """Run source: a run to show, with the reward of its training, its grades and its labels; and the curves of trainings.
 
-A folder is a run (`run.yaml`) or a training, whose runs lie in `table`, `pairs` and `rollouts` and whose curves are
-every `metrics.jsonl` below it. A run under way is read to its last whole line. No code of a folder is executed.
+A folder is a run (`run.yaml`) or a training, which has runs in `table`, `pairs` and `rollouts`, and a curve in each
+`metrics.jsonl`. An unfinished run is read to its last complete line. No code of a folder is executed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,21 +31,21 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import find_view, render_view
 from coseek.rewards.reward import RewardFunction, RewardValue, make_reward, preset_names
 
-# Other index: at which ranks another retriever has the passages that a search found.
+# Other index: the ranks at which another retriever finds the passages of a search.
 #
-# An imported log has ids of its own and may have cut a passage or put its title into its text, so passages are
-# compared by id and by words: an id that stands for other words is another passage, and the same words are the same
+# An imported log has its own ids, and may have truncated a passage or put its title into its text. So passages are
+# compared by id and by words: the same id with different words is another passage, and the same words are the same
 # passage.
 
 DEPTH = 100
-"""Passages that are asked for; what is not among them has no rank."""
+"""Number of passages to retrieve; passages beyond have no rank."""
 _LEAST_WORDS = 5
-"""Fewer words may be a part of several passages."""
+"""Minimum number of words to recognise a part of a passage; fewer may be in several passages."""
 
 
 @dataclass(frozen=True)
 class OtherIndex:
-    """A retriever by the name under which the page shows it."""
+    """A retriever, with its name on the page."""
 
     name: str
     retriever: Retriever
@@ -56,24 +56,24 @@ class OtherIndex:
         return cls(Path(source).name or source, open_retriever(source))
 
     def ranks(self, searches: Sequence[Search], queries: Sequence[QueryLike]) -> list[list[int | None]]:
-        """For each search the rank of each of its hits here, from 1; 0 beyond `DEPTH`; `None` for a hit without text
-        whose id is not here either, which may be a passage under another id. `queries` are those of the searches.
-        Raises `RetrieverError`."""
+        """For each search, the rank of each of its hits in this index, from 1; 0 beyond `DEPTH`; `None` for a hit
+        without text and with an unknown id, which may be a passage under another id. `queries` are those of the
+        searches. Raises `RetrieverError`."""
         lists = self.retriever.search(queries, DEPTH) if queries else []
         ranked = ([_PassageWords.of(hit.passage) for hit in hits] for hits in lists)
         pairs = zip(searches, ranked, strict=True)
-        return [[_rank(_PassageWords.of(hit.passage), here) for hit in search.hits] for search, here in pairs]
+        return [[_rank(_PassageWords.of(hit.passage), passages) for hit in search.hits] for search, passages in pairs]
 
 
 @dataclass(frozen=True, slots=True)
 class _PassageWords:
-    """A passage as it is compared."""
+    """The id and the words of a passage, for comparison."""
 
     ident: str
     text: str
     """The words of the text, a blank before each."""
     whole: str
-    """The same with those of the title."""
+    """The words of title and text."""
 
     @classmethod
     def of(cls, passage: Passage) -> "_PassageWords":
@@ -81,24 +81,24 @@ class _PassageWords:
         return cls(passage.id, text, title + text)
 
     def is_like(self, other: "_PassageWords") -> bool:
-        """Whether half of the words of the shorter text are in the longer, or one has no text."""
+        """Whether the longer text has half of the words of the shorter one, or one of them is empty."""
         ours, theirs = set(self.whole.split()), set(other.whole.split())
         return 2 * len(ours & theirs) >= min(len(ours), len(theirs))
 
-    def says(self, other: "_PassageWords") -> bool:
-        """Whether one text is the other's, or holds it: a log may cut a text, even inside a word."""
+    def has_same_words(self, other: "_PassageWords") -> bool:
+        """Whether the texts are equal, or one contains the other: a log may truncate a text, even inside a word."""
         if not self.whole or not other.whole:
             return False
-        if self.whole == other.whole:
-            return True
-        held = ((self.text, other.whole), (other.text, self.whole), (self.whole, other.whole))
-        return any(part.count(" ") >= _LEAST_WORDS and part in whole for part, whole in held)
+        pairs = ((self.text, other.whole), (other.text, self.whole), (self.whole, other.whole))
+        return self.whole == other.whole or any(
+            part.count(" ") >= _LEAST_WORDS and part in whole for part, whole in pairs
+        )
 
 
-def _rank(hit: _PassageWords, here: Sequence[_PassageWords]) -> int | None:
-    for same in (lambda other: other.ident == hit.ident and other.is_like(hit), hit.says):
-        for rank, other in enumerate(here, start=1):
-            if same(other):
+def _rank(hit: _PassageWords, passages: Sequence[_PassageWords]) -> int | None:
+    for is_same in (lambda other: other.ident == hit.ident and other.is_like(hit), hit.has_same_words):
+        for rank, other in enumerate(passages, start=1):
+            if is_same(other):
                 return rank
     return 0 if hit.whole else None
 
@@ -108,19 +108,19 @@ RUNS_OF_TRAINING = (
 )  # fmt: skip
 WARM_START, EVALUATED = "warm-start", "eval/"
 Labels: TypeAlias = dict[RowKey, list[JsonObject]]
-"""The labels of an episode's searches by question id and seed, as the page shows them."""
+"""Question id and seed → the labels of the episode's searches, as the page shows them."""
 E = TypeVar("E", GeneratedAnswer, Verdict, Score)
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The logged numbers of one stage of a training."""
+    """The metrics of one stage of a training."""
 
     run: str
     stage: str
-    """The folder of the numbers, below the run's; empty for the run itself."""
+    """The folder of the metrics, relative to the run; empty for the run itself."""
     columns: dict[str, list[Json]]
-    """By name, all of one length; `None` where a step logged no such number."""
+    """Name → values, all of one length; `None` for a step that did not log the metric."""
 
 
 @dataclass(frozen=True)
@@ -132,28 +132,28 @@ class RunSource:
     reward: RewardFunction | None = None
     labels: Labels = field(default_factory=dict)
     others: tuple[OtherIndex, ...] = ()
-    """Retrievers whose ranks stand beside those of the run's searches."""
+    """Retrievers whose ranks are shown beside those of the run's searches."""
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """The stored trajectories up to the last whole line: another process may be writing."""
+        """The stored trajectories up to the last complete line, since another process may be writing."""
         path = Run(self.folder).trajectories_path
         for number, line in enumerate(whole_lines(path), start=1):
             where = f"{path}, line {number}"
             yield parse_row(parse_line(line, where), Trajectory.from_json, where)
 
     def decode(self) -> Callable[[Sequence[int]], str] | None:
-        """The decoding of the run's token ids; `None` where its tokenizer cannot be opened here."""
+        """The function that decodes the run's token ids; `None` if its tokenizer cannot be opened."""
         try:
             return decoder_of(Run(self.folder))
         except (CoseekError, ImportError):
             return None
 
     def rendered_queries(self) -> Callable[[Trajectory], list[str]] | None:
-        """The texts that the run's index looked up for a trajectory's searches, before an encoder's token limit; `None`
-        where that is the query itself, and for a retriever, view or protocol that is not known here."""
+        """The function from a trajectory to the texts that its index searched for, before truncation by an encoder;
+        `None` if they are the queries themselves, and if the retriever, view or protocol is unknown here."""
         card, protocol = Run(self.folder).settings.get("index"), self._protocol()
-        given = card.get("settings") if isinstance(card, dict) else None
-        view = given.get("view") if isinstance(given, dict) else None
+        settings = card.get("settings") if isinstance(card, dict) else None
+        view = settings.get("view") if isinstance(settings, dict) else None
         if not (isinstance(card, dict) and isinstance(view, str)) or view == "query" or protocol is None:
             return None
         bare = card.get("retriever") == "bm25"
@@ -164,22 +164,21 @@ class RunSource:
         return lambda done: [render_view(view, query, bare=bare) for query in replay_queries(done, protocol)]
 
     def other_ranks(self) -> Callable[[Trajectory], dict[str, list[list[int | None]]]] | None:
-        """For a trajectory the ranks of its hits in each other index, by name: see `OtherIndex.ranks`. An index gets
-        what its view reads; the query alone where the run's protocol is not known. `None` without other indexes."""
+        """The function from a trajectory to the ranks of its hits in each other index, by name (`OtherIndex.ranks`).
+        An index receives what its view reads, or only the query if the run's protocol is unknown. `None` without other
+        indexes."""
         protocol = self._protocol()
 
         def ranks(trajectory: Trajectory) -> dict[str, list[list[int | None]]]:
-            queries: Sequence[QueryLike] = (
-                [search.query for search in trajectory.searches]
-                if protocol is None
-                else replay_queries(trajectory, protocol)
-            )
+            queries: Sequence[QueryLike] = [search.query for search in trajectory.searches]
+            if protocol is not None:
+                queries = replay_queries(trajectory, protocol)
             return {other.name: other.ranks(trajectory.searches, queries) for other in self.others}
 
         return ranks if self.others else None
 
     def _protocol(self) -> Protocol | None:
-        """The run's protocol; `None` for one that is not known here."""
+        """The run's protocol; `None` if it is unknown here."""
         agent = Run(self.folder).settings.get("agent")
         if not isinstance(agent, dict):
             return None
@@ -189,7 +188,7 @@ class RunSource:
             return None
 
     def grades(self) -> tuple[dict[RowKey, list[JsonObject]], dict[str, list[JsonObject]]]:
-        """What generators answered by question id and seed, and what judges said by question id."""
+        """Generators' answers by question id and seed, and judges' verdicts by question id."""
         answers: dict[RowKey, list[JsonObject]] = {}
         verdicts: dict[str, list[JsonObject]] = {}
         for path in sorted((*self.folder.glob("reply.*.jsonl"), *self.folder.glob("generatedanswer.*.jsonl"))):
@@ -205,37 +204,36 @@ def open_sources(
     folders: Sequence[Path], labels: Path | None = None, others: Sequence[OtherIndex] = ()
 ) -> tuple[list[RunSource], list[Curves]]:
     """The runs and curves of folders; `others` are shown beside the runs' own ranks. Raises `DataError` for a folder
-    that holds neither."""
-    known = {} if labels is None else labels_of(labels)
+    without runs and curves."""
+    labels_by_row = {} if labels is None else labels_of(labels)
     runs: list[RunSource] = []
     curves: list[Curves] = []
     for folder, name in zip(folders, short_names(folders), strict=True):
         if (folder / "run.yaml").exists():
-            inside, reward = [folder], None
+            run_folders, reward = [folder], None
         else:
-            inside = [path.parent for pattern in RUNS_OF_TRAINING for path in sorted(folder.glob(pattern))]
+            run_folders = [path.parent for pattern in RUNS_OF_TRAINING for path in sorted(folder.glob(pattern))]
             reward = reward_of(folder)
         paths = sorted(folder.rglob("metrics.jsonl"))
-        if not inside and not paths:
+        if not run_folders and not paths:
             Run(folder)  # raises, and says what the folder is instead
-        names = [f"{name}/{below}" if (below := _below(folder, one)) else name for one in inside]
-        runs += [RunSource(*pair, reward, known, (*others,)) for pair in zip(names, inside, strict=True)]
+        for inner in run_folders:
+            run_name = "/".join(filter(None, (name, _below(folder, inner))))
+            runs.append(RunSource(run_name, inner, reward, labels_by_row, (*others,)))
         curves += with_step_0([curves_of(name, _below(folder, path.parent), path) for path in paths])
     return runs, [stage for stage in curves if stage.columns]
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Each folder's own name, or its path as given where two folders have one name."""
-    own = [folder.resolve().name for folder in folders]
-    return [
-        replace_surrogates(name if own.count(name) == 1 else str(folder))
-        for folder, name in zip(folders, own, strict=True)
-    ]
+    """The name of each folder, or its path if two folders have the same name."""
+    names = [folder.resolve().name for folder in folders]
+    pairs = zip(folders, names, strict=True)
+    return [replace_surrogates(name if names.count(name) == 1 else str(folder)) for folder, name in pairs]
 
 
 def reward_of(training: Path) -> RewardFunction | None:
-    """The reward of a training's recipe; `None` without one, and for one with parts of the user's own, whose code is
-    not run here."""
+    """The reward of a training's recipe; `None` without one, and for one with the user's own parts, whose code must not
+    run here."""
     path = training / "recipe.yaml"
     recipe = read_yaml(path, "recipe").get("recipe") if path.exists() else None
     spec = recipe.get("reward") if isinstance(recipe, dict) else None
@@ -250,15 +248,15 @@ def reward_of(training: Path) -> RewardFunction | None:
 
 
 def curves_of(run: str, stage: str, path: Path) -> Curves:
-    """The numbers of a `metrics.jsonl`."""
+    """Read the numbers of a `metrics.jsonl`."""
     rows = [parse_line(line, f"{path}, line {number}") for number, line in enumerate(whole_lines(path), start=1)]
     names = dict.fromkeys(key for row in rows for key, value in row.items() if isinstance(value, int | float))
     return Curves(run, stage, {key: [row.get(key) for row in rows] for key in names})
 
 
 def with_step_0(curves: Sequence[Curves]) -> list[Curves]:
-    """The curves of one training; those of reinforcement learning begin with the evaluation that the warm start, whose
-    policy they go on from, ended with."""
+    """Prepend the last evaluation of the warm start to the curves of reinforcement learning, which continues from its
+    policy."""
     warm_starts = [stage.columns for stage in curves if stage.stage.startswith(WARM_START)]
     ends = [{name: values[-1] for name, values in start.items() if name.startswith(EVALUATED)} for start in warm_starts]
     evaluated = [end for end in ends if any(value is not None for value in end.values())]
@@ -274,14 +272,14 @@ def _from_step_0(stage: Curves, evaluated: Mapping[str, Json]) -> Curves:
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a JSONL file that end with a newline and are not blank; none without a file."""
+    """Yield the complete, non-blank lines of a JSONL file; none if the file is missing."""
     if path.exists():
         with path.open("rb") as lines:
             yield from (line for line in lines if line.endswith(b"\n") and line.strip())
 
 
 def labels_of(folder: Path) -> Labels:
-    """What a label folder says of each search."""
+    """Read the labels of each search in a label folder."""
     labels = LabelFolder(folder)
     rows: Labels = {}
     for label in labels.sets():
@@ -291,7 +289,7 @@ def labels_of(folder: Path) -> Labels:
         rows.setdefault((lost.turn.question_id, lost.turn.seed), []).append(dropped)
     for path in sorted((folder / "scores").glob(f"{GAC}.*.jsonl")):
         for score in _entries(path, Score):
-            # A continuation of the run with one passage as the result of the search; after a fault it has no `right`.
+            # A continuation of the run with this passage as the only result of the search. A fault has no `right`.
             branch: JsonObject = {"id": score.passage_id, "ended": score.fault or score.detail}
             branch |= {} if score.value is None else {"right": score.value == 1.0}
             for row in rows.get((score.turn.question_id, score.turn.seed), ()):

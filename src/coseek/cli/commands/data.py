@@ -269,13 +269,10 @@ def synthesize(
     reader = reader or generator
     if reader is not None and cache is None:
         cache = out.with_name(f"{out.name}.cache.sqlite")
-    proposer = checker = agent = None
-    if generator is not None:
-        proposer = QuestionProposer.over(open_frozen_model(generator, cache, placement), prompt)
-    if reader is not None:
-        checker = open_generator(GeneratorSettings(model=reader), cache, placement)
-    if solver is not None:
-        agent = open_solver(solver, retriever, device, settings)
+    model = None if generator is None else open_frozen_model(generator, cache, placement)
+    proposer = None if model is None else QuestionProposer.over(model, prompt)
+    checker = None if reader is None else open_generator(GeneratorSettings(model=reader), cache, placement)
+    agent = None if solver is None else open_solver(solver, retriever, device, settings)
     with progress_bar() as bars:
         summary = synthesize_questions(folder, out, settings, proposer, checker, bars.report, agent)
     output(as_json, {"folder": str(out), **summary.to_json()}, question_lines(out, summary))

@@ -36,27 +36,27 @@ AGENT = "expert"
 PASSAGES = 3
 """Passages per search, for the agent and for the single search."""
 WIDTH = 88
-"""Columns at most, also where the output is a file or a pipe."""
+"""Maximum number of columns, also for a file or a pipe."""
 HEAD, GOOD, BAD, FAINT = "bold", "bold green", "bold red", "dim"
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What the demonstration shows."""
+    """The results to show."""
 
     passages: int
-    """Passages in the world."""
+    """Number of passages in the world."""
     once: Sequence[Hit]
-    """What one search with the question finds."""
+    """Hits of one search with the question."""
     steps: Trajectory
     thoughts: Sequence[str]
     """The agent's thoughts, one per turn."""
     two_hop: int
-    """Two-hop questions in the world's test set."""
+    """Number of two-hop questions in the world's test set."""
     complete_once: int
-    """Questions for which one search finds every passage needed."""
+    """Number of questions for which one search finds all gold passages."""
     complete_in_steps: int
-    """Questions for which the agent's searches do."""
+    """Number of questions for which the agent's searches do."""
 
 
 @app.command()
@@ -99,12 +99,12 @@ def play(number: int) -> Demonstration:
 
 
 def complete(question: Question, hits: Sequence[Hit]) -> bool:
-    """Whether the hits hold every passage that the answer needs."""
+    """Whether the hits include all gold passages."""
     return set(question.gold_ids) <= {hit.passage.id for hit in hits}
 
 
 def show(result: Demonstration, console: Console) -> None:
-    """Print the single search, the steps, the counts, and three ways to go on."""
+    """Print the single search, the steps, the counts, and three next steps."""
     console.print(f"{result.passages} passages of a generated world, BM25, and a scripted agent, run now", markup=False)
     console.print()
     console.print(grid(("question", Text(as_written(result.steps.question.question), style=HEAD))))
@@ -131,12 +131,12 @@ def show(result: Demonstration, console: Console) -> None:
 def single_search_rows(result: Demonstration) -> list[tuple[str, Text]]:
     """Rows of the single search."""
     question = result.steps.question
-    ranked = [(str(rank), hit.passage) for rank, hit in enumerate(result.once, start=1)]
-    ranks = [rank for rank, found in ranked if any(holds(found, answer) for answer in question.answers)]
+    ranked = {str(rank): hit.passage for rank, hit in enumerate(result.once, start=1)}
+    ranks = [rank for rank, passage in ranked.items() if any(holds(passage, gold) for gold in question.answers)]
     where = f"in passage {', '.join(ranks)}" if ranks else "in none of these passages"
     return [
         ("search", Text(as_written(question.question))),
-        *((rank, passage(found, question)) for rank, found in ranked),
+        *((rank, highlighted(passage, question)) for rank, passage in ranked.items()),
         ("answer", Text(where, style=GOOD if ranks else BAD)),
     ]
 
@@ -146,7 +146,7 @@ def turn_rows(result: Demonstration) -> list[tuple[str, Text]]:
     question, rows = result.steps.question, list[tuple[str, Text]]()
     for thought, search in zip(result.thoughts, result.steps.searches, strict=False):
         rows += [("think", Text(as_written(thought), style="cyan")), ("search", Text(as_written(search.query)))]
-        rows += [("1", passage(hit.passage, question)) for hit in search.hits[:1]]
+        rows += [("1", highlighted(hit.passage, question)) for hit in search.hits[:1]]
         titles = ", ".join(as_written(hit.passage.title) for hit in search.hits[1:])
         rows += [("2, 3", Text(titles, style=FAINT))] if titles else []
     answer = result.steps.answer or ""
@@ -155,25 +155,25 @@ def turn_rows(result: Demonstration) -> list[tuple[str, Text]]:
     return [*rows, ("think", Text(as_written(result.thoughts[-1]), style="cyan")), ("answer", verdict)]
 
 
-def passage(read: Passage, question: Question) -> Text:
-    """A passage's text; the answer in it stands out."""
-    text = Text(as_written(read.text))
+def highlighted(passage: Passage, question: Question) -> Text:
+    """The text of a passage, with the answer highlighted."""
+    text = Text(as_written(passage.text))
     text.highlight_words([as_written(answer) for answer in question.answers], GOOD)
     return text
 
 
 def program_name() -> str:
     """The word that starts this program in the user's shell."""
-    started = Path(sys.argv[0])
-    executable = which(started.name)
-    on_path = executable is not None and Path(executable).resolve() == started.resolve()
-    if started.name != "coseek" or on_path:
+    program = Path(sys.argv[0])
+    executable = which(program.name)
+    on_path = executable is not None and Path(executable).resolve() == program.resolve()
+    if program.name != "coseek" or on_path:
         return "coseek"
-    return shell_word(started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started)
+    return shell_word(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
 
 
 def grid(*rows: tuple[str, Text]) -> Table:
-    """Two columns without lines: a label and its text."""
+    """A table of two columns without lines: label and text."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", style=FAINT, min_width=9)
     table.add_column()

@@ -1,6 +1,6 @@
 """Show what is installed, what is missing and how to get it.
 
-What depends on the machine is tried (a product, a search, a file); other libraries are imported.
+Parts that depend on the machine are tried (a product, a search, a file); other libraries are only imported.
 """
 
 import importlib
@@ -17,12 +17,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from coseek.cli.terminal import AsJson, new_app, note, print_json, stdout_console
+from coseek.cli.terminal import AsJson, new_app, note, output
 from coseek.core.errors import EXTRA_OF, MissingExtra
 from coseek.core.files import atomic_write
 from coseek.core.record import Record
 from coseek.core.temp_files import temp_folder
 from coseek.data.passage import Corpus, Passage
+from coseek.hardware.device import memory_bytes
 
 GROUP = "Start here"
 app = new_app()
@@ -34,14 +35,14 @@ class CheckStatus(StrEnum):
 
     WORKS = "works"
     MISSING = "missing"
-    """Not installed; needed only by the commands that use it."""
+    """Not installed; needed only by some commands."""
     BROKEN = "broken"
-    """Installed, but fails its check."""
+    """Installed, but failed its check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding(Record):
-    """The result of one check, and the remedy."""
+    """The result of a check, and the remedy."""
 
     part: str
     health: CheckStatus
@@ -50,12 +51,13 @@ class Finding(Record):
 
 
 def check(part: str, trial: Callable[[], str], remedy: str) -> Finding:
-    """Try a part: `trial` returns what was observed, or raises. `remedy` is for a broken part."""
+    """Try a part: `trial` returns an observation or raises. `remedy` is for a broken part."""
     try:
         return Finding(part, CheckStatus.WORKS, trial())
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
-        return Finding(part, CheckStatus.MISSING, f"{library} is not installed", how_to_get(library))
+        package = f"'coseek[{EXTRA_OF[library]}]'" if library in EXTRA_OF else library
+        return Finding(part, CheckStatus.MISSING, f"{library} is not installed", f"pip install {package}")
     except MissingExtra as error:
         return Finding(part, CheckStatus.MISSING, *str(error).split(": ", 1))
     except Exception as error:  # noqa: BLE001 (any failure is the result of the check)
@@ -63,25 +65,19 @@ def check(part: str, trial: Callable[[], str], remedy: str) -> Finding:
         return Finding(part, CheckStatus.BROKEN, reason, remedy)
 
 
-def how_to_get(library: str) -> str:
-    """The line that installs a library."""
-    return f"pip install 'coseek[{EXTRA_OF[library]}]'" if library in EXTRA_OF else f"pip install {library}"
-
-
 def version(distribution: str) -> str:
     return f"{distribution} {importlib.metadata.version(distribution)}"
 
 
 def python() -> str:
-    """Name the interpreter; an older Python cannot import this file."""
+    """Name the interpreter. It is new enough, since an older one cannot import this file."""
     return f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
 def machine() -> str:
-    """Count the cores that this process may use, and the memory."""
+    """Count the available cores and the memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    return f"{cores} cores, {memory:.0f} GiB of memory"
+    return f"{cores} cores, {memory_bytes() / GIB:.0f} GiB of memory"
 
 
 def files() -> str:
@@ -95,21 +91,18 @@ def files() -> str:
     return f"wrote and read a file here; {shutil.disk_usage(Path.cwd()).free / GIB:.0f} GiB free"
 
 
-def three_passages() -> Corpus:
-    return Corpus(
-        [
-            Passage("sea", "Sea", "Salt water covers most of the world."),
-            Passage("sky", "Sky", "Clouds drift and birds fly."),
-            Passage("soil", "Soil", "Worms dig and roots drink."),
-        ]
-    )
+PASSAGES = (
+    Passage("sea", "Sea", "Salt water covers most of the world."),
+    Passage("sky", "Sky", "Clouds drift and birds fly."),
+    Passage("soil", "Soil", "Worms dig and roots drink."),
+)
 
 
 def bm25() -> str:
     """Index three passages and find one."""
     from coseek.retrieval.retrievers.bm25 import Bm25
 
-    best = Bm25.over(three_passages()).search(["birds fly"], k=1)[0][0].passage.id
+    best = Bm25.over(Corpus(PASSAGES)).search(["birds fly"], k=1)[0][0].passage.id
     if best != "sky":
         raise RuntimeError(f"looked for the sky and found {best}")
     return f"found the right one of three passages; {version('numpy')}"
@@ -127,7 +120,7 @@ def torch_product() -> str:
 
 
 def placement() -> str:
-    """Multiply where models are opened: the choice of `device`, and its reason."""
+    """Multiply on the device where models are opened: what `device` resolves to, and why."""
     import torch
 
     from coseek.hardware.device import UNFIT, accelerators
@@ -145,7 +138,7 @@ def placement() -> str:
 
 
 def precision() -> str:
-    """Time bfloat16 against float32, or read an earlier measurement: the choice of `auto`, and its reason."""
+    """Time bfloat16 against float32, or read an earlier measurement: what `auto` resolves to, and why."""
     import torch
 
     from coseek.hardware.device import instructions
@@ -176,7 +169,7 @@ def dense() -> str:
     from coseek.retrieval.index import build_index
 
     with temp_folder(Path(tempfile.gettempdir()) / "coseek-doctor") as folder:
-        index = build_index(three_passages(), "dense", folder / "index", {"encoder": "minilm"})
+        index = build_index(Corpus(PASSAGES), "dense", folder / "index", {"encoder": "minilm"})
         best = index.search(["earth for growing plants"], k=1)[0][0].passage.id
     if best != "soil":
         raise RuntimeError(f"looked for the soil and found {best}")
@@ -184,7 +177,7 @@ def dense() -> str:
 
 
 def imported(*names: str) -> Callable[[], str]:
-    """A trial of libraries that need no more than to be imported, by the names of their distributions."""
+    """Make a trial that imports libraries, given the names of their distributions."""
 
     def trial() -> str:
         for name in names:
@@ -195,7 +188,7 @@ def imported(*names: str) -> Callable[[], str]:
 
 
 _MODULES = {"faiss-cpu": "faiss", "PyStemmer": "Stemmer", "python-pptx": "pptx"}
-"""Distribution → its module, where that has another name."""
+"""Distribution → its module, if that has another name."""
 _REINSTALL = "pip install --force-reinstall --no-deps "
 
 _DOCUMENTS = ("pypdfium2", "mammoth", "markitdown", "python-pptx", "openpyxl", "chardet")
@@ -225,21 +218,18 @@ _COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStat
 def doctor(as_json: AsJson = False) -> int:
     """Show what is installed, what works, what is missing and how to get it.
 
-    A file is written, three passages are searched, a matrix is multiplied, libraries are imported. Ends with 1 when
-    something that is installed does not work; what is not installed is no failure.
+    Writes a file, searches three passages, multiplies a matrix, imports libraries. Exits with 1 if an installed part
+    does not work; a missing part is no failure.
     """
     if not as_json:
         note("trying every part; a few seconds …")
     findings = [check(*part) for part in CHECKS]
-    if as_json:
-        print_json([finding.to_json() for finding in findings])
-    else:
-        stdout_console().print(as_table(findings))
+    output(as_json, [finding.to_json() for finding in findings], [as_table(findings)])
     return 1 if any(finding.health is CheckStatus.BROKEN for finding in findings) else 0
 
 
 def as_table(findings: list[Finding]) -> Table:
-    """Findings as a table. Their text is never read as markup."""
+    """Make the table of findings. Their texts are never read as markup."""
     table = Table("part", "", "what was seen", "what to do", box=None, header_style="bold")
     for finding in findings:
         health = Text(finding.health, style=_COLOURS[finding.health])

@@ -43,8 +43,8 @@ def index(
 ) -> None:
     """Build an index over the corpus of a data set.
 
-    An index is refused after its corpus has changed; --update brings it up to date. It is written atomically. Ctrl-C or
-    a crash loses the last minute of encoding, and the same command resumes.
+    Commands refuse an index whose corpus has changed; --update brings it up to date. An index is written atomically.
+    Ctrl-C or a crash loses the last minute of encoding; the same command resumes.
     """
     if verify:
         if out or settings or retriever or encoder or cluster or update:
@@ -75,17 +75,17 @@ def takes(retriever: str | None, setting: str) -> bool:
 
 
 def next_step(out: Path, card: IndexCard, tree: JsonObject) -> str:
-    """How the index is searched."""
+    """Suggest how to search the index."""
     view = str(tree.get("view") or card.settings.get("view"))
     if not is_plugin_path(file := view.partition("#")[0]):
         return f"Try: coseek search {shell_word(out)} 'some words'"
-    # The code of a view runs only where it is named.
+    # The code of a view is executed only if the user names its file.
     retriever_file = f"{{retriever: index, path: {out}, settings: {{view: {file}}}}}"
     return f"Search it by a YAML file that names its view: {retriever_file}"
 
 
 def verified(folder: Path, as_json: bool) -> None:
-    """Read all of an index and its corpus, and say that both are whole."""
+    """Read an index and its corpus completely, and report that both are intact."""
     with progress_bar() as bars:
         checked = verify_index(folder, bars.report)
     corpus = None if checked.corpus is None else str(checked.corpus)

@@ -23,7 +23,7 @@ WORLD = WorldSettings(size="tiny", train=200, dev=60, test=60)
 def init(folder: Annotated[Path, Argument(metavar="FOLDER", help="The project folder to make.")]) -> None:
     """Create a small project: data, a recipe that extends a shipped one, and AGENTS.md.
 
-    AGENTS.md has six commands with their output, for people and for coding agents.
+    AGENTS.md shows six commands and their output, for people and for coding agents.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} is not empty; name a new folder")

@@ -66,9 +66,9 @@ def label(
 ) -> int:
     """Label every search of runs: a positive passage, negatives, and the scores that chose them.
 
-    The label folder holds `labels.yaml` (all settings, identities, versions), `labels.jsonl`, `dropped.jsonl` (turns
-    without a label, and why) and `scores/`, where scores are written as they become known. Ctrl-C or a crash loses only
-    unfinished work; `--resume` continues to the same labels. Exits with 1 if faults left every turn without a label.
+    The label folder contains `labels.yaml` (all settings, identities, versions), `labels.jsonl`, `dropped.jsonl` (turns
+    without a label, and why) and `scores/`, which grows during the work. Ctrl-C or a crash loses only unfinished work;
+    `--resume` continues to the same labels. Exits with 1 if faults left every turn without a label.
     """
     check_output_file(tevatron, ".jsonl")
     find_view(view := load_view(view or view_of(method)))
@@ -91,12 +91,13 @@ def label(
 
 
 def is_run(word: str) -> bool:
-    """Whether a word names a run. What is neither a folder nor a setting counts as a run, and is refused as one."""
+    """Whether a word names a run. A word that is neither a folder nor a setting counts as a run, and is refused
+    later."""
     return "=" not in word or Path(word).is_dir()
 
 
 def report(out: Path, done: LabelSummary) -> Iterator[str]:
-    """What was labelled, and the next step."""
+    """Summarise the labels, and suggest the next step."""
     yield f"{out}: {done.labelled:,} of {done.turns:,} search turns have a label, in {done.sets:,} label sets"
     if done.dropped:
         yield f"without a label: {listed(done.dropped)}"
@@ -107,7 +108,7 @@ def report(out: Path, done: LabelSummary) -> Iterator[str]:
 
 
 def way_out(dropped: Mapping[str, int]) -> str:
-    """What to do about the most frequent reason."""
+    """Say what to do about the most frequent reason."""
     reason = next(iter(dropped), "")
     return {
         "no-gold": "The questions have no gold passages: take --method answer-in-passage, which needs gold answers, or "

@@ -29,7 +29,7 @@ def leaderboard(
     runs: Annotated[
         list[str],
         Argument(
-            metavar="[NAME=]RUN", help="Run folders. NAME is the system's name; the run's settings give it otherwise."
+            metavar="[NAME=]RUN", help="Run folders. NAME is the system's name; default: from the run's settings."
         ),
     ],
     metric: Annotated[str, Option(help=f"One of: {', '.join(METRICS)}.")] = "em",
@@ -49,7 +49,7 @@ def leaderboard(
     seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Put runs into one table: a line for each system, a column for each data set, means with 95 % intervals.
+    """Put runs into one table: one row per system, one column per data set, means with 95 % intervals.
 
     The data set of a run is the one that its questions name, else the folder of its questions. Data sets in domain are
     marked and averaged separately. Failed and missing questions are counted below the table.
@@ -70,15 +70,14 @@ def leaderboard(
 
 
 def scored_by(runs: Sequence[str], parts: GraderSet) -> dict[tuple[str, str], ScoredRun]:
-    """(system, data set) → its run, scored."""
+    """(system, data set) → scored run."""
     scored_runs: dict[tuple[str, str], ScoredRun] = {}
     for text in runs:
         name, path = named_run(text)
         run = Run(Path(path))
         scores = ask(run, path, parts)
-        scored = scores.component if scores.component is not None else scores.own
         system = system_of(run) if name is None else name
-        for dataset, dataset_run in by_dataset(scored, run).items():
+        for dataset, dataset_run in by_dataset(scores.component or scores.own, run).items():
             if (system, dataset) in scored_runs:
                 raise UserError(f"{system} was run on {dataset} twice; name one of the runs: NAME={path}")
             scored_runs[system, dataset] = dataset_run
@@ -88,7 +87,7 @@ def scored_by(runs: Sequence[str], parts: GraderSet) -> dict[tuple[str, str], Sc
 
 
 def named_run(text: str) -> tuple[str | None, str]:
-    """The name and the path of `[NAME=]RUN`. Both may have a `=` in them: the path is what is there."""
+    """Split `[NAME=]RUN`. Both may contain a `=`: the path is the part that exists."""
     parts = text.split("=")
     if len(parts) == 1 or Path(text).exists():
         return None, text
@@ -97,7 +96,7 @@ def named_run(text: str) -> tuple[str | None, str]:
 
 
 def system_of(run: Run) -> str:
-    """Agent, protocol and retriever from the run's settings; the folder's name where the settings lack them."""
+    """Agent, protocol and retriever of the run's settings; the folder's name if the settings lack them."""
     agent, retriever = run.settings.get("agent"), run.settings.get("retriever")
     if not isinstance(agent, dict):
         return run.folder.name

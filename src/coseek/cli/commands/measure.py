@@ -79,11 +79,11 @@ class Plan:
     depth: int
     missing: Literal["zero", "leave-out"]
     corpus: Corpus | None
-    """Passages for TREC run files, where a metric reads texts."""
+    """Passages for TREC run files, if a metric reads texts."""
     keep: bool
-    """Whether rankings are kept for writing them as run files."""
+    """Whether to keep rankings, to write them as run files."""
     logged: LoggedSearches | None = None
-    """The searches that `questions` stand for; `None` if the questions themselves are searched."""
+    """The searches to repeat, one per element of `questions`; `None` if the questions themselves are searched."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Measured:
     """Question id → why its search failed."""
     ranked: dict[str, Ranked]
     cost: JsonObject
-    """`search_ms`, of the mean search in batches without the first, which opens the index, and `index_bytes`; without
-    what is not known."""
+    """`search_ms`, the mean time per search without the first batch, which opens the index, and `index_bytes`. Unknown
+    values are missing."""
 
 
 @app.command(epilog="Example: `coseek measure data/notes data/notes.index --split test`")
@@ -106,7 +106,7 @@ def measure(
     split: Split = None,
     count: Count = None,
     select: Select = None,
-    depth: Annotated[int, Option(min=1, help="Passages a search; no metric may have a deeper cut-off.")] = 100,
+    depth: Annotated[int, Option(min=1, help="Passages per search; no metric may have a deeper cut-off.")] = 100,
     metrics: Annotated[str | None, Option(help=METRICS)] = None,
     by: Annotated[str, Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")] = "hops",
     qrels: Annotated[
@@ -124,24 +124,25 @@ def measure(
 ) -> int:
     """Measure what retrievers find for questions: means with 95 % intervals, compared in pairs.
 
-    Each RETRIEVER is paired with the first. Relevant are a question's gold passages, with the grades of its data set or
-    of --qrels, if any. Failed searches are counted and left out of means. Exits with 1 if every search of a retriever
-    failed.
+    Each RETRIEVER is compared with the first. Relevant passages are a question's gold passages, with the grades of its
+    data set or of --qrels, if any. Failed searches are counted and excluded from means. Exits with 1 if every search of
+    a retriever failed.
 
-    With a run or a label folder, the agent's searches are made again, each through the retriever's query view. Relevant
-    are the gold passages that no earlier turn had found, or the label's positives; a question's value is the mean over
-    its searches.
+    With a run or a label folder, the agent's searches are repeated, each through the retriever's query view. Relevant
+    passages are the gold passages that no earlier turn had found, or the label's positives; a question's value is the
+    mean over its searches.
     """
     if len(set(retrievers)) < len(retrievers):
         raise UserError("the same retriever is named twice; name each once")
     check_output_file(per_question, ".jsonl")
     groups = split_names(by)
-    check_groups(groups)  # before the search, which may take an hour
+    check_groups(groups)  # before searching, which may take an hour
     owners, logged = chosen_questions(source, split, select, count, seed)
     questions = owners if logged is None else [search.question for search in logged.searches]
     judged = judgements(qrels, questions)
     chosen = metrics_within(depth, split_names(metrics) if metrics else default_metrics(questions, judged))
-    corpus = corpus_of(source, retrievers, chosen)
+    needs_texts = reads_texts(chosen) and any(map(is_run_file, retrievers)) and (source / "corpus.jsonl").is_file()
+    corpus = Dataset(source).corpus if needs_texts else None
     plan = Plan(questions, RetrievalMeasure(chosen, judged), depth, missing, corpus, trec_out is not None, logged)
     check_trec_folder(trec_out, plan, tags(retrievers))
     opened = {name: open_source(name, plan, source) for name in retrievers}
@@ -165,7 +166,7 @@ def measure(
 def chosen_questions(
     source: Path, split: str | None, select: Sequence[str] | None, count: int | None, seed: int
 ) -> tuple[list[Question], LoggedSearches | None]:
-    """The chosen questions, and the searches that were made for them in a run or a label folder."""
+    """The chosen questions, and their searches in a run or a label folder."""
     logged = logged_searches(source, split)
     owners = questions_at(source, split) if logged is None else logged.owners
     chosen = draw(question_filter(select).apply(owners), count, seed)
@@ -173,11 +174,11 @@ def chosen_questions(
 
 
 def judgements(path: Path | None, questions: Sequence[Question]) -> Qrels | None:
-    """Read qrels; at least one of these questions must be judged."""
+    """Read qrels. Raises `DataError` if they judge none of these questions."""
     if path is None:
         return None
-    read = read_qrels(path).items()
-    qrels = {trec_id(question): {trec_id(ident): grade for ident, grade in grades.items()} for question, grades in read}
+    rows = read_qrels(path).items()
+    qrels = {trec_id(question): {trec_id(ident): grade for ident, grade in grades.items()} for question, grades in rows}
     if not any(trec_id(question.id) in qrels for question in questions):
         raise DataError(f"{path} judges none of these questions; give the qrels of the same data set and split")
     return qrels
@@ -187,18 +188,12 @@ def reads_texts(metrics: Sequence[Metric]) -> bool:
     return any(metric.name.startswith("answer_hit") for metric in metrics)
 
 
-def corpus_of(source: Path, retrievers: Sequence[str], metrics: Sequence[Metric]) -> Corpus | None:
-    """The corpus, where a run file is measured by texts."""
-    wanted = reads_texts(metrics) and any(map(is_run_file, retrievers))
-    return Dataset(source).corpus if wanted and (source / "corpus.jsonl").is_file() else None
-
-
 def is_run_file(name: str) -> bool:
     return Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml")
 
 
 def open_source(name: str, plan: Plan, source: Path) -> Retriever | dict[str, Ranked]:
-    """Open a retriever for what is searched in `source`, or read the rankings of a TREC run file."""
+    """Open a retriever and check it against the questions of `source`, or read the rankings of a TREC run file."""
     path = Path(name)
     if is_run_file(name):
         if plan.corpus is None and reads_texts(plan.measuring.metrics):
@@ -217,7 +212,7 @@ def open_source(name: str, plan: Plan, source: Path) -> Retriever | dict[str, Ra
 
 
 def measure_source(name: str, source: Retriever | dict[str, Ranked], plan: Plan) -> Measured:
-    """Search every question, and measure the hits."""
+    """Search for every question, and measure the hits."""
     seconds: list[tuple[float, int]] = []
     if isinstance(source, dict):
         answered = of_run_file(source, plan.questions, plan.corpus, plan.missing == "zero")
@@ -245,17 +240,17 @@ def measure_source(name: str, source: Retriever | dict[str, Ranked], plan: Plan)
 
 
 def cost_of(folder: Path, seconds: Sequence[tuple[float, int]]) -> JsonObject:
-    """`Measured.cost`, of the time and the number of the searches of every batch."""
+    """Compute `Measured.cost` from the time and the number of searches of every batch."""
     cost: JsonObject = {}
     if warm := seconds[1:]:
-        cost["search_ms"] = 1000 * sum(took for took, _ in warm) / sum(searches for _, searches in warm)
+        cost["search_ms"] = 1000 * sum(time_s for time_s, _ in warm) / sum(searches for _, searches in warm)
     if folder.is_dir():
         cost["index_bytes"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return cost
 
 
 def searched(name: str, retriever: Retriever, plan: Plan, seconds: list[tuple[float, int]]) -> Iterator[Answered]:
-    """The answered questions. Adds the time and the number of the searches of every batch to `seconds`."""
+    """Yield the answered questions. Appends the time and the number of searches of every batch to `seconds`."""
     done, total = 0, len(plan.questions)
     queries = {search.question.id: search.query for search in plan.logged.searches} if plan.logged else None
     with progress_bar() as bars:
@@ -280,14 +275,14 @@ def measured_json(scores: Scores, plan: Plan, measured: Mapping[str, Measured]) 
 
 
 def cost_line(result: Measured) -> str:
-    """What a search and the index of a retriever cost; empty if neither is known."""
+    """Describe what a search and the index of a retriever cost; empty if both are unknown."""
     ms, size = (cast(float | None, result.cost.get(name)) for name in ("search_ms", "index_bytes"))
     parts = ("" if ms is None else f"{ms:.3g} ms a search", "" if size is None else f"{size / 1e6:.3g} MB of index")
     return f"{result.run.name}: {', '.join(filter(None, parts))}." if any(parts) else ""
 
 
 def notes(scores: Scores, plan: Plan) -> Iterator[str]:
-    """Lines below the table: how many questions the means leave out, and why."""
+    """Lines below the table: how many questions the means exclude, and why."""
     yield "Means with 95 % bootstrap intervals over questions."
     if plan.logged:
         searches = counted(len(plan.questions), "search")
@@ -309,7 +304,8 @@ def notes(scores: Scores, plan: Plan) -> Iterator[str]:
 
 
 def check_trec_folder(folder: Path | None, plan: Plan, names: Sequence[str]) -> None:
-    """Refuse a folder with other grades than are measured with, or with a run of such a name and no grades."""
+    """Raise `DataError` for a folder with grades other than those of this measurement, or with a run file of the same
+    name and no grades."""
     if folder is None:
         return
     check_not_file(folder)
@@ -327,14 +323,14 @@ def gold_of(plan: Plan) -> Qrels:
 
 
 def write_trec(folder: Path, measured: dict[str, Measured], plan: Plan) -> None:
-    """Write `qrels.txt`, and a run file for each retriever. Failed and empty searches have no line."""
+    """Write `qrels.txt`, and a run file per retriever. Failed and empty searches have no line."""
     write_qrels(folder / QRELS, gold_of(plan))
     for tag, result in zip(tags(list(measured)), measured.values(), strict=True):
         write_run(folder / f"{tag}.run", result.ranked, tag)
 
 
 def tags(names: Sequence[str]) -> list[str]:
-    """A short distinct tag for each retriever, safe as a file name and in TREC run files."""
+    """A short, distinct tag per retriever, safe as a file name and in TREC run files."""
     distinct: list[str] = []
     for name in names:
         last = _ENDING.sub("", name.rstrip("/").rpartition("/")[2])
@@ -347,7 +343,7 @@ def tags(names: Sequence[str]) -> list[str]:
 
 
 def question_rows(measured: Measured) -> Iterator[JsonObject]:
-    """One row a question: its metrics, or the fault."""
+    """One row per question: its metrics, or the fault."""
     for ident, scored in measured.run.questions.items():
         numbers: dict[str, Json] = {**scored.metrics}
         row: JsonObject = {"retriever": measured.run.name, "question": ident, "metrics": numbers}

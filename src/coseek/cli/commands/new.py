@@ -33,7 +33,7 @@ def test_{stem}_keeps_its_contract_and_runs() -> None:
     assert trial.kind == "{kind}"
     assert trial.found, "assert here what yours must do"
 '''
-"""The test beside a part."""
+"""The test of a new part."""
 
 
 @app.command(epilog="Example: `coseek new reward brevity`")

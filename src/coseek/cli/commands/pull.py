@@ -22,11 +22,11 @@ NEXT = {
 def pull(
     repo: Annotated[str, Argument(metavar="OWNER/NAME", help="The repository.")],
     folder: Annotated[Path, Argument(metavar="FOLDER", help="A new folder.")],
-    kind: Annotated[RepoKind | None, Option(help="Where the hub has both under this name.")] = None,
+    kind: Annotated[RepoKind | None, Option(help="Needed if the hub has both under this name.")] = None,
 ) -> None:
     """Fetch a repository into a new FOLDER, all or nothing.
 
-    Weights are taken as safetensors only. Python code in a repository is fetched and never run without being asked for.
+    Weights are fetched as safetensors only. Python code in a repository is fetched, and runs only if you ask for it.
     """
     done = pull_folder(repo, folder, kind=kind)
     tell(f"{folder}: {done.files} files. It is a {done.what}.")

@@ -28,7 +28,7 @@ def quickstart(
 
     Makes a laptop world, indexes it, warm-starts the shipped base model on imperfect demonstrations, trains it with
     GRPO, and compares it with its warm start, naive RAG and direct answers, on held-out questions and a held-out world.
-    Downloads nothing. Ctrl-C keeps everything; --resume continues.
+    Downloads nothing. Ctrl-C loses nothing; --resume continues.
     """
     trainer = AgentTrainer(recipe="from-nothing" if from_nothing else "quickstart", overrides=settings or [])
     train_and_print(trainer, out, resume, as_json)

@@ -1,4 +1,4 @@
-"""Read what an agent's reasonings hold: clues, and right and wrong claims (AgentIR, figures 3b and 4b)."""
+"""Measure what an agent's reasonings contain: clues, and right and wrong claims (AgentIR, figures 3b and 4b)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ GROUP = "Results"
 app = new_app()
 EVERY = "all"
 Read: TypeAlias = Mapping[str, Sequence[Sequence[ReasoningClaims]]]
-"""Question → what each reasoning of each of its runs holds."""
+"""Question → claims in each reasoning of each of its trajectories."""
 
 
 @app.command(epilog="Example: `coseek reasoning runs/mine --read-with worlds/one`")
@@ -45,10 +45,10 @@ def reasoning(
     out: Annotated[Path | None, Option(help="A folder for questions.jsonl and reasoning.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how much of what an agent found out its latest reasonings still hold.
+    """Measure how much of what an agent has found out is still in its latest reasonings.
 
     Of the clues named so far, the share that the latest reasonings name; and their right and wrong claims. Runs with a
-    fault, or that could not be read, are counted and left out.
+    fault, or that could not be read, are counted and excluded.
     """
     numbers = latest_of(latest)
     (reader,) = at_servers(read_with)
@@ -66,7 +66,7 @@ def reasoning(
 
 
 def latest_of(text: str) -> list[int | None]:
-    """`1,2,all` as numbers, `None` for all."""
+    """Parse `1,2,all` to numbers, `None` for all."""
     names = split_names(text)
     if not names or not all(name == EVERY or (name.isdecimal() and int(name) > 0) for name in names):
         raise SettingError(
@@ -76,7 +76,7 @@ def latest_of(text: str) -> list[int | None]:
 
 
 def read_by(reader: str, run: Run, trajectories: Sequence[Trajectory]) -> Read:
-    """What the oracle of a world, or a model, reads in the reasonings; without runs that a model could not read."""
+    """Extract the claims of the reasonings by a world's oracle or a model. Skips runs that the model could not read."""
     texts = [reasonings_of(trajectory, protocol_of(run, trajectory.protocol)) for trajectory in trajectories]
     by_question: dict[str, list[Sequence[ReasoningClaims]]] = {}
     if is_world(Path(reader)):
@@ -98,8 +98,8 @@ def read_by(reader: str, run: Run, trajectories: Sequence[Trajectory]) -> Read:
 
 
 def evidence_of(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Passage, ...]]:
-    """The gold passages of each trajectory's question, from the data set that the run was asked; none where its plan
-    says what each step finds."""
+    """The gold passages of each trajectory's question, from the data set of the run. Empty for a question with a plan,
+    which has the result of each step."""
     folder = Path(str(run.settings.get("questions", "")))
     unplanned = [trajectory for trajectory in trajectories if not has_plan(trajectory.question)]
     if unplanned and not folder.is_dir():
@@ -112,7 +112,7 @@ def evidence_of(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Pass
 
 
 def curve(values: Mapping[str, Mapping[str, Mapping[str, float]]], lost: int) -> Table:
-    """A line for each number of latest reasonings."""
+    """Make the table, one row per number of latest reasonings."""
     rng = np.random.default_rng
     rows = []
     for name, by_question in values.items():

@@ -1,6 +1,6 @@
 """List the recipes, or print the merged recipe: with what it extends and its preset, as a file that can be trained.
 
-`together/NAME` is a recipe of co-training; a retriever's stands alone in its file.
+`together/NAME` is a co-training recipe. Retriever recipes extend nothing, so they are not printed.
 """
 
 from typing import Annotated
@@ -32,12 +32,12 @@ def recipe(
         return
     load = load_together_recipe if name.startswith(TOGETHER) else load_recipe
     whole = changed_settings(load(name.removeprefix(TOGETHER), settings or []))
-    whole.pop("preset", None)  # its settings are there already
+    whole.pop("preset", None)  # its settings are merged already
     output(as_json, whole, [yaml_text(whole).rstrip()])
 
 
 def about_all() -> JsonObject:
-    """What one types → what it is."""
+    """Words to type → description."""
     rows: JsonObject = {}
     for name in recipe_names():
         for words in ([name], *([name, f"preset={preset}"] for preset in preset_names(name))):

@@ -47,8 +47,8 @@ def run(
 ) -> None:
     """Run an agent over many questions and keep every trajectory.
 
-    The run folder holds `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
-    questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` continues, and repeats trajectories
+    The run folder contains `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
+    questions finish. Ctrl-C or a crash loses only unfinished questions; `--resume` continues, and repeats trajectories
     with a fault.
     """
     agent = options.at_server(agent)
@@ -56,8 +56,9 @@ def run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer, device)
     )
     who = who.model_copy(update={"temperature": temperature})
+    source = str(questions)
     base = RunSettings(
-        questions=str(questions),
+        questions=source,
         split=split,
         count=count,
         retriever=retriever,

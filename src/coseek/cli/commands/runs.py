@@ -1,7 +1,7 @@
 """List the trainings, runs and labels in a folder: time, recipe, progress, result."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -17,17 +17,16 @@ from coseek.measure.table import Table
 GROUP = "Results"
 app = new_app()
 DEPTH = 3
-"""Levels below the folder that are searched. What lies inside a found folder belongs to it."""
+"""Levels of subfolders to search. The search does not descend into a folder with a record."""
 KINDS = {"rounds": "co-training", "rl": "agent", "tasks": "base model", "loss": "retriever", "sft": "reader"}
-"""Setting of a recipe → what it trains; the first that the recipe has."""
-
+"""Setting of a recipe → what it trains. The first that the recipe has counts."""
 MODELS = ("encoder", "simulator")
-"""Models that a training may end with without a table."""
+"""Models of trainings that may end without a table."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One folder with a record."""
+    """One folder with a record: a row of the table."""
 
     folder: str
     what: str
@@ -35,9 +34,9 @@ class Entry:
     about: str
     """The recipe's first line, or what was run or labelled."""
     started: str
-    """ISO time; empty for a record without one."""
+    """ISO time; empty if the record has none."""
     state: str
-    """`finished`, `running`, or how far it is."""
+    """`finished`, `running`, or the progress."""
     result: str
     """Headline of a finished training."""
 
@@ -55,12 +54,12 @@ def runs(
     elif not newest_first:
         tell(f"{folder} holds no training, run or labels")
     else:
-        rows = [(e.folder, e.what, e.about, e.started[:16].replace("T", " "), e.state, e.result) for e in newest_first]
-        stdout_console().print(Table(("folder", "what", "about", "started", "state", "result"), tuple(rows)).rich())
+        rows = [asdict(replace(entry, started=entry.started[:16].replace("T", " "))) for entry in newest_first]
+        stdout_console().print(Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows)).rich())
 
 
 def entries(folder: Path, depth: int = DEPTH) -> Iterator[Entry]:
-    """Yield an entry for each folder with a record, without those inside another one."""
+    """Yield an entry for each folder with a record, except those inside another one."""
     for name in RECORDS:
         if (folder / name).is_file():
             yield entry_of(folder, name)
@@ -72,7 +71,7 @@ def entries(folder: Path, depth: int = DEPTH) -> Iterator[Entry]:
 
 
 def entry_of(folder: Path, name: str) -> Entry:
-    """Describe a folder by its record `name`; a record that cannot be read is said in its place."""
+    """Describe a folder by its record `name`, or by the error if the record cannot be read."""
     try:
         record = read_yaml(folder / name, "record")
     except CoseekError as error:
@@ -102,13 +101,13 @@ def entry_of(folder: Path, name: str) -> Entry:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a training has its table or, where nothing was held out to measure, its model."""
+    """Whether a training has its table or, if nothing was held out to measure, its model."""
     unmeasured = not (folder / "before.json").exists()
     return (folder / "table.md").is_file() or (unmeasured and any((folder / name).is_dir() for name in MODELS))
 
 
 def last_step(folder: Path) -> str:
-    """Return `STAGE step N`, or `step N`, of the numbers that were logged last; empty without any."""
+    """Return `STAGE step N`, or `step N`, of the last logged metrics; empty without any."""
     logs = sorted(folder.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime)
     for path in reversed(logs):
         lines = path.read_bytes().splitlines()
@@ -117,13 +116,13 @@ def last_step(folder: Path) -> str:
                 step = parse_line(line, str(path)).get("step")
                 stage = path.parent.relative_to(folder).as_posix().removeprefix(".")
                 return f"{stage} step {step}".strip()
-            except CoseekError:  # half of a line that is being written
+            except CoseekError:  # the line is still being written
                 continue
     return ""
 
 
 def headline(path: Path) -> str:
-    """Return the first measured column of a training's first table, of the models before and after:
+    """Return the first measured column of a training's first table, before and after:
     `em on test: before 0.618, after 0.840`, `recall@1: before 0.632, trained 0.917`."""
     if not path.is_file():
         return ""
@@ -139,7 +138,7 @@ def headline(path: Path) -> str:
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a file that may be growing; 0 if there is none."""
+    """Count the lines of a file, which may be growing; 0 if it is missing."""
     if not path.is_file():
         return 0
     with path.open("rb") as file:

@@ -38,8 +38,8 @@ app = new_app()
 Servings: TypeAlias = Annotated[
     str,
     Option(
-        help=f"What the generator reads of each run, comma-separated, of: {', '.join(SERVINGS)}. Each is compared with "
-        "the first."
+        help=f"Which passages of each run the generator reads; comma-separated, of: {', '.join(SERVINGS)}. Each is "
+        "compared with the first."
     ),
 ]
 SomeJudges: TypeAlias = Annotated[
@@ -79,10 +79,10 @@ def score(
     seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Score runs: means with 95 % intervals, by groups of questions, and every later run paired with the first.
+    """Score runs: means with 95 % intervals, by groups of questions, and every later run compared with the first.
 
-    Trajectories with a fault are counted and left out of means. Answers of the generator and verdicts are stored in the
-    run and reused.
+    Trajectories with a fault are counted and excluded from means. Answers of the generator and verdicts are stored in
+    the run and reused.
     """
     if len(set(runs)) < len(runs):
         raise UserError("the same run is named twice; name each once")
@@ -92,21 +92,21 @@ def score(
     chosen = chosen_metrics(metrics, bool(judges))
     servings = chosen_servings(serve, answer_with is not None)
     check_groups(options.split_names(by))
-    some = options.question_filter(select)
+    question_filter = options.question_filter(select)
     with options.cluster_of(cluster) as nodes, lock_if_named(out):
         parts = open_parts(chosen, answer_with, budget, prompt, judges, judge_prompt, cache, device, nodes)
-        scored = [ask(Run(run), str(run), parts, some, servings) for run in runs]
-        questions = intended([Run(run) for run in runs], some)
-        board = ScoreReport(
+        scored = [ask(Run(run), str(run), parts, question_filter, servings) for run in runs]
+        questions = intended([Run(run) for run in runs], question_filter)
+        report = ScoreReport(
             scored, questions, parts, chosen, options.split_names(by), options.split_names(in_domain), seed
         )
         if out is not None:
-            write_scores(out, board.runs, board.to_json(), board.tables())
-    output(as_json, board.to_json(), board.tables().values())
+            write_scores(out, report.runs, report.to_json(), report.tables())
+    output(as_json, report.to_json(), report.tables().values())
 
 
 def chosen_metrics(names: str | None, judged: bool) -> list[str]:
-    """The metrics that are named, or the usual ones."""
+    """The named metrics, or the default ones."""
     chosen = options.split_names(names) if names else [*MAIN, *(JUDGED if judged else ())]
     if not chosen:
         raise SettingError(f"no metric is named; choose some of {', '.join(METRICS)}")
@@ -114,7 +114,7 @@ def chosen_metrics(names: str | None, judged: bool) -> list[str]:
 
 
 def chosen_servings(names: str, answered: bool) -> list[str]:
-    """What the generator reads of each run; names are checked. Raises `SettingError` also without a generator."""
+    """Parse `--serve`. Raises `SettingError` for an unknown name, and if there is no generator."""
     servings = list(dict.fromkeys(options.split_names(names))) or [SELECTED]
     for serving in servings:
         check_serving(serving)
@@ -137,10 +137,9 @@ class ScoreReport:
         seed: int,
     ) -> None:
         self.parts, self.metrics = parts, metrics
-        answered = [both.own for both in scored]
-        components = [both.component for both in scored if both.component is not None]
-        answered_questions = {question.id: question for question in questions_of(answered)}
-        questions = list({**{question.id: question for question in questions}, **answered_questions}.values())
+        answered = [run.own for run in scored]
+        components = [run.component for run in scored if run.component is not None]
+        questions = list({question.id: question for question in (*questions, *questions_of(answered))}.values())
         if in_domain and not any(question.dataset for question in questions):
             raise SettingError(
                 f"--in-domain {','.join(in_domain)}: these questions do not say which data set they are of; compare "
@@ -151,43 +150,39 @@ class ScoreReport:
         if components:
             wanted = [*metrics_of(metrics), *GIVEN]
             self.component = summaries_of(components, questions, by, wanted, seed, in_domain)
-        self.servings: Scores | None = None
-        served = [both.servings for both in scored if both.servings]
-        if served:
-            self.servings = serving_scores(served, questions, shown_of(metrics), seed)
+        served = [run.servings for run in scored if run.servings]
+        self.servings = serving_scores(served, questions, shown_of(metrics), seed) if served else None
         self.agreements = agreements_over(scored, parts)
         self.runs: list[ScoredRun] = answered + [replace(run, name=run.name + SUFFIX) for run in components]
         self.runs += chain(*served)
 
     def tables(self) -> dict[str, Table]:
         """Heading → table."""
-        notes = tuple(self.parts.notes())
+        graders, answer_metrics = self.parts.notes(), shown_of(self.metrics)
         main = main_table(self.own, self.metrics)
-        tokens = "budgeted_recall" in main.columns
-        lines: tuple[str, ...] = (
-            (f"budgeted_recall: {self.parts.budget:,} tokens of passages (--budget).",) if tokens else ()
-        )
-        shown = (*main.columns, *(GIVEN if self.component is not None else ()))
-        if self.metrics != [*MAIN] and (lost := [name for name in self.metrics if name not in shown]):
-            lines += (
-                f"{', '.join(lost)}: undefined for every question; gold answers, gold passages or a judge are missing.",
-            )
-        tables = {"Runs": replace(main, notes=main.notes + lines + notes)}
+        notes = [*main.notes]
+        if "budgeted_recall" in main.columns:
+            notes.append(f"budgeted_recall: {self.parts.budget:,} tokens of passages (--budget).")
+        columns = [*main.columns, *(GIVEN if self.component is not None else ())]
+        if self.metrics != [*MAIN] and (undefined := [name for name in self.metrics if name not in columns]):
+            why = "gold answers, gold passages or a judge are missing"
+            notes.append(f"{', '.join(undefined)}: undefined for every question; {why}.")
+        tables = {"Runs": replace(main, notes=(*notes, *graders))}
         if self.component is not None:
-            table = component_table(self.own, self.component, shown_of(self.metrics))
-            tables["As a component"] = replace(table, notes=table.notes + notes)
+            table = component_table(self.own, self.component, answer_metrics)
+            tables["As a component"] = replace(table, notes=(*table.notes, *graders))
         if self.agreements:
             tables["Judges"] = agreement_table(self.agreements)
         tables |= grouped_tables(self.own, self.metrics[0]) | abstention_tables(self.own)
         if self.component is not None:
-            grouped = grouped_tables(self.component, shown_of(self.metrics)[0])
+            grouped = grouped_tables(self.component, answer_metrics[0])
             tables |= {f"{heading}, as a component": table for heading, table in grouped.items()}
         if self.own.comparisons:
             tables["Run against run"] = comparison_table(self.own, self.metrics)
         if self.component is not None and self.component.comparisons:
-            tables["Run against run, as a component"] = comparison_table(self.component, shown_of(self.metrics))
+            tables["Run against run, as a component"] = comparison_table(self.component, answer_metrics)
         if self.servings is not None:
-            columns = [*shown_of(self.metrics), *GIVEN]
+            columns = [*answer_metrics, *GIVEN]
             tables["By what is served"] = main_table(self.servings, columns)
             by_set = grouped_tables(self.servings, columns[0])
             tables |= {f"{heading}, by what is served": table for heading, table in by_set.items()}
@@ -208,14 +203,14 @@ class ScoreReport:
 
 
 ANSWERED = ("em", "cover_em", "f1", *JUDGED)
-"""Metrics of the answer, in which an agent and the generator that answers from its passages differ."""
+"""Metrics of the answer. Only these differ between an agent and a generator that answers from its passages."""
 
 
 def shown_of(metrics: list[str]) -> list[str]:
-    """The chosen metrics that tables of components show."""
+    """The chosen metrics that the tables of components show."""
     return [name for name in metrics if name in ANSWERED] or ["em"]
 
 
 def metrics_of(metrics: list[str]) -> list[str]:
-    """The chosen metrics, and those that every table needs."""
+    """The chosen metrics and those that every table needs."""
     return list(dict.fromkeys((*metrics, "em", "answered")))

@@ -17,14 +17,14 @@ GROUP = "Agents"
 app = new_app()
 WAYS: tuple[Way, Way] = ("previous", "next")
 SOURCE = ("path", "page", "row", "url", "date")
-"""Fields of a passage that say where it is from, as they are shown."""
+"""Fields of a passage that name its source, in the order in which they are printed."""
 
 
 @app.command(epilog="Example: `coseek search data/notes.index 'who wrote it' -k 3`")
 def search(
     retriever: Annotated[str, Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
     queries: Annotated[list[str], Argument(metavar="QUERY", help="The query; several are searched in one batch.")],
-    k: Annotated[int, Option("--passages", "-k", min=1, help="Passages a query.")] = 5,
+    k: Annotated[int, Option("--passages", "-k", min=1, help="Passages per query.")] = 5,
     context: Annotated[int, Option(min=0, help="Passages of its document to show before and after each hit.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +46,7 @@ def search(
 
 
 def with_context(hit: Hit, corpus: Corpus | None, passages: int) -> JsonObject:
-    """A hit as JSON, with the texts before and after it where they are asked for."""
+    """Convert a hit to JSON, with the given number of passages before and after it."""
     if corpus is None or not passages:
         return hit.to_json()
     before, after = (nearby_passages(hit.passage, corpus, way, passages) for way in WAYS)
@@ -54,13 +54,13 @@ def with_context(hit: Hit, corpus: Corpus | None, passages: int) -> JsonObject:
 
 
 def nearby_passages(passage: Passage, corpus: Corpus, way: Way, most: int) -> list[Passage]:
-    """Up to `most` passages of its document before (`previous`) or after (`next`) a passage, in reading order."""
+    """At most `most` passages before (`previous`) or after (`next`) a passage in its document, in reading order."""
     passages = list(islice(neighbours(passage, corpus, way), most))
     return passages[::-1] if way == "previous" else passages
 
 
 def show(query: str, hits: list[Hit], corpus: Corpus | None = None, context: int = 0) -> None:
-    """Print a query and its hits. Passages are untrusted text, and are never read as markup."""
+    """Print a query and its hits. Passages are untrusted, so they are never read as markup."""
     console = stdout_console()
     console.print(Text(query, style="bold"))
     for rank, hit in enumerate(hits, start=1):

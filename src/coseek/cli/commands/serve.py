@@ -28,12 +28,12 @@ _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 _OURS = ServeSettings()
 _AGENT = AgentServeSettings()
 TOGETHER_CPU, TOGETHER_GPU = 8, 64
-"""Queries in one forward pass. On a processor 8 short queries suffice; more only add padding."""
+"""Queries per forward pass. On a processor, more than 8 short queries only add padding."""
 
 Host: TypeAlias = Annotated[str, Option(help="The address to listen at.")]
 Port: TypeAlias = Annotated[int, Option(help="The port; 0 takes a free one.")]
 TokenEnv: TypeAlias = Annotated[
-    str | None, Option(help="The environment variable with the token of requests; needed beyond loopback.")
+    str | None, Option(help="The environment variable with the token of requests; required beyond loopback.")
 ]
 Documents: TypeAlias = Annotated[
     Path | None, Option(exists=True, help="The imported folder or file; the page links to its files.")
@@ -54,17 +54,17 @@ def serve_retriever(
     host: Host = _OURS.host,
     port: Port = _OURS.port,
     token_env: TokenEnv = None,
-    topk: Annotated[int, Option(min=1, help="Passages for each query, where a request gives no number.")] = _OURS.topk,
-    batch: Annotated[int, Option(min=1, help="Queries searched together, at most.")] = _OURS.batch,
+    topk: Annotated[int, Option(min=1, help="Passages per query, if a request gives no number.")] = _OURS.topk,
+    batch: Annotated[int, Option(min=1, help="Maximum number of queries searched together.")] = _OURS.batch,
     wait_ms: Annotated[
         float, Option(min=0, help="Milliseconds that a request waits for others while the retriever is idle.")
     ] = _OURS.wait_ms,
-    queue: Annotated[int, Option(min=1, help="Queries that may wait; more are answered with 503.")] = _OURS.queue,
+    queue: Annotated[int, Option(min=1, help="Maximum number of waiting queries; more get 503.")] = _OURS.queue,
     most_wait: Annotated[
-        float, Option(min=0.001, help="Seconds that a request may be expected to wait, at most; else 503.")
+        float, Option(min=0.001, help="Maximum number of seconds that a request is expected to wait; else 503.")
     ] = _OURS.most_wait_s,
-    max_queries: Annotated[int, Option(min=1, help="Queries of one request, at most.")] = _OURS.max_queries,
-    max_topk: Annotated[int, Option(min=1, help="Passages for each query, at most.")] = _OURS.max_topk,
+    max_queries: Annotated[int, Option(min=1, help="Maximum number of queries per request.")] = _OURS.max_queries,
+    max_topk: Annotated[int, Option(min=1, help="Maximum number of passages per query.")] = _OURS.max_topk,
     devices: Annotated[str, Option(help="Devices that share the vectors of dense indexes: cuda:0,cuda:1.")] = "",
     quiet: Quiet = False,
     log_queries: Annotated[bool, Option("--log-queries", help="Write the queries into the log, too.")] = False,
@@ -82,7 +82,7 @@ def serve_retriever(
         "log": not quiet, "log_queries": log_queries,
     }  # fmt: skip
     settings = make_settings(ServeSettings, typed)
-    openers = named(retrievers, [device.strip() for device in devices.split(",") if device.strip()])
+    openers = named(retrievers, options.split_names(devices))
     say(f"opening {', '.join(openers)} …")
     run(openers, settings, lambda url: tell(f"coseek serves {', '.join(openers)} at {url}"))
 
@@ -105,10 +105,10 @@ def serve_agent(
     host: Host = _AGENT.host,
     port: Port = _AGENT.port,
     token_env: TokenEnv = None,
-    rows: Annotated[int, Option(min=1, help="Questions answered at once, at most.")] = _AGENT.max_rows,
-    queue: Annotated[int, Option(min=1, help="Questions that may wait; more get 503.")] = _AGENT.queue,
+    rows: Annotated[int, Option(min=1, help="Maximum number of questions answered at once.")] = _AGENT.max_rows,
+    queue: Annotated[int, Option(min=1, help="Maximum number of waiting questions; more get 503.")] = _AGENT.queue,
     most_wait: Annotated[
-        float, Option(min=0.001, help="Seconds to wait for an answer to begin, at most; else 503.")
+        float, Option(min=0.001, help="Maximum number of seconds until an answer begins; else 503.")
     ] = _AGENT.most_wait_s,
     temperature: options.Temperature = 0.0,
     protocol: options.ProtocolName = None,
@@ -119,10 +119,10 @@ def serve_agent(
     documents: Documents = None,
     quiet: Quiet = False,
 ) -> None:
-    """Serve an agent: POST /v1/chat/completions, streamed or whole, GET /v1/models, /health, /info, and a page for
-    trying at /.
+    """Serve an agent: POST /v1/chat/completions, streamed or whole, GET /v1/models, /health, /info, and a chat page at
+    /.
 
-    The last message of a request is the question. The answer is token for token that of `coseek run`.
+    The last message of a request is the question. The answer has the same tokens as in `coseek run`.
     """
     check_libraries()
     agent = options.at_server(agent)
@@ -154,7 +154,7 @@ def serve_mcp(
         int | None,
         Option(min=0, help="Serve streamable HTTP at this port of the loopback address, not stdio; 0: a free one."),
     ] = None,
-    topk: Annotated[int, Option(min=1, help="Passages for each search.")] = 10,
+    topk: Annotated[int, Option(min=1, help="Passages per search.")] = 10,
     protocol: options.ProtocolName = None,
     prompt_template: options.PromptTemplateName = None,
     tokenizer: options.TokenizerName = None,
@@ -162,7 +162,7 @@ def serve_mcp(
 ) -> None:
     """Serve tools for chat clients by the Model Context Protocol: `search`, `fetch`, and `ask` with an agent.
 
-    A client starts the command and speaks to it over stdin and stdout; with --http it listens on loopback, at /mcp.
+    A client starts the command and uses its stdin and stdout; with --http it listens on loopback, at /mcp.
     """
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
@@ -170,11 +170,11 @@ def serve_mcp(
     limited = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 
-    opened = open_retriever(retriever)
-    tools = KnowledgeTools(opened, topk)
+    index = open_retriever(retriever)
+    tools = KnowledgeTools(index, topk)
     if limited is not None:
         chosen, budgets = limited
-        tools = KnowledgeTools(opened, topk, open_agent(settled_for(chosen, chosen)), budgets)
+        tools = KnowledgeTools(index, topk, open_agent(settled_for(chosen, chosen)), budgets)
     server = make_server(tools, f"coseek {_own_name(retriever)}")
     if http is None:
         server.run("stdio")
@@ -183,13 +183,13 @@ def serve_mcp(
 
 
 def check_libraries() -> None:
-    """Refuse with the line that installs what is missing. The web server is imported later, since help needs none."""
+    """Raise `MissingExtra` if a library is missing. The web server is imported later, since help does not need it."""
     for library in ("fastapi", "uvicorn", "httptools"):
         require_library(library, "`coseek serve`", "serve")
 
 
 def named(texts: list[str], devices: Sequence[str] = ()) -> dict[str, Callable[[], Retriever]]:
-    """Name → opener. `RETRIEVER` without `NAME=` is named after its folder, file or host."""
+    """Name → opener. A retriever without `NAME=` is named after its folder, file or host."""
     openers: dict[str, Callable[[], Retriever]] = {}
     for text in texts:
         match = None if Path(text).exists() else _NAMED.fullmatch(text)
@@ -201,7 +201,7 @@ def named(texts: list[str], devices: Sequence[str] = ()) -> dict[str, Callable[[
 
 
 def opened(source: str, devices: Sequence[str] = ()) -> Retriever:
-    """Open a retriever; an index with an encoder encodes several queries in one pass, and is dealt to `devices`."""
+    """Open a retriever. An index with an encoder encodes several queries per pass, and is split over `devices`."""
     path = Path(source)
     card = IndexCard.read(path) if path.is_dir() else None
     if card is None or "queries_together" not in card.settings:

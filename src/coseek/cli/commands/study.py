@@ -39,15 +39,17 @@ def study(
         ),
     ] = "laptop",
     seeds: Annotated[str, Option(help="Comma-separated. [default: as many as each study wants, from 0]")] = "",
-    smoke: Annotated[bool, Option(help="Carry out every command in a tiny world, which tells nothing.")] = False,
-    jobs: Annotated[int, Option(min=1, help="Commands to run at once; they share the cores.")] = 1,
-    budget: Annotated[str, Option(help="Begin no study that would end later, such as 8h or 90m.")] = "",
+    smoke: Annotated[
+        bool, Option(help="Run every command in a tiny world, to test it; the results mean nothing.")
+    ] = False,
+    jobs: Annotated[int, Option(min=1, help="Number of commands to run at once; they share the cores.")] = 1,
+    budget: Annotated[str, Option(help="Skip studies that would take longer, such as 8h or 90m in all.")] = "",
     out: Annotated[Path, Option(help="Folder of the results.")] = Path("runs/studies"),
     as_json: AsJson = False,
 ) -> None:
-    """Run the papers' tables, figures and claims, and say which hold here.
+    """Run the papers' tables, figures and claims, and report which hold here.
 
-    A command that several studies need is run once. What was stopped goes on where it was, with the same line.
+    A command that several studies need is run once. The same line resumes what was stopped.
     """
     if at not in get_args(Road):
         raise SettingError(f"--at {at!r} is no size; choose laptop, real or paper")
@@ -63,9 +65,9 @@ def study(
     chosen = {name: load_study(name).on(road) for name in (study_names() if names == [EVERY] else names)}
     numbers = whole_numbers("--seeds", seeds, 0, "0,1,2") if seeds else []
     minutes = minutes_of(budget)
-    found = launch(chosen, numbers) if road == "paper" else results(chosen, road, numbers, minutes, out, jobs)
+    done = launch(chosen, numbers) if road == "paper" else results(chosen, road, numbers, minutes, out, jobs)
     stored: list[Json] = []
-    for result in found:
+    for result in done:
         page = result.write(out)
         stored.append(result.stored().model_dump(mode="json"))
         if not as_json:
@@ -78,8 +80,8 @@ def study(
 def results(
     chosen: dict[str, Study], road: Road, seeds: Sequence[int], budget: float | None, out: Path, jobs: int = 1
 ) -> Iterator[StudyResult]:
-    """Carry out the studies that have this road, cheapest first; those beyond the budget are left. Raises `RunError` at
-    the end for those of several that failed."""
+    """Run the studies that have this road, cheapest first, and skip those beyond the budget. If one of several fails,
+    continue, and raise `RunError` at the end."""
     failed: list[str] = []
     for name, study in sorted(chosen.items(), key=lambda item: cost(item[1], road)):
         if not has_size(name, study, road, len(chosen) == 1):
@@ -106,7 +108,7 @@ def results(
 
 
 def has_size(name: str, study: Study, road: Road, alone: bool) -> bool:
-    """Whether a study has this size. Raises `SettingError` where it is the only one that was asked for."""
+    """Whether a study has this size. Raises `SettingError` if it has not and is the only chosen study."""
     size = "laptop" if road == "smoke" else road
     if alone and size not in study.at:
         raise SettingError(f"{name} has no size {size!r}; it has {', '.join(study.at)}")
@@ -114,12 +116,12 @@ def has_size(name: str, study: Study, road: Road, alone: bool) -> bool:
 
 
 def cost(study: Study, road: Road) -> float:
-    """Minutes of a seed; unknown ones are taken for an hour."""
+    """Minutes per seed; an hour if unknown."""
     return study.at.get("laptop" if road == "smoke" else road) or 60.0
 
 
 def run_study(name: str, study: Study, road: Road, seeds: Sequence[int], out: Path, jobs: int) -> StudyResult | None:
-    """Run a study's commands and compare their results; not in a tiny world."""
+    """Run a study's commands and compare their results. In a tiny world, only check that they can be read."""
     plan = StudyPlan(Commands(study, road), out / ("smoke" if road == "smoke" else "arms"))
     steps = plan.steps(list(dict.fromkeys(sources_of(study, plan.commands).values())), seeds)
     run_steps(steps, lambda line: note(f"{title_of(name)} {line}"), jobs)
@@ -131,7 +133,7 @@ def run_study(name: str, study: Study, road: Road, seeds: Sequence[int], out: Pa
 
 
 def read_values(study: Study, seeds: Sequence[int], plan: StudyPlan) -> dict[str, list[Values]]:
-    """Arm → its numbers under each seed."""
+    """Arm → its values for each seed."""
     from coseek.studies.results import values_of  # torch
 
     sources = sources_of(study, plan.commands)
@@ -142,7 +144,7 @@ def read_values(study: Study, seeds: Sequence[int], plan: StudyPlan) -> dict[str
 
 
 def result_of(name: str, study: Study, road: Road, seeds: Sequence[int], plan: StudyPlan) -> StudyResult:
-    """Compare what a study's commands left."""
+    """Compare the results of a study's commands."""
     values = read_values(study, seeds, plan)
     findings = [
         compare(expected, expected.metric or study.metrics[0], values[expected.one], values[expected.other])
@@ -154,18 +156,18 @@ def result_of(name: str, study: Study, road: Road, seeds: Sequence[int], plan: S
 
 
 def readable(name: str, study: Study, road: Road) -> StudyPlan:
-    """A study's commands in folders with the names of its arms."""
+    """A study's commands, in folders named after its arms."""
     return StudyPlan(Commands(study, road), Path("runs", title_of(name)), shared=Path("runs", "shared"))
 
 
 def sources_of(study: Study, commands: Commands) -> dict[str, str]:
-    """Arm → the command that makes what it reads."""
+    """Arm → the command whose results it reads."""
     return {name: commands.key(arm.of) if arm.of else ARM + name for name, arm in study.arms.items()}
 
 
 def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResult]:
-    """Check every training of the studies by its dry run, and print their commands in order. Of a study whose commands
-    have all been run, its results are read instead."""
+    """Check every training of the studies by a dry run, and print their commands in order. If all commands of a study
+    have been run, read its results instead."""
     checked: dict[tuple[str, ...], str] = {}
     wrong, printed = [], set[Path]()
     for name, study in chosen.items():
@@ -196,19 +198,19 @@ def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResu
 
 
 def launch_command(step: StudyStep) -> str:
-    """A command as it is started on the machine that its recipe names."""
+    """The line that starts a command on the machine of its recipe."""
     devices, settings = 1, [word for word in step.words[3:] if "=" in word]
     if step.words[:2] == ("train", "agent"):
         devices = load_recipe(step.words[2], settings).machine.devices
     if step.words[:2] == ("train", "together"):
         devices = load_together_recipe(step.words[2], settings).agent.machine.devices
-    many = f"torchrun --standalone --nproc-per-node {devices} -m coseek "
-    return step.line().replace("coseek ", many, 1) if devices > 1 else step.line()
+    torchrun = f"torchrun --standalone --nproc-per-node {devices} -m coseek "
+    return step.line().replace("coseek ", torchrun, 1) if devices > 1 else step.line()
 
 
 def dry_run(step: StudyStep) -> str:
-    """What keeps a training from fitting its machine; empty where it fits, whatever inputs are missing. A co-training
-    holds its agent's findings, and what its labels need."""
+    """Why a training does not fit its machine; empty if it fits, even if inputs are missing. For a co-training,
+    includes its agent's training and its labels."""
     words = [sys.executable, "-m", "coseek", *step.words, "--dry-run", "--json"]
     ended = subprocess.run(words, capture_output=True, text=True)
     try:
@@ -221,7 +223,7 @@ def dry_run(step: StudyStep) -> str:
 
 
 def minutes_of(text: str) -> float | None:
-    """`8h` or `90m` in minutes; `None` for an empty text."""
+    """Parse `8h` or `90m` to minutes; `None` for an empty text."""
     if not text:
         return None
     number, unit = text[:-1], text[-1]

@@ -54,7 +54,7 @@ R = TypeVar("R", bound=ReaderRecipe)
 
 
 def one_of(names: Iterable[str]) -> ArgumentInfo:
-    """The argument that names a recipe."""
+    """An argument for a recipe."""
     argument: ArgumentInfo = Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(names)}.")
     return argument
 
@@ -80,7 +80,7 @@ def train_agent(
     dry_run: Estimate = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train an agent by a recipe, measure it against its baselines, and write a report.
+    """Train an agent by a recipe, compare it with its baselines, and write a report.
 
     A training can be stopped at any time; --resume continues to the same result. --dry-run trains and writes nothing,
     and exits with 2 if an input is missing.
@@ -112,8 +112,8 @@ def train_generator(
     """Train a laptop generator: a tiny model that answers questions of laptop worlds from given passages.
 
     Trains on generated worlds and measures on a held-out one, with the gold passages among others and with the passages
-    of one search. Its folder is for `--answer-with`. It can be stopped at any time; --resume continues to the same
-    result.
+    of one search. Its folder is for `--answer-with`. The training can be stopped at any time; --resume continues to the
+    same result.
     """
     if show:
         print_settings(partial(laid_over, GeneratorRecipe()), settings or (), as_json)
@@ -139,8 +139,8 @@ def train_base(
 
     Trains on worlds of random words and measures on a held-out one and on a laptop world. With DATA it starts from the
     shipped base model and learns to read that corpus, by questions made from its passages and by its own training
-    questions. Its folder is for `policy.folder` of a recipe and for `--answer-with`. It can be stopped at any time;
-    --resume continues to the same result.
+    questions. Its folder is for `policy.folder` of a recipe and for `--answer-with`. The training can be stopped at any
+    time; --resume continues to the same result.
     """
     typed = words or []
     data = [word for word in typed[:1] if "=" not in word and not (show and word in BaseRecipe.model_fields)]
@@ -168,10 +168,10 @@ def train_simulator(
     show: ShowSettings = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tune a model to play a search engine, useful or noisy (ZeroSearch), on stored runs with a real one.
+    """Fine-tune a model to simulate a search engine, useful or noisy (ZeroSearch), on stored runs with a real one.
 
-    OUT/simulator is a model folder for a retriever file with `retriever: simulated`. It can be stopped at any time;
-    --resume continues to the same result.
+    OUT/simulator is a model folder for a retriever file with `retriever: simulated`. The training can be stopped at any
+    time; --resume continues to the same result.
     """
     if show:
         needed: JsonObject = {"model": "…", "runs": ["…"]}
@@ -277,12 +277,12 @@ def train_together(
 
 
 def laid_over(plain: R, settings: Sequence[str]) -> R:
-    """The recipe of a laptop model that reads, with settings over a plain one."""
+    """Apply settings to the recipe of a laptop model that reads."""
     return make_settings(type(plain), assignments(settings, onto=dump_settings(plain), kind=type(plain)))
 
 
 def train_reader(kind: "type[ReaderTraining[R]]", recipe: R, out: Path, resume: bool, as_json: bool, way: str) -> None:
-    """Train and measure a laptop model that reads; `way` says what its folder is for."""
+    """Train and measure a laptop model that reads. `way` suggests how to use its folder, which replaces `{}`."""
     from coseek.training.learner.workers import workers_here  # torch
 
     with resumable_training(out) as bar:
@@ -298,7 +298,7 @@ def train_reader(kind: "type[ReaderTraining[R]]", recipe: R, out: Path, resume: 
 
 
 def shown_retriever(recipe: str, settings: Sequence[str], labels: list[str]) -> RetrieverRecipe:
-    """A recipe for `--settings`, which needs no labels yet."""
+    """Load a recipe for `--settings`, which does not need labels."""
     try:
         return load_retriever_recipe(recipe, settings, labels)
     except SettingError:
@@ -307,25 +307,25 @@ def shown_retriever(recipe: str, settings: Sequence[str], labels: list[str]) -> 
 
 @contextmanager
 def resumable_training(folder: Path) -> Iterator[Bar]:
-    """A bar for training; Ctrl-C prints how to go on."""
+    """Show a bar for training. Ctrl-C prints how to resume."""
     with resumable(f"the same command with --resume (finished work is in {folder})"), training_bar() as bar:
         yield bar
 
 
 def print_result(folder: Path, table: Table | None, as_json: bool, last: str) -> None:
-    """The table, then `last`; as JSON the file `table.json` alone. No table where nothing is held out."""
+    """Print the table, if questions were held out to measure, and `last`; as JSON only the file `table.json`."""
     tree = read_json(folder / "table.json") if as_json and table is not None else {}
     output(as_json, tree, [*([] if table is None else [table]), last])
 
 
 def listed(files: Mapping[str, str]) -> str:
-    """Path and description, one file a line."""
+    """Format paths and descriptions, one file per line."""
     width = max(len(name) for name in files)
     return "\n".join(f"{name:<{width}}  {what}" for name, what in files.items())
 
 
 def rehearse(dry_run: Callable[[], "DryRun"], as_json: bool) -> None:
-    """Print what a dry run found, and refuse where something is missing. Of several processes only the first does."""
+    """Print the findings of a dry run, and raise if something is missing. Of several processes, only the first does."""
     if os.environ.get("RANK", "0") == "0":  # torchrun's
         findings = dry_run()
         output(as_json, findings.values, findings.tables)
@@ -333,7 +333,7 @@ def rehearse(dry_run: Callable[[], "DryRun"], as_json: bool) -> None:
 
 
 def train_and_print(trainer: AgentTrainer, folder: Path, resume: bool, as_json: bool) -> None:
-    """Train, measure and report; `coseek quickstart` calls it, too."""
+    """Train, measure and report. `coseek quickstart` calls it, too."""
     with resumable_training(folder) as bar:
         done = trainer.run(folder, resume, bar)
     if done.table is not None and trainer.training is not None:

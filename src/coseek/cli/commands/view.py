@@ -25,7 +25,7 @@ def view(
     labels: Annotated[Path | None, Option(help="A folder of `coseek label`: show the labels of every search.")] = None,
     ranks: Annotated[
         list[str] | None,
-        Option(metavar="RETRIEVER", help="Show each passage's rank in this index, URL or YAML file, too. May repeat."),
+        Option(metavar="RETRIEVER", help="Also show each passage's rank in this index, URL or YAML file. May repeat."),
     ] = None,
     serve: Annotated[
         bool,
@@ -37,7 +37,7 @@ def view(
 ) -> None:
     """Show runs: a list with filters, episodes by turn and token, runs side by side, training curves.
 
-    The file holds everything and loads nothing, so it can be sent to somebody. Text of runs is shown, never executed.
+    The file is complete and loads nothing, so it can be sent to others. Text of runs is shown, never executed.
     """
     if len(set(map(real_path, runs))) < len(runs):
         raise UserError("the same folder is named twice; name each once")

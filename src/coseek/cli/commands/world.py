@@ -30,11 +30,11 @@ def make(
     name: Annotated[str | None, Option(help="A reference world, such as world-1, in place of settings.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a laptop world as the ordinary files of a data set.
+    """Write a laptop world as the files of a data set.
 
-    A world in DIR is replaced; a folder that holds anything else is refused.
+    Replaces a world in DIR, and refuses a folder with anything else.
     """
-    check_world_folder(folder)  # before a large world is made
+    check_world_folder(folder)  # before a large world is generated
     chosen = chosen_world(assignments(settings or [], onto={"size": size, "seed": seed}), name)
     generated = make_world(chosen)
     generated.save(folder)
