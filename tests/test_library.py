@@ -37,9 +37,7 @@ def timeless(trajectory: coseek.Trajectory) -> coseek.Trajectory:
     return dataclasses.replace(trajectory, timings={})
 
 
-def test_rollouts_in_memory_are_those_of_a_run_folder_and_of_the_command(
-    data: coseek.Dataset, index: Path, tmp_path: Path
-) -> None:
+def test_rollouts_are_those_of_a_run_folder_and_the_command(data: coseek.Dataset, index: Path, tmp_path: Path) -> None:
     rows = coseek.rollout("faulty-expert", data.questions("test"), index, samples=2, seed=3)
     words = ["run", str(data.folder), "--split", "test", "--agent", "faulty-expert", "--retriever", str(index)]
     assert main([*words, "--samples", "2", "--seed", "3", "--out", str(tmp_path / "typed")]) == 0
@@ -71,20 +69,14 @@ def test_a_fault_has_no_reward_and_takes_none_away(data: coseek.Dataset, index: 
 
     (row,) = coseek.rollout("rules", "Who?", Broken(data.corpus, {}))
     (fault,) = coseek.score([row], {"exact_match": 1.0})
-    assert isinstance(fault, coseek.RewardFault) and (fault.part, fault.detail) == (
-        "retriever_error",
-        "the cable is out",
-    )
+    assert isinstance(fault, coseek.RewardFault)
+    assert (fault.part, fault.detail) == ("retriever_error", "the cable is out")
 
 
 def test_limits_given_in_part_are_laid_over_those_that_suit_the_agent(data: coseek.Dataset, index: Path) -> None:
     questions = data.questions("test")
-    few = coseek.rollout("rules", questions, index, limits={"max_turns": 1})
-    assert (
-        max(len(row.searches) for row in few)
-        == 1
-        < max(len(row.searches) for row in coseek.rollout("rules", questions, index))
-    )
+    few, usual = (coseek.rollout("rules", questions, index, limits=limits) for limits in ({"max_turns": 1}, None))
+    assert max(len(row.searches) for row in few) == 1 < max(len(row.searches) for row in usual)
     narrow = coseek.rollout("rules", questions, index, limits=coseek.Limits(max_tokens=40))
     assert {row.stop for row in narrow} == {coseek.StopReason.TOKEN_LIMIT}
 
@@ -167,9 +159,7 @@ def test_an_override_arrives_as_the_value_that_it_was(value: object) -> None:
     assert typed_overrides("rl.steps=4") == ["rl.steps=4"] and typed_overrides({"x": Path("p")}) == ["x=p"]
 
 
-def test_advice_of_the_library_names_parameters_and_functions(
-    data: coseek.Dataset, index: Path, tmp_path: Path
-) -> None:
+def test_the_librarys_advice_names_parameters_and_functions(data: coseek.Dataset, index: Path, tmp_path: Path) -> None:
     coseek.run_agent(data.folder, "rules", index, tmp_path / "run", split="test", count=1)
     with pytest.raises(UserError, match=r"go on with it with resume=True, or choose another `out`"):
         coseek.run_agent(data.folder, "rules", index, tmp_path / "run", split="test", count=1)

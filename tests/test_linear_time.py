@@ -1,5 +1,4 @@
-"""Linear time: text from passages, questions, models, servers and files decides neither how long a pattern looks at it
-nor how long a reader does."""
+"""Linear time: no hostile text of a passage, question, model, server or file makes a pattern or a reader slow."""
 
 import time
 from collections import Counter
@@ -41,7 +40,7 @@ from coseek.traces.message_forms import chat_messages
 
 QUICK = (1_000, 10_000)
 LIMIT_S = 1.0
-"""For a million characters; a short text is given the tenth of it at least."""
+"""Per million characters; at least a tenth of it for short texts."""
 
 UNITS = [
     *(" ", "\n", "\t", "<", ">", "</", "< ", "<|", "<|a", "<a", "<a>", "<a<", "<search", "<search>", "</search>"),
@@ -52,7 +51,7 @@ UNITS = [
     *("<answer>", "<tool_call>{", "<tool_call>{} ", "Human", "\u00e9", "\u4e2d", "\u2028", "\ue000"),
     *("[SEP]", "[ SEP ", "yes", '"question', "https://"),
 ]
-"""What a hostile text repeats."""
+"""Units that a hostile text repeats."""
 WHOLE = [
     *(("<", " ", "x"), ("</", " ", ">"), ("<search", " ", ""), ("[", " ", "x"), ("[1]", " ", "x"), ("[1", " ", "]")),
     *(("doc", " ", "x"), ("Document 1", " ", "x"), ("(", "a", ""), ("a", " ", "(b"), ("!", '"', "x"), ("", "!", "x")),
@@ -60,7 +59,7 @@ WHOLE = [
     *(("<|", "a", "|>"), ('{"query": [', '"a",', '"b"]}'), ("[ SEP", " ]", ""), ("", "[ ", "SEP ] ] ]")),
     ("<meta charset", " ", "x"),
 ]
-"""What a hostile text begins with, repeats, and ends with."""
+"""Start, repeated unit and end of a hostile text."""
 
 
 def hostile(size: int) -> Iterator[str]:
@@ -76,7 +75,7 @@ OURS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def took_s(call: Callable[[], object], most: float = LIMIT_S) -> float:
-    """Seconds of a processor for a call; the least of three where it takes too long, since caches are shared."""
+    """Processor time of a call in seconds. If it is too long, the minimum of three calls, since caches are shared."""
     best = float("inf")
     for _ in range(3):
         began = time.process_time()
@@ -88,7 +87,7 @@ def took_s(call: Callable[[], object], most: float = LIMIT_S) -> float:
 
 
 def check(name: str, use: Callable[[str], object]) -> None:
-    """Growing sizes, so that what is not linear fails before it takes long."""
+    """Check growing sizes, so that superlinear code fails before it takes long."""
     for size in QUICK:
         most = LIMIT_S * max(size / 1_000_000, 0.1)
         for text in hostile(size):
@@ -97,7 +96,7 @@ def check(name: str, use: Callable[[str], object]) -> None:
 
 
 def read_all(text: str) -> None:
-    """Everything that reads the inside of a tag."""
+    """Call everything that reads the content of a tag."""
     for reads in QueryFormat:
         parse_queries(text, reads, most=3)
     parse_tool_call(text, load_protocol("react").grammar.tools)
@@ -107,7 +106,7 @@ def read_all(text: str) -> None:
 
 
 def read_answers(text: str) -> None:
-    """Everything that reads what frozen models wrote."""
+    """Call everything that reads the output of frozen models."""
     read_verdict(text)
     read_verdict(text, "[")
     read_scores(text, 3)
@@ -118,7 +117,7 @@ def read_answers(text: str) -> None:
 
 
 def look_up(text: str) -> None:
-    """What a lexical search and the rule-based agent do with a text."""
+    """Do what a lexical search and the rule-based agent do with a text."""
     words(text)
     guess("What is it ?", [Passage("a", text[:200], text)])
     guess("When was it ?", [Passage("a", "It", text)])
@@ -151,7 +150,7 @@ def read_messages(text: str) -> None:
 
 
 def read_documents(text: str) -> None:
-    """What the import of documents does with a text; its parsers have a time limit in a process of their own."""
+    """Do what the import of documents does with a text. Parsers run in their own process, with a time limit."""
     list(split(list(paragraphs(decoded_text(text.encode()).text)), 100, 10))
     kind_of(text, text.encode())
 
@@ -194,13 +193,10 @@ USES: dict[str, Callable[[str], object]] = {
 @pytest.mark.parametrize("name", OURS)
 def test_no_passage_stalls_an_agent(name: str) -> None:
     grammar = load_protocol(name).grammar
-    for use in (
-        grammar.escape,
-        grammar.intent,
-        grammar.lost_stop,
-        lambda text: reasoning_of(grammar, grammar.parse(text)),
-    ):
-        check(name, use)
+    check(name, grammar.escape)
+    check(name, grammar.intent)
+    check(name, grammar.lost_stop)
+    check(name, lambda text: reasoning_of(grammar, grammar.parse(text)))
 
 
 @pytest.mark.parametrize("name", sorted(USES))

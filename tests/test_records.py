@@ -1,6 +1,6 @@
-"""Records: what is stored is written as it always was, byte for byte, and comes back as it was.
+"""Records: files of earlier versions are read, and are written again byte for byte.
 
-The lines of `records.jsonl` were written by coseek 0.2, one for each of `SAMPLES`.
+coseek 0.2 wrote the lines of `records.jsonl`, one for each of `SAMPLES`.
 """
 
 from dataclasses import dataclass, replace

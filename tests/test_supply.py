@@ -9,7 +9,7 @@ from tests.source_tree import ROOT
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 APART = {"torch"}
-"""Installed before the lock, from where the right build of it is."""
+"""Installed before the lock, from the index with the right build."""
 
 
 def canonical(name: str) -> str:
@@ -48,13 +48,12 @@ def test_every_pin_of_the_lock_has_digests_and_no_file_of_pins_names_a_registry(
 # --- the container
 
 
-DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 def test_its_python_is_one_that_we_are_tested_with() -> None:
-    (version,) = re.findall(r"^FROM python:(3\.\d+)-", "\n".join(DOCKERFILE), flags=re.MULTILINE)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+    (version,) = re.findall(r"^FROM python:(3\.\d+)-", DOCKERFILE, flags=re.MULTILINE)
+    assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]
 
 
 def test_nothing_that_git_leaves_out_is_copied_into_it() -> None:

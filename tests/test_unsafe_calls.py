@@ -1,5 +1,5 @@
 """No file that coseek reads can run code. Ruff refuses pickles, `eval`, YAML with Python objects and shells (the rules
-S1, S3, S5 and S6 in pyproject.toml); here is what it has no rule for."""
+S1, S3, S5 and S6 in pyproject.toml); these tests check what it has no rule for."""
 
 import re
 

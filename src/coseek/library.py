@@ -173,8 +173,8 @@ def run_agent(
     index = _name(retriever, "the retriever of a run")
     own = (protocol, prompt_template, tokenizer, device, temperature, None)
     who, default_limits = check_run(source, split, index, lambda: _agent_settings(agent, *own))
-    tree = {"questions": str(source), "split": split, "count": count, "samples": samples, "seed": seed}
-    tree |= {"retriever": index, "agent": dump_settings(who), "limits": _laid_over(default_limits, limits)}
+    parts = {"retriever": index, "agent": dump_settings(who), "limits": _laid_over(default_limits, limits)}
+    tree = {**parts, "questions": str(source), "split": split, "count": count, "samples": samples, "seed": seed}
     settings = make_settings(RunSettings, tree)
     with missing_extras(f"the agent {who.name}"), cluster_at(cluster) as nodes:
         return _run_agent(settings, as_path(out, "a run folder"), resume, cluster=nodes)[0]

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a tiny world, its index, and a way to type commands."""
+"""Shared by the tests of the command line: a tiny world, its index, a run, and a way to type commands."""
 
 import shutil
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from coseek.retrieval.index import build_index
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind in the terminal."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -24,7 +24,7 @@ class Outcome:
 
     @property
     def sentence(self) -> str:
-        """The one sentence of a refusal."""
+        """The sentence of a refusal, which must be the only output."""
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
         assert lines[0].startswith("coseek: "), self.err
@@ -48,7 +48,7 @@ def coseek(capsys: pytest.CaptureFixture[str]) -> Type:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of 30 questions a split."""
+    """A data set of 30 questions per split."""
     folder = tmp_path_factory.mktemp("cli") / "world"
     make_world(WorldSettings(size="tiny", train=30, dev=30, test=30)).save(folder)
     return folder
@@ -63,7 +63,7 @@ def index(world: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def run(world: Path, index: Path) -> Path:
-    """A run of the expert over twelve questions, which no test may change: `run_to_spoil` is a copy."""
+    """A run of the expert over twelve questions. Tests must not change it; `run_to_spoil` is a copy."""
     folder = world.with_name("expert")
     run_agent(world, "expert", index, folder, split="test", count=12)
     return folder

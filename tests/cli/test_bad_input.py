@@ -27,7 +27,7 @@ def write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a small data set `set`, its index `bm25`, and a file."""
+    """A working folder with a small data set `set`, its index `bm25`, and a file `notes.txt`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "set").mkdir()
     write(tmp_path / "set" / "corpus.jsonl", CORPUS)
@@ -38,13 +38,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder with its digest."""
+    """Path → digest of every file in a folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 Refused = Callable[..., str]
-"""Type a command that must be refused; gives its sentence."""
+"""Type a command that must be refused; returns the sentence."""
 
 
 @pytest.fixture
@@ -68,10 +68,7 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "option": (("search", "bm25", "Ada", "--jsn"), ("--jsn", "--json")),
     "missing argument": (("search",), ("RETRIEVER", "coseek search --help")),
     "zero passages": (("search", "bm25", "Ada", "-k", "0"), ("got '0'", "coseek search --help")),
-    "verified into a folder": (
-        ("index", "bm25", "--verify", "--out", "new"),
-        ("--verify takes an index folder alone",),
-    ),
+    "verified into a folder": (("index", "bm25", "--verify", "--out", "new"), ("--verify takes an index folder",)),
     "missing index": (("search", "bm26", "Ada"), ("bm26", "coseek index")),
     "not an index": (("search", "set", "Ada"), ("set is not an index", "coseek index")),
     "missing data set": (("index", "sett", "--out", "new"), ("sett",)),
@@ -120,7 +117,7 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "kind of training": (("train", "agnet", "quickstart"), ("'agnet'", "'agent'")),
     "world size": (("world", "make", "new", "--size", "smal"), ("'size'", "'small'", "'smal'")),
 }
-"""What is mistyped → the words, and what the sentence must hold."""
+"""Mistake → the words of the command, and texts that its sentence must contain."""
 
 
 @pytest.mark.parametrize("what", TYPED_WRONG)
@@ -152,23 +149,20 @@ def test_a_training_named_for_a_part_of_it_is_answered_with_that_part(home: Path
 def test_a_gold_passage_that_the_index_lacks_is_named(home: Path, refused: Refused) -> None:
     write(home / "other.jsonl", [{"id": "q", "question": "?", "answers": ["x"], "gold_ids": ["dog"]}])
     sentence = refused("run", "other.jsonl", *RUN[2:])
-    assert "'dog'" in sentence
-    assert "bm25" in sentence
+    assert "'dog'" in sentence and "bm25" in sentence
 
 
 def test_a_run_file_alone_has_no_answers_to_be_hit(home: Path, refused: Refused) -> None:
     (home / "mine").write_text("q1 Q0 ada 1 1 x\n", encoding="utf-8")
     sentence = refused("measure", "set/questions.test.jsonl", "mine", "--metrics", "answer_hit@1")
-    assert "ids alone" in sentence
-    assert "data-set folder" in sentence
+    assert "ids alone" in sentence and "data-set folder" in sentence
 
 
 def test_an_index_of_another_corpus_is_refused(home: Path, refused: Refused) -> None:
     write(home / "set" / "corpus.jsonl", [*CORPUS, {"id": "dog", "title": "Dog", "text": "Barks."}])
     for words in (("search", "bm25", "Ada"), RUN, ASK):
         sentence = refused(*words)
-        assert "another corpus" in sentence
-        assert "coseek index" in sentence
+        assert "another corpus" in sentence and "coseek index" in sentence
 
 
 def test_a_damaged_index_is_named_and_a_whole_one_is_verified(home: Path, refused: Refused, coseek: Type) -> None:
@@ -187,8 +181,7 @@ def test_a_damaged_index_is_named_and_a_whole_one_is_verified(home: Path, refuse
 
 def test_a_run_goes_on_only_with_its_own_settings(refused: Refused, coseek: Type) -> None:
     assert coseek(*RUN).code == 0
-    sentence = refused(*RUN, "--resume", "--seed", 1)
-    assert "seed = 0, and now 1" in sentence
+    assert "seed = 0, and now 1" in refused(*RUN, "--resume", "--seed", 1)
 
 
 def test_words_that_are_no_text_are_refused(refused: Refused) -> None:

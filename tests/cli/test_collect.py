@@ -38,17 +38,18 @@ def page(number: int, more: str = "") -> Said:
 
 @dataclass
 class Towers:
-    """A site of 80 towers with a search API in Serper's form, and a model that breaks questions into searches."""
+    """A site of 80 towers with a search API like Serper's, and a model that breaks questions into searches."""
 
     url: str = ""
     until: int = 1_000_000
-    """Requests after which pages wait until `go_on` is set."""
+    """Number of requests after which pages wait until `go_on` is set."""
     go_on: threading.Event = field(default_factory=threading.Event)
     broken: set[str] = field(default_factory=set)
     """Queries that the API refuses."""
     dead: bool = True
+    """Whether page 13 is missing."""
     asked: list[str] = field(default_factory=list)
-    """Paths of pages, and queries."""
+    """Requested paths of pages, and queries."""
 
     def answer(self, asked: Asked) -> Said:
         if asked.path == "/search":
@@ -84,11 +85,10 @@ class Towers:
 
 @pytest.fixture
 def towers() -> Iterator[Towers]:
-    made = Towers()
-    with site(made.answer) as there:
-        assert isinstance(there, Site)
-        made.url = there.url
-        yield made
+    towers = Towers()
+    with site(towers.answer) as there:
+        towers.url = there.url
+        yield towers
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def engine(towers: Towers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.fixture
 def questions(towers: Towers, tmp_path: Path, coseek: Type) -> Path:
-    """WebShaper's rows, imported: the first has a page that moved, the fourteenth one that is gone."""
+    """Imported rows of WebShaper. The page of the first moved, that of the fourteenth is missing."""
     rows: list[JsonObject] = [
         {
             "id": str(number),
@@ -112,17 +112,16 @@ def questions(towers: Towers, tmp_path: Path, coseek: Type) -> Path:
         }
         for number in range(QUESTIONS)
     ]
-    write_jsonl(tmp_path / "webshaper.jsonl", rows)
-    done = coseek(
-        "data", "import", "webshaper", tmp_path / "webshaper.jsonl", "--split", "train", "--out", tmp_path / "q"
-    )
+    path = tmp_path / "webshaper.jsonl"
+    write_jsonl(path, rows)
+    done = coseek("data", "import", "webshaper", path, "--split", "train", "--out", tmp_path / "q")
     assert done.code == 0, done.err
     return tmp_path / "q"
 
 
 @pytest.fixture
 def sample(towers: Towers, tmp_path: Path) -> Path:
-    """Rows of FineWeb: a page that is collected anyway, and two others."""
+    """Rows of FineWeb: a page that is also collected, and two others."""
     rows: list[JsonObject] = [
         {"id": "<urn:uuid:1>", "url": f"{towers.url.upper().replace('HTTP', 'http')}/towers/1", "text": "A copy."},
         {"id": "<urn:uuid:2>", "url": "https://example.org/a%62c#top", "text": "Reeds grow in the pond."},
@@ -201,9 +200,7 @@ def test_only_retry_fetches_again_what_failed(towers: Towers, questions: Path, t
     assert all(one.gold_ids and "uncollected" not in one.meta for one in Dataset(tmp_path / "out").questions("train"))
 
 
-def test_a_failed_search_is_made_again(
-    towers: Towers, questions: Path, engine: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_a_failed_search_is_redone(towers: Towers, questions: Path, engine: Path, tmp_path: Path, coseek: Type) -> None:
     towers.broken = {"lamp of tower 100"}
     words = ("data", "collect", questions, HERE, "--search", engine, "--generator", f"{towers.url}/v1", "results=1")
     done = coseek(*words, "--out", tmp_path / "out", "--json")
@@ -290,7 +287,7 @@ _PASSAGE = re.compile(r"^\[\d+\] (.*?) \| (.*)$", re.MULTILINE)
 
 
 def proposes(asked: Asked) -> Said:
-    """A language model that asks for the last word of each passage and finds it again."""
+    """A language model that asks for the last word of each passage, and answers with it."""
     if asked.method == "GET":
         return Said({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
     prompt = cast("list[dict[str, str]]", asked.body["messages"])[-1]["content"]
@@ -311,12 +308,9 @@ def generator() -> Iterator[Site]:
         yield there
 
 
-def test_a_model_proposes_and_is_asked_nothing_twice(
-    coseek: Type, world: Path, generator: Site, tmp_path: Path
-) -> None:
-    command = (
-        "data", "synthesize", world, "--out", tmp_path / "out", "--generator", generator.url, "--limit", 40, "--json",
-    )  # fmt: skip
+def test_a_model_proposes_and_is_not_asked_twice(coseek: Type, world: Path, generator: Site, tmp_path: Path) -> None:
+    options = ("--out", tmp_path / "out", "--generator", generator.url, "--limit", 40, "--json")
+    command = ("data", "synthesize", world, *options)
     first = coseek(*command)
     assert first.code == 0, first.err
     told, asked = json.loads(first.out), len(generator.asked)
@@ -327,9 +321,7 @@ def test_a_model_proposes_and_is_asked_nothing_twice(
     assert all(one.method == "GET" for one in generator.asked[asked:])
 
 
-def test_too_few_questions_are_said_with_the_way_out(
-    coseek: Type, world: Path, generator: Site, tmp_path: Path
-) -> None:
+def test_too_few_questions_come_with_the_way_out(coseek: Type, world: Path, generator: Site, tmp_path: Path) -> None:
     done = coseek("data", "synthesize", world, "--out", tmp_path / "out", "--generator", generator.url, "--limit", 6)
     assert done.code == 0
     assert "warning: only" in done.err and "--limit" in done.err

@@ -14,7 +14,7 @@ from coseek.models.laptop import LaptopSettings, make_policy
 
 @pytest.fixture(scope="module")
 def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained network: its answers are wrong, and always the same."""
+    """An untrained network: its answers are wrong and deterministic."""
     folder = tmp_path_factory.mktemp("frozen") / "generator"
     texts = [passage.text for passage in Dataset(world).corpus]
     make_policy(LaptopSettings(hidden=16, feed_forward=16, heads=2, vocabulary=400), texts, (), folder, seed=0)
@@ -32,13 +32,9 @@ def runs(world: Path, index: Path, run: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_run_is_scored_also_as_a_component(
-    runs: list[Path], model: Path, world: Path, tmp_path: Path, coseek: Type
-) -> None:
-    words = (
-        "score", *runs, "--answer-with", model, "--judge", world, "--budget", 120, "--out", tmp_path / "s", "--json",
-    )  # fmt: skip
-    outcome = coseek(*words)
+def test_a_run_scores_as_a_component(runs: list[Path], model: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
+    graders = ("--answer-with", model, "--judge", world, "--budget", 120)
+    outcome = coseek("score", *runs, *graders, "--out", tmp_path / "s", "--json")
     assert outcome.code == 0, outcome.err
     tree = json.loads(outcome.out)
     own, component = tree["summaries"][0]["metrics"], tree["component"]["summaries"][0]["metrics"]
@@ -145,10 +141,9 @@ def test_more_reasonings_cover_more_and_all_everything(run: Path, world: Path, t
     covered = {name: {row["id"]: row["metrics"].get("coverage") for row in rows if row["run"] == name}
                for name in ("k = 1", "k = 2", "k = all")}  # fmt: skip
     known = [ident for ident, share in covered["k = all"].items() if share is not None]
-    assert known and all(
-        covered["k = 1"][one] <= covered["k = 2"][one] <= covered["k = all"][one] == 1 for one in known
-    )
-    assert any(covered["k = 1"][one] < 1 for one in known)
+    one, two, every = (covered[f"k = {latest}"] for latest in ("1", "2", "all"))
+    assert known and all(one[ident] <= two[ident] <= every[ident] == 1 for ident in known)
+    assert any(one[ident] < 1 for ident in known)
 
 
 def test_a_list_of_other_words_is_refused(run: Path, world: Path, coseek: Type) -> None:

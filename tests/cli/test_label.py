@@ -19,6 +19,7 @@ from coseek.data.question import load_questions
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.labels.label_folder import LabelFolder
+from coseek.library import run_agent
 from coseek.retrieval.index import build_index
 from coseek.retrieval.retrievers.bm25 import Bm25
 
@@ -27,7 +28,7 @@ SMALL = "encoder=encoder training.steps=2 training.batch_size=4 query_tokens=32 
 
 
 def their_logs(world: Path) -> list[JsonObject]:
-    """What somebody else's agent might have logged: its own tool names, results as text, one line broken off."""
+    """Logs of a foreign agent: its own tool names, results as text."""
     bm25 = Bm25.over(Corpus.load(world / "corpus.jsonl"))
     rows: list[JsonObject] = []
     for question in load_questions(world / "questions.train.jsonl"):
@@ -46,9 +47,7 @@ def their_logs(world: Path) -> list[JsonObject]:
 
 
 @pytest.mark.slow
-def test_the_guides_commands_make_an_encoder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path, coseek: Type
-) -> None:
+def test_the_guide_makes_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Path, coseek: Type) -> None:
     monkeypatch.chdir(tmp_path)
     write_log(Path("logs.jsonl"), their_logs(world))
     make_encoder(Path("encoder"))
@@ -117,9 +116,7 @@ def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type
     assert "something else already" in coseek("data", "export", run, "--format", "atif", *out).sentence
 
 
-def test_an_agent_that_cannot_go_on_with_a_log_is_refused(
-    tmp_path: Path, world: Path, index: Path, coseek: Type
-) -> None:
+def test_an_agent_that_cannot_continue_a_log_is_refused(tmp_path: Path, world: Path, index: Path, coseek: Type) -> None:
     log = write_log(tmp_path / "logs.jsonl", their_logs(world))
     assert coseek("data", "import", "traces", log, "answers=gold", "--out", tmp_path / "run").code == 0
     words = ("label", tmp_path / "run", "--method", "agentic-r", "--scorer", world, "--retriever", index)
@@ -138,13 +135,8 @@ def test_a_metric_that_was_asked_for_and_has_no_value_does_not_vanish(tmp_path: 
 
 @pytest.fixture(scope="module")
 def ran(world: Path, index: Path) -> Path:
-    """A run of the faulty expert; its agent and its retriever are those that labels are made with."""
-    from coseek.cli.main import main
-
-    run = world.with_name("labelled-run")
-    words = ("run", world, "--split", "train", "--agent", "faulty-expert", "--retriever", index, "--out", run)
-    assert main([str(word) for word in words]) == 0
-    return run
+    """A run of the faulty expert, whose agent and retriever make the labels."""
+    return run_agent(world, "faulty-expert", index, world.with_name("labelled-run"), split="train").folder
 
 
 @pytest.mark.slow
@@ -174,9 +166,7 @@ def test_gold_labels_need_neither_agent_nor_scorer(ran: Path, tmp_path: Path, co
     assert len({one.question.id for one in LabelFolder(tmp_path / "g").sets()}) <= 5
 
 
-def test_runs_of_two_agents_are_labelled_together(
-    ran: Path, world: Path, index: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_runs_of_two_agents_share_labels(ran: Path, world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     rules = ("run", world, "--split", "dev", "--count", 3, "--agent", "rules", "--retriever", index)
     assert coseek(*rules, "--out", tmp_path / "run").code == 0
     together, out = ("label", ran, tmp_path / "run"), ("--out", tmp_path / "labels")
@@ -217,9 +207,7 @@ def test_resuming_finished_labels_changes_nothing(ran: Path, tmp_path: Path, cos
     assert "min_lr = 60, and now 50" in coseek(*words, "min_lr=50", "--resume").sentence
 
 
-def test_a_mistake_about_labels_is_answered_by_the_way_out(
-    ran: Path, world: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_a_mistake_about_labels_has_a_way_out(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
     agent, rows = tmp_path / "agent.yaml", tmp_path / "rows"
     agent.write_text("name: http://127.0.0.1:1\ntokenizer: bytes\n")
     rows.mkdir()

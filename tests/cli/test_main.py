@@ -1,4 +1,4 @@
-"""The program itself: what it says, how it ends, what it imports."""
+"""The program: its help, its exit codes, its imports."""
 
 import json
 import re
@@ -36,18 +36,18 @@ def command() -> None:
 
 @pytest.fixture
 def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that commands are looked for in, beside ours."""
+    """A folder in which commands are also looked up."""
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
     return tmp_path
 
 
 def put(folder: Path, name: str, body: str) -> None:
-    """Write a command and make sure that no other test sees it."""
+    """Write a command into the folder `newcomer`."""
     (folder / f"{name}.py").write_text(ONE_COMMAND.format(line=f"Does {name}.", body=body), encoding="utf-8")
 
 
 def processor_s() -> float:
-    """Processor time of all children so far: unlike the clock on the wall, it knows nothing of a busy machine."""
+    """Processor time of all child processes so far. Unlike wall time, it does not depend on the load."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -266,9 +266,7 @@ def test_the_readme_shows_what_make_demo_prints(coseek: Type, monkeypatch: pytes
 
 
 def test_the_demo_takes_seconds_and_neither_torch_nor_a_model(tmp_path: Path) -> None:
-    code = (
-        "import sys; from coseek.cli.main import main; code = main(['demo']); sys.exit(code or 'torch' in sys.modules)"
-    )
+    code = "import sys; from coseek.cli.main import main; sys.exit(main(['demo']) or 'torch' in sys.modules)"
     began = processor_s()
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and processor_s() - began < 10, done.stderr

@@ -1,4 +1,4 @@
-"""`coseek measure`, typed."""
+"""`coseek measure`."""
 
 import json
 import re
@@ -27,12 +27,8 @@ def noise(world: Path) -> Path:
 
 def means(printed: str) -> dict[str, dict[str, float]]:
     """Retriever → metric → mean over all questions."""
-    tree = json.loads(printed)
-    return {
-        one["run"]: {name: value["mean"] for name, value in one["metrics"].items()}
-        for one in tree["summaries"]
-        if one["group"] == "all"
-    }
+    overall = [summary for summary in json.loads(printed)["summaries"] if summary["group"] == "all"]
+    return {one["run"]: {name: value["mean"] for name, value in one["metrics"].items()} for one in overall}
 
 
 def test_retrievers_are_compared_in_pairs(world: Path, index: Path, noise: Path, coseek: Type) -> None:
@@ -89,9 +85,7 @@ def test_questions_without_gold_are_measured_by_answers(world: Path, index: Path
     assert means(printed)[str(index)]["answer_hit@20"] > 0.2
 
 
-def test_a_reranker_that_ranked_nothing_is_measured_as_such(
-    world: Path, index: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_a_reranker_that_ranked_nothing_is_reported(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     pytest.importorskip("httpx")
     wrote: JsonObject = {"message": {"role": "assistant", "content": "Sorry."}, "finish_reason": "stop"}
     answer: JsonObject = {"choices": [wrote], "data": [{"id": "m", "object": "model"}]}
@@ -107,9 +101,7 @@ def test_a_reranker_that_ranked_nothing_is_measured_as_such(
     assert "could not be read" not in coseek("measure", *words, index, "--metrics", "mrr@5").err
 
 
-def test_searches_of_a_run_have_their_own_gold(
-    run: Path, index: Path, noise: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_a_runs_searches_have_their_own_gold(run: Path, index: Path, noise: Path, tmp_path: Path, coseek: Type) -> None:
     each = tmp_path / "each.jsonl"
     words = ("measure", run, index, noise, "--metrics", "recall@5,mrr@10,answer_hit@5", "--json")
     printed = coseek(*words, "--per-question", each)

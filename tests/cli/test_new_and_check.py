@@ -42,10 +42,8 @@ def test_a_new_part_never_replaces_a_file(tmp_path: Path, coseek: Type) -> None:
     assert (tmp_path / "brevity.py").read_text(encoding="utf-8") == "mine"
 
 
-SETTINGS = "from coseek.core.settings import Settings as SETTINGS\n"
-BACKWARDS = (
-    SETTINGS
-    + """
+BACKWARDS = """
+from coseek.core.settings import Settings as SETTINGS
 from coseek.data.passage import Hit, Passage
 class Backwards:
     name, identity, corpus = "backwards", "1", None
@@ -54,29 +52,18 @@ class Backwards:
         return [[Hit(Passage("a", "", ""), 1.0), Hit(Passage("b", "", ""), 2.0)] for _ in queries]
 def open(settings, opening): return Backwards()
 """
-)
+REWARD = "from coseek.rewards.reward import PartSettings as SETTINGS\n"
+FORMAT = "EXAMPLE = 'a'\ndef read(sources): return "
 BROKEN = {
     "nothing of a part": ("x = 1\n", "defines none of the names of a part"),
-    "a name that is missing": (
-        "from coseek.rewards.reward import PartSettings as SETTINGS\n",
-        "has no 'reward', so it is no reward",
-    ),
-    "a reward that is no number": (
-        "from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(run, settings): return 'much'\n",
-        "let it return a number",
-    ),
+    "a name that is missing": (REWARD, "has no 'reward', so it is no reward"),
+    "a reward that is no number": (REWARD + "def reward(run, settings): return 'much'\n", "let it return a number"),
     "a reward that fails": (
-        "from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(run, settings): return run.gold[9]\n",
+        REWARD + "def reward(run, settings): return run.gold[9]\n",
         "IndexError: tuple index out of range (line 2)",
     ),
-    "a format that fails": (
-        "EXAMPLE = 'a'\ndef read(sources): return 1 / 0\n",
-        "ZeroDivisionError: division by zero (line 2)",
-    ),
-    "a format that returns rows": (
-        "EXAMPLE = 'a'\ndef read(sources): return []\n",
-        "returns an ImportedData, not list",
-    ),
+    "a format that fails": (FORMAT + "1 / 0\n", "ZeroDivisionError: division by zero (line 2)"),
+    "a format that returns rows": (FORMAT + "[]\n", "returns an ImportedData, not list"),
     "hits that rise": (BACKWARDS, "hits come best first"),
     "a file that cannot be read": ("def (\n", "SyntaxError"),
 }
@@ -89,9 +76,7 @@ def test_a_part_that_breaks_its_contract_is_told_in_a_sentence(fear: str, tmp_pa
     assert said in coseek("check", tmp_path / "mine.py").sentence
 
 
-def test_a_missing_library_is_no_fault_of_the_part(
-    tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_no_fault_of_a_part(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     assert coseek("new", "algorithm", "mine", "--out", tmp_path).code == 0
     monkeypatch.setitem(sys.modules, "torch", None)
     assert "pip install 'coseek[train]'" in coseek("check", tmp_path / "mine.py").sentence

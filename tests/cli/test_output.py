@@ -1,4 +1,4 @@
-"""What is printed: lines in files, how much of them, and texts that would do something to a terminal."""
+"""Output: progress lines in files, volume, and texts with control characters."""
 
 import json
 import logging
@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 from tests.cli.conftest import Type
 
-from coseek.cli.terminal import (
-    QUIET_S,
-    StageTimer,
-    Volume,
-    progress_bar,
-    set_volume,
-    stdout_console,
-    training_bar,
-)
+from coseek.cli.terminal import QUIET_S, StageTimer, Volume, progress_bar, set_volume, stdout_console, training_bar
 from coseek.core.text import HIDDEN, visible, visible_json
 from coseek.measure.table import Table
 
@@ -28,7 +20,7 @@ STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d "
 
 
 class ByHand:
-    """A clock that is set by hand."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now = 1_000.0

@@ -1,4 +1,4 @@
-"""A tool and other parts in a user's files on the command line: run where the user named them, and nowhere else."""
+"""Tools and other parts in a user's files: run if the user named them, and never because stored data do."""
 
 import json
 import shutil
@@ -48,13 +48,13 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def words(home: Path, world: Path, index: Path) -> tuple[object, ...]:
-    """The command that runs it."""
+    """The command that runs this agent."""
     named = ("--agent", home / "agent.py", "--protocol", home / "react.yaml", "--retriever", index)
     return ("run", world, "--split", "dev", "--count", 4, *named, "--out", home / "run")
 
 
 def marked(home: Path) -> Path:
-    """Make the tool's file leave a mark whenever it is run."""
+    """Make the tool's file create a file, which is returned, whenever it is run."""
     source = (home / "calculator.py").read_text(encoding="utf-8")
     (home / "calculator.py").write_text(f"{source}open({str(home / 'was-run')!r}, 'a').close()\n", encoding="utf-8")
     return home / "was-run"
@@ -162,7 +162,7 @@ def read(sources):
 
 @pytest.fixture
 def ran(world: Path, index: Path, tmp_path: Path, coseek: Type) -> Path:
-    """A run of a writer of one's own, with the mark that it was run taken away."""
+    """A run of a scripted agent in a user's file. The file `was-run` shows whether it was run again."""
     (tmp_path / "mine.py").write_text(RULES.format(mark=str(tmp_path / "was-run")), encoding="utf-8")
     words = ("run", world, "--split", "dev", "--count", 2, "--agent", tmp_path / "mine.py", "--retriever", index)
     outcome = coseek(*words, "--out", tmp_path / "run")
@@ -183,16 +183,12 @@ def test_a_writer_of_ones_own_is_not_run_because_a_run_names_it(ran: Path, tmp_p
     assert (tmp_path / "was-run").exists()
 
 
-def test_a_retriever_of_ones_own_is_not_run_because_a_run_did(
-    ran: Path, index: Path, tmp_path: Path, coseek: Type
-) -> None:
+def test_an_own_retriever_is_not_run_because_a_run_did(ran: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'a').close()\n", encoding="utf-8")
     (tmp_path / "evil.yaml").write_text("retriever: evil.py\n", encoding="utf-8")
-    card = ran / "run.yaml"
-    card.write_text(
-        card.read_text(encoding="utf-8").replace(f"retriever: {index}\n", f"retriever: {tmp_path / 'evil.yaml'}\n"),
-        encoding="utf-8",
-    )
+    record = (ran / "run.yaml").read_text(encoding="utf-8")
+    changed = record.replace(f"retriever: {index}\n", f"retriever: {tmp_path / 'evil.yaml'}\n")
+    (ran / "run.yaml").write_text(changed, encoding="utf-8")
     named = ("label", ran, "--method", "gold", "--agent", "rules", "--out", tmp_path / "labels")
     assert coseek(*named).sentence.endswith(f"run only if you name it: --retriever {tmp_path / 'evil.yaml'}")
     assert not (tmp_path / "was-run").exists()

@@ -29,7 +29,7 @@ from coseek.retrieval.retriever import LayeredRetriever
 
 
 def rows(run: Path) -> list[JsonObject]:
-    """The trajectories without their clocks, as they are stored."""
+    """The stored trajectories without their timings."""
     return [{**trajectory.to_json(), "timings": None} for trajectory in Run(run).trajectories()]
 
 
@@ -48,13 +48,13 @@ class Interrupted(LayeredRetriever):
 def stop_midway(
     words: list[str], how: signal.Signals, run: Path, first: str = "trajectories.jsonl"
 ) -> subprocess.CompletedProcess[str]:
-    """Start a command, and send it a signal as soon as there is something in the file that it writes `first`."""
+    """Start a command, and send it a signal as soon as its file `first` is not empty."""
     with subprocess.Popen(
         [sys.executable, "-m", "coseek.cli.main", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell starts what runs in the background deaf to Ctrl-C, and deafness is inherited.
+        # A shell makes background processes ignore Ctrl-C, and child processes inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         while process.poll() is None and not any(path.stat().st_size for path in run.glob(first)):
@@ -128,9 +128,8 @@ def test_how_a_server_is_asked_may_change_when_work_goes_on(said: str, differs: 
         run = RunSettings(questions="q", retriever="r", agent=settings_for(address), limits=Limits())
         return fixed_settings(RunSettings, dump_settings(run)), fixed_parts({"method": "agentic-r", "scorer": address})
 
-    assert [one != other for one, other in zip(kept(said), kept("patience.concurrency=4"), strict=True)] == [
-        differs
-    ] * 2
+    pairs = zip(kept(said), kept("patience.concurrency=4"), strict=True)
+    assert [one != other for one, other in pairs] == [differs] * 2
 
 
 # --- a run goes on with what it was begun with
@@ -141,7 +140,7 @@ SHAPE = LaptopSettings(hidden=16, layers=("conv",), heads=2, kv_heads=1, feed_fo
 
 @pytest.fixture
 def home(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with copies of the world and its index, which the tests may change."""
+    """A working folder with copies of the world and its index, which tests may change."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(world, tmp_path / "set")
     build_index(Path("set"), "bm25", Path("bm25"))
@@ -152,7 +151,7 @@ WORDS = ("run", "set", "--split", "dev", "--count", 8, "--agent", "rules", "--re
 
 
 def half(run: Path) -> bytes:
-    """Cut a finished run to its first four rows, as a kill leaves it."""
+    """Truncate a finished run to its first four rows, as a kill would."""
     path = Run(run).trajectories_path
     kept = b"".join(path.read_bytes().splitlines(keepends=True)[:4])
     path.write_bytes(kept)
@@ -160,12 +159,12 @@ def half(run: Path) -> bytes:
 
 
 def written(run: Path) -> dict[str, list[int]]:
-    """Question → every id of its trajectory. The last bits of log-probabilities depend on how many rows run at once."""
+    """Question → token ids of its trajectory. Log-probabilities vary in the last bits with the number of rows."""
     return {one.question.id: [ident for part in one.segments for ident in part.ids] for one in Run(run).trajectories()}
 
 
 def refused(coseek: Type, what: str, *words: object) -> None:
-    """The run in `out` does not go on; the sentence says what differs, and no row was added."""
+    """Check that the run in `out` is not resumed, that the sentence names the difference, and that no row is added."""
     before = Run(Path("out")).trajectories_path.read_bytes()
     outcome = coseek(*(words or WORDS), "--resume")
     assert outcome.code == 2

@@ -34,7 +34,7 @@ def url(policy: Path) -> Iterator[str]:
 
 
 def rows(run: Path) -> tuple[list[JsonObject], list[float]]:
-    """The stored trajectories by question and seed, without their wall time; their log-probabilities apart."""
+    """The stored trajectories, sorted by question and seed, without timings; and their log-probabilities."""
     found, logprobs = [], []
     for line in (run / "trajectories.jsonl").read_text().splitlines():
         row = json.loads(line)

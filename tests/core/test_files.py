@@ -6,13 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.cache import TextCache
 from coseek.core.errors import DataError
 from coseek.core.files import (
-    Json,
     JsonObject,
     atomic_folder,
     atomic_write,
@@ -25,18 +24,8 @@ from coseek.core.files import (
 )
 from coseek.core.temp_files import sweep
 
-leaves = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=10)
-)
-values: st.SearchStrategy[Json] = st.recursive(
-    leaves,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-objects = st.dictionaries(st.text(max_size=5), values, max_size=4)
 
-
-@given(objects)
+@given(st.dictionaries(st.text(max_size=5), st.lists(st.none() | st.floats(-1e9, 1e9) | st.text()), max_size=4))
 def test_an_object_is_one_line_for_every_reader_and_comes_back_the_same(row: JsonObject) -> None:
     line = json_line(row)
     assert line.endswith("\n")
@@ -169,30 +158,17 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".mine.part", "gone", "index"]
 
 
-# --- the store: a text under the wrong key, a file of somebody else's, a store that grows for ever
+# --- the cache: a text under the wrong key, a foreign file, unbounded growth
 
 
-def test_what_is_kept_is_found_by_a_later_store(tmp_path: Path) -> None:
+def test_a_key_keeps_its_first_text_and_a_later_cache_finds_it(tmp_path: Path) -> None:
     first = TextCache(tmp_path / "s" / "texts.sqlite")
-    first.write({"a": "one", "b": "two\udcff".encode("utf-8", "replace").decode()})
+    first.write({"a": "one\0é\u2028", "b": ""})
+    first.write({"b": "two", "a": "two"})
     first.close()
     again = TextCache(tmp_path / "s" / "texts.sqlite")
-    assert again.read(["a", "c"]) == {"a": "one"}
+    assert again.read(["a", "b", "c"]) == {"a": "one\0é\u2028", "b": ""}
     again.close()
-
-
-@pytest.mark.slow
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.text(max_size=5)), max_size=30))
-@settings(max_examples=20)
-def test_a_key_keeps_its_first_text(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]) -> None:
-    store = TextCache(tmp_path_factory.mktemp("store") / "texts.sqlite")
-    told: dict[str, str] = {}
-    for key, text in pairs:
-        text = text.encode("utf-8", "replace").decode()
-        store.write({key: text})
-        told.setdefault(key, text)
-    assert store.read(list("abcdef")) == told
-    store.close()
 
 
 def test_the_texts_unused_for_the_longest_make_room(tmp_path: Path) -> None:
@@ -201,9 +177,7 @@ def test_the_texts_unused_for_the_longest_make_room(tmp_path: Path) -> None:
         store.write({key: key})
     assert store.read(["a"]) == {"a": "a"}  # used again, so it stays
     store.write({"e": "e", "f": "f"})
-    kept = store.read(list("abcdef"))
-    assert kept is not None
-    assert set(kept) == {"a", "d", "e", "f"}
+    assert set(store.read(list("abcdef"))) == {"a", "d", "e", "f"}
     store.close()
 
 

@@ -24,7 +24,7 @@ KEY = "sk-very-secret-123"
 
 
 def in_order(*said: Said) -> Callable[[Asked], Said]:
-    """One answer after another, the last one for ever."""
+    """Return the answers in order, and repeat the last one."""
     return lambda asked: said[min(asked.number, len(said) - 1)]
 
 
@@ -32,18 +32,16 @@ def in_order(*said: Said) -> Callable[[Asked], Said]:
 def client(
     answer: Callable[[Asked], Said], patience: HttpSettings = FAST, key: str | None = None, **more: object
 ) -> Iterator[tuple[HttpClient, Site]]:
-    """A client of a server that gives these answers."""
+    """A client, and its server with these answers."""
     with site(answer) as there:
         calls = HttpClient(there.url, patience, key, **more)  # type: ignore[arg-type]
         yield calls, there
         calls.close()
 
 
-def failure_of(
-    answer: Callable[[Asked], Said], patience: HttpSettings = FAST, key: str | None = None
-) -> tuple[str, int]:
-    """What a call that fails says, and how often it was made."""
-    with client(answer, patience, key) as (calls, there):
+def failure_of(answer: Callable[[Asked], Said], key: str | None = None) -> tuple[str, int]:
+    """The message of a failed call, and its number of requests."""
+    with client(answer, key=key) as (calls, there):
         with pytest.raises(HttpFailure) as failed:
             calls.request("POST", "/x", {"a": 1})
         return str(failed.value), len(there.asked)
@@ -244,9 +242,8 @@ def test_a_key_that_a_server_repeats_reaches_nothing_that_is_stored() -> None:
     echo = b'{"text": "your key is %s, %s", "n": 1}' % (key.encode(), key.replace("/", "\\/").encode())
     with client(in_order(Said(echo)), key=key) as (calls, there):
         answer = calls.request("POST", "/x", {})
-        assert calls.fetch("GET", "/x") == echo.replace(key.encode(), b"*" * 20).replace(
-            key.replace("/", "\\/").encode(), b"*" * 22
-        )
+        escaped = key.replace("/", "\\/").encode()
+        assert calls.fetch("GET", "/x") == echo.replace(key.encode(), b"*" * 20).replace(escaped, b"*" * 22)
         other = HttpClient(there.url, FAST, quotes=False)
         headers = {"X-API-KEY": key, "Accept": "application/json", "Authorization": f"Bearer {key}"}
         assert key.encode() not in other.fetch("GET", "/x", headers=headers)
@@ -331,13 +328,12 @@ def test_a_small_answer_does_not_unpack_to_one_that_fills_the_memory() -> None:
 
 
 ONCE = HttpSettings(attempts=1, timeout_s=5.0)
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 @pytest.fixture
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without proxies."""
-    for name in PROXIES:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     return monkeypatch

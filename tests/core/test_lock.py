@@ -27,7 +27,7 @@ sys.stdin.readline()
 
 @contextmanager
 def holder(kind: str, path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Another process that has the lock."""
+    """Another process that holds the lock."""
     command = [sys.executable, "-c", HOLDER, kind, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -8,16 +8,7 @@ import pytest
 
 from coseek.core import plugins
 from coseek.core.errors import SettingError
-from coseek.core.plugins import (
-    check_takes,
-    function_module,
-    identify,
-    is_plugin_path,
-    offer,
-    own_function,
-    plugin_digests,
-    plugin_name,
-)
+from coseek.core.plugins import check_takes, function_module, identify, offer
 
 PRICE = 0.01
 TABLE = {"a": [1, 2]}
@@ -48,7 +39,7 @@ def closure(data: list[float]) -> Callable[[int], float]:
 
 
 def typed_in() -> FunctionType:
-    """A function of which no file holds the text, as one that is typed into an interpreter."""
+    """A function without a source file, as if typed into an interpreter."""
     code = compile("def typed(x): return x", "<stdin>", "exec").co_consts[0]
     return FunctionType(code, {})
 
@@ -101,11 +92,9 @@ def test_a_function_whose_call_returns_no_result_is_refused_at_once(function: Ca
 
 def test_a_function_is_a_part_under_its_name_until_another_takes_it() -> None:
     name = offer("reward", plain, {"reward": plain})
-    assert name == "python:plain" and is_plugin_path(name) and plugin_name(name) == "plain"
+    assert name == "python:plain" and plugins.is_plugin_path(name) and plugins.plugin_name(name) == "plain"
     assert function_module("reward", name).reward is plain
-    known = own_function(name)
-    assert known is not None
-    assert plugin_digests({"reward": {name: 1.0}, "other": ["x.py"]}) == {name: known.digest}
+    assert plugins.plugin_digests({"reward": {name: 1.0}, "other": ["x.py"]}) == {name: identify(plain)[0]}
     assert offer("reward", calls_itself, {}) == "python:calls_itself"
     with pytest.raises(SettingError, match=r"no algorithm called 'plain', only a function .*\(reward\)"):
         function_module("algorithm", name)

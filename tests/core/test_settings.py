@@ -182,11 +182,8 @@ def test_one_folder_named_in_two_ways_is_no_other_setting(tmp_path: Path, monkey
         (tmp_path / "runs" / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     whole = str(tmp_path / "runs" / "one")
-    check_same_settings(
-        tmp_path,
-        {"data": {"folder": whole}, "labels": [whole]},
-        {"data": {"folder": "runs/one"}, "labels": ["runs/one/"]},
-    )
+    began: JsonObject = {"folder": whole, "labels": [whole]}
+    check_same_settings(tmp_path, {"data": began}, {"data": {"folder": "runs/one", "labels": ["runs/one/"]}})
     for other in ("runs/two", "runs/none", "http://127.0.0.1:1/one", "a/" + "b" * 5000, "one"):
         with pytest.raises(SettingError, match=f"folder = '{whole}', and now '{other}' is asked for"):
             check_same_settings(tmp_path, {"folder": whole}, {"folder": other})

@@ -47,11 +47,20 @@ def test_what_no_file_can_hold_is_refused_with_its_line_and_field(what: str, tmp
         read_json(whole)
 
 
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=10,
-))  # fmt: skip
+def nested(leaves: "st.SearchStrategy[object]") -> "st.SearchStrategy[object]":
+    """Lists and mappings of leaves."""
+    return st.recursive(
+        leaves,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+        max_leaves=10,
+    )
+
+
+FINITE = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+HALVES = st.floats() | st.text(st.characters(min_codepoint=0xD7F0, max_codepoint=0xE010), max_size=3) | st.integers()
+
+
+@given(nested(FINITE))
 def test_whatever_can_be_written_is_read_as_it_was(value: Json) -> None:
     for escaped in (True, False):
         text = json.dumps(value, ensure_ascii=escaped)
@@ -59,17 +68,10 @@ def test_whatever_can_be_written_is_read_as_it_was(value: Json) -> None:
     assert fault_in(value) == ""
 
 
-values = st.recursive(
-    st.floats() | st.text(st.characters(min_codepoint=0xD7F0, max_codepoint=0xE010), max_size=3) | st.integers(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(values)
+@given(nested(HALVES))
 def test_what_is_read_can_be_written_again_and_what_is_refused_cannot(value: Json) -> None:
     text = json.dumps(value)
-    value = cast(Json, json.loads(text))  # two halves that stand together are one letter
+    value = cast(Json, json.loads(text))  # two adjacent halves are one letter
     try:
         parse_strict(text)
     except InvalidJson:
@@ -117,11 +119,7 @@ def test_the_meta_of_a_question_or_a_passage_leaves_room_for_what_is_put_around_
 # --- YAML
 
 
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text() | st.dates(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
+PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text() | st.dates()
 REFUSED = {
     "loop": ("a: 1\nb: &l\n  again: *l\n", "nested more than 100 deep"),
     "a name twice": ("steps: 1\nlr: 2\nsteps: 3\n", r"line 3.*'steps' stands twice"),
@@ -148,7 +146,7 @@ def test_what_no_setting_means_is_refused_with_its_line(what: str, tmp_path: Pat
         read_yaml(path, "recipe")
 
 
-@given(PLAIN)
+@given(nested(PLAIN))
 def test_no_plain_value_is_read_as_another_one(value: object) -> None:
     text: str = yaml.safe_dump(value, allow_unicode=True)
     assert parse_yaml(text) == yaml.safe_load(text)

@@ -80,9 +80,8 @@ LOOP = "<think> Julenta , mayor" + " painter Seminary" * 48
 
 def test_a_loop_is_shortened_and_what_follows_it_is_not() -> None:
     assert len(without_repetition(LOOP)) < 100 and has_loop(LOOP)
-    assert without_repetition(f"{LOOP}</think><search> x</search>").endswith(
-        "…painter Seminary</think><search> x</search>"
-    )
+    rest = "</think><search> x</search>"
+    assert without_repetition(LOOP + rest).endswith("…painter Seminary" + rest)
 
 
 def test_lists_tables_and_emphasis_are_no_loops() -> None:

@@ -1,4 +1,4 @@
-"""Machines of given speed: a cache as an earlier process may have left it."""
+"""Simulated machines of a given speed, by the cache of an earlier process."""
 
 import json
 from importlib.util import find_spec
@@ -10,13 +10,13 @@ from coseek.hardware import placement
 from coseek.hardware.device import host_digest
 
 FAST, SLOW = 2.5, 0.02
-"""How many times as fast bfloat16 is on a processor that multiplies it, and on one that does not."""
+"""Speed-up of bfloat16 on a processor that multiplies it natively, and on one that does not."""
 
 
 def kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, many_rows: float, few_rows: float = SLOW, int8_search: float = SLOW
 ) -> Path:
-    """A user's cache folder with these speed-ups of this machine. The process knows of none yet."""
+    """Write a user's cache with these speed-ups of this machine, and clear what the process knows."""
     stored = {"many_rows": many_rows, "few_rows": few_rows, "int8_search": int8_search}
     path = folder / "coseek" / placement.FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,12 +27,12 @@ def kept(
 
 
 def processor(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
-    """A machine with this speed-up of bfloat16, whatever the rows."""
+    """Simulate a machine with this speed-up of bfloat16, for few and many rows."""
     kept(folder, monkeypatch, ratio, ratio)
 
 
 def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a new process of a machine without an accelerator: nothing is known or said."""
+    """Simulate a new process on a machine without an accelerator."""
     placement._speedups.cache_clear()
     placement._warned.clear()
     if find_spec("torch"):

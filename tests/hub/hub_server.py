@@ -94,19 +94,12 @@ class _Handler(BaseHTTPRequestHandler):
             repo.commits.append(hashlib.sha1(body, usedforsecurity=False).hexdigest())
             url = f"http://{self.headers['Host']}/{'' if kind == 'models' else 'datasets/'}{name}"
             return self._answer(200, {"commitUrl": f"{url}/commit/{repo.commits[-1]}", "commitOid": repo.commits[-1]})
-        if what == "tree":
-            files = [
-                {"type": "file", "path": path, "size": len(content), "oid": _blob_id(content)}
-                for path, content in repo.files.items()
-            ]
-            return self._answer(200, files)
-        siblings = [
-            {"rfilename": path, "blobId": _blob_id(content), "size": len(content)}
+        files = [
+            {"path": path, "rfilename": path, "size": len(content), "oid": _blob_id(content), "type": "file"}
             for path, content in repo.files.items()
         ]
-        return self._answer(
-            200, {"id": name, "_id": "1", "sha": repo.commits[-1], "private": repo.private, "siblings": siblings}
-        )
+        about = {"id": name, "_id": "1", "sha": repo.commits[-1], "private": repo.private, "siblings": files}
+        return self._answer(200, files if what == "tree" else about)
 
     def _file(self, kind: str, name: str, path: str) -> None:
         repo = self.state.repos[kind, name]
@@ -119,12 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
 def hub_server() -> Iterator[HubState]:
     """Run the server."""
     state = HubState()
-
-    class Handler(_Handler):
-        """Knows this server's repositories."""
-
-    Handler.state = state
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"state": state}))
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

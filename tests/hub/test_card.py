@@ -12,18 +12,7 @@ from markdown_it.token import Token
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import Settings, changed_settings, make_settings
-from coseek.hub.card import (
-    FILE,
-    PULLED,
-    ModelCard,
-    base_model_of,
-    front_of,
-    inert,
-    paragraph,
-    read_card,
-    shared,
-    shown_table,
-)
+from coseek.hub.card import FILE, ModelCard, base_model_of, front_of, inert, paragraph, read_card, shared, shown_table
 from coseek.lab.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe
 from coseek.measure.table import Table
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
@@ -136,7 +125,7 @@ def test_a_base_model_is_named_only_where_a_file_tells(tmp_path: Path) -> None:
     assert base_model_of(str(plain), plain) is None
     (plain / FILE).write_text("---\nbase_model: some/other\n---\n# Theirs\n")  # of the model it was itself made from
     assert base_model_of(str(plain), plain) is None
-    (plain / PULLED).write_text("repo: Qwen/Qwen3-0.6B\n")
+    (plain / ".pulled.yaml").write_text("repo: Qwen/Qwen3-0.6B\n")
     assert base_model_of(str(plain), plain) == "Qwen/Qwen3-0.6B"
     cached = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "0123"
     assert base_model_of(str(cached), cached) == "Qwen/Qwen3-0.6B"

@@ -19,9 +19,7 @@ from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.laptop import LaptopSettings, make_policy
 
-TINY = LaptopSettings(
-    hidden=16, layers=("conv", "full_attention"), heads=2, kv_heads=1, feed_forward=16, vocabulary=300
-)
+TINY = LaptopSettings(hidden=16, layers=("conv", "full_attention"), heads=2, kv_heads=1, feed_forward=8, vocabulary=300)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +42,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
 
 @pytest.fixture
 def policy(models: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
+    """A copy that tests may change."""
     shutil.copytree(models / "policy", tmp_path / "policy")
     return tmp_path / "policy"
 
@@ -141,7 +139,7 @@ def test_a_repository_is_replaced_on_demand_and_a_folder_never(policy: Path, ser
     assert contents(tmp_path / "home") == {"letters.txt": b"dear"}
 
 
-def test_only_published_files_are_fetched_and_a_failed_pull_leaves_none(
+def test_only_published_files_are_pulled_and_failures_leave_none(
     policy: Path, server: HubState, tmp_path: Path
 ) -> None:
     push(policy, "me/one")

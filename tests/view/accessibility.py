@@ -1,10 +1,8 @@
-"""Accessibility: what axe-core holds against a page, open in a browser, for tests."""
+"""Accessibility: runs axe-core on a page that is open in a browser."""
 
 import json
-from collections.abc import Iterator
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
 from typing import cast
 
 from tests.view.chromium import Chromium
@@ -12,21 +10,15 @@ from tests.view.chromium import Chromium
 from coseek.core.files import JsonObject
 
 FOUND = find_spec("axe_core_python") is not None
-"""Whether the checker is installed: a wheel that holds axe-core's script."""
+"""Whether the wheel with axe-core's script is installed."""
 SERIOUS = ("serious", "critical")
 TALL = 3000
-"""Pixels: nearly all is in sight, since the contrast of what is not is unknown."""
-_RUN = "axe.run().then(({violations, incomplete}) => JSON.stringify({violations, incomplete}))"
-
-
-def axe_script(path: Path | None = None) -> str:
-    """The script of axe-core: that of the installed wheel, or another version's file."""
-    found = files("axe_core_python") / "axe.min.js" if path is None else path
-    return found.read_text(encoding="utf-8")
+"""Height of the page in pixels, so that nearly everything is visible: axe-core checks contrast only of visible text."""
+_RUN = "axe.run().then(({violations}) => JSON.stringify(violations))"
 
 
 def views(browser: Chromium) -> dict[str, str]:
-    """What the viewer's page that is open has to show: name → the address's part behind #."""
+    """The views of the viewer's page that is open: name → fragment of the address."""
     chosen = "kept.find((i) => columns.searches[i] > 1) ?? kept[0]"
     episode = str(browser.ask(f"kept.length ? linkTo({{view: 'episode', ...addressOf({chosen})}}) : ''"))
     there = {"list": "#view=list", "runs": "#view=runs", "curves": "#view=curves", "episode": episode}
@@ -38,22 +30,18 @@ def views(browser: Chromium) -> dict[str, str]:
 
 
 def shape(browser: Chromium, width: int, height: int, dark: bool) -> None:
-    """Give the page this size and colour scheme."""
+    """Set the size and the colour scheme of the page."""
     browser.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     browser.send("Emulation.setEmulatedMedia", features=[scheme])
 
 
-def findings(browser: Chromium, script: str) -> Iterator[tuple[str, bool]]:
-    """Each finding of a serious or critical rule about the page as it is, opened up, and whether it is sure: a contrast
-    may be undecided."""
+def violations(browser: Chromium) -> list[str]:
+    """Expand the page, and list the violations of serious and critical rules."""
     browser.ask("document.querySelectorAll('details').forEach((one) => { one.open = true; }); 0")
     browser.ask("document.querySelectorAll('[aria-expanded=false]').forEach((one) => one.click()); 0")
     browser.ask("new Promise((done) => setTimeout(() => requestAnimationFrame(() => done(0)), 50))")
-    browser.ask(f"{script}; 0")
-    found = cast("dict[str, list[JsonObject]]", json.loads(str(browser.ask(_RUN))))
-    for kind, sure in (("violations", True), ("incomplete", False)):
-        for rule in found[kind]:
-            for node in cast("list[JsonObject]", rule["nodes"]):
-                if rule["impact"] in SERIOUS:
-                    yield f"{rule['id']}: {str(node['html'])[:160]}", sure
+    browser.ask((files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8") + "; 0")
+    rules = cast("list[JsonObject]", json.loads(str(browser.ask(_RUN))))
+    nodes = [(rule, cast("list[JsonObject]", rule["nodes"])) for rule in rules if rule["impact"] in SERIOUS]
+    return [f"{rule['id']}: {str(node['html'])[:160]}" for rule, broken in nodes for node in broken]

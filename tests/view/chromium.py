@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from types import TracebackType
 from typing import Self, cast
 
 from coseek.core.files import JsonObject
@@ -21,7 +20,7 @@ WAIT_S = 60.0
 
 
 class Chromium:
-    """One page of a browser with a profile of its own. `requests` are the URLs that the page asked for."""
+    """One page of a browser with its own profile. `requests` are the URLs that the page requested."""
 
     def __init__(self) -> None:
         assert FOUND is not None, "chromium is not installed"
@@ -56,9 +55,7 @@ class Chromium:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._write)  # the browser ends when its pipe does
         try:
             self._process.wait(timeout=10)
@@ -104,7 +101,7 @@ class Chromium:
         return cast("dict[str, object]", found["result"]).get("value")
 
     def open(self, url: str) -> None:
-        """Open a page and wait until it has drawn itself."""
+        """Open a page, and wait until it is drawn."""
         self.send("Page.navigate", url="about:blank")
         self.send("Page.navigate", url=url)
         self.until("document.documentElement?.dataset.openMs !== undefined")

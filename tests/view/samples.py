@@ -34,11 +34,11 @@ _PAYLOADS = (
 )  # fmt: skip
 _FRAMES = ("{}", "x{}y", '"{}', "'{}'", "{0}{0}", "</p>{}", "<{}", "\n{}\n", "[{}](http://127.0.0.1:9/)", "é漢{}🙂")
 HOSTILE = [frame.replace("{0}", "{}").replace("{}", payload) for frame in _FRAMES for payload in _PAYLOADS]
-"""200 texts that want to be markup, script, requests, terminal codes or another direction."""
+"""200 texts that try to be markup, script, requests, terminal codes or another direction."""
 
 
 def trajectory(ident: str = "q1", said: str = "I look", *, right: bool = True, seed: int = 7, k: int = 3) -> Trajectory:
-    """An episode of one search, with `said` in every place that holds a text from outside."""
+    """An episode of one search, with `said` in every untrusted text."""
     passages = [Passage(f"p{at} {said}" if at else "p0", f"title {at} {said}", f"text {at} {said}") for at in range(k)]
     agent = Segment(Author.AGENT, "search", f"<search>{said}</search>", (65, 66), (-0.25, -2.0))
     return Trajectory(
@@ -71,7 +71,7 @@ def make_run(folder: Path, trajectories: Iterable[Trajectory], settings: JsonObj
 
 
 def token_data(one: Trajectory, advantages: Values = (-1.5, -1.5, 0.5, None)) -> TokenData:
-    """Token data of `trajectory()`, with a value of every kind."""
+    """Token data of `trajectory()`, with every kind of value."""
     return TokenData(
         question_id=one.question.id,
         seed=one.seed,
@@ -88,7 +88,7 @@ def token_data(one: Trajectory, advantages: Values = (-1.5, -1.5, 0.5, None)) ->
 
 
 def make_rollouts(training: Path, trajectories: Sequence[Trajectory], values: Sequence[TokenData]) -> Path:
-    """The kept rollouts of a step of a training."""
+    """Stored rollouts of a training step."""
     folder = make_run(training / "rl" / "rollouts" / "step-000010", trajectories)
     write_jsonl(folder / FILE, (one.to_json() for one in values))
     return folder
@@ -112,7 +112,7 @@ def make_labels(folder: Path, one: Trajectory) -> Path:
 
 
 def data_of(page: HtmlPage) -> JsonObject:
-    """The data block, with all that is packed in it unpacked."""
+    """The data block, decompressed."""
     block = cast(JsonObject, json.loads(page.contents[1]))
     chunks = cast("list[str]", block["chunks"])
     bodies = [body for one in chunks for body in cast("list[Json]", unpacked(one))]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.view.accessibility import FOUND as AXE
-from tests.view.accessibility import TALL, axe_script, findings, shape, views
+from tests.view.accessibility import TALL, shape, views, violations
 from tests.view.chromium import FOUND, Chromium
 from tests.view.samples import HOSTILE, make_labels, make_rollouts, make_run, token_data, trajectory
 
@@ -206,4 +206,4 @@ def test_axe_finds_nothing_serious_in_any_view(browser: Chromium, tmp_path: Path
     shape(browser, width, TALL, dark)
     for fragment in (*views(browser).values(), rollout):
         browser.open(url + fragment)
-        assert [found for found, sure in findings(browser, axe_script()) if sure] == [], fragment
+        assert violations(browser) == [], fragment

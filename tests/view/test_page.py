@@ -1,4 +1,4 @@
-"""The page: what it holds, and that nothing in it is markup, script or a request but what we wrote."""
+"""The page: its content, and that it has no other markup, scripts or requests than ours."""
 
 import json
 import re
@@ -42,13 +42,8 @@ def test_no_text_of_a_run_becomes_an_element_or_closes_the_data_block(tmp_path: 
     assert [row[1] for row in questions] == [f"Who {text}?" for text in HOSTILE]
     bodies = cast("list[dict[str, list[JsonObject]]]", data["bodies"])
     for body, text in zip(bodies, HOSTILE, strict=True):
-        assert body["segments"][1] == {
-            "tag": "search",
-            "text": f"<search>{text}</search>",
-            "tokens": 2,
-            "ids": [65, 66],
-            "logprobs": [-250, -2000],
-        }
+        segment = {"tag": "search", "text": f"<search>{text}</search>", "tokens": 2}
+        assert body["segments"][1] == {**segment, "ids": [65, 66], "logprobs": [-250, -2000]}
 
 
 def test_the_page_names_no_address_and_its_policy_forbids_every_request() -> None:
@@ -275,7 +270,7 @@ def table_of(folder: Path, trajectories: list[Trajectory], settings: JsonObject 
 
 
 def table_from(folder: Path) -> EpisodeTable:
-    """The table of the one run that a folder has."""
+    """The table of the single run in a folder."""
     (source,), _ = open_sources([folder])
     table = EpisodeTable()
     table.add_run(source)
@@ -335,14 +330,8 @@ def test_a_passage_that_another_index_does_not_hold_has_no_rank_there(tmp_path: 
 
 def test_a_passage_of_an_imported_log_is_found_in_the_index_under_any_id_and_shape(tmp_path: Path) -> None:
     lake = "The lake of Orn lies between two hills and is fed by a river."
-    index = OtherIndex(
-        "own",
-        build_index(
-            Corpus([Passage("0", "Hill", "A hill by the lake."), Passage("7f", "Lake Orn", lake)]),
-            "bm25",
-            tmp_path / "index",
-        ),
-    )
+    corpus = Corpus([Passage("0", "Hill", "A hill by the lake."), Passage("7f", "Lake Orn", lake)])
+    index = OtherIndex("own", build_index(corpus, "bm25", tmp_path / "index"))
     logged = {
         Passage("1", "Lake Orn", lake): 2,
         Passage("1", "", f'(Title: "Lake Orn") {lake}'): 2,
@@ -406,10 +395,8 @@ def test_a_rollout_of_training_has_the_values_of_its_step_at_its_tokens(tmp_path
     assert (first["advantages"], first["gaps"], first["entropies"]) == ([-1500, -1500], [0, -75000], [250, 1500])
     assert (second["advantages"], second["gaps"], second["entropies"]) == ([500, None], [0, None], [0, 2500])
     assert "training" not in other
-    assert all(
-        part.keys() <= {"tag", "text", "tokens", "ids", "logprobs"}
-        for part in cast("list[JsonObject]", other["segments"])
-    )
+    fields = {"tag", "text", "tokens", "ids", "logprobs"}
+    assert all(part.keys() <= fields for part in cast("list[JsonObject]", other["segments"]))
 
 
 def test_values_of_other_tokens_are_not_shown(tmp_path: Path) -> None:

@@ -164,9 +164,7 @@ def warn_of_cuts(generator: Generator) -> None:
     """Print how many prompts were too long for a local model, which then read less than was recorded."""
     model = generator.model.model if isinstance(generator.model, CachedTextModel) else generator.model
     if cut := getattr(model, "cut_prompts", 0):
-        say(
-            f"{cut} prompts were too long for {generator.settings.model} and lost their middle; choose a lower --budget"
-        )
+        say(f"{cut} prompts were too long for {generator.settings.model} and lost their middle; lower --budget")
 
 
 @contextmanager

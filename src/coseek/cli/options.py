@@ -23,58 +23,36 @@ from coseek.data.dataset import QuestionFilter
 if TYPE_CHECKING:
     from coseek.core.cluster import Cluster
 
-RetrieverName: TypeAlias = Annotated[
-    str, Option(help="An index folder, a URL, a YAML file, or `{retriever: NAME, …}`.")
-]
+RetrieverName: TypeAlias = Annotated[str, Option(help="An index folder, URL, YAML file, or `{retriever: NAME, …}`.")]
 Temperature: TypeAlias = Annotated[float, Option(min=0.0, help="0 always takes the most likely token.")]
 ProtocolName: TypeAlias = Annotated[str | None, Option(help="A protocol or a YAML file; default: the agent's own.")]
-PromptTemplateName: TypeAlias = Annotated[
-    str | None, Option(help="A prompt template or a YAML file; default: the agent's own.")
-]
+PromptTemplateName: TypeAlias = Annotated[str | None, Option(help="A template or YAML file; default: the agent's.")]
 TokenizerName: TypeAlias = Annotated[str | None, Option(help="For a server: the folder of its model, or `bytes`.")]
 Split: TypeAlias = Annotated[str | None, Option(help="The split of a data-set folder.")]
 Count: TypeAlias = Annotated[int | None, Option(min=1, help="Draw N questions, in proportion to the data sets.")]
 Select: TypeAlias = Annotated[
     list[str] | None,
-    Option(
-        metavar="NAME=VALUES",
-        help="Only some questions: sources=nq,hotpotqa or hops=2,3 or types=bridge; may be repeated.",
-    ),
+    Option(metavar="NAME=VALUES", help="Only these: sources=nq,hotpotqa, hops=2,3 or types=bridge; may be repeated."),
 ]
 Resume: TypeAlias = Annotated[bool, Option("--resume", help="Resume what is in --out.")]
 OutFolder: TypeAlias = Annotated[Path, Option(help="The folder to write.")]
 BootstrapSeed: TypeAlias = Annotated[int, Option(help="Seed of the bootstrap.")]
-CacheFile: TypeAlias = Annotated[
-    Path | None, Option(help="A SQLite file that caches model outputs across runs and labels.")
-]
-DeviceName: TypeAlias = Annotated[
-    str | None, Option(help="Device of local models: cpu, cuda, cuda:1 …; default: an accelerator if there is one.")
-]
+CacheFile: TypeAlias = Annotated[Path | None, Option(help="A SQLite cache of model outputs, across runs and labels.")]
+DeviceName: TypeAlias = Annotated[str | None, Option(help="cpu, cuda, cuda:1 …; default: an accelerator, if any.")]
 ClusterName: TypeAlias = Annotated[
     str | None,
-    Option(
-        metavar="ADDRESS",
-        help="Work on a Ray cluster: local, auto or ray://HOST:PORT, optionally followed by ?cpus=2&gpus=1 a process.",
-    ),
+    Option(metavar="ADDRESS", help="A Ray cluster: local, auto or ray://HOST:PORT, with ?cpus=2&gpus=1 per process."),
 ]
 AnswerWith: TypeAlias = Annotated[
     str | None,
-    Option(
-        help="A frozen generator (a shipped model, model folder, URL or YAML file) that answers from each run's "
-        "passages: the agent as a component."
-    ),
+    Option(help="A frozen generator (shipped model, folder, URL or YAML file) that answers from each run's passages."),
 ]
-BudgetTokens: TypeAlias = Annotated[
-    int, Option(min=1, help="Tokens of passages in the generator's prompt, at most; and of budgeted_recall.")
-]
+BudgetTokens: TypeAlias = Annotated[int, Option(min=1, help="Passage tokens for the generator and budgeted_recall.")]
 PromptFile: TypeAlias = Annotated[str | None, Option(help="The generator's prompt: a YAML file of your own.")]
 JudgePromptFile: TypeAlias = Annotated[str, Option(help="The judge's prompt: a YAML file of your own.")]
 OneJudge: TypeAlias = Annotated[
     str | None,
-    Option(
-        help="The judge for judge_acc and gen_acc: a shipped model, a model folder, a URL or YAML file, or the folder "
-        "of a laptop world (its oracle)."
-    ),
+    Option(help="The judge: a model (shipped, folder, URL or YAML file), or a laptop world's folder (its oracle)."),
 ]
 
 
@@ -109,9 +87,7 @@ def whole_numbers(option: str, text: str, least: int, example: str) -> list[int]
     """Parse comma-separated whole numbers, and drop repeated ones. Raises `SettingError` for anything else."""
     names = split_names(text)
     if not names or not all(name.isdecimal() and int(name) >= least for name in names):
-        raise SettingError(
-            f"{option} {text!r} is not a list of whole numbers from {least} on; write for example {example}"
-        )
+        raise SettingError(f"{option} {text!r} is not a list of whole numbers from {least} on, such as {example}")
     return list(dict.fromkeys(map(int, names)))
 
 
@@ -208,18 +184,12 @@ _shared = typer.Typer(add_completion=False)
 @_shared.command(add_help_option=False)
 def _apply_shared(
     is_quiet: Annotated[bool, Option("--quiet", "-q", help="Warnings only, no progress.")] = False,
-    is_verbose: Annotated[
-        bool, Option("--verbose", "-v", help="Show all progress, and the messages of libraries.")
-    ] = False,
+    is_verbose: Annotated[bool, Option("--verbose", "-v", help="All progress, and messages of libraries.")] = False,
     model: Annotated[str | None, Option(help="The model's name at the servers that this command names by URL.")] = None,
-    key_env: Annotated[
-        str | None, Option(metavar="NAME", help="The environment variable with those servers' key.")
-    ] = None,
+    key_env: Annotated[str | None, Option(metavar="NAME", help="The environment variable with their key.")] = None,
     no_send: Annotated[
         list[str] | None,
-        Option(
-            metavar="FIELD", help="A field that those servers refuse, such as temperature or seed; may be repeated."
-        ),
+        Option(metavar="FIELD", help="A field that they refuse, such as temperature or seed; may be repeated."),
     ] = None,
 ) -> None:
     """Apply the options that commands share."""

@@ -94,9 +94,7 @@ class RayCluster:
         self._nodes = sorted(str(node["NodeID"]) for node in alive)
         self.workers = sum(_room(node["Resources"], settings) for node in alive)
         if not self.workers:
-            raise RunError(
-                f"no node of the cluster has the {settings.cpus:g} CPUs and {settings.gpus:g} GPUs of a worker"
-            )
+            raise RunError(f"no node has the {settings.cpus:g} CPUs and {settings.gpus:g} GPUs of a worker")
 
     @property
     def nodes(self) -> int:

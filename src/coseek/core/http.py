@@ -419,9 +419,7 @@ def read_key(variable: str, what: str = "key") -> str:
     """Read a key from an environment variable. Raises `SettingError` if it is missing or not printable ASCII."""
     key = os.environ.get(variable, "").strip()
     if not (key and key.isascii() and key.isprintable()):
-        raise SettingError(
-            f"the environment variable {variable} holds no {what} (plain printable characters); put it in"
-        )
+        raise SettingError(f"the environment variable {variable} holds no {what} (printable ASCII); put it in")
     return key
 
 

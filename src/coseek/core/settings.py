@@ -190,9 +190,7 @@ def typed_overrides(overrides: Overrides) -> list[str]:
         return [f"{name}={_as_yaml(name, value)}" for name, value in overrides.items()]
     for override in overrides:
         if not isinstance(override, str):
-            raise SettingError(
-                f"settings are texts such as 'rl.steps=60', or a mapping of names to values, not {override!r}"
-            )
+            raise SettingError(f"settings are texts such as 'rl.steps=60', or a mapping to values, not {override!r}")
     return list(overrides)
 
 

@@ -36,9 +36,8 @@ def _parsed(text: str, foreign: bool) -> object:
         value: object = (_ForeignLoader if foreign else _Loader)(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise InvalidYaml(
-            f"not valid YAML ({error.problem or error.context})", mark.line + 1 if mark else None
-        ) from None
+        line = mark.line + 1 if mark else None
+        raise InvalidYaml(f"not valid YAML ({error.problem or error.context})", line) from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InvalidYaml(f"not valid YAML (the character {chr(error.character)!r} is not allowed)", line) from None

@@ -1,4 +1,4 @@
-// Training curves: one small plot a metric and stage, all runs laid over each other.
+// Training curves: one small plot per metric and stage, with all runs in it.
 
 const COLOURS = ["#3f8fd2", "#d97a1f", "#2f9e6e", "#c4609f", "#8a7fd8", "#a08430"];
 const FIRST = ["reward", "exact_match", "eval/reward", "eval/exact_match", "searches", "agent_tokens", "tokens", "kl_reference", "sampled_nll", "surprise", "entropy", "faults", "alarms", "loss", "grad_norm"];
@@ -15,10 +15,10 @@ const MEANS = {
   alarms: "warnings of the monitor",
   grad_norm: "before clipping",
 };
-const MOST_PLOTS = 12; // before "all" is asked for
+const MOST_PLOTS = 12; // before the reader asks for all
 const PLOT = { width: 320, height: 170, left: 46, right: 6, top: 8, bottom: 20 };
-const SPANS = [1, 10, 50]; // points whose mean is a point of a smooth line
-const MOST_POINTS = 600; // of one line; more are joined to the extremes of their share
+const SPANS = [1, 10, 50]; // points averaged into each point of a smoothed line
+const MOST_POINTS = 600; // per line; longer lines keep the extremes of equal slices
 let curves = null;
 let wantedMetric = "";
 let allMetrics = false;
@@ -55,7 +55,7 @@ async function curvesView() {
 
 const trainedRuns = () => [...new Set(curves.map((one) => one.run))];
 
-/** Checkboxes that show and hide runs, with the line of each; nothing for a single one. */
+/** Checkboxes that show and hide runs, each with its line style; nothing for a single run. */
 function legendOf(plots) {
   const names = trainedRuns();
   if (names.length < 2) return "";
@@ -73,7 +73,7 @@ function legendOf(plots) {
   return el("fieldset", { class: "legend", "aria-label": "Runs shown" }, items);
 }
 
-/** Colour and dashes of a run's line: colours come again with dashes. */
+/** Colour and dashes of a run's line: colours repeat with dashes. */
 function strokeOf(at) {
   const dashes = ["", "6 3", "2 2"][Math.floor(at / COLOURS.length) % 3];
   return { stroke: COLOURS[at % COLOURS.length], ...(dashes ? { "stroke-dasharray": dashes } : {}) };
@@ -106,7 +106,7 @@ function pointsOf(one, name) {
   return (one.columns[name] ?? []).map((value, at) => [steps?.[at] ?? at + 1, value]).filter(([, value]) => typeof value === "number");
 }
 
-/** Each point's mean with those before it, `span` in all at most. */
+/** Running mean over at most `span` points that end at each point. */
 function smoothed(points) {
   let sum = 0;
   return points.map(([x, y], at) => {
@@ -115,7 +115,7 @@ function smoothed(points) {
   });
 }
 
-/** At most MOST_POINTS points: the lowest and highest of each share, in their order. */
+/** At most MOST_POINTS points: the lowest and highest of each slice, in order. */
 function thinned(points) {
   if (points.length <= MOST_POINTS) return points;
   const share = Math.ceil((2 * points.length) / MOST_POINTS);
@@ -129,7 +129,7 @@ function thinned(points) {
   return found;
 }
 
-/** The plot of a metric in one stage of several runs; null where none of those shown has it. */
+/** The plot of a metric in one stage of several runs; null if no visible run has it. */
 function plotOf(name, own) {
   const there = own.filter((one) => !hiddenRuns.has(one.run));
   const lines = there.map((one) => ({ at: trainedRuns().indexOf(one.run), name: one.run, points: pointsOf(one, name) })).filter((line) => line.points.length);
@@ -156,7 +156,7 @@ function plotOf(name, own) {
   return withReadout(plot, name, lines, px);
 }
 
-/** A figure with a line of the values at the step under the pointer, else the last ones. */
+/** A figure with a line of values below it: at the step under the pointer, otherwise the last. */
 function withReadout(plot, name, lines, px) {
   const said = el("p", { class: "soft" });
   const mark = svg("path", { class: "at", d: "" });
@@ -164,7 +164,7 @@ function withReadout(plot, name, lines, px) {
   const say = (step) => {
     const nearest = (points) => points.reduce((a, b) => (Math.abs(b[0] - step) < Math.abs(a[0] - step) ? b : a));
     const values = lines.map((line) => (step === null ? line.points.at(-1) : nearest(line.points)));
-    const at = new Set(values.map(([x]) => x)); // one step is said once
+    const at = new Set(values.map(([x]) => x)); // name the step once if all runs share it
     const text = values.map(([x, y], place) => `${lines.length > 1 ? `${lines[place].name} ` : ""}${number(y)}${at.size > 1 ? ` at ${number(x)}` : ""}`);
     said.replaceChildren(shown([...text, at.size > 1 ? "" : `step ${number(values[0][0])}`].filter(Boolean).join(" · ")));
     mark.setAttribute("d", step === null ? "" : `M${px(values[0][0])} ${PLOT.top}V${PLOT.height - PLOT.bottom}`);
@@ -183,14 +183,14 @@ function withReadout(plot, name, lines, px) {
 
 const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
-/** What a scale holds: a share from 0 to 1 whole, and of a line without change its distance from 0. */
+/** Range of a scale: 0 to 1 for a fraction; a constant line includes 0. */
 function scaleFor([low, high]) {
   if (low >= 0 && high <= 1 && high >= 0.2) return [0, 1];
   if (low !== high) return [low, high];
   return low === 0 ? [0, 1] : [Math.min(0, low), Math.max(0, high)];
 }
 
-/** Three to six round values that hold an extent of two values. */
+/** Three to six round tick values that cover a range. */
 function ticksOf(low, high) {
   if (low === 0 && high === 1) return [0, 0.2, 0.4, 0.6, 0.8, 1];
   const least = (high - low) / 4;
@@ -200,7 +200,7 @@ function ticksOf(low, high) {
   return Array.from({ length: Math.ceil(high / gap - 1e-9) - first + 1 }, (_, at) => (first + at) * gap);
 }
 
-/** A value of a scale with the digits that tell it from its neighbours, short enough for the margin. */
+/** A tick label with enough digits to differ from its neighbours, short enough for the margin. */
 function tick(value, ticks) {
   const most = Math.max(...ticks.map(Math.abs));
   if (most >= 1e5) return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 4 });

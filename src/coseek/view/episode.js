@@ -14,13 +14,13 @@ async function episodeView(episode) {
   return [el("nav", { "aria-label": "Episode" }, links.filter(Boolean)), await article(episode)];
 }
 
-/** Links to the episodes before and after a place of a list. */
+/** Links to the previous and next episode in a list. */
 function neighbours(episodes, place) {
   const link = (at, text) => el("a", { href: linkTo(addressOf(episodes[at])) }, text);
   return [place > 0 && link(place - 1, "previous"), place >= 0 && place + 1 < episodes.length && link(place + 1, "next")];
 }
 
-/** An episode from question to answer; in a comparison the question stands above both. */
+/** An episode from question to answer; in a comparison the question is shown once above both. */
 async function article(episode, compared = false) {
   const body = await bodyOf(episode);
   const [id, text, answers, gold, hops, dataset] = questions[columns.question[episode]];
@@ -55,7 +55,7 @@ async function article(episode, compared = false) {
   );
 }
 
-/** What a rollout was in its step of training. */
+/** A rollout's part in its training step. */
 const trainingFacts = (training) =>
   training
     ? [
@@ -80,7 +80,7 @@ function tokenBar(segments) {
   return el("div", {}, bar, el("p", { class: "soft" }, label));
 }
 
-/** Segments in order; behind each turn of the agent the searches that it asked. */
+/** Segments in order; after each turn of the agent, its searches. */
 function turnsOf(body, gold) {
   const nodes = [];
   const left = new Set(body.searches.keys());
@@ -138,7 +138,7 @@ function searchNode(search, at, body, gold) {
   );
 }
 
-/** A rank in another index: 0 below those that were asked for, null for a passage that cannot be compared. */
+/** A rank in another index: 0 if below the depth that was requested, null for a passage that cannot be compared. */
 function rankText(rank) {
   if (rank === null) return "cannot tell: the log has no text";
   return rank ? `rank ${rank}` : "lower or not there";
@@ -168,7 +168,7 @@ function hitList(search, at, body, gold) {
   return el("ol", { class: "hits" }, items);
 }
 
-/** The label of a search: its candidates with every score that chose them. */
+/** The label of a search: its candidates with all scores. */
 function labelNode(label) {
   if (label.dropped) return el("p", { class: "soft" }, `no label: ${label.dropped}${label.detail ? `, ${label.detail}` : ""}`);
   const names = [...new Set(label.candidates.flatMap((one) => Object.keys(one.scores)))];
@@ -249,7 +249,7 @@ async function compareView() {
   const start = addressed(first) ?? changed ?? both[0] ?? (inFirst === undefined ? [...ofQuestion[head.runs.indexOf(first)].values()][0]?.[0] : partner(inFirst, head.runs.indexOf(first)));
   if (start === undefined) return [el("p", {}, `${first} has no episodes yet.`)];
   const other = partner(start, head.runs.indexOf(second));
-  const own = kept.filter((i) => columns.run[i] === head.runs.indexOf(first)); // the filters hold here, too
+  const own = kept.filter((i) => columns.run[i] === head.runs.indexOf(first)); // the filters apply here, too
   const flips = { view: "list", in: first, flip: second };
   const columnsOf = async (name, episode) => el("section", { "aria-label": plain(name) }, episode === undefined ? el("p", {}, `${shortName(name)} has not run this question.`) : await article(episode, true));
   const [, text, answers] = questions[columns.question[start]];
@@ -266,7 +266,7 @@ async function compareView() {
     ),
     el("h2", { dir: "auto" }, text.trim()),
     el("p", {}, "gold: ", el("bdi", {}, answers.join(" | ") || "not known")),
-    el("p", { class: "stacked" }, outcome), // where the other run stands far below
+    el("p", { class: "stacked" }, outcome), // on narrow screens the other run is far below
     el("div", { class: "pair" }, await columnsOf(first, start), await columnsOf(second, other)),
   ];
 }

@@ -1,8 +1,8 @@
-// The list: filters, the rows that are in sight, and the start of the page (this is the last file).
+// The list: filters, the visible rows, and the start of the page (this is the last file).
 
 const ROW = 56; // pixels, as in the style
-const SPARE = 6; // rows above and below what is in sight
-const MOST_MATCHES = 3; // runs whose EM stands above the list
+const SPARE = 6; // rows drawn above and below the visible ones
+const MOST_MATCHES = 3; // runs whose EM is shown above the list
 let kept = []; // episodes that pass the filters, in the order shown
 let current = 0; // place in `kept`
 let applied = null; // the filters that made `kept`
@@ -40,7 +40,7 @@ function makeFilters() {
   byId("rows").addEventListener("scroll", () => requestAnimationFrame(drawRows));
   let height = 0;
   new ResizeObserver(() => {
-    const appeared = !height; // a list that was hidden has forgotten its place
+    const appeared = !height; // a hidden list loses its scroll position
     height = byId("rows").clientHeight;
     if (appeared) showRow(current);
     else drawRows();
@@ -80,7 +80,7 @@ function applyFilters() {
   if (place >= 0) showRow(place);
 }
 
-/** EM run by run: a mean over runs before and after a training says nothing. */
+/** EM per run: a mean over runs before and after training would be meaningless. */
 function matchesOf(episodes) {
   const runs = new Map();
   for (const i of episodes) {
@@ -124,14 +124,14 @@ function hasPart(parts, wanted) {
   return value !== undefined && value > 0 === (wanted[0] === "+");
 }
 
-/** Whether an episode and its like in another run differ in being right; what is not scored has not flipped. */
+/** Whether an episode is right and its counterpart in another run wrong, or the reverse; false if either is not scored. */
 function isFlipped(episode, run) {
   const other = columns.run[episode] === run ? undefined : partner(episode, run);
   const [mine, theirs] = [columns.right[episode], columns.right[other]];
   return other !== undefined && mine !== null && theirs !== null && mine !== theirs;
 }
 
-/** Draw the rows in sight. The focus stays on the current row where it was in the list. */
+/** Draw the visible rows. Focus stays on the current row if it was in the list. */
 function drawRows() {
   const box = byId("rows");
   const first = Math.max(0, Math.floor(box.scrollTop / ROW) - SPARE);
@@ -164,14 +164,14 @@ function rowOf(place) {
   return row;
 }
 
-/** Right, wrong, fault or not scored, as a word: a colour alone says nothing to some. */
+/** Right, wrong, fault or not scored, as a word: some readers cannot see the colour. */
 function verdictOf(i) {
   if (columns.fault[i]) return el("span", { class: "fault" }, "fault");
   if (columns.right[i] === null) return el("span", { class: "soft" }, "not scored");
   return columns.right[i] ? el("span", { class: "right" }, "right") : el("span", { class: "wrong" }, "wrong");
 }
 
-/** Make a row the current one and bring it into sight. */
+/** Make a row current and scroll it into view. */
 function showRow(place) {
   current = place;
   const box = byId("rows");
@@ -181,7 +181,7 @@ function showRow(place) {
   drawRows();
 }
 
-/** Go some episodes on: in the list to their row, elsewhere to their page. */
+/** Move by some episodes: in the list to a row, elsewhere to a page. */
 function step(by) {
   if (!kept.length || state.view === "curves" || state.view === "runs") return;
   if (state.view === "list") {

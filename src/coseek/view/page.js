@@ -1,11 +1,11 @@
 "use strict";
-// The data block, the state in the page's address, and how text of runs becomes text nodes.
+// The data block, the state in the page's address, and text of runs as text nodes.
 
 const head = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const root = document.documentElement;
 
-/** The JSON value of a base64 text of gzipped JSON. */
+/** Decode base64 of gzipped JSON. */
 async function unpack(text) {
   const raw = atob(text);
   const bytes = new Uint8Array(raw.length);
@@ -18,11 +18,11 @@ async function unpack(text) {
 let columns = {};
 let questions = [];
 let pieces = [];
-let order = []; // of each episode, its number among those of its run and question
-let ofQuestion = []; // of each run: question → its episodes
+let order = []; // per episode: its number among those of its run and question
+let ofQuestion = []; // per run: question → its episodes
 let haystacks = [];
 
-/** Read the index and prepare what lists and comparisons look up. */
+/** Read the index and prepare the look-ups of lists and comparisons. */
 async function openIndex() {
   const index = await unpack(head.index);
   ({ columns, questions, pieces } = index);
@@ -37,12 +37,12 @@ async function openIndex() {
   }
 }
 
-/** The episode of another run with the same question and place among that run's samples; undefined without one. */
+/** The episode of another run with the same question and place among that run's samples; undefined if there is none. */
 function partner(episode, run) {
   return ofQuestion[run]?.get(columns.question[episode])?.[order[episode]];
 }
 
-const chunks = new Map(); // chunk → promise of its bodies; the last few only
+const chunks = new Map(); // chunk → promise of its bodies; only the last few
 const MOST_CHUNKS = 12;
 
 /** The body of an episode; its hits are {id, score, holds, title, text, place}; `holds` is 1 for a gold answer and 2 for the given one, added. */
@@ -56,7 +56,7 @@ async function bodyOf(episode) {
   return { run: columns.run[episode], ...(await opened)[episode - head.starts[chunk]] };
 }
 
-/** A passage's text stands where a chunk first names it; two passages may share an id. */
+/** A passage's text is stored where a chunk first names it; two passages may share an id. */
 function expanded(bodies) {
   const known = new Map();
   for (const body of bodies)
@@ -68,15 +68,15 @@ function expanded(bodies) {
   return bodies;
 }
 
-// Control and direction characters, half surrogates, and characters that show nothing; not the joiners of scripts.
+// Control and direction characters, half surrogates, and invisible characters; not the joiners of scripts.
 const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffc\ufffe\uffff]|[\u{e0000}-\u{e0fff}]|\p{Surrogate}/gu;
 const escapeOf = (sign) => `U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 
-/** A text with what cannot be seen written out, for attributes. */
+/** A text with invisible characters written out, for attributes. */
 const plain = (text) => String(text).replace(HIDDEN, (sign) => `⟨${escapeOf(sign)}⟩`);
 
-/** Text nodes of a text; characters that cannot be seen stand in boxes. */
+/** Text nodes of a text; invisible characters are shown in boxes. */
 function shown(value) {
   const text = String(value);
   const nodes = document.createDocumentFragment();
@@ -93,7 +93,7 @@ function shown(value) {
   return nodes;
 }
 
-/** A run's name without the folder that all runs lie in; `.t0` of a training's table says how it was decoded. */
+/** A run's name without the folder that all runs share; `.t0` in a training's table is the decoding temperature. */
 const shortName = (name) =>
   name.slice(head.prefix.length).replace(/\.t(\d+(?:\.\d+)?)$/, (_, t) => (Number(t) ? `, temperature ${t}` : ", greedy"));
 
@@ -124,7 +124,7 @@ function lazy(summary, make, open = false) {
 const number = (value) => (typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 4 }) : "–");
 const many = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
-// The state is what stands behind # in the address, so that a link shows a colleague the same.
+// The state is the part of the address after #, so that a link shows a colleague the same view.
 const VIEWS = { list: "Episodes", runs: "Runs", compare: "Compare", curves: "Curves" };
 const FILTERS = ["text", "in", "outcome", "stop", "searches", "hops", "part", "flip", "sort"];
 const KEPT = ["run", "q", "seed", "n", "b", "colour", ...FILTERS];
@@ -132,7 +132,7 @@ let state = {};
 
 function readState() {
   const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  const colour = state.colour; // the choice stays where a link does not name one
+  const colour = state.colour; // kept if a link does not name a colour
   state = { view: given.view in VIEWS || given.view === "episode" ? given.view : startView() };
   for (const name of KEPT) state[name] = given[name] ?? "";
   state.colour ||= colour ?? "";
@@ -140,7 +140,7 @@ function readState() {
 
 const startView = () => (columns.run.length ? "list" : "curves");
 
-/** The address of the present state with some changes. */
+/** The address of the current state with some changes. */
 function linkTo(changes) {
   const wanted = { ...state, ...changes };
   const pairs = ["view", ...KEPT].filter((name) => wanted[name]).map((name) => [name, wanted[name]]);
@@ -157,7 +157,7 @@ function addressOf(episode) {
   };
 }
 
-/** The episode that the address names; undefined without one. */
+/** The episode that the address names; undefined if there is none. */
 function addressed(runName = state.run) {
   const run = head.runs.indexOf(runName);
   if (run < 0 || !state.q) return undefined;
@@ -190,7 +190,7 @@ function showViews() {
 
 let shownNow = 0; // a slow body must not replace a newer one
 
-/** Show what the address says. */
+/** Show the view that the address names. */
 async function route() {
   readState();
   const turn = ++shownNow;

@@ -275,8 +275,8 @@ def page_of(runs: Sequence[RunSource], curves: Sequence[Curves]) -> tuple[Episod
     for run in runs:
         table.add_run(run)
     if not len(table) and not curves:
-        names = ", ".join(run.name for run in runs)
-        raise DataError(f"{names}: no episode has ended yet; wait for the first one, or go on with --resume")
+        empty = ", ".join(run.name for run in runs)
+        raise DataError(f"{empty}: no episode has ended yet; wait for the first one, or go on with --resume")
     data: dict[str, Json] = {
         "schema": SCHEMA,
         "runs": cast(Json, [run.name for run in runs]),

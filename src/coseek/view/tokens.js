@@ -1,6 +1,6 @@
-// The token strip: every token of a segment, coloured by one of its values, all of which are told at the pointer.
+// The token strip: every token of a segment, coloured by one of its values; pointing at a token shows all of them.
 
-// A value of a token: its name, its colours as [lower edge, class, words], and how it is told.
+// A value of a token: its name, its colours as [lower edge, class, words], and its text.
 const thousandth = (value) => value / 1000;
 const MEASURES = {
   logprob: {
@@ -37,7 +37,7 @@ const MEASURES = {
 };
 
 const numberAt = (values, at, scale) => (typeof values?.[at] === "number" ? scale(values[at]) : null);
-/** Whether a segment is in the loss; an ordinary run says only which tokens could be. */
+/** Whether a segment is in the loss; a run outside training says only which tokens could be. */
 const isTrained = (part, body) => Boolean(part.ids) && body.exact && (body.training?.trained ?? true);
 const signOf = (measure, value) => (measure.size ? Math.abs(value) : value);
 const classOf = (measure, value) => (value === null ? "none" : measure.classes.find(([edge]) => signOf(measure, value) >= edge)[1]);
@@ -48,13 +48,13 @@ const measuresOf = (body) =>
     key === "trained" ? body.training : body.segments.some((part) => part.ids?.some((id, at) => MEASURES[key].of(part, at, body) !== null)),
   );
 
-/** What colours the tokens of an episode: the address's choice where the episode has such values. */
+/** The measure that colours an episode's tokens: the one in the address if the episode has it. */
 const colourOf = (body) => {
   const there = measuresOf(body);
   return there.includes(state.colour) ? state.colour : there[0];
 };
 
-/** The choice of what colours the tokens; open strips are coloured anew in place. */
+/** The select for the colouring measure; a change recolours open strips in place. */
 function colourChoice(body) {
   const there = measuresOf(body);
   if (there.length < 2) return null;
@@ -62,17 +62,17 @@ function colourChoice(body) {
     state.colour = key;
     history.replaceState(null, "", linkTo({}));
     for (const strip of document.querySelectorAll(".strip")) strip.dispatchEvent(new CustomEvent("colour"));
-    for (const other of document.querySelectorAll("select[name=colour]")) if ([...other.options].some((one) => one.value === key)) other.value = key;
+    for (const other of document.querySelectorAll("select[name=colour]")) if ([...other.options].some((option) => option.value === key)) other.value = key;
   };
   return el("div", { class: "bench" }, field("Colour tokens by", "colour", there.map((key) => [key, MEASURES[key].name]), colourOf(body), choose));
 }
 
-/** Every token of a segment. Arrow keys go from token to token; a line tells the values of the one reached. */
+/** Every token of a segment. Arrow keys go from token to token; a line shows the values of the current token. */
 function tokenStrip(part, body) {
   const texts = pieces[body.run] ?? {};
   const ids = part.ids ?? part.read;
   const there = measuresOf(body);
-  const tell = (at) => {
+  const describe = (at) => {
     const values = there.map((key) => [MEASURES[key], MEASURES[key].of(part, at, body)]).filter(([, value]) => value !== null);
     const said = values.map(([measure, value]) => measure.say(value)).join(", ") || "log p not known";
     return plain(`token ${ids[at]}: ${said}`);
@@ -80,7 +80,7 @@ function tokenStrip(part, body) {
   const items = ids.map((id, at) => {
     const text = texts[id];
     const piece = text === undefined ? String(id) : text.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
-    return el("li", { title: tell(at) }, piece);
+    return el("li", { title: describe(at) }, piece);
   });
   const scale = el("p", { class: "soft scale" });
   let current = -1;
@@ -94,12 +94,12 @@ function tokenStrip(part, body) {
     scale.replaceChildren(...(measure ? scaleOf(measure) : []));
   };
   const unread = Object.keys(texts).length ? "" : "The run's tokenizer was not found, so tokens are shown as ids. ";
-  const told = el("p", { class: "soft", role: "status" }, `${unread}Arrow keys or the pointer tell each token's values.`);
+  const description = el("p", { class: "soft", role: "status" }, `${unread}Arrow keys or the pointer show each token's values.`);
   const point = (at) => {
     items[current]?.classList.remove("at");
     current = Math.min(items.length - 1, Math.max(0, at));
     items[current].classList.add("at");
-    told.replaceChildren(shown(`${items[current].textContent.replaceAll(" ", "␣")} · ${tell(current)}`));
+    description.replaceChildren(shown(`${items[current].textContent.replaceAll(" ", "␣")} · ${describe(current)}`));
   };
   const strip = el("div", { class: "strip", tabindex: "0", role: "group", "aria-label": "Tokens; arrow keys go from one to the next" }, el("ol", { class: "tokens", "aria-label": "Tokens" }, items));
   strip.addEventListener("colour", paint);
@@ -114,10 +114,10 @@ function tokenStrip(part, body) {
     if (at >= 0) point(at);
   });
   paint();
-  return el("div", {}, scale, strip, told);
+  return el("div", {}, scale, strip, description);
 }
 
-/** The colours of a measure, each with the values that it stands for. */
+/** The legend of a measure: each colour with its values. */
 const scaleOf = (measure) => [
   `Colour: ${measure.name}${measure.size ? ", either way" : ""}: `,
   ...measure.classes.map(([, name, words]) => el("span", { class: "swatch" }, el("i", { class: name }), words)),

@@ -49,9 +49,7 @@ def audit() -> None:
 def corpus(
     data: Annotated[Path, Argument(metavar="DATA", help="The data-set folder.")],
     split: Split = None,
-    out: Annotated[
-        Path | None, Option(help="A .jsonl file for the unreachable questions, or a .json file for everything.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Write unreachable questions (.jsonl) or everything (.json).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find questions whose gold passages or answers are not in the corpus.
@@ -83,13 +81,8 @@ def passages_of(dataset: Dataset) -> Iterator[Passage]:
 
 @app.command(RUNS, epilog="Example: `coseek audit runs/mine --retriever INDEX`")
 def runs_(
-    paths: Annotated[
-        list[Path],
-        Argument(metavar="PATH", help="Folders of runs, labels or trainings; all runs and labels below count."),
-    ],
-    retriever: Annotated[
-        str | None, Option(help="The retriever of the runs, to search every query again and compare.")
-    ] = None,
+    paths: Annotated[list[Path], Argument(metavar="PATH", help="Folders of runs, labels or trainings, at any depth.")],
+    retriever: Annotated[str | None, Option(help="The runs' retriever, to repeat and compare every search.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Derive tokens, masks, hits, answers, rewards and labels again, and report differences.

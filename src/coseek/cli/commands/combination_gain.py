@@ -46,9 +46,7 @@ def combination_gain(
     judge_prompt: options.JudgePromptFile = "judge",
     device: options.DeviceName = None,
     cache: options.CacheFile = None,
-    out: Annotated[
-        Path | None, Option(help="A folder for questions.jsonl, combination-gain.json and .html (with the plot).")
-    ] = None,
+    out: Annotated[Path | None, Option(help="A folder for questions.jsonl, combination-gain.json and .html.")] = None,
     seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:

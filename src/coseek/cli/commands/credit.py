@@ -23,12 +23,8 @@ app = new_app()
 def credit(
     run: Annotated[Path, Argument(metavar="RUN", help="The agent's run: `coseek run … --samples 4 --temperature 1`.")],
     out: Annotated[Path, Option(help="The folder to write; the same command resumes it.")],
-    continuations: Annotated[
-        int, Option(min=2, help="Continuations of every turn, K; the standard error of a value is at most √(1/2K).")
-    ] = 32,
-    signals: Annotated[
-        str, Option(help="Comma-separated names, or YAML files of own signals. [default: all shipped ones]")
-    ] = "",
+    continuations: Annotated[int, Option(min=2, help="Continuations per turn, K; standard errors ≤ √(1/2K).")] = 32,
+    signals: Annotated[str, Option(help="Comma-separated names or YAML files. [default: all shipped ones]")] = "",
     decisive: Annotated[float, Option(help="The minimum value of a decisive turn.")] = DECISIVE,
     count: Count = None,
     device: DeviceName = None,

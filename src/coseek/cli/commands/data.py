@@ -80,18 +80,10 @@ def import_(
     ],
     sources: Annotated[list[str], Argument(metavar="SRC", help=SOURCES)],
     out: Annotated[Path, Option(help="The folder to write: a data set, a run of traces, or labels.")],
-    split: Annotated[
-        str | None, Option(help="The split of all questions [default: test, unless the format has its own].")
-    ] = None,
-    shares: Annotated[
-        str | None, Option(help="Assign questions to splits by a hash of their ids: train=.7,dev=.1,test=.2.")
-    ] = None,
-    train: Annotated[
-        str | None, Option(help="Published sets whose training questions to take, such as nq,hotpotqa.")
-    ] = None,
-    test: Annotated[
-        str | None, Option(help="Published sets whose test questions to take; dev if a set has no test.")
-    ] = None,
+    split: Annotated[str | None, Option(help="The split of all questions [default: test, or the format's].")] = None,
+    shares: Annotated[str | None, Option(help="Split questions by hashes of their ids: train=.8,test=.2.")] = None,
+    train: Annotated[str | None, Option(help="Published sets of training questions, such as nq,hotpotqa.")] = None,
+    test: Annotated[str | None, Option(help="Published sets of test questions; dev if a set has no test.")] = None,
     dev_share: Annotated[float, Option(help="Share of the questions of --train that becomes dev.")] = 0.01,
     as_json: AsJson = False,
 ) -> None:
@@ -121,8 +113,8 @@ def import_(
     assignment = None
     if train is not None or test is not None:
         assignment = SplitAssignment(tuple(split_names(train or "")), tuple(split_names(test or "")), dev_share)
-    if format_name == "documents" and isinstance(name := settings.get("tokenizer"), str):
-        settings["tokenizer"] = str(encoder_folder(name) if is_shipped(name) else model_path(name))
+    if format_name == "documents" and isinstance(tokenizer := settings.get("tokenizer"), str):
+        settings["tokenizer"] = str(encoder_folder(tokenizer) if is_shipped(tokenizer) else model_path(tokenizer))
     by_hash = parse_shares(shares) if shares else None
     summary = import_data(format_name, paths, out, split=split, shares=by_hash, deal=assignment, settings=settings)
     tree: JsonObject = {"folder": str(out), **summary.counts, **summary.report}
@@ -139,9 +131,7 @@ def pool(
         ),
     ],
     out: Annotated[Path, Option(help="The data-set folder to write.")],
-    shares: Annotated[
-        str, Option(help="Shares of every set in train, dev and test, on average.")
-    ] = "train=.7,dev=.1,test=.2",
+    shares: Annotated[str, Option(help="Average shares of every set in the splits.")] = "train=.7,dev=.1,test=.2",
     as_json: AsJson = False,
 ) -> None:
     """Merge data sets into one corpus with splits that share no questions or gold passages.
@@ -176,12 +166,8 @@ def collect(
             "at_once, retry, limits.timeout_s …",
         ),
     ],
-    search: Annotated[
-        str | None, Option(help="Also fetch the results of this web retriever for each question: its YAML file.")
-    ] = None,
-    generator: Annotated[
-        str | None, Option(help="A model (folder, URL or YAML file) that breaks each question into further searches.")
-    ] = None,
+    search: Annotated[str | None, Option(help="A web retriever's YAML file: also fetch its results.")] = None,
+    generator: Annotated[str | None, Option(help="A model (folder, URL, YAML file) that adds searches.")] = None,
     cache: CacheFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -232,21 +218,11 @@ def synthesize(
         ),
     ],
     out: Annotated[Path, Option(help="The data-set folder to write.")],
-    generator: Annotated[
-        str | None,
-        Option(help="A model (folder, URL or YAML file) that proposes questions for a passage or a linked pair."),
-    ] = None,
+    generator: Annotated[str | None, Option(help="A model (folder, URL, YAML file) that proposes questions.")] = None,
     prompt: Annotated[str, Option(help="The prompts of --generator: a YAML file of your own.")] = "proposal",
-    limit: Annotated[
-        int | None, Option(min=1, help="Ask --generator about at most this many passages, and as many pairs.")
-    ] = None,
-    reader: Annotated[
-        str | None, Option(help="A model that tests every question by answering it; default: that of --generator.")
-    ] = None,
-    solver: Annotated[
-        str | None,
-        Option(help="An agent that tries every question at temperature 1; keep those it answers only sometimes."),
-    ] = None,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of passages, and of pairs, to ask about.")] = None,
+    reader: Annotated[str | None, Option(help="A model that answers every question; default: --generator.")] = None,
+    solver: Annotated[str | None, Option(help="Keep questions that this agent answers only sometimes.")] = None,
     retriever: Annotated[str | None, Option(help="Retriever of --solver: an index, a URL, a YAML file.")] = None,
     device: DeviceName = None,
     cache: CacheFile = None,

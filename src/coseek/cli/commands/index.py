@@ -21,24 +21,16 @@ USUAL = "bm25"
 
 @app.command(epilog="Example: `coseek index data/notes --out data/notes.index`")
 def index(
-    source: Annotated[
-        Path, Argument(metavar="DIR", help="A data-set folder, or a corpus file; the index with --verify.")
-    ],
+    source: Annotated[Path, Argument(metavar="DIR", help="A data-set folder or corpus file; the index with --verify.")],
     out: Annotated[Path | None, Option(help="The folder to write; an existing index is replaced.")] = None,
     settings: Annotated[list[str] | None, pairs("Settings of the retriever, such as k1=0.9.")] = None,
     retriever: Annotated[
         str | None, Option(help="bm25 (the default), dense, hnsw, ivf-pq, late-interaction, sparse, random.")
     ] = None,
-    encoder: Annotated[
-        str | None, Option(help="For all but bm25 and random: `base`, `minilm`, or a sentence-transformers folder.")
-    ] = None,
+    encoder: Annotated[str | None, Option(help="`base`, `minilm`, or a sentence-transformers folder.")] = None,
     cluster: ClusterName = None,
-    update: Annotated[
-        bool, Option("--update", help="Bring the index at --out up to date; vectors of unchanged passages are reused.")
-    ] = False,
-    verify: Annotated[
-        bool, Option("--verify", help="Build nothing: check the index DIR and its corpus for damage.")
-    ] = False,
+    update: Annotated[bool, Option("--update", help="Update the index at --out, reusing unchanged vectors.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Only check the index DIR and its corpus for damage.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Build an index over the corpus of a data set.

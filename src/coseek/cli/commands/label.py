@@ -24,10 +24,7 @@ app = new_app()
 
 Scorer: TypeAlias = Annotated[
     str | None,
-    Option(
-        help="The scorer of passages: a model folder, a URL or a YAML file; `oracle`, or a laptop world's folder; "
-        "`gold`, where questions have gold passages."
-    ),
+    Option(help="The scorer of passages: a model, `oracle` or a laptop world's folder, or `gold`, by gold passages."),
 ]
 
 
@@ -44,17 +41,11 @@ def label(
     ],
     method: Annotated[str, Option(help=f"One of: {', '.join(plugin_names(PACKAGE))}.")],
     out: Annotated[Path, Option(help="The label folder to write.")],
-    retriever: Annotated[
-        str | None, Option(help="The retriever of the candidates: an index folder, a URL, a YAML file; else the run's.")
-    ] = None,
-    agent: Annotated[
-        str | None, Option(help="The agent that continues from a passage, as in `coseek run`; else the run's own.")
-    ] = None,
+    retriever: Annotated[str | None, Option(help="The retriever of the candidates; default: the run's.")] = None,
+    agent: Annotated[str | None, Option(help="The agent that continues from a passage; default: the run's.")] = None,
     temperature: Annotated[float, Option(min=0.0, help="Sampling temperature of the agent; 0 is greedy.")] = 0.0,
     scorer: Scorer = None,
-    likelihood: Annotated[
-        str | None, Option(help="The model of answer likelihoods: a folder, a URL or a YAML file.")
-    ] = None,
+    likelihood: Annotated[str | None, Option(help="The model of answer likelihoods: folder, URL or YAML file.")] = None,
     device: DeviceName = None,
     count: Count = None,
     resume: Resume = False,

@@ -33,9 +33,7 @@ def leaderboard(
         ),
     ],
     metric: Annotated[str, Option(help=f"One of: {', '.join(METRICS)}.")] = "em",
-    in_domain: Annotated[
-        str, Option(help="Data sets that the systems were trained on, comma-separated; they are marked.")
-    ] = "",
+    in_domain: Annotated[str, Option(help="Data sets of training, comma-separated; they are marked.")] = "",
     answer_with: options.AnswerWith = None,
     budget: options.BudgetTokens = 2048,
     prompt: options.PromptFile = None,
@@ -43,9 +41,7 @@ def leaderboard(
     judge_prompt: options.JudgePromptFile = "judge",
     device: options.DeviceName = None,
     cache: options.CacheFile = None,
-    out: Annotated[
-        Path | None, Option(help="A folder for leaderboard.md, leaderboard.html and leaderboard.json.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="A folder for leaderboard.md, .html and .json.")] = None,
     seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -109,15 +109,9 @@ def measure(
     depth: Annotated[int, Option(min=1, help="Passages per search; no metric may have a deeper cut-off.")] = 100,
     metrics: Annotated[str | None, Option(help=METRICS)] = None,
     by: Annotated[str, Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")] = "hops",
-    qrels: Annotated[
-        Path | None, Option(help="Judgements, TREC qrels or BEIR's .tsv, in place of the questions' own.")
-    ] = None,
-    missing: Annotated[
-        Literal["zero", "leave-out"], Option(help="A question that a TREC run file lacks counts as 0, or is left out.")
-    ] = "zero",
-    trec_out: Annotated[
-        Path | None, Option(help="A folder for qrels.txt and a TREC run file for each retriever.")
-    ] = None,
+    qrels: Annotated[Path | None, Option(help="TREC qrels or BEIR's .tsv, in place of the questions' own.")] = None,
+    missing: Annotated[Literal["zero", "leave-out"], Option(help="Questions that a TREC run file lacks.")] = "zero",
+    trec_out: Annotated[Path | None, Option(help="A folder for qrels.txt and a TREC run file per retriever.")] = None,
     per_question: Annotated[Path | None, Option(help="A .jsonl file for the metrics of each question.")] = None,
     seed: Annotated[int, Option(help="Seed of the bootstrap, and of --count.")] = 0,
     as_json: AsJson = False,
@@ -197,9 +191,7 @@ def open_source(name: str, plan: Plan, source: Path) -> Retriever | dict[str, Ra
     path = Path(name)
     if is_run_file(name):
         if plan.corpus is None and reads_texts(plan.measuring.metrics):
-            raise UserError(
-                f"answer_hit reads passages, and {name} holds ids alone; give the data-set folder, not a file"
-            )
+            raise UserError(f"answer_hit reads passages, and {name} holds ids alone; name the data-set folder")
         return read_run(path)
     if not path.exists() and "://" not in name and not name.lstrip().startswith("{"):
         raise DataError(f"there is no index, YAML file or TREC run file {name}; check the path")

@@ -16,13 +16,9 @@ app = new_app()
 
 @app.command(epilog="Example: `coseek push runs/quickstart/policy/trained me/my-agent`")
 def push(
-    folder: Annotated[
-        Path, Argument(metavar="FOLDER", help="A policy (OUT/policy/trained), an encoder, or a data set.")
-    ],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="A policy (OUT/policy/trained), encoder or data set.")],
     repo: Annotated[str, Argument(metavar="OWNER/NAME", help="The repository.")],
-    license_name: Annotated[
-        str | None, Option("--license", help="The licence for the card: apache-2.0, cc-by-4.0, other …")
-    ] = None,
+    license_name: Annotated[str | None, Option("--license", help="The licence: apache-2.0, cc-by-4.0, other …")] = None,
     public: Annotated[bool, Option("--public", help="Make a new repository public; default: private.")] = False,
     force: Annotated[bool, Option("--force", help="Replace the files of a repository.")] = False,
 ) -> None:

@@ -38,9 +38,7 @@ Read: TypeAlias = Mapping[str, Sequence[Sequence[ReasoningClaims]]]
 @takes_servers
 def reasoning(
     run: Annotated[Path, Argument(metavar="RUN", help="The agent's run.")],
-    read_with: Annotated[
-        str, Option(help="Who reads: a model folder, a URL or YAML file, or a laptop world (its oracle).")
-    ],
+    read_with: Annotated[str, Option(help="The reader: a model (folder, URL, YAML file) or a laptop world.")],
     latest: Annotated[str, Option(help="Numbers of latest reasonings, comma-separated.")] = "1,2,5,9,17,all",
     out: Annotated[Path | None, Option(help="A folder for questions.jsonl and reasoning.json.")] = None,
     as_json: AsJson = False,
@@ -69,9 +67,7 @@ def latest_of(text: str) -> list[int | None]:
     """Parse `1,2,all` to numbers, `None` for all."""
     names = split_names(text)
     if not names or not all(name == EVERY or (name.isdecimal() and int(name) > 0) for name in names):
-        raise SettingError(
-            f"--latest {text!r} is not a list of whole numbers above 0, or all; write for example 1,2,all"
-        )
+        raise SettingError(f"--latest {text!r} is not a list of numbers above 0, or all; write for example 1,2,all")
     return [None if name == EVERY else int(name) for name in dict.fromkeys(names)]
 
 

@@ -36,18 +36,11 @@ app = new_app()
 
 
 Servings: TypeAlias = Annotated[
-    str,
-    Option(
-        help=f"Which passages of each run the generator reads; comma-separated, of: {', '.join(SERVINGS)}. Each is "
-        "compared with the first."
-    ),
+    str, Option(help=f"What the generator reads, comma-separated, of: {', '.join(SERVINGS)}; compared with the first.")
 ]
 SomeJudges: TypeAlias = Annotated[
     list[str] | None,
-    Option(
-        help="The judge: a model folder, a URL or YAML file, or the folder of a laptop world (its oracle). "
-        "Several judges are compared; scores use the first one's verdicts."
-    ),
+    Option(help="The judge: a model, or a laptop world's folder. Several are compared; scores use the first."),
 ]
 
 
@@ -59,10 +52,7 @@ def score(
         str | None, Option(help=f"Comma-separated, of: {', '.join(METRICS)}. [default: {','.join(MAIN)}]")
     ] = None,
     by: Annotated[str, Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")] = "hops",
-    in_domain: Annotated[
-        str,
-        Option(help="Data sets that the agents were trained on, comma-separated; the others are averaged separately."),
-    ] = "",
+    in_domain: Annotated[str, Option(help="Data sets of training, comma-separated; averaged separately.")] = "",
     answer_with: options.AnswerWith = None,
     serve: Servings = SELECTED,
     budget: options.BudgetTokens = 2048,
@@ -73,9 +63,7 @@ def score(
     cache: options.CacheFile = None,
     cluster: options.ClusterName = None,
     select: options.Select = None,
-    out: Annotated[
-        Path | None, Option(help="A folder for questions.jsonl, scores.json, scores.md and scores.html.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="A folder for questions.jsonl, scores.json, .md and .html.")] = None,
     seed: options.BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -91,15 +79,14 @@ def score(
     answer_with, *judges = options.at_servers(answer_with, *(judge or ()))
     chosen = chosen_metrics(metrics, bool(judges))
     servings = chosen_servings(serve, answer_with is not None)
-    check_groups(options.split_names(by))
+    groups = options.split_names(by)
+    check_groups(groups)
     question_filter = options.question_filter(select)
     with options.cluster_of(cluster) as nodes, lock_if_named(out):
         parts = open_parts(chosen, answer_with, budget, prompt, judges, judge_prompt, cache, device, nodes)
         scored = [ask(Run(run), str(run), parts, question_filter, servings) for run in runs]
         questions = intended([Run(run) for run in runs], question_filter)
-        report = ScoreReport(
-            scored, questions, parts, chosen, options.split_names(by), options.split_names(in_domain), seed
-        )
+        report = ScoreReport(scored, questions, parts, chosen, groups, options.split_names(in_domain), seed)
         if out is not None:
             write_scores(out, report.runs, report.to_json(), report.tables())
     output(as_json, report.to_json(), report.tables().values())

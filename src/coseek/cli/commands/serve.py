@@ -35,9 +35,7 @@ Port: TypeAlias = Annotated[int, Option(help="The port; 0 takes a free one.")]
 TokenEnv: TypeAlias = Annotated[
     str | None, Option(help="The environment variable with the token of requests; required beyond loopback.")
 ]
-Documents: TypeAlias = Annotated[
-    Path | None, Option(exists=True, help="The imported folder or file; the page links to its files.")
-]
+Documents: TypeAlias = Annotated[Path | None, Option(exists=True, help="The imported files, for links of the page.")]
 Quiet: TypeAlias = Annotated[bool, Option("--quiet", help="Do not log requests.")]
 
 
@@ -56,13 +54,9 @@ def serve_retriever(
     token_env: TokenEnv = None,
     topk: Annotated[int, Option(min=1, help="Passages per query, if a request gives no number.")] = _OURS.topk,
     batch: Annotated[int, Option(min=1, help="Maximum number of queries searched together.")] = _OURS.batch,
-    wait_ms: Annotated[
-        float, Option(min=0, help="Milliseconds that a request waits for others while the retriever is idle.")
-    ] = _OURS.wait_ms,
+    wait_ms: Annotated[float, Option(min=0, help="Milliseconds that a request waits for others.")] = _OURS.wait_ms,
     queue: Annotated[int, Option(min=1, help="Maximum number of waiting queries; more get 503.")] = _OURS.queue,
-    most_wait: Annotated[
-        float, Option(min=0.001, help="Maximum number of seconds that a request is expected to wait; else 503.")
-    ] = _OURS.most_wait_s,
+    most_wait: Annotated[float, Option(min=0.001, help="Longest expected wait, in s; else 503.")] = _OURS.most_wait_s,
     max_queries: Annotated[int, Option(min=1, help="Maximum number of queries per request.")] = _OURS.max_queries,
     max_topk: Annotated[int, Option(min=1, help="Maximum number of passages per query.")] = _OURS.max_topk,
     devices: Annotated[str, Option(help="Devices that share the vectors of dense indexes: cuda:0,cuda:1.")] = "",
@@ -107,9 +101,7 @@ def serve_agent(
     token_env: TokenEnv = None,
     rows: Annotated[int, Option(min=1, help="Maximum number of questions answered at once.")] = _AGENT.max_rows,
     queue: Annotated[int, Option(min=1, help="Maximum number of waiting questions; more get 503.")] = _AGENT.queue,
-    most_wait: Annotated[
-        float, Option(min=0.001, help="Maximum number of seconds until an answer begins; else 503.")
-    ] = _AGENT.most_wait_s,
+    most_wait: Annotated[float, Option(min=0.001, help="Maximum wait in seconds; else 503.")] = _AGENT.most_wait_s,
     temperature: options.Temperature = 0.0,
     protocol: options.ProtocolName = None,
     prompt_template: options.PromptTemplateName = None,
@@ -147,9 +139,7 @@ def serve_agent(
 @options.takes_servers
 def serve_mcp(
     retriever: Annotated[str, Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
-    agent: Annotated[
-        str | None, Option(help="An agent for the tool `ask`: `rules`, a model folder, a URL, or a YAML file.")
-    ] = None,
+    agent: Annotated[str | None, Option(help="The agent of the tool `ask`, as in `coseek ask`.")] = None,
     http: Annotated[
         int | None,
         Option(min=0, help="Serve streamable HTTP at this port of the loopback address, not stdio; 0: a free one."),

@@ -29,9 +29,7 @@ NAME_WIDTH = 36
 
 @app.command(epilog="Example: `coseek study search-r1/format-weight --seeds 0,1,2`")
 def study(
-    names: Annotated[
-        list[str], Argument(metavar="NAME", help="`list`; or studies by name, or YAML files; or `all`, cheapest first.")
-    ],
+    names: Annotated[list[str], Argument(metavar="NAME", help="`list`, `all` (cheapest first), names, or YAML files.")],
     at: Annotated[
         str,
         Option(
@@ -39,9 +37,7 @@ def study(
         ),
     ] = "laptop",
     seeds: Annotated[str, Option(help="Comma-separated. [default: as many as each study wants, from 0]")] = "",
-    smoke: Annotated[
-        bool, Option(help="Run every command in a tiny world, to test it; the results mean nothing.")
-    ] = False,
+    smoke: Annotated[bool, Option(help="Run every command in a tiny world, only to test it.")] = False,
     jobs: Annotated[int, Option(min=1, help="Number of commands to run at once; they share the cores.")] = 1,
     budget: Annotated[str, Option(help="Skip studies that would take longer, such as 8h or 90m in all.")] = "",
     out: Annotated[Path, Option(help="Folder of the results.")] = Path("runs/studies"),

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from coseek.lab.pipelines.reader import ReaderTraining
     from coseek.pipelines.dry_run import DryRun
 
-Estimate: TypeAlias = Annotated[
-    bool, Option("--dry-run", help="Check inputs, and estimate memory and time; train nothing.")
-]
+Estimate: TypeAlias = Annotated[bool, Option("--dry-run", help="Only check inputs, and estimate memory and time.")]
 ShowSettings: TypeAlias = Annotated[
     bool,
     Option(
@@ -71,9 +69,7 @@ def train() -> None:
 @app.command("agent", epilog="Example: `coseek train agent search-r1-grpo preset=laptop rl.steps=60 --out runs/mine`")
 def train_agent(
     recipe: Annotated[str, one_of(recipe_names())],
-    settings: Annotated[
-        list[str] | None, pairs("Settings that override the recipe's, such as preset=laptop or rl.steps=60.")
-    ] = None,
+    settings: Annotated[list[str] | None, pairs("Overrides of the recipe: preset=laptop or rl.steps=60.")] = None,
     out: Annotated[Path | None, Option(help="The folder to write; runs/RECIPE-PRESET by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
@@ -174,10 +170,8 @@ def train_simulator(
     time; --resume continues to the same result.
     """
     if show:
-        needed: JsonObject = {"model": "…", "runs": ["…"]}
-        print_settings(
-            lambda typed: make_settings(SimulatorRecipe, assignments(typed, needed)), settings or (), as_json
-        )
+        base: JsonObject = {"model": "…", "runs": ["…"]}
+        print_settings(lambda typed: make_settings(SimulatorRecipe, assignments(typed, base)), settings or (), as_json)
         return
     recipe = make_settings(SimulatorRecipe, assignments(settings or ()))
     check_simulator(recipe)
@@ -196,9 +190,7 @@ def train_simulator(
 def train_retriever(
     recipe: Annotated[str, one_of(retriever_recipe_names())],
     settings: Annotated[list[str] | None, pairs("Settings that override the recipe's, such as view=query.")] = None,
-    labels: Annotated[
-        list[Path] | None, Option(help="A folder of `coseek label`, in place of the recipe's; may be repeated.")
-    ] = None,
+    labels: Annotated[list[Path] | None, Option(help="A label folder, in place of the recipe's; may repeat.")] = None,
     out: Annotated[Path | None, Option(help="The folder to write; runs/retriever-RECIPE by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,
@@ -234,9 +226,7 @@ def train_retriever(
 @app.command("together", epilog="Example: `coseek train together laptop --out runs/both`")
 def train_together(
     recipe: Annotated[str, one_of(together_recipe_names())],
-    settings: Annotated[
-        list[str] | None, pairs("Settings that override the recipe's, such as rounds=3 or agent.rl.steps=30.")
-    ] = None,
+    settings: Annotated[list[str] | None, pairs("Overrides of the recipe, such as rounds=3.")] = None,
     out: Annotated[Path | None, Option(help="The folder to write; runs/together-RECIPE by default.")] = None,
     resume: Resume = False,
     show: ShowSettings = False,

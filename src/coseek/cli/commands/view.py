@@ -18,21 +18,14 @@ app = new_app()
 
 @app.command(epilog="Example: `coseek view runs/mine runs/rules --out runs.html`")
 def view(
-    runs: Annotated[
-        list[Path], Argument(metavar="RUN", help="Folders of `coseek run` or of a training, which has curves.")
-    ],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Folders of runs, or of trainings, which have curves.")],
     out: Annotated[Path | None, Option(help="The HTML file to write. [default: view.html in the first folder]")] = None,
     labels: Annotated[Path | None, Option(help="A folder of `coseek label`: show the labels of every search.")] = None,
     ranks: Annotated[
         list[str] | None,
         Option(metavar="RETRIEVER", help="Also show each passage's rank in this index, URL or YAML file. May repeat."),
     ] = None,
-    serve: Annotated[
-        bool,
-        Option(
-            "--serve", help="Serve the page on this machine instead of writing a file; a reload reads the runs again."
-        ),
-    ] = False,
+    serve: Annotated[bool, Option("--serve", help="Serve the page here; a reload reads the runs again.")] = False,
     port: Annotated[int, Option(min=0, max=65535, help="The port of --serve; 0 takes a free one.")] = 8642,
 ) -> None:
     """Show runs: a list with filters, episodes by turn and token, runs side by side, training curves.
