@@ -1,6 +1,7 @@
 """What tests of protocols share: a model that writes given turns, a retriever that fails for some queries."""
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,16 +10,17 @@ import yaml
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
+from coseek.agents.scripted_agent import Move, ScriptedAgent
 from coseek.core.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import Search, Trajectory
 from coseek.data.trajectory_checks import check_trajectory
-from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
+from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.run_checks import Derivation
 from coseek.retrieval.query import QueryLike
-from coseek.retrieval.retriever import FixedRetriever
+from coseek.retrieval.retriever import FixedRetriever, Retriever
 
 ADA = Passage("p1", "Ada", "Ada Lovelace was born in 1815.")
 BOB = Passage("p2", "Bob", "Bob is a cat.")
@@ -104,6 +106,20 @@ def play(
     trajectory = rollout(Agent(protocol, model), shelf, [QUESTION], [7], limits)[0]
     assert not model.count, "a row was left open in the model"
     return trajectory
+
+
+def moves_of(
+    agent: ScriptedAgent, question: Question, index: Retriever, k: int, seed: int = 0
+) -> tuple[list[Move], tuple[Search, ...]]:
+    """The moves of a scripted agent without a driver, up to its answer, and its searches."""
+    moves: list[Move] = []
+    searches: tuple[Search, ...] = ()
+    while not moves or moves[-1].answer is None:
+        rng = random.Random(f"{seed} {question.id} {len(searches)}")
+        moves.append(agent.write(EpisodeState(question, searches), rng))
+        found = zip(moves[-1].queries, index.search(moves[-1].queries, k), strict=True)
+        searches += tuple(Search(query.strip(), tuple(hits), turn=len(moves)) for query, hits in found)
+    return moves, searches
 
 
 def assert_sound(

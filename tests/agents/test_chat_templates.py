@@ -36,16 +36,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 ROLE_MARKS = [
-    *(
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|start_header_id|>",
-        "<|user|>",
-        "<｜User｜>",
-        "<|turn>",
-        "<turn|>",
-    ),
+    *("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|user|>", "<｜User｜>", "<|turn>"),
+    "<turn|>",
     *("[INST]", "[/INST]", "[ /inst ]", "<<SYS>>", "<</SYS>>", "[SYSTEM_PROMPT]", "[|user|]", "[gMASK]"),
     *("<s>", "</s>", "< /S >", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<sop>", "<extra_id_1>"),
     *("<unused7>", "<SPECIAL_12>", "<_user>", "<用户>", "[MODEL_SETTINGS]"),

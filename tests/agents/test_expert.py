@@ -5,7 +5,7 @@ from functools import cache
 from statistics import mean
 
 import pytest
-from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION
+from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION, moves_of
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
@@ -41,16 +41,7 @@ def bm25() -> Bm25:
 def run(
     expert: ExpertAgent, question: Question, seed: int = 0, k: int = 2, index: Bm25 | None = None
 ) -> tuple[list[Move], tuple[Search, ...]]:
-    moves: list[Move] = []
-    searches: tuple[Search, ...] = ()
-    while not moves or moves[-1].answer is None:
-        moves.append(
-            expert.write(EpisodeState(question, searches), random.Random(f"{seed} {question.id} {len(searches)}"))
-        )
-        found = (index or bm25()).search(moves[-1].queries, k)
-        asked = zip(moves[-1].queries, found, strict=True)
-        searches += tuple(Search(query, tuple(hits), turn=len(moves)) for query, hits in asked)
-    return moves, searches
+    return moves_of(expert, question, index or bm25(), k, seed)
 
 
 def strict_em(expert: ExpertAgent) -> float:

@@ -74,13 +74,8 @@ class SearchR1:
         return [*turns, *tagged("think", rng.choice(("d", " "))), *tagged("answer", "e")]
 
     def alphabet(self) -> list[str]:
-        return [mark for tag in self.tags for mark in (f"<{tag}>", f"</{tag}>")] + [
-            "word",
-            "",
-            "</think",
-            "<",
-            "<Think>",
-        ]
+        marks = [mark for tag in self.tags for mark in (f"<{tag}>", f"</{tag}>")]
+        return [*marks, "word", "", "</think", "<", "<Think>"]
 
 
 class QAgent:

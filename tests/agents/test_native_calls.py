@@ -163,14 +163,8 @@ PIECES = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", " to=functions.search", "<|python_tag|>"),
     *("[TOOL_CALLS]", "[ARGS]", "search", "\n", " ", '{"name": "search", "arguments": {"query": "Ada"}}', "{", '"'),
-    *(
-        '{"name": "search", "parameters": {"query": NaN}}',
-        '{"query": "\\ud800"}',
-        "<answer>",
-        "</answer>",
-        "1815",
-        "[1]",
-    ),
+    *('{"name": "search", "parameters": {"query": NaN}}', '{"query": "\\ud800"}', "<answer>", "</answer>", "1815"),
+    "[1]",
     *('{"name": ["search"], "parameters": {}}', '{"name": "search"}', "[TOOL_CALLS]search[ARGS]{"),
 )
 

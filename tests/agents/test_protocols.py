@@ -1,6 +1,5 @@
 """The loop of every protocol: what the environment does with what an agent of that kind writes."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from tests.agents.playing import (
     script,
     typist,
 )  # fmt: skip
+from tests.agents.test_tools import tool
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
@@ -37,10 +37,6 @@ SAY = "<reflection>b</reflection><answer>1815</answer>"
 
 def ask(*queries: str) -> str:
     return ASK.format("".join(f"<query>{query}</query>" for query in queries))
-
-
-def tool(name: str, **arguments: object) -> str:
-    return f"<think>a</think><tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 # --- all of them
@@ -140,6 +136,7 @@ def ids(trajectory: Trajectory) -> list[str]:
         ("<important_info>[1, 1, 1, 1, 3]</important_info>", ["t1", "t3"]),
         ("<important_info>[7]</important_info>", []),
         ("<important_info>the first</important_info>", []),  # only a missing tag serves everything
+        ("<important_info>[Doc 1, Doc 3]</important_info>", ["t1", "t3"]),
         ("<important_info>[1]</important_info><important_info>[2]</important_info>", ["t2"]),
     ],
 )
@@ -300,7 +297,7 @@ def test_a_protocol_in_a_file_of_the_users_needs_no_code(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("start: [ask]", "start: [aks]", "'aks', which is none of its tags"),
+        ("start: [ask]", "start: [aks]", "'aks', which is not one of its tags"),
         ("action: search", "action: seek", "tags.ask.action"),
         ("max_turns: 9", "max_turn: 9", "max_turn"),
         ('close: "[/SEARCH]"', 'close: "]"', "which plain text may hold"),
@@ -310,7 +307,7 @@ def test_a_protocol_in_a_file_of_the_users_needs_no_code(tmp_path: Path) -> None
         ("limits:", "retries: true\nlimits:", "has no 'retry'"),
         ("limits:", "tools: {go: {tool: search}}\nlimits:", "belong together"),
         ("tags:", "- a", "not valid YAML"),
-        ("say: {", "retry: {", "'retry', a name with a meaning|none of its tags"),
+        ("say: {", "retry: {", "'retry', a name with a meaning|not one of its tags"),
     ],
 )
 def test_a_mistake_in_a_protocol_file_is_one_sentence(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -332,13 +329,13 @@ def test_a_protocol_that_shows_no_results_is_refused_when_it_is_loaded(tmp_path:
     visits = f"{tools % 'visit'}ends_after_search: true\n"  # a page is shown all the same
     opens = UNSHOWN.replace(", action: search", "") + "opens_with_search: true\n"
     for text in (UNSHOWN, tools % "search", visits, opens):
-        with pytest.raises(SettingError, match="no tag for what they find; add one with `author: environment`"):
+        with pytest.raises(SettingError, match="no tag for their results; add one with `author: environment`"):
             load_protocol(mine(tmp_path, text))
     assert load_protocol(mine(tmp_path, f"{UNSHOWN}ends_after_search: true\n")).file.ends_after_search
     plain = UNSHOWN.replace('"{question}"', '"{question}", document: "{title}{text}", observation: "{documents}"')
     assert load_protocol(mine(tmp_path, plain)).grammar.observation == "observation"  # shown without a tag
     for old, new in (("{documents}", "(searched)"), ("{title}{text}", "")):  # nothing is shown
-        with pytest.raises(SettingError, match="no tag for what they find"):
+        with pytest.raises(SettingError, match="no tag for their results"):
             load_protocol(mine(tmp_path, plain.replace(old, new)))
 
 
@@ -381,18 +378,22 @@ def served(name: str, text: str) -> list[str]:
 # --- asking again
 
 
-@pytest.mark.parametrize("turn", ["<think>I do not know</think>", "<think>a</think><search>  </search>"])
-def test_a_turn_without_an_action_ends_the_paper_s_search_r1_and_is_asked_again_in_its_program_s(turn: str) -> None:
-    answer = "<think>b</think><answer>1815</answer>"
-    paper, code = play("search-r1", turn, answer), play("search-r1-code", turn, answer)
-    assert (paper.stop, code.stop) == (StopReason.INVALID, StopReason.ANSWERED)
-    assert [segment.tag for segment in code.segments if segment.author == "environment"] == ["prompt", "retry"]
-
-
-@pytest.mark.parametrize("turn", ["I wonder", '<search_complete>False</search_complete><query>{"query": ""}</query>'])
-def test_an_empty_query_ends_the_paper_s_s3_and_is_asked_again_by_its_program(turn: str) -> None:
-    paper, code = play("s3", turn, DONE), play("s3-code", turn, DONE)
-    assert (paper.stop, code.stop) == (StopReason.INVALID, StopReason.COMPLETE)
+@pytest.mark.parametrize(
+    ("name", "turn", "last"),
+    [
+        ("search-r1", "<think>I do not know</think>", "<think>b</think><answer>1815</answer>"),
+        ("search-r1", "<think>a</think><search>  </search>", "<think>b</think><answer>1815</answer>"),
+        ("s3", "I wonder", DONE),
+        ("s3", '<search_complete>False</search_complete><query>{"query": ""}</query>', DONE),
+    ],
+)
+def test_a_turn_without_an_action_ends_the_paper_s_agent_and_is_asked_again_by_its_program(
+    name: str, turn: str, last: str
+) -> None:
+    assert play(name, turn, last).stop is StopReason.INVALID
+    code = play(f"{name}-code", turn, last)
+    assert code.stop in (StopReason.ANSWERED, StopReason.COMPLETE)
+    assert "retry" in [segment.tag for segment in code.segments]
 
 
 # --- flags
@@ -434,14 +435,6 @@ def test_the_program_also_takes_yes_for_true() -> None:
 
 
 # --- selections
-
-
-@pytest.mark.parametrize("name", ["s3", "s3-code"])
-def test_a_selection_that_is_no_list_serves_the_documents_it_names_and_not_everything(name: str) -> None:
-    assert served(name, f"<important_info>[Doc 1, Doc 3]</important_info>{DONE}") == ["d1", "d3"]
-    assert served(name, f"<important_info>none of them</important_info>{DONE}") == []
-    assert len(served(name, DONE)) == 3  # only a missing tag serves all that were found
-    assert not play(name, f"<important_info>[Doc 1, Doc 3]</important_info>{DONE}").valid
 
 
 def test_of_two_selections_the_program_takes_the_first_and_the_paper_s_agent_may_correct_itself() -> None:

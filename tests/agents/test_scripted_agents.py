@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.agents.playing import moves_of
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.drivers import Agent, rollout
@@ -40,13 +41,7 @@ BM25 = Bm25.over(CORPUS)
 
 
 def play(question: Question, rules: RuleAgent, k: int = 3, over: Bm25 = BM25) -> tuple[tuple[Search, ...], list[Move]]:
-    """The loop without a driver."""
-    searches: tuple[Search, ...] = ()
-    moves: list[Move] = []
-    while not moves or moves[-1].answer is None:
-        moves.append(rules.write(EpisodeState(question, searches), random.Random(len(moves))))
-        for query in moves[-1].queries:
-            searches = (*searches, Search(query.strip(), tuple(over.search([query], k)[0])))
+    moves, searches = moves_of(rules, question, over, k)
     return searches, moves
 
 
@@ -173,21 +168,13 @@ FILMS = Corpus([
 ])  # fmt: skip
 
 
-def moves_of(question: Question, agent: EvidenceAgent | None = None, k: int = 1) -> list[Move]:
-    agent, index = agent or EvidenceAgent(FILMS), Bm25.over(FILMS)
-    moves: list[Move] = []
-    searches: tuple[Search, ...] = ()
-    while not moves or moves[-1].answer is None:
-        moves.append(agent.write(EpisodeState(question, searches), random.Random(0)))
-        found = index.search(moves[-1].queries, k)
-        asked = zip(moves[-1].queries, found, strict=True)
-        searches += tuple(Search(query, tuple(hits), turn=len(moves)) for query, hits in asked)
-    return moves
+def demonstrated(question: Question) -> list[Move]:
+    return moves_of(EvidenceAgent(FILMS), question, Bm25.over(FILMS), k=1)[0]
 
 
 def test_it_reaches_the_second_passage_by_a_title_that_the_first_one_names() -> None:
     asked = Question("q", "Who is the star of Kiss and Tell?", ("Chief of Protocol",), ("kiss", "temple"))
-    first, second, last = moves_of(asked)
+    first, second, last = demonstrated(asked)
     assert first.queries == (" Who is the star of Kiss and Tell?",)
     assert "It stars Shirley Temple as Corliss Archer." in second.thought
     assert second.queries == (" Shirley Temple",)
@@ -213,7 +200,7 @@ def test_it_reaches_the_second_passage_by_a_title_that_the_first_one_names() -> 
 )  # fmt: skip
 def test_known_steps_are_searched_in_order_with_what_was_found(meta: dict[str, Json]) -> None:
     asked = Question("q", "Where was the maker of the town born?", ("Alba Longa",), ("rome", "romulus"), meta=meta)
-    first, second, last = moves_of(asked)
+    first, second, last = demonstrated(asked)
     assert "made by" in first.queries[0]
     assert "Romulus" in second.queries[0]
     assert "born" in second.queries[0]
@@ -230,7 +217,7 @@ def test_known_steps_are_searched_in_order_with_what_was_found(meta: dict[str, J
     ],
 )
 def test_what_it_was_not_shown_it_does_not_answer(text: str, gold: tuple[str, ...]) -> None:
-    assert moves_of(Question("q", text, ("Chief of Protocol",), gold))[-1].answer == f" {NOT_FOUND}"
+    assert demonstrated(Question("q", text, ("Chief of Protocol",), gold))[-1].answer == f" {NOT_FOUND}"
 
 
 def test_a_long_sentence_is_cut_around_what_it_should_say() -> None:
@@ -248,7 +235,7 @@ def test_a_quotation_keeps_the_end_of_its_sentence() -> None:
 
 def test_the_answer_is_one_that_the_passage_holds() -> None:
     asked = Question("q", "Who made Rome?", ("Romulus the king", "Romulus"), ("rome",))
-    assert moves_of(asked)[-1].answer == " Romulus"
+    assert demonstrated(asked)[-1].answer == " Romulus"
 
 
 # --- answers without a model: what is quoted, from where, and when nothing is

@@ -11,12 +11,11 @@ from tests.scripted import Scripted, generator, judge
 
 from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError, UnknownName
-from coseek.data.answers import cover_match
 from coseek.data.passage import Passage
 from coseek.graders.generator import OWN_PROMPT, ContextBudget, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
 from coseek.graders.judge import Claim
-from coseek.models.text_model import CachedTextModel, CutText, generate_each
+from coseek.models.text_model import CachedTextModel, CutText
 from coseek.models.tokenizer import ByteTokenizer
 
 passages = st.lists(
@@ -72,14 +71,6 @@ def test_a_budget_is_never_exceeded_and_is_used_in_order(
     assert cut == (given_ != whole)
 
 
-def test_two_generators_are_given_the_same_words_at_the_same_budget() -> None:
-    contexts = [
-        generator(Scripted(str, identity=name), max_context_tokens=9).context(asked(ORBO, MIRA)) for name in "ab"
-    ]
-    assert contexts[0] == contexts[1]
-    assert contexts[0].tokens <= 9
-
-
 def test_characters_of_scripts_without_spaces_count_one_by_one() -> None:
     budget = ContextBudget(3)
     assert budget.count("東京は首都") == 5
@@ -87,17 +78,25 @@ def test_characters_of_scripts_without_spaces_count_one_by_one() -> None:
     assert budget.count("abc東京 x1, y") == 6
 
 
+PREAMBLE = "Based on the passages:\nVelora"
+FIRST, MARKED = {"answer": "first_line"}, {"prompt": "generator-laptop"}
+
+
 @pytest.mark.parametrize(
-    ("text", "answer"), [(" Velora\n", "Velora"), ("\n\nVelora\nbecause", "Velora"), ("", None), (" \n ", None)]
+    ("settings", "text", "answer"),
+    [
+        ({}, PREAMBLE, PREAMBLE),
+        (FIRST, PREAMBLE, "Based on the passages:"),
+        (FIRST, "\n\n Velora\nbecause", "Velora"),
+        (FIRST, " \n ", None),
+        (MARKED, " Orbo # 1 , founder : Mira Tan . Answer : Zun . Answer : Velora\nmore", "Velora"),
+        (MARKED, " Orbo # 1 , founder : Mira Tan .", None),
+    ],
 )
-def test_the_first_line_is_the_first_one_with_words(text: str, answer: str | None) -> None:
-    assert generator(Scripted(str), answer="first_line").read(text).answer == answer
-
-
-def test_with_a_mark_the_answer_stands_behind_the_last_one_and_nowhere_else() -> None:
-    laptop = generator(Scripted(str), prompt="generator-laptop")
-    assert laptop.read(" Orbo # 1 , founder : Mira Tan . Answer : Zun . Answer : Velora").answer == "Velora"
-    assert laptop.read(" Orbo # 1 , founder : Mira Tan .").answer is None
+def test_the_answer_is_the_whole_text_its_first_line_or_what_follows_the_last_mark(
+    settings: dict[str, str], text: str, answer: str | None
+) -> None:
+    assert generator(Scripted(str), **settings).read(text).answer == answer
 
 
 def test_one_failure_takes_no_others_along_and_is_no_answer() -> None:
@@ -112,11 +111,6 @@ def test_one_failure_takes_no_others_along_and_is_no_answer() -> None:
     assert [one.answer for one in written] == ["Velora", "Velora", "Velora", None, "Velora", "Velora"]
     assert written[3].fault == "the server choked"
     assert all(one.fault is None for one in written[:3])
-
-
-def test_a_model_that_always_fails_gives_faults_alone() -> None:
-    model = Scripted(str, fault="no server")
-    assert [str(one) for one in generate_each(model, ["a", "b", "a"], 5)] == ["no server"] * 3
 
 
 def test_what_was_written_is_remembered_and_failures_are_not(tmp_path: Path) -> None:
@@ -158,15 +152,6 @@ def test_a_model_folder_brings_its_own_prompt_and_another_one_can_be_asked_for(t
         load_generator_prompt(GeneratorSettings(model="m", prompt="generatr"))
 
 
-def test_an_answer_behind_a_preamble_counts_because_the_whole_response_is_read() -> None:
-    said = "Based on the passages:\nBarack Obama"
-    whole, first = (generator(Scripted(str), **setting).read(said) for setting in ({}, {"answer": "first_line"}))
-    assert cover_match(whole.answer, ["Barack Obama"]) and whole.answer == said
-    assert not cover_match(first.answer, ["Barack Obama"])
-    laptop = generator(Scripted(str), prompt="generator-laptop")
-    assert laptop.read(" so Ada # 1\n Answer : Mira\nmore").answer == "Mira"
-
-
 # --- an agent as a component: passages that were not served, work done twice, faults that count as answers
 
 
@@ -198,13 +183,6 @@ def test_answers_that_the_limit_of_tokens_cut_are_counted(tmp_path: Path, caplog
     )
     generate_answers(made, runs, answer_cache(tmp_path, made))
     assert "1 of 2 answers were cut at max_answer_tokens=" in caplog.text
-
-
-def test_selected_passages_alone_are_served(tmp_path: Path) -> None:
-    model = Scripted(str)
-    searches = (replace(found("orbo", ORBO, OTHER), selected=("orbo",)), replace(found("mira", MIRA), selected=()))
-    answers = generate_answers(generator(model), [run(*searches)], answer_cache(tmp_path, generator(model)))
-    assert next(iter(answers.values())).passage_ids == ("orbo",)
 
 
 def test_a_run_that_ended_by_a_fault_is_not_asked(tmp_path: Path) -> None:

@@ -166,15 +166,6 @@ def test_a_runs_reward_depends_on_that_run_alone(served: list[Passage | None]) -
     assert scoring(runs) == [paid for one in runs for paid in scoring([one])]
 
 
-def test_a_missing_baseline_is_an_error_and_not_a_zero() -> None:
-    """Trap 27."""
-    scoring = TrajectoryScorer(
-        make_reward(GBR), generator(Scripted(reads)), judge(Scripted(str)), baselines({"q2": "Zun"})
-    )
-    with pytest.raises(DataError, match="question 'q1' has no baseline"):
-        scoring([run(found("m", MIRA))])
-
-
 @pytest.mark.parametrize("said", ["Yes.", "no", "yesterday", "yes, because it is", "", "Yes\n\nNo"])
 def test_a_verdict_that_cannot_be_read_is_a_fault_and_never_a_0(said: str) -> None:
     """Trap 28: "yes" stands in "yesterday"."""
@@ -349,24 +340,13 @@ def test_a_baseline_of_another_question_with_this_id_is_not_taken(tmp_path: Path
 
 def test_a_part_that_failed_is_no_failure_of_rag(tmp_path: Path) -> None:
     broken = {FIRST.question}
-    made = make_baselines(
-        tmp_path,
-        [FIRST, SECOND],
-        Failing(RETRIEVER, lambda query: query.text in broken),
-        generator(Scripted(reader)),
-        2,
-    )
+    retriever = Failing(RETRIEVER, lambda query: query.text in broken)
+    made = make_baselines(tmp_path, [FIRST, SECOND], retriever, generator(Scripted(reader)), 2)
     assert made.of(FIRST).fault == "search: the disk is gone" and made.of(SECOND).fault is None
     chosen = unsolved_by_rag([FIRST, SECOND], made, "cover_match")
     assert (chosen.kept, chosen.solved, chosen.failed) == ((), 1, 1)
     broken.clear()
-    mended = make_baselines(
-        tmp_path,
-        [FIRST, SECOND],
-        Failing(RETRIEVER, lambda query: query.text in broken),
-        generator(Scripted(reader)),
-        2,
-    )
+    mended = make_baselines(tmp_path, [FIRST, SECOND], retriever, generator(Scripted(reader)), 2)
     assert mended.of(FIRST).fault is None
     assert unsolved_by_rag([FIRST, SECOND], mended, "cover_match").kept == (FIRST,)
 

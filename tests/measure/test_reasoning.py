@@ -2,7 +2,7 @@
 
 import pytest
 from tests.agents.playing import play
-from tests.agents.test_protocols import tool
+from tests.agents.test_tools import tool
 
 from coseek.agents.protocol import load_protocol
 from coseek.data.question import plan_of

@@ -6,13 +6,12 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.measure.samples import MIRA, ORBO, QUESTION, fault, found, run
+from tests.measure.samples import ORBO, QUESTION, found, run
 
-from coseek.core.errors import DataError
 from coseek.data.question import Question
-from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.grades import Grades
-from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward
+from coseek.rewards.reward import Reward, RewardSpec, make_reward
 
 GONE = replace(QUESTION, answers=(), meta={"unanswerable": True})
 
@@ -75,15 +74,3 @@ def test_no_answer_to_an_unanswerable_question_is_right_and_no_judge_is_asked(na
     for answer in ("Velora", "not in these documents"):
         made = reward(ended(GONE, answer, False), Grades(verdicts={}))
         assert made is not None and made.value == 0
-
-
-def test_a_question_that_does_not_say_whether_it_has_an_answer_is_refused() -> None:
-    with pytest.raises(DataError, match="'q1' has no gold answers, and the reward 'abstention' needs them"):
-        make_reward({"abstention": 1.0})(ended(replace(QUESTION, answers=()), None, True))
-
-
-def test_a_fault_is_paid_nothing_not_even_as_a_decline() -> None:
-    reward = make_reward({"preset": "abstention"})
-    half = replace(ended(GONE, None, True), searches=(found("x", MIRA), Search("y", fault="away")))
-    for broken in (fault(GONE), half):
-        assert isinstance(reward.compute(broken), RewardFault)

@@ -71,27 +71,20 @@ def test_a_file_that_was_edited_is_read_again(here: Path) -> None:
     assert most() == 41
 
 
+SETTINGS = "from coseek.rewards.reward import PartSettings as SETTINGS\n"
+NEEDS = f"{SETTINGS}def needs(settings): return ('judge',)\n"
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
         ("def reward(trajectory, options): return 1.0\n", "broken.py has no 'SETTINGS', so it is no reward"),
         ("class SETTINGS: pass\ndef reward(a, b): return 1.0\n", "must be a class over PartSettings"),
-        ("from coseek.rewards.reward import PartSettings as SETTINGS\n", "has no 'reward'"),
-        ("from coseek.rewards.reward import PartSettings as SETTINGS\nreward = 3\n", "must be a function, not 3"),
-        (
-            "from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(trajectory): return 1.0\n",
-            "must take (trajectory, settings)",
-        ),
-        (
-            "from coseek.rewards.reward import PartSettings as SETTINGS\n"
-            "def needs(settings): return ('judge',)\ndef reward(trajectory, settings, grades): return 1.0\n",
-            "does not say for which answers",
-        ),
-        (
-            "from coseek.rewards.reward import PartSettings as SETTINGS\n"
-            "def needs(settings): return ('judge',)\ndef reward(trajectory, settings): return 1.0\n",
-            "must take (trajectory, settings, grades)",
-        ),
+        (SETTINGS, "has no 'reward'"),
+        (f"{SETTINGS}reward = 3\n", "must be a function, not 3"),
+        (f"{SETTINGS}def reward(trajectory): return 1.0\n", "must take (trajectory, settings)"),
+        (f"{NEEDS}def reward(trajectory, settings, grades): return 1.0\n", "does not say for which answers"),
+        (f"{NEEDS}def reward(trajectory, settings): return 1.0\n", "must take (trajectory, settings, grades)"),
         ("import no_such_library\n", "cannot be imported: ModuleNotFoundError"),
         ("x = 1\nx = y\n", "name 'y' is not defined (line 2)"),
         ("def reward(:\n", "SyntaxError"),
@@ -111,7 +104,6 @@ def test_a_missing_file_a_wrong_option_and_two_of_one_name_are_one_sentence(here
 
 @pytest.mark.parametrize("value", ["None", "'much'", "float('nan')", "1e308", "-1e308", "10**400"])
 def test_what_is_no_number_is_no_reward_and_says_whose_it_is(value: str, here: Path) -> None:
-    source = f"from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(run, options): return {value}\n"
-    (here / "odd.py").write_text(source, encoding="utf-8")
+    (here / "odd.py").write_text(f"{SETTINGS}def reward(run, options): return {value}\n", encoding="utf-8")
     with pytest.raises(SettingError, match=r"the reward 'odd' gave .* for the question 'q1'"):
         make_reward({"odd.py": 1.0})(run())

@@ -14,7 +14,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run, writt
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.data.trajectory import Author, Trajectory
 from coseek.rewards.grades import NO_GRADES, Grades
 from coseek.rewards.reward import RewardFault, RewardSpec, load_preset, make_reward, preset_names
 
@@ -132,12 +132,6 @@ def test_a_fault_of_a_part_that_is_needed_is_no_reward_and_never_a_zero(facts: F
     if isinstance(paid, RewardFault):
         assert looked_at and reward(facts.trajectory(), broken) is None
         assert paid.detail == ("maybe" if at == "judge" else "overloaded")
-
-
-@pytest.mark.parametrize("name", sorted(FORMULAS))
-def test_a_run_that_ended_by_a_fault_is_not_paid_by_any_preset(name: str) -> None:
-    failed = replace(run(), stop=StopReason.RETRIEVER_ERROR, stop_detail="away")
-    assert make_reward({"preset": name}).compute(failed) == RewardFault("retriever_error", "away")
 
 
 def paid(spec: RewardSpec, made: Trajectory, said: Grades = NO_GRADES) -> float:

@@ -22,9 +22,7 @@ from coseek.rewards.grades import (
     Accuracy,
     Grades,
     Need,
-    NoReward,
     is_right,
-    left_to_judge,
     needs_of,
     undecided,
 )
@@ -48,16 +46,6 @@ def value(spec: RewardSpec, *, answer: str | None, valid: bool, hit: bool = Fals
     return value_of(run(found("x", MIRA if hit else OTHER), answer=answer, valid=valid), spec)
 
 
-@pytest.mark.parametrize("lambda_f", [0.2, 0.4])
-def test_the_format_reward_is_equation_3(lambda_f: float) -> None:
-    spec: RewardSpec = {"format": {"lambda_f": lambda_f}}
-    assert value(spec, answer="Velora", valid=True) == 1
-    assert value(spec, answer="Velora", valid=False) == pytest.approx(1 - lambda_f)
-    assert value(spec, answer="Zun", valid=True) == pytest.approx(lambda_f)
-    assert value(spec, answer="Zun", valid=False) == 0
-    assert value(spec, answer=None, valid=False) == 0
-
-
 @pytest.mark.parametrize(("outcome", "share"), [("f1", 2 / 3), ("cover", 1.0), ("em", 0.0)])
 def test_an_answer_that_is_right_in_part_earns_that_part_of_what_a_right_one_earns(outcome: str, share: float) -> None:
     spec: RewardSpec = {"format": {"outcome": outcome, "lambda_f": 0.2}}
@@ -71,23 +59,6 @@ def test_an_answer_that_is_right_in_part_earns_that_part_of_what_a_right_one_ear
     )
 
 
-def test_the_published_code_pays_for_any_answer_and_the_paper_does_not() -> None:
-    code: RewardSpec = {"format": {"variant": "code"}}
-    assert value(code, answer="Zun", valid=False) == pytest.approx(0.1)
-    assert value(code, answer=None, valid=False) == 0
-    assert value(code, answer="Zun", valid=True) == pytest.approx(0.2)
-    assert value({"format": 1.0}, answer="Zun", valid=False) == 0
-
-
-def test_the_retrieval_reward_is_equation_4() -> None:
-    spec: RewardSpec = {"retrieval": {"lambda_f": 0.2, "lambda_r": 0.1}}
-    assert value(spec, answer="Velora", valid=True, hit=True) == 1
-    assert value(spec, answer="Velora", valid=False, hit=True) == pytest.approx(0.8)
-    assert value(spec, answer="Zun", valid=True, hit=True) == pytest.approx(0.3)
-    assert value(spec, answer="Zun", valid=True, hit=False) == pytest.approx(0.2)
-    assert value(spec, answer="Zun", valid=False, hit=True) == 0
-
-
 def test_gold_recall_can_be_budgeted_and_all_or_nothing() -> None:
     recall = partial(value_of, run(found("x", OTHER, ORBO), found("y", MIRA)))
     assert recall({"gold_recall": 1.0}) == 1
@@ -97,18 +68,12 @@ def test_gold_recall_can_be_budgeted_and_all_or_nothing() -> None:
 
 
 def test_a_sum_is_weighted_and_every_part_is_named_unweighted() -> None:
-    spec: RewardSpec = {"exact_match": 1.0, "f1": 0.5, "searches": {"weight": -0.1, "free": 1}}
+    spec: RewardSpec = {"exact_match": 1.0, "cover_match": 2.0, "f1": 0.5, "searches": {"weight": -0.1, "free": 1}}
     reward = make_reward(spec)(run(found("a", ORBO), found("b", MIRA), found("c", OTHER), answer="Velora city"))
     assert reward is not None
-    assert reward.parts == {"exact_match": 0, "f1": pytest.approx(2 / 3), "searches": 2}
-    assert reward.value == pytest.approx(0.5 * 2 / 3 - 0.2)
-
-
-def test_a_gate_multiplies_the_sum_as_in_the_first_stage_of_qagent() -> None:
-    spec: RewardSpec = {"exact_match": 1.0, "valid": {"gate": True}}
-    assert value(spec, answer="Velora", valid=True) == 1
-    assert value(spec, answer="Velora", valid=False) == 0
-    assert value({"valid": {"gate": True}}, answer="Zun", valid=True) == 1
+    assert reward.parts == {"exact_match": 0, "cover_match": 1, "f1": pytest.approx(2 / 3), "searches": 2}
+    assert reward.value == pytest.approx(2 + 0.5 * 2 / 3 - 0.2)
+    assert value({"valid": {"gate": True}}, answer="Zun", valid=True) == 1  # a gate alone multiplies 1
 
 
 @pytest.mark.parametrize("name", reward_names())
@@ -136,6 +101,9 @@ def test_recall_and_ndcg_of_single_searches_make_an_idle_search_cost_something()
     assert worth({"ndcg": 1.0}) == pytest.approx((1 / log2(3)) / ideal)
     assert worth({"ndcg": {"over": "search"}}) == pytest.approx((1 / log2(3)) / ideal / 2)
     assert worth({"ndcg": {"k": 1}}) == 0
+    later = partial(value_of, run(found("x", OTHER, ORBO), found("y", MIRA, OTHER)))  # gold at rank 2, then at rank 1
+    assert later({"ndcg": {"over": "search", "k": 1}}) == pytest.approx(1 / 2)
+    assert later({"ndcg": {"over": "search", "k": 2}}) == pytest.approx((1 / log2(3) + 1) / ideal / 2)
     for name in ("gold_recall", "ndcg"):
         assert value_of(run(), {name: {"over": "search"}}) == 0
 
@@ -356,42 +324,9 @@ def test_a_part_asks_for_the_models_that_its_settings_need_and_no_other(spec: Re
     assert needs_of("cover_match") == () and needs_of("gen_acc") == ("judge",)
 
 
-def paid_by(spec: RewardSpec, grades: Grades = NO_JUDGE, answer: str | None = "Velora") -> Reward:
-    reward = make_reward(spec)(run(found("x", OTHER, ORBO), found("y", MIRA, OTHER), answer=answer), grades)
-    assert reward is not None
-    return reward
-
-
-def test_a_judge_decides_on_the_generators_answer_where_the_component_asks_it() -> None:
-    for right in (True, False):
-        grades = replace(judged("in Velora", right), reply=GeneratedAnswer("q1", 0, "c", "in Velora"))
-        assert paid_by({"component": {"accuracy": "judge"}}, grades).value == right
-
-
-def test_the_answer_of_the_run_is_what_matching_reads() -> None:
-    assert paid_by({"cover_match": 1.0}, answer="in Velora").value == 1
-    assert paid_by({"cover_match": 1.0}, answer="Zun").value == 0
-
-
-def test_ndcg_of_single_searches_is_cut_at_its_own_depth() -> None:
-    """The first search has its gold passage second, the other first; two gold passages are wanted."""
-    ideal = 1 + 1 / log2(3)
-    assert paid_by({"ndcg": {"over": "search", "k": 1}}).value == pytest.approx((0 + 1) / 2)
-    assert paid_by({"ndcg": {"over": "search", "k": 2}}).value == pytest.approx((1 / log2(3) + 1) / ideal / 2)
-
-
 def test_a_run_without_a_search_has_none_to_pay_for() -> None:
     reward = make_reward({"searches": -0.5})(run())
     assert reward is not None and (reward.value, reward.parts["searches"]) == (0, 0)
-
-
-def test_the_part_that_failed_is_named() -> None:
-    fine = GeneratedAnswer("q1", 0, "c", "Zun")
-    broken = GeneratedAnswer("q1", 0, "r", None, fault="the server choked")
-    gain = make_reward({"gbr": {"accuracy": "cover_match"}})
-    assert gain.compute(run(), Grades(fine, broken)) == RewardFault("baseline", "the server choked")
-    assert gain.compute(run(), Grades(broken, fine)) == RewardFault("generator", "the server choked")
-    assert str(NoReward("judge", "it said perhaps")) == "judge: it said perhaps"
 
 
 def test_a_reward_is_shown_with_the_terms_of_its_preset() -> None:
@@ -445,9 +380,3 @@ def test_a_reward_does_not_change_with_what_was_rewarded_before() -> None:
     once = reward(first)
     reward(run(found("b", MIRA), valid=False, answer="Zun"))
     assert reward(first) == once
-
-
-def test_a_judge_is_asked_always_for_its_own_accuracy_and_for_genacc_where_words_fail() -> None:
-    assert left_to_judge("judge", QUESTION, "in Velora") and left_to_judge("judge", QUESTION, "Zun")
-    assert left_to_judge("gen_acc", QUESTION, "Zun") and not left_to_judge("gen_acc", QUESTION, "in Velora")
-    assert not left_to_judge("exact_match", QUESTION, "Zun") and not left_to_judge("cover_match", QUESTION, "Zun")

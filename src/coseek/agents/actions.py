@@ -1,6 +1,6 @@
-"""Actions: parse the text inside a tag that has an action. Every text is parsed; what is wrong with it is returned.
+"""Actions: parse the text inside a tag that has an action. Any text parses; a problem with its form is returned.
 
-What can be understood is carried out even where its form is wrong: the form decides validity, not whether a turn runs.
+Whatever can be understood is carried out. A wrong form makes the trajectory invalid but does not stop the turn.
 """
 
 import re
@@ -14,7 +14,7 @@ from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.retrieval.lexical.analyzer import words
 
 NOT_FOUND = "not in these documents"
-"""What an agent answers where the documents do not say."""
+"""What an agent answers when the documents do not hold the answer."""
 
 
 class QueryFormat(StrEnum):
@@ -39,38 +39,38 @@ class ParsedQueries:
 
 
 def parse_queries(text: str, reads: QueryFormat, item: str = "query", most: int | None = None) -> ParsedQueries:
-    """Parse the queries of a search, in the order written. None is empty, and there are at most `most`."""
+    """Parse the non-empty queries of a search in the order written, at most `most`."""
     if reads is QueryFormat.ITEMS:
-        reading = _items(text, item)
+        parsed = _items(text, item)
     elif reads is QueryFormat.JSON:
-        reading = _json_queries(text, item)
+        parsed = _json_queries(text, item)
     else:
         query = first_sentence(text) if reads is QueryFormat.SENTENCE else text.strip()
-        reading = ParsedQueries((query,) if query else ())
-    if most is not None and len(reading.queries) > most:
-        problem = reading.problem or f"{len(reading.queries)} queries in one search, and at most {most} are allowed"
-        return ParsedQueries(reading.queries[:most], problem=problem)
-    return reading
+        parsed = ParsedQueries((query,) if query else ())
+    if most is not None and len(parsed.queries) > most:
+        problem = parsed.problem or f"{len(parsed.queries)} queries in one search, and at most {most} are allowed"
+        return ParsedQueries(parsed.queries[:most], problem)
+    return parsed
 
 
 def _items(text: str, item: str) -> ParsedQueries:
-    marks = re.split(rf"(</?{re.escape(item)}>)", text)
+    pieces = re.split(rf"(</?{re.escape(item)}>)", text)  # text and marks in turn
     queries: list[str] = []
     problem, inside = "", False
-    for index, piece in enumerate(marks):
+    for index, piece in enumerate(pieces):
         if index % 2:
             if (piece[1] == "/") != inside:
                 problem = problem or f"{piece} at the wrong place in a search"
             inside = piece[1] != "/"
         elif inside:
-            closed = marks[index + 1 : index + 2] == [f"</{item}>"]
+            closed = pieces[index + 1 : index + 2] == [f"</{item}>"]
             if closed and piece.strip():
                 queries.append(piece.strip())
             else:
                 problem = problem or (f"an empty <{item}>" if closed else f"<{item}> is not closed")
         elif piece.strip():
             problem = problem or f"text outside <{item}> in a search: {piece.strip()[:40]!r}"
-    return ParsedQueries(tuple(queries), problem=problem or ("" if queries else f"a search without a <{item}>"))
+    return ParsedQueries(tuple(queries), problem or ("" if queries else f"a search without a <{item}>"))
 
 
 def _json_queries(text: str, key: str) -> ParsedQueries:
@@ -78,14 +78,12 @@ def _json_queries(text: str, key: str) -> ParsedQueries:
     value = _from_json(text)
     if not isinstance(value, str | list | dict):
         # Plain text is taken as the query; half a JSON object is not.
-        meant = () if not text or text[0] in "{[" else (text,)
-        return ParsedQueries(meant, problem="the query is no JSON")
-    named = value.get(key) if isinstance(value, dict) else value
-    queries = texts_of(named)
-    wanted = len(named) if isinstance(named, list) else 1
-    return ParsedQueries(
-        queries, problem="" if queries and len(queries) == wanted else f"the JSON holds no {key!r} text"
-    )
+        is_plain = bool(text) and text[0] not in "{["
+        return ParsedQueries((text,) if is_plain else (), "the query is no JSON")
+    listed = value.get(key) if isinstance(value, dict) else value
+    queries = texts_of(listed)
+    whole = queries and len(queries) == (len(listed) if isinstance(listed, list) else 1)
+    return ParsedQueries(queries, "" if whole else f"the JSON holds no {key!r} text")
 
 
 def parse_tool_call(text: str, tools: Mapping[str, Tool]) -> ParsedAction:
@@ -104,46 +102,48 @@ def parse_tool_call(text: str, tools: Mapping[str, Tool]) -> ParsedAction:
     return tool.parse(arguments)
 
 
-# Possessive (`*+`) here and below: text of a model decides how many blanks, marks and numbers there are.
+# Possessive (`*+`) here and below: a model may write any number of blanks, marks and digits.
 _NUMBERS = re.compile(r"""\[?\s*+(?:["']?[0-9]{1,6}+["']?(?:\s*+,\s*+["']?[0-9]{1,6}+["']?)*+)?\s*+\]?""")
 _DIGITS = re.compile("[0-9]+")
 _SHORT_NUMBERS = re.compile("(?<![0-9])[0-9]{1,6}(?![0-9])")
 
 
 def parse_numbers(text: str) -> tuple[int, ...] | None:
-    """`[1, 3]` or `1, 3` → each number once, in order; `[]` and nothing → none; `None` for any other text."""
+    """`[1, 3]` or `1, 3` → each number once, in order; `[]` and an empty text → `()`; `None` for any other text."""
     if not _NUMBERS.fullmatch(text.strip()):
         return None
     return tuple(dict.fromkeys(int(number) for number in _DIGITS.findall(text)))
 
 
 def numbers_in(text: str) -> tuple[int, ...]:
-    """All numbers of a text, each once, in order: `[Doc 1, Doc 3]` → 1, 3. A text without any selects nothing."""
+    """All numbers of a text, each once, in order: `[Doc 1, Doc 3]` → 1, 3."""
     return tuple(dict.fromkeys(map(int, _SHORT_NUMBERS.findall(text))))
 
 
 FLAGS = ("true", "1")
-"""What a true flag says, in any case."""
+"""Words for a true flag; case is ignored."""
 
 
 def parse_flag(text: str, yes: Sequence[str] = FLAGS) -> bool | None:
     """True for a word of `yes`, False for `False` or `0`; `None` for any other text."""
     word = text.strip().lower()
-    return True if word in yes else {"false": False, "0": False}.get(word)
+    if word in yes:
+        return True
+    return False if word in ("false", "0") else None
 
 
 _SENTENCE_END = re.compile(r"""(?:(?<![!?])[!?]++|(?:(?<=\w\w\w)|(?<=[\d\s]))\.++)["')\]]*+(?=\s|$)""")
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first `!` or `?`, or full stop that ends no short word (`Dr.`, `J.`)."""
+    """The text up to the first `!`, `?`, or full stop after a word of three letters or more (not `Dr.`, `J.`)."""
     text = text.strip()
     end = _SENTENCE_END.search(text)
     return text[: end.end()] if end else text
 
 
 def says_one_of(text: str, phrases: Sequence[str]) -> bool:
-    """Whether a text is one of the phrases and nothing else; case and marks are ignored. An empty text is none."""
+    """Whether a text is one of the phrases and nothing else; case and marks are ignored. False for an empty text."""
     text_words = words(text)
     return bool(text_words) and any(text_words == words(phrase) for phrase in phrases)
 
@@ -156,6 +156,6 @@ def _from_json(text: str) -> Json:
 
 
 def texts_of(value: Json) -> tuple[str, ...]:
-    """Return the non-empty texts of a value that is a text or a list, stripped."""
-    several: Sequence[Json] = value if isinstance(value, list) else [value]
-    return tuple(text.strip() for text in several if isinstance(text, str) and text.strip())
+    """The non-empty texts of a value that is a text or a list, stripped."""
+    items: Sequence[Json] = value if isinstance(value, list) else [value]
+    return tuple(text.strip() for text in items if isinstance(text, str) and text.strip())

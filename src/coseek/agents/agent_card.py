@@ -19,15 +19,15 @@ class AgentCard(Settings):
     protocol: str = "search-r1"
     """The protocol that the model speaks."""
     prompt_template: str = "default"
-    """The prompt template that it was trained with; a YAML file is seen from the model folder."""
+    """The prompt template that it was trained with; the path of a YAML file is relative to the model folder."""
     chat_template: ChatTemplate = "auto"
-    """Whether its prompts stood in its chat template."""
+    """Whether its prompts were put into its chat template."""
     limits: Limits | None = None
-    """The budgets of its episodes; those that suit its protocol when not set."""
+    """The budgets of its episodes; null: the defaults of its protocol."""
 
     @classmethod
     def read(cls, folder: Path) -> "AgentCard":
-        """Read the card of a model folder; a folder without one gets the defaults."""
+        """Read the card of a model folder; a folder without a card has the defaults."""
         path = folder / CARD
         if not path.is_file():
             return cls()
@@ -51,8 +51,8 @@ class AgentCard(Settings):
 
 
 def _copied(path: Path, files: Sequence[Path], into: Path) -> str:
-    """Copy a YAML file with those that it names; returns its path beside the card. Where one of them is not below its
-    folder, all stay where they are, and the whole path is returned."""
+    """Copy a YAML file and the files that it names; returns its path relative to the card. If one of them is outside
+    its folder, nothing is copied and the absolute path is returned."""
     path, sources = path.resolve(), [file.resolve() for file in files]
     if not all(file.is_relative_to(path.parent) for file in sources):
         return str(path)

@@ -1,15 +1,15 @@
-"""Branching: continue a finished run from one of its searches, as if that had found other passages.
+"""Branching: continue a finished run from one of its searches, as if the search had found other passages.
 
-Agentic-R's global answer correctness (eq. 2 and 3) needs this for every candidate passage of every search turn. The
-run up to the search is read once, in a row of its own (a trunk), which advances from search to search; each branch is
-forked from it. Models that cannot fork read the past again in every branch and write the same tokens.
+Agentic-R's global answer correctness (eq. 2 and 3) needs this for every candidate passage of every search turn. The run
+up to the search is read once, in a separate row (a trunk), which advances from search to search; each branch is forked
+from it. Models that cannot fork read the past again in every branch and write the same tokens.
 """
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, count
 from typing import TypeAlias
 
 from coseek.agents.drivers import Agent, Driver, contexts_of
@@ -22,7 +22,7 @@ from coseek.agents.tool import TurnSearches
 from coseek.core.errors import DataError
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory, ranked
-from coseek.models.model import EpisodeState, ForkableModel, Model, Request, Turn, TurnEnd
+from coseek.models.model import EpisodeState, ForkableModel, Request, Turn, TurnEnd
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 
@@ -34,30 +34,30 @@ class ReplayPoint:
     trajectory: Trajectory
     segments: tuple[Segment, ...]
     """Segments up to and including the turn that searched."""
-    asked: tuple[Query, ...]
+    queries: tuple[Query, ...]
     """All queries so far, those of the turn last."""
     searches: tuple[Search, ...]
     """Results of these queries, each with the number of its turn."""
     block: range
-    """Indices of the turn's own searches in `trajectory.searches`."""
+    """Indices of the turn's searches in `trajectory.searches`."""
     index: int
     """Index of the search in question."""
     turns: int
-    """Turns that the environment has answered, this one included: what `Limits.max_turns` counts."""
+    """Turns that the environment has answered, including this one, as `Limits.max_turns` counts them."""
     side_contexts: int
 
     @classmethod
     def of(cls, trajectory: Trajectory, index: int, protocol: Protocol) -> "ReplayPoint":
-        """Build the state at the search with this index. Raises `DataError` for another protocol or index."""
+        """Build the state at the search with this index. Raises `DataError` for another protocol or a wrong index."""
         if trajectory.protocol != protocol.name:
             raise DataError(
                 f"question {trajectory.question.id!r} was run under the protocol {trajectory.protocol}, so an agent "
-                f"that speaks {protocol.name} cannot go on with it; name an agent of the run's own protocol"
+                f"that speaks {protocol.name} cannot continue it; name an agent of the run's own protocol"
             )
         if not trajectory.has_ids:
             raise DataError(
-                f"question {trajectory.question.id!r} is of an imported log without token ids, so no agent can go on "
-                "with it; label it with a method or settings that need no agent (gac=false)"
+                f"question {trajectory.question.id!r} comes from an imported log without token ids, so no agent can "
+                "continue it; label it with a method or settings that need no agent (gac=false)"
             )
         if not 0 <= index < len(trajectory.searches):
             raise DataError(
@@ -97,64 +97,61 @@ class ReplayPoint:
 
     def episode(self, key: int, seed: int) -> Episode:
         """Build an unfinished episode from this state, with no ids left to send to the model."""
-        trajectory, searches = self.trajectory, self.searches[: self.block.start]
+        trajectory, turn = self.trajectory, self.turns
         return Episode(
             key=key,
             question=trajectory.question,
             seed=seed,
             began=time.perf_counter(),
             segments=list(self.segments),
-            searches=list(searches),
-            calls=[call for call in trajectory.calls if call.turn < (self.searches[self.index].turn or 0)],
-            visits=[visit for visit in trajectory.visits if visit.turn < (self.searches[self.index].turn or 0)],
-            history=list(self.asked[self.block.start].history),
+            searches=list(self.searches[: self.block.start]),
+            calls=[call for call in trajectory.calls if call.turn < turn],
+            visits=[visit for visit in trajectory.visits if visit.turn < turn],
+            history=list(self.queries[self.block.start].history),
             side_contexts=list(trajectory.side_contexts[: self.side_contexts]),
             tokens=len(self.ids),
-            turns=self.turns,
+            turns=turn,
             exact=trajectory.exact,
         )
 
     def results(self, passages: Sequence[Passage]) -> TurnSearches:
-        """The results of the turn's searches, with `passages` as the result of this one."""
+        """The results of the turn's searches, with `passages` as the result of this search."""
         searches = [replace(search, selected=None) for search in self.searches[self.block.start :]]
         at = self.index - self.block.start
         searches[at] = replace(searches[at], hits=self.hits(passages), fault=None)
-        return TurnSearches(self.asked[self.block.start :], tuple(searches))
+        return TurnSearches(self.queries[self.block.start :], tuple(searches))
 
     def hits(self, passages: Sequence[Passage]) -> tuple[Hit, ...]:
-        """Build hits with the score that the retriever gave each passage here, 0 for other passages."""
+        """Hits of these passages with their scores in this search, 0 for passages that it did not find."""
         scores = {hit.passage.id: hit.score for hit in self.searches[self.index].hits}
         return tuple(Hit(passage, scores.get(passage.id, 0.0)) for passage in passages)
 
 
 def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
-    """The segments up to the end of this turn of the agent, from 1; the prompt alone for turn 0."""
+    """The segments up to the end of a turn of the agent, from 1; only the prompt for turn 0."""
     positions = [at for at, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
     if not trajectory.segments or turn > len(positions):
         raise DataError(
-            f"the run of question {trajectory.question.id!r} names a search of its turn {turn} and holds "
+            f"the run of question {trajectory.question.id!r} has a search in turn {turn} but only "
             f"{len(positions)} turns; its file is damaged"
         )
     return trajectory.segments[: positions[turn - 1] + 1 if turn else 1]
 
 
 def searches_by_turn(trajectory: Trajectory, protocol: Protocol) -> dict[int, int]:
-    """Number of each turn that searched, from 1 → the index of its first search."""
-    by_turn: dict[int, int] = {}
-    for index in range(len(trajectory.searches)):
-        if turn := turn_number(trajectory, index, protocol):
-            by_turn.setdefault(turn, index)
-    return by_turn
+    """Map the number of each turn that searched, from 1, to the index of its first search."""
+    turns = [turn_number(trajectory, index, protocol) for index in range(len(trajectory.searches))]
+    return {turn: turns.index(turn) for turn in turns if turn}
 
 
 def with_hits(trajectory: Trajectory, index: int, hits: tuple[Hit, ...]) -> Trajectory:
-    """Replace the hits of one search by hits of equal contents and other passage ids."""
+    """Replace the hits of one search by hits with equal contents and other passage ids."""
     search = trajectory.searches[index]
     names = {old.passage.id: new.passage.id for old, new in zip(search.hits, hits, strict=True)}
     selected = None if search.selected is None else tuple(names[ident] for ident in search.selected)
     searches = list[Search](trajectory.searches)
     searches[index] = replace(search, hits=hits, selected=selected)
-    chosen = dict.fromkeys(ident for answered in searches for ident in answered.selected or ())
+    chosen = dict.fromkeys(ident for search in searches for ident in search.selected or ())
     # An agent's own ranking is kept under the new ids; otherwise the default ranking follows from the searches.
     own = trajectory.evidence not in (None, ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits))
     first = [names.get(ident, ident) for ident in trajectory.evidence or ()] if own else chosen
@@ -172,7 +169,7 @@ class Branch:
     passages: tuple[Passage, ...]
     """The new result of this search. Other queries of the same turn keep their results."""
     seed: int
-    """Seed of the continuation. With the trajectory's own seed and passages the branch equals the trajectory."""
+    """Seed of the continuation. With the trajectory's own seed and passages, the branch equals the trajectory."""
     rank: int = 0
     """Rank of its requests (`Request.rank`)."""
 
@@ -186,18 +183,18 @@ def branch(
     concurrency: int = 256,
     on_done: Callable[[Branch, Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Continue each branch to its end; whole trajectories come back, in the order of `branches`.
+    """Continue each branch to its end and return whole trajectories in the order of `branches`.
 
-    Ids and log-probabilities before the search are the trajectory's own. The new observation follows, and then token
-    for token what a run with that past would sample. Stop reasons and faults are those of `rollout`. `on_done` is
-    called with (branch, trajectory) as each one ends.
+    Ids and log-probabilities before the search are copied from the trajectory. The new observation follows, and then
+    the same tokens that a run with that past would sample. Stop reasons and faults are those of `rollout`. `on_done`
+    is called with (branch, trajectory) as each branch ends.
 
-    Budgets are those of a whole run: turns and tokens before the branch count. A branch from the agent's turn t makes
-    at most `max_turns` - t further searches; a search that the budget would not have answered ends the branch with
-    `turn_limit` or `token_limit`. Later searches return `passages_per_search` passages.
+    Budgets apply to the whole run: turns and tokens before the branch count. A branch from the agent's turn t makes at
+    most `max_turns` - t further searches; a search beyond the budget ends the branch with `turn_limit` or
+    `token_limit`. Later searches return `passages_per_search` passages.
 
-    Branches of one search with passages of equal contents are sampled once. `timings` and `cost_usd` count the branch
-    alone.
+    Branches of one search with passages of equal contents are sampled once. `timings` and `cost_usd` count only the
+    branch.
     """
     ended: dict[int, Trajectory] = {}
     feed = iter([branches])
@@ -214,7 +211,7 @@ def branch(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A branch to sample, and all equal branches."""
+    """A branch to sample, with all branches equal to it."""
 
     past: ReplayPoint
     branches: tuple[Branch, ...]
@@ -222,35 +219,35 @@ class _Job:
 
 @dataclass(slots=True)
 class _Trunk:
-    """A context that holds the past of branches, with the branches still to fork from it."""
+    """A context that holds the past of branches, and the branches still to be forked from it."""
 
     key: int
     stages: "_Stages"
-    """Jobs to come; the trunk is at the last stage, which may be empty."""
+    """Remaining jobs. The trunk is at the last stage, which may be empty."""
     past: ReplayPoint
     """The state that the context holds."""
     ready: bool = False
     """Whether the model has read it, so it can be forked."""
     broken: bool = False
-    """Whether the model failed to read it. Its branches are then opened without it, and record the fault."""
+    """Whether the model failed to read it. Its branches are then started without it and record the fault."""
     held: set[int] = field(default_factory=set)
     """Open branches that are not forked yet."""
 
 
 MOST_PASTS = 512
-"""States of runs that are kept for the next branch of the same search."""
+"""Maximum number of run states cached for further branches of the same search."""
 _Stages: TypeAlias = list[list[int]]
 """Jobs of one trajectory, grouped by their past, the shortest past last."""
 
 
 Feed: TypeAlias = Callable[[bool], Sequence[Branch] | None]
-"""Called with (wait) when there is room: the next branches, which share trunks; none where none is ready yet, which may
-be said only without `wait`; `None` after the last ones."""
+"""Called with (wait) when there is room. Returns the next branches, which share trunks; an empty list if none is ready
+yet, which is allowed only without `wait`; `None` after the last branches."""
 
 
 class Branching(Driver):
-    """The rollout driver with rows that begin with a past. Branches may be added while others are under way, so that no
-    branch waits for the end of another one."""
+    """The rollout driver for rows that begin with a past. Branches may be added while others are running, so that no
+    branch waits for the end of another."""
 
     def __init__(
         self,
@@ -266,19 +263,21 @@ class Branching(Driver):
         self.feed: Feed | None = feed
         self.on_branch = on_branch
         self.contexts = contexts_of(agent)
-        """Contexts that one branch can need."""
+        """Contexts that one branch may need at once."""
         if isinstance(agent.model, ForkableModel):
             concurrency = min(concurrency, agent.model.max_rows)
         self.concurrency = max(concurrency, self.contexts)
-        self.forking = _able(agent.model, self.concurrency > self.contexts)
+        # A trunk needs a context beside those of a branch.
+        has_room = self.concurrency > self.contexts
+        self.forking = agent.model if has_room and isinstance(agent.model, ForkableModel) else None
+        self.keys = count()
         self.jobs: dict[int, _Job] = {}
-        self.last_key = 0
         self.pasts: dict[tuple[int, int], ReplayPoint] = {}
         self.trunks: dict[int, _Trunk] = {}
         self.trunk_of: dict[int, _Trunk] = {}
         """By job, until it is forked or ends."""
         self.waiting: list[_Stages] = []
-        """A stack: what goes on with work that has begun comes before new work."""
+        """A stack, so that branches of a trajectory that has begun come before new ones."""
 
     def steps(self) -> Iterator[None]:
         """Continue all branches to their ends; yields after every step."""
@@ -289,22 +288,16 @@ class Branching(Driver):
                 self.model.close(trunk.key)
 
     def add(self, branches: Sequence[Branch]) -> None:
-        """Add branches, in front of those that wait. Those of one search with equal contents are sampled once."""
+        """Add branches before those that wait. Branches of one search with equal contents are sampled once."""
         alike: dict[Hashable, list[Branch]] = {}
         for branch in branches:
             past = self._past(branch)
             alike.setdefault((id(past), branch.seed, self._seen(past, branch.passages)), []).append(branch)
-        added: list[int] = []
-        for group in alike.values():
-            added.append(self._new_key())
-            self.jobs[added[-1]] = _Job(self._past(group[0]), tuple(group))
-        self.waiting += self._stages(added)[::-1]
+        added = {next(self.keys): _Job(self._past(group[0]), tuple(group)) for group in alike.values()}
+        self.jobs |= added
+        self.waiting += self._stages([*added])[::-1]
 
     # --- jobs
-
-    def _new_key(self) -> int:
-        self.last_key += 1
-        return self.last_key
 
     def _past(self, branch: Branch) -> ReplayPoint:
         """The state before a branch, shared by all branches of its search."""
@@ -316,13 +309,13 @@ class Branching(Driver):
         return self.pasts[key]
 
     def _seen(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
-        """A key that is equal for passages which look alike to the agent. Ids count where they are shown, and where
+        """A key that is equal for passages that look the same to the agent. Ids count if they are shown, and if
         passages found twice are shown once."""
         by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.protocol.template.file.document
         return tuple((passage.id if by_id else "", passage.title, passage.text) for passage in passages)
 
     def _stages(self, added: Sequence[int]) -> list[_Stages]:
-        """Group jobs by trunk; without forks, one by one."""
+        """Group jobs by trunk; a model that cannot fork gets one group per job."""
         if self.forking is None:
             return [[[key]] for key in added]
         by_trajectory: dict[int, dict[int, list[int]]] = {}
@@ -337,7 +330,7 @@ class Branching(Driver):
         return bool(self.episodes or self.trunks)
 
     def _room(self, trunks: int) -> int:
-        """Branches that can still be opened with this number of trunks."""
+        """Number of branches that can still be opened with this number of trunks."""
         return (self.concurrency - trunks) // self.contexts - len(self.episodes)
 
     def _fill(self) -> bool:
@@ -353,13 +346,13 @@ class Branching(Driver):
         return bool(self.waiting) or self.feed is not None
 
     def _open_branches(self) -> bool:
-        """Open branches of the trunks that are ready while there is room, then new trunks for the remaining room.
-        Returns whether there is room for more."""
+        """Open branches of the trunks that are ready, then new trunks, while there is room. Returns whether there is
+        room for more."""
         for trunk in list(self.trunks.values()):
             self._serve(trunk)
         promised = sum(len(trunk.stages[-1]) for trunk in self.trunks.values())
         while self.waiting:
-            alone = sum(map(len, self.waiting[-1])) == 1  # one branch alone needs no trunk
+            alone = sum(map(len, self.waiting[-1])) == 1  # a single branch needs no trunk
             if self._room(len(self.trunks) + (not alone)) - promised < 1:
                 return False
             stages = self.waiting.pop()
@@ -373,7 +366,7 @@ class Branching(Driver):
     def _plant(self, stages: _Stages) -> None:
         """Open a trunk."""
         past = self.jobs[stages[-1][0]].past
-        trunk = _Trunk(self._new_key(), stages, past)
+        trunk = _Trunk(next(self.keys), stages, past)
         self.trunks[trunk.key] = trunk
         self._forking().start(Request(trunk.key, past.ids, 0, 0, EpisodeState(past.trajectory.question)))
 
@@ -386,7 +379,7 @@ class Branching(Driver):
             self._forking().extend(Request(trunk.key, more, 0, 0, EpisodeState(before.trajectory.question)))
 
     def _serve(self, trunk: _Trunk) -> None:
-        """Open the branches of a trunk that is ready; advance or close it when it has none left here."""
+        """Open the branches of a trunk that is ready, then advance or close it."""
         while trunk.ready:
             if trunk.stages[-1]:
                 if self._room(len(self.trunks)) < 1:
@@ -406,7 +399,7 @@ class Branching(Driver):
                 return
 
     def _resume(self, key: int) -> None:
-        """Restore an episode before its search was answered, and show it the new results."""
+        """Restore an episode as it was before its search was answered, and show it the new results."""
         branch, past = self.jobs[key].branches[0], self.jobs[key].past
         episode = self.episodes[key] = past.episode(key, branch.seed)
         if episode.turns > self.limits.max_turns:
@@ -452,8 +445,3 @@ class Branching(Driver):
     def _forking(self) -> ForkableModel:
         assert self.forking is not None
         return self.forking
-
-
-def _able(model: Model, room: bool) -> ForkableModel | None:
-    """The model if it can fork and there is room for a trunk beside a branch, else `None`."""
-    return model if room and isinstance(model, ForkableModel) else None

@@ -1,7 +1,7 @@
-"""Drivers: play episodes. `rollout` runs an agent over many questions in batches; `AsyncDriver` plays single episodes
-over a coroutine that samples, so that an engine of any kind can host them.
+"""Drivers: run episodes. `rollout` runs an agent over many questions in batches; `AsyncDriver` runs single episodes
+over a coroutine that samples, so that any engine can host them.
 
-The environment decides what each episode does next, so that both write the same ledger of the same samples.
+The environment decides the next step of each episode, so both record the same trajectory for the same samples.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from types import TracebackType
-from typing import Generic, TypeAlias, TypeVar
 from typing import Protocol as Interface
+from typing import TypeAlias
 
 from coseek.agents.environment import End, Environment, Next, PendingCall
 from coseek.agents.episode import Episode
@@ -29,74 +29,67 @@ from coseek.data.trajectory import Trajectory
 from coseek.models.model import ForkableModel, Model, Request, ServedModel, Tokenizer, Turn, TurnEnd
 from coseek.retrieval.retriever import Retriever
 
-A = TypeVar("A")
-R = TypeVar("R")
-
 MAX_THREADS = 256
+TimedResults: TypeAlias = list[tuple[Result, float]]
+"""The results of a batch of calls, each with its seconds."""
 
 
-class ToolThreads(Generic[A, R]):
-    """Runs calls (A) in threads; each batch has one result (R).
+class ToolThreads:
+    """Runs tool calls in threads.
 
-    A tool that takes several calls at once gets each call in a thread of its own. Another tool gets one batch at a
-    time: the calls that came meanwhile are its next batch.
+    A tool that takes parallel calls gets each call in a separate thread. Any other tool gets one batch at a time; the
+    calls that arrive meanwhile are its next batch.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Tool, Sequence[A]], R],
-        max_parallel_calls: Callable[[Tool], int],
-        on_result: Callable[[], None],
-    ) -> None:
-        """`on_result` is called from a thread at every result."""
-        self._run, self._max_parallel_calls, self._on_result = run, max_parallel_calls, on_result
+    def __init__(self, environment: Environment, on_result: Callable[[], object]) -> None:
+        """`on_result` is called from a thread when a batch is finished."""
+        self._environment, self._on_result = environment, on_result
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="coseek-tools")
-        self._waiting: dict[Tool, list[A]] = {}
-        self._begun: dict[Future[R], tuple[Tool, Sequence[A]]] = {}
+        self._waiting: dict[Tool, list[PendingCall]] = {}
+        self._batches: dict[Future[TimedResults], Sequence[PendingCall]] = {}
+        """Batches whose results were not taken yet."""
         self._running: Counter[Tool] = Counter()
-        """Batches by tool."""
+        """Number of these batches by tool."""
 
     @property
     def open_calls(self) -> int:
-        """Calls without a result that was taken."""
-        return sum(map(len, self._waiting.values())) + sum(len(calls) for _, calls in self._begun.values())
+        """Number of calls whose results were not taken yet."""
+        return sum(map(len, self._waiting.values())) + sum(map(len, self._batches.values()))
 
-    def submit(self, tool: Tool, calls: Sequence[A]) -> None:
+    def submit(self, tool: Tool, calls: Sequence[PendingCall]) -> None:
         """Run calls of one tool."""
         self._waiting.setdefault(tool, []).extend(calls)
-        self._begin(tool)
+        self._start(tool)
 
-    def withdraw(self, tool: Tool, call: A) -> None:
-        """Drop a call that has not begun; of another one the result can still be taken."""
-        if call in (waiting := self._waiting.get(tool, [])):
+    def withdraw(self, call: PendingCall) -> None:
+        """Drop a call that has not started. The result of a started call can still be taken."""
+        if call in (waiting := self._waiting.get(call.tool, [])):
             waiting.remove(call)
 
-    def take(self, block: bool) -> list[tuple[Sequence[A], R]]:
-        """The finished batches with their results; with `block` at least one, if any is open."""
-        if block and self._begun:
-            wait(self._begun, return_when=FIRST_COMPLETED)
-        taken: list[tuple[Sequence[A], R]] = []
-        for future in [future for future in self._begun if future.done()]:
-            tool, calls = self._begun.pop(future)
-            self._running[tool] -= 1
-            self._begin(tool)
-            taken.append((calls, future.result()))
-        return taken
+    def take(self, block: bool) -> list[tuple[Sequence[PendingCall], Future[TimedResults]]]:
+        """Take the finished batches. With `block` wait for at least one, if any is running."""
+        if block and self._batches:
+            wait(self._batches, return_when=FIRST_COMPLETED)
+        finished = [(self._batches.pop(future), future) for future in list(self._batches) if future.done()]
+        for calls, _ in finished:
+            self._running[calls[0].tool] -= 1
+            self._start(calls[0].tool)
+        return finished
 
     def close(self) -> None:
-        """Wait for the calls under way; the others are dropped."""
+        """Wait for running calls and drop the others."""
         for waiting in self._waiting.values():
             waiting.clear()
         self._pool.shutdown(cancel_futures=True)
 
-    def _begin(self, tool: Tool) -> None:
-        waiting, max_parallel = self._waiting[tool], self._max_parallel_calls(tool)
+    def _start(self, tool: Tool) -> None:
+        waiting, max_parallel = self._waiting[tool], self._environment.max_parallel_calls(tool)
         while waiting and self._running[tool] < max_parallel:
             calls = waiting[:1] if max_parallel > 1 else waiting[:]
             del waiting[: len(calls)]
             self._running[tool] += 1
-            future = self._pool.submit(self._run, tool, calls)
-            self._begun[future] = (tool, calls)
+            future = self._pool.submit(self._environment.run_tool, calls)
+            self._batches[future] = calls
             future.add_done_callback(lambda _: self._on_result())
 
 
@@ -108,9 +101,9 @@ class Agent:
     model: Model
     identities: Identities = field(default_factory=dict)
     """What the model's turns depend on besides its input, as far as known: digests of its weights (`agent`) and
-    tokenizer, and the sampling settings. A run folder records them."""
+    tokenizer, and the sampling settings. They are stored in the run folder."""
     limits: Limits | None = None
-    """The budgets that it was trained within, where they are known."""
+    """The budgets that it was trained with, if known."""
 
     def __repr__(self) -> str:
         return f"Agent(protocol={self.protocol.name!r}, model={type(self.model).__name__})"
@@ -128,21 +121,19 @@ def rollout(
     on_done: Callable[[Trajectory], None] | None = None,
     keep: bool = True,
 ) -> list[Trajectory]:
-    """Run the agent once per question; the trajectories come back in the order of `questions`.
+    """Run the agent once per question and return the trajectories in the order of `questions`.
 
-    `seeds` holds one seed per question. `on_done` is called with each trajectory as it ends; without `keep` it alone
-    gets them, and the list is empty. A fault of the retriever, the model or a tool ends only its own run, with the
-    reason recorded. At most `concurrency` contexts are open in the model at once, and never more than it has rows.
+    `seeds` holds one seed per question. `on_done` is called with each trajectory as it ends; with `keep=False` the
+    returned list is empty. A fault of the retriever, the model or a tool ends only its own run, with the reason
+    recorded. At most `concurrency` contexts are open in the model at once, and never more than it has rows.
 
     With `overlap` a thread runs the tool calls of one model step while the model takes the next step. Their results
     are shown after that step, never earlier, so batches do not depend on timing. It pays for slow searches that use no
     CPU (a server, the web); a retriever that shares weights with the model cannot overlap. With a served model calls
-    always overlap, and every result is shown as soon as it is there.
+    always overlap, and every result is shown as soon as it arrives.
     """
-    if len(seeds) != len(questions):
-        raise ValueError(f"{len(questions)} questions need as many seeds, not {len(seeds)}")
     contexts = contexts_of(agent)
-    if isinstance(agent.model, ForkableModel):  # a waiting row could keep an open one from its second context
+    if isinstance(agent.model, ForkableModel):  # a waiting row could keep an open row from its second context
         concurrency = min(concurrency, agent.model.max_rows)
     concurrency = max(1, concurrency // contexts)
     with ThreadPoolExecutor(1, thread_name_prefix="coseek-search") if overlap else nullcontext() as thread:
@@ -150,7 +141,7 @@ def rollout(
 
 
 def contexts_of(agent: Agent) -> int:
-    """Contexts that one episode may need at once. Raises `SettingError` for a model that has fewer rows."""
+    """Number of contexts that one episode may need at once. Raises `SettingError` if the model has fewer rows."""
     contexts = 2 if agent.protocol.file.reason_in_documents else 1
     if isinstance(agent.model, ForkableModel) and agent.model.max_rows < contexts:
         raise SettingError(
@@ -158,10 +149,6 @@ def contexts_of(agent: Agent) -> int:
             f"{agent.model.max_rows} row; raise max_rows (in a recipe: concurrency) and cache_gib until two rows fit"
         )
     return contexts
-
-
-TimedResults: TypeAlias = list[tuple[Result, float]]
-"""The results of a batch of calls, each with its seconds."""
 
 
 class Driver:
@@ -183,12 +170,8 @@ class Driver:
         self.running: list[tuple[Sequence[PendingCall], Future[TimedResults]]] = []
         """Batches of calls that the thread is running."""
         self.served = agent.model if isinstance(agent.model, ServedModel) else None
-        self.tool_threads: ToolThreads[PendingCall, TimedResults] | None = None
+        self.tool_threads = None if self.served is None else ToolThreads(self.environment, self.served.wake)
         """Runs calls while a served model writes."""
-        if self.served is not None:
-            self.tool_threads = ToolThreads(
-                lambda _, calls: self.environment.run_tool(calls), self.environment.max_parallel_calls, self.served.wake
-            )
         self.episodes: dict[int, Episode] = {}
         self.trajectories: dict[int, Trajectory] = {}
 
@@ -204,7 +187,7 @@ class Driver:
         return [self.trajectories[key] for key in range(len(questions))] if self.keep else []
 
     def _drive(self, fill: Callable[[], bool]) -> Iterator[None]:
-        """Step until no episode is open and `fill`, which opens episodes while there is room, has none left. Yields
+        """Step until no episode is open and `fill`, which opens episodes while there is room, returns False. Yields
         after every step."""
         try:
             while fill() or self._has_open():
@@ -215,7 +198,7 @@ class Driver:
                         self._local_step()
                     yield
         finally:
-            for episode in list(self.episodes.values()):  # an interrupted rollout must leave none open in the model
+            for episode in list(self.episodes.values()):  # an interrupted rollout must leave no row open in the model
                 self._close(episode)
             if self.tool_threads is not None:
                 self.tool_threads.close()
@@ -229,18 +212,18 @@ class Driver:
         for calls, future in running:
             self._show_results(calls, future.result())
 
-    def _served_step(self, served: ServedModel, tool_threads: "ToolThreads[PendingCall, TimedResults]") -> None:
+    def _served_step(self, served: ServedModel, tool_threads: ToolThreads) -> None:
         """Wait for a turn or for the result of a call, whichever comes first."""
         all_wait_for_tools = tool_threads.open_calls == len(self.episodes)
         self._advance([] if all_wait_for_tools else served.step())
-        for calls, results in tool_threads.take(block=all_wait_for_tools):
-            self._show_results(calls, results)
+        for calls, future in tool_threads.take(block=all_wait_for_tools):
+            self._show_results(calls, future.result())
 
     def _has_open(self) -> bool:
         return bool(self.episodes)
 
     def _open(self, started: Sequence[tuple[int, tuple[Question, int]]]) -> None:
-        """Open episodes with their prompts, and with a search of the question where the protocol opens with one."""
+        """Open episodes with their prompts, and search the question if the protocol opens with a search."""
         calls: list[PendingCall] = []
         for key, (question, seed) in started:
             episode = self.episodes[key] = Episode(key, question, seed, time.perf_counter())
@@ -248,7 +231,7 @@ class Driver:
         self._run_calls(calls)
 
     def _continue(self, episode: Episode, step: Next | PendingCall) -> list[PendingCall]:
-        """Do what an episode needs next. A tool call is returned, so that calls run in batches."""
+        """Carry out the next step of an episode. A tool call is returned, so that calls run in batches."""
         if isinstance(step, PendingCall):
             return [step]
         if isinstance(step, End):
@@ -267,7 +250,7 @@ class Driver:
             self.model.start(request)
 
     def _advance(self, turns: Sequence[Turn]) -> None:
-        """Process the model's turns, then run the calls of all episodes, those of one tool in one batch."""
+        """Process the model's turns, then run the calls of all episodes."""
         calls: list[PendingCall] = []
         for turn in turns:
             episode = self.episodes[turn.key if turn.key >= 0 else ~turn.key]
@@ -277,7 +260,7 @@ class Driver:
         self._run_calls(calls)
 
     def _run_calls(self, calls: Sequence[PendingCall]) -> None:
-        """Run calls, those of one tool in one batch, and show the results. The thread runs tools that overlap."""
+        """Run the calls of each tool in one batch and show the results. The thread runs tools that overlap."""
         batches: dict[Tool, list[PendingCall]] = {}
         for call in calls:
             batches.setdefault(call.tool, []).append(call)
@@ -290,7 +273,7 @@ class Driver:
                 self.running.append((batch, self.thread.submit(self.environment.run_tool, batch)))
 
     def _show_results(self, calls: Sequence[PendingCall], results: TimedResults) -> None:
-        """Give each episode the result of its call, and run the next call of its turn."""
+        """Pass each episode the result of its call and run the next call of its turn."""
         next_calls: list[PendingCall] = []
         for call, (result, took_s) in zip(calls, results, strict=True):
             next_calls += self._continue(call.episode, self.environment.observe(call, result, took_s))
@@ -313,13 +296,13 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What an episode sets for one turn; temperature and the like belong to the engine."""
+    """What an episode sets for one turn. Temperature and other sampling parameters belong to the engine."""
 
     max_tokens: int
     stops: tuple[str, ...]
     """The turn ends with the token that completes one of these strings."""
     seed: int
-    """The same for all turns of a context: an engine that restarts its random numbers adds the position."""
+    """The same for all turns of a context; an engine that restarts its random generator must add the position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,30 +310,31 @@ class Sampled:
     """What an engine sampled for one turn. The fields are those of `Turn`."""
 
     ids: Sequence[int]
-    """With the tokens of the stop string, and the end-of-text token if it was sampled."""
+    """Sampled ids, including the tokens of the stop string and a sampled end-of-text token."""
     logprobs: Sequence[float]
     """Natural log at the sampling temperature, one per id."""
     stop: TurnEnd
     version: int | None = None
-    """The version of the weights that sampled the ids; recorded in the ledger."""
+    """The version of the weights that sampled the ids; stored with the turn."""
     exact: bool = True
     cost_usd: float | None = 0.0
     fault: str = ""
-    """Why the turn ended, for `TurnEnd.FAULT`; what had been sampled stays in the ledger."""
+    """Why the turn ended, for `TurnEnd.FAULT`; the ids sampled before are kept."""
 
 
 class Generate(Interface):
     """Continues a context. An exception is a fault of its episode, recorded with its message."""
 
     async def __call__(self, ids: Sequence[int], *, sampling: Sampling, request: Request) -> Sampled:
-        """`ids` is the whole context. All turns of an episode have the same `request.key`, and `request.ids` holds the
-        tokens that are new since its last turn. A negative key is a side context, which has one turn."""
+        """Sample one turn after `ids`, the whole context. All turns of an episode have the same `request.key`, and
+        `request.ids` holds the tokens added since its last turn. A negative key is a side context, which has one
+        turn."""
 
 
 class AsyncDriver:
-    """Plays episodes of one protocol over one retriever, each as a coroutine. They share threads for their calls.
+    """Runs episodes of one protocol over one retriever, each as a coroutine. Their calls share threads.
 
-    Use it in `async with`: leaving it ends the threads, and cancels the episodes that wait for a call. All episodes run
+    Use it in `async with`: leaving it ends the threads and cancels the episodes that wait for a call. All episodes run
     in the event loop that entered it.
     """
 
@@ -369,17 +353,11 @@ class AsyncDriver:
         self._stops = protocol.stops_for(tokenizer)
         self._keys = count()
         self._results: dict[PendingCall, asyncio.Future[tuple[Result, float]]] = {}
-        """The calls under way, until their episodes are cancelled."""
+        """The results that episodes wait for."""
 
     async def __aenter__(self) -> "AsyncDriver":
         loop = asyncio.get_running_loop()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(self._deliver_results)
-
-        self._threads: ToolThreads[PendingCall, TimedResults | Exception] = ToolThreads(
-            self._run, self.environment.max_parallel_calls, wake
-        )
+        self._threads = ToolThreads(self.environment, lambda: loop.call_soon_threadsafe(self._deliver_results))
         return self
 
     async def __aexit__(
@@ -390,8 +368,8 @@ class AsyncDriver:
         await asyncio.to_thread(self._threads.close)
 
     async def run_episode(self, question: Question, seed: int, generate: Generate) -> Trajectory:
-        """Play one episode to its end. A fault of `generate`, the retriever or a tool ends it, with the reason
-        recorded. If it is cancelled, its call is dropped and nothing of it stays."""
+        """Run one episode to its end. A fault of `generate`, the retriever or a tool ends it, with the reason recorded.
+        Cancellation drops its pending call."""
         episode = Episode(next(self._keys), question, seed, time.perf_counter())
         step = self.environment.reset(episode)
         while not isinstance(step, End):
@@ -428,31 +406,26 @@ class AsyncDriver:
             self._threads.submit(call.tool, [call])
             return await future
         finally:
-            self._threads.withdraw(call.tool, call)
+            self._threads.withdraw(call)
             del self._results[call]
 
-    def _run(self, _: Tool, calls: Sequence[PendingCall]) -> TimedResults | Exception:
-        """Run calls in a thread. An exception of a built-in tool is a bug, and is raised in each of the episodes."""
-        try:
-            return self.environment.run_tool(calls)
-        except Exception as error:  # noqa: BLE001 (raised again in the episodes)
-            return error
-
     def _deliver_results(self) -> None:
-        """Give each episode the result of its call, unless it was cancelled."""
-        for calls, results in self._threads.take(block=False):
+        """Pass each episode the result of its call, unless it was cancelled. An exception of a built-in tool is a bug,
+        which is raised in each of the episodes."""
+        for calls, batch in self._threads.take(block=False):
+            error = batch.exception()
             for index, call in enumerate(calls):
                 future = self._results.get(call)
                 if future is None or future.done():
                     continue
-                if isinstance(results, Exception):
-                    future.set_exception(results)
+                if error is not None:
+                    future.set_exception(error)
                 else:
-                    future.set_result(results[index])
+                    future.set_result(batch.result()[index])
 
 
 def _turn_of(request: Request, sampled: Sampled) -> Turn:
-    """Check what an engine sampled. Raises `ModelError` for a turn that no model could have written."""
+    """Convert what an engine sampled to a turn. Raises `ModelError` for one that is not well-formed."""
     ids, logprobs = tuple(map(int, sampled.ids)), tuple(map(float, sampled.logprobs))
     if len(ids) != len(logprobs):
         raise ModelError(f"the engine returned {len(ids)} token ids and {len(logprobs)} log-probabilities")

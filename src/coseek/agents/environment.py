@@ -1,8 +1,8 @@
-"""Environment: answers the turns of episodes. It asks no model itself, so that any driver can play its episodes.
+"""Environment: responds to the turns of episodes. It never calls a model, so any driver can run its episodes.
 
-Every method takes an episode one step further and returns what the driver does next: let the model write (`Request`),
-run a tool call (`PendingCall`), or end the episode (`End`). Only `run_tool` searches. Budgets are enforced here (and in
-`agents.branching`): an episode that reaches its budget ends; no segment is ever cut, so the tokens trained on are the
+Every method advances an episode by one step and returns what the driver does next: let the model write (`Request`), run
+a tool call (`PendingCall`), or end the episode (`End`). Only `run_tool` searches. Budgets are enforced here (and in
+`agents.branching`): an episode that reaches its budget ends. No segment is ever cut, so the tokens trained on are the
 tokens sampled.
 """
 
@@ -52,7 +52,7 @@ from coseek.retrieval.retriever import Retriever
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingCall:
-    """A call that one turn of an episode made, to be run."""
+    """A tool call of an episode that is to be run."""
 
     episode: Episode
     tool: Tool
@@ -69,7 +69,7 @@ class End:
 
 
 Next: TypeAlias = Request | End
-"""What follows a result. The context of a request with a negative key is a side context, used for this turn alone."""
+"""The next step after a result. A request with a negative key opens a side context, used for this turn only."""
 
 
 class Environment:
@@ -89,7 +89,7 @@ class Environment:
     # --- an episode's steps
 
     def reset(self, episode: Episode) -> Next | PendingCall:
-        """Show an episode its prompt; a protocol that opens with a search first searches the question."""
+        """Show an episode its prompt. A protocol that opens with a search first searches the question."""
         ids, _ = self.prompt_template.prompt_ids(self.tokenizer, episode.question, self.protocol.file.opens_with_search)
         episode.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
         if not self.protocol.file.opens_with_search:
@@ -102,7 +102,9 @@ class Environment:
         turn = checked_turn(turn)
         if turn.key < 0:
             return self._take_notes(episode, turn)
-        written = self._written_segment(turn)
+        message = self.native_turns.read(turn.ids) if self.native_turns is not None and turn.ids else None
+        text = self.tokenizer.decode(turn.ids)
+        written = Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version, message)
         intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(written))
         episode.exact = episode.exact and turn.exact
         episode.add_cost(turn.cost_usd)
@@ -112,7 +114,7 @@ class Environment:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         episode.select(intent.selected)
         if self.native_turns is not None and turn.end is TurnEnd.LENGTH and intent.call is None:
-            return self._refuse(episode, Intent(), turn)  # words that the limit cut are no answer
+            return self._refuse(episode, Intent(), turn)  # a text that the limit cut is not an answer
         if intent.action is Action.ANSWER and intent.span is not None:
             if self.protocol.grammar.is_decline(intent.span):
                 stop, detail = stop_of_decline(episode.searches)
@@ -135,14 +137,14 @@ class Environment:
         return self._next_call(episode)
 
     def observe(self, call: PendingCall, result: Result, took_s: float) -> Next | PendingCall:
-        """Show an episode the result of its call. `took_s` counts as retrieval time if it searched."""
+        """Show an episode the result of its call. `took_s` counts as retrieval time if the call searched."""
         if isinstance(result, TurnSearches):
             call.episode.retriever_s += took_s
             return self._show_searches(call.episode, result)
         return self._show_result(call, result)
 
     def resume(self, episode: Episode, results: TurnSearches) -> Next:
-        """Show the results of all searches of a stored turn, each with its call. Other calls of the turn are run."""
+        """Show the results of all searches of a stored turn, and run its other calls."""
         queries, searches = iter(results.queries), iter(results.searches)
         if self.native_turns is None:  # the turn has one call
             step = self._show_searches(episode, results)
@@ -160,12 +162,12 @@ class Environment:
         return step
 
     def room(self, episode: Episode) -> int:
-        """Tokens that an episode may have, less those reserved for a last word that was not asked for yet."""
+        """Tokens that an episode may have, without those reserved for a final turn that is still to come."""
         return self.limits.max_tokens - (self._reserved_tokens if episode.limit is None else 0)
 
     def at_limit(self, episode: Episode, end: End) -> Next:
-        """End an episode that reached a limit, or ask the agent once for its last word, in place of the results of its
-        calls."""
+        """End an episode that reached a limit, or ask the agent once for its final turn instead of showing the results
+        of its calls."""
         if not self.last_word or episode.limit is not None:
             return end if episode.limit is None else End(episode.limit[0], detail=episode.limit[1])
         episode.limit = end.stop, end.detail
@@ -176,7 +178,7 @@ class Environment:
         return self._ask(episode) if no_room is None else End(end.stop, detail=end.detail)
 
     def _show_searches(self, episode: Episode, results: TurnSearches) -> Next | PendingCall:
-        """Show the results of one call's searches. A failed query is shown as failed; when all fail, the run ends."""
+        """Show the results of one call's searches. A failed query is shown as failed; if all fail, the run ends."""
         if all(search.fault is not None for search in results.searches):
             return self._fail(episode, results, End(StopReason.RETRIEVER_ERROR, detail=results.searches[0].fault or ""))
         if self.protocol.file.ends_after_search:
@@ -191,9 +193,8 @@ class Environment:
         return self._show(episode, self.protocol.grammar.observation, ids, results)
 
     def finish(self, episode: Episode, end: End, model: object) -> Trajectory:
-        """Build the trajectory of an episode that ended; `model` ranks its passages if it is a `Ranking`."""
+        """Build the trajectory of an episode that ended. `model` ranks its passages if it is a `Ranking`."""
         format_error = self.protocol.grammar.format_error(self.protocol.grammar.spans(episode.segments))
-        # Best first: the agent's own ranking, else the default one.
         ranking = model.evidence(episode.so_far) if isinstance(model, Ranking) else None
         return Trajectory(
             question=episode.question,
@@ -219,8 +220,8 @@ class Environment:
     # --- tools
 
     def run_tool(self, calls: Sequence[PendingCall]) -> list[tuple[Result, float]]:
-        """Run calls of one tool in one batch. Returns each result with its seconds: a search's are shared in
-        proportion to queries."""
+        """Run calls of one tool in one batch. Returns each result with its seconds: the time of a batch of searches is
+        divided in proportion to their queries."""
         began = time.perf_counter()
         results = calls[0].tool.run([call.request for call in calls], self.context)
         took_s = time.perf_counter() - began
@@ -228,16 +229,10 @@ class Environment:
         return [(result, took_s * count / max(1, sum(counts))) for result, count in zip(results, counts, strict=True)]
 
     def max_parallel_calls(self, tool: Tool) -> int:
-        """Calls of a tool that may run at the same time."""
+        """Number of calls of a tool that may run at the same time."""
         return concurrency_of(self.context.retriever) if tool is self.protocol.grammar.search else 1
 
     # --- within a step
-
-    def _written_segment(self, turn: Turn) -> Segment:
-        """What the model wrote, with the message in it where calls are native."""
-        message = self.native_turns.read(turn.ids) if self.native_turns is not None and turn.ids else None
-        text = self.tokenizer.decode(turn.ids)
-        return Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version, message)
 
     def _checked_call(self, episode: Episode, intent: Intent, index: int) -> ToolCall | str:
         """A call of the latest turn, or why it cannot be carried out."""
@@ -252,7 +247,7 @@ class Environment:
         return f"{call.tool.name!r} may be called {max_calls} times in one run" if count >= max_calls else call
 
     def _next_call(self, episode: Episode) -> Next | PendingCall:
-        """Run the turn's next call, or show why it cannot be run."""
+        """Return the turn's next call, or show why it cannot be run."""
         call = episode.waiting.pop(0)
         if isinstance(call, str):
             return self._show(episode, RETRY, self.prompt_template.retry_ids(self.tokenizer, call))
@@ -266,7 +261,7 @@ class Environment:
         return PendingCall(episode, call.tool, request)
 
     def _ask(self, episode: Episode) -> Next:
-        """Let the model write, or end the episode when its budget is spent."""
+        """Let the model write, or end the episode if its budget is used up."""
         tokens_left = self.room(episode) - episode.tokens
         if tokens_left < 1:
             detail = f"the prompt alone holds {episode.tokens} tokens"
@@ -275,12 +270,12 @@ class Environment:
         return Request(episode.key, ids, min(tokens_left, self.limits.max_turn_tokens), episode.seed, episode.so_far)
 
     def _refuse(self, episode: Episode, intent: Intent, turn: Turn, problem: str = "") -> Next:
-        """Answer a turn without a valid action: ask for a retry, or end the episode."""
+        """Respond to a turn without a valid action: ask for a retry, or end the episode."""
         if turn.end is TurnEnd.LENGTH and intent.span is None:
             detail = f"a turn of {len(turn.ids)} tokens without an action"
             return self.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=detail))
-        problem = problem or intent.problem
-        problem = problem or ("a turn without an action" if intent.span is None else "an empty query")
+        missing = "a turn without an action" if intent.span is None else "an empty query"
+        problem = problem or intent.problem or missing
         if not self.protocol.file.retries:
             return End(StopReason.INVALID, detail=problem)
         if episode.turns >= self.limits.max_turns:
@@ -291,7 +286,7 @@ class Environment:
     def _show(
         self, episode: Episode, tag: str, ids: tuple[int, ...], outcome: TurnSearches | Call | Visit | None = None
     ) -> Next | PendingCall:
-        """Keep the result of a call until those of its turn's other calls are there; then show them."""
+        """Collect the results of a turn's calls, and show them after the last one."""
         result = CallResult(tag, ids, outcome)
         if not episode.waiting:
             return self._show_turn(episode, result)
@@ -299,7 +294,7 @@ class Environment:
         return self._next_call(episode)
 
     def _show_turn(self, episode: Episode, result: CallResult) -> Next:
-        """Show the results of a turn, of which `result` is the last, and let the model write."""
+        """Show the results of a turn, `result` last, and let the model write."""
         episode.shown.append(result)
         end = self._insert(episode)
         if end is not None and end.stop is StopReason.TOKEN_LIMIT:
@@ -319,7 +314,7 @@ class Environment:
             framed[-1] += self.prompt_template.prompt_ids(self.tokenizer, episode.question, goes_on=True)[1]
         size = sum(map(len, framed))
         if episode.tokens + size >= self.room(episode):
-            # Not recorded: a reward must not pay for what the agent never read.
+            # Not recorded: a reward must not pay for passages that the agent never read.
             return End(StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {size} tokens")
         for result, ids in zip(results, framed, strict=True):
             episode.record(result.outcome)
@@ -327,7 +322,7 @@ class Environment:
         return None
 
     def _fail(self, episode: Episode, failed: TurnSearches | Call, end: End) -> End:
-        """End an episode with a fault, after the results of the calls before it in its turn."""
+        """End an episode with a fault, after showing the results of the turn's earlier calls."""
         episode.waiting.clear()
         if episode.shown and (no_room := self._insert(episode)) is not None:
             return no_room
@@ -335,14 +330,14 @@ class Environment:
         return end
 
     def _show_result(self, call: PendingCall, result: "DocumentPage | ToolFault | Json") -> Next | PendingCall:
-        """Show a result other than searches. A fault is recorded, not shown, and ends the episode."""
+        """Show the result of a tool other than search. A fault is not shown: it is recorded and ends the episode."""
         episode, tool, request = call.episode, call.tool, call.request
         ids = result if isinstance(result, ToolFault) else tool.render(result, self.context)
         if isinstance(ids, ToolFault):
             failed = Call(request.turn, tool.name, request.arguments, fault=ids.message)
             return self._fail(episode, failed, End(StopReason.TOOL_ERROR, detail=ids.message))
         if isinstance(result, DocumentPage):
-            # A page that does not exist is the agent's mistake, not a fault: it is counted, and the run goes on.
+            # A page that does not exist is a mistake of the agent, not a fault: it is counted, and the run continues.
             exists = self.prompt_template.has_page(self.tokenizer, result, self.limits)
             visit = Visit(request.turn, result.ident, result.document) if result.document else None
             return self._show(episode, PAGE if exists else MISSING, ids, visit)
@@ -378,7 +373,7 @@ class Environment:
 
 
 def _without_repeats(results: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
-    """The searches of a call without the passages that earlier calls of its turn show."""
+    """The searches of a call without the passages that earlier calls of its turn found."""
     shown = {hit.passage.id for search in earlier for hit in search.hits}
     searches = (
         replace(search, hits=tuple(hit for hit in search.hits if hit.passage.id not in shown))
@@ -391,17 +386,17 @@ _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 
 
 class NativeTurns:
-    """Reads and frames the turns of one protocol with one tokenizer."""
+    """Reads turns with native calls and frames their results."""
 
     def __init__(self, template: PromptTemplate, tokenizer: Tokenizer) -> None:
-        """Raises `SettingError` for a chat template that takes no tools."""
+        """Raises `SettingError` if the chat template does not support tools."""
         self.template, self.tokenizer = template, tokenizer
         self.chat = template.tool_chat(tokenizer)
         if self.chat is not None:
             self.chat.check()
 
     def read(self, ids: tuple[int, ...]) -> JsonObject:
-        """The assistant's message in a turn."""
+        """Parse the assistant's message of a turn."""
         if self.chat is not None:
             return self.chat.read(ids)
         ids = ids[:-1] if ids[-1] == self.tokenizer.eos_id else ids
@@ -409,36 +404,35 @@ class NativeTurns:
         return read_turn(text, tools=self.template.grammar.schemas)
 
     def frame(self, episode: Episode, results: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Frame the results of an episode's latest turn, or those of its first calls, as they continue its text. Raises
-        `DataError` where the template cannot append them."""
+        """Frame results of the latest turn's calls, so that they continue the episode's text. Raises `DataError` if the
+        template cannot append them."""
         written = [segment for segment in episode.segments if segment.author is Author.AGENT]
         names = [self._names(segment.message or {}) for segment in written]
         if self.chat is None:
             called = bool(names and names[-1])
-            return [
-                self._frame_plain(result, called, None if index else episode) for index, result in enumerate(results)
-            ]
+            before = episode.segments[-1].text
+            return [self._frame_plain(result, called, "" if index else before) for index, result in enumerate(results)]
         assert isinstance(self.tokenizer, HfTokenizer)
         end = self.chat.end_of(written[-1].ids) if written else ""
         frame = self.chat.frame(self.template.roles(episode.question), names or [()], end)
         return frame.fill([self.tokenizer.decode(result) for result in results], self.tokenizer)
 
     def _names(self, message: JsonObject) -> Names:
-        """The tools that a turn called. A template writes these names, so an unknown tool's must not hold its marks."""
+        """The tools that a turn called. A template writes these names, so the name of an unknown tool must not hold
+        marks."""
         return tuple(_NOT_IN_NAMES.sub("_", call.name)[:64] or "unknown" for call in calls_in(message))
 
-    def _frame_plain(self, result: tuple[int, ...], called: bool, episode: Episode | None) -> tuple[int, ...]:
-        """Frame a result in the package's own marks. The first result of a turn follows the `episode`, whose text may
-        end with the opening mark already."""
+    def _frame_plain(self, result: tuple[int, ...], called: bool, text: str) -> tuple[int, ...]:
+        """Frame a result in the protocol's marks. The `text` before it may already end with the opening mark."""
         tag = self.template.grammar.by_name[self.template.grammar.observation]
         before, after = (f"\n{tag.opening}", f"{tag.closing}\n") if called else ("\n", "\n")
-        if called and episode is not None and episode.segments[-1].text.endswith(tag.opening):
+        if called and text.endswith(tag.opening):
             before = ""
         return (*self.tokenizer.encode(before), *result, *self.tokenizer.encode(after))
 
 
 def checked_turn(turn: Turn) -> Turn:
-    """Return the turn; a model fault when its numbers are not finite."""
+    """Return the turn, or a model fault if one of its numbers is not finite."""
     if all(map(math.isfinite, turn.logprobs)) and math.isfinite(turn.cost_usd or 0.0):
         return turn
     return Turn(turn.key, (), (), TurnEnd.FAULT, "the model gave a log-probability or a cost that is no finite number")

@@ -1,4 +1,4 @@
-"""Episode: the state of one unfinished run, and its documents in the order shown."""
+"""Episode: the state of an unfinished run, and its documents in the order shown."""
 
 import hashlib
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ def shown_documents(searches: Sequence[Search]) -> list[tuple[int, Hit]]:
 
 
 def numbered_documents(searches: Sequence[Search]) -> list[Passage]:
-    """List the documents of all blocks in the order shown: number n of a run is at n − 1. A passage that two blocks
-    show has two numbers."""
+    """List the documents of all blocks in the order shown: number n of a run is at index n − 1. A passage that two
+    blocks show has two numbers."""
     blocks = (list(block) for _, block in groupby(searches, lambda search: search.turn))
     return [hit.passage for block in blocks for _, hit in shown_documents(block)]
 
@@ -39,29 +39,27 @@ def latest_block(searches: Sequence[Search]) -> Sequence[Search]:
 
 
 def apply_selection(searches: Sequence[Search], numbers: Sequence[int]) -> list[Search]:
-    """Return one block's searches with these documents selected, by number from 1; other numbers are ignored."""
-    chosen = [
-        (index, hit.passage.id) for number, (index, hit) in enumerate(shown_documents(searches), 1) if number in numbers
-    ]
+    """Select documents of one block by number from 1; other numbers are ignored."""
+    chosen = [document for number, document in enumerate(shown_documents(searches), 1) if number in numbers]
     return [
-        replace(search, selected=tuple(ident for owner, ident in chosen if owner == index))
+        replace(search, selected=tuple(hit.passage.id for owner, hit in chosen if owner == index))
         for index, search in enumerate(searches)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What the environment answers a turn, or one of its calls."""
+    """The environment's response to a turn, or to one of its calls."""
 
     tag: str
     ids: tuple[int, ...]
     outcome: TurnSearches | Call | Visit | None = None
-    """What is recorded when it is shown."""
+    """Recorded when the result is shown."""
 
 
 @dataclass(slots=True)
 class Episode:
-    """The state of one unfinished run."""
+    """The state of an unfinished run."""
 
     key: int
     question: Question
@@ -74,21 +72,21 @@ class Episode:
     history: list[PastTurn] = field(default_factory=list)
     """`searches` in the form that a retriever receives."""
     waiting: list[ToolCall | str] = field(default_factory=list)
-    """Calls of the latest turn that are still to be run, and why others cannot be."""
+    """Calls of the latest turn that are not run yet; a text says why a call cannot be run."""
     shown: list[CallResult] = field(default_factory=list)
-    """Results of the latest turn's earlier calls, which are shown with the last one."""
+    """Results of the latest turn's earlier calls, which are shown together with the last result."""
     side_contexts: list[tuple[Segment, ...]] = field(default_factory=list)
     awaiting_notes: TurnSearches | None = None
-    """The searches on which the model is writing notes, in the context `side_key`."""
+    """The searches on which the model is writing notes in the context `side_key`."""
     pending_ids: tuple[int, ...] = ()
     """Environment ids that the model has not received yet."""
     started: bool = False
     """Whether the model has opened this episode."""
     tokens: int = 0
     turns: int = 0
-    """Turns that the environment has answered, without the search that opens a run."""
+    """Turns that the environment has answered, except the search that opens a run."""
     limit: tuple[StopReason, str] | None = None
-    """The limit at which the agent was asked for its last word, and its detail."""
+    """The limit at which the agent was asked for its final turn, and its detail."""
     retriever_s: float = 0.0
     exact: bool = True
     cost_usd: float | None = 0.0
@@ -101,9 +99,7 @@ class Episode:
     @property
     def side_seed(self) -> int:
         """Seed of the next side context, derived from the episode's seed."""
-        return int.from_bytes(
-            hashlib.sha256(f"{self.seed}/aside/{len(self.side_contexts)}".encode()).digest()[:6], "big"
-        )
+        return seed_of(f"{self.seed}/aside/{len(self.side_contexts)}")
 
     @property
     def written(self) -> int:
@@ -126,11 +122,11 @@ class Episode:
             self.pending_ids += segment.ids
 
     def add_cost(self, cost_usd: float | None) -> None:
-        """Add the cost of a turn in dollars; the total is `None` once any part is unknown."""
+        """Add the cost of a turn in dollars; the total is `None` as soon as one cost is unknown."""
         self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
 
     def record(self, outcome: TurnSearches | Call | Visit | None) -> None:
-        """Record what is shown, or the searches and calls that failed. The searches of one turn belong together."""
+        """Record a result that is shown, or searches and calls that failed."""
         if isinstance(outcome, Call):
             self.calls.append(outcome)
         elif isinstance(outcome, Visit):
@@ -156,6 +152,11 @@ class Episode:
     @property
     def selected_ids(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(ident for search in self.searches for ident in search.selected or ()))
+
+
+def seed_of(name: str) -> int:
+    """A seed derived from a name, of 48 bits, which every JSON reader keeps exactly."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
 def make_past_turn(query: Query, search: Search, same_turn: bool) -> PastTurn:

@@ -1,7 +1,7 @@
 """Agent factory: open what `--agent` names: a model, a server, a scripted agent, or a YAML file such as
 
 url: http://127.0.0.1:8000
-tokenizer: models/policy          # the model's own folder; without it the server is asked for text
+tokenizer: models/policy          # the model's folder; without it the server is asked for text
 protocol: search-r1
 prompt_template: default
 server: {dialect: vllm, model: policy, key_env: MY_KEY}
@@ -9,7 +9,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,7 +25,7 @@ from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import InputMode
 from coseek.agents.protocol import Protocol, known_protocol, load_protocol, tool_files
 from coseek.agents.scripted_agent import ScriptedAgent, ScriptedAgentModel
-from coseek.agents.tag import Action, Tag
+from coseek.agents.tag import Action
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
@@ -43,14 +43,7 @@ from coseek.models.model_folder import check_is_model, fetch_command, hidden_siz
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
 from coseek.models.server import split_settings
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
-from coseek.models.written import (
-    ToolCallText,
-    calls_in,
-    message_of,
-    read_turn,
-    reasoning_in,
-    split_reasoning,
-)
+from coseek.models.written import calls_in, message_of, read_turn, reasoning_in, split_reasoning
 
 if TYPE_CHECKING:
     from coseek.data.trajectory_checks import Decode
@@ -62,11 +55,11 @@ SCRIPTED = ("coseek.agents.scripted", "coseek.lab.agents")
 CONTRACT: PluginSpec = {"PROMPT_TEMPLATE": str, "make": None}
 """What a user's scripted agent must offer."""
 BYTES = "bytes"
-"""Names the tokenizer whose tokens are bytes."""
+"""The name of the tokenizer whose tokens are bytes."""
 
 
 class AgentSettings(Placement):
-    """Which agent runs, and how it samples."""
+    """The agent, and how it samples."""
 
     name: str
     """A model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the path of its `.py` file."""
@@ -75,13 +68,13 @@ class AgentSettings(Placement):
     prompt_template: str
     """A prompt template by name (`default`, `declining`, `base`, `data`, `laptop`, `laptop-typed`), or a YAML file."""
     chat_template: ChatTemplate = "auto"
-    """Whether the prompt stands in the model's chat template: `auto` as the prompt template says, which is where the
-    tokenizer has one. A server that takes chat messages applies its own."""
+    """Whether to put the prompt into the model's chat template; `auto`: as the prompt template says, by default if the
+    tokenizer has one. A server that takes chat messages applies its own template."""
     temperature: float = Field(default=0.0, ge=0.0)
-    """0 takes the most likely token; no effect on scripted agents."""
+    """0 selects the most likely token; no effect on scripted agents."""
     tokenizer: str | None = None
-    """The folder of the tokenizer of a scripted agent or a server, or `bytes`, which is the default: a server is then
-    asked for text. A model folder has its own."""
+    """The folder of the tokenizer of a scripted agent or a server, or `bytes` (the default), with which a server is
+    asked for text. A model folder has its own tokenizer."""
     server: RemoteModelSettings | None = None
     """Settings of the requests to a server; only for servers."""
 
@@ -96,7 +89,7 @@ class AgentSettings(Placement):
 
 
 def is_scripted(name: str) -> bool:
-    """Whether a name is that of a scripted agent."""
+    """Whether this is the name of a scripted agent."""
     return is_plugin_path(name) or name in plugin_names(SCRIPTED)
 
 
@@ -118,22 +111,22 @@ def settings_for(
     options = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
     typed = {key: value for key, value in options.items() if value is not None}
     tree |= typed
-    if is_url(url := tree.get("name")):
+    if is_url(url := tree["name"]):
         tree["name"], server = split_settings(url)
         if server:
             set_path(tree, ["server"], server, AgentSettings)
-    card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
+    agent = str(tree["name"])
+    card = card_of(agent, cast("str | None", tree.get("tokenizer")))
     defaults = {"protocol": card.protocol, "prompt_template": card.prompt_template, "chat_template": card.chat_template}
-    if untrained is not None and card == AgentCard() and not is_scripted(str(tree["name"])):
+    if untrained is not None and card == AgentCard() and not is_scripted(agent):
         defaults["protocol"] = untrained
     if "protocol" not in tree and (tools := tool_files(card.protocol)):  # a pulled folder never causes execution
         raise SettingError(
-            f"{tree.get('name')} was trained with a protocol whose tool {tools[0].name} is a Python file, which is run "
-            f"only if you name it: --protocol {card.protocol}, or where there is no such option a FILE.yaml with the "
-            f"lines name: {tree.get('name')} and protocol: {card.protocol}"
+            f"{agent} was trained with a protocol whose tool {tools[0].name} is a Python file, which is run only if "
+            f"you name it: --protocol {card.protocol}, or where there is no such option a FILE.yaml with the lines "
+            f"name: {agent} and protocol: {card.protocol}"
         )
-    merged = {**defaults, **tree}
-    settings = make_settings(AgentSettings, merged, file or "", tuple(typed))
+    settings = make_settings(AgentSettings, {**defaults, **tree}, file or "", tuple(typed))
     if settings.is_remote and settings.server is None:
         return settings.model_copy(update={"server": RemoteModelSettings()})
     return settings
@@ -159,113 +152,96 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
 
 
 def former_protocol(folder: Path, protocol: Protocol) -> str | None:
-    """The protocol that a model was trained in, if `protocol` has tags that it lacks, or the same in another order."""
-    was = AgentCard.read(folder).protocol if (folder / CARD).is_file() else None
-    former = None if was is None else known_protocol(was)
-    if former is None:
+    """The protocol that a model was trained with, if it lacks tags of `protocol` or has another order of the same
+    tags."""
+    name = AgentCard.read(folder).protocol
+    if not (folder / CARD).is_file() or (former := known_protocol(name)) is None:
         return None
-    taught, wanted = former.grammar, protocol.grammar
-    missing_tags = set(wanted.special_tokens) - set(taught.special_tokens)
-    reordered = taught.special_tokens == wanted.special_tokens and taught.order != wanted.order
-    return was if missing_tags or reordered else None
+    old, new = former.grammar, protocol.grammar
+    lacks_tags = bool(set(new.special_tokens) - set(old.special_tokens))
+    reordered = old.special_tokens == new.special_tokens and old.order != new.order
+    return name if lacks_tags or reordered else None
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `DataError` for a folder without a model, before torch is imported."""
+    """Raise `DataError` for a folder without a model. Needs no torch."""
     if not folder.is_dir():
         raise DataError(missing("model folder", folder, known=shipped_models()))
     check_is_model(folder)
 
 
 def _file(path: Path) -> JsonObject:
+    """The settings in an agent file. Beside a `url` it may hold settings of the server, as the file of a text model
+    does."""
     lines = "`name: value` lines, `name` itself, or the `url` of a server, among them"
     tree = read_yaml(path, "agent file", lines)
     if isinstance(url := tree.get("url"), str):
-        tree = _server_file({"name": url, **tree})
+        group = tree.pop("server", None)
+        server = {name: tree.pop(name) for name in [*tree] if name in RemoteModelSettings.model_fields}
+        del tree["url"]
+        tree = {"name": url, **tree, "server": server}
+        if group is not None:
+            set_path(tree, ["server"], group, AgentSettings)
     if not isinstance(tree.get("name"), str):
         raise DataError(f"{path} must hold {lines}")
     return tree
 
 
-def _server_file(tree: JsonObject) -> JsonObject:
-    """The settings of an agent in a file with a `url`, where those of the server may stand beside it, as in the file of
-    a text model."""
-    fields = RemoteModelSettings.model_fields
-    whole = {name: value for name, value in tree.items() if name not in fields and name != "url"}
-    whole["server"] = {name: value for name, value in tree.items() if name in fields}
-    if (group := tree.get("server")) is not None:
-        set_path(whole, ["server"], group, AgentSettings)
-    return whole
-
-
 BYTE_LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
-"""Budgets where tokens are bytes, of which a text has more."""
+"""Budgets for tokens that are bytes, of which a text has more."""
 TEXT_LIMITS = Limits(max_turn_tokens=16_000, max_observation_tokens=8000, max_tokens=128_000)
-"""Budgets of a server that is asked for text without its tokenizer, in bytes."""
+"""Budgets in bytes for a server that is asked for text without its tokenizer."""
 CACHE_SHARE = 0.25
-"""Share of a device's memory for the keys and values of a stand-alone agent, whose other episodes wait."""
+"""Share of a device's memory for the key-value cache of a stand-alone agent. Episodes beyond it wait."""
 BYTES_PER_TOKEN = 4
-"""Bytes of a text for which such a server is allowed one token."""
+"""Bytes of text for which a server without a tokenizer may write one token."""
 
 
 def limits_for(settings: AgentSettings) -> Limits:
-    """The budgets that an agent was trained within, else those that suit it and its protocol. Where tokens are bytes,
-    text has more of them."""
+    """The budgets that an agent was trained with, else the defaults of the agent and its protocol."""
     if (trained := _trained_limits(settings)) is not None:
         return trained
-    scripted = is_scripted(settings.name)
     protocol = load_protocol(settings.protocol, settings.prompt_template)
-    limits = protocol.limits_over(_base_limits(settings.tokenizer_name == BYTES, settings.is_remote))
-    return limits.model_copy(update=_own_limits(open_scripted_agent(settings.name))) if scripted else limits
-
-
-def _base_limits(in_bytes: bool, remote: bool) -> Limits:
-    if not in_bytes:
-        return Limits()
-    return TEXT_LIMITS if remote else BYTE_LIMITS
-
-
-def _trained_limits(settings: AgentSettings) -> Limits | None:
-    """The budgets on an agent's card, which hold for the card's protocol."""
-    named = settings.tokenizer if settings.is_remote else settings.name
-    if named is None or named == BYTES or is_scripted(named):
-        return None
-    card = AgentCard.read(model_path(named))
-    return card.limits if card.limits is not None and _is_of(card, settings) else None
-
-
-def _is_of(card: AgentCard, settings: AgentSettings) -> bool:
-    """Whether the settings name the card's protocol, of which a model's folder may have a copy."""
-    if card.protocol == settings.protocol:
-        return True
-    try:
-        first = load_protocol(card.protocol, card.prompt_template)
-        second = load_protocol(settings.protocol, settings.prompt_template)
-    except UserError:
-        return False
-    return (first.identity, first.file.limits) == (second.identity, second.file.limits)
+    agent = open_scripted_agent(settings.name) if is_scripted(settings.name) else None
+    return _default_limits(protocol, settings.tokenizer_name == BYTES, settings.is_remote, agent)
 
 
 def limits_of(agent: Agent) -> Limits:
-    """The same of an open agent."""
+    """The same as `limits_for`, for an open agent."""
     if agent.limits is not None:
         return agent.limits
     model = agent.model
-    base = _base_limits(isinstance(model.tokenizer, ByteTokenizer), isinstance(model, RemoteModel))
-    limits = agent.protocol.limits_over(base)
-    return limits.model_copy(update=_own_limits(model.agent)) if isinstance(model, ScriptedAgentModel) else limits
+    scripted = model.agent if isinstance(model, ScriptedAgentModel) else None
+    in_bytes = isinstance(model.tokenizer, ByteTokenizer)
+    return _default_limits(agent.protocol, in_bytes, isinstance(model, RemoteModel), scripted)
 
 
-def _own_limits(agent: ScriptedAgent) -> Mapping[str, int]:
-    """The budgets that a scripted agent has by default."""
-    return cast("Mapping[str, int]", getattr(agent, "LIMITS", {}))
+def _default_limits(protocol: Protocol, in_bytes: bool, remote: bool, agent: ScriptedAgent | None) -> Limits:
+    base = Limits() if not in_bytes else TEXT_LIMITS if remote else BYTE_LIMITS
+    return protocol.limits_over(base).model_copy(update=getattr(agent, "LIMITS", {}))
+
+
+def _trained_limits(settings: AgentSettings) -> Limits | None:
+    """The budgets on an agent's card, which apply only to the card's protocol."""
+    folder = settings.tokenizer if settings.is_remote else settings.name
+    if folder is None or folder == BYTES or is_scripted(folder):
+        return None
+    card = AgentCard.read(model_path(folder))
+    if card.limits is None or card.protocol == settings.protocol:
+        return card.limits
+    try:  # the model's folder may hold a copy of the protocol
+        first = load_protocol(card.protocol, card.prompt_template)
+        second = load_protocol(settings.protocol, settings.prompt_template)
+    except UserError:
+        return None
+    return card.limits if (first.identity, first.file.limits) == (second.identity, second.file.limits) else None
 
 
 def open_agent(settings: AgentSettings) -> Agent:
-    """Open an agent whose settings the user gave: files that they name are run."""
+    """Open an agent from a user's settings. Files that they name are run."""
     protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
     tokenizer = open_tokenizer(settings, protocol)
-    protocol.template.framed(tokenizer)  # refuses a chat template that is not there before the model is loaded
+    protocol.template.framed(tokenizer)  # refuses a missing chat template before the model is loaded
     if is_scripted(settings.name):
         model: Model = ScriptedAgentModel(open_scripted_agent(settings.name), protocol, tokenizer)
     elif settings.is_remote:
@@ -277,14 +253,14 @@ def open_agent(settings: AgentSettings) -> Agent:
 
 
 def input_mode_of(dialect: str) -> InputMode:
-    """What a server of this dialect takes."""
+    """The form of input that a server of this dialect takes."""
     if dialect_of(dialect).EXACT:
         return "ids"
     return "messages" if dialect in ("chat", "tools") else "text"
 
 
 def turn_identities(settings: AgentSettings, model: Model) -> dict[str, str]:
-    """Identities of an agent: see `Agent.identities`. A server's weights are unknown, so the model's name is used."""
+    """Identities of an agent (`Agent.identities`). A server's weights are unknown, so the model's name is used."""
     agent = f"{model.served.model} at {settings.name}" if isinstance(model, RemoteModel) else content_of(settings.name)
     sampling = [f"temperature {settings.temperature:g}"]
     if not (is_scripted(settings.name) or settings.is_remote):
@@ -297,7 +273,7 @@ def turn_identities(settings: AgentSettings, model: Model) -> dict[str, str]:
 
 
 def content_of(name: str, files: str = "*") -> str:
-    """Digest of the folder (its `files`) or Python file that a name stands for; else the name (`rules`, `bytes`)."""
+    """Digest of the folder (its `files`) or Python file with this name; else the name itself (`rules`, `bytes`)."""
     path = model_path(name)
     if is_plugin_path(name) and path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -305,13 +281,13 @@ def content_of(name: str, files: str = "*") -> str:
 
 
 def open_scripted_agent(name: str, *settings: Settings) -> ScriptedAgent:
-    """Make a scripted agent, with its default settings unless others are given."""
+    """Make a scripted agent, by default with its default settings."""
     with running("scripted agent", name):
         return cast(ScriptedAgent, find_plugin("scripted agent", SCRIPTED, name, CONTRACT).make(*settings))
 
 
 def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
-    """Open a model's own tokenizer; for a scripted agent or a server the one named, else bytes."""
+    """Open a model's tokenizer, or the tokenizer named for a scripted agent or a server; default: bytes."""
     folder = settings.tokenizer_name
     if folder == BYTES or is_scripted(folder):
         return ByteTokenizer(protocol.grammar.special_tokens)
@@ -319,7 +295,7 @@ def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
 
 
 def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> RemoteModel:
-    """Connect to a server's model; its dialect is detected unless the settings name it. Without the model's tokenizer
+    """Connect to a server's model. Its dialect is detected unless the settings name it. Without the model's tokenizer
     vLLM and SGLang are asked for text."""
     grammar, in_bytes = protocol.grammar, settings.tokenizer_name == BYTES
     model = open_remote(
@@ -359,7 +335,7 @@ def spent(model: Model, settings: AgentSettings) -> str:
 
 
 def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> Model:
-    # Imported here because these import torch, which scripted agents do not need.
+    # Imported here because they import torch, which scripted agents do not need.
     from coseek.models.pretrained import load_model
     from coseek.models.sampler import Sampler, SamplerSettings, pick_dtype, rows_that_fit
 
@@ -377,8 +353,8 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
 def settled_for(
     settings: S, agent: AgentSettings | None, began: Path | None = None, others: Sequence[str | None] = ()
 ) -> S:
-    """Resolve the precision `auto`: to the one recorded in the file `began` when work is resumed, else to the fastest
-    on the device. `others` are the models of a group `placement`."""
+    """Resolve the precision `auto` to the precision recorded in the file `began` when work is resumed, else to the
+    fastest on the device. `others` are the models of a group `placement`."""
     recorded = read_yaml(began, "record").get("settings") if began is not None and began.exists() else None
     width = hidden_size(model_path(agent.name)) if agent is not None else 0
     other_width = min(filter(None, (hidden_size(model_path(name)) for name in others if name)), default=0)
@@ -390,21 +366,21 @@ def settled_for(
 
 
 def stored_tokenizer(settings: AgentSettings) -> Tokenizer | None:
-    """Open the tokenizer of a stored run's agent; `None` when its folder or protocol file no longer exists."""
+    """Open the tokenizer of a stored run's agent; `None` if its folder or protocol file no longer exists."""
     folder = settings.tokenizer_name
     if folder != BYTES and not is_scripted(folder):
         path = model_path(folder)
         return HfTokenizer.load(path) if path.is_dir() else None
     try:
         return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template))
-    except UserError:  # the protocol file is gone, and with it the marks that are one token each
+    except UserError:  # without the protocol file its marks, which are one token each, are unknown
         return None
 
 
 def decoder_of(run: Run) -> "Decode | None":
-    """Return the decoding of a run's ids to text; `None` when its agent or protocol file no longer exists.
+    """A function that decodes a run's ids to text; `None` if its agent or protocol file no longer exists.
 
-    Where the tokenizer's folder lies in a folder of the run's own, it is found after both were moved."""
+    A tokenizer folder in a common parent folder with the run is also found after both were moved."""
     recorded = run.settings.get("agent")
     if not isinstance(recorded, dict):
         return None
@@ -424,35 +400,31 @@ class TurnWriter:
 
     grammar: Grammar
     reopens: bool = False
-    """Whether the server applies a chat template, which may open each turn's thought by itself: the text then only
-    closes it."""
+    """Whether the server applies a chat template, which may open each turn's thought, so that the text only closes
+    it."""
 
     @cached_property
     def _thought(self) -> tuple[str, str] | None:
-        """The marks of a thought; `None` where the protocol has no place for one."""
+        """The marks of a thought; `None` if the protocol has no place for it."""
         if tag := self.grammar.thought:
             return tag.opening, tag.closing
         return ("<think>", "</think>") if self.grammar.free_text else None
 
-    @cached_property
-    def _call(self) -> Tag | None:
-        return next((tag for tag in self.grammar.tags if tag.action is Action.TOOL), None)
-
     def __call__(self, turn: ServerTurn) -> str:
         """The text of a turn. Raises `ValueError` for tool calls that the protocol cannot write."""
         if self.grammar.native_calls:
-            message = read_turn(turn.text, tools=self.grammar.schemas)  # whatever is not apart
+            message = read_turn(turn.text, tools=self.grammar.schemas)  # what the server left in the text
             reasoning = "\n".join(filter(None, (turn.reasoning.strip(), reasoning_in(message))))
             content = str(message.get("content", ""))
             return self.grammar.spell(message_of(content, reasoning, turn.calls or calls_in(message)))
-        return self._with_thought(turn) + "".join(self._written(call) for call in self._missing(turn))
+        return self._with_thought(turn) + self._missing_calls(turn)
 
     def _with_thought(self, turn: ServerTurn) -> str:
-        """The text with its reasoning in the protocol's own spelling, or without it."""
+        """The text with its reasoning in the protocol's marks, or without it."""
         opening, closing = self._thought or ("", "")
         text, reasoning = turn.text, turn.reasoning
         if not (opening or self.reopens):
-            return text  # it may close the reasoning that the prompt has opened, which the grammar reads
+            return text  # it may close the reasoning that the prompt has opened, which the grammar parses
         if opening and (opening in text or closing in text):
             reopened = self.reopens and closing in text.partition(opening)[0]
             return f"{opening}{text}" if reopened else text
@@ -461,18 +433,13 @@ class TurnWriter:
         reasoning = self.grammar.escape("\n".join(filter(None, (reasoning.strip(), inside))))
         return f"{opening}{reasoning}{closing}\n{text}" if opening and reasoning else text
 
-    def _missing(self, turn: ServerTurn) -> tuple[ToolCallText, ...]:
-        """The calls that are not in the text."""
+    def _missing_calls(self, turn: ServerTurn) -> str:
+        """The calls that the server removed from the text, in the protocol's marks."""
         if not turn.calls or self.grammar.intent(turn.text).span is not None:
-            return ()
-        if self._call is None:
+            return ""
+        if (tag := self.grammar.agent_tags.get(Action.TOOL)) is None:
             raise ValueError(
                 f"the server took a call of the tool {turn.calls[0].name!r} out of the text, and this protocol has no "
                 "tool calls; start the server without its tool parser (vLLM: without --enable-auto-tool-choice)"
             )
-        return turn.calls
-
-    def _written(self, call: ToolCallText) -> str:
-        assert self._call is not None
-        content = as_json(call)
-        return f"{self._call.opening}{self.grammar.escape(content)}{self._call.closing}"
+        return "".join(f"{tag.opening}{self.grammar.escape(as_json(call))}{tag.closing}" for call in turn.calls)

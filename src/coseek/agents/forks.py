@@ -1,5 +1,5 @@
-"""Forks: groups of trajectories that share beginnings. Some begin at the question; the others go on from a search of
-one of these (Tree-GRPO, Ji et al. 2025, arXiv 2509.21240, section 3.2), which costs the tokens after the fork alone."""
+"""Forks: groups of trajectories that share beginnings. Some begin at the question; the others continue from a search of
+one of them (Tree-GRPO, Ji et al. 2025, arXiv 2509.21240, section 3.2), which costs only the tokens after the fork."""
 
 import random
 from collections.abc import Sequence
@@ -24,24 +24,24 @@ def rollout_groups(
     concurrency: int = 256,
     overlap: bool = False,
 ) -> list[Trajectory]:
-    """Run groups of `tree.group_size` equal questions, the first `tree.roots` of each from the question; without a
-    tree, all.
+    """Run groups of `tree.group_size` equal questions. The first `tree.roots` of each group begin at the question;
+    without a tree all of them do.
 
-    Each other trajectory forks from one of these in turn, after a search of it that its seed draws; from one that did
-    not search, or failed, it cannot, and begins at the question, too. Raises `SettingError` for an incomplete group,
-    which a worker may be given.
+    Each other trajectory forks from one of these roots in turn, after a search that its seed draws. If the root did not
+    search, or failed, it also begins at the question. Raises `SettingError` for an incomplete group, which a worker may
+    be given.
     """
     if tree is None:
         return rollout(agent, retriever, questions, seeds, limits, concurrency=concurrency, overlap=overlap)
     if len(questions) % tree.group_size:
         raise SettingError(
-            f"{len(questions)} trajectories are no whole groups of {tree.group_size}, as tree_roots needs in every "
+            f"{len(questions)} trajectories are no whole groups of {tree.group_size}, which tree_roots needs in every "
             "process; let the number of processes divide questions_per_step"
         )
 
     def roll_out(indices: Sequence[int]) -> dict[int, Trajectory]:
-        asked, seeded = [questions[index] for index in indices], [seeds[index] for index in indices]
-        trajectories = rollout(agent, retriever, asked, seeded, limits, concurrency=concurrency, overlap=overlap)
+        rows = [questions[index] for index in indices], [seeds[index] for index in indices]
+        trajectories = rollout(agent, retriever, *rows, limits, concurrency=concurrency, overlap=overlap)
         return dict(zip(indices, trajectories, strict=True))
 
     done = roll_out([index for index in range(len(questions)) if index % tree.group_size < tree.roots])

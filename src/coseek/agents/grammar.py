@@ -1,6 +1,6 @@
 """Grammar: the tags of a protocol, who writes them, and the order in which they may follow each other.
 
-Stop strings, parsing, validity (the *format* of the papers) and extraction all come from this one object. Segments are
+Stop strings, parsing, validity (the *format* of the papers) and extraction all derive from this object. Segments are
 parsed by author, so a tag inside a retrieved passage is plain text.
 """
 
@@ -43,13 +43,12 @@ from coseek.models.written import (
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"
 """Suffixes of a flag's name in an order: what may follow the flag depends on its value."""
-_PAIRS = {"{": "}", "[": "]", "(": ")"}
 _PLAIN_MARK = re.compile(r"</?(\w[\w-]*)>")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A tag with its text, or text outside the tags (`tag` is empty). `problem` says why the form is not valid."""
+    """A tag with its text, or text outside the tags (`tag` is empty). `problem` says why the form is invalid."""
 
     author: Author
     tag: str
@@ -59,24 +58,24 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """The action of a turn: the first one with a stop string, else the last one; with native calls all of them."""
+    """The action of a turn: the first with a stop string, else the last; with native calls all of them."""
 
     action: Action = Action.NONE
     span: Span | None = None
     calls: tuple[ParsedAction, ...] = ()
-    """The calls to carry out, in order; a tag with `action: search` calls the search tool."""
+    """The calls to carry out, in order. A tag with `action: search` calls the search tool."""
     selected: tuple[int, ...] | None = None
     """Numbers of documents of the latest block, from 1; `None` when the turn makes no selection."""
 
     @property
     def call(self) -> ToolCall | None:
         """The first call that can be carried out."""
-        return next((reading.call for reading in self.calls if reading.call is not None), None)
+        return next((parsed.call for parsed in self.calls if parsed.call is not None), None)
 
     @property
     def problem(self) -> str:
-        """Why the action cannot be carried out or is not of the valid form."""
-        return next((reading.problem for reading in self.calls if reading.problem), "")
+        """Why the action cannot be carried out or has an invalid form; "" without a problem."""
+        return next((parsed.problem for parsed in self.calls if parsed.problem), "")
 
 
 @dataclass(frozen=True)
@@ -87,17 +86,17 @@ class Grammar:
     order: Mapping[str, frozenset[str]]
     tools: Mapping[str, Tool] = field(default_factory=dict)
     free_text: bool = False
-    """Text outside the tags is valid (reasoning without a tag of its own)."""
+    """Text outside the tags is valid: reasoning without a tag."""
     native_calls: bool = False
-    """The agent spells its turns as its own chat template does: `think` holds the reasoning, `tool_call` each call, and
-    `answer` the words of a turn without calls."""
+    """The agent writes its turns in the form of its chat template: `think` holds the reasoning, `tool_call` each call,
+    and `answer` the text of a turn without calls."""
 
     def __post_init__(self) -> None:
         names = {tag.name for tag in self.tags}
         for name, followers in self.order.items():
             for odd in ({name.removesuffix(TRUE).removesuffix(FALSE), *followers} - names) - {START, END}:
                 known = ", ".join(sorted(names))
-                raise DataError(f"the order of this protocol names {odd!r}, which is none of its tags: {known}")
+                raise DataError(f"the order of this protocol names {odd!r}, which is not one of its tags: {known}")
         marks = [mark for tag in self.tags for mark in tag.marks]
         for mark in marks:
             if marks.count(mark) > 1:
@@ -129,7 +128,7 @@ class Grammar:
 
     @cached_property
     def schemas(self) -> tuple[JsonObject, ...]:
-        """The tools as a chat template or a server takes them."""
+        """The tools' schemas for a chat template or a server."""
         return tuple(tool.schema for tool in self.tools.values())
 
     @cached_property
@@ -139,12 +138,12 @@ class Grammar:
 
     @property
     def closing_stops(self) -> tuple[str, ...]:
-        """Stop strings that a server may cut off: `lost_stop` finds them again."""
+        """Stop strings that a server may cut off; `lost_stop` restores them."""
         return tuple(stop for tag in self.tags for stop in tag.stops if stop == tag.closing)
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
-        """Every opening and closing mark, in order; our own tokenizers make each one token."""
+        """All opening and closing marks, in order; each is one token of the tokenizers trained here."""
         return tuple(dict.fromkeys(mark for tag in self.tags for mark in (*tag.marks, *tag.inner_marks)))
 
     @cached_property
@@ -157,24 +156,20 @@ class Grammar:
         return re.compile("|".join(re.escape(mark) for mark in sorted(self._by_mark, key=len, reverse=True)))
 
     @cached_property
-    def _inner_marks(self) -> frozenset[str]:
-        return frozenset(mark for tag in self.tags for mark in tag.inner_marks)
-
-    @cached_property
     def _lookalikes(self) -> re.Pattern[str]:
         names = dict.fromkeys(match[1] for mark in self.special_tokens if (match := _PLAIN_MARK.fullmatch(mark)))
         marks = [re.escape(mark) for mark in self.special_tokens if not _PLAIN_MARK.fullmatch(mark)]
-        # Possessive (`*+`) to prevent backtracking: a passage decides how many blanks there are.
+        # Possessive (`*+`) to prevent backtracking: a passage may hold any number of blanks.
         tag = rf"<\s*+(?:/\s*+)?(?:{'|'.join(names)})\s*+>"
         return re.compile("|".join([tag, ROLE_MARK, MARK_IN_DATA, *marks]), re.I)
 
     def escape(self, text: str) -> str:
-        """Neutralise the protocol's marks, all role marks and all marks of reasoning in text from outside: `<answer>`
-        becomes `‹answer›`."""
+        """Neutralise the protocol's marks, role marks and reasoning marks in text from outside: `<answer>` becomes
+        `‹answer›`."""
         return self._lookalikes.sub(harmless, text)
 
     def cut_at_marks(self, text: str) -> list[str]:
-        """Cut a text in front of and behind every mark; the pieces joined are the text."""
+        """Split a text before and after every mark; the pieces joined are the text."""
         marks = sorted(self.special_tokens, key=len, reverse=True)
         return re.split(f"({'|'.join(map(re.escape, marks))})", text)
 
@@ -190,18 +185,18 @@ class Grammar:
         return next((tag for mark, tag in self._inert.items() if opens_reasoning(mark)), None)
 
     def opened_mark(self, before: str) -> str:
-        """The mark with which a text by the environment ends, as chat templates of reasoning models do: that of one of
-        the agent's tags without an action, or one that opens reasoning; "" without one. Text from outside is escaped,
-        so that it cannot end like that."""
+        """The mark with which a text of the environment ends: the opening mark of one of the agent's tags without an
+        action, or a mark that opens reasoning, as in chat templates of reasoning models. "" without a mark. Text from
+        outside is escaped, so it cannot end with a mark."""
         end = before.rstrip()
         return next((mark for mark in self._inert if end.endswith(mark)), "") or opened_at_end(before)
 
     def parse(self, text: str, opened: str = "") -> list[Span]:
-        """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems. `opened` is
-        a mark that the prompt has opened; one with which the agent repeats it is ignored.
+        """Split one turn of the agent into spans. Any text parses; mistakes become problems. `opened` is a mark that
+        the prompt has already opened; the agent may repeat it.
 
-        Reasoning at the beginning of a turn in a model's own marks is a span of `thought`. Where there is no such tag,
-        or this tag follows, it is text without a problem. In free text its marks mean nothing.
+        Reasoning at the beginning of a turn in a model's own marks is a span of the tag `thought`. If there is no such
+        tag, or this tag follows, it is text without a problem. In free text the marks have no meaning.
         """
         if self.native_calls:
             return self.spans_of(read_turn(text, tools=self.schemas))
@@ -214,14 +209,14 @@ class Grammar:
         return [own, *spans] if own is not None else spans
 
     def _own_reasoning(self, text: str, mark: str) -> tuple[Span | None, str]:
-        """The reasoning with which a turn begins in the marks of its model, and the text after it."""
+        """The reasoning at the beginning of a turn, in the marks of its model, and the text after it."""
         begun, after = begun_reasoning(text)
         if begun and begun not in self._by_mark:
             mark, text = mark or begun, after
         if not mark:
             return None, text
         if self.thought and begun == self.thought.opening and closing_of(mark) not in text:
-            return None, text  # the template opened its own mark, and the agent writes the protocol's
+            return None, text  # the template opened its mark, and the agent writes the protocol's
         parts = split_opened(text, mark)
         if parts is None:
             return Span(Author.AGENT, "", "", f"{mark} is not closed"), text
@@ -254,7 +249,7 @@ class Grammar:
         return spans + self._loose(opened, text[at:])
 
     def read(self, segment: Segment) -> list[Span]:
-        """The spans of one of the agent's segments: of its message, where it has one, else of its text."""
+        """The spans of a segment of the agent: of its message if it has one, else of its text."""
         return self.parse(segment.text) if segment.message is None else self.spans_of(segment.message)
 
     def spans_of(self, message: JsonObject) -> list[Span]:
@@ -262,14 +257,15 @@ class Grammar:
         reasoning, content, calls = reasoning_in(message), str(message.get("content") or ""), calls_in(message)
         think, call, answer = (self.agent_tags[action] for action in (Action.NONE, Action.TOOL, Action.ANSWER))
         spans = [Span(Author.AGENT, think.name, reasoning)] if reasoning else []
-        if not calls:  # words may mark the answer, as they do in other protocols
+        if not calls:  # the text may mark the answer, as in other protocols
             before, marked, after = content.rpartition(answer.opening)
             content, reply = (before, after.partition(answer.closing)[0]) if marked else ("", content)
             return [*spans, *self._loose(None, content), *([Span(Author.AGENT, answer.name, reply)] if reply else [])]
         return [*spans, *self._loose(None, content), *(Span(Author.AGENT, call.name, as_json(item)) for item in calls)]
 
     def spell(self, message: JsonObject) -> str:
-        """An assistant's message in the marks of this grammar. Words beside calls are neither a call nor an answer."""
+        """Write an assistant's message in the marks of this grammar. Text beside calls is neither a call nor an
+        answer."""
         reasoning, content, calls = reasoning_in(message), str(message.get("content") or ""), calls_in(message)
         think, call = self.agent_tags[Action.NONE], self.agent_tags[Action.TOOL]
         thought = f"{think.opening}{self.escape(reasoning)}{think.closing}\n" if reasoning else ""
@@ -304,7 +300,7 @@ class Grammar:
         return spans
 
     def format_error(self, spans: Sequence[Span]) -> str:
-        """Why these spans are not of the protocol's valid form, or "" (Search-R1 empirical study, appendix C)."""
+        """Why these spans do not have the protocol's valid form, or "" (Search-R1 empirical study, appendix C)."""
         state = START
         for span in spans:
             if span.problem:
@@ -316,15 +312,15 @@ class Grammar:
                 return f"<{span.tag}> is written by the {tag.author}, and the {span.author} wrote it"
             if span.tag not in self.order.get(state, ()):
                 return f"{state} is followed by {span.tag}"
-            if span.author is Author.AGENT and (problem := self._misread(tag, span.text)):
+            if span.author is Author.AGENT and (problem := self._problem_inside(tag, span.text)):
                 return problem
             state = span.tag
             if tag.action is Action.COMPLETE:
                 state += TRUE if parse_flag(span.text, tag.true_words) else FALSE
         return "" if END in self.order.get(state, ()) else f"the run ends after {state}"
 
-    def _misread(self, tag: Tag, text: str) -> str:
-        """What is wrong with the text inside one of the agent's tags, or ""."""
+    def _problem_inside(self, tag: Tag, text: str) -> str:
+        """What is wrong with the text inside a tag of the agent, or ""."""
         if tag.action is Action.SELECT:
             numbers = parse_numbers(text)
             if numbers is None:
@@ -333,9 +329,8 @@ class Grammar:
             return "" if few else f"{len(numbers)} documents in {tag.opening}, and at most {tag.max_items} are allowed"
         if tag.action is Action.COMPLETE:
             return f"{tag.opening} says neither True nor False" if parse_flag(text, tag.true_words) is None else ""
-        if tag.query_format is not QueryFormat.ITEMS and (
-            mark := next((mark for mark in self._inner_marks if mark in text), "")
-        ):
+        inner = (mark for other in self.tags for mark in other.inner_marks if mark in text)
+        if tag.query_format is not QueryFormat.ITEMS and (mark := next(inner, "")):
             return f"{mark} inside {tag.opening}"
         return self.parse_action(tag, text).problem
 
@@ -355,33 +350,30 @@ class Grammar:
 
     def intent_of(self, spans: Sequence[Span]) -> Intent:
         """Find the action of one turn. The sampler stops at a stop string, so only the rest of one token can follow
-        it. Among actions without a stop string the last one counts; native calls count all."""
+        it. Among actions without a stop string the last counts; native calls all count."""
         selected: tuple[int, ...] | None = None
-        meant: Span | None = None
-        asking = [(span, self.by_name[span.tag]) for span in spans if self.action_of(span) is not Action.NONE]
-        for span, tag in asking:
+        chosen: Span | None = None
+        actions = [(span, self.by_name[span.tag]) for span in spans if self.action_of(span) is not Action.NONE]
+        for span, tag in actions:
             if tag.action is Action.SELECT:
                 if selected is None or tag.of_several == "last":
                     selected = numbers_in(span.text)[: tag.max_items]
-            elif tag.action is not Action.COMPLETE:
-                meant = span
-                if tag.stops:
+            elif tag.action is not Action.COMPLETE or parse_flag(span.text, tag.true_words):
+                chosen = span
+                if tag.stops or tag.action is Action.COMPLETE:
                     break
-            elif parse_flag(span.text, tag.true_words):
-                meant = span
-                break
-        if meant is None:
+        if chosen is None:
             return Intent(selected=selected)
-        tag = self.by_name[meant.tag]
-        calls = [span for span, _ in asking] if self.native_calls else [meant]
-        return Intent(tag.action, meant, tuple(self.parse_action(tag, span.text) for span in calls), selected)
+        tag = self.by_name[chosen.tag]
+        calls = [span for span, _ in actions] if self.native_calls else [chosen]
+        return Intent(tag.action, chosen, tuple(self.parse_action(tag, span.text) for span in calls), selected)
 
     def is_decline(self, span: Span) -> bool:
-        """Whether the agent declines to answer with this span: a whole answer that says one of its tag's phrases."""
+        """Whether this span declines to answer: the whole answer is one of its tag's phrases."""
         return self.action_of(span) is Action.ANSWER and says_one_of(span.text, self.by_name[span.tag].declines)
 
     def lost_stop(self, text: str) -> str:
-        """The stop string that a server cut off the end of a turn: that of the tag which is still open, or ""."""
+        """The stop string that a server cut off the end of a turn, which closes the tag that is still open, or ""."""
         for tag in self.tags:
             cut = tag.closing in tag.stops and tag.opening in text
             if cut and self.parse(text + tag.closing)[-1].tag == tag.name:
@@ -389,12 +381,12 @@ class Grammar:
         return ""
 
     def action_of(self, span: Span) -> Action:
-        """The action of one of the agent's spans."""
+        """The action of a span of the agent."""
         return Action.NONE if span.problem or not span.tag else self.by_name[span.tag].action
 
 
 def as_json(call: ToolCallText) -> str:
-    """A call as the text inside its tag; the text itself of one that could not be read."""
+    """A call as the text inside its tag; a call that could not be parsed is returned as it was written."""
     if not call.name:
         return str(call.arguments)
     return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)

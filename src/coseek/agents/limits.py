@@ -1,4 +1,4 @@
-"""Limits: the budgets of a run, and the shape of a group of runs."""
+"""Limits: the budgets of an episode, and the shape of a group of trajectories."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from coseek.core.settings import Settings
 
 
 class Limits(Settings):
-    """Budgets of each episode; they are settings of the run, not of the protocol."""
+    """Budgets of each episode. They are settings of the run, not of the protocol."""
 
     max_turns: int = Field(default=4, ge=0)
     """Turns that the environment answers; one more ends the run with `turn_limit`. Searches (whatever their number of
@@ -20,12 +20,12 @@ class Limits(Settings):
     max_turn_tokens: int = Field(default=500, ge=1)
     """Tokens the agent may write in one turn; a longer turn ends the run with `token_limit`."""
     max_observation_tokens: int = Field(default=500, ge=1)
-    """Tokens of documents in one observation, an equal share per document unless `max_document_tokens` is set; of one
-    page of an opened document; of one tool result."""
+    """Tokens of the documents in one observation, an equal share per document unless `max_document_tokens` is set; also
+    tokens of one page of an opened document, and of one tool result."""
     max_document_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of each document in an observation, however many queries one call has and documents they find."""
+    """Tokens of each document in an observation, for any number of queries and documents."""
     max_tokens: int = Field(default=4096, ge=1)
-    """Tokens of the whole episode, prompt and observations included."""
+    """Tokens of the whole episode, including prompt and observations."""
 
     def passages_of(self, turn: int) -> int:
         """Top-k of a search in this turn of the agent; turn 0 is the search that opens a run."""
@@ -33,7 +33,7 @@ class Limits(Settings):
         return opening or self.passages_per_search
 
     def with_passages(self, count: int) -> "Limits":
-        """The same limits with top-k `count` for every search, the opening one included."""
+        """The same limits with top-k `count` for every search, including the opening search."""
         return self.model_copy(update={"passages_per_search": count, "opening_passages": None})
 
 
@@ -44,4 +44,4 @@ class Tree:
     group_size: int
     """Trajectories of a question."""
     roots: int
-    """How many of them begin at the question."""
+    """Number of them that begin at the question."""

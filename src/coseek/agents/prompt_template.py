@@ -1,7 +1,7 @@
 """Prompt template: the text around a grammar (prompt, documents, observations), in a YAML file that a user can replace.
 
 Text from outside fills a template's `{fields}`. It is escaped and tokenised as plain characters, so it can neither
-close a tag nor become a special token. The prompt is a user's message of the model's chat template where there is one.
+close a tag nor become a special token. If the model has a chat template, the prompt is a user's message in it.
 """
 
 import json
@@ -61,48 +61,48 @@ class PromptTemplateFile(Settings):
     about: str = ""
     """One line for people."""
     prompt: str
-    """The first segment of an episode; `{question}` is filled in."""
+    """The first segment of an episode, with the field `{question}`."""
     prompts: dict[str, str] = Field(default={})
-    """Prompts of single protocols, by name, in place of `prompt`."""
+    """Prompts of single protocols by name, which replace `prompt`."""
     protocols: tuple[str, ...] = ()
-    """Protocols that the prompts are written for; any when empty."""
+    """Protocols that the prompts are written for; empty: any."""
     chat_template: ChatTemplate = "auto"
-    """Whether the prompt is a user's message of the model's chat template: `auto` where its tokenizer has one. `off`
-    for a prompt that holds a model's chat marks itself."""
+    """Whether to put the prompt into the model's chat template as a user's message; `auto`: if the tokenizer has a
+    template. Use `off` for a prompt that already holds a model's chat marks."""
     prompt_column: bool = False
-    """Take the prompt that the data hold for a question (`meta.prompt`, from the `prompt` column of Search-R1's files);
-    `prompt` is for questions without one."""
+    """Use the prompt in the data (`meta.prompt`, from the `prompt` column of Search-R1's files), and `prompt` only for
+    questions without it."""
     tools: str = ""
-    """In front of the prompt, for an agent with native tool calls whose model has no chat template; `{tools}` is filled
-    in with one JSON schema a line."""
+    """Inserted before the prompt of an agent with native tool calls whose model has no chat template; `{tools}` holds
+    one JSON schema per line."""
     observation: str = ""
-    """Around the documents of a search; `{documents}` is filled in."""
+    """Text around the documents of a search, with the field `{documents}`."""
     document: str = ""
-    """One passage; `{rank}` from 1 within its block, `{number}` from 1 within the run, `{id}`, `{title}` and
-    `{text}` are filled in."""
+    """One passage, with the fields `{rank}` (from 1 within its block), `{number}` (from 1 within the run), `{id}`,
+    `{title}` and `{text}`."""
     question_spelling: Literal["as_typed", "separated"] = "as_typed"
-    """How the question is spelled in the prompt: as it was typed, or as laptop worlds write, with blanks around every
-    mark (`coseek.core.text`). A question that is spelled so already stays as it is."""
+    """How the question is spelled in the prompt: as typed, or as in laptop worlds, with blanks around every mark
+    (`coseek.core.text`)."""
     space_before: bool = False
-    """Put a space in front of a field that has none, so that its first word has the same token as inside a sentence."""
+    """Insert a space before a field that has none, so that its first word has the same token as inside a sentence."""
     nothing_found: str = ""
-    """In place of the documents when a search found none."""
+    """Shown instead of the documents when a search found nothing."""
     failed: str = "\n(no result: the search for {query} failed)\n"
-    """In place of the documents of a query that failed beside others that did not; `{query}` is filled in."""
+    """Shown instead of the documents of a failed query when other queries succeeded, with the field `{query}`."""
     retry: str = ""
-    """Answer to a turn without a valid action; `{problem}` is filled in."""
+    """Response to a turn without a valid action, with the field `{problem}`."""
     page: str = "\n{title} (page {page} of {pages})\n{text}\n"
-    """A page of an opened document; `{id}`, `{title}`, `{page}`, `{pages}` and `{text}` are filled in."""
+    """A page of an opened document, with the fields `{id}`, `{title}`, `{page}`, `{pages}` and `{text}`."""
     part: str = "\n{title} (id: {id})\n{text}\n"
-    """One passage of a document that is opened with several, which together are the `{text}` of `page`; `{id}`,
-    `{title}` and `{text}` are filled in."""
+    """One of several passages that together are the `{text}` of `page`, with the fields `{id}`, `{title}` and
+    `{text}`."""
     missing: str = "\n(there is no page {page} of a document {id} among those that were found)\n"
-    """In place of a page that does not exist; `{id}` and `{page}` are filled in."""
+    """Shown instead of a page that does not exist, with the fields `{id}` and `{page}`."""
     result: str = "\n{text}\n"
-    """The result of a tool other than search and visit; `{text}` is filled in."""
+    """The result of a tool other than search and visit, with the field `{text}`."""
     notes: str = ""
-    """Prompt of the side context in which the model writes notes on search results. `{question}`, `{reasoning}` (the
-    text in front of the query), `{query}` and `{documents}` are filled in."""
+    """Prompt of the side context in which the model writes notes on search results, with the fields `{question}`,
+    `{reasoning}` (the text before the query), `{query}` and `{documents}`."""
 
 
 _WAY_OUT = {_PROMPT: "take a prompt template without prompt_column", EARLIER: "correct it, or rename the key"}
@@ -119,7 +119,6 @@ _FIELDS = {
     "result": {"text"},
     "notes": {"question", "reasoning", "query", "documents"},
 }
-_OF_A_SEARCH = ("observation", "document")
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class PromptTemplate:
                     raise SettingError(f"{source}: {template} names {{{field}}}; it may hold {known}")
         observed = None if grammar.native_calls else grammar.by_name.get(grammar.observation)
         needs = (*needs, "tools", "document") if grammar.native_calls else needs
-        for template in (*needs, *(_OF_A_SEARCH if observed else ())):
+        for template in (*needs, *(("observation", "document") if observed else ())):
             if not getattr(file, template):
                 raise SettingError(f"{source} has no {template!r}, and the protocol {protocol} needs it")
         if observed and not _holds(file.observation, observed.opening, "{documents}", observed.closing):
@@ -167,20 +166,20 @@ class PromptTemplate:
         return cls(file, grammar)
 
     def with_chat(self, chat_template: ChatTemplate) -> "PromptTemplate":
-        """The same with this setting, unless it is `auto`, which leaves the file's own."""
+        """The same with this setting; `auto` keeps the setting of the file."""
         if chat_template == "auto":
             return self
         return replace(self, file=self.file.model_copy(update={"chat_template": chat_template}))
 
     def framed(self, tokenizer: Tokenizer) -> bool:
-        """Whether prompts stand in the tokenizer's chat template. Raises `SettingError` for `on` without one."""
+        """Whether prompts are put into the tokenizer's chat template. Raises `SettingError` for `on` without one."""
         return uses_chat_template(tokenizer, self.file.chat_template) and self.input_mode != "messages"
 
     def prompt_ids(
         self, tokenizer: Tokenizer, question: Question, goes_on: bool = False
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The prompt; and, where search results go on with the user's message (`goes_on`), what a chat template puts
-        between that message and the answer."""
+        """The prompt. If search results continue the user's message (`goes_on`), the second part is what the chat
+        template writes between that message and the answer."""
         messages = _own_messages(question, _PROMPT) if self.file.prompt_column else None
         if messages is None:
             prompt = self._filled(self.file.prompt, {"question": self._asked(tokenizer, question)})
@@ -198,20 +197,20 @@ class PromptTemplate:
         return ("user",) if messages is None else tuple(role for role, _ in messages)
 
     def tool_chat(self, tokenizer: Tokenizer) -> ToolChat | None:
-        """How the tokenizer's chat template frames turns with native tool calls; `None` where no template does."""
+        """How the tokenizer's chat template frames turns with native tool calls; `None` if no template does."""
         if not (self.grammar.native_calls and self.framed(tokenizer)):
             return None
         assert isinstance(tokenizer, HfTokenizer)
         return ToolChat(tokenizer, self.grammar.schemas)
 
     def opened_mark(self, tokenizer: Tokenizer) -> str:
-        """The agent's mark with which the chat template ends a prompt (`<think>`), so that the agent does not write it
-        itself; "" without one."""
+        """The mark of the agent with which the chat template ends a prompt (`<think>`), which the agent then does not
+        write; "" without a mark."""
         return self.grammar.opened_mark(tokenizer.decode(self._messages(tokenizer, [("user", [()])], goes_on=True)[1]))
 
     def unread_opening(self, tokenizer: Tokenizer) -> str:
-        """Why no turn would be of the valid form: the chat template ends prompts with what the grammar cannot read. ""
-        for any other template."""
+        """Why every turn would be invalid: the chat template ends prompts with text that the grammar cannot parse. ""
+        otherwise."""
         if self.grammar.free_text or not self.framed(tokenizer) or self.opened_mark(tokenizer):
             return ""
         assert isinstance(tokenizer, HfTokenizer)
@@ -227,7 +226,7 @@ class PromptTemplate:
     def _messages(
         self, tokenizer: Tokenizer, messages: Sequence[tuple[str, Content]], goes_on: bool = False
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Messages in their frame. If the last one `goes_on`, the frame after it is apart."""
+        """Encode messages in their frame. If the last message `goes_on`, the frame after it is returned separately."""
         framed = self.framed(tokenizer)
         if framed:
             assert isinstance(tokenizer, HfTokenizer)
@@ -245,19 +244,19 @@ class PromptTemplate:
         return ids, encode_content(tokenizer, tail)
 
     def _instruction(self, tokenizer: Tokenizer, text: str, question: str) -> list[TextPart]:
-        """A message of the data. A mark of the protocol is trusted where the tokenizer has a token for it; the question
+        """A message of the data. The protocol's marks are trusted if the tokenizer has a token for them; the question
         and role marks are neutralised."""
-        marks = self.grammar.special_tokens
-        start, asked, end = text.rpartition(question)
-        start, end = (without_role_marks(piece, frozenset(marks)) for piece in (start, end))
-        return [*self._marked(tokenizer, start + self.grammar.escape(asked) + end)]
+        marks = frozenset(self.grammar.special_tokens)
+        before, asked, after = text.rpartition(question)
+        neutral = without_role_marks(before, marks) + self.grammar.escape(asked) + without_role_marks(after, marks)
+        return [*self._marked(tokenizer, neutral)]
 
     def text_ids(self, tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-        """Tokenise a text in which only the protocol's marks can be tokens of their own."""
+        """Tokenise a text in which only the protocol's marks can be special tokens."""
         return encode_content(tokenizer, [*self._marked(tokenizer, text)])
 
     def _marked(self, tokenizer: Tokenizer, text: str) -> Iterator[TextPart]:
-        """A text cut at those of the protocol's marks that are tokens; only they are trusted."""
+        """Split a text at the protocol's marks that are single tokens, and trust only these."""
         plain = ""
         for piece in self.grammar.cut_at_marks(text):
             if piece in self.grammar.special_tokens and len(tokenizer.encode(piece)) == 1:
@@ -268,7 +267,7 @@ class PromptTemplate:
         yield TextPart(plain)
 
     def observation_ids(self, tokenizer: Tokenizer, hits: Sequence[Hit], max_tokens: int) -> tuple[int, ...]:
-        """Render the observation of one search that found `hits`."""
+        """Render the observation of one search with these hits."""
         return self.block_ids(tokenizer, [Search("", tuple(hits))], max_tokens)
 
     def block_ids(
@@ -283,16 +282,16 @@ class PromptTemplate:
         self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None,
         before: int = 0,
     ) -> list[int]:  # fmt: skip
-        """Each document, rendered and cut to `each` tokens, or to an equal share of `max_tokens`."""
+        """Render each document, cut to `each` tokens, or to an equal share of `max_tokens`."""
         block = shown_documents(searches)
-        most = each or max_tokens // max(1, len(block))
+        each = each or max_tokens // max(1, len(block))
         ids: list[int] = [] if block else tokenizer.encode(self.file.nothing_found)
         for index, search in enumerate(searches):
             if search.fault is not None:
                 ids += self._fill(self.file.failed, {"query": self._data(tokenizer, search.query)}, tokenizer)
             for rank, (owner, hit) in enumerate(block, start=1):
                 if owner == index:
-                    ids += self._document(tokenizer, rank, before + rank, hit)[:most]
+                    ids += self._document(tokenizer, rank, before + rank, hit)[:each]
         return ids
 
     def _document(self, tokenizer: Tokenizer, rank: int, number: int, hit: Hit) -> list[int]:
@@ -306,14 +305,14 @@ class PromptTemplate:
         return self._fill(self.file.document, fields, tokenizer)
 
     def page_ids(self, tokenizer: Tokenizer, opened: DocumentPage, size: int) -> tuple[int, ...]:
-        """Render a passage's page (from 1) in pages of `size` tokens, or its document, which is one page of any size; a
-        notice when there is no such page."""
+        """Render a page of a passage, cut into pages of `size` tokens, or its document, which is one page of any size.
+        Renders a notice if there is no such page."""
         passage, page = opened.passage, opened.page
         text = self._data(tokenizer, passage.text) if passage else []
         if opened.document:
             text = [token for piece in opened.document for token in self.part_ids(tokenizer, piece)]
             size = max(1, len(text))
-        pages = _pages(len(text), size)
+        pages = max(1, -(-len(text) // size))
         fields = {
             "id": self._data(tokenizer, opened.ident),
             "title": self._data(tokenizer, passage.title if passage else ""),
@@ -334,8 +333,8 @@ class PromptTemplate:
         """Whether a passage was found and has this page."""
         if opened.document or opened.passage is None:
             return bool(opened.document)
-        size = limits.max_observation_tokens
-        return 1 <= opened.page <= _pages(len(self._data(tokenizer, opened.passage.text)), size)
+        tokens = len(self._data(tokenizer, opened.passage.text))
+        return 1 <= opened.page <= max(1, -(-tokens // limits.max_observation_tokens))
 
     def result_ids(self, tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[int, ...]:
         """Render a tool's result, cut to `max_tokens`."""
@@ -369,8 +368,7 @@ class PromptTemplate:
         return tuple(self._fill(self.file.observation, {"documents": documents}, tokenizer))
 
     def _asked(self, tokenizer: Tokenizer, question: Question) -> str:
-        """The question, after the earlier messages of its conversation, if any, as `role: content`, one message a
-        line."""
+        """The question, after the earlier messages of its conversation, each as a line `role: content`."""
         text = question.question
         if self.file.question_spelling == "separated":
             text = separated(text, lambda word: len(tokenizer.encode_data(f" {word}")) == 1)
@@ -401,7 +399,7 @@ class PromptTemplate:
 
 
 def _read(name: str, protocol: str) -> tuple[Path, JsonObject]:
-    """The path and the fields of a prompt template, merged over those of the template that it extends."""
+    """The path and the fields of a prompt template, merged with those of the template that it extends."""
     own = FOLDER / name / f"{protocol}.yaml"
     path = own if own.is_file() else find_yaml("prompt_template", FOLDER, name)
     tree = read_yaml(path, "prompt_template file")
@@ -413,8 +411,8 @@ def _read(name: str, protocol: str) -> tuple[Path, JsonObject]:
 
 
 def _pieces(template: str) -> Iterator[tuple[bool, str]]:
-    """Yield (is a field, text) in order. Doubled braces are written as single ones; `}}` that closes no `{{` stays, so
-    that JSON may also stand as it is."""
+    """Yield (is a field, text) in order. Doubled braces become single braces. A `}}` without `{{` is kept, so that JSON
+    needs no doubled braces."""
     literal, depth, start = "", 0, 0
     for braces in _BRACES.finditer(template):
         literal += template[start : braces.start()]
@@ -434,12 +432,8 @@ def _pieces(template: str) -> Iterator[tuple[bool, str]]:
         yield False, literal + template[start:]
 
 
-def _pages(tokens: int, size: int) -> int:
-    return max(1, -(-tokens // size))
-
-
 def _own_messages(question: Question, key: str) -> list[tuple[str, str]] | None:
-    """(role, content) of each message in `meta`, a text or a list of messages; `None` without one."""
+    """(role, content) of each message in `meta`, which holds a text or a list of messages; `None` without messages."""
     stored = question.meta.get(key)
     if stored is None:
         return None
@@ -456,9 +450,5 @@ def _own_messages(question: Question, key: str) -> list[tuple[str, str]] | None:
 
 
 def _holds(text: str, *pieces: str) -> bool:
-    """Whether the parts occur in the text in this order without overlap."""
-    for piece in pieces:
-        _, match, text = text.partition(piece)
-        if not match:
-            return False
-    return True
+    """Whether the pieces occur in the text in this order without overlap."""
+    return re.search(".*?".join(map(re.escape, pieces)), text, re.DOTALL) is not None

@@ -31,42 +31,42 @@ COUNTS = ("max_turns", "passages_per_search", "opening_passages")
 
 
 class ProtocolFile(Settings):
-    """A protocol as a user writes it."""
+    """The content of a protocol file."""
 
     about: str = ""
     """One line for people."""
     extends: str = ""
-    """A protocol by name, or a YAML file beside this one, whose settings and prompts hold where this one has none."""
+    """A protocol by name, or a YAML file relative to this one, which this protocol extends."""
     tags: dict[str, TagFile]
     """The tags, by name. The first one that the environment writes holds search results."""
     order: dict[str, list[str]]
-    """What may follow `start` and each tag; `end` means that the run may end here. What follows a flag can depend on
-    its value: `name=true`, `name=false`."""
+    """The tags that may follow `start` and each tag; `end` means that the run may end there. What follows a flag can
+    depend on its value: `name=true`, `name=false`."""
     free_text: bool = False
-    """Text outside the tags is valid: reasoning without a tag of its own."""
+    """Text outside the tags is valid: reasoning without a tag."""
     native_calls: bool = False
-    """The model's own chat template, or its server, frames tools, calls and results; the tags are our own spelling, for
-    models without one. Turns end by the end-of-text token, and may hold several calls."""
+    """The model's chat template, or its server, frames tools, calls and results; the tags are used for models without
+    a template. Turns end with the end-of-text token and may hold several calls."""
     tools: dict[str, dict[str, object]] = Field(default={})
     """Tools by the name that the agent calls, for a tag whose action is `tool`: `{tool: NAME OR FILE, …settings}`."""
     opens_with_search: bool = False
     """The environment first searches the question and shows the results."""
     retries: bool = False
-    """A turn without a valid action is answered with a request to try again, which counts as a turn; otherwise it ends
-    the run, as one does that a limit cut."""
+    """A turn without a valid action is followed by a request to try again, which counts as a turn. Otherwise it ends
+    the run, and so does a turn that a limit cut."""
     ends_after_search: bool = False
-    """The first search ends the run; its passages are the result."""
+    """The first search ends the run, and its passages are the result."""
     reason_in_documents: bool = False
-    """The agent's model first reads search results in a side context, and its notes are shown instead."""
+    """The model first reads search results in a side context, and its notes are shown to the agent instead."""
     last_word: str = ""
-    """What the environment writes at a limit, in place of a result: one turn follows, which can only answer. Room for
-    it, at most half, is kept in `max_tokens`. Without it a limit ends the run."""
+    """Text shown at a limit instead of a result; one more turn follows, which can only answer. At most half of
+    `max_tokens` is reserved for both. Empty: a limit ends the run."""
     retrievers: tuple[str, ...] = ()
-    """Kinds of retrievers that it can run with; all when none is named."""
+    """Kinds of retrievers that it can run with; empty: all."""
     limits: dict[str, int] = Field(default={})
     """Default budgets of this protocol, such as `max_turns: 20`."""
     prompt_template: PromptTemplateFile | None = None
-    """Its prompt and templates. A user's prompt template file overrides them, the package's own do not."""
+    """Its prompt and templates. A user's prompt template file overrides them, a built-in template does not."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Protocol:
     template: PromptTemplate
     file: ProtocolFile
     identity: str = ""
-    """Digest of the file's tags, order, switches and tools; the prompt template has its own."""
+    """Digest of the file's tags, order, switches and tools; the prompt template has a separate digest."""
     not_run: tuple[str, ...] = ()
-    """Tool files that were left out, because the protocol was loaded without `run_files`; it cannot be rolled out."""
+    """Tool files left out because the protocol was loaded without `run_files`. It can then not be rolled out."""
 
     def __repr__(self) -> str:
         return f"Protocol({self.name!r})"
@@ -91,15 +91,14 @@ class Protocol:
         return any(isinstance(tool.settings, VisitSettings) for tool in self.grammar.tools.values())
 
     def stops_for(self, tokenizer: Tokenizer) -> tuple[str, ...]:
-        """The stop strings of the sampler: those of the tags, or those with which the model's chat template ends turns
-        with native calls."""
+        """The stop strings of the sampler, of the tags or, with native calls, of the model's chat template."""
         chat = self.template.tool_chat(tokenizer)
         openings = [tag.opening for tag in self.grammar.tags if tag.author is Author.ENVIRONMENT]
         result_mark = openings[:1] if self.grammar.native_calls and chat is None else []
         return (*self.grammar.stops, *(chat.stops if chat else ()), *result_mark)
 
     def with_input_mode(self, mode: InputMode) -> "Protocol":
-        """The same for a model that takes its input in this form."""
+        """The same protocol for a model that takes its input in this form."""
         return replace(self, template=replace(self.template, input_mode=mode))
 
     def check_retriever(self, kind: str) -> None:
@@ -120,7 +119,7 @@ class Protocol:
             )
 
     def limits_over(self, base: Limits) -> Limits:
-        """Apply the protocol's default budgets to `base`: its counts, and the larger number of tokens of the two (a
+        """Apply the protocol's default budgets to `base`: its counts, and the larger of both numbers of tokens (a
         scripted agent's tokens are bytes). A document keeps its share of an observation."""
         own = self.file.limits
         suited = {
@@ -142,16 +141,16 @@ def load_protocol(
 ) -> Protocol:
     """Load a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
 
-    `prompt_template` is one by name (`default`, `declining`, `base`, `data`, `laptop`) or a user's YAML file; only the
-    latter overrides templates in the protocol file. `chat_template` overrides the prompt template's own setting unless
-    it is `auto`. `run_files` runs the `.py` files of its tools: pass it only where the user named the protocol, never
-    where a stored run does. Without it those tools are left out, which is enough to read stored trajectories. `tools`
-    are further ones, by name or path, for a protocol whose calls are native.
+    `prompt_template` is a name (`default`, `declining`, `base`, `data`, `laptop`) or a user's YAML file; only a file
+    overrides templates in the protocol file. `chat_template` overrides the prompt template's setting unless it is
+    `auto`. `run_files` runs the `.py` files of its tools: pass it only if the user named the protocol, never for a
+    protocol that a stored run names. Without it these tools are left out, which is enough to read stored trajectories.
+    `tools` are further tools by name or path for a protocol with native calls.
     """
     path, file, root = _read(name)
     if tools:
         file = _with_tools(file, name, tools)
-    make_settings(Limits, {**file.limits}, path)  # refuse a misspelt budget here and not in the middle of a run
+    make_settings(Limits, {**file.limits}, path)  # refuses a misspelt budget here, not in the middle of a run
     opened = {
         called: open_tool(called, cast(JsonObject, tree), str(path), path.parent, run_files=run_files)
         for called, tree in file.tools.items()
@@ -162,35 +161,23 @@ def load_protocol(
         raise DataError(f"{path}: {error}") from None
     needs = [name for name, wanted in (("retry", file.retries), ("notes", file.reason_in_documents)) if wanted]
     if file.prompt_template is not None and not prompt_template.endswith((".yaml", ".yml")):
-        words = PromptTemplate.of(file.prompt_template, grammar, root, needs, str(path))
+        template = PromptTemplate.of(file.prompt_template, grammar, root, needs, str(path))
     else:
-        words = PromptTemplate.load(prompt_template, grammar, root, needs)
-    if _lacks_a_tag(file, words):
-        raise SettingError(
-            f"{path}: the protocol has searches or tools and no tag for what they find; add one with "
-            "`author: environment`, or set ends_after_search where a search ends the run"
-        )
-    _check_together(file, path)
+        template = PromptTemplate.load(prompt_template, grammar, root, needs)
+    _check_together(file, path, template)
     content = file.model_dump_json(exclude={"about", "extends", "limits", "prompt_template"}, exclude_defaults=True)
-    own = _tool_files(file, path)
+    tool_paths = _tool_files(file, path)
     functions = (own_function(str(tree.get("tool"))) for tree in file.tools.values())
-    return Protocol(
-        path.stem,
-        grammar,
-        words.with_chat(chat_template),
-        file,
-        digest(
-            content
-            + "".join(file_digest(tool_file) for tool_file in own if tool_file.is_file())
-            + "".join(function.digest for function in functions if function is not None)
-        ),
-        () if run_files else tuple(map(str, own)),
-    )
+    digests = [file_digest(tool_file) for tool_file in tool_paths if tool_file.is_file()]
+    digests += [function.digest for function in functions if function is not None]
+    not_run = () if run_files else tuple(map(str, tool_paths))
+    identity = digest(content + "".join(digests))
+    return Protocol(path.stem, grammar, template.with_chat(chat_template), file, identity, not_run)
 
 
 @cache
 def known_protocol(name: str) -> Protocol | None:
-    """The protocol of this name with the default prompts, as stored runs are read; `None` for an unknown one."""
+    """The protocol of this name with the default prompts, for reading stored runs; `None` if it is unknown."""
     try:
         return load_protocol(name)
     except UserError:
@@ -198,7 +185,7 @@ def known_protocol(name: str) -> Protocol | None:
 
 
 def _with_tools(file: ProtocolFile, name: str, tools: Sequence[str]) -> ProtocolFile:
-    """The protocol with further tools, each called by its own name."""
+    """The protocol with further tools, which are called by their own names."""
     if not file.native_calls:
         raise SettingError(f"the protocol {name} shows the agent no further tools; take the protocol tools")
     more: dict[str, dict[str, object]] = {
@@ -227,7 +214,7 @@ def own_files(name: str) -> list[Path]:
 
 
 def _read(name: str) -> tuple[Path, ProtocolFile, str]:
-    """A protocol's file, its settings, and the name that its prompts go by: that of what it extends at last."""
+    """A protocol's file, its settings, and the name that selects its prompts: that of the protocol it extends."""
     path = find_yaml("protocol", FOLDER, name)
     tree, root = _tree(path, ())
     return path, make_settings(ProtocolFile, tree, path), root
@@ -245,13 +232,13 @@ def _tree(path: Path, above: tuple[Path, ...]) -> tuple[JsonObject, str]:
     for group in ("tags", "tools", "order", "limits", "prompt_template"):
         theirs, ours = below.get(group), tree.get(group)
         if isinstance(theirs, dict) and isinstance(ours, dict):
-            merged[group] = {**theirs, **{name: _over(theirs.get(name), value) for name, value in ours.items()}}
+            merged[group] = {**theirs, **{name: _merged(theirs.get(name), value) for name, value in ours.items()}}
     if isinstance(tools := merged.get("tools"), dict):
         merged["tools"] = {name: tool for name, tool in tools.items() if tool is not None}
     return merged, root
 
 
-def _over(below: Json, above: Json) -> Json:
+def _merged(below: Json, above: Json) -> Json:
     return {**below, **above} if isinstance(below, dict) and isinstance(above, dict) else above
 
 
@@ -272,49 +259,38 @@ def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Gramm
     return Grammar(tags, order, tools, file.free_text, file.native_calls)
 
 
-def _check_together(file: ProtocolFile, path: Path) -> None:
-    """Raise `SettingError` for settings that exclude each other."""
+def _check_together(file: ProtocolFile, path: Path, template: PromptTemplate) -> None:
+    """Raise `SettingError` for settings that exclude or lack each other."""
+    tags = {(tag.author, tag.action) for tag in file.tags.values()}
+    if not _shows_results(file, template):
+        raise SettingError(
+            f"{path}: the protocol has searches or tools and no tag for their results; add one with "
+            "`author: environment`, or set ends_after_search where a search ends the run"
+        )
     if file.native_calls:
-        _check_native(file, path)
-    if file.last_word:
-        _check_last_word(file, path)
-
-
-def _check_native(file: ProtocolFile, path: Path) -> None:
-    """Raise `SettingError` for settings that native calls leave no room for."""
-    agents = {tag.action for tag in file.tags.values() if tag.author is Author.AGENT}
-    if lacking := {Action.NONE, Action.TOOL, Action.ANSWER} - agents:
-        raise SettingError(f"{path}: native_calls needs a tag by the agent with the action {sorted(lacking)[0]}")
-    marks = {tag.open or f"<{name}>" for name, tag in file.tags.items()}
-    if not {CALL[0], RESPONSE[0]} <= marks:
-        raise SettingError(f"{path}: native_calls keeps the marks {CALL[0]} and {RESPONSE[0]}; extend tools")
-    _check_alone(file, path, "native_calls")
-
-
-def _check_last_word(file: ProtocolFile, path: Path) -> None:
-    """Raise `SettingError` where there is no result that a last word could replace, or no answer to ask for."""
-    written = {(tag.author, tag.action) for tag in file.tags.values()}
-    if (Author.AGENT, Action.ANSWER) not in written or (Author.ENVIRONMENT, Action.NONE) not in written:
+        needed = sorted({Action.NONE, Action.TOOL, Action.ANSWER} - {tag[1] for tag in tags if tag[0] is Author.AGENT})
+        if needed:
+            raise SettingError(f"{path}: native_calls needs a tag by the agent with the action {needed[0]}")
+        if not {CALL[0], RESPONSE[0]} <= {tag.open or f"<{name}>" for name, tag in file.tags.items()}:
+            raise SettingError(f"{path}: native_calls keeps the marks {CALL[0]} and {RESPONSE[0]}; extend tools")
+    if file.last_word and not {(Author.AGENT, Action.ANSWER), (Author.ENVIRONMENT, Action.NONE)} <= tags:
         raise SettingError(f"{path}: last_word needs a tag by the environment, and one by the agent that answers")
-    _check_alone(file, path, "last_word")
+    for setting in ("native_calls", "last_word"):
+        for other in ("opens_with_search", "ends_after_search", "reason_in_documents"):
+            if getattr(file, setting) and getattr(file, other):
+                raise SettingError(f"{path}: {setting} cannot be combined with {other}; leave one of them out")
 
 
-def _check_alone(file: ProtocolFile, path: Path, setting: str) -> None:
-    alone = ("opens_with_search", "ends_after_search", "reason_in_documents")
-    if odd := next((name for name in alone if getattr(file, name)), ""):
-        raise SettingError(f"{path}: {setting} cannot be combined with {odd}; leave one of them out")
-
-
-def _lacks_a_tag(file: ProtocolFile, words: PromptTemplate) -> bool:
-    """Whether what a search or another tool gives cannot be shown. Results of searches alone may stand without a tag,
-    where the prompt template has an observation."""
+def _shows_results(file: ProtocolFile, template: PromptTemplate) -> bool:
+    """Whether the results of searches and other tools can be shown. Without a tag of the environment only results of
+    searches can, if the prompt template has an observation."""
     actions = {tag.action for tag in file.tags.values()}
     if any(tag.author is Author.ENVIRONMENT for tag in file.tags.values()):
-        return False
-    if any(tree.get("tool") != "search" for tree in file.tools.values()):
         return True
-    if file.ends_after_search:
+    if any(tree.get("tool") != "search" for tree in file.tools.values()):
         return False
+    if file.ends_after_search:
+        return True
     searches = file.opens_with_search or Action.SEARCH in actions
-    shown = words.file.document and "{documents}" in words.file.observation
-    return Action.TOOL in actions or (searches and not shown)
+    has_observation = template.file.document and "{documents}" in template.file.observation
+    return Action.TOOL not in actions and (not searches or bool(has_observation))

@@ -1,10 +1,11 @@
 """Run questions: roll out one agent over many questions into a run folder that can be resumed."""
 
-import hashlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import count
 
 from coseek.agents.drivers import Agent, rollout
+from coseek.agents.episode import seed_of
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import RetrieverError
@@ -16,8 +17,8 @@ from coseek.retrieval.retriever import Retriever
 
 
 def row_seed(seed: int, question_id: str, sample: int) -> int:
-    """Seed of one trajectory, from its own question and sample alone. 48 bits, which every JSON reader keeps."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{sample}/{question_id}".encode()).digest()[:6], "big")
+    """Seed of one trajectory, which depends only on `seed`, its question and its sample."""
+    return seed_of(f"{seed}/{sample}/{question_id}")
 
 
 def rows_of(questions: Sequence[Question], seed: int, samples: int) -> list[RowKey]:
@@ -38,22 +39,21 @@ def identities_of(
     seed: int,
     framed: bool = False,
 ) -> dict[str, str]:
-    """Digests of all that a run's trajectories depend on. `turn_identities` is `Agent.identities`; `framed`: the prompt
-    stands in the tokenizer's chat template."""
+    """Digests of everything that a run's trajectories depend on. `turn_identities` is `Agent.identities`; `framed`:
+    whether the prompt is put into the tokenizer's chat template."""
     prompt_template = protocol.template.file.model_dump_json(exclude={"about"}, exclude_defaults=True)
-    searched = {}
-    # A server that does not answer is a fault of each search, not an error here; its identity is not compared.
-    with suppress(RetrieverError):
-        searched["retriever"] = retriever.identity
-    return {
+    identities = {
         "questions": questions_digest(questions),
         **turn_identities,
         "protocol": protocol.identity,
         "prompt_template": digest(prompt_template + (" in the chat template" if framed else "")),
         "limits": digest(limits.model_dump_json(exclude_defaults=True)),
         "seed": str(seed),
-        **searched,
     }
+    # A server that does not answer is a fault of each search, not an error here; its identity is not compared.
+    with suppress(RetrieverError):
+        identities["retriever"] = retriever.identity
+    return identities
 
 
 def run_questions(
@@ -71,38 +71,36 @@ def run_questions(
     repeat_faults: bool = False,
     tell: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Answer the questions that the run does not hold yet, appending each trajectory as it ends. At the end they are
-    sorted by question, then by seed.
+    """Answer the questions that are missing in the run, appending each trajectory as it ends. Finally the trajectories
+    are sorted by question, then by seed.
 
-    `only` leaves out all other rows: another process makes them, and nothing is sorted. With `repeat_faults` questions
-    whose run failed are asked again. `tell` is called with (ended, total). Raises
-    `SettingError` when the run holds trajectories of other questions, another agent or another retriever, and `InUse`
-    when another process is writing it. `concurrency` and `overlap` are passed to `rollout`.
+    `only` restricts the rows: another process makes the others, and nothing is sorted. `repeat_faults` repeats
+    questions whose run ended with a fault. `tell` is called with (ended, total). Raises `SettingError` when the run
+    holds trajectories of other questions, another agent or another retriever, and `InUse` when another process is
+    writing it. `concurrency` and `overlap` are passed to `rollout`.
     """
     framed = agent.protocol.template.framed(agent.model.tokenizer)
     identities = identities_of(agent.identities, agent.protocol, retriever, questions, limits, seed, framed)
     if mark := agent.protocol.template.opened_mark(agent.model.tokenizer):
         identities["opened_by_prompt"] = mark
-    pairs = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in questions]
-    if only is not None:
-        pairs = [pair for pair in pairs if (pair[0].id, pair[1]) in only]
+    rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in questions]
+    rows = [row for row in rows if only is None or (row[0].id, row[1]) in only]
     order = None if only is not None else [question.id for question in questions]
     with run.open_for_append(identities, order, repeat_faults) as file:
         done = run.done()
-        left = [pair for pair in pairs if (pair[0].id, pair[1]) not in done]
-        ended = len(pairs) - len(left)
+        missing = [row for row in rows if (row[0].id, row[1]) not in done]
+        ended = count(len(rows) - len(missing))
 
-        def keep(trajectory: Trajectory) -> None:
-            nonlocal ended
-            Run.append(file, trajectory)
-            ended += 1
+        def report() -> None:
             if tell is not None:
-                tell(ended, len(pairs))
+                tell(next(ended), len(rows))
 
-        if tell is not None:
-            tell(ended, len(pairs))
-        asked, seeds = [pair[0] for pair in left], [pair[1] for pair in left]
+        def append(trajectory: Trajectory) -> None:
+            Run.append(file, trajectory)
+            report()
+
+        report()
         rollout(
-            *(agent, retriever, asked, seeds, limits),
-            concurrency=concurrency, overlap=overlap, on_done=keep, keep=False,
+            *(agent, retriever, [row[0] for row in missing], [row[1] for row in missing], limits),
+            concurrency=concurrency, overlap=overlap, on_done=append, keep=False,
         )  # fmt: skip

@@ -1,9 +1,9 @@
 """Scripted agent: an agent without a model. It receives the searches and calls so far and returns the next move.
 
 Demonstrators and rule-based agents are scripted agents. The protocol writes the move as text and the tokenizer encodes
-it, so a scripted agent's trajectory is an ordinary trajectory. The grammar's order decides which tags a move takes: a
-thought goes into the thinking tags between the run's state and the search, call or answer. Where there are several
-(QAgent's reflection and plan) its last sentence goes into the last one.
+it, so a scripted agent's trajectory is an ordinary trajectory. The grammar's order determines the tags of a move: a
+thought goes into the thinking tags between the run's state and the search, call or answer. If there are several
+(QAgent's reflection and plan), its last sentence goes into the last tag.
 """
 
 import json
@@ -16,14 +16,14 @@ from typing import cast, runtime_checkable
 
 from coseek.agents.actions import NOT_FOUND, QueryFormat, says_one_of
 from coseek.agents.episode import latest_block, shown_documents
-from coseek.agents.grammar import END, FALSE, START, TRUE, Grammar
+from coseek.agents.grammar import END, FALSE, START, TRUE, Grammar, as_json
 from coseek.agents.protocol import Protocol
 from coseek.agents.tag import Action, Tag
 from coseek.agents.tools.search import SearchSettings
-from coseek.core.files import JsonObject
+from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import Author, Search
 from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
-from coseek.models.written import closing_of
+from coseek.models.written import ToolCallText, closing_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Move:
     thought: str
     queries: tuple[str, ...] = ()
     answer: str | None = None
-    """`NOT_FOUND` declines, in the words of any protocol."""
+    """`NOT_FOUND` declines; it is written in the words of the protocol."""
     call: tuple[str, JsonObject] | None = None
-    """A tool of the protocol by its name, and the arguments to call it with."""
+    """The name of a tool of the protocol, and its arguments."""
     selected: tuple[str, ...] | None = None
-    """Ids of the passages of the latest block to select, for protocols that select; `None` makes no selection, which
-    keeps all of them."""
+    """Ids of the passages of the latest block to select, in protocols with selections. `None` makes no selection, which
+    keeps all passages."""
 
     def __post_init__(self) -> None:
         if bool(self.queries) + (self.answer is not None) + (self.call is not None) != 1:
@@ -72,11 +72,11 @@ class CanConclude(Interface):
 
 
 _END = 64
-"""Tokens before a turn in which its prompt may open reasoning: each is a byte of the mark at least."""
+"""Number of tokens before a turn in which the prompt may open reasoning; each holds at least one byte of the mark."""
 
 
 class ScriptedAgentModel:
-    """Implements `Model`. The tokenizer is that of the policy which learns from the demonstrations, if there is one."""
+    """Implements `Model`. The tokenizer is that of the policy that learns from the demonstrations, if any."""
 
     def __init__(self, agent: ScriptedAgent, protocol: Protocol, tokenizer: Tokenizer) -> None:
         self.agent, self.protocol, self.tokenizer = agent, protocol, tokenizer
@@ -94,9 +94,9 @@ class ScriptedAgentModel:
 
     def _write(self, request: Request) -> Turn:
         ids = self._ids(request)
-        whole = len(ids) <= request.max_tokens
+        end = TurnEnd.STOP if len(ids) <= request.max_tokens else TurnEnd.LENGTH
         ids = ids[: request.max_tokens]
-        return Turn(request.key, ids, (0.0,) * len(ids), TurnEnd.STOP if whole else TurnEnd.LENGTH)
+        return Turn(request.key, ids, (0.0,) * len(ids), end)
 
     def _ids(self, request: Request) -> tuple[int, ...]:
         so_far = request.state
@@ -130,11 +130,12 @@ _SENTENCES = re.compile(r"(?<=[.!?])(?=\s)")
 def move_ids(
     protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: EpisodeState, opened: str = ""
 ) -> tuple[int, ...]:
-    """Token ids of a scripted agent's move in this protocol. Its words are data: they may quote passages. `opened` is
-    the mark with which the prompt opens reasoning: it is not written again, and closed where the move has no tag for
-    it."""
+    """Token ids of a scripted agent's move in this protocol. Its texts are data, since they may quote passages.
+    `opened` is the mark with which the prompt opens reasoning: it is not written again, and it is closed if the move
+    has no tag for it."""
     grammar = protocol.grammar
-    if move.answer is not None and not _ends(grammar):  # the protocol only searches, so search the answer
+    can_end = any(tag.action in (Action.ANSWER, Action.COMPLETE) for tag in grammar.tags)
+    if move.answer is not None and not can_end:  # the protocol only searches, so search the answer
         move = replace(move, queries=(move.answer,), answer=None)
     state = grammar.observation if so_far.searches or so_far.calls else START
     path = _path(grammar, state, move)
@@ -162,27 +163,22 @@ def note_ids(protocol: Protocol, searches: Sequence[Search], tokenizer: Tokenize
     return tuple(tokenizer.encode_data(protocol.grammar.escape(notes)))
 
 
-def _ends(grammar: Grammar) -> bool:
-    return any(tag.action in (Action.ANSWER, Action.COMPLETE) for tag in grammar.tags)
-
-
 def _path(grammar: Grammar, state: str, move: Move) -> list[Tag]:
     """The agent's tags from a state to the search, call, answer or end; one thinking tag and the target if the order
     allows no path."""
     searching = (Action.SEARCH, Action.TOOL) if move.call is None else (Action.TOOL,)
-    asking = searching if move.answer is None else (Action.ANSWER,)
-    wanted = next((tag for tag in grammar.tags if tag.action in asking), None)
+    actions = searching if move.answer is None else (Action.ANSWER,)
+    wanted = next((tag for tag in grammar.tags if tag.action in actions), None)
     paths = list(_paths(grammar, state, wanted.name if wanted else END, flag=move.answer is not None, been=()))
-    if not paths:  # such as an answer where a search must come first; it will not be valid
+    if not paths:  # such as an answer where a search must come first; the turn is invalid
         thinking = [tag for tag in grammar.tags if tag.author is Author.AGENT and tag.action is Action.NONE]
         return [*thinking[:1], *([wanted] if wanted else [])]
 
     def selects(path: list[Tag]) -> bool:
         return any(tag.action is Action.SELECT for tag in path)
 
-    # Native calls may go without a thought, and where there is one, it has a tag.
-    longest = grammar.native_calls and bool(move.thought)
-    size = -1 if longest else 1
+    # Native calls may have no thought; a thought needs its tag.
+    size = -1 if grammar.native_calls and move.thought else 1
     return min(paths, key=lambda path: (selects(path) == (move.selected is None), size * len(path)))
 
 
@@ -191,10 +187,10 @@ def _paths(grammar: Grammar, state: str, wanted: str, flag: bool, been: tuple[Ta
     if wanted in grammar.order.get(state, ()):
         yield [*been, *([grammar.by_name[wanted]] if wanted != END else [])]
     for tag in grammar.tags:
-        asks = tag.action in (Action.SEARCH, Action.TOOL, Action.ANSWER)
-        if tag.author is Author.AGENT and not asks and tag.name in grammar.order.get(state, ()) and tag not in been:
-            says = (TRUE if flag else FALSE) if tag.action is Action.COMPLETE else ""
-            yield from _paths(grammar, tag.name + says, wanted, flag, (*been, tag))
+        ends = tag.action in (Action.SEARCH, Action.TOOL, Action.ANSWER)
+        if tag.author is Author.AGENT and not ends and tag.name in grammar.order.get(state, ()) and tag not in been:
+            value = (TRUE if flag else FALSE) if tag.action is Action.COMPLETE else ""
+            yield from _paths(grammar, tag.name + value, wanted, flag, (*been, tag))
 
 
 def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search], tokenizer: Tokenizer) -> list[int]:
@@ -213,31 +209,21 @@ def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search]
             answer = f" {tag.declines[0]}"
         return tokenizer.encode_data(grammar.escape(answer))
     if move.call is not None:
-        name, arguments = move.call
-        return tokenizer.encode_data(grammar.escape(_json({"name": name, "arguments": arguments})))
+        return tokenizer.encode_data(grammar.escape(as_json(ToolCallText(None, *move.call))))
     queries = [grammar.escape(query) for query in move.queries]
     if tag.action is Action.TOOL or tag.query_format is QueryFormat.JSON:
-        # A word after a quotation mark has other tokens than after a blank, and a policy that copies token by token
-        # could not copy it. So a template that puts blanks in front of words has them here, too.
+        # A word has other tokens after a quotation mark than after a blank, and a policy that copies token by token
+        # could not copy it. So a template that puts blanks before words has them here, too.
         queries = [query if protocol.template.file.space_before else query.strip() for query in queries]
-    if tag.action is Action.TOOL:
+        value: Json = queries[0] if len(queries) == 1 else [*queries]
+        if tag.action is not Action.TOOL:
+            return tokenizer.encode_data(json.dumps({tag.item: value}, ensure_ascii=False))
         argument = cast(SearchSettings, grammar.search.settings).query
-        call = {"name": grammar.search.name, "arguments": {argument: _one_or_all(queries)}}
-        return tokenizer.encode_data(_json(call))
-    if tag.query_format is QueryFormat.JSON:
-        return tokenizer.encode_data(_json({tag.item: _one_or_all(queries)}))
+        return tokenizer.encode_data(as_json(ToolCallText(None, grammar.search.name, {argument: value})))
     if tag.query_format is QueryFormat.ITEMS:
         opening, closing = (tokenizer.encode(mark) for mark in tag.inner_marks)
         return [token for query in queries for token in (*opening, *tokenizer.encode_data(query), *closing)]
     return tokenizer.encode_data(" ".join(queries))
-
-
-def _one_or_all(queries: Sequence[str]) -> str | list[str]:
-    return queries[0] if len(queries) == 1 else list(queries)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _shares(thought: str, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Search turns: the queries that a retriever receives, built the same way during a run and from a stored one."""
+"""Search turns: the queries that a retriever receives, built in the same way during a run and from a stored run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class TurnId(Record):
 
 
 class TurnRecord(Record):
-    """Base of records of a search turn: the field `turn` is written as its own three names."""
+    """Base of records of a search turn. The field `turn` is stored as the three fields of `TurnId`."""
 
     __slots__ = ()
 
@@ -53,13 +53,13 @@ class TurnRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class SearchTurn:
-    """One search with the trajectory it belongs to."""
+    """One search of a trajectory."""
 
     trajectory: Trajectory
     search: int
     """Index in `trajectory.searches`, from 0."""
     query: Query
-    """What the retriever received."""
+    """The query that the retriever received."""
 
     @property
     def id(self) -> TurnId:
@@ -76,16 +76,16 @@ def make_query(
     """Build the query that a retriever receives.
 
     `history` holds the searches of earlier turns. `written` is the agent's turn; `None` for the search that opens a
-    run. The retriever knows the question by its `searched` text.
+    run. The retriever receives the question's `searched` text.
     """
     reasoning = "" if written is None else reasoning_of(grammar, grammar.read(written))
     return Query(text, question.searched, reasoning, tuple(history))
 
 
 def reasoning_of(grammar: Grammar, written: Sequence[Span]) -> str:
-    """The text in front of a turn's query, without tags; selections and flags are left out.
+    """The text before a turn's query, without tags, selections and flags.
 
-    Marks of a thought are left out also where a protocol has no tag for it (tongyi), as AgentIR's program does.
+    Marks of reasoning are also removed if the protocol has no tag for it (tongyi), as in AgentIR's program.
     """
     before: list[str] = []
     for span in written:
@@ -105,23 +105,23 @@ def turn_number(trajectory: Trajectory, index: int, protocol: Protocol) -> int:
 
 
 def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
-    """Rebuild the queries of a stored trajectory's searches, in order; they equal those the driver sent."""
+    """Rebuild the queries of a stored trajectory's searches in order, as the driver sent them."""
     written = [None, *(segment for segment in trajectory.segments if segment.author is Author.AGENT)]
     queries: list[Query] = []
     history: list[PastTurn] = []
-    turn, before = -1, 0
+    latest, first = -1, 0  # the latest turn, and the index of its first search
     for index, search in enumerate(trajectory.searches):
-        now = turn_number(trajectory, index, protocol)
-        if now != turn:
-            turn, before = now, index
-        query = make_query(trajectory.question, history[:before], search.query, written[turn], protocol.grammar)
+        turn = turn_number(trajectory, index, protocol)
+        if turn != latest:
+            latest, first = turn, index
+        query = make_query(trajectory.question, history[:first], search.query, written[turn], protocol.grammar)
         queries.append(query)
-        history.append(make_past_turn(query, search, index > before))
+        history.append(make_past_turn(query, search, index > first))
     return queries
 
 
 def search_turns(trajectory: Trajectory, protocol: Protocol) -> Iterator[SearchTurn]:
-    """Yield the searches of a trajectory in order, without those that failed."""
+    """Yield the searches of a trajectory that did not fail, in order."""
     for index, query in enumerate(replay_queries(trajectory, protocol)):
         if trajectory.searches[index].fault is None:
             yield SearchTurn(trajectory, index, query)

@@ -1,12 +1,12 @@
-"""Sources: what a finished run shows. The passages that its answer rests on and that it serves to a generator, and the
-reply that a person or a chat client reads.
+"""Sources: the passages that support an answer and that a run serves to a generator, and the reply for a person or a
+chat client.
 
-An agent of the protocol `cited` names the passages of its answer by number. Any other answer rests on the passages that
-hold it word for word. A run's own answer, its tokens and its grades are never changed.
+An agent of the protocol `cited` cites the passages of its answer by number. Any other answer is supported by the
+passages that contain it word for word. The stored answer, tokens and grades of a run are never changed.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coseek.agents.actions import NOT_FOUND
@@ -24,8 +24,7 @@ MOST = 5
 MOST_SENTENCES = 4
 """Maximum number of consecutive sentences that an answer may span."""
 _CITATIONS = re.compile(r"([ \t]?)((?:\[[0-9]{1,4}(?:[ \t]?[,;][ \t]?[0-9]{1,4}){0,20}\])++)")
-"""Citations in a row, with the blank before them."""
-_NUMBER = re.compile("[0-9]+")
+"""Adjacent citations, with the blank before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +35,42 @@ class CitedAnswer:
     passages: tuple[Passage, ...]
     """Passage of citation n at n − 1."""
     dropped: int
-    """Number of citations that match no passage of the run."""
+    """Number of citations without a passage in the run."""
 
 
 def cited_answer(trajectory: Trajectory) -> CitedAnswer | None:
-    """The answer of a run of the protocol `cited`; `None` for other runs, and without an answer."""
+    """The answer of a run of the protocol `cited`; `None` for other runs and without an answer."""
     if trajectory.agent_protocol != CITED or trajectory.declined or trajectory.answer is None:
         return None
-    shown, numbers, dropped = numbered_documents(trajectory.searches), dict[str, int](), 0
-    cited: list[Passage] = []
+    documents, dropped = numbered_documents(trajectory.searches), 0
+    cited: dict[str, Passage] = {}
 
-    def renumbered(citations: re.Match[str]) -> str:
+    def renumber(citations: re.Match[str]) -> str:
         nonlocal dropped
         marks: list[str] = []
-        for number in map(int, _NUMBER.findall(citations[2])):
-            if not 1 <= number <= len(shown):
+        for number in map(int, re.findall("[0-9]+", citations[2])):
+            if not 1 <= number <= len(documents):
                 dropped += 1
                 continue
-            passage = shown[number - 1]
-            if passage.id not in numbers:
-                cited.append(passage)
-            marks.append(f"[{numbers.setdefault(passage.id, len(cited))}]")
+            passage = documents[number - 1]
+            cited.setdefault(passage.id, passage)
+            marks.append(f"[{[*cited].index(passage.id) + 1}]")
         return citations[1] + "".join(dict.fromkeys(marks)) if marks else ""
 
-    text = _CITATIONS.sub(renumbered, trajectory.answer).strip()
-    return CitedAnswer(text, tuple(cited), dropped)
+    text = _CITATIONS.sub(renumber, trajectory.answer).strip()
+    return CitedAnswer(text, tuple(cited.values()), dropped)
 
 
 def reply_of(trajectory: Trajectory) -> str:
-    """What to show as a run's answer: `NOT_FOUND` where the agent declined, nothing where the run has no answer."""
+    """The answer to show for a run: `NOT_FOUND` if the agent declined, "" if the run has no answer."""
     if (cited := cited_answer(trajectory)) is not None:
         return cited.text
     return NOT_FOUND if trajectory.declined else trajectory.answer or ""
 
 
 def sources_of(trajectory: Trajectory) -> list[Passage]:
-    """The passages that an answer cites, in the order of its citations. Without citations at most `MOST` passages that
-    hold it word for word, best first, or, if no passage does, that the run served. Empty if the agent declined."""
+    """The passages that an answer cites, in the order of its citations. Without citations: at most `MOST` passages that
+    contain it word for word, best first, or else the passages that the run served. Empty if the agent declined."""
     if trajectory.declined:
         return []
     if (cited := cited_answer(trajectory)) is not None and cited.passages:
@@ -82,13 +80,13 @@ def sources_of(trajectory: Trajectory) -> list[Passage]:
 
 
 def holds(passage: Passage, answer: str) -> bool:
-    """Whether a passage has the words of an answer in a row; an answer without words is held by none."""
+    """Whether a passage contains the words of an answer in sequence. False for an answer without words."""
     return has_words(f"{passage.title} . {passage.text}", answer)
 
 
 def used_sentences(trajectory: Trajectory, passages: Sequence[Passage]) -> list[str]:
-    """For each passage the sentence that the answer rests on: a sentence with the answer, else one with the title of a
-    passage with the answer, which is a step towards it. "" for a passage with neither."""
+    """For each passage the sentence that supports the answer: a sentence with the answer, else a sentence with the
+    title of a passage that contains the answer, which is a step towards it. "" for a passage without either."""
     answer = trajectory.answer or ""
     titles = [passage.title for passage in passages if holds(passage, answer)]
     return [
@@ -97,10 +95,11 @@ def used_sentences(trajectory: Trajectory, passages: Sequence[Passage]) -> list[
 
 
 def first_with(passage: Passage, wanted: Sequence[str]) -> str:
-    """The fewest sentences in a row of a passage that hold one of the texts, the first text first; "" without any."""
+    """The shortest sequence of sentences of a passage that contains the first of these texts that occurs in it; "" if
+    none occurs."""
     spans = sentence_spans(passage.text)
     for text in wanted:
-        if not has_words(passage.text, text):  # as in most passages: its sentences need no look
+        if not has_words(passage.text, text):  # as in most passages: skips the search by sentences
             continue
         for count in range(1, MOST_SENTENCES + 1):
             for (start, _), (_, end) in zip(spans, spans[count - 1 :], strict=False):
@@ -111,79 +110,76 @@ def first_with(passage: Passage, wanted: Sequence[str]) -> str:
 
 SELECTED, ALL_FOUND, ROUNDS = "selected", "all", "rounds:"
 SERVINGS = (SELECTED, ALL_FOUND, "no-opening", "no-opening-all", f"{ROUNDS}N")
-"""What a stored run can serve: the agent's selection; all that it found; either without the search that opens a run
-(s3, table 6); the first N rounds alone (QAgent, figure 5)."""
+"""What a stored run can serve: the agent's selection; all passages found; either without the search that opens a run
+(s3, table 6); only the first N rounds (QAgent, figure 5)."""
 
 
 def check_serving(serving: str) -> None:
     """Raise `SettingError` for a serving that is not among `SERVINGS`."""
-    rounds = serving.removeprefix(ROUNDS)
-    if serving not in SERVINGS[:-1] and (rounds == serving or not (rounds.isdecimal() and int(rounds) > 0)):
+    if serving not in SERVINGS[:-1] and not re.fullmatch(rf"{ROUNDS}0*[1-9]\d*", serving):
         known = ", ".join(SERVINGS)
-        raise SettingError(f"{serving!r} cannot be served; choose some of {known}, with a whole number above 0 for N")
+        raise SettingError(f"{serving!r} cannot be served; choose from {known}, with a whole number above 0 for N")
 
 
 def served_context(trajectory: Trajectory, serving: str = SELECTED) -> list[Passage]:
     """Return the union of the passages that the agent selected, in the order served (s3, appendix A.5).
 
-    A search without a selection contributes all its passages, one with an empty selection none. Passages with equal
-    title and text are one. A trajectory without any selection serves its `selected_ids` if it has some (rule-based
-    agents rank afterwards), else its evidence, best first.
+    A search without a selection contributes all its passages, a search with an empty selection nothing. Passages with
+    equal title and text are merged. A trajectory without any selection serves its `selected_ids` if it has some
+    (rule-based agents rank afterwards), else its evidence, best first.
 
-    Other servings (`SERVINGS`) apply this rule to a part of the run, so that a stored run answers what the generator
-    would have read: `all` ignores selections and serves what was found in the order of the searches; `no-opening` and
-    `no-opening-all` leave out the search that opens a run (turn 0), where there is one; `rounds:N` keeps the first N
-    turns that searched or visited, the opening search counting as one. Raises `SettingError` for any other.
+    Other servings (`SERVINGS`) apply this rule to a part of the run, which shows what a generator would have read:
+    `all` ignores selections and serves all passages in the order of the searches; `no-opening` and `no-opening-all`
+    leave out the search that opens a run (turn 0), if there is one; `rounds:N` keeps the first N turns that searched or
+    visited, including the opening search. Raises `SettingError` for an unknown serving.
     """
     check_serving(serving)
     searches, visits = _part_of(trajectory, serving)
+    if serving.endswith(ALL_FOUND):
+        passages = [hit.passage for search in searches for hit in search.hits]
+        passages += [passage for visit in visits for passage in visit.passages]
+    else:
+        passages = _chosen(trajectory, searches, visits)
     unique: dict[tuple[str, str], Passage] = {}
-    passages = _all_passages(searches, visits) if serving.endswith(ALL_FOUND) else _chosen(trajectory, searches, visits)
     for passage in passages:
         unique.setdefault((passage.title, passage.text), passage)
     return list(unique.values())
 
 
 def _part_of(trajectory: Trajectory, serving: str) -> tuple[Sequence[Search], Sequence[Visit]]:
-    """The searches and visits of a run that a serving draws on."""
+    """The searches and visits of a run that a serving includes."""
     if serving.startswith("no-opening"):
         return [search for search in trajectory.searches if search.turn != 0], trajectory.visits
     if not serving.startswith(ROUNDS):
         return trajectory.searches, trajectory.visits
     # Runs that are older than `Search.turn` have one search per turn.
-    asked = [index if search.turn is None else search.turn for index, search in enumerate(trajectory.searches)]
-    turns = sorted({*asked, *(visit.turn for visit in trajectory.visits)})[: int(serving.removeprefix(ROUNDS))]
+    numbers = [index if search.turn is None else search.turn for index, search in enumerate(trajectory.searches)]
+    turns = sorted({*numbers, *(visit.turn for visit in trajectory.visits)})[: int(serving.removeprefix(ROUNDS))]
     return (
-        [search for search, turn in zip(trajectory.searches, asked, strict=True) if turn in turns],
+        [search for search, turn in zip(trajectory.searches, numbers, strict=True) if turn in turns],
         [visit for visit in trajectory.visits if visit.turn in turns],
     )
 
 
-def _all_passages(searches: Sequence[Search], visits: Sequence[Visit]) -> Iterator[Passage]:
-    yield from (hit.passage for search in searches for hit in search.hits)
-    yield from (passage for visit in visits for passage in visit.passages)
-
-
-def _chosen(trajectory: Trajectory, searches: Sequence[Search], visits: Sequence[Visit]) -> Iterator[Passage]:
-    if all(search.selected is None for search in trajectory.searches):
-        passages = met_passages((), visits)
-        passages |= {hit.passage.id: hit.passage for search in searches for hit in search.hits}
-        best = trajectory.selected_ids or evidence_of(trajectory)
-        if best == ranked(trajectory.searches, (), trajectory.visits):  # no ranking of its own: as the part retrieved
-            best = ranked(searches, (), visits)
-        yield from (passages[ident] for ident in best if ident in passages)
-        return
-    for search in searches:
-        for hit in search.hits:
-            if search.selected is None or hit.passage.id in search.selected:
-                yield hit.passage
+def _chosen(trajectory: Trajectory, searches: Sequence[Search], visits: Sequence[Visit]) -> list[Passage]:
+    """The selected passages of these searches; without any selection, the passages of searches and visits, best
+    first."""
+    if any(search.selected is not None for search in trajectory.searches):
+        hits = [(search, hit.passage) for search in searches for hit in search.hits]
+        return [passage for search, passage in hits if search.selected is None or passage.id in search.selected]
+    passages = met_passages((), visits)
+    passages |= {hit.passage.id: hit.passage for search in searches for hit in search.hits}
+    best = trajectory.selected_ids or evidence_of(trajectory)
+    if best == ranked(trajectory.searches, (), trajectory.visits):  # the default ranking: apply it to the part
+        best = ranked(searches, (), visits)
+    return [passages[ident] for ident in best if ident in passages]
 
 
 OUTSIDE = (
     "I have no answer: I began to repeat myself. The question may lie outside what I was trained on; ask it in other "
     "words, or ask another one."
 )
-"""The reply of a run that goes round in circles."""
+"""The reply of a run that repeats itself."""
 _WITHOUT_ANSWER = {
     StopReason.TOKEN_LIMIT: "I have no answer: I wrote as much as I may and had not come to one.",
     StopReason.TURN_LIMIT: "I have no answer: I searched as often as I may and did not come to one.",
@@ -195,16 +191,12 @@ _WITHOUT_ANSWER = {
 
 
 def reply_in_words(trajectory: Trajectory) -> str:
-    """The answer as people write it, or a sentence for a run without one. Never empty."""
-    if has_loop(last_turn(trajectory) if trajectory.answer is None else trajectory.answer):
+    """The answer as people write it, or a sentence for a run without an answer. Never empty."""
+    written = (segment.text for segment in reversed(trajectory.segments) if segment.author is Author.AGENT)
+    if has_loop(next(written, "") if trajectory.answer is None else trajectory.answer):
         return OUTSIDE
     if trajectory.stop is StopReason.COMPLETE:
         count = len(served_context(trajectory))
         are = "is" if count == 1 else "are"
         return f"I only search and do not answer; {counted(count, 'passage')} {are} ready for a generator."
     return as_written(reply_of(trajectory)) or _WITHOUT_ANSWER.get(trajectory.stop, "I have no answer.")
-
-
-def last_turn(trajectory: Trajectory) -> str:
-    """What the agent wrote last; "" before its first turn."""
-    return next((segment.text for segment in reversed(trajectory.segments) if segment.author is Author.AGENT), "")

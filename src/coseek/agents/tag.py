@@ -1,4 +1,4 @@
-"""Tag: the marks of one part of an agent's text, who writes it, and what closing it does."""
+"""Tag: the marks around one part of an agent's text, its author, and the action when it is closed."""
 
 from enum import StrEnum
 from functools import cached_property
@@ -24,21 +24,18 @@ class Action(StrEnum):
     SEARCH = "search"
     ANSWER = "answer"
     TOOL = "tool"
-    """Carry out a call of one of the protocol's tools."""
+    """Call one of the protocol's tools."""
     SELECT = "select"
     """Select documents of the latest block."""
     COMPLETE = "complete"
     """A flag that ends the run when it is true."""
 
 
-_ASKING = (Action.SEARCH, Action.ANSWER, Action.TOOL)
-
-
 class TagFile(Settings):
     """One tag of a protocol file."""
 
     author: Author
-    """Who writes it."""
+    """The author: `agent` or `environment`."""
     action: Action = Action.NONE
     """Action when it is closed: `search`, `answer`, `tool`, `select` (documents of the latest block), `complete` (a
     flag that ends the run when it is true), or `none`."""
@@ -51,20 +48,21 @@ class TagFile(Settings):
     item: str = "query"
     """The inner tag, or the JSON key, that holds a query."""
     max_items: int | None = Field(default=None, ge=1)
-    """Queries per search, or documents per selection. Further ones are left out and make the form invalid."""
+    """Queries per search, or documents per selection. Further ones are dropped and make the form invalid."""
     stop: tuple[str, ...] | None = None
-    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer (not of a bracketed
-    one) and a whole true flag. With an empty list the agent writes on after an answer, and its last answer counts."""
+    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer (except a bracketed
+    answer) and a whole true flag. With an empty list the agent continues after an answer, and its last answer
+    counts."""
     of_several: Literal["first", "last"] = "last"
     """Which of several selections in one turn counts."""
     true_words: tuple[str, ...] = FLAGS
-    """What a true flag says, in lower case."""
+    """Words for a true flag, in lower case."""
     declines: tuple[str, ...] = (NOT_FOUND,)
-    """Answers that decline to answer, case and marks ignored. With an empty list the agent cannot decline."""
+    """Answers that decline to answer; case and marks are ignored. With an empty list the agent cannot decline."""
 
 
 class Tag(TagFile):
-    """A tag with its name, marks and stop strings. Raises `DataError` for marks that text could not be read by."""
+    """A tag with its name, marks and stop strings. Raises `DataError` for marks that cannot be parsed reliably."""
 
     name: str
     """The name in the protocol file."""
@@ -89,20 +87,16 @@ class Tag(TagFile):
         if self.stop is not None:
             return self.stop
         if self.action is Action.COMPLETE:
-            return self._true_flags()
-        # A bracketed answer has none: any other bracket in the agent's reasoning would end its turn.
-        bracketed = self.action is Action.ANSWER and self.is_bracket
-        return (self.closing,) if self.action in _ASKING and not bracketed else ()
-
-    def _true_flags(self) -> tuple[str, ...]:
-        """True flags as agents write them. A false one ends no turn: after it the agent goes on to its query. The
-        opening mark is part of each, since `step 1</search_complete>` is no flag."""
-        words = dict.fromkeys(spelt for word in self.true_words for spelt in (word.capitalize(), word, word.upper()))
-        blanks = ("", " ", "\n")
-        return tuple(
-            f"{self.opening}{before}{word}{after}{self.closing}"
-            for before, after, word in product(blanks, blanks, words)
-        )
+            # All usual spellings of a true flag. After a false flag the agent continues with its query. The opening
+            # mark is included, since `step 1</search_complete>` is not a flag.
+            words = dict.fromkeys(form for word in self.true_words for form in (word.capitalize(), word, word.upper()))
+            blanks = ("", " ", "\n")
+            spellings = (f"{before}{word}{after}" for before, after, word in product(blanks, blanks, words))
+            return tuple(f"{self.opening}{spelling}{self.closing}" for spelling in spellings)
+        # A bracketed answer has no stop string: any other bracket in the agent's reasoning would end its turn.
+        if self.action is Action.ANSWER and self.is_bracket:
+            return ()
+        return (self.closing,) if self.action in (Action.SEARCH, Action.ANSWER, Action.TOOL) else ()
 
     @property
     def is_bracket(self) -> bool:

@@ -2,9 +2,9 @@
 
 The module of a tool offers:
 
-    SETTINGS                            a settings class over `ToolSettings`
+    SETTINGS                            a subclass of `ToolSettings`
     parse(arguments, settings)          the call's JSON arguments -> `ParsedCall`
-    run(requests, settings, context)    N requests -> N results: JSON values, or `ToolFault` where one failed
+    run(requests, settings, context)    N requests -> N results: a JSON value each, or `ToolFault` for a failed request
     render(result, settings, context)   one result -> text for the agent
     schema(settings)                    optional, for agents with native tool calls: `{"description": …,
                                         "parameters": a JSON schema of the arguments}`
@@ -13,7 +13,7 @@ The module of a tool offers:
 return token ids, because the prompt template cuts their documents one by one. An exception in a user's file is a
 fault of that call: it is recorded, ends the episode with `tool_error`, and is never scored.
 
-A typed function with a docstring is a tool, too (`tool_name`): its name, arguments and description are the function's.
+A typed function with a docstring is also a tool (`tool_name`) with the function's name, arguments and description.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -48,6 +48,9 @@ from coseek.models.model import Tokenizer
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 
+if TYPE_CHECKING:
+    from coseek.agents.prompt_template import PromptTemplate
+
 PACKAGE = "coseek.agents.tools"
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,17 +62,17 @@ class ToolSettings(Settings):
     overlaps: ClassVar[bool] = True
     """Whether `rollout(overlap=True)` runs it in a thread while the model writes."""
     max_calls: int | None = Field(default=None, ge=1)
-    """Calls of this tool per episode. A further call is not carried out: it counts as a turn without an action."""
+    """Maximum number of calls of this tool per episode. A further call counts as a turn without an action."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """What a tool read from the arguments of a call."""
+    """The parsed arguments of a call."""
 
     arguments: JsonObject | None = None
-    """The arguments as `run` takes them; `None` when the call cannot be carried out."""
+    """The arguments in the form that `run` takes; `None` when the call cannot be carried out."""
     problem: str = ""
-    """What is wrong with the call. The agent is told, and the trajectory is not of the valid form."""
+    """What is wrong with the call. It is shown to the agent and makes the trajectory invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,10 @@ class ToolFault:
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """One call, with what its episode knows."""
+    """One call and the state of its episode."""
 
     arguments: JsonObject
-    """As `parse` returned them."""
+    """The arguments that `parse` returned."""
     turn: int
     """Number of the agent's turn that made the call, from 1; 0 for the search that opens an episode."""
     query: Query
@@ -97,57 +100,44 @@ class ToolRequest:
     """The episode's visits so far that showed more than the passage found."""
 
 
-class ResultTemplate(Protocol):
-    """What of a prompt template writes results."""
-
-    def block_ids(
-        self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None,
-        before: int = 0,
-    ) -> tuple[int, ...]: ...  # fmt: skip
-
-    def page_ids(self, tokenizer: Tokenizer, opened: "DocumentPage", size: int) -> tuple[int, ...]: ...
-
-    def part_ids(self, tokenizer: Tokenizer, passage: Passage) -> list[int]: ...
-
-    def result_ids(self, tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[int, ...]: ...
-
-
 @dataclass(frozen=True)
 class ToolContext:
     """The parts of a rollout that a tool can use."""
 
     retriever: Retriever
     limits: Limits
-    template: ResultTemplate
+    template: "PromptTemplate"
     tokenizer: Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSearches:
-    """Result of `search`: the queries of one turn and what each of them found."""
+    """Result of `search`: the queries of one turn and their searches."""
 
     queries: tuple[Query, ...]
     searches: tuple[Search, ...]
     before: int = 0
-    """Documents that earlier turns showed."""
+    """Number of documents that earlier turns showed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentPage:
-    """Result of `visit`: a page (from 1) of a passage; no `passage` when the episode has not found it."""
+    """Result of `visit`: a page of a passage."""
 
     passage: Passage | None
+    """`None` if the episode has not found it."""
     ident: str
     page: int
+    """From 1."""
     document: tuple[Passage, ...] = ()
-    """The passage among others of its document that are shown with it, in order; empty where it is shown alone."""
+    """The passage and those of its document that are shown with it, in order; empty if it is shown alone."""
 
 
 Result: TypeAlias = "TurnSearches | DocumentPage | ToolFault | Json"
 
 
 class ToolModule(Protocol):
-    """What the module of a tool offers."""
+    """Contents of a tool's module."""
 
     SETTINGS: type[ToolSettings]
 
@@ -163,17 +153,17 @@ CONTRACT: PluginSpec = {"SETTINGS": ToolSettings, "parse": None, "run": None, "r
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """A tool as a protocol names and sets it."""
+    """A tool with its name and settings in a protocol."""
 
     name: str
-    """The agent calls it by this name."""
+    """The name by which the agent calls it."""
     module: ToolModule
     settings: ToolSettings
     own: bool = False
-    """It is a user's file: its exceptions are faults. Those of a built-in tool are bugs and are raised."""
+    """Whether it is a user's file, whose exceptions are faults. An exception of a built-in tool is a bug."""
 
     def parse(self, arguments: JsonObject) -> "ParsedAction":
-        """Read the arguments of a call."""
+        """Parse the arguments of a call."""
         parsed = self._guarded(self.module.parse, arguments, self.settings)
         if self.own and not isinstance(parsed, ToolFault):
             parsed = _checked_call(parsed)
@@ -184,12 +174,12 @@ class Tool:
 
     @cached_property
     def schema(self) -> JsonObject:
-        """The tool as chat templates and servers take it. One without a `schema` is described by the first line of its
-        module, and takes any arguments. Raises `SettingError` for a schema that is no JSON object."""
+        """The tool's schema for chat templates and servers. A module without `schema` is described by its first line
+        and takes any arguments. Raises `SettingError` for a schema that is not a JSON object."""
         make = getattr(self.module, "schema", None)
         about = (self.module.__doc__ or "").strip().partition("\n")[0]
         raw = self._guarded(make, self.settings) if make else {"description": about, "parameters": {"type": "object"}}
-        plain = raw if isinstance(raw, ToolFault) else _plain(raw)
+        plain = _plain(raw)
         if not isinstance(plain, dict):
             why = plain.message if isinstance(plain, ToolFault) else type(plain).__name__
             raise SettingError(
@@ -198,28 +188,28 @@ class Tool:
         return {"type": "function", "function": {"name": self.name, **plain}}
 
     def run(self, requests: Sequence[ToolRequest], context: ToolContext) -> list[Result]:
-        """Run a batch; results come back in the order of the requests.
+        """Run a batch and return its results in order.
 
-        When the whole batch fails, its requests are run one by one, so a bad one costs no other its result.
+        When the whole batch fails, its requests are run one by one, so that a bad request does not affect the others.
         """
         results = iter(self._run([request for request in requests if not request.fault], context))
         return [ToolFault(request.fault) if request.fault else next(results) for request in requests]
 
     def render(self, result: Result, context: ToolContext) -> tuple[int, ...] | ToolFault:
         """The token ids of an observation that shows a result."""
-        shown = self._guarded(self.module.render, result, self.settings, context)
-        if isinstance(shown, ToolFault | tuple) and not (self.own and isinstance(shown, tuple)):
-            return shown
-        if not isinstance(shown, str) or replace_surrogates(shown) != shown:
-            return ToolFault(f"render returned {type(shown).__name__} that is no Unicode text")
-        return context.template.result_ids(context.tokenizer, shown, context.limits.max_observation_tokens)
+        rendered = self._guarded(self.module.render, result, self.settings, context)
+        if isinstance(rendered, ToolFault) or (isinstance(rendered, tuple) and not self.own):
+            return rendered
+        if not isinstance(rendered, str) or replace_surrogates(rendered) != rendered:
+            return ToolFault(f"render returned {type(rendered).__name__} that is no Unicode text")
+        return context.template.result_ids(context.tokenizer, rendered, context.limits.max_observation_tokens)
 
     def _run(self, requests: Sequence[ToolRequest], context: ToolContext) -> list[Result]:
         if not requests:
             return []
         results = self._guarded(self.module.run, requests, self.settings, context)
         if isinstance(results, list) and len(results) == len(requests):
-            return list(map(_checked_result, results)) if self.own else results
+            return list(map(_plain, results)) if self.own else results
         if len(requests) > 1:
             return [result for request in requests for result in self._run([request], context)]
         return [
@@ -237,17 +227,17 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that an agent made of a tool."""
+    """A call of a tool by the agent."""
 
     tool: Tool
     arguments: JsonObject
     fault: str = ""
-    """Why the tool could not read the arguments: an exception in its `parse`."""
+    """The exception that the tool's `parse` raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedAction:
-    """What the text of a tag asks for, and what is wrong with how it is written."""
+    """The call that the text of a tag asks for, and a problem with its form."""
 
     call: ToolCall | None = None
     problem: str = ""
@@ -258,8 +248,8 @@ def open_tool(
 ) -> Tool | None:
     """Open the tool that a protocol calls `name` and describes as `{tool: NAME OR FILE, …settings}`.
 
-    A `.py` path is seen from `folder`. Such a file is run only with `run_files`; without, `None` is returned. Raises
-    `UnknownName` for a tool that does not exist and `SettingError` for wrong settings.
+    A `.py` path is relative to `folder`. Such a file is run only with `run_files`; otherwise `None` is returned. Raises
+    `UnknownName` for a tool that does not exist and `SettingError` for invalid settings.
     """
     tool, where = tree.get("tool"), f"{source}: tools.{name}" if source else f"tools.{name}"
     if not isinstance(tool, str):
@@ -267,21 +257,20 @@ def open_tool(
     own = is_plugin_path(tool)
     if own and not run_files:
         return None
-    plugin = find_plugin("tool", PACKAGE, tool_path(tool, folder), CONTRACT)
-    module = cast(ToolModule, plugin)
+    module = cast(ToolModule, find_plugin("tool", PACKAGE, tool_path(tool, folder), CONTRACT))
     settings = make_settings(module.SETTINGS, {key: value for key, value in tree.items() if key != "tool"}, where)
     return Tool(name, module, settings, own)
 
 
 def tool_path(name: str, folder: Path) -> str:
-    """The path of a tool's own `.py` file, which a protocol in `folder` names; any other name as it is."""
+    """The path of a `.py` file that a protocol in `folder` names as a tool; any other name unchanged."""
     if not is_plugin_path(name) or is_function(name):
         return name
     return str(folder / Path(name).expanduser())
 
 
 def _checked_call(parsed: object) -> ParsedCall | ToolFault:
-    """What a user's `parse` returned; a fault where no file can hold it."""
+    """What a user's `parse` returned; a fault if it cannot be stored as JSON."""
     if not isinstance(parsed, ParsedCall):
         return ToolFault(f"parse returned {type(parsed).__name__}, and a ParsedCall is needed")
     if parsed.arguments is None:
@@ -292,13 +281,10 @@ def _checked_call(parsed: object) -> ParsedCall | ToolFault:
     return ParsedCall(arguments, _one_line(parsed.problem))
 
 
-def _checked_result(result: Result) -> Result:
-    """What a user's `run` returned; a fault where no file can hold it."""
-    return ToolFault(_one_line(result.message)) if isinstance(result, ToolFault) else _plain(result)
-
-
 def _plain(value: object) -> "Json | ToolFault":
-    """The value as a file gives it back."""
+    """A value as a JSON file would return it; a fault if it cannot be stored as JSON."""
+    if isinstance(value, ToolFault):
+        return ToolFault(_one_line(value.message))
     try:
         return parse_strict(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (InvalidJson, ValueError, TypeError, RecursionError) as error:
@@ -313,12 +299,12 @@ ToolLike: TypeAlias = str | Path | Callable[..., object]
 """A tool by name, the path of a `.py` file, or a function."""
 
 _ARGUMENT = re.compile(r"^( +)(\w+)(?: \([^)]*\))?:\s*(.+(?:\n\1 +.+)*)$", re.MULTILINE)
-"""An argument of a Google-style docstring, whose sentence goes on in lines that are indented further."""
+"""An argument of a Google-style docstring; its sentence continues in lines with a deeper indent."""
 
 
 def tool_name(tool: ToolLike) -> str:
-    """A tool as settings name it; a function becomes a part. Raises `SettingError` for a function without types or
-    docstring."""
+    """The name of a tool in settings; a function is registered under the returned name. Raises `SettingError` for a
+    function without types or docstring."""
     if not callable(tool):
         return str(tool)
     about, arguments = described(tool)
@@ -371,7 +357,7 @@ def described(function: Callable[..., object]) -> tuple[str, type[BaseModel]]:
 
 
 def _result(function: Callable[..., object], arguments: type[BaseModel], request: ToolRequest) -> Result:
-    """What the function returns; an exception is a fault of this call alone."""
+    """The function's return value, or a fault if it raises."""
     values = arguments.model_validate(request.arguments)
     try:
         return cast(Json, function(**{name: getattr(values, name) for name in arguments.model_fields}))
@@ -385,5 +371,5 @@ def _without_titles(tree: Json) -> Json:
         return [_without_titles(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    # A property may be called `title`; then its value is a schema and no text.
+    # A property may be called `title`; then its value is a schema, not a text.
     return {key: _without_titles(value) for key, value in tree.items() if key != "title" or not isinstance(value, str)}

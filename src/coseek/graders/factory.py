@@ -1,5 +1,5 @@
-"""Factory of generators and judges, by name: a shipped model, a folder, a URL, a YAML file, or a laptop world; and the
-graders of a training: generator, judge, and the naive-RAG baseline that rewards may need.
+"""Grader factory: opens generators and judges by name (a shipped model, a folder, a URL, a YAML file, a laptop world)
+and the graders of a training: generator, judge, and the naive-RAG baseline that rewards may need.
 
 Imports torch only when a model folder is opened.
 """
@@ -48,9 +48,10 @@ GRADERS = "coseek.lab.graders"
 """The package of graders that are found by their names."""
 
 ORACLE = "oracle"
-"""As a judge's model: the oracle of the laptop world that the run is trained in."""
+"""The judge's model that stands for the oracle of the laptop world in which the run is trained."""
 CACHE = "frozen.sqlite"
 """Cache of the graders' and scorers' texts in a training's folder."""
+NO_WORLD = "the oracle judges in laptop worlds only; name a model folder or a URL with graders.judge.model"
 
 
 def open_generator(
@@ -59,7 +60,7 @@ def open_generator(
     writing: TextModelSettings | None = None,
     cluster: Cluster | None = None,
 ) -> Generator:
-    """The generator. Raises `SettingError` for a server that samples: the same passages must give the same answer."""
+    """Open a generator. Raises `SettingError` for a server that samples, since an answer must be repeatable."""
     prompt = load_generator_prompt(settings)
     tokenizer = HfTokenizer.load(model_path(settings.counted_by)) if settings.counted_by else None
     return Generator(open_frozen_model(settings.model, cache, writing, cluster), prompt, settings, tokenizer)
@@ -71,7 +72,7 @@ def open_judge(
     writing: TextModelSettings | None = None,
     cluster: Cluster | None = None,
 ) -> Judge:
-    """The judge: a model, or the oracle if the name is the folder of a laptop world."""
+    """Open a judge: a model, or the oracle if the name is the folder of a laptop world."""
     if is_world(settings.model):
         return oracle().judge(settings.model)
     prompt = load_judge_prompt(settings)
@@ -79,7 +80,7 @@ def open_judge(
 
 
 class OracleModule(Protocol):
-    """A plug-in that grades what is of a laptop world without a model. It opens graders from the world's folder."""
+    """A plug-in that opens graders of a laptop world, which need no model, from the world's folder."""
 
     def judge(self, world: str) -> Judge: ...
 
@@ -89,32 +90,32 @@ class OracleModule(Protocol):
 
 
 def oracle() -> OracleModule:
-    """The oracle, which is found by its name."""
+    """The oracle, found by its name."""
     return cast(OracleModule, find_plugin("grader", GRADERS, "oracle"))
 
 
 def open_frozen_model(
     name: str, cache: Path | None, writing: TextModelSettings | None = None, cluster: Cluster | None = None
 ) -> TextModel:
-    """A model at temperature 0, with its outputs cached in `cache` if given. The processes of a `cluster` open it, if
-    there is one."""
+    """Open a model at temperature 0, with its outputs cached in `cache` if given. With a `cluster` its processes open
+    the model."""
+    model: TextModel
     if cluster is not None:
-        spread = ClusterTextModel(cluster, TextJob(name, writing))
-        return spread if cache is None else CachedTextModel(spread, TextCache(cache))
-    model = open_text_model(name, writing)
-    temperature = getattr(model, "temperature", 0.0)
-    if temperature != 0:
+        model = ClusterTextModel(cluster, TextJob(name, writing))
+    else:
+        model = open_text_model(name, writing)
+    if (temperature := getattr(model, "temperature", 0.0)) != 0:
         raise SettingError(
             f"{name} samples at temperature {temperature}; a generator or judge is frozen: set temperature: 0"
         )
-    if isinstance(model, RemoteTextModel):  # it caches each text by itself, as soon as it arrives
+    if isinstance(model, RemoteTextModel):  # it caches each text itself, as soon as it arrives
         return model if cache is None or model.store is not None else replace(model, store=TextCache(cache))
     return model if cache is None else CachedTextModel(model, TextCache(cache))
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What a process wrote."""
+    """The outputs of one process."""
 
     identity: str
     outputs: list[Output]
@@ -123,7 +124,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class TextJob:
-    """Writes texts for (prompts, `max_tokens`), in a process of a cluster."""
+    """Opens a model in a process of a cluster, which writes texts for (prompts, `max_tokens`)."""
 
     name: str
     writing: TextModelSettings | None
@@ -149,7 +150,7 @@ class ClusterTextModel:
 
     @cached_property
     def identity(self) -> str:
-        """That of the model. Raises `UserError` where the processes' models differ."""
+        """The model's identity. Raises `UserError` if the models of the processes differ."""
         return next(texts.identity for _, texts in self.cluster.map(self.job, [((), 1)]))
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
@@ -169,20 +170,20 @@ class BaselineSettings(Settings):
     """Naive RAG, the baseline of gains."""
 
     folder: str | None = None
-    """Folder of `baselines.jsonl`; the run's folder when not set."""
+    """Folder of `baselines.jsonl`; default: the run's folder."""
     passages: int = Field(default=3, ge=1)
-    """Passages of the one search (004: 3, as many as the agent's searches find)."""
+    """Passages of its single search (004: 3, as many as each search of the agent)."""
 
 
 class GraderSettings(Placement):
-    """Models that rewards ask during training and that are not trained. `auto` is the precision of the narrowest."""
+    """Frozen models that rewards use during training. `auto` is the precision of the narrowest model."""
 
     generator: GeneratorSettings | None = None
     """Answers from the passages that a run serves."""
     judge: JudgeSettings | None = None
     """Grades answers; `model: oracle` is the oracle of the run's laptop world."""
     baseline: BaselineSettings = BaselineSettings()
-    """Computed before training where a reward needs it."""
+    """Computed before training if a reward needs it."""
 
 
 @dataclass(frozen=True)
@@ -198,13 +199,12 @@ class Graders:
     def baselines(
         self, questions: Sequence[Question], retriever: Retriever, accuracy: Accuracy, tell: Tell = no_progress
     ) -> RagBaselines:
-        """Naive RAG's baselines of these questions, graded by `accuracy`; missing ones are computed and stored."""
+        """Naive RAG's baselines of these questions, graded by `accuracy`. Missing baselines are computed and stored."""
         if self.generator is None:
             raise SettingError("a baseline needs a frozen generator; name one with graders.generator.model")
         settings = self.settings.baseline
-        folder = Path(settings.folder) if settings.folder is not None else self.folder
-        passages = settings.passages
-        return make_baselines(folder, questions, retriever, self.generator, passages, self.judge, accuracy, tell)
+        folder, k = Path(settings.folder or self.folder), settings.passages
+        return make_baselines(folder, questions, retriever, self.generator, k, self.judge, accuracy, tell)
 
     def scoring(self, reward: RewardFunction, baselines: RagBaselines | None = None) -> TrajectoryScorer:
         """A scorer of episodes that asks these graders."""
@@ -212,15 +212,13 @@ class Graders:
 
 
 def check_graders(settings: GraderSettings, reward: RewardFunction, world: bool) -> None:
-    """Refuse a reward that needs a grader the settings do not name; `world`: the run is in a laptop world."""
-    there = {"component", "baseline"} if settings.generator is not None else set()
+    """Raise `SettingError` for a reward that needs a missing grader. `world`: whether the run is in a laptop world."""
+    available = {"component", "baseline"} if settings.generator is not None else set()
     if settings.judge is not None:
-        there.add("judge")
+        available.add("judge")
         if settings.judge.model == ORACLE and not world:
-            raise SettingError(
-                "the oracle judges in laptop worlds only; name a model folder or a URL with graders.judge.model"
-            )
-    check_needs(reward, there)
+            raise SettingError(NO_WORLD)
+    check_needs(reward, available)
 
 
 def open_graders(settings: GraderSettings, folder: Path, world: Path | None = None) -> Graders:
@@ -228,9 +226,11 @@ def open_graders(settings: GraderSettings, folder: Path, world: Path | None = No
     writing = make_settings(TextModelSettings, settings.values())
     cache = folder / CACHE
     generator = open_generator(settings.generator, cache, writing) if settings.generator is not None else None
-    if settings.judge is None or settings.judge.model != ORACLE:
-        judge = open_judge(settings.judge, cache, writing) if settings.judge is not None else None
-        return Graders(settings, folder, generator, judge)
-    if world is None:
-        raise SettingError("the oracle judges in laptop worlds only; name a model folder or a URL")
-    return Graders(settings, folder, generator, oracle().judge(str(world)))
+    judge: Judge | None = None
+    if settings.judge is not None and settings.judge.model == ORACLE:
+        if world is None:
+            raise SettingError(NO_WORLD)
+        judge = oracle().judge(str(world))
+    elif settings.judge is not None:
+        judge = open_judge(settings.judge, cache, writing)
+    return Graders(settings, folder, generator, judge)

@@ -1,7 +1,7 @@
 """Generator: a frozen model that answers a question from given passages. It never searches and is never trained here.
 
-Decoding is greedy, so that the same passages give the same answer. Each passage stands on one line after its number, so
-that its text cannot imitate a line of the prompt. Faults of the model are counted and are no answers.
+Decoding is greedy, so that the same passages give the same answer. Each passage is on one line after its number, so
+that its text cannot imitate a line of the prompt. Faults of the model are counted and are not answers.
 """
 
 import re
@@ -27,8 +27,7 @@ from coseek.models.written import visible_after
 
 PROMPTS = Path(__file__).parent / "prompts"
 OWN_PROMPT = "generator.yaml"
-"""File of a model folder with the prompt that the model was trained on; it is then the default prompt."""
-
+"""File of a model folder with the prompt that the model was trained on, which is then the default prompt."""
 
 AnswerPart: TypeAlias = Literal["whole", "first_line"]
 
@@ -37,18 +36,18 @@ class GeneratorPrompt(PromptFile):
     """Prompt of a generator, and the position of the answer in its output."""
 
     prompt: str
-    """`{question}` and `{passages}` are filled in."""
+    """The prompt, with the fields `{question}` and `{passages}`."""
     passage: str
-    """One passage; `{number}` from 1, `{title}` and `{text}` are filled in."""
+    """One passage, with the fields `{number}` (from 1), `{title}` and `{text}`."""
     no_passages: str = ""
-    """Replaces the passages when there are none."""
+    """Text used when there are no passages."""
     answer_after: str = ""
-    """The answer is in the text after the last occurrence of this mark; an output without it has no answer. Empty: in
-    the whole output."""
+    """The answer follows the last occurrence of this mark; an output without the mark has no answer. Empty: the whole
+    output."""
     answer: AnswerPart = "whole"
-    """The answer is this text, or its first non-empty line."""
+    """The answer is the whole text, or its first non-empty line."""
     max_answer_tokens: int = Field(default=64, ge=1)
-    """Tokens that the generator may generate, those before the mark included."""
+    """Tokens that the generator may generate, including those before the mark."""
 
 
 _FIELDS = {"prompt": {"question", "passages"}, "passage": {"number", "title", "text"}}
@@ -62,13 +61,13 @@ class GeneratorSettings(Settings):
     prompt: str | None = None
     """Name of a built-in prompt, or a YAML file; default: the model folder's own, else `generator`."""
     max_passages: int | None = Field(default=None, ge=0)
-    """Maximum number of passages; as many as fit when not set."""
+    """Maximum number of passages; default: as many as fit."""
     max_context_tokens: int = Field(default=2048, ge=0)
-    """Maximum number of tokens of titles and texts; use the same for agents that are compared."""
+    """Maximum number of tokens of titles and texts; use the same number for agents that are compared."""
     counted_by: str | None = None
     """A model folder whose tokenizer counts them; default: words, punctuation marks and single CJK characters."""
     answer: AnswerPart | None = None
-    """The answer is the whole response, as s3 and QAgent read it, or its `first_line`; default: as the prompt says."""
+    """The answer is the whole response, as in s3 and QAgent, or its `first_line`; default: as the prompt says."""
     max_answer_tokens: int | None = Field(default=None, ge=1)
     """Tokens that the generator may generate; default: as the prompt says (64)."""
 
@@ -89,7 +88,7 @@ class GeneratorOutput:
     text: str = ""
     fault: str | None = None
     cut: bool = False
-    """Whether the limit of tokens cut the answer, or the text before it."""
+    """Whether the token limit cut the answer, or the text before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class GeneratorContext:
     passage_ids: tuple[str, ...]
     tokens: int
     truncated: bool
-    """Whether passages were left out or shortened, since the budget has no more tokens."""
+    """Whether passages were left out or shortened because of the token budget."""
 
     @property
     def digest(self) -> str:
@@ -109,9 +108,9 @@ class GeneratorContext:
 
 # Context budget: the passages that a generator reads, limited in number and tokens.
 #
-# Without a tokenizer a token is a run of letters and digits, a single punctuation mark, or one character of a script
-# without spaces. A tokenizer, where one is named, counts for all generators: contexts of two agents are compared at the
-# same budget, so two vocabularies must not count them.
+# Without a tokenizer a token is a sequence of letters and digits, a single punctuation mark, or one character of a
+# script without spaces. If a tokenizer is named, it counts for all generators: contexts of two agents are compared at
+# the same budget, so they must not be counted by two vocabularies.
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Kana and Chinese characters."""
@@ -125,7 +124,7 @@ class ContextBudget:
     max_tokens: int
     max_passages: int | None = None
     tokenizer: Tokenizer | None = None
-    """Replaces the rule."""
+    """Counts tokens instead of the rule."""
 
     def count(self, text: str) -> int:
         """Tokens of a text."""
@@ -136,18 +135,17 @@ class ContextBudget:
         if self.tokenizer is not None:
             ids = self.tokenizer.encode_data(text)
             return text if len(ids) <= most else self.tokenizer.decode(ids[:most]).rstrip("\ufffd")
-        found = list(islice(_TOKEN.finditer(text), max(most, 0) + 1))
-        return text if len(found) <= most else text[: found[most - 1].end() if most > 0 else 0]
+        matches = list(islice(_TOKEN.finditer(text), most + 1))
+        return text if len(matches) <= most else text[: matches[most - 1].end()]
 
     def fill(self, passages: Sequence[Passage]) -> tuple[tuple[Passage, ...], int]:
-        """The passages that fit, in order, each on one line, and how many tokens they take."""
-        given, tokens, _ = self.fill_or_cut(passages)
-        return given, tokens
+        """The passages that fit, in order, each on one line, and their number of tokens."""
+        return self.fill_or_cut(passages)[:2]
 
     def fill_or_cut(self, passages: Sequence[Passage]) -> tuple[tuple[Passage, ...], int, bool]:
-        """As `fill`, and whether more tokens would have held more.
+        """The same as `fill`, and whether passages were left out or shortened for lack of tokens.
 
-        The first passage that does not fit is truncated, and none follows it. It is left out where no word after its
+        The first passage that does not fit is truncated, and no other follows it. It is left out if no word after its
         title fits. Passages with equal title and text are included once.
         """
         given: list[Passage] = []
@@ -179,7 +177,7 @@ class Generator:
     prompt: GeneratorPrompt
     settings: GeneratorSettings
     tokenizer: Tokenizer | None = None
-    """Counts tokens instead of the rule."""
+    """The tokenizer of the budget."""
 
     @cached_property
     def identity(self) -> str:
@@ -208,7 +206,7 @@ class Generator:
         return context_of(self.prompt, self.budget, asked)
 
     def answer(self, contexts: Sequence[GeneratorContext]) -> list[GeneratorOutput]:
-        """One answer per context, in order. Equal contexts are generated once; a failure affects no other context."""
+        """One answer per context, in order. Equal contexts are sent once; a failure affects no other context."""
         texts = generate_each(self.model, [context.prompt for context in contexts], self.max_answer_tokens)
         return [
             self.read(text)
@@ -218,8 +216,8 @@ class Generator:
         ]
 
     def read(self, text: str) -> GeneratorOutput:
-        """The answer in an output without its reasoning: all of it or its first line, after the mark if the prompt has
-        a mark."""
+        """The answer in an output without its reasoning: the whole text or its first line, after the mark of the
+        prompt, if any."""
         answer = (visible_after(text, self.prompt.answer_after) or "").strip()
         if (self.settings.answer or self.prompt.answer) != "whole":
             answer = next((line.strip() for line in answer.splitlines()), "")
@@ -240,13 +238,13 @@ def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInp
 
 
 def load_generator_prompt(settings: GeneratorSettings) -> GeneratorPrompt:
-    """The prompt of the settings, or the model folder's own, or the built-in one."""
+    """The prompt of the settings, else the model folder's prompt, else the built-in prompt."""
     own = model_path(settings.model) / OWN_PROMPT
     name = settings.prompt or (str(own.absolute()) if own.is_file() else "generator")
     return load_prompt(GeneratorPrompt, name, Path(), _FIELDS, PROMPTS)
 
 
 def fault_of(error: ModelError, limit: str) -> str:
-    """The message of an error; `limit` is the setting of the tokens that a model may write."""
-    message = str(error) or "the model failed without a word"
+    """The message of an error; `limit` is the setting that limits the model's tokens."""
+    message = str(error) or "the model failed without a message"
     return f"{message}, or {limit}" if isinstance(error, OutOfTokens) else message

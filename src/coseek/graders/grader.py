@@ -1,4 +1,4 @@
-"""Grader: what judges, relevance scorers and rankers have in common."""
+"""Grader: the base of judges, relevance scorers and rankers."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +14,11 @@ P = TypeVar("P", bound=PromptFile)
 
 
 class Grader(Protocol):
-    """A frozen part that grades passages or answers."""
+    """A frozen model or rule that grades passages or answers."""
 
     @property
     def identity(self) -> str:
-        """A digest of all that a grade depends on besides what is graded."""
+        """Digest of everything that a grade depends on besides the graded text."""
         ...
 
     @property
@@ -37,7 +37,7 @@ class ModelGrader(Generic[P]):
     prompt: P
     max_tokens: int
     max_words: int
-    """Words of one passage or observation that are shown."""
+    """Maximum number of words shown of one passage or observation."""
     tally: CallCounts
 
     @cached_property

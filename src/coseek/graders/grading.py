@@ -1,5 +1,5 @@
-"""Grading: a frozen generator answers from an agent's passages, and a judge grades answers. Both outputs are cached in
-files beside the run; a second start computes only what is missing."""
+"""Grading: a frozen generator answers from an agent's passages, and a judge grades answers. The outputs of both are
+cached in files beside the run, so a second start computes only what is missing."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -36,16 +36,16 @@ def verdict_cache(folder: Path, judge: Judge) -> GradeCache[Verdict]:
 
 
 def generated_answer(
-    question_id: str, seed: int, context: GeneratorContext, written: GeneratorOutput
+    question_id: str, seed: int, context: GeneratorContext, output: GeneratorOutput
 ) -> GeneratedAnswer:
     """A cache entry from a generator's context and output."""
     return GeneratedAnswer(
         question_id=question_id,
         seed=seed,
         context=context.digest,
-        answer=written.answer,
-        text=written.text,
-        fault=written.fault,
+        answer=output.answer,
+        text=output.text,
+        fault=output.fault,
         passage_ids=context.passage_ids,
         context_tokens=context.tokens,
     )
@@ -59,10 +59,10 @@ def generate_answers(
     size: int = BATCH,
     serving: str = SELECTED,
 ) -> dict[tuple[str, int], GeneratedAnswer]:
-    """The generator's answers from what each run serves (`SERVINGS`), by question id and seed.
+    """The generator's answers from the passages that each run serves (`SERVINGS`), by question id and seed.
 
-    Runs with a fault are left out. Faults of the generator are repeated. `size` prompts are handed over at once. The
-    cache knows an answer by its context, so servings of equal passages share one.
+    Runs with a fault are skipped. Faults of the generator are retried. `size` prompts are sent at once. The cache finds
+    an answer by its context, so servings with equal passages share an answer.
     """
     wanted = [
         (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run, serving)))))
@@ -71,68 +71,70 @@ def generate_answers(
     ]
     if cut := sum(context.truncated for _, context in wanted):
         most = f"max_context_tokens={generator.settings.max_context_tokens:,} (--budget)"
-        log.warning("%s of %s contexts did not fit into %s; what came last was left out", cut, len(wanted), most)
-    known = cache.entries()
+        log.warning("%s of %s contexts did not fit into %s; their last passages were left out", cut, len(wanted), most)
+    entries = cache.entries()
     answers: dict[tuple[str, int], GeneratedAnswer] = {}
-    left = []
+    missing = []
     for run, context in wanted:
-        entry = known.get((run.question.id, str(run.seed), context.digest, ""))
+        entry = entries.get((run.question.id, str(run.seed), context.digest, ""))
         if entry is None or entry.fault is not None:
-            left.append((run, context))
+            missing.append((run, context))
         else:
             answers[run.question.id, run.seed] = entry
     tell(len(answers), len(wanted))
-    if not left and cache.path.exists():  # nothing to write, so nothing to lock
+    if not missing and cache.path.exists():  # nothing to write, so nothing to lock
         return answers
     cut = 0
     with cache.appending() as file:
-        for start in range(0, len(left), size):
-            batch = left[start : start + size]
-            for (run, context), written in zip(batch, generator.answer([one for _, one in batch]), strict=True):
-                entry = generated_answer(run.question.id, run.seed, context, written)
+        for start in range(0, len(missing), size):
+            batch = missing[start : start + size]
+            outputs = generator.answer([context for _, context in batch])
+            for (run, context), output in zip(batch, outputs, strict=True):
+                entry = generated_answer(run.question.id, run.seed, context, output)
                 answers[run.question.id, run.seed] = entry
                 cache.append(file, entry)
-                cut += written.cut
+                cut += output.cut
             tell(len(answers), len(wanted))
     if cut:
-        log.warning("%s of %s answers were cut at max_answer_tokens=%s", cut, len(left), generator.max_answer_tokens)
+        log.warning("%s of %s answers were cut at max_answer_tokens=%s", cut, len(missing), generator.max_answer_tokens)
     return answers
 
 
 def judge_claims(
     judge: Judge, claims: Sequence[Claim], cache: GradeCache[Verdict], tell: Tell = no_progress, size: int = BATCH
 ) -> dict[tuple[str, str], Verdict]:
-    """`verdicts_on` by question id and response, where no two questions share an id."""
+    """The verdicts of `verdicts_on` by question id and response, for questions with unique ids."""
     return {key[:2]: verdict for key, verdict in verdicts_on(judge, claims, cache, tell, size).items()}
 
 
 def verdicts_on(
     judge: Judge, claims: Sequence[Claim], cache: GradeCache[Verdict], tell: Tell = no_progress, size: int = BATCH
 ) -> dict[VerdictKey, Verdict]:
-    """A verdict for every non-empty response, by `Claim.key`; equal claims are judged once.
+    """A verdict for every non-empty response, by `Claim.key`. Equal claims are judged once.
 
-    Questions without accepted answers are left out. Faults of the judge are repeated.
+    Questions without accepted answers are skipped. Faults of the judge are retried.
     """
-    asked = {claim.key: claim for claim in claims if claim.response.strip() and claim.question.answers}
-    known = {key: entry for key, entry in cache.entries().items() if entry.fault is None}
-    verdicts: dict[VerdictKey, Verdict] = {key: known[key] for key in asked if key in known}
-    left = [claim for key, claim in asked.items() if key not in verdicts]
-    tell(len(verdicts), len(asked))
-    if not left and cache.path.exists():
+    wanted = {claim.key: claim for claim in claims if claim.response.strip() and claim.question.answers}
+    entries = cache.entries()
+    verdicts = {key: entries[key] for key in wanted if key in entries and entries[key].fault is None}
+    missing = [claim for key, claim in wanted.items() if key not in verdicts]
+    tell(len(verdicts), len(wanted))
+    if not missing and cache.path.exists():
         return verdicts
     with cache.appending() as file:
-        for start in range(0, len(left), size):
-            for claim, verdict in zip(left[start : start + size], judge.judge(left[start : start + size]), strict=True):
+        for start in range(0, len(missing), size):
+            batch = missing[start : start + size]
+            for claim, verdict in zip(batch, judge.judge(batch), strict=True):
                 verdicts[claim.key] = verdict
                 cache.append(file, verdict)
-            tell(len(verdicts), len(asked))
+            tell(len(verdicts), len(wanted))
     return verdicts
 
 
 def answers_to(
     generator: Generator, judge: Judge | None, folder: Path, trajectories: Sequence[Trajectory]
 ) -> tuple[dict[tuple[str, int], GeneratedAnswer], dict[tuple[str, str], Verdict] | None]:
-    """A generator's answers from the passages of trajectories, and a judge's verdicts on them; kept in `folder`."""
+    """A generator's answers from the passages of trajectories, and a judge's verdicts on them, cached in `folder`."""
     answers = generate_answers(generator, trajectories, answer_cache(folder, generator))
     if judge is None:
         return answers, None

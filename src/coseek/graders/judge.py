@@ -1,7 +1,7 @@
-"""Judge: decides whether a response gives an accepted answer. A frozen model, or the oracle of a laptop world.
+"""Judge: decides whether a response contains an accepted answer. A frozen model, or the oracle of a laptop world.
 
-A verdict is read from what judges write (`models/judge_text.py`); neither "yesterday" nor "yes, but" is a yes. An
-unreadable verdict is a fault. Faults are counted and never read as a no.
+Verdicts are parsed by `models/judge_text.py`: neither "yesterday" nor "yes, but" is a yes. An unreadable verdict is a
+fault. Faults are counted and never treated as a no.
 """
 
 from collections.abc import Sequence
@@ -34,10 +34,9 @@ class JudgePrompt(PromptFile):
     """Prompt of a judge, and the position of the verdict in its output."""
 
     prompt: str
-    """`{question}`, `{answers}` and `{response}` are filled in."""
+    """The prompt, with the fields `{question}`, `{answers}` and `{response}`."""
     verdict_after: str = ""
-    """The verdict is the text after the last occurrence of this mark, for models that reason first. Empty: the whole
-    output."""
+    """The verdict follows the last occurrence of this mark, for models that reason first. Empty: the whole output."""
 
 
 _FIELDS = {"prompt": {"question", "answers", "response"}}
@@ -47,13 +46,13 @@ class JudgeSettings(Settings):
     """Model and prompt of a judge."""
 
     model: str
-    """A shipped model, a model folder, the URL of a server, or the folder of a laptop world, whose oracle is then the
-    judge."""
+    """A shipped model, a model folder, the URL of a server, or the folder of a laptop world, whose oracle then
+    judges."""
     prompt: str = "judge"
     """Name of a built-in prompt, or a YAML file."""
     max_tokens: int = Field(default=16, ge=1)
-    """Tokens that the judge may generate: some hundreds for one that reasons first (`reasoning_tokens` in the YAML file
-    of a server adds to them)."""
+    """Tokens that the judge may generate: some hundreds for a model that reasons first (`reasoning_tokens` in the YAML
+    file of a server adds to them)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Claim:
 
     @property
     def key(self) -> VerdictKey:
-        """`Verdict.key` of its verdict."""
+        """The `Verdict.key` of its verdict."""
         return self.question.id, self.response, self.asked
 
 
@@ -105,28 +104,23 @@ class ModelJudge:
 
     def _shown(self, claim: Claim) -> str:
         answers = " | ".join(one_line(answer) for answer in claim.question.answers)
-        return fill_template(
-            self.prompt.prompt,
-            question=one_line(claim.question.question),
-            answers=answers,
-            response=repeatable(one_line(claim.response)),
-        )
+        question, response = one_line(claim.question.question), repeatable(one_line(claim.response))
+        return fill_template(self.prompt.prompt, question=question, answers=answers, response=response)
 
     def read(self, claim: Claim, text: str | ModelError) -> Verdict:
-        """The verdict in an output."""
+        """Parse the verdict in an output."""
+        question_id, response = claim.question.id, claim.response
         if not isinstance(text, str):
-            return Verdict(
-                claim.question.id, claim.response, None, fault=fault_of(text, "max_tokens"), asked=claim.asked
-            )
-        right = read_verdict(whole_words(text) or text, self.prompt.verdict_after)  # a verdict alone is whole
+            return Verdict(question_id, response, None, fault=fault_of(text, "max_tokens"), asked=claim.asked)
+        right = read_verdict(whole_words(text) or text, self.prompt.verdict_after)  # a single word is whole
         cut = f"was cut at max_tokens={self.settings.max_tokens}"
         why = cut if isinstance(text, CutText) else "said neither yes nor no"
         fault = f"the judge {why}: {text.strip()[:80]!r}" if right is None else None
-        return Verdict(claim.question.id, claim.response, right, text, fault, claim.asked)
+        return Verdict(question_id, response, right, text, fault, claim.asked)
 
 
 def is_world(name: str | Path) -> bool:
-    """Whether a judge's name, or a folder, is a laptop world."""
+    """Whether this judge or folder is a laptop world."""
     return (model_path(name) / "world.json").is_file()
 
 

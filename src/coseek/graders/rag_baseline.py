@@ -1,8 +1,8 @@
 """RAG baselines: the frozen generator's answers from naive RAG, per question, computed before training (s3).
 
 A gain over RAG compares with the *same* generator, prompt, number and order of passages, and retriever. All of them are
-in the identity of `baselines.jsonl`. A file with another identity and a missing question are errors, never a baseline
-of 0. A judge's verdicts are in a separate file.
+part of the identity of `baselines.jsonl`. A file with another identity and a missing question are errors, never a
+baseline of 0. A judge's verdicts are stored in a separate file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ FILE = "baselines.jsonl"
 ORDER = "as ranked, equal passages once"
 """Order of the passages in the prompt; part of the identity."""
 CLOSED = frozenset({"yes", "no", "true", "false"})
-"""Answers that a span check also finds in the opposite answer ("not true"). s3, section 4.2 leaves such questions out
-of training."""
+"""Answers that a span check also finds in the opposite answer ("not true"). s3, section 4.2 excludes such questions
+from training."""
 PASSES = 2
 """Maximum number of attempts per question in one start."""
 
@@ -43,13 +43,13 @@ class RagBaselines:
 
     replies: Replies
     verdicts: Mapping[VerdictKey, Verdict] | None
-    """By `Claim.key`; `None` where there was no judge."""
+    """By `Claim.key`; `None` without a judge."""
     source: Path
     """Their file, for error messages."""
 
     def of(self, question: Question) -> GeneratedAnswer:
-        """The baseline of a question. Raises `DataError` for a missing one."""
-        reply = _reply_to(question, self.replies)
+        """The baseline of a question. Raises `DataError` if it is missing."""
+        reply = self.replies.get((question.id, _asked(question)))
         if reply is None:
             raise DataError(
                 f"question {question.id!r} has no baseline in {self.source}; compute the baselines of these questions"
@@ -57,7 +57,7 @@ class RagBaselines:
         return reply
 
     def verdicts_on(self, question: Question) -> dict[str, Verdict] | None:
-        """The judge's verdicts on the baseline, by response; without those that are faults."""
+        """The judge's verdicts on the baseline, by response, without faults."""
         if self.verdicts is None:
             return None
         verdict = self.verdicts.get(Claim(question, self.of(question).answer or "").key)
@@ -80,30 +80,33 @@ def make_baselines(
     only the answers that `accuracy` leaves to it. A second start computes only what is missing or failed.
     """
     cache = baseline_cache(folder, retriever, generator, k)
-    wanted = {(question.id, _asked(question)): question for question in questions}.values()
-    known = {(reply.question_id, reply.asked): reply for reply in cache.entries().values()}
+    wanted = {(question.id, _asked(question)): question for question in questions}
+    replies = {(reply.question_id, reply.asked): reply for reply in cache.entries().values()}
+
+    def missing() -> list[Question]:
+        return [question for key, question in wanted.items() if key not in replies or replies[key].fault is not None]
+
     for _ in range(PASSES):
-        left = [question for question in wanted if not _holds(_reply_to(question, known))]
+        left = missing()
         tell(len(wanted) - len(left), len(wanted))
         if not left:
             break
         with cache.appending() as file:
-            for found in search_questions(retriever, left, k, BATCH):
-                for reply in _answered(generator, found):
-                    known[reply.question_id, reply.asked] = reply
+            for searched in search_questions(retriever, left, k, BATCH):
+                for reply in _answered(generator, searched):
+                    replies[reply.question_id, reply.asked] = reply
                     GradeCache.append(file, reply)
-                tell(sum(_holds(_reply_to(question, known)) for question in wanted), len(wanted))
+                tell(len(wanted) - len(missing()), len(wanted))
     verdicts = None
     if judge is not None:
-        answers = [(question, _reply_to(question, known)) for question in wanted]
-        answered = [(question, "" if reply is None else reply.answer or "") for question, reply in answers]
-        claims = [Claim(*one) for one in answered if left_to_judge(accuracy, *one)]
+        answers = [(question, replies[key].answer or "") for key, question in wanted.items()]
+        claims = [Claim(question, answer) for question, answer in answers if left_to_judge(accuracy, question, answer)]
         verdicts = verdicts_on(judge, claims, verdict_cache(folder, judge))
-    return RagBaselines(known, verdicts, cache.path)
+    return RagBaselines(replies, verdicts, cache.path)
 
 
 def baseline_cache(folder: Path, retriever: Retriever, generator: Generator, k: int) -> GradeCache[GeneratedAnswer]:
-    """The file of a folder's baselines. Raises `DataError` for one with another identity, and names the difference."""
+    """The file of a folder's baselines. Raises `DataError` for a file with another identity, naming the difference."""
     identity = digest_of("baseline", generator.identity, retriever.identity, str(k), ORDER)
     card = {
         **generator.card,
@@ -119,44 +122,39 @@ def baseline_cache(folder: Path, retriever: Retriever, generator: Generator, k: 
         if head.get("identity") != identity:
             other = sorted(name for name in card if not isinstance(by, dict) or by.get(name) != card[name])
             raise DataError(
-                f"{cache.path} was computed with another {', '.join(other) or 'version'}; take what it was computed "
-                "with, or delete the file to compute it again"
+                f"{cache.path} was computed with another {', '.join(other) or 'version'}; use the one that it was "
+                "computed with, or delete the file to compute it again"
             )
     return cache
 
 
 def _asked(question: Question) -> str:
-    """What tells a question from another one with its id."""
+    """Digest of a question's text, which distinguishes questions with equal ids."""
     return digest_of(question.question, *filter(None, [question.search_text]))
 
 
-def _reply_to(question: Question, replies: Replies) -> GeneratedAnswer | None:
-    return replies.get((question.id, _asked(question)))
-
-
-def _holds(reply: GeneratedAnswer | None) -> bool:
-    return reply is not None and reply.fault is None
-
-
-def _answered(generator: Generator, found: Sequence[Answered]) -> list[GeneratedAnswer]:
+def _answered(generator: Generator, searched: Sequence[Answered]) -> list[GeneratedAnswer]:
     """The generator's answers to a batch of questions. A failed search is a fault, not an empty context."""
     replies = [
-        GeneratedAnswer(question.id, 0, "", None, fault=f"search: {one.fault}", asked=_asked(question))
-        for question, one in found
-        if one.fault
+        GeneratedAnswer(question.id, 0, "", None, fault=f"search: {search.fault}", asked=_asked(question))
+        for question, search in searched
+        if search.fault
     ]
-    asked = [(question, tuple(one.passages or ())) for question, one in found if not one.fault]
-    contexts = [generator.context(ReadingInput(question.question, passages)) for question, passages in asked]
-    written = generator.answer(contexts)
+    contexts = [
+        (question, generator.context(ReadingInput(question.question, tuple(search.passages or ()))))
+        for question, search in searched
+        if not search.fault
+    ]
+    outputs = generator.answer([context for _, context in contexts])
     return replies + [
-        replace(generated_answer(question.id, 0, context, one), asked=_asked(question))
-        for (question, _), context, one in zip(asked, contexts, written, strict=True)
+        replace(generated_answer(question.id, 0, context, output), asked=_asked(question))
+        for (question, context), output in zip(contexts, outputs, strict=True)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class UnsolvedQuestions:
-    """The questions that naive RAG fails, and the numbers of those left out."""
+    """The questions that naive RAG fails, and the numbers of the other questions."""
 
     kept: tuple[Question, ...]
     solved: int

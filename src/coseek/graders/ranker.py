@@ -1,11 +1,11 @@
 """Ranker: orders passages for one search query, given the question and its answer (DR-Synth's oracle).
 
-A model's order must name every passage exactly once, or nearly so where a lenient reading is chosen. Otherwise the
-model is called once more, and after a second failure there is no order.
+A model's order must name every passage exactly once, or most passages if parsing is lenient. Otherwise the model is
+called once more, and after a second failure there is no order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -15,8 +15,8 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
 from coseek.data.question import Question
+from coseek.graders.generator import PROMPTS
 from coseek.graders.grader import Grader
-from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import (
     CallCounts,
     OutputRequest,
@@ -31,9 +31,9 @@ from coseek.retrieval.llm import LISTWISE_FIELDS, ListwisePrompt, fill_listwise_
 from coseek.retrieval.query import Query
 
 REPAIRED = "orders_repaired"
-"""Name in the counts."""
+"""Name of the count of repaired orders."""
 MOST_MISSING = 0.2
-"""Share of the passages that a repaired order may miss."""
+"""Maximum share of the passages that a repaired order may miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class RankingRequest:
 
 @dataclass(frozen=True, slots=True)
 class RankedOrder(ParsedOutput[tuple[int, ...]]):
-    """Output of a ranker for one request: `found` are indices of the passages from 0, best first; `None` where there is
-    no order."""
+    """Output of a ranker for one request. `found` holds indices of the passages from 0, best first; `None` without an
+    order."""
 
     scores: tuple[float, ...] | None = None
     """One score per passage, in the given order, from rankers that score."""
@@ -66,8 +66,8 @@ class Ranker(Grader, Protocol):
 class GoldRanker:
     """Gold evidence: gold passages first, all others in the given order.
 
-    Gold passages are ordered by whether an earlier search of the run has returned them (new ones first), then by the
-    number of words that they share with the query and the reasoning before it, then by the given order.
+    Gold passages that no earlier search of the run returned come first. Then they are ordered by the number of words
+    that they share with the query and the reasoning before it, then by the given order.
     """
 
     @property
@@ -79,19 +79,20 @@ class GoldRanker:
         return {"ranker": "gold evidence"}
 
     def rank(self, asked: Sequence[RankingRequest]) -> list[RankedOrder]:
-        return [RankedOrder(self._places(one)) for one in asked]
+        return [RankedOrder(self._order(request)) for request in asked]
 
-    def _places(self, asked: RankingRequest) -> tuple[int, ...]:
-        known = {document for turn in asked.query.history for document in turn.documents}
-        wanted = set(words(f"{asked.query.text} {asked.query.reasoning}"))
+    def _order(self, request: RankingRequest) -> tuple[int, ...]:
+        returned = {document for turn in request.query.history for document in turn.documents}
+        query_words = set(words(f"{request.query.text} {request.query.reasoning}"))
 
-        def behind(place: int) -> tuple[bool, bool, int]:
-            passage = asked.passages[place]
-            if passage.id not in asked.question.gold_ids:
+        def rank_of(index: int) -> tuple[bool, bool, int]:
+            passage = request.passages[index]
+            if passage.id not in request.question.gold_ids:
                 return True, False, 0
-            return False, passage.contents in known, -len(wanted & set(words(f"{passage.title} {passage.text}")))
+            common = query_words.intersection(words(f"{passage.title} {passage.text}"))
+            return False, passage.contents in returned, -len(common)
 
-        return tuple(sorted(range(len(asked.passages)), key=behind))
+        return tuple(sorted(range(len(request.passages)), key=rank_of))
 
 
 class RankPrompt(ListwisePrompt):
@@ -100,8 +101,7 @@ class RankPrompt(ListwisePrompt):
     again: str = ""
     """Appended to the prompt after an unreadable output; `{count}` is filled in."""
     ranking_after: str = ""
-    """The ranking is the text after the last occurrence of this mark, for models that reason first. Empty: the whole
-    output."""
+    """The ranking follows the last occurrence of this mark, for models that reason first. Empty: the whole output."""
 
 
 _FIELDS = {
@@ -127,13 +127,13 @@ class ModelRanker:
     prompt: RankPrompt
     max_tokens: int
     max_words: int
-    """Words of a passage that are shown."""
+    """Maximum number of words shown of a passage."""
     window: int | None
-    """Passages per call; all when not set."""
+    """Passages per call; `None`: all."""
     step: int
     tally: CallCounts
     lenient: bool = False
-    """Repair an order that names most passages; see `read_order`."""
+    """Repair an order that names most passages (`read_order`)."""
 
     @cached_property
     def identity(self) -> str:
@@ -147,81 +147,67 @@ class ModelRanker:
         return {"ranker": "a model", "model_identity": self.model.identity, "prompt": self.prompt.about}
 
     def rank(self, asked: Sequence[RankingRequest]) -> list[RankedOrder]:
-        state = [_RankingState() for _ in asked]
+        texts: list[tuple[str, ...]] = [()] * len(asked)
+        failures: dict[int, ParsedOutput[tuple[int, ...]]] = {}
 
         def rank_windows(windows: list[tuple[int, list[int]]]) -> list[Sequence[int]]:
-            due = [(number, items) for number, items in windows if state[number].failed is None]
-            outputs = ask_with_retry(
-                self.model, [self._ask(asked[n], items) for n, items in due], self.max_tokens, self.tally
-            )
-            found: dict[int, Sequence[int]] = {}
-            for (number, items), one in zip(due, outputs, strict=True):
-                state[number].texts += one.texts
-                if one.found is None:
-                    state[number].failed = one
-                found[number] = one.found if one.found is not None else range(len(items))
-            # A list with one failed window has no order, so its other windows are not sent to the model.
-            return [found.get(number, range(len(items))) for number, items in windows]
+            # A list with a failed window has no order, so its other windows are not sent to the model.
+            due = [(number, items) for number, items in windows if number not in failures]
+            requests = [self._request(asked[number], items) for number, items in due]
+            orders: dict[int, Sequence[int]] = {}
+            outputs = ask_with_retry(self.model, requests, self.max_tokens, self.tally)
+            for (number, _), output in zip(due, outputs, strict=True):
+                texts[number] += output.texts
+                if output.found is None:
+                    failures[number] = output
+                else:
+                    orders[number] = output.found
+            return [orders.get(number, range(len(items))) for number, items in windows]
 
-        lists = [range(len(one.passages)) for one in asked]
+        lists = [range(len(request.passages)) for request in asked]
         whole = max([2, *map(len, lists)])
         window, step = (self.window, self.step) if self.window else (whole, whole - 1)
-        ranked = sliding_together(lists, rank_windows, window, step)
-        return [one.order(places) for one, places in zip(state, ranked, strict=True)]
+        ranked = [RankedOrder(tuple(order)) for order in sliding_together(lists, rank_windows, window, step)]
+        for number, failure in failures.items():
+            ranked[number] = RankedOrder(None, unreadable=failure.unreadable, fault=failure.fault)
+        return [replace(order, texts=texts[number]) for number, order in enumerate(ranked)]
 
-    def _ask(self, asked: RankingRequest, places: Sequence[int]) -> OutputRequest[tuple[int, ...]]:
+    def _request(self, asked: RankingRequest, indices: Sequence[int]) -> OutputRequest[tuple[int, ...]]:
         prompt = fill_listwise_prompt(
             self.prompt,
             asked.query.text,
-            [asked.passages[place] for place in places],
+            [asked.passages[index] for index in indices],
             self.max_words,
             question=asked.question.question,
             answers=" | ".join(one_line(answer) for answer in asked.question.answers),
         )
-        count = len(places)
-        return OutputRequest(
-            prompt, fill_template(self.prompt.again, count=str(count)), lambda text: self._read(text, count)
-        )
+        count = len(indices)
+        again = fill_template(self.prompt.again, count=str(count))
+        return OutputRequest(prompt, again, lambda text: self._read(text, count))
 
     def _read(self, text: str, count: int) -> tuple[int, ...] | Unreadable:
-        behind = after_mark(text, self.prompt.ranking_after)
-        if isinstance(behind, Unreadable):
-            return behind
-        strict = read_order(behind, count)
-        if not self.lenient or not isinstance(strict, Unreadable):
-            return strict
-        repaired = read_order(behind, count, lenient=True)
-        self.tally.add(REPAIRED, not isinstance(repaired, Unreadable))
-        return repaired
-
-
-@dataclass
-class _RankingState:
-    """Outputs for one list so far."""
-
-    texts: tuple[str, ...] = ()
-    failed: ParsedOutput[tuple[int, ...]] | None = field(default=None)
-
-    def order(self, places: Sequence[int]) -> RankedOrder:
-        if self.failed is not None:
-            return RankedOrder(None, self.texts, self.failed.unreadable, self.failed.fault)
-        return RankedOrder(tuple(places), self.texts)
+        ranking = after_mark(text, self.prompt.ranking_after)
+        order = ranking if isinstance(ranking, Unreadable) else read_order(ranking, count)
+        if self.lenient and isinstance(order, Unreadable) and isinstance(ranking, str):
+            order = read_order(ranking, count, lenient=True)
+            self.tally.add(REPAIRED, not isinstance(order, Unreadable))
+        return order
 
 
 def read_order(text: str, count: int, lenient: bool = False) -> tuple[int, ...] | Unreadable:
-    """`[2] > [1] > [3]` as indices from 0. Unreadable unless each of 1 … count occurs exactly once.
+    """Parse `[2] > [1] > [3]` to indices from 0. Unreadable unless each of 1 … count occurs exactly once.
 
-    A `lenient` reading drops repeated and invented numbers and appends missing ones in the given order. It is
-    unreadable where more than a fifth of the numbers are missing.
+    With `lenient` repeated and invented numbers are dropped and missing numbers appended in the given order. Then it is
+    unreadable only if more than a fifth of the numbers are missing.
     """
-    reading = parse_ranking(text, count)
-    if reading.unreadable:
+    ranking = parse_ranking(text, count)
+    if ranking.unreadable:
         return Unreadable("no ranking")
-    if lenient and reading.missing <= count * MOST_MISSING:
-        return reading.order
-    if reading.missing or reading.repeated or reading.invented:
+    if lenient and ranking.missing <= count * MOST_MISSING:
+        return ranking.order
+    if ranking.missing or ranking.repeated or ranking.invented:
         return Unreadable(
-            f"a ranking of {count} passages with {reading.missing} missing, {reading.repeated} repeated and "
-            f"{reading.invented} invented"
+            f"a ranking of {count} passages with {ranking.missing} missing, {ranking.repeated} repeated and "
+            f"{ranking.invented} invented"
         )
-    return reading.order
+    return ranking.order

@@ -15,6 +15,7 @@ from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
+from coseek.graders.generator import PROMPTS
 from coseek.graders.grader import Grader, ModelGrader
 from coseek.graders.structured_output import (
     Form,
@@ -27,17 +28,15 @@ from coseek.graders.structured_output import (
 )
 from coseek.retrieval.llm import neutralise_numbers
 
-PROMPTS = Path(__file__).parent / "prompts"
-
 
 @dataclass(frozen=True)
 class CandidateList:
-    """Candidate passages of one search turn that are scored together."""
+    """Candidate passages of one search turn, to be scored together."""
 
     turn: SearchTurn
     passages: tuple[Passage, ...]
     sub_answer: str | None = None
-    """The answer that the search should find, where it is known."""
+    """The answer that the search should find, if known."""
 
     @cached_property
     def digest(self) -> str:
@@ -51,7 +50,7 @@ class Rating(TurnRecord):
 
     turn: TurnId
     context: str
-    """Digest of what the scorer was shown."""
+    """Digest of the scorer's input."""
     scores: Mapping[str, float] | None
     """By passage id; `None` for an unreadable output or a fault."""
     texts: tuple[str, ...] = ()
@@ -87,28 +86,29 @@ class GoldRelevance:
         return {"gold": "100 for a gold passage of the question, 0 for any other"}
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        return [
-            Rating(one.turn.id, one.digest, {p.id: 100.0 * (p.id in one.turn.question.gold_ids) for p in one.passages})
-            for one in asked
-        ]
+        ratings = []
+        for candidates in asked:
+            gold_ids = candidates.turn.question.gold_ids
+            scores = {passage.id: 100.0 * (passage.id in gold_ids) for passage in candidates.passages}
+            ratings.append(Rating(candidates.turn.id, candidates.digest, scores))
+        return ratings
 
 
 class RelevancePrompt(PromptFile):
     """Prompt of a scorer, and the format of its scores."""
 
     prompt: str
-    """`{passages}`, `{count}`, `{query}`, `{question}` and `{hint}` are filled in."""
+    """The prompt, with the fields `{passages}`, `{count}`, `{query}`, `{question}` and `{hint}`."""
     passage: str
-    """One passage; `{number}` from 1, `{title}` and `{text}` are filled in."""
+    """One passage, with the fields `{number}` (from 1), `{title}` and `{text}`."""
     hint: str = ""
-    """Inserted into the prompt where the answer that the search should find is known, as `{sub_answer}`."""
+    """Inserted into the prompt if the answer that the search should find is known, as `{sub_answer}`."""
     again: str = ""
-    """Appended to the prompt after an unreadable output; `{count}` is filled in."""
+    """Appended to the prompt after an unreadable output, with the field `{count}`."""
     form: Form = "numbered"
-    """`numbered`: `[2] 71` for each passage; `bare`: the scores alone, in the order of the passages."""
+    """`numbered`: `[2] 71` for each passage; `bare`: only the scores, in the order of the passages."""
     scores_after: str = ""
-    """The scores are the text after the last occurrence of this mark, for models that reason first. Empty: the whole
-    output."""
+    """The scores follow the last occurrence of this mark, for models that reason first. Empty: the whole output."""
 
 
 _FIELDS = {
@@ -130,10 +130,10 @@ class ModelRelevance(ModelGrader[RelevancePrompt]):
     kind = "relevance"
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        outputs = ask_with_retry(self.model, [self._ask(one) for one in asked], self.max_tokens, self.tally)
-        return [self._rating(one, output) for one, output in zip(asked, outputs, strict=True)]
+        outputs = ask_with_retry(self.model, list(map(self._request, asked)), self.max_tokens, self.tally)
+        return [self._rating(*pair) for pair in zip(asked, outputs, strict=True)]
 
-    def _ask(self, asked: CandidateList) -> OutputRequest[tuple[int, ...]]:
+    def _request(self, asked: CandidateList) -> OutputRequest[tuple[int, ...]]:
         count = len(asked.passages)
         again = fill_template(self.prompt.again, count=str(count))
         return OutputRequest(self.shown(asked), again, lambda text: self._read(text, count))
@@ -149,25 +149,25 @@ class ModelRelevance(ModelGrader[RelevancePrompt]):
             )
             for number, passage in enumerate(asked.passages, start=1)
         )
-        known = asked.sub_answer is not None
+        hint = ""
+        if asked.sub_answer is not None:
+            hint = fill_template(self.prompt.hint, sub_answer=neutralise_numbers(one_line(asked.sub_answer)))
         return fill_template(
             self.prompt.prompt,
             passages=passages.rstrip("\n"),
             count=str(len(asked.passages)),
             query=neutralise_numbers(one_line(asked.turn.query.text)),
             question=neutralise_numbers(one_line(asked.turn.question.question)),
-            hint=fill_template(self.prompt.hint, sub_answer=neutralise_numbers(one_line(asked.sub_answer or "")))
-            if known
-            else "",
+            hint=hint,
         )
 
     def _read(self, text: str, count: int) -> tuple[int, ...] | Unreadable:
-        behind = after_mark(text, self.prompt.scores_after)
-        return behind if isinstance(behind, Unreadable) else read_scores(behind, count, self.prompt.form)
+        scores = after_mark(text, self.prompt.scores_after)
+        return scores if isinstance(scores, Unreadable) else read_scores(scores, count, self.prompt.form)
 
     def _rating(self, asked: CandidateList, output: ParsedOutput[tuple[int, ...]]) -> Rating:
-        found = output.found
         scores = None
-        if found is not None:
-            scores = {p.id: float(score) for p, score in zip(asked.passages, found, strict=True)}
+        if output.found is not None:
+            pairs = zip(asked.passages, output.found, strict=True)
+            scores = {passage.id: float(score) for passage, score in pairs}
         return Rating(asked.turn.id, asked.digest, scores, output.texts, output.unreadable, output.fault)

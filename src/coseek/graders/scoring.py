@@ -1,13 +1,13 @@
 """Trajectory scorer: rewards all trajectories of a step, with one batch of calls per frozen model.
 
 Rewards are pure functions (`coseek.rewards`); this module calls the generator and the judge for them. The judge is
-called only for what a reward cannot decide without it. A fault leaves its trajectory without a reward and
-affects no other.
+called only if a reward cannot be decided without it. A fault leaves its trajectory without a reward and affects no
+other trajectory.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from coseek.agents.sources import served_context
@@ -35,11 +35,11 @@ class TrajectoryScorer:
     baselines: RagBaselines | None = None
 
     def __post_init__(self) -> None:
-        there = {"component": self.generator, "judge": self.judge, "baseline": self.baselines}
-        check_needs(self.reward, {need for need, part in there.items() if part is not None})
+        graders = {"component": self.generator, "judge": self.judge, "baseline": self.baselines}
+        check_needs(self.reward, {need for need, grader in graders.items() if grader is not None})
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Reward | RewardFault]:
-        """A reward, or a fault, for every trajectory in order. Each depends on its own trajectory only."""
+        """A reward, or a fault, for every trajectory in order. Each depends only on its own trajectory."""
         grades = self._grades(trajectories)
         claims = {
             (trajectory.question.id, response): Claim(trajectory.question, response)
@@ -47,11 +47,13 @@ class TrajectoryScorer:
             if trajectory.fault is None
             for response in self.reward.to_judge(trajectory, given)
         }
-        known = self._judged(claims)
-        return [
-            self.reward.compute(trajectory, _with_verdicts(given, trajectory.question.id, known))
-            for trajectory, given in zip(trajectories, grades, strict=True)
-        ]
+        if claims and self.judge is not None:
+            verdicts = dict(zip(claims, self.judge.judge(list(claims.values())), strict=True))
+            grades = [
+                _with_verdicts(given, trajectory.question.id, verdicts)
+                for trajectory, given in zip(trajectories, grades, strict=True)
+            ]
+        return [self.reward.compute(*pair) for pair in zip(trajectories, grades, strict=True)]
 
     def _grades(self, trajectories: Sequence[Trajectory]) -> list[Grades]:
         """Grades of each trajectory before the judge is called."""
@@ -74,46 +76,36 @@ class TrajectoryScorer:
         ]
         answers = zip(whole.items(), contexts, self.generator.answer(contexts), strict=True)
         return {
-            index: generated_answer(trajectory.question.id, trajectory.seed, context, written)
-            for (index, trajectory), context, written in answers
+            index: generated_answer(trajectory.question.id, trajectory.seed, context, output)
+            for (index, trajectory), context, output in answers
         }
 
-    def _judged(self, claims: dict[tuple[str, str], Claim]) -> dict[tuple[str, str], Verdict]:
-        if not claims:
-            return {}
-        assert self.judge is not None
-        return dict(zip(claims, self.judge.judge(list(claims.values())), strict=True))
 
-
-def check_needs(reward: RewardFunction, there: set[str]) -> None:
-    """Raise `SettingError` for a reward with unmet needs; `there` are the needs that are met."""
+def check_needs(reward: RewardFunction, available: set[str]) -> None:
+    """Raise `SettingError` for a reward that needs a grade which is not `available`."""
     order: tuple[Need, ...] = ("component", "baseline", "judge")
-    lacking = [need for need in order if need in reward.needs and need not in there]
-    if lacking:
-        named = {need: next(part.name for part in reward.parts if need in part.needs) for need in lacking}
-        raise SettingError(*(f"the reward {part!r} needs {WAY_OUT[need]}" for need, part in named.items()))
+    missing = [need for need in order if need in reward.needs and need not in available]
+    if missing:
+        parts = {need: next(part.name for part in reward.parts if need in part.needs) for need in missing}
+        raise SettingError(*(f"the reward {part!r} needs {WAY_OUT[need]}" for need, part in parts.items()))
 
 
-def _with_verdicts(grades: Grades, question_id: str, known: dict[tuple[str, str], Verdict]) -> Grades:
-    """The grades with the verdicts on this question added; those without a judge as they are."""
-    if grades.verdicts is None:
-        return grades
-    fresh = {response: verdict for (ident, response), verdict in known.items() if ident == question_id}
-    return Grades(grades.reply, grades.baseline, {**grades.verdicts, **fresh})
+def _with_verdicts(grades: Grades, question_id: str, verdicts: dict[tuple[str, str], Verdict]) -> Grades:
+    """Add the verdicts on this question to the grades."""
+    own = {response: verdict for (ident, response), verdict in verdicts.items() if ident == question_id}
+    return replace(grades, verdicts={**(grades.verdicts or {}), **own})
 
 
 def dev_metrics(trajectories: Sequence[Trajectory], scoring: TrajectoryScorer) -> dict[str, float]:
-    """Mean reward, strict EM and gold-passage recall of the trajectories without a fault; metrics that no question has
-    are left out. With several data sets also of each (`exact_match/nq`), and their macro mean (`exact_match/macro`).
-
-    Raises `DataError` if every trajectory has a fault."""
+    """Mean reward, strict EM and gold-passage recall of the trajectories without a fault; a metric without values is
+    left out. With several data sets also the metrics of each (`exact_match/nq`) and their macro mean
+    (`exact_match/macro`). Raises `DataError` if every trajectory has a fault."""
     whole = [trajectory for trajectory in trajectories if trajectory.fault is None]
     if not whole:
         why = Counter(": ".join(filter(None, trajectory.fault)) for trajectory in trajectories if trajectory.fault)
         raise DataError(f"every trajectory of the dev questions has a fault, {commonest(why) or 'or there is none'}")
-    rewards = scoring(whole)
-    named: dict[str, list[float | None]] = {
-        "reward": [reward.value if isinstance(reward, Reward) else None for reward in rewards],
+    values_of: dict[str, list[float | None]] = {
+        "reward": [reward.value if isinstance(reward, Reward) else None for reward in scoring(whole)],
         "exact_match": [
             float(exact_match(trajectory.answer, golds)) if can_match(golds := trajectory.question.answers) else None
             for trajectory in whole
@@ -122,15 +114,15 @@ def dev_metrics(trajectories: Sequence[Trajectory], scoring: TrajectoryScorer) -
     }
     sets = {group: set(idents) for group, idents in datasets_of(trajectory.question for trajectory in whole).items()}
     metrics: dict[str, float] = {}
-    for name, values in named.items():
-        known = [
-            (trajectory.question.id, value)
-            for trajectory, value in zip(whole, values, strict=True)
-            if value is not None
-        ]
-        groups = {group: [value for ident, value in known if ident in idents] for group, idents in sets.items()}
-        means = {f"{name}/{group}": fmean(found) for group, found in groups.items() if found}
+    for name, values in values_of.items():
+        pairs = zip(whole, values, strict=True)
+        known = [(trajectory.question.id, value) for trajectory, value in pairs if value is not None]
+        if not known:
+            continue
+        metrics[name] = fmean(value for _, value in known)
+        groups = {name: [value for ident, value in known if ident in idents] for name, idents in sets.items()}
+        means = {f"{name}/{group}": fmean(values) for group, values in groups.items() if values}
         if means and len(means) == len(sets):
             means[f"{name}/{MACRO}"] = fmean(means.values())
-        metrics |= {**({name: fmean(value for _, value in known)} if known else {}), **means}
+        metrics |= means
     return metrics

@@ -1,10 +1,10 @@
-"""Structured output: parse the output of a model, and call it once more where parsing fails."""
+"""Structured output: parse the output of a model, and call it once more if parsing fails."""
 
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 from coseek.core.strict_json import InvalidJson, parse_lenient
@@ -20,12 +20,12 @@ T = TypeVar("T")
 FAULT = "fault/"
 """Prefix of the name of a part that failed: `fault/retriever`, `fault/scorer`, `fault/agent`, …"""
 WHY = "why/"
-"""Prefix of a part and the reason why it failed."""
+"""Prefix of the name of a part that failed, with the reason."""
 
 
 @dataclass
 class CallCounts:
-    """Counts of one start: calls, retries, branches, faults. Thread-safe."""
+    """Counts since the start: calls, retries, branches, faults. Thread-safe."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -35,7 +35,7 @@ class CallCounts:
             self.counts[name] += count
 
     def fail(self, part: str, why: str | None) -> None:
-        """Count a fault of a part with its reason; `None` is no fault."""
+        """Count a fault of a part with its reason; `None`: no fault."""
         for name in (FAULT + part, f"{WHY}{part}: {why}") if why is not None else ():
             self.add(name)
 
@@ -47,14 +47,14 @@ class CallCounts:
 
 # Listed answers: one entry for each of n numbered items.
 #
-# Code fences, thoughts, bold marks and lines of prose around the entries are left out. Otherwise parsing is strict: an
-# output without exactly one entry per number, in the requested format, is unreadable. It is counted and never repaired.
+# Code fences, thoughts, bold marks and lines of prose around the entries are ignored. Otherwise parsing is strict: an
+# output without exactly one entry per number, in the requested format, is unreadable. It is counted, never repaired.
 
 Form: TypeAlias = Literal["numbered", "bare"]
-"""`[2] 71 [1] 5 …`, or the scores alone in the order of the passages."""
+"""`[2] 71 [1] 5 …`, or only the scores, in the order of the passages."""
 
-# Only ASCII digits: int() would also read those of other scripts.
-# Possessive (`*+`): a model decides how many blanks there are, and backtracking over them would take quadratic time.
+# Only ASCII digits: int() would also accept those of other scripts.
+# Possessive (`*+`): a model may write any number of blanks, and backtracking over them would take quadratic time.
 _NUMBERED = re.compile(r"\[\s*+([0-9]{1,4})\s*+\]\s*+(?:[:=]\s*+)?([0-9]{1,3})(?![0-9.])")
 _BARE = re.compile(r"([0-9]{1,3})(?![0-9.])")
 _BETWEEN = re.compile(r"[\s,;]++|\Z")
@@ -77,10 +77,10 @@ def after_mark(text: str, mark: str) -> str | Unreadable:
 
 
 def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ...] | Unreadable:
-    """Whole scores from 0 to 100 in the order of the passages 1 … count.
+    """Parse integer scores from 0 to 100 in the order of the passages 1 … count.
 
-    Entries are separated by white space, commas or semicolons. A JSON object of numbers and scores is read, too. Text
-    without digits may stand around the entries, and a label in front of them.
+    Entries are separated by white space, commas or semicolons. A JSON object of numbers and scores is also accepted.
+    Text without digits may surround the entries, and a label may precede them.
     """
     text = unfenced(text).replace("*", "")
     pairs = _json_pairs(text)
@@ -88,10 +88,10 @@ def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ..
         entries = _entries(_without_prose(text), _NUMBERED if form == "numbered" else _BARE)
         if isinstance(entries, Unreadable):
             return entries
-        pairs = [
-            (int(found[1]), int(found[2])) if form == "numbered" else (place, int(found[1]))
-            for place, found in enumerate(entries, start=1)
-        ]
+        if form == "numbered":
+            pairs = [(int(entry[1]), int(entry[2])) for entry in entries]
+        else:
+            pairs = [(number, int(entry[1])) for number, entry in enumerate(entries, start=1)]
     wrong = _miscounted([number for number, _ in pairs], count)
     if wrong is None and any(score > HIGHEST for _, score in pairs):
         wrong = Unreadable(f"a score above {HIGHEST}")
@@ -99,13 +99,12 @@ def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ..
 
 
 def read_lines(text: str, count: int) -> tuple[str, ...] | Unreadable:
-    """One text for each number 1 … count, each on its own line after its number; empty lines, and lines in front that
-    end with a colon, are skipped."""
+    """Parse one text for each number 1 … count, each on a line after its number. Empty lines, and lines before the
+    first that end with a colon, are skipped."""
     lines = [line.strip() for line in unfenced(text).splitlines() if line.strip()]
     while lines and lines[0].endswith(":") and not _LINE.fullmatch(lines[0]):
         del lines[0]
-    found = [_LINE.fullmatch(line) for line in lines]
-    pairs = [(int(line[1]), line[2].strip()) for line in found if line is not None]
+    pairs = [(int(match[1]), match[2].strip()) for line in lines if (match := _LINE.fullmatch(line))]
     if len(pairs) < len(lines):
         return Unreadable("a line without its number")
     wrong = _miscounted([number for number, _ in pairs], count)
@@ -127,34 +126,34 @@ def _json_pairs(text: str) -> list[tuple[int, int]] | None:
 
 
 def _without_prose(text: str) -> str:
-    """A text without the lines in front of its first digit and behind its last, and without a label in front."""
+    """A text without the lines before its first digit and after its last, and without a label before the digits."""
     lines = text.splitlines()
-    told = [place for place, line in enumerate(lines) if any(map(str.isdigit, line))]
-    if not told:
+    with_digits = [index for index, line in enumerate(lines) if any(map(str.isdigit, line))]
+    if not with_digits:
         return text
-    first = lines[told[0]]
+    first, *others = lines[with_digits[0] : with_digits[-1] + 1]
     label, colon, rest = first.partition(":")
     if colon and not any(letter.isdigit() or letter in "[]" for letter in label):
         first = rest
-    return "\n".join([first, *lines[told[0] + 1 : told[-1] + 1]]).strip()
+    return "\n".join([first, *others]).strip()
 
 
 def _entries(text: str, entry: re.Pattern[str]) -> list[re.Match[str]] | Unreadable:
-    """The whole text as entries with separators between them."""
-    found: list[re.Match[str]] = []
+    """Split the whole text into entries with separators between them."""
+    entries: list[re.Match[str]] = []
     at = 0
     while at < len(text):
-        one = entry.match(text, at)
-        gap = None if one is None else _BETWEEN.match(text, one.end())
-        if one is None or gap is None:
+        match = entry.match(text, at)
+        gap = match and _BETWEEN.match(text, match.end())
+        if match is None or gap is None:
             return Unreadable(f"words that are no score: {text[at : at + 40]!r}")
-        found.append(one)
+        entries.append(match)
         at = gap.end()
-    return found
+    return entries
 
 
 def _miscounted(numbers: list[int], count: int) -> Unreadable | None:
-    """Why the numbers are not 1 … count, each once; `None` where they are."""
+    """Why the numbers are not 1 … count, each once; `None` if they are."""
     if len(numbers) != count:
         return Unreadable(f"{len(numbers)} entries for {count}")
     if len(set(numbers)) < count:
@@ -189,49 +188,50 @@ class ParsedOutput(Generic[T]):
     unreadable: str = ""
     """Why parsing failed, or that the prompt is too long for the model."""
     fault: str | None = None
-    """Why there is no output; the next start sends the request again."""
+    """Why there is no output; the next start repeats the request."""
 
 
 def ask_with_retry(
     model: TextModel, asked: Sequence[OutputRequest[T]], max_tokens: int, tally: CallCounts
 ) -> list[ParsedOutput[T]]:
-    """The parsed output of each request, in order; unreadable ones are sent once more, in one batch.
+    """The parsed output of each request, in order. Unreadable outputs are requested once more, in one batch.
 
     A prompt longer than the model's context is not sent, because it would be truncated and passages would be scored
     unseen.
     """
-    outputs = _asked(model, asked, [one.prompt for one in asked], max_tokens, tally)
-    twice = [place for place, one in enumerate(outputs) if one.unreadable and one.texts]
-    tally.add(RETRIES, len(twice))
-    prompts = [asked[place].prompt + asked[place].again for place in twice]
-    second = _asked(model, [asked[place] for place in twice], prompts, max_tokens, tally)
-    for place, one in zip(twice, second, strict=True):
-        outputs[place] = ParsedOutput(one.found, (*outputs[place].texts, *one.texts), one.unreadable, one.fault)
+    outputs = _ask(model, asked, max_tokens, tally)
+    retried = [index for index, output in enumerate(outputs) if output.unreadable and output.texts]
+    tally.add(RETRIES, len(retried))
+    again = [replace(asked[index], prompt=asked[index].prompt + asked[index].again) for index in retried]
+    for index, output in zip(retried, _ask(model, again, max_tokens, tally), strict=True):
+        outputs[index] = replace(output, texts=outputs[index].texts + output.texts)
     return outputs
 
 
-def _asked(
-    model: TextModel, asked: Sequence[OutputRequest[T]], prompts: Sequence[str], max_tokens: int, tally: CallCounts
+def _ask(
+    model: TextModel, asked: Sequence[OutputRequest[T]], max_tokens: int, tally: CallCounts
 ) -> list[ParsedOutput[T]]:
-    held = [place for place, prompt in enumerate(prompts) if _holds(model, prompt, max_tokens)]
-    texts = generate_each(model, [prompts[place] for place in held], max_tokens)
-    tally.add(CALLS, len(held))
+    sent = [index for index, request in enumerate(asked) if _fits(model, request.prompt, max_tokens)]
+    texts = generate_each(model, [asked[index].prompt for index in sent], max_tokens)
+    tally.add(CALLS, len(sent))
     outputs: list[ParsedOutput[T]] = [ParsedOutput(None, (), TOO_LONG) for _ in asked]
-    for place, text in zip(held, texts, strict=True):
+    for index, text in zip(sent, texts, strict=True):
         if not isinstance(text, str):
-            outputs[place] = ParsedOutput(None, (), fault=fault_of(text, "max_tokens"))
-            tally.fail("scorer", outputs[place].fault)
+            outputs[index] = ParsedOutput(None, (), fault=fault_of(text, "max_tokens"))
+            tally.fail("scorer", outputs[index].fault)
             continue
-        found = asked[place].read(whole_words(text))
-        if isinstance(found, Unreadable) and isinstance(text, CutText):
-            found = Unreadable(f"the text was cut at max_tokens={max_tokens}")
-        wrong = found.why if isinstance(found, Unreadable) else ""
-        outputs[place] = ParsedOutput(None if isinstance(found, Unreadable) else found, (text,), wrong)
+        parsed = asked[index].read(whole_words(text))
+        if not isinstance(parsed, Unreadable):
+            outputs[index] = ParsedOutput(parsed, (text,))
+        else:
+            cut = isinstance(text, CutText)
+            why = f"the text was cut at max_tokens={max_tokens}" if cut else parsed.why
+            outputs[index] = ParsedOutput(None, (text,), why)
     return outputs
 
 
-def _holds(model: TextModel, prompt: str, max_tokens: int) -> bool:
+def _fits(model: TextModel, prompt: str, max_tokens: int) -> bool:
     """Whether the prompt fits a local model. A server refuses a prompt that is too long, which is a fault."""
     if isinstance(model, CachedTextModel):
-        return _holds(model.model, prompt, max_tokens)
+        return _fits(model.model, prompt, max_tokens)
     return not isinstance(model, LocalTextModel) or model.holds(prompt, max_tokens)

@@ -1,9 +1,8 @@
-"""Sub-answer: the answer that each search of a finished run should find, inferred by a model from the whole run and
-the accepted answers (Agentic-R, section 4.1). It helps to score passages. It is optional: a turn without one is still
-labelled.
+"""Sub-answer: the answer that each search of a finished run should find, inferred by a model from the whole run and the
+accepted answers (Agentic-R, section 4.1). It helps to score passages. A turn without a sub-answer is still labelled.
 
-One call per run. A model that is not sure gives no sub-answer. Neither does an output that is unreadable twice, which
-is counted.
+One call per run. A search has no sub-answer if the model is not sure, and none of a run has if its output is unreadable
+twice, which is counted.
 """
 
 import re
@@ -15,15 +14,15 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.core.record import Record
 from coseek.data.trajectory import PROMPT, Author, Trajectory
+from coseek.graders.generator import PROMPTS
 from coseek.graders.grader import ModelGrader
-from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, Unreadable, after_mark, ask_with_retry, read_lines
 from coseek.retrieval.llm import neutralise_numbers
 
 _UNSURE = ("not sure ", "unsure ", "not certain ")
-"""What outputs without a sub-answer begin with, whatever follows."""
+"""Beginnings of outputs without a sub-answer."""
 _NO_ANSWER = frozenset({"", "unknown", "none", "n/a"})
-"""The other outputs without a sub-answer. A title may begin with these words."""
+"""Whole outputs without a sub-answer. A title may begin with these words."""
 _NO_WORD = re.compile(r"[^\w/]+")
 
 
@@ -34,9 +33,9 @@ class SubAnswers(Record):
     question_id: str
     seed: int
     context: str
-    """Digest of what was shown."""
+    """Digest of the model's input."""
     answers: tuple[str | None, ...] | None
-    """One per search, `None` where the model was not sure; `None` for all after an unreadable output or a fault."""
+    """One per search, `None` if the model was not sure. `None` for all after an unreadable output or a fault."""
     texts: tuple[str, ...] = ()
     unreadable: str = ""
     fault: str | None = None
@@ -50,17 +49,17 @@ class SubAnswerPrompt(PromptFile):
     """Prompt that shows a run."""
 
     prompt: str
-    """`{question}`, `{answers}`, `{run}`, `{searches}` and `{count}` are filled in."""
+    """The prompt, with the fields `{question}`, `{answers}`, `{run}`, `{searches}` and `{count}`."""
     agent: str
-    """What the agent wrote in one turn, as `{text}`."""
+    """One turn of the agent, with the field `{text}`."""
     shown: str
-    """The observation that followed, as `{text}`."""
+    """The observation after it, with the field `{text}`."""
     search: str
-    """One search; `{number}` from 1 and `{query}` are filled in."""
+    """One search, with the fields `{number}` (from 1) and `{query}`."""
     again: str = ""
-    """Appended to the prompt after an unreadable output; `{count}` is filled in."""
+    """Appended to the prompt after an unreadable output, with the field `{count}`."""
     answers_after: str = ""
-    """The lines are the text after the last occurrence of this mark. Empty: the whole output."""
+    """The lines follow the last occurrence of this mark. Empty: the whole output."""
 
 
 _FIELDS = {
@@ -84,20 +83,21 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
 
     def infer(self, runs: Sequence[Trajectory]) -> list[SubAnswers]:
         """The sub-answers of each run, in order."""
-        asked = [self._ask(run) for run in runs]
-        return [
-            SubAnswers(run.question.id, run.seed, _digest(ask.prompt), one.found, one.texts, one.unreadable, one.fault)
-            for run, ask, one in zip(
-                runs, asked, ask_with_retry(self.model, asked, self.max_tokens, self.tally), strict=True
-            )
-        ]
+        requests = [self._request(run) for run in runs]
+        outputs = ask_with_retry(self.model, requests, self.max_tokens, self.tally)
+        sub_answers = []
+        for run, request, output in zip(runs, requests, outputs, strict=True):
+            digest = digest_of(request.prompt)[:16]
+            result = (output.found, output.texts, output.unreadable, output.fault)
+            sub_answers.append(SubAnswers(run.question.id, run.seed, digest, *result))
+        return sub_answers
 
     def digest(self, run: Trajectory) -> str:
-        """Digest of all that the model is shown of a run."""
-        return _digest(self.shown(run))
+        """Digest of the model's input for a run."""
+        return digest_of(self.shown(run))[:16]
 
     def shown(self, run: Trajectory) -> str:
-        """The whole prompt. Text from outside stays on its line, and its numbers in brackets are neutralised."""
+        """The whole prompt. Text from outside is put on one line, and its numbers in brackets are neutralised."""
         lines: list[str] = []
         turn = 0
         for segment in run.segments:
@@ -121,30 +121,26 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
         )
 
     def _observation(self, run: Trajectory, turn: int, text: str) -> str:
-        """What a turn of the agent was shown, with at most `max_words` words of each passage. Notes on passages, and
-        other observations, are one text."""
-        found = [hit.passage for search in run.searches if search.turn == turn for hit in search.hits]
-        if not found or run.side_contexts:
+        """The observation after a turn of the agent, with at most `max_words` words of each passage. Notes on passages
+        and other observations count as one text."""
+        passages = [hit.passage for search in run.searches if search.turn == turn for hit in search.hits]
+        if not passages or run.side_contexts:
             return one_line(text, self.max_words)
-        each = dict.fromkeys(one_line(f"{passage.title} | {passage.text}", self.max_words) for passage in found)
-        return " ; ".join(each)
+        lines = (one_line(f"{passage.title} | {passage.text}", self.max_words) for passage in passages)
+        return " ; ".join(dict.fromkeys(lines))
 
-    def _ask(self, run: Trajectory) -> OutputRequest[tuple[str | None, ...]]:
+    def _request(self, run: Trajectory) -> OutputRequest[tuple[str | None, ...]]:
         count = len(run.searches)
         again = fill_template(self.prompt.again, count=str(count))
         return OutputRequest(self.shown(run), again, lambda text: self._read(text, count))
 
     def _read(self, text: str, count: int) -> tuple[str | None, ...] | Unreadable:
-        behind = after_mark(text, self.prompt.answers_after)
-        lines = behind if isinstance(behind, Unreadable) else read_lines(behind, count)
+        answers = after_mark(text, self.prompt.answers_after)
+        lines = answers if isinstance(answers, Unreadable) else read_lines(answers, count)
         return lines if isinstance(lines, Unreadable) else tuple(map(sure, lines))
 
 
 def sure(answer: str) -> str | None:
-    """The sub-answer, or `None` where it says that the model is not sure."""
+    """The sub-answer, or `None` if the model is not sure."""
     words = " ".join(_NO_WORD.sub(" ", answer.casefold()).split())
     return None if words in _NO_ANSWER or f"{words} ".startswith(_UNSURE) else answer
-
-
-def _digest(prompt: str) -> str:
-    return digest_of(prompt)[:16]

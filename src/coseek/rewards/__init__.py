@@ -1,1 +1,1 @@
-"""Rewards: pure functions of finished trajectories, composed by settings. They know no model and no trainer."""
+"""Rewards: pure functions of finished trajectories, composed by settings. They use no model and no trainer."""

@@ -1,12 +1,11 @@
-"""Grades: outputs of frozen models for one run. A reward reads them; the caller computes them, in batches.
+"""Grades: outputs of frozen models for one run. The caller computes them in batches; rewards read them.
 
-A reward part says what it needs before it is called, with a function `needs(settings)`, and gets `Grades` as third
-argument:
+A reward part declares its needs with a function `needs(settings)` and gets `Grades` as third argument:
 
     component   the frozen generator's answer from the run's passages
     baseline    the same generator's answer from naive RAG, computed before training
-    judge       verdicts on the answers that its function `to_judge(trajectory, settings, grades)` names, since matching
-                does not decide on them; `grades` has the other two
+    judge       verdicts on the answers that its function `to_judge(trajectory, settings, grades)` returns, because
+                matching cannot decide them; `grades` holds the other two
 
 A fault of a frozen model leaves the run without a reward (`NoReward`). It is never a wrong answer.
 """
@@ -27,7 +26,7 @@ WAY_OUT: Mapping[Need, str] = {
     "baseline": "a naive-RAG baseline: compute it with the same generator first, and set graders.baseline",
     "judge": "a judge: name one with graders.judge.model, or take accuracy: cover_match, which needs none",
 }
-"""What to do about an unmet need."""
+"""What to do about a missing grade."""
 
 
 class NoReward(PartFault):
@@ -40,7 +39,7 @@ class NoReward(PartFault):
 
 @dataclass(frozen=True, slots=True)
 class Grades:
-    """Outputs of frozen models for one run, as far as a reward needs them."""
+    """Outputs of frozen models for one run, if a reward needs them."""
 
     reply: GeneratedAnswer | None = None
     """The generator's answer from the run's passages."""
@@ -51,11 +50,11 @@ class Grades:
 
     @property
     def written(self) -> str | None:
-        """The generator's answer from the run's passages; `None` also without a generator, and for a fault."""
+        """The generator's answer from the run's passages; `None` without a generator and for a fault."""
         return None if self.reply is None else self.reply.answer
 
     def component_answer(self) -> str | None:
-        """The generator's answer from the run's passages; `None` if its output has no answer."""
+        """The generator's answer from the run's passages; `None` if its output holds no answer."""
         return _answer(self.reply, "component", "generator")
 
     def baseline_answer(self) -> str | None:
@@ -69,7 +68,7 @@ class Grades:
         return {"passages": float(len(self.reply.passage_ids)), "tokens": float(self.reply.context_tokens)}
 
     def right(self, response: str | None) -> bool:
-        """Whether the judge accepts the response. An empty one is wrong without a judge."""
+        """Whether the judge accepts the response. An empty response is wrong without a judge."""
         if response is None or not response.strip():
             return False
         if self.verdicts is None:
@@ -92,14 +91,20 @@ def _answer(reply: GeneratedAnswer | None, need: Need, part: str) -> str | None:
     return reply.answer
 
 
-# Accuracy: when a generator's answer counts as right, for rewards of an agent's passages.
+# Accuracy: when a generator's answer counts as right, in rewards for an agent's passages.
 
 Accuracy: TypeAlias = Literal["gen_acc", "gen_acc_span", "cover_match", "span_match", "exact_match", "judge"]
-"""s3, table 5 compares four (GenAcc, Span, EM, LLMJudge); those with `span` look for spans as its program does."""
+"""s3, table 5 compares four (GenAcc, Span, EM, LLMJudge); the values with `span` match as its program does."""
 UNMATCHED, NO_MATCH = "gold answers", "normalisation leaves nothing of them, so that no answer can match; take a judge"
-"""The part, and the detail, of the fault of a question that only a judge can grade."""
+"""The part and the detail of the fault for a question that only a judge can grade."""
 JUDGED = ("gen_acc", "gen_acc_span", "judge")
-_SPANS = {"gen_acc": answers.cover_match, "gen_acc_span": answers.span_match}
+_MATCHES = {
+    "gen_acc": answers.cover_match,
+    "gen_acc_span": answers.span_match,
+    "cover_match": answers.cover_match,
+    "span_match": answers.span_match,
+    "exact_match": answers.exact_match,
+}
 
 
 def needs_of(accuracy: Accuracy) -> tuple[Need, ...]:
@@ -108,31 +113,29 @@ def needs_of(accuracy: Accuracy) -> tuple[Need, ...]:
 
 
 def undecided(accuracy: Accuracy, question: Question, *responses: str | None) -> list[str]:
-    """The responses that only a judge can decide on; an empty one is wrong without a judge."""
+    """The responses that only a judge can decide. An empty response is wrong without a judge."""
     return [answer for answer in responses if answer and answer.strip() and left_to_judge(accuracy, question, answer)]
 
 
 def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) -> bool:
-    """Whether the judge has to decide, because matching does not: of GenAcc also on every answer to a question for the
-    judge alone (s3, appendix A.4). No answer to an unanswerable question is right."""
-    if not question.answerable:
+    """Whether the judge has to decide, because matching cannot. With GenAcc it also decides every answer to a question
+    marked `judge_only` (s3, appendix A.4). No answer to an unanswerable question is right."""
+    if not question.answerable or accuracy not in JUDGED:
         return False
-    match = _SPANS.get(accuracy)
-    return accuracy == "judge" or (match is not None and (question.judge_only or not match(response, question.answers)))
+    return accuracy == "judge" or question.judge_only or not _MATCHES[accuracy](response, question.answers)
 
 
 def is_right(accuracy: Accuracy, question: Question, response: str | None, grades: Grades) -> bool:
-    """`cover_match`, `span_match`: the response contains a gold answer; `exact_match`: it equals one; `judge`: the
-    judge says yes; `gen_acc`: `cover_match`, and where that fails the judge (s3, eq. 3). A missing answer is never
-    right, nor is any to an unanswerable question."""
+    """Whether the response is right.
+
+    `cover_match`, `span_match`: it contains a gold answer; `exact_match`: it equals a gold answer; `judge`: the judge
+    accepts it; `gen_acc`: `cover_match`, and if that fails the judge (s3, eq. 3). A missing answer is never right, and
+    no answer to an unanswerable question is.
+    """
     if not question.answerable:
         return False
-    if accuracy not in JUDGED and not answers.can_match(question.answers):
+    if accuracy in JUDGED:
+        return not left_to_judge(accuracy, question, response) or grades.right(response)
+    if not answers.can_match(question.answers):
         raise NoReward(UNMATCHED, NO_MATCH)
-    if accuracy == "exact_match":
-        return answers.exact_match(response, question.answers)
-    if accuracy == "cover_match":
-        return answers.cover_match(response, question.answers)
-    if accuracy == "span_match":
-        return answers.span_match(response, question.answers)
-    return not left_to_judge(accuracy, question, response) or grades.right(response)
+    return _MATCHES[accuracy](response, question.answers)

@@ -3,17 +3,17 @@
 A part is a pure function of the trajectory, found by name in `rewards/parts`. Settings combine parts:
 
     {"exact_match": 1.0, "searches": -0.02}                    a weighted sum
-    {"format": {"weight": 1.0, "lambda_f": 0.4}}               a part with settings of its own
+    {"format": {"weight": 1.0, "lambda_f": 0.4}}               a part with its settings
     {"exact_match": 1.0, "valid": {"gate": True}}              the sum, multiplied by the gate (QAgent, stage 1)
-    {"preset": "s3", "searches": -0.02}                        a file of `rewards/presets`, and one more part
+    {"preset": "s3", "searches": -0.02}                        a file of `rewards/presets` and one more part
     {"exact_match": 1.0, "mine/brevity.py": {"weight": 0.1}}   a user's part, called `brevity` in the log
 
 In a program a part may also be a function of a finished trajectory (`reward_spec`).
 
 A part that rewards outputs of a frozen generator or a judge gets them as `Grades` (`grades.py`).
 
-A run with a fault of a retriever or a model has no reward, also if only some searches of a turn failed and the run went
-on: its result without the fault is unknown.
+A run with a fault of a retriever or a model has no reward, even if only some searches of a turn failed and the run
+continued, because its result without the fault is unknown.
 """
 
 import math
@@ -50,7 +50,7 @@ from coseek.rewards.grades import NO_GRADES, NO_MATCH, UNMATCHED, Grades, Need, 
 PACKAGE = "coseek.rewards.parts"
 PRESETS = Path(__file__).parent / "presets"
 LARGEST = 1e12
-"""The largest absolute value of a reward: float32 still holds the squares of its spread."""
+"""The largest absolute value of a reward; float32 can still hold the squares of its spread."""
 
 PartSpec: TypeAlias = dict[str, bool | float | str | None]
 RewardSpec: TypeAlias = dict[str, float | PartSpec | str]
@@ -59,21 +59,21 @@ preset, or its file."""
 RewardValue: TypeAlias = float | Mapping[str, bool | float | str | None] | str
 """A value of a reward spec."""
 OwnReward: TypeAlias = Callable[[Trajectory], float | list[float] | tuple[float, ...]]
-"""A function of a finished trajectory, which returns its reward, or those of its turns, whose sum counts."""
+"""A function of a finished trajectory that returns its reward, or the rewards of its turns, whose sum counts."""
 RewardLike: TypeAlias = str | Path | OwnReward | Sequence[str | Path | OwnReward] | Mapping[str, RewardValue]
-"""A reward as a program writes it: a part or preset by name, a file, a function, several of these that are summed, or
-the mapping of a recipe."""
+"""A reward in a program: a part or preset by name, a file, a function, several of these that are summed, or the mapping
+of a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A reward, and the unweighted value of every part."""
+    """A reward and the unweighted value of every part."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     """By name; components of a part as `part/name`."""
     turns: tuple[float, ...] = ()
-    """What each turn of the agent earned, for algorithms that give credit by turn; empty where no part says so."""
+    """The reward of each turn of the agent, for algorithms with credit by turn; empty if no part returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,16 @@ class PartValue:
     value: float
     of: Mapping[str, float]
     turns: tuple[float, ...] = ()
-    """What each turn of the agent earned; the value is the part's whole, whether or not it is their sum."""
+    """The reward of each turn of the agent. The value need not be their sum."""
 
 
 class PartSettings(Settings):
     """Settings of every part."""
 
     weight: float = 1.0
-    """Weight in the sum; negative for a cost. A gate has none."""
+    """Weight in the sum; negative for a cost. A gate has no weight."""
     gate: bool = False
-    """Multiply the sum of the others by this part instead of adding it."""
+    """Multiply the sum of the other parts by this part instead of adding it."""
 
 
 CONTRACT: PluginSpec = {"SETTINGS": PartSettings, "reward": None}
@@ -110,23 +110,13 @@ CONTRACT: PluginSpec = {"SETTINGS": PartSettings, "reward": None}
 
 
 class _PartModule(Protocol):
-    """What a file in `rewards/parts` defines."""
+    """Contents of a file in `rewards/parts`. A part with grades also defines `needs` and `to_judge`, and its `reward`
+    takes the grades."""
 
     SETTINGS: type[PartSettings]
-
-    def reward(self, trajectory: Trajectory, settings: PartSettings) -> float | PartValue: ...
-
-
-class _GradedModule(Protocol):
-    """What it defines if it needs grades."""
-
-    SETTINGS: type[PartSettings]
-
-    def needs(self, settings: PartSettings) -> tuple[Need, ...]: ...
-
-    def to_judge(self, trajectory: Trajectory, settings: PartSettings, grades: Grades) -> Sequence[str]: ...
-
-    def reward(self, trajectory: Trajectory, settings: PartSettings, grades: Grades) -> float | PartValue: ...
+    reward: Callable[..., float | PartValue]
+    needs: Callable[[PartSettings], tuple[Need, ...]]
+    to_judge: Callable[[Trajectory, PartSettings, Grades], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +124,7 @@ class RewardPart:
     """One named part with its settings."""
 
     name: str
-    module: _PartModule | _GradedModule
+    module: _PartModule
     settings: PartSettings
     spelt: str = ""
     """The name in settings: that of a built-in part, or the path of a file."""
@@ -145,19 +135,17 @@ class RewardPart:
         if not hasattr(self.module, "needs"):
             return frozenset()
         with running("reward", self.spelt):
-            return frozenset(cast(_GradedModule, self.module).needs(self.settings))
+            return frozenset(self.module.needs(self.settings))
 
     def to_judge(self, trajectory: Trajectory, grades: Grades) -> Sequence[str]:
         """The responses on which this part, which needs a judge, needs a verdict."""
         with running("reward", self.spelt):
-            return cast(_GradedModule, self.module).to_judge(trajectory, self.settings, grades)
+            return self.module.to_judge(trajectory, self.settings, grades)
 
     def __call__(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> PartValue:
         with running("reward", self.spelt):
-            if hasattr(self.module, "needs"):
-                value = cast(_GradedModule, self.module).reward(trajectory, self.settings, grades)
-            else:
-                value = self.module.reward(trajectory, self.settings)
+            needed = (grades,) if hasattr(self.module, "needs") else ()
+            value = self.module.reward(trajectory, self.settings, *needed)
         result = value if isinstance(value, PartValue) else PartValue(value, {})
         number = _number(f"the reward {self.name!r}", result.value, trajectory)
         inner = {
@@ -177,23 +165,16 @@ def _turn_numbers(name: str, turns: Iterable[object], trajectory: Trajectory) ->
 
 
 def _number(subject: str, value: object, trajectory: Trajectory) -> float:
-    """The value as a float, also of a scalar of numpy or torch. Raises `SettingError` for a value that is no number, or
-    too large to take means and spreads of."""
+    """The value as a float; it may be a scalar of numpy or torch. Raises `SettingError` for a value that is not a
+    number or is too large for means and spreads."""
     value = scalar(value)
-    if not isinstance(value, Real) or not abs(_float_of(value)) <= LARGEST:
+    # Compared before the conversion, which fails for an integer that no float can hold.
+    if not isinstance(value, Real) or not -LARGEST <= cast(float, value) <= LARGEST:
         raise SettingError(
             f"{subject} gave {reprlib.repr(value)} for the question {trajectory.question.id!r}; let it return a number "
             f"between {-LARGEST:g} and {LARGEST:g}"
         )
     return float(value)
-
-
-def _float_of(value: Real) -> float:
-    """The number as a float; infinite where it is an integer that no float can hold."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +198,12 @@ class RewardFunction:
         return frozenset(need for part in self.parts for need in part.needs)
 
     def check_golds(self, questions: Iterable[Question]) -> None:
-        """Raise `DataError` where a packaged part needs gold answers or passages that a question lacks, which would
-        otherwise end a training in the step that draws it."""
+        """Raise `DataError` if a built-in part needs gold answers or passages that a question lacks, which would
+        otherwise end a training in the step that draws the question."""
         questions = [question for question in questions if question.answerable]
-        lacking = (
-            next((question for question in questions if not question.answers), None),
-            next((question for question in questions if not question.gold_ids), None),
-        )
-        for question in filter(None, lacking):
+        without_answers = [question for question in questions if not question.answers][:1]
+        without_passages = [question for question in questions if not question.gold_ids][:1]
+        for question in without_answers + without_passages:
             empty = Trajectory(question, "", (), (), StopReason.COMPLETE)
             for part in self.parts:
                 if not is_plugin_path(part.spelt):
@@ -232,10 +211,10 @@ class RewardFunction:
                         part(empty)
 
     def to_judge(self, trajectory: Trajectory, grades: Grades) -> list[str]:
-        """The responses on which the parts need a verdict of the judge that `grades` lack."""
+        """The responses on which the parts need a verdict that is not in `grades`."""
         judged = [part for part in self.parts if "judge" in part.needs]
-        named = [response for part in judged for response in part.to_judge(trajectory, grades)]
-        return [response for response in dict.fromkeys(named) if response not in (grades.verdicts or {})]
+        responses = dict.fromkeys(response for part in judged for response in part.to_judge(trajectory, grades))
+        return [response for response in responses if response not in (grades.verdicts or {})]
 
     def __call__(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> Reward | None:
         """The reward of a finished run; `None` for a fault."""
@@ -261,10 +240,10 @@ class RewardFunction:
         return Reward(total, logged | inner, self._turns(values))
 
     def _turns(self, values: Mapping[str, PartValue]) -> tuple[float, ...]:
-        """(Σ weight · what the part gave the turn) · Π gate, of the parts that name turns."""
+        """(Σ weight · the part's reward of the turn) · Π gate, over the parts that return rewards of turns."""
         gate = math.prod(values[part.name].value for part in self.parts if part.settings.gate)
-        named = [part for part in self.parts if values[part.name].turns and not part.settings.gate]
-        weighted = [[part.settings.weight * turn for turn in values[part.name].turns] for part in named]
+        parts = [part for part in self.parts if values[part.name].turns and not part.settings.gate]
+        weighted = [[part.settings.weight * turn for turn in values[part.name].turns] for part in parts]
         return tuple(sum(turn) * gate for turn in zip(*weighted, strict=True))
 
 
@@ -296,8 +275,8 @@ def load_preset(name: str) -> Preset:
 
 
 def reward_spec(reward: RewardLike) -> RewardSpec:
-    """A reward as settings hold it. Raises `UnknownName` with the nearest part or preset, and `SettingError` for two
-    parts of one name."""
+    """Convert a reward to settings. Raises `UnknownName` with the nearest part or preset, and `SettingError` for two
+    parts with one name."""
     if callable(reward):
         return {_offered(reward): 1.0}
     if not isinstance(reward, str | Path):
@@ -338,7 +317,7 @@ def _without_repeats(terms: Iterable[tuple[str, float | PartSpec | str]]) -> Rew
 
 
 def _offered(function: OwnReward) -> str:
-    """Make a function a part of rewards; returns its name in settings."""
+    """Register a function as a reward part. Returns its name in settings."""
     check_takes("reward", function, "trajectory")
 
     def reward(trajectory: Trajectory, settings: PartSettings) -> float | PartValue:
@@ -384,7 +363,7 @@ def _parts_of(spec: Mapping[str, RewardValue]) -> list[tuple[str, RewardValue]]:
 
 
 def _tree(value: RewardValue) -> PartSpec:
-    """Settings with the weight; those of a preset are overridden one by one."""
+    """The settings of a part, including its weight."""
     return dict(value) if isinstance(value, Mapping) else {"weight": value}
 
 
@@ -392,7 +371,7 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
     if not is_plugin_path(name) and name not in reward_names():
         raise UnknownName("reward", name, reward_names())
     spelt = name if is_plugin_path(name) else name.replace("_", "-")
-    module = cast("_PartModule | _GradedModule", find_plugin("reward", PACKAGE, spelt, CONTRACT))
+    module = cast(_PartModule, find_plugin("reward", PACKAGE, spelt, CONTRACT))
     arguments = ["trajectory", "settings", *(["grades"] if hasattr(module, "needs") else [])]
     check_function(module, "reward", name, *arguments)
     try:
@@ -411,8 +390,8 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
 
 
 def needs_answers(trajectory: Trajectory, name: str, judged: bool = False) -> tuple[str, ...]:
-    """The gold answers; none of an unanswerable question. Raises `DataError` for any other question without, and
-    `NoReward` where no answer can match one, unless they are `judged`."""
+    """The gold answers; empty for an unanswerable question. Raises `DataError` for any other question without gold
+    answers, and `NoReward` if no answer can match them, unless a judge grades (`judged`)."""
     if not trajectory.question.answerable:
         return ()
     golds = _needed(trajectory.question.answers, "has no gold answers", trajectory, name)
@@ -422,7 +401,7 @@ def needs_answers(trajectory: Trajectory, name: str, judged: bool = False) -> tu
 
 
 def needs_gold_passages(trajectory: Trajectory, name: str) -> tuple[str, ...]:
-    """The gold passage ids. Raises `DataError` for a question without any."""
+    """The gold passage ids. Raises `DataError` for a question without gold passages."""
     return _needed(trajectory.question.gold_ids, "names no gold_ids", trajectory, name)
 
 

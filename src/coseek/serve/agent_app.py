@@ -1,4 +1,4 @@
-"""Agent app: the HTTP paths of an agent service, a page for trying it, and the documents to which the page links."""
+"""Agent app: the HTTP paths of an agent service, its chat page, and the documents to which the page links."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from coseek.serve.limits import (
 from coseek.serve.running import new_app, serve_app, token_of
 
 Events: TypeAlias = "asyncio.Queue[tuple[str, Sequence[Search]] | None]"
-"""What the agent wrote and searched since the last event; `None` at its end."""
+"""Text and searches of the agent since the last event; `None` at its end."""
 PAGE = Path(__file__).parent / "chat.html"
 _ONLY_OWN = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -39,9 +39,8 @@ _SHOWN = frozenset((".pdf", ".txt", ".md", ".csv", ".html", ".htm", ".png", ".jp
 
 
 def serve_agent(service: AgentService, ready: Callable[[str], None]) -> None:
-    """Serve until a signal comes; `ready` is called with the URL once agent and retriever are open."""
-    token = token_of(service.settings)
-    serve_app(service, make_agent_app(service, token), ready)
+    """Serve until a signal arrives. `ready` is called with the URL when agent and retriever are open."""
+    serve_app(service, make_agent_app(service, token_of(service.settings)), ready)
 
 
 def make_agent_app(service: AgentService, token: str | None = None) -> App:
@@ -50,11 +49,11 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
 
     @app.get("/info")
     async def info() -> Response:
-        return JSONResponse(await asyncio.to_thread(service.info))  # a remote retriever is asked what it serves
+        return JSONResponse(await asyncio.to_thread(service.info))  # a remote retriever is called for its identity
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return JSONResponse(service.models())
+        return JSONResponse({"object": "list", "data": [service.model_entry()]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
@@ -96,7 +95,7 @@ async def _chat(service: AgentService, request: Request) -> Response:
     )
     answering.add_done_callback(lambda _: events.put_nowait(None))
     answering.add_done_callback(lambda _: begun.set())
-    # A refusal is a status, and a stream begins with 200.
+    # A refusal needs its own status, and a stream begins with 200.
     await until_disconnect(request, _begun_or_refused(begun, answering))
     chunks = _stream(answer, events, answering, record)
     return StreamingResponse(chunks, media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -108,7 +107,7 @@ def _read(body: bytes) -> tuple[ChatRequest, QuestionInContext]:
 
 
 async def _begun_or_refused(begun: asyncio.Event, answering: "asyncio.Future[Trajectory]") -> None:
-    """Wait until a question has a row. Raises `RefusedRequest` if it gets none; cancelled, it cancels the answer."""
+    """Wait until a question has a row. Raises `RefusedRequest` if it gets no row. Cancellation cancels the answer."""
     try:
         await begun.wait()
     except asyncio.CancelledError:
@@ -121,7 +120,7 @@ async def _begun_or_refused(begun: asyncio.Event, answering: "asyncio.Future[Tra
 async def _stream(
     answer: ChatAnswer, events: Events, answering: "asyncio.Future[Trajectory]", record: JsonObject
 ) -> AsyncIterator[bytes]:
-    """The events of one answer, which is cancelled if the client leaves."""
+    """The events of one answer, which is cancelled if the client disconnects."""
     try:
         yield answer.begin()
         while (event := await events.get()) is not None:
@@ -131,7 +130,7 @@ async def _stream(
             trajectory = answering.result()
         except RefusedRequest as error:
             yield answer.fail(error.status, str(error), "refused")
-        except Exception:  # noqa: BLE001 (the stream has begun, so a bug can only be told in it)
+        except Exception:  # noqa: BLE001 (the stream has begun, so a bug can only be reported in it)
             print_bug()
             yield answer.fail(500, BUG, "bug")
         else:
@@ -154,18 +153,19 @@ def _note(record: JsonObject, trajectory: Trajectory) -> None:
 
 
 def document(root: Path, path: str) -> Response:
-    """The file of a passage's `path`, which begins with the name of what was imported; of one inside an archive or a
-    mail, that one. Raises `RefusedRequest` (404) for any other one; a script in a file does not run."""
+    """The file of a passage's `path`, which begins with the name of the imported folder or file; for a path inside an
+    archive or a mail, the archive or mail. Scripts in a file do not run. Raises `RefusedRequest` (404) for other
+    paths."""
     root = root.resolve()
     try:
         file = (root.parent / path).resolve()
-        file = next((one for one in (file, *file.parents) if one.is_file()), file)
+        file = next((parent for parent in (file, *file.parents) if parent.is_file()), file)
         is_served = file.is_relative_to(root) and file.is_file()
     except (OSError, ValueError):  # a name that no file can have
         is_served = False
     if not is_served:
         raise RefusedRequest(404, f"{path[:200]!r} is not among the documents served here")
-    # A browser opens no PDF in a sandbox, and runs none of its scripts on this page's behalf.
+    # A browser opens no PDF in a sandbox; scripts in a PDF have no access to this page.
     policy = _CLOSED if file.suffix.lower() == ".pdf" else f"{_CLOSED}; sandbox"
     disposition = "inline" if file.suffix.lower() in _SHOWN else "attachment"
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}

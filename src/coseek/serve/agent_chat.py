@@ -1,7 +1,7 @@
-"""Agent chat: requests and answers of `/v1/chat/completions` where an agent answers. Knows neither HTTP nor agents.
+"""Agent chat: requests and responses of `/v1/chat/completions` for an agent. Depends neither on HTTP nor on agents.
 
-The fields are OpenAI's. `content` is the answer as people write it, or a sentence where there is none;
-`reasoning_content` holds all that the agent wrote; `coseek` what no field of the API has: the searches
+The fields are OpenAI's. `content` is the answer as people write it, or a sentence if there is no answer;
+`reasoning_content` holds everything that the agent wrote. `coseek` holds what the API has no field for: the searches
 with their passages, the evidence with the sentences used, and why the run ended.
 """
 
@@ -18,20 +18,19 @@ from coseek.agents.sources import MOST, cited_answer, reply_in_words, served_con
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, make_settings
-from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.core.text import as_written
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
 from coseek.models.chat import Message
-from coseek.serve.limits import RefusedRequest
+from coseek.serve.limits import RefusedRequest, parse_object
 
 _CUT = (StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT)
 _SENTENCE = 400
-"""Characters of a refusal, at most."""
+"""Maximum number of characters of a refusal."""
 
 
 class LenientSettings(Settings):
-    """Fields that are not known are passed over: clients send sampling fields, and how an agent samples is its own."""
+    """Ignores unknown fields: clients send sampling fields, but an agent has its own sampling settings."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, strict=True)
 
@@ -40,7 +39,7 @@ class MessagePart(LenientSettings):
     """A part of a message."""
 
     type: str
-    """`text`; another one is refused."""
+    """`text`; other types are refused."""
     text: str | None = None
     """The text."""
 
@@ -58,7 +57,7 @@ class AgentMessage(LenientSettings):
 
     @property
     def text(self) -> str:
-        """Raises `RefusedRequest` (400) for a part that is not text."""
+        """The whole text. Raises `RefusedRequest` (400) for a part that is not text."""
         if isinstance(self.content, str | None):
             return (self.content or "").strip()
         return "".join(map(_text_of, self.content)).strip()
@@ -86,8 +85,8 @@ class QuestionInContext:
 
     @classmethod
     def of(cls, messages: Sequence[AgentMessage]) -> "QuestionInContext":
-        """The last message is the question; those of the system and of tools are passed over. Raises `RefusedRequest`
-        (400)."""
+        """Take the last message as the question and ignore messages of the system and of tools. Raises
+        `RefusedRequest` (400)."""
         *others, last = messages
         if last.role != "user" or not last.text:
             raise RefusedRequest(400, "the last message is the question: one of the user's, with text")
@@ -96,13 +95,8 @@ class QuestionInContext:
 
 
 def read_request(body: bytes) -> "ChatRequest":
-    """Read a request. Raises `RefusedRequest` (400)."""
-    try:
-        row = parse_lenient(body)
-    except InvalidJson as error:
-        raise RefusedRequest(400, f"the request cannot be read: {error}") from None
-    if not isinstance(row, dict):
-        raise RefusedRequest(400, "the request is a JSON object")
+    """Parse a request. Raises `RefusedRequest` (400)."""
+    row = parse_object(body, RefusedRequest(400, "the request is a JSON object"))
     try:
         return make_settings(ChatRequest, row)
     except SettingError as error:
@@ -120,20 +114,20 @@ class ChatRequest(LenientSettings):
     """A request to `/v1/chat/completions`."""
 
     model: str | None = None
-    """The agent's name; may be left out."""
+    """The agent's name; optional."""
     messages: Annotated[list[AgentMessage], Field(min_length=1, fail_fast=True)]
     """The conversation; its last message is the question."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """The samples depend on it and on the conversation alone; 0 when not set."""
+    """The samples depend only on the seed and the conversation; default: 0."""
     stream: bool | None = None
-    """Send the tokens as they come."""
+    """Send the tokens as they are written."""
     stream_options: StreamOptions | None = None
-    """What else to send."""
+    """Options of the stream."""
 
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """One answer of an agent, whole or as the events of a stream."""
+    """One response of an agent, whole or as the events of a stream."""
 
     model: str
     ident: str
@@ -166,7 +160,7 @@ class ChatAnswer:
         return _event({**self._chunk({}), "coseek": {"searches": searches(made_searches)}})
 
     def end(self, trajectory: Trajectory) -> bytes:
-        """The answer with its sources, why the run ended, and the counts where they are wanted."""
+        """The answer with its sources, why the run ended, and the token counts if requested."""
         chunk = self._chunk({"content": reply_in_words(trajectory), "annotations": citations(trajectory)})
         rows = [chunk, {**self._chunk({}, finish_of(trajectory)), "coseek": details(trajectory)}]
         rows += [{**self._body("chat.completion.chunk", []), "usage": usage(trajectory)}] if self.with_usage else []
@@ -192,7 +186,7 @@ def openai_error(status: int, sentence: str, kind: str) -> JsonObject:
 
 
 def _event(row: JsonObject) -> bytes:
-    # ASCII: a text may end within a character.
+    # ASCII, because a text may end within a character.
     return b"data: " + json.dumps(row, allow_nan=False).encode() + b"\n\n"
 
 
@@ -201,18 +195,18 @@ def finish_of(trajectory: Trajectory) -> str:
 
 
 def reasoning(trajectory: Trajectory) -> str:
-    """All that the agent wrote, its answer last."""
+    """Everything that the agent wrote, its answer last."""
     return "".join(segment.text for segment in trajectory.segments if segment.author is Author.AGENT)
 
 
 def usage(trajectory: Trajectory) -> JsonObject:
-    """Tokens that the agent wrote, and all others of its context."""
+    """Number of tokens that the agent wrote, and of all other tokens of its context."""
     written, read = trajectory.agent_tokens, len(trajectory.ids) - trajectory.agent_tokens
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def citations(trajectory: Trajectory) -> list[Json]:
-    """The sources that have an address, each for the whole answer."""
+    """The sources with an address, each for the whole answer."""
     span: JsonObject = {"start_index": 0, "end_index": len(reply_in_words(trajectory))}
     cited = [passage for passage in sources_of(trajectory) if passage.url]
     citations = [{"url": passage.url, "title": passage.title.strip(), **span} for passage in cited]
@@ -220,7 +214,7 @@ def citations(trajectory: Trajectory) -> list[Json]:
 
 
 def details(trajectory: Trajectory) -> JsonObject:
-    """Why the run ended, what it searched, its sources, and all its evidence with the sentences that it used."""
+    """Why the run ended, its searches, its sources, and its evidence with the sentences used."""
     fields: JsonObject = {"stop": str(trajectory.stop), "valid": trajectory.valid, "seed": trajectory.seed}
     fields["sources"] = [source(passage) for passage in sources_of(trajectory)]
     if (cited := cited_answer(trajectory)) is not None:
@@ -229,10 +223,10 @@ def details(trajectory: Trajectory) -> JsonObject:
 
 
 def _evidence(trajectory: Trajectory) -> list[Json]:
-    """The sources first, then what else the agent was served; each with the sentence that it used, or ""."""
+    """The sources, then the other passages served, each with the sentence that was used, or ""."""
     sources = sources_of(trajectory)
     passages = [*sources, *(passage for passage in served_context(trajectory) if passage not in sources)][: 2 * MOST]
-    # As people write them, so that a sentence is found again in the text of its source.
+    # As people write them, so that a page can find the sentence in the text of its source.
     readable = [replace(passage, text=as_written(passage.text).strip()) for passage in passages]
     sentences = used_sentences(trajectory, readable)
     return [{**source(passage), "used": used} for passage, used in zip(passages, sentences, strict=True)]
@@ -245,7 +239,7 @@ def searches(made: Sequence[Search]) -> list[Json]:
 
 
 def source(passage: Passage) -> JsonObject:
-    """A passage as people write it; its id and place are exact."""
+    """A passage as people write it; its id and place are unchanged."""
     return {
         "id": passage.id, "title": as_written(passage.title).strip(), "url": passage.url, "place": passage.place,
         "text": as_written(passage.text).strip(),

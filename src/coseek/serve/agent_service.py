@@ -1,4 +1,4 @@
-"""Agent service: an agent with its retriever, and the way from a question to a trajectory. Knows no HTTP."""
+"""Agent service: an agent with its retriever, which turns questions into trajectories. Independent of HTTP."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -32,14 +32,14 @@ from coseek.serve.settings import AgentServeSettings
 
 RETRY_AFTER_S = 5
 _EXAMPLES = 3
-"""Examples on the page."""
+"""Number of examples on the page."""
 _LONGEST = 90
-"""Characters of an example, at most, so that it fits a line or two."""
+"""Maximum number of characters of an example, so that it fits one or two lines."""
 _SPLITS = ("test", "dev", "train")
 _LOOKED_AT = 200
-"""Questions or passages among which the examples are looked for."""
+"""Number of questions or passages from which the examples are chosen."""
 OnProgress: TypeAlias = Callable[[str, Sequence[Search]], None]
-"""Called with what the agent wrote further, or with "" and the searches that were answered since."""
+"""Called with newly written text, or with "" and newly answered searches."""
 
 
 class AgentService(Service[AgentServeSettings]):
@@ -56,6 +56,7 @@ class AgentService(Service[AgentServeSettings]):
     ) -> None:
         """`source` is the retriever's name or path, from which the page's examples come."""
         self.name = name or Path(agent.name).stem or agent.name
+        super().__init__(settings, WorkThread("coseek-agent"), self.name)
         self._source = source
         self._examples: list[str] = []
         self.limits = limits
@@ -63,7 +64,6 @@ class AgentService(Service[AgentServeSettings]):
         """Questions that wait for a row."""
         self.running = 0
         self._settings, self._open_retriever = agent, open_retriever
-        super().__init__(settings, WorkThread("coseek-agent"))
         self._engine = ModelEngine(self.thread)
         self._free = asyncio.Semaphore(settings.max_rows)
         self._agent: Agent | None = None
@@ -76,30 +76,18 @@ class AgentService(Service[AgentServeSettings]):
         self._engine.model = self._agent.model
         self._examples = examples_for(self._source, self._retriever.corpus)
 
-    @property
-    def not_ready(self) -> str:
-        """Why nothing can be asked now; empty when it can."""
-        if self.failure is not None:
-            return f"{self.name} could not be opened"
-        return "" if self._agent is not None else f"{self.name} is being opened"
-
-    def health(self) -> JsonObject:
-        reason, engine = self.not_ready, self._engine
-        counts: JsonObject = {"waiting": self.waiting, "running": self.running, "open_rows": engine.open_rows}
-        return {"ready": not reason, "why": reason, **counts, "faults": engine.faults}
-
-    def models(self) -> JsonObject:
-        """What `/v1/models` lists."""
-        return {"object": "list", "data": [self.model_entry()]}
+    def _counts(self) -> JsonObject:
+        rows, faults = self._engine.open_rows, self._engine.faults
+        return {"waiting": self.waiting, "running": self.running, "open_rows": rows, "faults": faults}
 
     def model_entry(self) -> JsonObject:
-        """What `/v1/models/NAME` answers."""
+        """The response of `/v1/models/NAME`."""
         return {"id": self.name, "object": "model", "created": 0, "owned_by": "coseek"}
 
     def info(self) -> JsonObject:
         agent, retriever = self._opened()
         identity = ""
-        with suppress(RetrieverError):  # of a server that does not answer; searches say so
+        with suppress(RetrieverError):  # of a server that does not answer; searches report it
             identity = retriever.identity
         return {
             "name": self.name,
@@ -113,7 +101,7 @@ class AgentService(Service[AgentServeSettings]):
         }
 
     def _for_page(self, agent: Agent, retriever: Retriever) -> JsonObject:
-        """What the chat page says, and how it reads what the agent writes."""
+        """What the chat page shows, and how it parses the agent's text."""
         tags: list[Json] = [
             {"open": tag.opening, "close": tag.closing, "kept": tag.action is Action.NONE}
             for tag in agent.protocol.grammar.tags
@@ -130,7 +118,7 @@ class AgentService(Service[AgentServeSettings]):
         }
 
     async def close(self) -> None:
-        """End the episodes that nobody waits for, then the engine."""
+        """End the remaining episodes, then the engine."""
         if self._driver is not None:
             await self._driver.__aexit__(None, None, None)
         await super().close()
@@ -142,8 +130,8 @@ class AgentService(Service[AgentServeSettings]):
         on_progress: OnProgress | None = None,
         begun: asyncio.Event | None = None,
     ) -> Trajectory:
-        """Let the agent answer. Raises `RefusedRequest` (503) where too many wait, or for too long; sets `begun` when
-        it has a row. Cancelled, it frees its row."""
+        """Let the agent answer. Sets `begun` when the question has a row. Raises `RefusedRequest` (503) if too many
+        questions wait, or for too long. Cancellation frees the row."""
         await self._wait_for_row()
         self.running += 1
         if begun is not None:
@@ -160,8 +148,8 @@ class AgentService(Service[AgentServeSettings]):
             self._free.release()
 
     async def _wait_for_row(self) -> None:
-        """Wait for a row. Raises `RefusedRequest` (503) where that is for too long."""
-        self._opened()
+        """Wait for a row. Raises `RefusedRequest` (503) if that takes too long."""
+        self.check_ready()
         if self._free.locked() and self.waiting >= self.settings.queue:
             raise self._busy()
         self.waiting += 1
@@ -175,15 +163,15 @@ class AgentService(Service[AgentServeSettings]):
 
     def _busy(self) -> RefusedRequest:
         busy = self.waiting + self.running
-        return RefusedRequest(503, f"{busy} questions are under way or waiting already; retry later", RETRY_AFTER_S)
+        return RefusedRequest(503, f"{busy} questions are running or waiting already; retry later", RETRY_AFTER_S)
 
     def check_name(self, name: str | None) -> None:
-        """Raise `RefusedRequest` (404) for another name than the agent's."""
+        """Raise `RefusedRequest` (404) for a name other than the agent's."""
         if name is not None and name != self.name:
             raise RefusedRequest(404, f"{name[:200]!r} is not served here; the agent is {self.name!r}")
 
     def check_length(self, conversation: QuestionInContext) -> None:
-        """Raise `RefusedRequest` (413) for too long a question."""
+        """Raise `RefusedRequest` (413) for a question that is too long."""
         length, most = len(conversation.question), self.settings.max_question_chars
         if length > most:
             raise RefusedRequest(413, f"the question has {length} characters, and at most {most} are taken")
@@ -191,19 +179,19 @@ class AgentService(Service[AgentServeSettings]):
     def _question(self, conversation: QuestionInContext) -> Question:
         """The question, with the latest earlier messages that fit into the tokens of one observation."""
         encode = self._opened()[0].model.tokenizer.encode_data
-        room, earlier = self.limits.max_observation_tokens, list[Json]()
+        tokens_left, earlier = self.limits.max_observation_tokens, list[Json]()
         for message in reversed(conversation.earlier):
             if len(message.content) > self.settings.max_question_chars:
                 break
-            room -= len(encode(f"{message.role}: {message.content}\n"))
-            if room < 0:
+            tokens_left -= len(encode(f"{message.role}: {message.content}\n"))
+            if tokens_left < 0:
                 break
             earlier.append({"role": message.role, "content": message.content})
         return Question("asked", conversation.question, meta={EARLIER: earlier[::-1]} if earlier else {})
 
     def _opened(self) -> tuple[Agent, Retriever]:
-        if self.not_ready or self._agent is None or self._retriever is None:
-            raise RefusedRequest(503, f"{self.not_ready}; retry later", retry_after_s=1)
+        self.check_ready()
+        assert self._agent is not None and self._retriever is not None
         return self._agent, self._retriever
 
     async def _open_driver(self) -> AsyncDriver:
@@ -216,13 +204,13 @@ class AgentService(Service[AgentServeSettings]):
 
 
 class _Turns:
-    """The turns of one episode. Implements `Generate`, and `Ranking` for a model that ranks what it found."""
+    """The turns of one episode. Implements `Generate`, and `Ranking` if the model ranks its evidence."""
 
     def __init__(self, engine: ModelEngine, on_progress: OnProgress | None) -> None:
         self._engine, self._on_progress = engine, on_progress
         self._keys: set[int] = set()
         self._reported = 0
-        """Searches that were reported."""
+        """Number of searches that were reported."""
 
     async def __call__(self, ids: Sequence[int], *, sampling: Sampling, request: Request) -> Sampled:
         self._keys.add(request.key)
@@ -255,13 +243,13 @@ class _Turns:
 
 
 def _last_parts(name: str) -> str:
-    """A path's last two parts, which tell `runs/a/policy` from `runs/b/policy`; an address as it is."""
+    """A path's last two parts, which distinguish `runs/a/policy` from `runs/b/policy`; an address unchanged."""
     return name if "://" in name else "/".join(Path(name).parts[-2:])
 
 
 def examples_for(source: str, corpus: Corpus | None) -> list[str]:
     """Up to three questions for the chat page, as people write them: from the data folder of an index, else about
-    passages of its corpus. `source` is the retriever's name or path."""
+    titles of its corpus. `source` is the retriever's name or path."""
     texts = list(dict.fromkeys(as_written(question.question).strip() for question in _questions(source)))[:_EXAMPLES]
     if texts or corpus is None:
         return texts
@@ -271,7 +259,7 @@ def examples_for(source: str, corpus: Corpus | None) -> list[str]:
 
 
 def _questions(source: str) -> list[Question]:
-    """The first questions of the data folder that an index was made from; none where it is gone."""
+    """The first questions of the data folder that an index was made from; empty if the folder is missing."""
     if not source or "://" in source or not (folder := Path(source)).is_dir():
         return []
     with suppress(CoseekError, OSError):

@@ -1,4 +1,4 @@
-"""Batching: the queries of several requests become one search, in one thread; requests wait in its queue."""
+"""Batching: searches the queries of several requests together, in one thread; requests wait in a queue."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ from coseek.serve.limits import RefusedRequest, print_bug
 from coseek.serve.running import WorkThread
 
 FOLLOW_UP = 0.25
-"""Share of a search's duration for which the next one waits for the clients just answered to ask again."""
+"""Share of a search's duration for which the next search waits for new requests of the clients just answered."""
 FOLLOW_UP_MOST_S = 0.005
 
 
@@ -36,20 +36,20 @@ class SearchJob:
     fault: Exception | None = None
     """The retriever's failure: a `RetrieverError`, or a bug."""
     taken: int = 0
-    """How many queries were passed to the retriever."""
+    """Number of queries that were passed to the retriever."""
     began: float = 0.0
     ended: float = 0.0
     batch: int = 0
-    """Queries of the largest search that it was part of."""
+    """Number of queries of the largest search that included it."""
 
     @property
     def left(self) -> int:
-        """Queries that wait."""
+        """Number of queries that wait."""
         return len(self.queries) - self.taken
 
 
 BatchItem: TypeAlias = tuple[SearchJob, Sequence[QueryLike]]
-"""A job, and those of its queries that one search takes."""
+"""A job, and its queries in one search."""
 
 
 class Batcher:
@@ -65,15 +65,15 @@ class Batcher:
         """Queries in the queue."""
         self._thread = thread
         self._jobs: deque[SearchJob] = deque()
-        """Those with queries that wait; the first is next."""
+        """Jobs with queries that wait; the first is next."""
         self._more = asyncio.Event()
         self._searching: asyncio.Task[None] | None = None
         self._per_query_s = 0.0
         self._ended, self._searched, self._took_s = -math.inf, 0, 0.0
 
     async def search(self, retriever: Retriever, queries: Sequence[QueryLike], k: int) -> SearchJob:
-        """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) when the queue is full, or when no
-        search has begun after `most_wait_s`. Cancelled, it drops what was not searched yet."""
+        """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) if the queue is full, or if no
+        search has begun after `most_wait_s`. Cancellation drops the queries that were not searched yet."""
         if self.waiting + len(queries) > self.queue:
             raise self._full()
         job = SearchJob(retriever, queries, k)
@@ -93,7 +93,7 @@ class Batcher:
         return job
 
     def _full(self) -> RefusedRequest:
-        """The refusal, with the seconds until the current queue is about done."""
+        """The refusal, with the estimated seconds until the current queue is done."""
         retry_s = min(60, max(1, math.ceil(self.waiting * self._per_query_s)))
         return RefusedRequest(503, f"{self.waiting} queries are waiting already; retry later", retry_s)
 
@@ -101,7 +101,7 @@ class Batcher:
         """Search one batch after the other until nothing waits."""
         while self.waiting:
             await self._gather()
-            if not self.waiting:  # all clients have gone meanwhile
+            if not self.waiting:  # all clients have disconnected meanwhile
                 return
             items = self._take()
             began = time.perf_counter()
@@ -109,7 +109,7 @@ class Batcher:
             self._finish(items, began)
 
     async def _gather(self) -> None:
-        """Wait a little for more queries: clients that were answered together mostly ask again together."""
+        """Wait briefly for more queries: clients that were answered together usually ask again together."""
         first = self._jobs[0].arrived
         enough = min(self._searched, self.batch)
         until = self._ended + min(FOLLOW_UP * self._took_s, FOLLOW_UP_MOST_S)
@@ -121,8 +121,8 @@ class Batcher:
                 await asyncio.wait_for(self._more.wait(), left_s)
 
     def _take(self) -> list[BatchItem]:
-        """Take a batch, of the first job and others of its retriever and k. What is left of a job goes behind the
-        others, so that a large request does not keep small ones waiting."""
+        """Take a batch of the first job and others with its retriever and k. The rest of a job moves to the end, so
+        that a large request does not keep small ones waiting."""
         first, room, unfinished = self._jobs[0], self.batch, list[SearchJob]()
         items: list[BatchItem] = []
         for _ in range(len(self._jobs)):
@@ -142,7 +142,7 @@ class Batcher:
         return items
 
     def _finish(self, items: list[BatchItem], began: float) -> None:
-        """Count a search, and let the requests that it finished go on."""
+        """Count a search, and complete the requests that it finished."""
         self._ended, self._searched = time.perf_counter(), sum(len(queries) for _, queries in items)
         self._took_s = self._ended - began
         self._per_query_s = 0.8 * self._per_query_s + 0.2 * self._took_s / self._searched
@@ -154,7 +154,7 @@ class Batcher:
                 job.done.set()
 
     def _drop_rest(self, job: SearchJob) -> None:
-        """Drop the unsearched queries of a request that failed, or that nobody waits for."""
+        """Drop the unsearched queries of a request that failed or was cancelled."""
         if job.left:
             self.waiting -= job.left
             job.taken = len(job.queries)
@@ -162,16 +162,15 @@ class Batcher:
 
 
 def _search_all(items: list[BatchItem]) -> None:
-    """Search for several requests at once; one by one if that fails, whichever request caused it. Called in the
-    thread."""
+    """Search for several requests at once, or one by one if that fails. Called in the thread."""
     if len(items) > 1:
-        with suppress(Exception):  # the request that causes it fails again alone, and is told
+        with suppress(Exception):  # the request that causes it fails again alone
             _fill(items)
             return
     for item in items:
         try:
             _fill([item])
-        except (RetrieverError, UserError) as error:  # a corpus that changed below an index is the user's to mend
+        except (RetrieverError, UserError) as error:  # a user error: such as a corpus that changed after indexing
             item[0].fault = error if isinstance(error, RetrieverError) else RetrieverError(str(error))
         except Exception as error:  # noqa: BLE001 (a bug of a retriever fails its request and not the service)
             print_bug()

@@ -1,7 +1,7 @@
-"""Limits: what every request to a service passes, and the one sentence that refuses it.
+"""Limits: the checks of every request to a service. A refusal is an HTTP status and one sentence.
 
-Its id, the token, the host's name and the log line are plain ASGI, since a framework's middleware costs more than the
-rest of a request. Slow or endless headers, slow readers and rates are for a proxy in front.
+Request id, token, host name and log line are plain ASGI, since a framework's middleware costs more than the rest of a
+request. Slow or endless headers, slow readers and request rates are left to a proxy.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse
 from coseek.core.connections import names_this_machine
 from coseek.core.errors import CoseekError
 from coseek.core.files import JsonObject
+from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.core.text import visible
 from coseek.serve.settings import ListenSettings
 
@@ -41,11 +42,11 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = frozenset({"/health"})
 """Paths that need no token."""
 _LONG_BODY = 65_536
-"""Bytes from which a body is read in a thread."""
+"""Bytes from which a body is parsed in a thread."""
 
 
 class RefusedRequest(CoseekError):
-    """A request that is refused, with an HTTP status and one sentence for the client."""
+    """A refused request, with an HTTP status and a sentence for the client."""
 
     def __init__(self, status: int, sentence: str, retry_after_s: int | None = None) -> None:
         super().__init__(sentence)
@@ -60,13 +61,13 @@ class RefusedRequest(CoseekError):
 
 
 async def read_body(request: Request, limits: ListenSettings, read: Callable[[bytes], T]) -> T:
-    """Read a request's JSON; a long one in a thread. Raises `RefusedRequest`."""
+    """Read a request's body and parse it with `read`, a long body in a thread. Raises `RefusedRequest`."""
     body = await whole_body(request, limits)
     return await offload(len(body) > _LONG_BODY, lambda: read(body))
 
 
 async def whole_body(request: Request, limits: ListenSettings) -> bytes:
-    """The whole body. Raises `RefusedRequest` (413, 408) for one that is longer, or takes longer, than the limits."""
+    """The whole body. Raises `RefusedRequest` (413, 408) if it is longer, or takes longer, than the limits."""
     most = limits.max_body_bytes
     too_large = RefusedRequest(413, f"the request has more than {most} bytes; send less at a time")
     length = request.headers.get("content-length", "0")
@@ -86,13 +87,24 @@ async def whole_body(request: Request, limits: ListenSettings) -> bytes:
     return bytes(body)
 
 
+def parse_object(body: bytes, refusal: RefusedRequest) -> JsonObject:
+    """Parse a JSON object. Raises `RefusedRequest` (400) for invalid JSON and `refusal` for another value."""
+    try:
+        row = parse_lenient(body)
+    except InvalidJson as error:
+        raise RefusedRequest(400, f"the request cannot be read: {error}") from None
+    if not isinstance(row, dict):
+        raise refusal
+    return row
+
+
 async def offload(is_long: bool, call: Callable[[], T]) -> T:
-    """The result of a call, which is made in a thread if it is long, so that other requests go on."""
+    """The result of a call. A long call runs in a thread, so that other requests are not blocked."""
     return await asyncio.to_thread(call) if is_long else call()
 
 
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """The result of the work, which is cancelled when the client disconnects first."""
+    """The result of the work, which is cancelled if the client disconnects first."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(request.receive())
     try:
@@ -106,12 +118,12 @@ async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
 
 
 def print_bug() -> None:
-    """Print the traceback of the exception that is handled, whose message may quote any text."""
+    """Print the traceback of the current exception, whose message may quote any text."""
     print(visible(traceback.format_exc()), file=sys.stderr, end="", flush=True)
 
 
 class AccessMiddleware:
-    """The outermost application: it lets a request in, gives it its id, and logs it."""
+    """The outermost application: checks a request, assigns its id, and logs it."""
 
     def __init__(self, app: App, token: str | None, log: bool) -> None:
         self._app = app
@@ -153,7 +165,7 @@ class AccessMiddleware:
                 print(json.dumps(line), file=sys.stderr, flush=True)
 
     def _host_is_allowed(self, headers: Headers) -> bool:
-        """Whether the name that was asked for is of this machine, where no token keeps others out."""
+        """Whether the host name is one of this machine, as required without a token."""
         host = _header(headers, b"host")
         return self._token is not None or not host or names_this_machine(host.decode("latin-1"))
 

@@ -1,6 +1,6 @@
 """MCP server: a retriever's `search` and `fetch` and an agent's `ask` as tools of the Model Context Protocol.
 
-`search` and `fetch` have the shapes that chat clients expect of a knowledge source. Every result is structured content,
+`search` and `fetch` have the forms that chat clients expect of a knowledge source. Every result is structured content
 and the same JSON as text. Searches of one server run one after the other, since a retriever need not be thread-safe.
 """
 
@@ -46,13 +46,13 @@ from coseek.serve.settings import ListenSettings
 R = TypeVar("R")
 
 REMEMBERED = 10_000
-"""Passages that `fetch` knows of a retriever without a corpus here: the last ones that searches found."""
+"""Number of passages found last that `fetch` knows of a retriever without a local corpus."""
 MOST_WAITING = 256
-"""Calls that may wait for the one under way; more fail."""
+"""Number of calls that may wait; further calls fail."""
 LONGEST = 32_768
-"""Characters of a query or question, at most."""
+"""Maximum number of characters of a query or question."""
 MOST_BYTES = 16 * LONGEST
-"""Bytes of a body, at most: JSON may write a character in twelve. The library reads it in the event loop."""
+"""Maximum number of bytes of a body: JSON may need twelve for a character. The library parses it in the event loop."""
 ABOUT = "Search a collection of passages, and read a passage whole by its id."
 ABOUT_AGENT = " `ask` lets a search agent answer a question from it, and names the passages it read."
 
@@ -69,14 +69,14 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchResults:
-    """What `search` returns."""
+    """Result of `search`."""
 
     results: list[Found]
 
 
 @dataclass(frozen=True)
 class PassageRecord(Found):
-    """What `fetch` returns."""
+    """Result of `fetch`."""
 
     text: str
     metadata: dict[str, object]
@@ -84,22 +84,22 @@ class PassageRecord(Found):
 
 @dataclass(frozen=True)
 class Source(Found):
-    """A passage that an answer rests on."""
+    """A passage that supports an answer."""
 
     place: str
-    """Its address or file, with the page or row there; empty where neither is known."""
+    """Its address or file, with the page or row; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class AgentAnswer:
-    """What `ask` returns."""
+    """Result of `ask`."""
 
     answer: str
-    """The answer, or a sentence where there is none."""
+    """The answer, or a sentence if there is no answer."""
     stop: str
     """Why the agent stopped."""
     sources: list[Source]
-    """The passages that hold the answer; where none does, the best of those that the agent read."""
+    """The passages that contain the answer, or else the best passages that the agent read."""
 
 
 @dataclass
@@ -119,7 +119,7 @@ class KnowledgeTools:
         return SearchResults([_found(hit.passage) for hit in hits])
 
     def fetch(self, id: str) -> PassageRecord:  # the contract names it so
-        """Read a passage whole. `id` is one that `search` or `ask` named."""
+        """Read a whole passage by an id from `search` or `ask`."""
         passage = self._passage(id)
         title, text = as_written(passage.title), as_written(passage.text)
         return PassageRecord(passage.id, title, passage.url, text, dict(passage.meta))
@@ -154,7 +154,7 @@ class KnowledgeTools:
 
 
 def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
-    """A server with `search` and `fetch`, and `ask` where there is an agent."""
+    """A server with `search` and `fetch`, and `ask` if there is an agent."""
     about = ABOUT + (ABOUT_AGENT if tools.agent is not None else "")
     server = MCPServer(name, instructions=about, version=__version__, log_level="ERROR")
     one, many = CapacityLimiter(1), CapacityLimiter(8)
@@ -174,8 +174,8 @@ def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
 
 
 def serve_http(server: MCPServer, port: int, ready: Callable[[str], None]) -> None:
-    """Serve streamable HTTP on loopback until a signal comes; `ready` is called with the URL. Port 0 takes a free one.
-    Raises `SettingError` for a port that is taken."""
+    """Serve streamable HTTP on loopback until a signal arrives. `ready` is called with the URL. Port 0 selects a free
+    port. Raises `SettingError` for a port in use."""
     settings = make_settings(ListenSettings, {"port": port, "max_body_bytes": MOST_BYTES})
     listening = bound(settings.host, settings.port)
     app = bounded(cast(App, server.streamable_http_app(stateless_http=True, json_response=True)), settings)
@@ -184,7 +184,7 @@ def serve_http(server: MCPServer, port: int, ready: Callable[[str], None]) -> No
 
 
 def bounded(app: App, settings: ListenSettings) -> App:
-    """The application behind the limits of a body; what it does is cancelled when the client leaves."""
+    """The application with limits on the body. Its work is cancelled if the client disconnects."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -192,26 +192,26 @@ def bounded(app: App, settings: ListenSettings) -> App:
             return
         request = Request(scope, receive)
         try:
-            if request.method != "POST":  # a stream of events would hold nothing, and its connection for ever
+            if request.method != "POST":  # a stream of events would stay empty and never end
                 raise RefusedRequest(405, "calls are sent with POST")
             body = await whole_body(request, settings)
         except RefusedRequest as error:
             row: JsonObject = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": str(error)}}
             await JSONResponse(row, error.status, {"allow": "POST", **error.headers})(scope, receive, send)
             return
-        unread = [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> MutableMapping[str, object]:
-            return unread.pop() if unread else await receive()
+            return messages.pop() if messages else await receive()
 
-        with suppress(RefusedRequest):  # the client has gone
+        with suppress(RefusedRequest):  # the client has disconnected
             await until_disconnect(request, app(scope, replay, send))
 
     return handle
 
 
 async def _blocking(call: Callable[[], R], limiter: CapacityLimiter) -> R:
-    """Run a call in a thread; its `CoseekError` becomes an error of the tool. One that waits can be cancelled."""
+    """Run a call in a thread. A `CoseekError` becomes an error of the tool. A waiting call can be cancelled."""
     if (waiting := limiter.statistics().tasks_waiting) >= MOST_WAITING:
         raise ToolError(f"{waiting} calls are waiting already; retry later")
     try:

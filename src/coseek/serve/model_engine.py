@@ -1,6 +1,6 @@
 """Model engine: turns of one open model for many coroutines, in one thread.
 
-Rows stay open between the turns of an episode, and a new row joins those under way, so a turn is what it is in a run.
+Rows stay open between the turns of an episode, and a new row joins those that are running, as in a run.
 """
 
 import asyncio
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from coseek.models.sampler import Sampler
 
 STREAMED_AT_ONCE = 8
-"""Turns whose new tokens are sent after a step, about. With more turns under way each sends several tokens at a time,
-since sending takes time from sampling."""
+"""Approximate number of turns whose new tokens are sent after a step. With more running turns each sends several tokens
+at a time, since sending takes time from sampling."""
 _WINDOW = 16
-"""Ids from which the decoded window of a stream is shortened."""
+"""Number of ids from which the decoded window of a stream is shortened."""
 
 OnIds: TypeAlias = Callable[[Sequence[int]], None]
-"""Called in the event loop with the ids that a turn has grown by."""
+"""Called in the event loop with the new ids of a turn."""
 
 
 @dataclass(slots=True, eq=False)
 class TurnJob:
-    """A turn that is wanted."""
+    """A requested turn."""
 
     request: Request
     done: "asyncio.Future[Turn]"
     on_ids: OnIds | None = None
     sent: int = 0
-    """Ids that `on_ids` has got."""
+    """Number of ids that were passed to `on_ids`."""
 
 
 class ModelEngine:
-    """Takes requests in the event loop, and writes in a thread. `model` is set before the first request."""
+    """Takes requests in the event loop and samples in a thread. `model` is set before the first request."""
 
     def __init__(self, thread: WorkThread) -> None:
         self.model: Model | None = None
         self.faults = 0
         self._thread = thread
         self._queue: deque[TurnJob | int] = deque()
-        """Turns that are wanted, and keys of rows to be closed, in order."""
+        """Requested turns, and keys of rows to be closed, in order."""
         self._jobs: dict[int, TurnJob] = {}
         self._open: set[int] = set()
         self._writing: asyncio.Task[None] | None = None
@@ -56,20 +56,20 @@ class ModelEngine:
 
     @property
     def open_rows(self) -> int:
-        """Rows that are open in the model or will be."""
+        """Number of rows that are open in the model or will be."""
         return len(self._open) + len(self._queue)
 
     async def turn(self, request: Request, on_ids: OnIds | None = None) -> Turn:
-        """The turn of a request; its row is opened or continued. Raises `ModelError` for a model with a bug.
+        """Open or continue the row of a request and return its turn. Raises `ModelError` for a model with a bug.
 
-        `on_ids` gets the ids while a local sampler writes them, without the last ones, which come with the turn; other
-        models write turns whole."""
+        A local sampler passes ids to `on_ids` while it writes them, except the last ones, which are in the returned
+        turn; other models return turns whole."""
         job = TurnJob(request, asyncio.get_running_loop().create_future(), on_ids)
         self._enqueue(job)
         return await job.done
 
     def close_row(self, key: int) -> None:
-        """Free a row, whether it is under way or not."""
+        """Free a row, even if its turn is running."""
         self._enqueue(key)
 
     def _enqueue(self, item: TurnJob | int) -> None:
@@ -87,7 +87,7 @@ class ModelEngine:
             await self._thread.run(partial(self._write, model))
 
     def _write(self, model: Model) -> None:
-        """Write until no turn is wanted; called in the thread."""
+        """Sample until no turn is requested; called in the thread."""
         while True:
             try:
                 while self._queue:
@@ -95,12 +95,12 @@ class ModelEngine:
                 if not self._jobs:
                     return
                 turns = self._step(model)
-            except Exception:  # noqa: BLE001 (a bug fails the turns under way and not the service)
+            except Exception:  # noqa: BLE001 (a bug fails the running turns and not the service)
                 print_bug()
                 self.faults += 1
                 self._fail(model)
             else:
-                # A turn without a job is one whose row was closed meanwhile.
+                # A turn without a job belongs to a row that was closed meanwhile.
                 jobs = [(self._jobs.pop(turn.key), turn) for turn in turns if turn.key in self._jobs]
                 self._call_in_loop(partial(_finish, jobs))
 
@@ -108,12 +108,12 @@ class ModelEngine:
         if not isinstance(model, ForkableModel):
             return model.step()
         sampler = cast("Sampler", model)
-        turns = sampler.step(1)  # requests that came meanwhile join at the next token
+        turns = sampler.step(1)  # so that new requests join at the next token
         self._stream(sampler, {turn.key for turn in turns})
         return turns
 
     def _stream(self, sampler: "Sampler", ended: Set[int]) -> None:
-        """Send the new ids of turns under way, the first one of each at once."""
+        """Send the new ids of running turns, the first id of each immediately."""
         least = -(-len(self._jobs) // STREAMED_AT_ONCE)
         sent: list[tuple[OnIds, list[int]]] = []
         for key, job in self._jobs.items():
@@ -142,7 +142,7 @@ class ModelEngine:
                 model.start(item.request)
 
     def _fail(self, model: Model) -> None:
-        """End all rows without a turn."""
+        """End all rows with an error."""
         jobs, self._jobs = list(self._jobs.values()), {}
         for key in self._open:
             model.close(key)
@@ -158,7 +158,7 @@ class ModelEngine:
 
 def _finish(jobs: Iterable[tuple[TurnJob, Turn | ModelError]]) -> None:
     for job, outcome in jobs:
-        if job.done.done():  # cancelled where the client has gone
+        if job.done.done():  # cancelled, because the client has disconnected
             continue
         if isinstance(outcome, ModelError):
             job.done.set_exception(outcome)
@@ -175,7 +175,7 @@ class TextStream:
     """Decodes a turn piece by piece while it is sampled. The pieces joined are the decoding of all its ids; an
     incomplete character is held back.
 
-    (Except for a tokenizer that decodes unfinished characters of byte tokens as one with what stands before them.)
+    (Except for a tokenizer that decodes incomplete characters of byte tokens together with the text before them.)
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -183,11 +183,11 @@ class TextStream:
         self._window: list[int] = []
         """The last ids: decoded together, since a character may span tokens and a decoder may look back by one."""
         self._sent = 0
-        """Characters of the window's text that were returned."""
+        """Number of characters of the window's text that were returned."""
         self._total_sent = 0
 
     def add(self, ids: Sequence[int]) -> str:
-        """The text that is certain with these further ids."""
+        """The new text that is certain after these further ids."""
         self._window += ids
         text = self._tokenizer.decode(self._window)
         certain = text.rstrip(REPLACEMENT)
@@ -195,9 +195,9 @@ class TextStream:
         self._sent += len(new)
         self._total_sent += len(new)
         if certain == text and len(self._window) >= _WINDOW and (last := self._tokenizer.decode(self._window[-1:])):
-            self._window, self._sent = self._window[-1:], len(last)  # an id without text would not be looked back at
+            self._window, self._sent = self._window[-1:], len(last)  # a decoder does not look back at an empty id
         return new
 
     def rest(self, ids: Sequence[int]) -> str:
-        """What is left of the text of the whole turn `ids`."""
+        """The rest of the text of the whole turn `ids`."""
         return self._tokenizer.decode(ids)[self._total_sent :]

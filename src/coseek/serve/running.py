@@ -1,4 +1,4 @@
-"""Running: a service, the thread it works in, its application, and its life on a socket until a signal stops it."""
+"""Running: a service, its work thread and its application, served on a socket until a signal stops it."""
 
 import asyncio
 import os
@@ -25,20 +25,20 @@ from coseek.serve.settings import AgentServeSettings, ListenSettings, ServeSetti
 L = TypeVar("L", bound=ListenSettings)
 T = TypeVar("T")
 ErrorBody: TypeAlias = Callable[[int, str, str], JsonObject]
-"""(status, sentence, kind) → the body of an answer that is an error."""
+"""(status, sentence, kind) → the body of an error response."""
 _BACKLOG = 1_024
 
 
 class WorkThread:
-    """One thread for work that must not block the event loop; calls are made one after the other."""
+    """One thread for work that must not block the event loop. Calls run one after the other."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, name)
         self._ended: Callable[[], bool] = lambda: True
-        """Whether the last call has."""
+        """Whether the last call has ended."""
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The result of a call. Cancelled, the call is made to its end."""
+        """The result of a call. Cancellation does not stop a call that is running."""
         future = self._pool.submit(call)
         self._ended = future.done
         return await asyncio.wrap_future(future)
@@ -48,23 +48,41 @@ class WorkThread:
         return not self._ended()
 
     def close(self) -> None:
-        """End the thread once the call under way, if any, has ended."""
+        """End the thread after the running call, if any."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Service(ABC, Generic[L]):
-    """Opens what it serves in its thread, so that `/health` answers meanwhile."""
+    """Opens what it serves in its thread, so that `/health` responds meanwhile."""
 
-    def __init__(self, settings: L, thread: WorkThread) -> None:
+    def __init__(self, settings: L, thread: WorkThread, opening: str) -> None:
         self.settings, self.thread = settings, thread
+        self.opening = opening
+        """The name of what is being opened; "" when everything is open."""
         self.failure: Exception | None = None
         """Why it could not be opened."""
         self.when_open: Callable[[], None] = lambda: None
-        """Called in the event loop once everything is open, or could not be (then there is a `failure`)."""
+        """Called in the event loop when everything is open or opening has failed (`failure`)."""
+
+    @property
+    def not_ready(self) -> str:
+        """Why no request can be answered now; "" when the service is ready."""
+        if self.failure is not None:
+            return f"{self.opening} could not be opened"
+        return f"{self.opening} is being opened" if self.opening else ""
+
+    def check_ready(self) -> None:
+        """Raise `RefusedRequest` (503) until everything is open."""
+        if self.not_ready:
+            raise RefusedRequest(503, f"{self.not_ready}; retry later", retry_after_s=1)
+
+    def health(self) -> JsonObject:
+        """The response of `/health`: `ready`, `why` not, and counts."""
+        return {"ready": not self.not_ready, "why": self.not_ready, **self._counts()}
 
     @abstractmethod
-    def health(self) -> JsonObject:
-        """`ready`, and `why` not; the answer of `/health`."""
+    def _counts(self) -> JsonObject:
+        """Counts of requests."""
 
     @abstractmethod
     def _open(self) -> None:
@@ -73,12 +91,13 @@ class Service(ABC, Generic[L]):
     async def open(self) -> None:
         try:
             await self.thread.run(self._open)
+            self.opening = ""
         except Exception as error:  # noqa: BLE001 (raised again by whoever runs the service)
             self.failure = error
         self.when_open()
 
     async def close(self) -> None:
-        """Called in the end, when every request has been answered."""
+        """Called at the end, after every request has been answered."""
         self.thread.close()
 
 
@@ -86,7 +105,7 @@ AnyService: TypeAlias = Service[ServeSettings] | Service[AgentServeSettings]
 
 
 def new_app(service: AnyService, error_body: ErrorBody) -> FastAPI:
-    """An application with `/health` and error answers, whose lifespan opens and closes the service."""
+    """An application with `/health` and error responses, whose lifespan opens and closes the service."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -119,8 +138,8 @@ def new_app(service: AnyService, error_body: ErrorBody) -> FastAPI:
 
 
 def serve_app(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
-    """Serve until a signal comes; `ready` is called with the URL once everything is open. Raises what made opening
-    fail."""
+    """Serve until a signal arrives. `ready` is called with the URL when everything is open. Raises the error if opening
+    fails."""
     server, listening = Server(app, service.settings), bound(service.settings.host, service.settings.port)
     url = url_of(listening)
 
@@ -134,13 +153,13 @@ def serve_app(service: AnyService, app: App, ready: Callable[[str], None]) -> No
     server.run(sockets=[listening])
     if service.failure is not None:
         raise service.failure
-    if service.thread.busy:  # with work that nobody waits for; the interpreter would wait for its end
+    if service.thread.busy:  # with work that nobody waits for, but whose end the interpreter would await
         sys.stdout.flush()
         os._exit(0)
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which ends with exit code 0 after the first signal, and at once after a second."""
+    """uvicorn, which ends with exit code 0 after the first signal, and immediately after a second."""
 
     def __init__(self, app: App, settings: ListenSettings) -> None:
         config = uvicorn.Config(
@@ -160,14 +179,14 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop. uvicorn's own handler raises the signal again at the end, which makes it the exit code."""
+        """Stop. uvicorn's own handler would raise the signal again at the end, which would be the exit code."""
         if self.should_exit:
             os._exit(128 + sig)
         self.should_exit = True
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `SettingError` where the address or port cannot be used."""
+    """A listening socket. Raises `SettingError` if the address or port cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -186,7 +205,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 def token_of(settings: ListenSettings) -> str | None:
-    """The token that requests must carry, from the environment; `None` on the loopback without `token_env`."""
+    """The token that requests must send, from the environment; `None` on the loopback without `token_env`."""
     if settings.token_env is None:
         if not is_loopback(settings.host):
             raise SettingError(

@@ -1,4 +1,4 @@
-"""Search service: named retrievers over HTTP. All paths answer with JSON; an error is `{"error": sentence}`.
+"""Search service: named retrievers over HTTP. All paths respond with JSON; an error is `{"error": sentence}`.
 
 A request to `/retrieve` is `{"queries": [str, …], "topk": int | null, "return_scores": bool}`;
 docs/reference/service.md has every dialect.
@@ -19,32 +19,40 @@ from coseek import __version__
 from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
-from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.responses import IDENTITY
 from coseek.retrieval.retriever import Retriever, fields_read
 from coseek.serve.batching import Batcher
-from coseek.serve.limits import RECORD, AccessMiddleware, App, RefusedRequest, offload, read_body, until_disconnect
+from coseek.serve.limits import (
+    RECORD,
+    AccessMiddleware,
+    App,
+    RefusedRequest,
+    offload,
+    parse_object,
+    read_body,
+    until_disconnect,
+)
 from coseek.serve.running import Service, WorkThread, new_app, serve_app, token_of
 from coseek.serve.settings import ServeSettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""Names of indexes, which become parts of URLs."""
+"""Names of indexes, which are parts of URLs."""
 TAKEN = frozenset({"retrieve", "info", "health"})
 LIMITS = {"max_queries", "max_query_chars", "max_context_chars", "max_topk", "max_hits", "max_body_bytes"}
-"""Settings that bound a request; `/info` states them."""
+"""Settings that limit a request; listed by `/info`."""
 _SECRET = frozenset({"token", "secret", "password", "key", "authorization"})
 _QUOTED = 200
-"""Characters of a refused value that a message quotes, at most."""
+"""Maximum number of characters of a refused value in a message."""
 _MANY_HITS = 2_000
-"""Hits from which an answer is serialised in a thread, so that other requests are not blocked."""
+"""Number of hits from which a response is serialised in a thread, so that other requests are not blocked."""
 
 
 def serve(
     openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings, ready: Callable[[str], None]
 ) -> None:
-    """Serve until a signal comes; `ready` is called with the URL once everything is open. See `SearchService`."""
+    """Serve until a signal arrives. `ready` is called with the URL when everything is open. See `SearchService`."""
     token = token_of(settings)
     service = SearchService(openers, settings)
     serve_app(service, make_app(service, token), ready)
@@ -56,11 +64,12 @@ class RetrieveRequest:
 
     queries: tuple[QueryLike, ...]
     topk: int | None
-    """`None` leaves it to the server."""
+    """`None`: the server's default."""
     scores: bool
-    """Whether each document comes with its score."""
+    """Whether each document is returned with its score."""
     flat: bool = False
-    """Whether the answer is the list of the only query: the dialect of `{"query": "one text"}` (QAgent's client)."""
+    """Whether the response holds only the list of a single query: the dialect of `{"query": "one text"}` (QAgent's
+    client)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +78,14 @@ class Index:
 
     retriever: Retriever
     passages: int | None
-    """`None` where the corpus is remote."""
+    """`None` for a remote corpus."""
     card: JsonObject
-    """Its part of the answer of `/info`."""
+    """The index's part of the response of `/info`."""
 
     @classmethod
     def of(cls, name: str, retriever: Retriever) -> "Index":
-        corpus = retriever.corpus
-        passages = None if corpus is None else len(corpus)
+        passages = None if retriever.corpus is None else len(retriever.corpus)
         settings = getattr(retriever, "settings", None)
-        shown_settings = without_secrets(dump_settings(settings)) if isinstance(settings, Settings) else {}
         card: JsonObject = {
             "index": name,
             "name": retriever.name,
@@ -86,7 +93,7 @@ class Index:
             "view": str(getattr(settings, "view", "query")),
             "reads": fields_read(retriever).to_json(),
             "passages": passages,
-            "settings": shown_settings,
+            "settings": without_secrets(dump_settings(settings)) if isinstance(settings, Settings) else {},
         }
         return cls(retriever, passages, card)
 
@@ -95,55 +102,45 @@ class SearchService(Service[ServeSettings]):
     """Serves named retrievers, which are opened in the search thread."""
 
     def __init__(self, openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings) -> None:
-        """`openers`: name → a function that opens the retriever; the first is the default."""
+        """`openers` maps names to functions that open the retrievers. The first is the default."""
         for name in openers:
             check_name(name)
         if not openers:
             raise SettingError("there is nothing to serve; name an index")
         if settings.max_queries > settings.queue:
             raise SettingError(
-                f"a request may bring {settings.max_queries} queries and the queue holds {settings.queue}; "
+                f"a request may hold {settings.max_queries} queries and the queue only {settings.queue}; "
                 "make the queue longer or requests smaller"
             )
-        super().__init__(settings, WorkThread("coseek-search"))
         self.names = tuple(openers)
+        super().__init__(settings, WorkThread("coseek-search"), self.names[0])
         self.batcher = Batcher(
             self.thread, settings.batch, settings.queue, settings.wait_ms / 1_000, settings.most_wait_s
         )
         self.indexes: dict[str, Index] = {}
         self._openers = openers
-        self._opening = next(iter(openers))
-
-    @property
-    def unopened(self) -> str:
-        """Why nothing can be searched yet; empty when all is open."""
-        if self.failure is not None:
-            return f"{self._opening} could not be opened"
-        return f"{self._opening} is being opened" if len(self.indexes) < len(self.names) else ""
 
     def index(self, name: str) -> Index:
         """An open index. Raises `RefusedRequest` (503) until all indexes are open."""
-        if self.unopened:
-            raise RefusedRequest(503, f"{self.unopened}; retry later", retry_after_s=1)
+        self.check_ready()
         return self.indexes[name]
 
-    def health(self) -> JsonObject:
-        reason = self.unopened
-        return {"ready": not reason, "why": reason, "waiting": self.batcher.waiting, "faults": self.batcher.faults}
+    def _counts(self) -> JsonObject:
+        return {"waiting": self.batcher.waiting, "faults": self.batcher.faults}
 
     def info(self, name: str) -> JsonObject:
-        """The card of an index, with what it reads of a query's context, and the limits of a request."""
+        """The card of an index, with the parts of a query's context that it reads, and the limits of a request."""
         limits = self.settings.model_dump(include=LIMITS)
         fields: JsonObject = {"topk": self.settings.topk, "limits": limits, "indexes": list(self.names)}
         return {**self.index(name).card, **fields, "coseek": __version__}
 
     def _open(self) -> None:
         for name, opener in self._openers.items():
-            self._opening = name
+            self.opening = name
             index = Index.of(name, opener())
             if index.passages is not None:  # a search of a remote retriever may cost money
-                with suppress(RetrieverError):  # a request that meets the same error reports it
-                    index.retriever.search(["warm up"], 1)  # so that encoders are loaded before the first request
+                with suppress(RetrieverError):  # the first request reports it
+                    index.retriever.search(["warm up"], 1)  # loads encoders before the first request
             self.indexes[name] = index
 
 
@@ -187,27 +184,18 @@ def _add_index(app: FastAPI, service: SearchService, name: str, prefix: str) -> 
             if job.fault is not None:
                 raise job.fault
             lists = job.lists
-        body = await _written(_in_place(wanted, lists), wanted, limits.max_answer_bytes)
+        searched = iter(lists)
+        hits = [[] if blank(query) else next(searched) for query in wanted.queries]
+        is_long = sum(map(len, hits)) >= _MANY_HITS
+        try:
+            body = await offload(is_long, partial(answer, hits, wanted, limits.max_answer_bytes))
+        except ValueError:
+            raise RetrieverError("the retriever returned a score that is not a number") from None
         return Response(body, media_type="application/json", headers={IDENTITY: str(index.card["identity"])})
 
 
-def _in_place(wanted: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
-    """One list for each query, an empty one for a blank query."""
-    if len(lists) == len(wanted.queries):
-        return lists
-    searched = iter(lists)
-    return [[] if blank(query) else next(searched) for query in wanted.queries]
-
-
-async def _written(lists: list[list[Hit]], wanted: RetrieveRequest, max_bytes: int) -> bytes:
-    try:
-        return await offload(sum(map(len, lists)) >= _MANY_HITS, partial(answer, lists, wanted, max_bytes))
-    except ValueError:
-        raise RetrieverError("the retriever returned a score that is not a number") from None
-
-
 def check_name(name: str) -> None:
-    """Refuse a name that cannot be part of a URL, or that is a path of the service."""
+    """Raise `SettingError` for a name that cannot be part of a URL, or that is a path of the service."""
     if not NAME.fullmatch(name):
         raise SettingError(f"an index cannot be served as {name!r}; use letters, digits, '-', '_' and '.'")
     if name in TAKEN:
@@ -215,7 +203,7 @@ def check_name(name: str) -> None:
 
 
 def without_secrets(value: Json) -> Json:
-    """Settings without secrets: no value of a `key` or `token`, no user, password or query inside a URL."""
+    """Remove secrets from settings: values of a `key` or `token`, and the user, password and query of a URL."""
     if isinstance(value, dict):
         return {key: without_secrets(item) for key, item in value.items() if not _SECRET & set(key.lower().split("_"))}
     if isinstance(value, list):
@@ -225,12 +213,13 @@ def without_secrets(value: Json) -> Json:
     return value
 
 
-# Contract: requests to `/retrieve` and their answers, as JSON.
+# Contract: requests to `/retrieve` and their responses, as JSON.
 
 
 def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
-    """Read a request. Raises `RefusedRequest` with 400 (no JSON), 413 (too large) or 422 (not the contract)."""
-    row = _object(body)
+    """Parse a request. Raises `RefusedRequest` with 400 (invalid JSON), 413 (too large) or 422 (invalid request)."""
+    example = 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
+    row = parse_object(body, RefusedRequest(422, example))
     texts = _texts(row)
     if len(texts) > limits.max_queries:
         raise RefusedRequest(
@@ -250,8 +239,8 @@ def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
 
 
 def passages_of(wanted: RetrieveRequest, limits: ServeSettings, corpus: int | None) -> int:
-    """The number of passages for each query, at most the size of the corpus where that is known. Raises
-    `RefusedRequest` (422, 413) for more than `max_topk`, or more than `max_hits` in all."""
+    """The number of passages for each query, at most the size of the corpus, if known. Raises `RefusedRequest` (422,
+    413) for more than `max_topk`, or more than `max_hits` in total."""
     k = wanted.topk or limits.topk
     k = k if corpus is None else min(k, corpus)
     if k > limits.max_topk:
@@ -268,12 +257,12 @@ def passages_of(wanted: RetrieveRequest, limits: ServeSettings, corpus: int | No
 
 
 def blank(query: QueryLike) -> bool:
-    """Whether the query's text is blank, whatever its context."""
+    """Whether the query's text is blank. Its context does not count."""
     return not Query.of(query).text.strip()
 
 
 def answer(lists: Sequence[Sequence[Hit]], wanted: RetrieveRequest, max_bytes: int) -> bytes:
-    """The body of an answer: one list for each query, in order, or the only list where the answer is flat. A score that
+    """The body of a response: one list for each query, in order, or the only list if the response is flat. A score that
     is not finite raises `ValueError`, a longer body `RefusedRequest` (413)."""
     bodies: list[bytes] = []
     bytes_left = max_bytes
@@ -293,48 +282,33 @@ def answer(lists: Sequence[Sequence[Hit]], wanted: RetrieveRequest, max_bytes: i
 
 
 def document(hit: Hit) -> JsonObject:
-    """A hit as JSON. All clients read `contents`; some read the other fields. `meta` is there where it is not empty."""
+    """A hit as JSON. All clients read `contents`; some read the other fields. An empty `meta` is left out."""
     passage = hit.passage
     row: JsonObject = {"id": passage.id, "contents": passage.contents, "title": passage.title, "text": passage.text}
     return {**row, "meta": dict(passage.meta)} if passage.meta else row
 
 
-def _object(body: bytes) -> JsonObject:
-    try:
-        row = parse_lenient(body)
-    except InvalidJson as error:
-        raise RefusedRequest(400, f"the request cannot be read: {error}") from None
-    if not isinstance(row, dict):
-        raise RefusedRequest(
-            422, 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
-        )
-    return row
-
-
 def _texts(row: JsonObject) -> list[str]:
-    """`queries` or `query`, each a list or a single string. `query` as a string has a flat answer."""
-    for name in ("queries", "query"):
-        value = row.get(name)
-        if value is None:
-            continue
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list):
-            raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quoted(value)}')
-        for number, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise RefusedRequest(422, f'"{name}" is a list of strings, and number {number} is {_quoted(text)}')
-        return cast(list[str], texts)
-    raise RefusedRequest(422, 'the request needs "queries", a list of strings')
+    """`queries` or `query`, each a list or a single string."""
+    name = next((name for name in ("queries", "query") if row.get(name) is not None), None)
+    if name is None:
+        raise RefusedRequest(422, 'the request needs "queries", a list of strings')
+    texts = [row[name]] if isinstance(row[name], str) else row[name]
+    if not isinstance(texts, list):
+        raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quoted(texts)}')
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise RefusedRequest(422, f'"{name}" is a list of strings, and number {number} is {_quoted(text)}')
+    return cast(list[str], texts)
 
 
 def _topk(value: Json) -> int | None:
     """Parse `topk`. 0 means null, as in the servers that clients were written for."""
-    if value is None:
-        return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int | None):
         raise RefusedRequest(422, f'"topk" is a whole number or null, not {_quoted(value)}')
+    value = value or 0
     if value < 0:
         raise RefusedRequest(
             422, f'"topk" counts passages and cannot be {_quoted(value)}; leave it out for the default'
@@ -343,7 +317,7 @@ def _topk(value: Json) -> int | None:
 
 
 def _in_context(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[QueryLike]:
-    """Queries with their contexts, where the client sends any."""
+    """Queries with their contexts, if the client sends contexts."""
     if contexts is None:
         return list(texts)
     if not isinstance(contexts, list) or len(contexts) != len(texts):
@@ -369,8 +343,8 @@ def _one_in_context(text: str, context: Json, limits: ServeSettings) -> QueryLik
 
 
 def _quoted(value: object) -> str:
-    """The value as a message shows it, shortened."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_QUOTED:
-        return "a number of more than 200 digits"  # writing one out can take minutes, and Python refuses to
+    """A value for a message, shortened."""
+    if isinstance(value, int) and abs(value) >= 10**_QUOTED:
+        return "a number of more than 200 digits"  # Python refuses to convert it, which could take minutes
     text = repr(value)
     return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"

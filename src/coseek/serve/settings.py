@@ -9,64 +9,64 @@ class ListenSettings(Settings):
     """Address, and limits of any request."""
 
     host: str = "127.0.0.1"
-    """The address to listen at. Any other than this machine's own loopback needs `token_env`."""
+    """The address to listen at. Any address other than this machine's loopback needs `token_env`."""
     port: int = Field(default=8000, ge=0, le=65_535)
-    """0 takes a free one."""
+    """0 selects a free port."""
     token_env: VariableName | None = None
-    """The environment variable that holds the token of requests; the token itself is stored nowhere."""
+    """The environment variable that holds the token of requests. The token itself is not stored."""
     max_connections: int = Field(default=4_096, ge=1)
-    """Open connections, at most; requests of further ones are answered with 503."""
+    """Maximum number of open connections; requests of further ones get a 503."""
     max_body_bytes: int = Field(default=16_777_216, ge=1)
-    """Bytes of one request's body, at most."""
+    """Maximum number of bytes of one request's body."""
     body_s: float = Field(default=30.0, gt=0)
-    """Seconds for sending the body of a request, at most."""
+    """Maximum number of seconds for sending the body of a request."""
     keep_alive_s: int = Field(default=75, ge=1)
-    """Seconds for which an idle connection is kept."""
+    """Seconds for which an idle connection is kept open."""
     log: bool = True
-    """One JSON line a request on stderr."""
+    """Write one JSON line per request to stderr."""
 
 
 class ServeSettings(ListenSettings):
-    """Settings of a retriever service. What exceeds a limit is answered with 4xx or 503 and one sentence."""
+    """Settings of a retriever service. A request beyond a limit gets a 4xx or 503 and one sentence."""
 
     topk: int = Field(default=3, ge=1)
-    """Passages for each query where `topk` is null, 0 or missing."""
+    """Passages per query if `topk` is null, 0 or missing."""
     batch: int = Field(default=32, ge=1)
-    """Queries of several requests in one search, at most."""
+    """Maximum number of queries of several requests in one search."""
     wait_ms: float = Field(default=0.0, ge=0, le=1_000)
     """Milliseconds that a request waits for others while the retriever is idle."""
     queue: int = Field(default=16_384, ge=1)
-    """Queries that may wait; more are answered with 503 and `Retry-After`."""
+    """Number of queries that may wait; further queries get a 503 with `Retry-After`."""
     most_wait_s: float = Field(default=60.0, gt=0)
-    """Seconds after which a request that still waits is refused in the same way."""
+    """Seconds after which a waiting request is refused in the same way."""
     max_queries: int = Field(default=4_096, ge=1)
-    """Queries of one request, at most. Search-R1's GRPO script sends up to 2,560, and stops when they are refused."""
+    """Maximum number of queries in one request. Search-R1's GRPO script sends up to 2,560 and stops if refused."""
     max_query_chars: int = Field(default=32_768, ge=1)
-    """Characters of one query, at most."""
+    """Maximum number of characters of one query."""
     max_context_chars: int = Field(default=1_000_000, ge=0)
-    """Characters of one query's question, reasoning and history together, at most."""
+    """Maximum number of characters of one query's question, reasoning and history together."""
     max_topk: int = Field(default=1_000, ge=1)
-    """Passages for each query, at most."""
+    """Maximum number of passages per query."""
     max_hits: int = Field(default=65_536, ge=1)
-    """Passages of one answer, at most: queries times `topk`."""
+    """Maximum number of passages in one response: queries times `topk`."""
     max_answer_bytes: int = Field(default=134_217_728, ge=1)
-    """Bytes of one answer, at most."""
+    """Maximum number of bytes of one response."""
     log_queries: bool = False
-    """Write the queries into the log line, too. Off by default, since they are the users' words."""
+    """Also log the queries. Off by default, since they are the users' words."""
 
 
 class AgentServeSettings(ListenSettings):
     """Settings of an agent service."""
 
     max_rows: int = Field(default=64, ge=1)
-    """Questions answered at once, at most."""
+    """Maximum number of questions answered at the same time."""
     queue: int = Field(default=1_024, ge=1)
-    """Questions that may wait; more are answered with 503 and `Retry-After`."""
+    """Number of questions that may wait; further questions get a 503 with `Retry-After`."""
     most_wait_s: float = Field(default=30.0, gt=0)
-    """Seconds after which a question that still waits is refused in the same way."""
+    """Seconds after which a waiting question is refused in the same way."""
     max_question_chars: int = Field(default=32_768, ge=1)
-    """Characters of a question, at most."""
+    """Maximum number of characters of a question."""
     page: bool = True
-    """Serve a page for trying at `/`."""
+    """Serve a chat page at `/`."""
     documents: str | None = None
-    """The folder or file that the corpus was imported from: the page links to its files and pages."""
+    """The folder or file from which the corpus was imported. The page links to its files and pages."""

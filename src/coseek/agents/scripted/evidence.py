@@ -1,7 +1,7 @@
-"""Evidence: the demonstrator for questions with gold passages. It knows the answer, and quotes what the passages say.
+"""Evidence: the demonstrator for questions with gold passages. It knows the answer and quotes the passages.
 
-It searches the steps of a question where they are known (2Wiki's path, MuSiQue's decomposition), else the question as
-it stands and then the titles that the question or the passages found name. It answers once a search has found every
+It searches the steps of a question if they are known (2Wiki's path, MuSiQue's decomposition), else the question itself
+and then the titles that occur in the question or in the passages found. It answers once its searches have found every
 gold passage, and declines otherwise.
 """
 
@@ -25,38 +25,36 @@ PROMPT_TEMPLATE = "default"
 NEEDS = "gold passages and gold answers"
 
 LONGEST = 240
-"""Characters of a quotation."""
-_EARLIER = re.compile(r"#(\d+)")
-"""The answer of an earlier step, in MuSiQue's steps."""
+"""Maximum characters of a quotation."""
 
 
 class EvidenceAgent:
-    """A scripted agent for questions with gold passages; others are declined."""
+    """A scripted agent for questions with gold passages; it declines all others."""
 
     def __init__(self, corpus: Corpus | None = None) -> None:
-        """`corpus` knows the titles of passages that were not found yet; without it none is searched by title."""
+        """`corpus` holds the titles of passages that were not found yet; without it no title is searched."""
         self.corpus = corpus
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """The next move; a pure function of the question and the searches."""
+        """The next move, a pure function of the question and the searches."""
         question, searches = so_far.question, so_far.searches
         seen = {hit.passage.id: hit.passage for search in searches for hit in search.hits}
         missing = [ident for ident in question.gold_ids if ident not in seen]
         gold = [seen[ident] for ident in question.gold_ids if ident in seen]
-        report, worth = self._report(so_far, missing), self._worth(so_far)
+        report, selected = self._report(so_far, missing), self._selected(so_far)
         if question.gold_ids and question.answers and not missing:
-            return Move(report, answer=f" {held_answer(question, gold)}", selected=worth)
+            return Move(report, answer=f" {held_answer(question, gold)}", selected=selected)
         for need, query in self._needs(question, missing, gold):
             if all(search.query.strip() != query for search in searches):
-                return Move(f"{report} {need}", queries=(f" {query}",), selected=worth)
+                return Move(f"{report} {need}", queries=(f" {query}",), selected=selected)
         return self.conclude(so_far, rng)
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """Decline, with what was found so far."""
-        return Move(" Nothing that I found answers this.", answer=f" {NOT_FOUND}", selected=self._worth(so_far))
+        """Decline, with the passages found so far."""
+        return Move(" Nothing that I found answers this.", answer=f" {NOT_FOUND}", selected=self._selected(so_far))
 
     def _report(self, so_far: EpisodeState, missing: Sequence[str]) -> str:
-        """A sentence of each gold passage that the latest search found."""
+        """A sentence of each gold passage that the latest search found first."""
         if not so_far.searches:
             return ""
         before = so_far.searches[: len(so_far.searches) - len(latest_block(so_far.searches))]
@@ -71,7 +69,7 @@ class EvidenceAgent:
         return "".join(quoted) or " Not found."
 
     def _needs(self, question: Question, missing: Sequence[str], gold: Sequence[Passage]) -> Iterator[tuple[str, str]]:
-        """What could be searched, best first: in words, and as a query."""
+        """Possible searches, best first: (sentence for the thought, query)."""
         steps = [step for step in known_steps(question) if step.gold_id in missing]
         yield from ((step.question, step.query) for step in steps)
         if not any(known_steps(question)):
@@ -85,13 +83,13 @@ class EvidenceAgent:
         return [] if self.corpus is None else [plain_name(self.corpus.by_id(ident).title) for ident in idents]
 
     def _wanted(self, question: Question, passage: Passage, missing: Sequence[str]) -> list[str]:
-        """What the quotation of a gold passage should hold: the answer of its step, the answer, or a title that is
-        still missing."""
+        """What the quotation of a gold passage should contain: the answer of its step, the answer, or the title of a
+        passage that is still missing."""
         of_step = [step.answer for step in known_steps(question) if step.gold_id == passage.id]
         return [*of_step, *question.answers, *self._titles(missing)]
 
-    def _worth(self, so_far: EpisodeState) -> tuple[str, ...] | None:
-        """The gold passages found; no selection before a search."""
+    def _selected(self, so_far: EpisodeState) -> tuple[str, ...] | None:
+        """The gold passages found; `None` before the first search."""
         idents = (hit.passage.id for search in so_far.searches for hit in search.hits)
         gold = tuple(dict.fromkeys(ident for ident in idents if ident in so_far.question.gold_ids))
         return gold if so_far.searches else None
@@ -102,7 +100,8 @@ def make() -> EvidenceAgent:
 
 
 def quotation(passage: Passage, wanted: Sequence[str]) -> str:
-    """The sentence of a passage that holds one of the texts, else its first; cut around the text where it is long."""
+    """The sentence of a passage that contains one of the texts, else its first sentence; a long sentence is cut around
+    the text."""
     text = first_with(passage, wanted)
     if not text:
         start, end = next(iter(sentence_spans(passage.text)), (0, 0))
@@ -117,13 +116,13 @@ def quotation(passage: Passage, wanted: Sequence[str]) -> str:
 
 
 def held_answer(question: Question, gold: Sequence[Passage]) -> str:
-    """The first gold answer that a gold passage holds, else the first."""
+    """The first gold answer that a gold passage contains, else the first."""
     held = (answer for answer in question.answers if any(holds(passage, answer) for passage in gold))
     return next(held, question.answers[0]).strip()
 
 
 class KnownStep(NamedTuple):
-    """A step of a question that is known."""
+    """A known step of a question."""
 
     gold_id: str
     question: str
@@ -143,12 +142,12 @@ def known_steps(question: Question) -> list[KnownStep]:
     for entry in entries if isinstance(entries, list) else []:
         if not isinstance(entry, dict) or "gold_id" not in entry:
             return []
-        earlier = partial(_earlier, answers=[step.answer for step in steps])
-        query = _EARLIER.sub(earlier, str(entry["question"])).replace(" >> ", " ")
+        query = re.sub(r"#(\d+)", partial(_answer_of, steps=steps), str(entry["question"])).replace(" >> ", " ")
         steps.append(KnownStep(str(entry["gold_id"]), query, query, str(entry["answer"])))
     return steps
 
 
-def _earlier(match: re.Match[str], answers: Sequence[str]) -> str:
-    index = int(match[1]) - 1
-    return answers[index] if 0 <= index < len(answers) else match[0]
+def _answer_of(reference: re.Match[str], steps: Sequence[KnownStep]) -> str:
+    """The answer of the earlier step that `#1` names (MuSiQue); an invalid reference is kept."""
+    index = int(reference[1]) - 1
+    return steps[index].answer if 0 <= index < len(steps) else reference[0]

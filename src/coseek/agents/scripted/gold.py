@@ -1,4 +1,4 @@
-"""Gold: a scripted agent that gives the gold answer, for protocols that only answer (`direct`, `rag`)."""
+"""Gold: a scripted agent that returns the gold answer, for protocols that only answer (`direct`, `rag`)."""
 
 import random
 
@@ -12,7 +12,7 @@ NEEDS = "gold answers"
 
 
 class GoldAnswerAgent:
-    """Answers in the first turn with the first gold answer, and declines what is marked as unanswerable."""
+    """Answers in the first turn with the first gold answer, and declines questions marked as unanswerable."""
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Return the answer with a leading space, so that its first word has the same token as inside a sentence."""

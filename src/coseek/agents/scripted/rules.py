@@ -1,17 +1,17 @@
-"""Rules: a search agent without a model. It searches the question, then what the passages it takes lead to.
+"""Rules: a search agent without a model. It searches the question, then follows the passages that it takes.
 
 After every search it takes one more passage, the best by
 
     score(p) = fusion(p) + 1 · [p's title occurs in the question] + 2 · [p's title occurs in a passage taken before]
 
 where fusion is the reciprocal rank fusion of all searches so far (about the number of searches that found p). It then
-searches the question's words that no taken title covers, with the new names in the passage just taken. It stops when
-the passage taken is tied to nothing: named neither by the question nor by a taken passage, or of a title that was taken
-already; or after four searches. Where a passage has no title, the name of its subject in the text takes its place. If
-all that followed the first search brought nothing new, the evidence is that of the first search. It never sees a gold
-answer or a gold passage, and uses no randomness.
+searches the question's words that no taken title covers, with the new names in the passage just taken. It stops after
+four searches, or when the passage taken is linked to nothing: its title occurs neither in the question nor in a taken
+passage, or was taken already. A passage without a title is named by the subject of its text. If the later searches
+found nothing new, the evidence is that of the first search. It never sees a gold answer or a gold passage, and uses no
+randomness.
 
-Following titles suits encyclopedias, above all questions made along their links (HotpotQA, 2WikiMultihopQA).
+Following titles suits encyclopedias, especially questions made along their links (HotpotQA, 2WikiMultihopQA).
 """
 
 import random
@@ -32,11 +32,11 @@ PROMPT_TEMPLATE = "default"
 
 
 MAX_SEARCHES = 4
-"""Searches after which it answers."""
+"""Number of searches after which it answers."""
 MAX_NAMES = 12
-"""New names that one query takes from a passage."""
+"""Maximum number of new names that one query takes from a passage."""
 NAMED, LINKED = 1.0, 2.0
-"""Weights of a title that occurs in the question, and of one that occurs in a passage taken before."""
+"""Weights of a title that occurs in the question, and of a title that occurs in a passage taken before."""
 
 
 class RuleAgent:
@@ -46,7 +46,7 @@ class RuleAgent:
         self.max_searches = max_searches
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """The next move; a pure function of the question and the searches."""
+        """The next move, a pure function of the question and the searches."""
         question = so_far.question.searched
         if not so_far.searches:
             return Move(thought=" I search the question .", queries=(f" {question}",))
@@ -54,25 +54,25 @@ class RuleAgent:
         query = None if self._is_done(notes) else self._query(notes)
         if query is None:
             return self.conclude(so_far, rng)
-        return Move(f"{_report(notes)} I search {query} .", (f" {query}",), selected=_worth(notes))
+        return Move(f"{notes.report} I search {query} .", (f" {query}",), selected=notes.taken_ids)
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """An answer from what was found so far."""
+        """Answer from the passages found so far."""
         notes = self._read(so_far.question.searched, so_far.searches)
-        tied = [passage for index, passage in enumerate(notes.taken) if notes.is_tied(index)]
-        answer = guess(so_far.question.question, tied)
-        return Move(f"{_report(notes)} I answer {answer} .", answer=f" {answer}", selected=_worth(notes))
+        linked = [passage for index, passage in enumerate(notes.taken) if notes.is_linked(index)]
+        answer = guess(so_far.question.question, linked)
+        return Move(f"{notes.report} I answer {answer} .", answer=f" {answer}", selected=notes.taken_ids)
 
     def evidence(self, question: str, searches: Sequence[Search]) -> list[str]:
-        """Ids of all passages found, best first: those taken, in the order taken, then the rest by score; those of the
-        first search come first where the others brought nothing new."""
+        """Ids of all passages found, best first: the passages taken, in this order, then the rest by score. If the
+        later searches found nothing new, the passages of the first search come first."""
         notes = self._read(question, searches)
-        first = [hit.passage.id for hit in searches[0].hits] if notes.brought_nothing() else []
+        first = [hit.passage.id for hit in searches[0].hits] if notes.found_nothing_new() else []
         best = (passage.id for passage in (*notes.taken, *notes.ranked()))
         return list(dict.fromkeys((*first, *best)))
 
     def _read(self, question: str, searches: Sequence[Search]) -> "_Notes":
-        """Go through the searches as they came and take the best passage after each."""
+        """Go through the searches in order and take the best passage after each."""
         notes = _Notes(question, (), ())
         for search in searches:
             hits = tuple(Hit(with_subject(hit.passage), hit.score) for hit in search.hits)
@@ -81,15 +81,16 @@ class RuleAgent:
         return notes
 
     def _is_done(self, notes: "_Notes") -> bool:
-        """The searches are used up, brought nothing new, or the passage just taken is tied to nothing."""
+        """Whether the searches are used up, a search found no new passage, or the last taken passage is linked to
+        nothing."""
         used_up = len(notes.searches) >= self.max_searches or len(notes.taken) < len(notes.searches)
-        return used_up or not notes.is_tied(len(notes.taken) - 1)
+        return used_up or not notes.is_linked(len(notes.taken) - 1)
 
     def _query(self, notes: "_Notes") -> str | None:
-        """The next query; `None` when it was searched already, or no words are left."""
-        met = {word for passage in notes.taken for word in words(_plain(passage.title))}
-        open_words = _once(_cut(notes.question), met | STOP_WORDS)
-        known = met | STOP_WORDS | _MONTHS | set(words(notes.question))
+        """The next query; `None` if it was searched already or no words are left."""
+        covered = STOP_WORDS.union(*(words(_plain(passage.title)) for passage in notes.taken))
+        open_words = _once(_cut(notes.question), covered)
+        known = covered | _MONTHS | set(words(notes.question))
         names = _once([word for word in _cut(notes.taken[-1].text) if word[0].isupper()], known)
         query = " ".join([*open_words, *names[:MAX_NAMES]])
         return query if query and query not in {search.query.strip() for search in notes.searches} else None
@@ -109,60 +110,58 @@ class _Notes:
     taken: tuple[Passage, ...]
 
     def ranked(self) -> list[Passage]:
-        """The passages found and not yet taken, best first."""
+        """The passages found but not taken, best first."""
         passages = {hit.passage.id: hit.passage for search in self.searches for hit in search.hits}
         fusion = reciprocal_rank_fusion([hit.passage.id for hit in search.hits] for search in self.searches)
         taken = {passage.id for passage in self.taken}
 
         def score(passage: Passage) -> float:
-            named = NAMED * _stands_in(passage.title, self.question)
-            return fusion[passage.id] + named + LINKED * _is_linked(passage, self.taken)
+            named = NAMED * _occurs_in(passage.title, self.question)
+            return fusion[passage.id] + named + LINKED * _is_named(passage, self.taken)
 
         return sorted((passages[ident] for ident in fusion if ident not in taken), key=score, reverse=True)
 
-    def is_tied(self, index: int) -> bool:
-        """Whether the taken passage at `index` is the first, or is named by the question or by one taken before it and
-        has another title than these."""
+    def is_linked(self, index: int) -> bool:
+        """Whether the taken passage at `index` is the first, or is named by the question or by a passage taken before
+        it, none of which has its title."""
         passage, before = self.taken[index], self.taken[:index]
         if index == 0 or passage.title in {other.title for other in before}:
             return index == 0
-        return _stands_in(passage.title, self.question) or _is_linked(passage, before)
+        return _occurs_in(passage.title, self.question) or _is_named(passage, before)
 
-    def brought_nothing(self) -> bool:
-        """Whether the searches after the first led to nothing: no passage taken since is tied, and the last one neither
-        names the first nor holds a word of the question that the first lacks."""
-        if len(self.taken) < 2 or any(map(self.is_tied, range(1, len(self.taken)))):
+    def found_nothing_new(self) -> bool:
+        """Whether the searches after the first were useless: no passage taken since is linked, and the last one neither
+        names the first nor contains a word of the question that the first lacks."""
+        if len(self.taken) < 2 or any(map(self.is_linked, range(1, len(self.taken)))):
             return False
         first, last = self.taken[0], self.taken[-1]
         wanted = _content(self.question) - _content(f"{first.title} {first.text}")
-        return wanted.isdisjoint(_content(f"{last.title} {last.text}")) and not _stands_in(first.title, last.text)
+        return wanted.isdisjoint(_content(f"{last.title} {last.text}")) and not _occurs_in(first.title, last.text)
 
+    @property
+    def report(self) -> str:
+        return f" I take {self.taken[-1].title} ." if self.taken else " I found nothing ."
 
-def _report(notes: _Notes) -> str:
-    return f" I take {notes.taken[-1].title} ." if notes.taken else " I found nothing ."
-
-
-def _worth(notes: _Notes) -> tuple[str, ...] | None:
-    """Select all that was taken; make no selection where nothing was."""
-    return tuple(passage.id for passage in notes.taken) or None
+    @property
+    def taken_ids(self) -> tuple[str, ...] | None:
+        """The selection: all passages taken; `None` if there are none."""
+        return tuple(passage.id for passage in self.taken) or None
 
 
 def guess(question: str, taken: Sequence[Passage]) -> str:
     """Guess `yes`, a date or number of the last passage, or a title that the question does not name.
 
-    Only the form of the question is read, so this is a lower bound for answers.
+    Only the form of the question is used, so this is a lower bound for answers.
     """
     if not taken:
         return "unknown"
     asked = words(question)
-    newest = taken[-1]
-    if asked[:1] and asked[0] in _YES_NO and "or" not in asked:
+    if asked and asked[0] in _YES_NO and "or" not in asked:
         return "yes"
     pattern = _DATE if {"when", "date", "year", "born", "died"} & set(asked) else _NUMBER if "how" in asked else None
-    match = pattern.search(newest.text) if pattern else None
-    if match:
+    if pattern and (match := pattern.search(taken[-1].text)):
         return match.group()
-    named = [passage for passage in taken if _stands_in(passage.title, question)]
+    named = [passage for passage in taken if _occurs_in(passage.title, question)]
     new = [passage for passage in taken if passage not in named]
     return _plain((named or new)[0].title if "or" in asked or not new else new[-1].title)
 
@@ -175,19 +174,19 @@ _NUMBER = re.compile(r"\b\d[\d,.]*\d\b|\b\d\b")
 
 
 def _cut(text: str) -> list[str]:
-    """Words in NFC, with their case, which a policy that learns from these runs can copy. Single letters (initials, the
-    s of a genitive) are left out."""
-    runs = word_runs().findall(unicodedata.normalize("NFC", text))
-    return [word for word in runs if len(word) > 1 or not word.isascii() or word.isdigit()]
+    """Words in NFC, in their case, so that a policy that learns from these runs can copy them. Single letters
+    (initials, the s of a genitive) are left out."""
+    cut = word_runs().findall(unicodedata.normalize("NFC", text))
+    return [word for word in cut if len(word) > 1 or not word.isascii() or word.isdigit()]
 
 
 def _once(tokens: Sequence[str], known: Set[str]) -> list[str]:
-    """Each word once, in order, without the known ones; case is ignored."""
+    """Each unknown word once, in order; case is ignored."""
     return list({word.lower(): word for word in reversed(tokens) if word.lower() not in known}.values())[::-1]
 
 
 def _plain(title: str) -> str:
-    """Strip the disambiguation from a title: `Ed Wood (film)` → `Ed Wood`."""
+    """Strip the disambiguation from a title: `Ed Wood (film)` → `Ed Wood`. In linear time, unlike a pattern."""
     kept: list[str] = []
     start = at = 0
     closed = -1
@@ -195,7 +194,7 @@ def _plain(title: str) -> str:
         closed = closed if closed > opened else title.find(")", opened)
         if closed < 0:
             break
-        if (line := title.find("\n", opened, closed)) >= 0:  # brackets hold no line break
+        if (line := title.find("\n", opened, closed)) >= 0:  # brackets may not span lines
             at = line
         else:
             kept.append(title[start:opened].rstrip())
@@ -203,21 +202,21 @@ def _plain(title: str) -> str:
     return "".join([*kept, title[start:]]).strip() or title
 
 
-def _is_linked(passage: Passage, others: Sequence[Passage]) -> bool:
-    """Whether one of the others names this passage's title."""
-    return any(_stands_in(passage.title, other.text) for other in others)
+def _is_named(passage: Passage, others: Sequence[Passage]) -> bool:
+    """Whether one of the others contains this passage's title."""
+    return any(_occurs_in(passage.title, other.text) for other in others)
 
 
 @lru_cache(maxsize=50_000)
-def _stands_in(title: str, text: str) -> bool:
-    """Whether the plain title occurs in the text as whole words; a title of stop words never does."""
-    cut = words(_plain(title))
-    return not STOP_WORDS.issuperset(cut) and f" {' '.join(cut)} " in _padded(text)
+def _occurs_in(title: str, text: str) -> bool:
+    """Whether the plain title occurs in the text as whole words. False for a title of stop words."""
+    title_words = words(_plain(title))
+    return not STOP_WORDS.issuperset(title_words) and f" {' '.join(title_words)} " in _padded(text)
 
 
 @lru_cache(maxsize=5_000)
 def _content(text: str) -> frozenset[str]:
-    """The words that are no stop words, in the singular."""
+    """The words except stop words, in the singular."""
     return frozenset(singular(word) for word in words(text) if word not in STOP_WORDS)
 
 
@@ -232,36 +231,33 @@ STOP_WORDS = frozenset(
     also same its his her he she him you your i we than more most other one two first name named many much between
     about after before during while""".split()  # noqa: SIM905 (a list of quoted words reads worse)
 )
-"""Words that name nothing."""
+"""Words that are not part of a name or topic."""
 _INSIDE = frozenset(["of", "the", "and", "for", "in", "on", "at", "de", "la", "le", "du", "von", "van", "der", "del",
                      "da", "di", "al", "el", "y", "et", "&"])  # fmt: skip
-"""Words that names hold in lower case."""
+"""Lower-case words inside names."""
 _TOKEN = re.compile(r"[^\W_](?:[\w'’&-]|\.(?=\w))*\.?|\S")
 _MARKS = frozenset("\"'“”‘’«»*#`(")
-"""Marks that may stand before a name."""
+"""Marks that may precede a name."""
 _OPENING = 400
 """Characters in which a name is looked for."""
 _LONGEST = 12
-"""Words of a name."""
+"""Maximum number of words of a name."""
 _INITIAL = 3
-"""Characters of an initial or a short form (`M.`, `St.`); a longer word with a full stop ends a sentence."""
+"""Maximum characters of an initial or abbreviation (`M.`, `St.`); a longer word with a full stop ends a sentence."""
 _HEADING = 120
-"""Characters of a heading."""
+"""Maximum characters of a heading."""
 
 
 def with_subject(passage: Passage) -> Passage:
-    """The passage with its subject for a title; one that has a title stays as it is."""
-    return passage if passage.title.strip() else _titled(passage)
-
-
-@lru_cache(maxsize=20_000)
-def _titled(passage: Passage) -> Passage:
+    """The passage, with its subject as the title if it has none."""
+    if passage.title.strip():
+        return passage
     text = passage.text.strip()
     return replace(passage, title=heading(text) or opening_name(text))
 
 
 def heading(text: str) -> str:
-    """The first line, without Markdown's marks; empty where that is a sentence, a row of a table or the whole text."""
+    """The first line without Markdown's marks; empty if that is a sentence, a row of a table or the whole text."""
     line, _, rest = text.partition("\n")
     line = line.strip().strip("#=*_ \t") if len(line) <= _HEADING else ""
     return line if line and rest.strip() and line[-1] not in ".!?;:,。！？" and " | " not in line else ""
@@ -276,7 +272,7 @@ def opening_name(text: str) -> str:
         if not name and (token in _MARKS or token.lower() in STOP_WORDS):
             continue
         if token in name[:1] or len(name) >= _LONGEST:
-            break  # where the first word comes again, a title ran into the text: `Ed Wood Ed D. Wood was …`
+            break  # a repeated first word means that a title runs into the text: `Ed Wood Ed D. Wood was …`
         if token[0].isupper() or token[0].isdigit():
             name += [*inside, token]
             inside = []

@@ -1,4 +1,4 @@
-"""Search: the queries of a call, given to the rollout's retriever in one batch. What they find is the evidence."""
+"""Search: runs the queries of a call in one batch over the rollout's retriever. The hits are the evidence."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +10,6 @@ from coseek.agents.actions import texts_of
 from coseek.agents.tool import ParsedCall, ToolContext, ToolRequest, ToolSettings, TurnSearches
 from coseek.core.errors import RetrieverError
 from coseek.core.files import JsonObject
-from coseek.data.passage import Hit
 from coseek.data.trajectory import Search
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import fault_of_hits
@@ -22,14 +21,14 @@ class SearchSettings(ToolSettings):
     query: str = "query"
     """The argument that holds the query, or a list of queries."""
     max_queries: int | None = Field(default=None, ge=1)
-    """Queries per call. Further ones are left out, and the trajectory is not of the valid form."""
+    """Maximum number of queries per call. Further queries are dropped and make the trajectory invalid."""
 
 
 SETTINGS = SearchSettings
 
 
 def schema(settings: SearchSettings) -> JsonObject:
-    """A query, or a list where a call may have several."""
+    """A query, or a list of queries if a call may have several."""
     query: JsonObject = {"type": "string", "description": "what to look for"}
     if settings.max_queries is not None and settings.max_queries > 1:
         query = {"type": "array", "items": query, "minItems": 1, "maxItems": settings.max_queries}
@@ -40,7 +39,7 @@ def schema(settings: SearchSettings) -> JsonObject:
 
 
 def parse(arguments: JsonObject, settings: SearchSettings) -> ParsedCall:
-    """The queries of a call in the order written; none is empty."""
+    """The non-empty queries of a call in the order written."""
     queries, most = texts_of(arguments.get(settings.query)), settings.max_queries
     if not queries:
         return ParsedCall(problem=f"a search needs {settings.query!r}, a text or a list of texts")
@@ -50,29 +49,29 @@ def parse(arguments: JsonObject, settings: SearchSettings) -> ParsedCall:
 
 
 def arguments_for(queries: Sequence[str]) -> JsonObject:
-    """The arguments of a search as `run` takes them."""
+    """The arguments of a search in the form that `run` takes."""
     return {"queries": [*queries]}
 
 
 def run(requests: Sequence[ToolRequest], settings: SearchSettings, context: ToolContext) -> list[TurnSearches]:
-    """Search the queries of all requests, in one batch for each top-k: that of the opening search may be another."""
-    asked = [
+    """Search the queries of all requests in one batch per top-k: the opening search may have another top-k."""
+    queries = [
         tuple(replace(request.query, text=text) for text in cast(list[str], request.arguments["queries"]))
         for request in requests
     ]
     depths = [context.limits.passages_of(request.turn) for request in requests]
-    hits: dict[int, Iterator[Search]] = {}
+    searches: dict[int, Iterator[Search]] = {}
     for k in dict.fromkeys(depths):
-        batch = [query for queries, depth in zip(asked, depths, strict=True) if depth == k for query in queries]
-        hits[k] = iter(_search(batch, k, context))
+        batch = [query for each, depth in zip(queries, depths, strict=True) if depth == k for query in each]
+        searches[k] = iter(_search(batch, k, context))
     return [
-        TurnSearches(queries, tuple(replace(next(hits[k]), turn=request.turn) for _ in queries))
-        for request, queries, k in zip(requests, asked, depths, strict=True)
+        TurnSearches(each, tuple(replace(next(searches[k]), turn=request.turn) for _ in each))
+        for request, each, k in zip(requests, queries, depths, strict=True)
     ]
 
 
 def render(result: TurnSearches, settings: SearchSettings, context: ToolContext) -> tuple[int, ...]:
-    """The documents found, each once, and a failure notice for each query that failed."""
+    """The documents found, each once, and a notice for each failed query."""
     limits = context.limits
     return context.template.block_ids(
         context.tokenizer, result.searches, limits.max_observation_tokens, limits.max_document_tokens, result.before
@@ -80,17 +79,15 @@ def render(result: TurnSearches, settings: SearchSettings, context: ToolContext)
 
 
 def _search(queries: Sequence[Query], k: int, context: ToolContext) -> list[Search]:
-    """Search in one batch; when that fails, one by one, so a bad query costs no other its result."""
+    """Search in one batch. If that fails, search one by one, so that a bad query does not affect the others. Hits that
+    cannot be stored in a file are a fault."""
     try:
-        hits = context.retriever.search(queries, k)
-        return [checked_search(query.text, query_hits) for query, query_hits in zip(queries, hits, strict=True)]
+        hit_lists = context.retriever.search(queries, k)
     except RetrieverError as error:
         if len(queries) == 1:
             return [Search(queries[0].text, fault=str(error))]
         return [search for query in queries for search in _search([query], k, context)]
-
-
-def checked_search(query: str, hits: Sequence[Hit]) -> Search:
-    """Build a search from its hits; a retriever fault when they cannot be written to a file."""
-    fault = fault_of_hits(hits)
-    return Search(query, fault=fault) if fault else Search(query, tuple(hits))
+    return [
+        Search(query.text, fault=fault) if (fault := fault_of_hits(hits)) else Search(query.text, tuple(hits))
+        for query, hits in zip(queries, hit_lists, strict=True)
+    ]

@@ -1,5 +1,5 @@
-"""Visit: opens a document at a passage that this episode has found: the passage, and around it those of its neighbours
-that fit. A passage without neighbours in the corpus, and one that is longer than a page, is shown alone in pages."""
+"""Visit: opens a document at a passage that the episode has found, and shows the passage with the neighbours that fit.
+A passage without neighbours in the corpus, or longer than a page, is shown alone in pages."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -19,14 +19,14 @@ class VisitSettings(ToolSettings):
     id: str = "id"
     """The argument that holds the id of the document."""
     page: str = "page"
-    """The argument that holds the page, from 1; the first page when it is left out."""
+    """The argument that holds the page, from 1; default: 1."""
 
 
 SETTINGS = VisitSettings
 
 
 def schema(settings: VisitSettings) -> JsonObject:
-    """The id of a passage, and a page."""
+    """The id of a passage and a page."""
     properties: JsonObject = {
         settings.id: {"type": "string", "description": "id of a passage that a search returned"},
         settings.page: {"type": "integer", "description": "page to read, from 1"},
@@ -38,7 +38,7 @@ def schema(settings: VisitSettings) -> JsonObject:
 
 
 def parse(arguments: JsonObject, settings: VisitSettings) -> ParsedCall:
-    """The id and page of a call; of a list of ids the first."""
+    """The id and page of a call; the first id of a list."""
     ident, page = arguments.get(settings.id), arguments.get(settings.page, 1)
     if isinstance(ident, list) and ident:
         ident = ident[0]
@@ -50,7 +50,7 @@ def parse(arguments: JsonObject, settings: VisitSettings) -> ParsedCall:
 
 
 def run(requests: Sequence[ToolRequest], settings: VisitSettings, context: ToolContext) -> list[DocumentPage]:
-    """Look each passage up among those that its episode has found, and its neighbours in the corpus."""
+    """Look up each passage among those that its episode has found, and its neighbours in the corpus."""
     pages = []
     for request in requests:
         ident, page = cast(str, request.arguments["id"]), cast(int, request.arguments["page"])
@@ -61,34 +61,33 @@ def run(requests: Sequence[ToolRequest], settings: VisitSettings, context: ToolC
 
 
 def render(result: DocumentPage, settings: VisitSettings, context: ToolContext) -> tuple[int, ...]:
-    """The page in pages of `max_observation_tokens`, or a notice that there is no such page."""
+    """The requested page of `max_observation_tokens` tokens, or a notice that there is no such page."""
     return context.template.page_ids(context.tokenizer, result, context.limits.max_observation_tokens)
 
 
 def _document(passage: Passage, context: ToolContext) -> tuple[Passage, ...]:
-    """A passage with the neighbours that fit into `max_observation_tokens` beside it, taken in turns from behind and
-    from before it; empty where none does."""
+    """A passage with the neighbours that fit into `max_observation_tokens` beside it, taken alternately from after and
+    before it; empty if no neighbour fits."""
+
+    def size_of(passage: Passage) -> int:
+        return len(context.template.part_ids(context.tokenizer, passage))
+
     corpus = context.retriever.corpus
-    left = context.limits.max_observation_tokens - _size(passage, context)
-    if corpus is None or left <= 0:
+    tokens_left = context.limits.max_observation_tokens - size_of(passage)
+    if corpus is None or tokens_left <= 0:
         return ()
-    behind: list[Passage] = []
+    after: list[Passage] = []
     before: list[Passage] = []
-    sides: tuple[tuple[list[Passage], Way], ...] = ((behind, "next"), (before, "previous"))
-    ways = [(side, takewhile(_is_writable, neighbours(passage, corpus, way))) for side, way in sides]
-    while ways:
-        side, others = ways.pop(0)
+    sides: tuple[tuple[list[Passage], Way], ...] = ((after, "next"), (before, "previous"))
+    open_sides = [(side, takewhile(_is_writable, neighbours(passage, corpus, way))) for side, way in sides]
+    while open_sides:
+        side, others = open_sides.pop(0)
         neighbour = next(others, None)
-        if neighbour is not None and (size := _size(neighbour, context)) <= left:
+        if neighbour is not None and (size := size_of(neighbour)) <= tokens_left:
             side.append(neighbour)
-            left -= size
-            ways.append((side, others))
-    return (*before[::-1], passage, *behind) if before or behind else ()
-
-
-def _size(passage: Passage, context: ToolContext) -> int:
-    """Its tokens among others of its document."""
-    return len(context.template.part_ids(context.tokenizer, passage))
+            tokens_left -= size
+            open_sides.append((side, others))
+    return (*before[::-1], passage, *after) if before or after else ()
 
 
 def _is_writable(passage: Passage) -> bool:

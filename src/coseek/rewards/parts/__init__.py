@@ -1,1 +1,1 @@
-"""The rewards by name. A part is a file with `class Options(PartSettings)` and `reward(trajectory, settings)`."""
+"""Reward parts, found by name: files with `SETTINGS` (over `PartSettings`) and `reward(trajectory, settings)`."""

@@ -10,7 +10,7 @@ SETTINGS = PartSettings
 def reward(trajectory: Trajectory, settings: PartSettings) -> float:
     """𝕀[a gold answer is a run of words in a retrieved passage].
 
-    QAgent's Hit also searches the agent's own text, which rewards writing the answer down.
+    QAgent's Hit also searches the agent's text, which rewards writing the answer down.
     """
     needs_answers(trajectory, "answer_hit")
     return float(retrieval.answer_hit(trajectory))

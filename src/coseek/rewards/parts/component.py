@@ -1,4 +1,4 @@
-"""Component: 1 if a frozen generator answers right from the run's passages, else 0."""
+"""Component: 1 if a frozen generator answers correctly from the run's passages, else 0."""
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.grades import Accuracy, Grades, Need, is_right, needs_of, undecided
@@ -21,12 +21,12 @@ def needs(settings: ComponentSettings) -> tuple[Need, ...]:
 
 
 def to_judge(trajectory: Trajectory, settings: ComponentSettings, grades: Grades) -> list[str]:
-    """The generator's answer, where the accuracy leaves it to a judge."""
+    """The generator's answer, if the accuracy leaves it to a judge."""
     return undecided(settings.accuracy, trajectory.question, grades.written)
 
 
 def reward(trajectory: Trajectory, settings: ComponentSettings, grades: Grades) -> PartValue:
-    """Acc(G(Q, K), A) with K the run's passages: all retrieved ones, or its selection (QAgent, eq. 8–10)."""
+    """Acc(G(Q, K), A) with K the run's passages: all retrieved passages, or its selection (QAgent, eq. 8–10)."""
     needs_answers(trajectory, "component", judged=True)
     right = is_right(settings.accuracy, trajectory.question, grades.component_answer(), grades)
     return PartValue(float(right), grades.served())

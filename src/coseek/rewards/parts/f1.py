@@ -1,4 +1,4 @@
-"""F1: word overlap of the answer with the nearest gold answer, in [0, 1]."""
+"""F1: word overlap of the answer with the closest gold answer, in [0, 1]."""
 
 from coseek.data import answers
 from coseek.data.trajectory import Trajectory

@@ -1,4 +1,4 @@
-"""First appearance: 1 to the turn whose searches first found a gold answer (TSPO's first-occurrence reward, Ma et al.
+"""First appearance: 1 for the turn whose searches first found a gold answer (TSPO's first-occurrence reward, Ma et al.
 2026, arXiv 2601.22776)."""
 
 from coseek.data.trajectory import Trajectory
@@ -9,8 +9,8 @@ SETTINGS = PartSettings
 
 
 def reward(trajectory: Trajectory, settings: PartSettings) -> PartValue:
-    """𝕀[a search found a passage with a gold answer as whole words], paid to the first turn that did; a search that
-    opens the run pays none."""
+    """𝕀[a search found a passage with a gold answer as whole words], paid to the first such turn; the search that opens
+    a run earns nothing."""
     golds, turns = needs_answers(trajectory, "first_appearance"), [0.0] * len(trajectory.turn_spans)
     for search in trajectory.searches:
         if rankings.answer_hit(golds, (f"{hit.passage.title} {hit.passage.text}" for hit in search.hits)):

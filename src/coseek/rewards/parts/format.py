@@ -14,11 +14,11 @@ class FormatSettings(PartSettings):
     """Reward of a valid format."""
 
     lambda_f: float = Field(default=0.2, ge=0, le=1)
-    """λf: reward of a valid format without a right answer, and cost of an invalid one with it. Paper: 0.2 (3B, 14B),
-    0.4 (7B)."""
+    """λf: reward of a valid format without a right answer, and cost of an invalid format with a right answer. Paper:
+    0.2 (3B, 14B), 0.4 (7B)."""
     outcome: Literal["em", "f1", "cover"] = "em"
-    """Accuracy a of the answer, in [0, 1]: strict EM (the paper's), word F1 for long answers, or cover-EM. The paper
-    trains on long answers (table 6) and gives no formula with F1: a(1 − λf) + λf·valid is ours, and is eq. 3 for EM."""
+    """Accuracy a of the answer, in [0, 1]: strict EM (as in the paper), word F1 for long answers, or cover-EM. The
+    paper trains on long answers (table 6) without a formula for F1. Ours, a(1 − λf) + λf·valid, is eq. 3 for EM."""
     variant: Literal["paper", "code"] = "paper"
     """`code`: as in the published code, a wrong and invalid run earns `answer_found` if it has an answer."""
     answer_found: float = Field(default=0.1, ge=0, le=1)
@@ -45,5 +45,5 @@ def reward(trajectory: Trajectory, settings: FormatSettings) -> float:
 
 
 def accuracy(trajectory: Trajectory, settings: FormatSettings, part: str) -> float:
-    """The answer's accuracy by `settings.outcome`, in [0, 1]; `part` is named where there is no gold answer."""
+    """The answer's accuracy by `settings.outcome`, in [0, 1]. `part` is named in the error for missing gold answers."""
     return float(_OUTCOMES[settings.outcome](trajectory.answer, needs_answers(trajectory, part)))

@@ -21,7 +21,7 @@ def needs(settings: GbrSettings) -> tuple[Need, ...]:
 
 
 def to_judge(trajectory: Trajectory, settings: GbrSettings, grades: Grades) -> list[str]:
-    """The generator's two answers, where the accuracy leaves them to a judge."""
+    """The generator's two answers, if the accuracy leaves them to a judge."""
     baseline = None if grades.baseline is None else grades.baseline.answer
     return undecided(settings.accuracy, trajectory.question, grades.written, baseline)
 

@@ -9,12 +9,12 @@ from coseek.rewards.reward import PartSettings, PartValue, needs_answers
 
 
 class GenAccSettings(PartSettings):
-    """Which answer is graded."""
+    """The graded answer, and how it is matched."""
 
     of: Literal["component", "own"] = "component"
     """The frozen generator's answer from the run's passages, or the agent's own."""
     span: Literal["cover_match", "span_match"] = "cover_match"
-    """How a gold answer is looked for: as words, or as the tokens of s3's program."""
+    """How a gold answer is matched: as words, or as the tokens of s3's program."""
 
 
 SETTINGS = GenAccSettings
@@ -32,8 +32,8 @@ def to_judge(trajectory: Trajectory, settings: GenAccSettings, grades: Grades) -
 
 
 def reward(trajectory: Trajectory, settings: GenAccSettings, grades: Grades) -> PartValue:
-    """span ∨ judge (s3, eq. 3). The judge is called, and logged, only for answers without a matching span; for
-    all answers to a question that only the judge decides (`Question.judge_only`)."""
+    """span ∨ judge (s3, eq. 3). The judge is called and logged only for answers without a matching span, and for all
+    answers to a question that only the judge decides (`Question.judge_only`)."""
     golds = needs_answers(trajectory, "gen_acc", judged=True)
     response = trajectory.answer if settings.of == "own" else grades.component_answer()
     span = (cover_match if settings.span == "cover_match" else span_match)(response, golds)

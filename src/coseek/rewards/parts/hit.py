@@ -13,7 +13,7 @@ _MARKUP = str.maketrans(dict.fromkeys('<>{}[]"', " "))
 
 
 class HitSettings(PartSettings):
-    """Text that is searched for gold answers."""
+    """The text that is searched for gold answers."""
 
     variant: Literal["paper", "code", "documents"] = "paper"
     """`paper` and `code`: everything after the prompt, including the agent's own text, so that writing the answer earns

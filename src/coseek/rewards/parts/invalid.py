@@ -1,4 +1,4 @@
-"""Invalid: 1 if the run has not the protocol's format, else 0. A negative weight makes it a penalty (R1-Searcher)."""
+"""Invalid: 1 if the run lacks the protocol's format, else 0. A negative weight makes it a penalty (R1-Searcher)."""
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import PartSettings

@@ -1,4 +1,6 @@
-"""Rank tiers: the better the first passage with a gold answer is ranked, the more is paid (DeepRetrieval)."""
+"""Rank tiers: a better rank of the first passage with a gold answer earns more (DeepRetrieval)."""
+
+import math
 
 from pydantic import field_validator
 
@@ -8,13 +10,13 @@ from coseek.rewards.reward import PartSettings, needs_answers
 
 
 class RankTiersSettings(PartSettings):
-    """Ranks and what they pay."""
+    """Ranks and their rewards."""
 
     tiers: str = "5=5, 20=4, 50=2, 100=1"
-    """Rank and pay, the best rank first: a passage at rank 5 or better pays 5. Set `limits.passages_per_search` to the
-    last rank, since what was not retrieved has none."""
+    """Ranks and rewards, best rank first: a passage at rank 5 or better earns 5. Set `limits.passages_per_search` to
+    the last rank, since a passage that is not retrieved has no rank."""
     otherwise: float = -3.5
-    """For a run in which no search found such a passage within the last tier."""
+    """Reward of a run without such a passage within the last tier."""
 
     @field_validator("tiers")
     @classmethod
@@ -35,7 +37,7 @@ def pairs_of(tiers: str) -> list[tuple[int, float]]:
 
 
 def reward(trajectory: Trajectory, settings: RankTiersSettings) -> float:
-    """The pay of the tier of the first passage that contains a gold answer, the best of the run's searches."""
+    """The reward of the best rank, over the run's searches, of a passage that contains a gold answer."""
     golds = needs_answers(trajectory, "rank_tiers")
     ranks = [
         rank
@@ -43,9 +45,5 @@ def reward(trajectory: Trajectory, settings: RankTiersSettings) -> float:
         for rank, hit in enumerate(search.hits, start=1)
         if cover_match(f"{hit.passage.title} {hit.passage.text}", golds)
     ]
-    best = min(ranks, default=None)
-    if best is not None:
-        for rank, pay in pairs_of(settings.tiers):
-            if best <= rank:
-                return pay
-    return settings.otherwise
+    best = min(ranks, default=math.inf)
+    return next((pay for rank, pay in pairs_of(settings.tiers) if best <= rank), settings.otherwise)

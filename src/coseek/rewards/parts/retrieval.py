@@ -1,4 +1,4 @@
-"""Retrieval: the format reward plus λr for a retrieved but not given answer (Search-R1 empirical study, eq. 4)."""
+"""Retrieval: the format reward plus λr if the answer was retrieved but not given (Search-R1 empirical study, eq. 4)."""
 
 from typing import Literal
 
@@ -16,16 +16,16 @@ class RetrievalSettings(form.FormatSettings):
     lambda_r: float = Field(default=0.1, ge=0, le=1)
     """λr: added if the answer is wrong, the format valid, and a retrieved passage contains a gold answer."""
     match: Literal["substring", "words"] = "substring"
-    """How a passage contains it: anywhere (the paper; a gold answer such as "no" is then found in almost any text), or
-    as whole words."""
+    """How a passage contains it: anywhere (as in the paper; a gold answer such as "no" is then found in almost any
+    text), or as whole words."""
 
 
 SETTINGS = RetrievalSettings
 
 
 def reward(trajectory: Trajectory, settings: RetrievalSettings) -> float:
-    """Eq. 3, and λf + λr if wrong ∧ valid ∧ a retrieved passage contains a gold answer. An answer that is right in part
-    (outcome f1) earns λr for the rest."""
+    """Eq. 3, and λf + λr if wrong ∧ valid ∧ a retrieved passage contains a gold answer. A partly right answer (outcome
+    f1) earns λr for the rest."""
     wrong = 1.0 - form.accuracy(trajectory, settings, "retrieval")
     base = form.reward(trajectory, settings)
     return base + wrong * settings.lambda_r if wrong and trajectory.valid and _is_found(trajectory, settings) else base

@@ -1,4 +1,4 @@
-"""Searched: 1 if the run searched at all, else 0 (R1-Searcher's first stage pays for learning to search)."""
+"""Searched: 1 if the run searched at all, else 0 (R1-Searcher's first stage rewards learning to search)."""
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import PartSettings

@@ -10,7 +10,7 @@ class SearchesSettings(PartSettings):
     """Number of searches without cost."""
 
     free: int = Field(default=0, ge=0)
-    """Searches that are not counted."""
+    """Number of searches that are not counted."""
 
 
 SETTINGS = SearchesSettings

@@ -1,5 +1,5 @@
-"""Step search: pays each turn the gold passages that it found first, less the share that it found again (StepSearch,
-Wang et al. 2025, arXiv 2505.15107, which compares texts where this compares passage ids)."""
+"""Step search: rewards each turn for the gold passages that it found first, less the share of passages that it found
+again (StepSearch, Wang et al. 2025, arXiv 2505.15107, which compares texts where this compares passage ids)."""
 
 from pydantic import Field
 
@@ -11,23 +11,23 @@ class StepSearchSettings(PartSettings):
     """Settings of step search."""
 
     redundancy: float = Field(default=1.0, ge=0)
-    """Weight of the share of a turn's passages that earlier searches had found. With 0 a turn earns what it takes off
-    the distance to the goal, the share of gold passages not yet read."""
+    """Weight of the share of a turn's passages that earlier searches had found. With 0 a turn earns the share of gold
+    passages that it found first."""
 
 
 SETTINGS = StepSearchSettings
 
 
 def reward(trajectory: Trajectory, settings: StepSearchSettings) -> PartValue:
-    """Σ over turns of |new gold| / |gold| - `redundancy` · |found again| / |found|; a search that opens the run earns
+    """Σ over turns of |new gold| / |gold| - `redundancy` · |found again| / |found|; the search that opens a run earns
     nothing."""
     gold = set(needs_gold_passages(trajectory, "step_search"))
-    turns, met = [0.0] * len(trajectory.turn_spans), set[str]()
+    turns, seen = [0.0] * len(trajectory.turn_spans), set[str]()
     by_turn: dict[int, set[str]] = {}
     for search in trajectory.searches:
         by_turn.setdefault(search.turn or 0, set()).update(hit.passage.id for hit in search.hits)
     for turn, ids in sorted(by_turn.items()):
         if turn and ids:
-            turns[turn - 1] = len(gold & ids - met) / len(gold) - settings.redundancy * len(ids & met) / len(ids)
-        met |= ids
+            turns[turn - 1] = len(gold & ids - seen) / len(gold) - settings.redundancy * len(ids & seen) / len(ids)
+        seen |= ids
     return PartValue(sum(turns), {}, tuple(turns))

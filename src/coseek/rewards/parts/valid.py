@@ -1,4 +1,4 @@
-"""Valid: 1 if the run has the protocol's format, else 0. As a gate of exact_match it is QAgent's first stage."""
+"""Valid: 1 if the run has the protocol's format, else 0. As a gate for exact_match it is QAgent's first stage."""
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import PartSettings
