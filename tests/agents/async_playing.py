@@ -1,4 +1,4 @@
-"""What tests and measurements of the async driver share: engines over batch models, and models that write anything."""
+"""Shared by tests and measurements of the async driver: engines over batch models, and models that write anything."""
 
 import asyncio
 import random
@@ -20,12 +20,12 @@ from coseek.retrieval.retriever import Retriever
 
 
 async def no_pause() -> None:
-    """Let others run first."""
+    """Let other coroutines run first."""
     await asyncio.sleep(0)
 
 
 class OneRow:
-    """The engine of one episode over a batch model that others use too: a turn is written alone, at one go."""
+    """The engine of one episode over a shared batch model. A turn is sampled alone, in one step."""
 
     def __init__(self, model: Model, pause: Callable[[], Awaitable[None]] = no_pause, version: int | None = None):
         self.model, self.pause, self.version = model, pause, version
@@ -53,7 +53,7 @@ class OneRow:
 
 
 class Improviser(Typist):
-    """Writes turns drawn by a row's seed and tokens: good ones, broken ones, too long ones and faults."""
+    """Writes turns drawn by a row's seed and tokens: valid, broken and long turns, and faults."""
 
     def __init__(self, protocol: Protocol, *more: str) -> None:
         super().__init__(ByteTokenizer(protocol.grammar.special_tokens), ())

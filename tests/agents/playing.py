@@ -1,4 +1,4 @@
-"""What tests of protocols share: a model that writes given turns, a retriever that fails for some queries."""
+"""Shared by tests of protocols: a model that writes given turns, a retriever that fails for some queries."""
 
 import json
 import random
@@ -33,7 +33,7 @@ OURS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 class Shelf(FixedRetriever):
-    """Finds what is listed; the question finds Ada; queries that hold `bad` fail. Remembers what it was asked."""
+    """Returns listed results; the question finds Ada; queries with `bad` fail. Remembers its queries."""
 
     def __init__(self, corpus: Corpus = CORPUS, results: dict[str, list[str]] | None = None) -> None:
         super().__init__(corpus, {QUESTION.question: ["p1", "p2"], **(RESULTS if results is None else results)})
@@ -47,7 +47,7 @@ class Shelf(FixedRetriever):
 
 
 class Typist:
-    """Writes its turns in order, and its notes where it is asked for them; what comes after a stop string is kept."""
+    """Writes its turns in order, and its notes in side contexts. Text after a stop string is kept."""
 
     def __init__(
         self, tokenizer: Tokenizer, turns: Sequence[str], notes: str = "noted", note_end: TurnEnd = TurnEnd.EOS
@@ -125,7 +125,7 @@ def moves_of(
 def assert_sound(
     trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer | None = None, limits: Limits = WIDE
 ) -> None:
-    """The trajectory comes back from its file, and the audit, which derives it again, finds nothing."""
+    """The trajectory can be restored from its file, and the audit, which derives it again, finds no fault."""
     tokenizer = tokenizer or ByteTokenizer(protocol.grammar.special_tokens)
     assert Trajectory.from_json(json.loads(json.dumps(trajectory.to_json()))) == trajectory
     assert list(check_trajectory(trajectory, tokenizer.decode)) == []
@@ -133,7 +133,7 @@ def assert_sound(
 
 
 def observations(trajectory: Trajectory) -> list[str]:
-    """What the environment wrote after the prompt."""
+    """The environment's texts after the prompt."""
     return [segment.text for segment in trajectory.segments[1:] if segment.author == "environment"]
 
 
@@ -141,5 +141,5 @@ SCRIPTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("scripts
 
 
 def script(name: str) -> tuple[str, ...]:
-    """Turns of a whole run that is valid under a protocol: it asks for Ada where it can, and says 1815."""
+    """Turns of a complete, valid run of a protocol: it searches Ada if it can, and answers 1815."""
     return tuple(SCRIPTS[Path(name).stem.removesuffix("-code").removesuffix("-paper").removesuffix("-search")])

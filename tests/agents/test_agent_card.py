@@ -1,4 +1,4 @@
-"""Agent cards: what a model folder says of how it was trained."""
+"""Agent cards: the protocol and budgets of a model's training."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_a_policy_is_asked_within_the_budgets_that_it_was_trained_in(tmp_path: P
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: search-r1\nabout: mine\n", encoding="utf-8")
     AgentCard(protocol=str(mine), limits=trained).write(tmp_path)
-    assert limits_for(settings_for(str(tmp_path), protocol=str(mine))) == trained  # by the name it was trained under
+    assert limits_for(settings_for(str(tmp_path), protocol=str(mine))) == trained  # by the name in the card
     mine.write_text("extends: search-r1\nlimits: {max_turns: 9}\n", encoding="utf-8")
     assert limits_for(settings_for(str(tmp_path), protocol=str(mine))).max_turns == 9
     AgentCard().write(tmp_path)

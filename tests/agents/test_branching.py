@@ -1,4 +1,4 @@
-"""Branches: another end of a run must be the run that would have happened, however little of it is read again."""
+"""Branches: a continuation must equal the run that would have happened, even if little of it is read again."""
 
 import zlib
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ CALLS = {
         "\\boxed{a}$",
     ),
 }
-"""Protocol → what a single token may say in it."""
+"""Protocol → the text of single tokens."""
 
 
 class Pieces:
@@ -69,7 +69,7 @@ class Pieces:
 
 @dataclass
 class Anything(FixedRetriever):
-    """Finds some passages for every query but those with an f or a b alone: these fail."""
+    """Finds passages for every query, but queries with an f, and the query b, fail."""
 
     name: str = "fixed"
     corpus: Corpus = field(
@@ -84,7 +84,7 @@ class Anything(FixedRetriever):
 
 
 def talker(name: str) -> tuple[Protocol, Tokenizer]:
-    """A protocol in which a network of random weights comes far: what it writes amiss is answered."""
+    """A protocol in which a network of random weights takes many turns, because its mistakes are retried."""
     protocol = load_protocol(name)
     tokenizer: Tokenizer = Pieces(CALLS[name])
     words = {"prompt": "{question} ", "retry": "{problem}", "document": "{title}{text}", "notes": "{documents}"}
@@ -109,7 +109,7 @@ def finished(agent: Agent) -> list[Trajectory]:
 
 
 def branches_of(runs: Sequence[Trajectory], count: int = 2) -> list[Branch]:
-    """Some other passage for every search of every run."""
+    """Branches with another passage for every search of every run."""
     corpus = Anything().corpus
     return [
         Branch(run, place, (corpus[(7 * place + 11 * number + run.seed) % 40],), seed=100 * run.seed + number)
@@ -120,7 +120,7 @@ def branches_of(runs: Sequence[Trajectory], count: int = 2) -> list[Branch]:
 
 
 class Unforked:
-    """A model that lets nobody see that it can fork."""
+    """A model that hides that it can fork."""
 
     def __init__(self, model: Model) -> None:
         self.tokenizer = model.tokenizer
@@ -128,7 +128,7 @@ class Unforked:
 
 
 def assert_same(one: Trajectory, other: Trajectory) -> None:
-    """All but what the clock says and the last bits of log-probabilities."""
+    """Equal except for times and the last bits of log-probabilities."""
 
     def plain(run: Trajectory) -> Trajectory:
         def bare(segment: object) -> object:
@@ -280,7 +280,7 @@ def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:
 
 
 def common_turns(one: Trajectory, other: Trajectory) -> int:
-    """Leading turns of the agent that two runs have in common, with everything before them."""
+    """Number of leading turns that two runs have in common, with everything before them."""
     ends = zip(one.turn_spans, other.turn_spans, strict=False)
     return sum(one.ids[:end] == other.ids[:end] for (_, end), _ in ends)
 

@@ -52,12 +52,12 @@ def chatting(begins: bool = False) -> HfTokenizer:
 
 
 def said(name: str, question: Question = QUESTION) -> str:
-    """What the user's message says in a protocol's prompt."""
+    """The user's message in a protocol's prompt."""
     return load_protocol(name).template.file.prompt.replace("{question}", question.question)
 
 
 def as_published(tokenizer: HfTokenizer, *messages: str) -> tuple[int, ...]:
-    """The ids that transformers gives a chat, the user's message last."""
+    """The ids of a chat in transformers, the user's message last."""
     roles = ["system", "user"][-len(messages) :]
     chat = [{"role": role, "content": content} for role, content in zip(roles, messages, strict=True)]
     text = tokenizer.fast.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -224,7 +224,7 @@ def test_a_prompt_that_is_no_chat_is_refused_by_name() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A laptop policy with a chat template, a card and a prompt of its own."""
+    """A laptop policy with its own chat template, card and prompt."""
     made = tmp_path_factory.mktemp("policy") / "instruct"
     make_policy(SMALL, TEXTS, ["<|im_start|>", "<|im_end|>"], made, seed=3)
     tokenizer = HfTokenizer.load(made)
@@ -245,7 +245,7 @@ def test_a_model_folder_brings_its_own_prompt_file_and_its_template(folder: Path
     (run,) = Run(tmp_path / "run").trajectories()
     assert run.segments[0].text == f"<|im_start|>user\nMine: {QUESTION.question}<|im_end|>\n<|im_start|>assistant\n"
     plain = open_agent(settings_for(str(folder)).model_copy(update={"chat_template": "off"}))
-    with pytest.raises(SettingError, match="prompt_template"):  # never half of each
+    with pytest.raises(SettingError, match="prompt_template"):  # never a mix of both
         run_questions(Run(tmp_path / "run"), plain, Shelf(), [QUESTION], small)
 
 
@@ -262,7 +262,7 @@ def test_a_base_models_prompt_is_continued_as_it_stands(name: str) -> None:
 
 
 def opening() -> HfTokenizer:
-    """A tokenizer whose chat template opens the thought itself, as those of R1-Distill, QwQ and Qwen3-Thinking do."""
+    """A tokenizer whose chat template opens the thought, as those of R1-Distill, QwQ and Qwen3-Thinking do."""
     tokenizer = chatting()
     tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
     return tokenizer
@@ -295,7 +295,7 @@ def in_marks(turn: str, opening: str, closing: str) -> str:
 @pytest.mark.parametrize(("opening", "closing"), REASONING_MARKS)
 @pytest.mark.parametrize("form", ["written", "opened", "opened again", "before the protocol's own"])
 def test_reasoning_in_a_models_own_marks_is_the_protocols_thought(opening: str, closing: str, form: str) -> None:
-    """Whether the model writes its marks itself or the template opens them, in every turn."""
+    """Whether the model writes its marks or the template opens them, in every turn."""
     tokenizer = chatting()
     if form.startswith("opened"):
         mine = f"assistant\n{opening}\n{{% endif"

@@ -1,4 +1,4 @@
-"""Declining: what is the act and what only looks like it, in every protocol, in files and in logs."""
+"""Declining: what counts as declining and what does not, in every protocol, in files and in logs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_failed_retriever_is_a_fault_and_never_a_decline() -> None:
         assert (run.stop, run.declined, run.answer) == (StopReason.RETRIEVER_ERROR, False, None)
         assert run.fault == (StopReason.RETRIEVER_ERROR, "the disk is gone")
     answered = play("qagent", half, "<reflection>b</reflection><answer>1815</answer>")
-    assert answered.stop is StopReason.ANSWERED  # as before: what was read may do for an answer
+    assert answered.stop is StopReason.ANSWERED  # the passages found may suffice for an answer
 
 
 def test_a_declined_answer_never_scores_by_a_gold_answer_that_equals_the_phrase() -> None:

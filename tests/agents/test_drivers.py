@@ -1,4 +1,4 @@
-"""The driver: what ends a run, what a fault costs, and that searching while the model writes changes nothing."""
+"""The driver: how runs end, how faults are recorded, and that searching while the model writes changes nothing."""
 
 import asyncio
 import gc
@@ -58,7 +58,7 @@ def test_a_run_ends_at_its_token_budget_and_nothing_is_cut() -> None:
 
 
 class Guarded(FixedRetriever):
-    """A retriever that notes which threads call it, and would notice two at once."""
+    """A retriever that records the threads that call it, and fails for two at the same time."""
 
     def __init__(self) -> None:
         super().__init__(CORPUS, {})
@@ -75,7 +75,7 @@ class Guarded(FixedRetriever):
 
 
 class Wanderer:
-    """Searches as often as its own randomness says, so that rows drift apart."""
+    """Searches a random number of times, so that rows diverge."""
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         if rng.random() < 0.4:
@@ -118,7 +118,7 @@ def test_an_error_of_the_searching_thread_reaches_the_caller_and_leaves_no_row_o
 
 
 class Eager(Sampler):
-    """A sampler over random weights whose every turn is read as a search, by words added behind what was sampled."""
+    """A sampler over random weights whose sampled tokens are put into search tags, so that every turn searches."""
 
     def step(self, most_tokens: int | None = None) -> list[Turn]:
         return [self._searching(turn) for turn in super().step(most_tokens)]
@@ -222,7 +222,7 @@ def test_a_users_own_tool_and_a_page_that_is_opened_are_run_as_in_a_batch(tmp_pa
 
 
 class Turnstile:
-    """Lets waiting coroutines go on one at a time, in a given order."""
+    """Resumes waiting coroutines one at a time, in a given order."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order, self.place = order, 0
@@ -269,7 +269,7 @@ def one(
 
 
 class Failing:
-    """Writes the first turn of a search, and then gives or raises something else; `None` is nothing for a minute."""
+    """Writes a first turn that searches, then returns or raises something else; `None`: waits for a minute."""
 
     def __init__(self, instead: Sampled | BaseException | None) -> None:
         self.good = OneRow(typist(protocol_of("search-r1"), *script("search-r1")))
@@ -339,7 +339,7 @@ def test_a_cancelled_episode_leaves_nothing_and_costs_no_other_its_result() -> N
             while len(driver._results) < len(tasks):
                 await asyncio.sleep(0)
             assert open_episodes() == before + len(tasks)
-            for task in tasks[:2]:  # the search of the first is under way, and that of the second waits for it
+            for task in tasks[:2]:  # the search of the first is running, and that of the second waits for it
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -347,7 +347,7 @@ def test_a_cancelled_episode_leaves_nothing_and_costs_no_other_its_result() -> N
             return await tasks[2]
 
     assert asyncio.run(play()).answer == "1815"
-    assert len(shelf.asked) == 2  # the call that waited was never made
+    assert len(shelf.asked) == 2  # the waiting call was never made
     assert open_episodes() == before
 
 

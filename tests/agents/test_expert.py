@@ -1,4 +1,4 @@
-"""The scripted expert: right with the evidence, silent about what it has not seen; and what writers write."""
+"""The scripted expert: right with the evidence, silent about unseen facts; and the moves of scripted agents."""
 
 import random
 from functools import cache

@@ -1,4 +1,4 @@
-"""Valid form against automata that are written here from the papers' descriptions, without the grammar.
+"""Valid form against automata written here from the papers' descriptions, without the grammar.
 
 A run is read as letters: a capital opens a tag, a small letter closes it, `x` is text. What is valid is then a regular
 expression over letters. Real runs have information from the environment only, so a text is cut there first.
@@ -16,7 +16,7 @@ from coseek.data.trajectory import Author, Segment
 
 
 def cut(text: str, marks: list[str]) -> list[Segment]:
-    """A text as a run would hold it: every whole information block is the environment's."""
+    """A text as segments of a run: every whole information block belongs to the environment."""
     other = "|".join(map(re.escape, marks))
     parts = re.split(rf"(<information>(?:(?!{other}).)*</information>)", text, flags=re.S)
     return [
@@ -29,7 +29,7 @@ def cut(text: str, marks: list[str]) -> list[Segment]:
 
 
 def letters(text: str, tags: dict[str, str]) -> str:
-    """The text as letters; white space says nothing."""
+    """The text as letters; white space is ignored."""
     marks = {f"<{tag}>": letter.upper() for tag, letter in tags.items()}
     marks |= {f"</{tag}>": letter.lower() for tag, letter in tags.items()}
     pieces = re.split("(" + "|".join(map(re.escape, marks)) + ")", text)
@@ -37,7 +37,7 @@ def letters(text: str, tags: dict[str, str]) -> str:
 
 
 def mutated(pieces: list[str], alphabet: list[str], rng: random.Random) -> str:
-    """The pieces of a text with some of them changed, left out, doubled or exchanged."""
+    """The pieces of a text, some of them changed, left out, doubled or swapped."""
     for _ in range(rng.choice((0, 0, 1, 1, 2, 4))):
         at = rng.randrange(len(pieces))
         kind = rng.randrange(4)
@@ -101,7 +101,7 @@ class QAgent:
 
 
 class S3:
-    """A block of information, perhaps a selection, then a flag: false goes on to a query, true ends (paper 004)."""
+    """A block of information, perhaps a selection, then a flag: a query follows false, true ends (paper 004)."""
 
     name = "s3"
     tags: ClassVar = {"information": "i", "important_info": "m", "search_complete": "c", "query": "q"}
@@ -112,7 +112,7 @@ class S3:
     ]  # fmt: skip
 
     def is_valid(self, text: str) -> bool:
-        """Read block by block, each inner text by rules of its own."""
+        """Parse block by block, each inner text by its own rules."""
         block = r"\s*<information>[^<]*</information>\s*(?:<important_info>([^<]*)</important_info>\s*)?"
         block += r"<search_complete>([^<]*)</search_complete>\s*(?:<query>([^<]*)</query>)?"
         at, more = 0, True
@@ -164,7 +164,7 @@ class S3:
 
 
 def check(paper: SearchR1 | QAgent | S3, count: int, seed: int) -> float:
-    """Compare on many texts; returns the share of valid ones, which must not be trivial."""
+    """Compare on many texts. Returns the share of valid texts, which must not be trivial."""
     grammar, rng, alphabet = load_protocol(paper.name).grammar, random.Random(seed), paper.alphabet()
     marks = [mark for tag in paper.tags for mark in (f"<{tag}>", f"</{tag}>")]
     valid = 0

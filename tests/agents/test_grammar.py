@@ -1,4 +1,4 @@
-"""The grammar: what it complains of, and what text from outside can never do. What is valid: `test_forms.py`."""
+"""The grammar: its error messages, and what text from outside can never do. Validity: `test_forms.py`."""
 
 import json
 from dataclasses import replace
@@ -58,7 +58,7 @@ def test_only_a_whole_tag_is_an_action() -> None:
     assert SEARCH_R1.intent("<think> a </think><search> b </search>").action is Action.SEARCH
     assert SEARCH_R1.intent("<think> a </think><search> b ").action is Action.NONE
     assert SEARCH_R1.intent("b </search>").action is Action.NONE
-    assert SEARCH_R1.intent("<search> b </search></").action is Action.SEARCH  # the token that closed it was longer
+    assert SEARCH_R1.intent("<search> b </search></").action is Action.SEARCH  # the closing token was longer
     assert SEARCH_R1.intent("<information> b </information>").action is Action.NONE
 
 

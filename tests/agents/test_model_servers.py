@@ -1,4 +1,4 @@
-"""Each part behind each kind of server works, or is refused with the setting to change; nothing is scored as wrong."""
+"""Each part works with each kind of server, or is refused with the setting to change; nothing is scored as wrong."""
 
 import json
 import random
@@ -46,9 +46,9 @@ SEND = {
     "gpt-5": {"max_tokens": "max_completion_tokens", "temperature": None, "stop": None, "seed": None},
     "mistral": {"seed": None},
 }
-"""Settings with which a kind of server can be asked."""
+"""Settings that a kind of server needs."""
 REFUSES = {"gpt-5": "send: {max_tokens: max_completion_tokens}", "mistral": "send: {seed: null}"}
-"""What the fault names where a server is asked without them."""
+"""The setting named in the fault without them."""
 
 
 def writes(messages: Sequence[JsonObject]) -> str:
@@ -117,7 +117,7 @@ def test_an_agent_searches_and_answers(kind: Kind, protocol: str, tmp_path: Path
         run = run_at(there, tmp_path, protocol, **sends(kind))
     assert (run.stop, run.answer) == (StopReason.ANSWERED, "Orlen"), run.stop_detail
     assert [search.query for search in run.searches] == ["Mira Castell born"]
-    if kind.reasoning != "hidden":  # its reasoning is the turn's thought
+    if kind.reasoning != "hidden":  # its reasoning becomes the turn's thought
         assert run.valid, run.format_error
         assert "Is it Veld?" in run.segments[1].text
 
@@ -163,7 +163,7 @@ def test_a_reply_without_words_is_a_fault_of_the_part(message: JsonObject, why: 
     path = tmp_path / "server.yaml"
     with site(lambda asked: said) as there:
         path.write_text(yaml.safe_dump({"url": there.url, "model": "m", "cache": str(tmp_path / "c.sqlite")}))
-        for _ in range(2):  # it is not remembered
+        for _ in range(2):  # a fault is not cached
             out = answered(str(path))
             assert out.answer is None and why in str(out.fault)
         assert len(there.asked) == 2
@@ -177,7 +177,7 @@ def test_tool_calls_in_a_protocol_without_tools_are_no_fault_of_the_agent(tmp_pa
         run = run_at(there, tmp_path, "search-r1")
         assert run.stop is StopReason.MODEL_ERROR and "tool parser" in run.stop_detail
         assert sum(asked.method == "POST" for asked in there.asked) == 1
-        run = run_at(there, tmp_path, "react")  # a model that never sees what it found is not paid for 50 turns
+        run = run_at(there, tmp_path, "react")  # a model that never sees its results is not paid for 50 turns
         assert run.stop is StopReason.MODEL_ERROR and "3 times in a row" in run.stop_detail
 
 
@@ -221,7 +221,7 @@ def test_greedy_is_greedy_where_the_server_would_add_a_penalty_of_the_models_own
         run_at(there, tmp_path, "react", model=model)
         sent = [asked.body for asked in there.asked if asked.method == "POST"]
         assert all({key: body[key] for key in wanted} == wanted for body in sent)
-        assert ("repeat_penalty" in caplog.text) == (name == "ollama")  # what cannot be undone is said
+        assert ("repeat_penalty" in caplog.text) == (name == "ollama")  # a penalty that cannot be undone is reported
         file = tmp_path / "other.yaml"
         file.write_text(
             yaml.safe_dump({"url": there.url, "model": "m", "send": {"top_k": None}, "reasoning_tokens": 99})
@@ -370,7 +370,7 @@ def test_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: Path
     kept = list(run.trajectories())
     assert len(first) == 30
     by_id = {trajectory.question.id: trajectory.to_json() for trajectory in kept}
-    assert {ident: by_id[ident] for ident in first} == first  # those were not done again
+    assert {ident: by_id[ident] for ident in first} == first  # they were not repeated
     assert [trajectory.question.id for trajectory in kept] == [question.id for question in questions]
     ends = Counter(trajectory.stop for trajectory in kept)
     assert set(ends) <= {StopReason.ANSWERED, StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR}

@@ -61,7 +61,7 @@ def said(draw: random.Random) -> str:
 
 
 def drawn_turns(draw: random.Random, thinks: bool) -> list[tuple[str, str, Calls]]:
-    """Turns that call, and one that answers."""
+    """Turns with calls, and a turn with the answer."""
     turns: list[tuple[str, str, Calls]] = []
     for _ in range(draw.randint(0, 3)):
         calls: list[tuple[str, JsonObject]] = []
@@ -74,7 +74,7 @@ def drawn_turns(draw: random.Random, thinks: bool) -> list[tuple[str, str, Calls
 
 
 class Writers(Typist):
-    """Writes each row's own turns."""
+    """Writes the turns of each row."""
 
     def __init__(self, tokenizer: Tokenizer, scripts: Sequence[Sequence[str]]) -> None:
         super().__init__(tokenizer, ())
@@ -131,7 +131,7 @@ def message(reasoning: str, words: str, calls: Calls) -> JsonObject:
 
 
 def conversation(run: Trajectory, turns: Sequence[tuple[str, str, Calls]], tokenizer: HfTokenizer) -> list[JsonObject]:
-    """The messages of a run whose turns search, as a template takes them."""
+    """The messages of a run whose turns search, in the form that a template takes."""
     prompt = PROTOCOL.template.file.prompt.replace("{question}", QUESTION.question)
     talk: list[JsonObject] = [{"role": "user", "content": prompt}]
     for reasoning, words, called in turns:
@@ -203,7 +203,7 @@ def test_a_template_that_no_result_can_be_appended_to_is_refused_before_anything
     if why:
         with pytest.raises(SettingError, match=why):
             rollout(agent, Shelf(), [QUESTION], [7], WIDE)
-    else:  # the template's affair: results are the messages of another role
+    else:  # allowed: results are messages of another role
         assert rollout(agent, Shelf(), [QUESTION], [7], WIDE)[0].answer == "1815"
 
 
@@ -291,7 +291,7 @@ def test_a_server_that_frames_calls_itself_is_an_agent_whose_reasoning_the_retri
     assert replay_queries(run, PROTOCOL) == [Query.of(query) for query in shelf.asked]
     again = ConversationReader().trajectory(Conversation(QUESTION, tuple(messages_of(run))), 0)
     assert (again.answer, [search.hits for search in again.searches]) == ("1815", [one.hits for one in run.searches])
-    for style in (STYLES["thinking"], STYLES["opened"], STYLES["glm"]):  # what a policy of another family learns of it
+    for style in (STYLES["thinking"], STYLES["opened"], STYLES["glm"]):  # learnt by policies of other families
         policy = tokenizer_of(style)
         learnt = retokenised(run, PROTOCOL, policy, WIDE)
         assert [one.message for one in learnt.segments] == [one.message for one in run.segments]

@@ -1,4 +1,4 @@
-"""The loop of every protocol: what the environment does with what an agent of that kind writes."""
+"""The loop of every protocol: how the environment responds to its agents."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) 
     assert (trajectory.stop, trajectory.answer) == (
         (StopReason.ANSWERED, "1815") if answers else (StopReason.COMPLETE, None)
     )
-    last = trajectory.segments[-1]  # what the environment writes at the end is never read
+    last = trajectory.segments[-1]  # a final text of the environment is never read
     wanted = trajectory.ids if last.author is Author.AGENT else trajectory.ids[: -len(last.ids)]
     assert model.read[0] == wanted
     assert_sound(trajectory, protocol)
@@ -128,7 +128,7 @@ def ids(trajectory: Trajectory) -> list[str]:
 @pytest.mark.parametrize(
     ("chosen", "served"),
     [
-        ("", ["t1", "t2", "t3"]),  # no selection: all of them
+        ("", ["t1", "t2", "t3"]),  # no selection: all documents
         ("<important_info>[]</important_info>", []),
         ("<important_info></important_info>", []),
         ("<important_info>[2]</important_info>", ["t2"]),
@@ -326,7 +326,7 @@ prompt_template: {prompt: "{question}"}
 
 def test_a_protocol_that_shows_no_results_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
     tools = UNSHOWN.replace("action: search", "action: tool") + "tools: {go: {tool: %s}}\n"
-    visits = f"{tools % 'visit'}ends_after_search: true\n"  # a page is shown all the same
+    visits = f"{tools % 'visit'}ends_after_search: true\n"  # a page is shown nevertheless
     opens = UNSHOWN.replace(", action: search", "") + "opens_with_search: true\n"
     for text in (UNSHOWN, tools % "search", visits, opens):
         with pytest.raises(SettingError, match="no tag for their results; add one with `author: environment`"):
@@ -344,14 +344,14 @@ def test_a_brace_in_reasoning_does_not_end_a_turn_with_a_boxed_answer(tmp_path: 
     grammar = load_protocol(mine(tmp_path, boxed)).grammar
     assert grammar.stops == ("[/SEARCH]",)
     calls = MINE.replace('open: "[SEARCH]", close: "[/SEARCH]"', 'open: "Search(", close: ")"')
-    assert ")" in load_protocol(mine(tmp_path, calls)).grammar.stops  # or what it makes up counts as found
+    assert ")" in load_protocol(mine(tmp_path, calls)).grammar.stops  # otherwise invented results would count
     span = grammar.intent("half is \\frac{1}{2}, so \\boxed{\\frac{3}{2}}").span
     assert span is not None and span.text == "\\frac{3}{2}"
 
 
 def test_a_server_that_leaves_a_stop_string_off_is_told_which_it_was() -> None:
     s3, o1 = load_protocol("s3").grammar, load_protocol("search-o1").grammar
-    assert s3.closing_stops == ("</query>",)  # a flag may be cut off whole, so it is not sent as a stop string
+    assert s3.closing_stops == ("</query>",)  # a flag could be cut off entirely, so it is not sent as a stop string
     assert s3.lost_stop("<important_info>[1]</important_info><search_complete>True") == ""
     assert s3.lost_stop('<search_complete>False</search_complete><query>{"query": "x"}') == "</query>"
     assert s3.lost_stop("<search_complete>False</search_complete>") == ""
@@ -400,7 +400,7 @@ def test_a_turn_without_an_action_ends_the_paper_s_agent_and_is_asked_again_by_i
 
 
 def halted(name: str, text: str) -> str:
-    """What a sampler keeps of a text that would go on."""
+    """The part of a text that a sampler keeps."""
     stops, tokenizer = load_protocol(name).grammar.stops, ByteTokenizer()
     ids = tokenizer.encode(text)
     length = stopped_after(ids, stops, tokenizer)

@@ -23,7 +23,7 @@ HARMONY = (
     "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-"""A template for gpt-oss, whose package has none."""
+"""A template for gpt-oss, whose package has no template."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (FOLDER / "made-from-these-digests").is_file(), reason="make test-templates"),
@@ -69,7 +69,7 @@ def test_native_calls_stand_as_the_template_writes_them(tokenizer: HfTokenizer, 
 def test_native_calls_survive_the_tokenizers_of_every_family(
     tokenizer: HfTokenizer, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the published template where it takes tools, else in one in its manner."""
+    """In the published template if it takes tools, else in a template of its family."""
     style = STYLES[{"qwen3": "thinking", "llama3_1": "llama3", "gptoss": "harmony"}.get(family, "hermes")]
     if not family.startswith("qwen"):
         monkeypatch.setattr(tokenizer.fast, "chat_template", style.template)

@@ -1,4 +1,4 @@
-"""Agents that are programs: what they search, what they answer from what they read, and when they do not."""
+"""Scripted agents: their searches, their answers from passages, and when they decline."""
 
 import random
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_it_follows_the_name_that_a_passage_brings_in() -> None:
     searches, moves = play(QUESTION, RuleAgent())
     assert searches[0].query == QUESTION.question
     assert "Guido Brignone" in searches[1].query
-    assert "Devotion" not in searches[1].query  # met in the title that was taken
+    assert "Devotion" not in searches[1].query  # covered by the title that was taken
     assert moves[1].thought == f" I take Devotion (1929 film) . I search {searches[1].query} ."
 
 
@@ -152,7 +152,7 @@ def test_a_subject_is_made_of_words_of_its_text(text: str) -> None:
 
 
 def _ways(word: str) -> set[str]:
-    """A word of a text, whole, and as marks around it leave it."""
+    """All parts of a word, with and without the marks around it."""
     return {word[start:end] for start in range(len(word)) for end in range(start + 1, len(word) + 1)}
 
 
@@ -211,7 +211,7 @@ def test_known_steps_are_searched_in_order_with_what_was_found(meta: dict[str, J
 @pytest.mark.parametrize(
     ("text", "gold"),
     [
-        ("Where is Corliss shown?", ("temple",)),  # nothing that was read names it
+        ("Where is Corliss shown?", ("temple",)),  # no passage found names it
         ("Who is the star of Kiss and Tell?", ("kiss", "rome")),
         ("Who is the star of Kiss and Tell?", ()),
     ],

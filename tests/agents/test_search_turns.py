@@ -1,4 +1,4 @@
-"""What a retriever is told of a search turn: while a run happens, and from the finished run."""
+"""The context of a search turn that a retriever receives, during a run and from the stored run."""
 
 import pytest
 from tests.agents.playing import QUESTION, Shelf, typist

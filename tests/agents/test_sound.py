@@ -1,4 +1,4 @@
-"""The driver and the audit hold each other to the same invariants, under every protocol, whatever is written."""
+"""The driver and the audit agree on the same invariants, in every protocol, for any text."""
 
 import math
 import re
@@ -67,7 +67,7 @@ def pieces(name: str) -> tuple[str, ...]:
 
 
 class Breaking(Typist):
-    """Breaks down at the end of one turn."""
+    """Fails at the end of one turn."""
 
     breaks_at = 99
 
@@ -94,7 +94,7 @@ def test_whatever_a_model_writes_its_run_is_sound(
         max_observation_tokens=60,
         max_tokens=max_tokens,
     )
-    marks = " ".join(protocol.grammar.special_tokens)  # those that close a block, too
+    marks = " ".join(protocol.grammar.special_tokens)  # including those that close a block
     shelf = Shelf(Corpus([replace(ADA, text=f"{marks} é {ADA.text}"), BOB, EVE]))
     if protocol.file.retrievers:
         shelf.name = protocol.file.retrievers[0]
@@ -157,7 +157,7 @@ def test_the_audit_sees_a_broken_search_selection_turn_or_aside(change: Change, 
 
 
 class Unwritable(Shelf):
-    """Gives one hit that no file can hold to whoever asks for Bob."""
+    """Returns a hit that cannot be stored in a file for queries with Bob."""
 
     def __init__(self, hit: Hit) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a run stands on: what it serves again, as s3's extractor reads it, its citations, and its reply in words."""
+"""Sources of a run: its servings, as s3's extractor reads them, its citations, and its reply in words."""
 
 import random
 import re
@@ -94,7 +94,7 @@ def test_rounds_count_the_turns_of_an_agent_with_several_queries_each() -> None:
     run = play("qagent", *texts, limits=WIDE.model_copy(update={"passages_per_search": 1}))
     found = {name: [passage.id for passage in served_context(run, name)] for name in ("rounds:1", "rounds:2", "all")}
     assert found == {"rounds:1": ["p1", "p3"], "rounds:2": ["p1", "p3", "p2"], "all": ["p1", "p3", "p2"]}
-    assert served_context(run, "no-opening") == served_context(run)  # it has no search that opens it
+    assert served_context(run, "no-opening") == served_context(run)  # it does not open with a search
 
 
 @pytest.mark.parametrize("serving", ["", "every", "rounds:", "rounds:0", "rounds:N", "no-opening-selected"])

@@ -191,7 +191,7 @@ def test_no_result_closes_a_tag_or_forges_an_answer(tmp_path: Path, text: str) -
 
 
 def call_with(text: str) -> str:
-    """A call whose arguments spell a text without writing any mark of the protocol."""
+    """A call whose arguments encode a text without writing a mark of the protocol."""
     escaped = "".join(f"\\u{ord(letter):04x}" for letter in text)
     return f'<think>a</think><tool_call>{{"name": "mine", "arguments": {{"text": "{escaped}"}}}}</tool_call>'
 
@@ -255,7 +255,7 @@ def test_a_document_has_its_cap_however_many_queries_one_call_has() -> None:
     block = observations(run)[0]
     assert [search.query for search in run.searches] == ["a", "b", "c"] and run.valid
     shown = re.findall(r"\[\d\] T\d \(id: p\d\)\n(?:word ?)+", block)
-    assert len(shown) == 6 and min(map(len, shown)) > 380  # and 200 for each of six in a share of 1,200
+    assert len(shown) == 6 and min(map(len, shown)) > 380  # an equal share of 1,200 would be 200
     shared = play("react", call, *script("react")[1:], retriever=Shelf(Corpus(long), found),
                   limits=limits.model_copy(update={"max_document_tokens": None}))  # fmt: skip
     assert len(observations(shared)[0]) < 1300 < 2400 < len(block)
@@ -288,7 +288,7 @@ def converter() -> Tool:
 
 
 def test_name_arguments_and_description_are_the_functions() -> None:
-    for function in (convert, partial(convert, unit="mi")):  # a partial is described by what it calls
+    for function in (convert, partial(convert, unit="mi")):  # a partial is described by its function
         assert tool_name(function) == "python:convert"
         assert described(function)[0] == "Convert a distance to metres."
     assert converter().schema == {

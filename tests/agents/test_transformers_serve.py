@@ -1,4 +1,4 @@
-"""The client against a server that is not ours: `transformers serve` with a laptop policy, offline."""
+"""The client against a foreign server: `transformers serve` with a laptop policy, offline."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 @dataclass(frozen=True)
 class Served:
-    """A server, the folder of the policy that it serves, and the run that the policy has learnt by heart."""
+    """A server, the folder of its policy, and the run that the policy has memorised."""
 
     url: str
     folder: Path
@@ -53,14 +53,14 @@ def played(model: Model) -> Trajectory:
 
 
 def turns(run: Trajectory) -> list[tuple[str, str]]:
-    """What stands in front of each turn, and the turn."""
+    """The text before each turn, and the turn."""
     texts = [segment.text for segment in run.segments]
     places = [place for place, segment in enumerate(run.segments) if segment.author is Author.AGENT]
     return [("".join(texts[:place]), texts[place]) for place in places]
 
 
 def learn_by_heart(run: Trajectory, folder: Path) -> None:
-    """A policy that writes this run only. Its tags are plain text, since the server leaves out special tokens."""
+    """Train a policy to write only this run. Its tags are plain text, since the server drops special tokens."""
     make_policy(SMALL, [segment.text for segment in run.segments], [], folder, seed=0)
     network, tokenizer = load_model(folder, FLOAT32), HfTokenizer.load(folder)
     rows = [torch.tensor([tokenizer.encode(before) + tokenizer.encode(turn)]) for before, turn in turns(run)]

@@ -1,4 +1,4 @@
-"""Visits of documents, shown among neighbours as far as they fit, all of them evidence; the last word at a limit."""
+"""Visits of documents, shown with the neighbours that fit, all of them evidence; the final turn at a limit."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from coseek.traces.messages import messages_of
 
 FOUND = tool("search", query="Ada")
 SIZE = len("\nHerons (id: n0)\nfact 0 is this.\n")
-"""Tokens of a note among others, which are its bytes."""
+"""Tokens of one note among others; each byte is a token."""
 
 
 def document(*texts: str) -> list[Passage]:
@@ -43,7 +43,7 @@ NOTES = document(*(f"fact {at} is this." for at in range(9)))
 def visited(
     *turns: str, corpus: Sequence[Passage] = NOTES, found: str = "n4", tokens: int = 3 * SIZE, limits: Limits = WIDE
 ) -> Trajectory:
-    """A run that finds one passage, then takes these turns, with so many tokens for a page."""
+    """A run that finds one passage, then takes these turns, with `tokens` tokens per page."""
     shelf = Shelf(Corpus(corpus), {"Ada": [found]})
     limits = limits.model_copy(update={"max_observation_tokens": tokens})
     return play("react", FOUND, *turns, SAY, retriever=shelf, limits=limits)

@@ -17,7 +17,7 @@ def main() -> None:
         time.sleep(0.05)
     port = served.server.servers[0].sockets[0].getsockname()[1]
     print(f"http://127.0.0.1:{port}", flush=True)
-    threading.Event().wait()  # a main thread that ends takes the pools of the others along
+    threading.Event().wait()  # the end of the main thread would end the pools of the others
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_a_budget_is_never_exceeded_and_is_used_in_order(
     # All but the last are whole.
     texts = {" ".join(one.text.split()) for one in found}
     assert all(one.text in texts for one in given_[:-1])
-    # Nothing is left out or shortened without a word.
+    # Every omission is reported.
     whole, _ = ContextBudget(10**6, count, budget.tokenizer).fill(found)
     assert cut == (given_ != whole)
 
@@ -246,4 +246,4 @@ def test_a_verdict_by_other_gold_answers_is_not_taken(tmp_path: Path) -> None:
     made, sheet = judge(model), verdict_cache(tmp_path, judge(model))
     claims = [Claim(replace(QUESTION, answers=(gold,)), "the town") for gold in ("Velora", "Zun")]
     assert [judge_claims(made, [claim], sheet)["q1", "the town"].right for claim in claims] == [True, False]
-    assert judge_claims(made, claims[:1], sheet)["q1", "the town"].right is True  # neither displaced the other
+    assert judge_claims(made, claims[:1], sheet)["q1", "the town"].right is True  # neither replaced the other

@@ -63,7 +63,7 @@ def test_a_model_sees_question_answers_and_query_and_no_outsider_forges_a_number
     assert "Accepted answers: Ada (3) | Lady Ada" in prompt
     assert "Search query: the query" in prompt
     assert re.findall(r"^\[\d+\]", prompt, flags=re.MULTILINE) == ["[1]", "[2]"]
-    assert "{question}" in prompt  # the passage's own braces are ordinary characters
+    assert "{question}" in prompt  # braces of a passage are ordinary characters
 
 
 def test_all_passages_are_ranked_in_one_call_or_in_windows_from_the_back() -> None:
@@ -82,7 +82,7 @@ def test_an_unreadable_ranking_is_asked_for_once_more_and_then_there_is_none(win
     model_ranker, model = ranker(lambda prompt: "I cannot rank these.", window=window)
     order = model_ranker.rank([ask()])[0]
     assert order.found is None and order.unreadable and order.fault is None
-    assert len(order.texts) == 2 and len(model.calls) == 2  # the windows behind a broken one are not paid for
+    assert len(order.texts) == 2 and len(model.calls) == 2  # windows after a failed window are not sent
     assert model.calls[1][0].startswith(model.calls[0][0])
     assert model_ranker.tally.counts[RETRIES] == 1
 

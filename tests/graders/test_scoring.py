@@ -1,4 +1,4 @@
-"""Fears about rewards that ask frozen parts: asked twice, asked too much, and faults that become a 0."""
+"""Fears about rewards with frozen models: repeated calls, too many calls, and faults that become a 0."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,7 +39,7 @@ NOWHERE = Path("baselines.jsonl")
 
 
 def reads(prompt: str) -> str:
-    """A generator that answers what the last passage about a birth says, and else guesses."""
+    """A generator that answers Velora if a passage names it as a place of birth, and else guesses."""
     return "Velora" if "born in Velora" in prompt else "Zun"
 
 
@@ -69,7 +69,7 @@ def test_a_gain_over_a_scripted_generator_is_what_a_hand_would_compute() -> None
     ]
     assert values(scoring(runs)) == [2, 0, 1, -1]
     chosen = replace(found("m", ORBO, MIRA), selected=("orbo",))
-    assert values(scoring([run(chosen, question=hard)])) == [0]  # what was not selected is not served
+    assert values(scoring([run(chosen, question=hard)])) == [0]  # unselected passages are not served
 
 
 def test_a_steps_prompts_are_one_batch_and_equal_ones_are_written_once() -> None:
@@ -77,7 +77,7 @@ def test_a_steps_prompts_are_one_batch_and_equal_ones_are_written_once() -> None
     scoring = TrajectoryScorer(make_reward(GBR), generator(writer), judge(marker), baselines({"q1": "Zun"}))
     scoring([run(found("o", ORBO)), run(found("o", ORBO), seed=1), run(found("m", MIRA)), fault()])
     assert [len(batch) for batch in writer.calls] == [2]
-    # "Velora" is settled by words; "Zun" is both the generator's answer and the baseline's.
+    # "Velora" is decided by matching; "Zun" is both the generator's answer and the baseline's.
     assert [len(batch) for batch in marker.calls] == [1]
 
 
@@ -149,7 +149,7 @@ def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
     )
     described = rollout_metrics(score([0, 0, 0], [run(found("m", MIRA)), run(found("m", MIRA)), run()], scoring))
     assert described["reward/gen_acc/span"] == pytest.approx(2 / 3)
-    assert described["reward/gen_acc/judge"] == 1  # of the one run that he was asked about
+    assert described["reward/gen_acc/judge"] == 1  # of the only run that was judged
 
 
 @given(served=st.lists(st.sampled_from([MIRA, ORBO, OTHER, None]), min_size=1, max_size=8))
@@ -235,7 +235,7 @@ TURNS = (
 
 
 def limits(preset: str) -> Limits:
-    """Those of the paper's recipe, with room for tokens that are bytes."""
+    """Limits of the paper's recipe, with room for tokens that are bytes."""
     own = load_recipe("s3", [f"preset={preset}"]).limits
     return WIDE.model_copy(update={name: getattr(own, name) for name in ("opening_passages", "passages_per_search")})
 
@@ -253,7 +253,7 @@ def test_the_worked_example_of_the_paper_serves_its_five_passages(preset: str, p
 
 
 def test_a_run_that_completes_at_once_gains_nothing_over_naive_rag(tmp_path: Path) -> None:
-    # A generator that is right by the fourth passage alone: with eight shown, doing nothing would be paid 1.
+    # A generator that is right only with the fourth passage: with eight passages, doing nothing would earn 1.
     writer = Scripted(lambda prompt: "1815" if "Rest 0" in prompt else "a house")
     parts = generator(writer), judge(Scripted(lambda _: "no"))
     recipe = load_recipe("s3")
@@ -321,7 +321,7 @@ def test_a_baseline_of_another_part_is_refused_by_name(tmp_path: Path, changed: 
 
 
 def test_a_question_without_a_baseline_is_an_error_with_the_way_out(tmp_path: Path) -> None:
-    """Trap 27: never zero-shot."""
+    """Trap 27: a missing baseline is never a zero-shot answer."""
     made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reader)), 2)
     with pytest.raises(DataError, match=r"'q2' has no baseline in .*compute the baselines"):
         made.of(SECOND)
@@ -377,5 +377,5 @@ def test_a_judge_is_shown_no_baseline_that_words_settle(tmp_path: Path, accuracy
 
 @pytest.mark.parametrize(("answer", "closed"), [("Yes.", True), ("no", True), ("False", True), ("Nora", False)])
 def test_closed_questions_are_known_by_their_gold_answers(answer: str, closed: bool) -> None:
-    """Trap 25: their gold answers stand in anything."""
+    """Trap 25: their gold answers occur in almost any text."""
     assert is_closed(replace(QUESTION, answers=("Velora", answer))) is closed

@@ -1,4 +1,4 @@
-"""The reward of declining: what each case pays, and that unanswerable questions change no other part."""
+"""The reward of declining: the pay of each case, and that unanswerable questions change no other part."""
 
 from dataclasses import replace
 from typing import cast

@@ -1,4 +1,4 @@
-"""A reward of one's own: the file on the page works as printed, and one that does not fit is refused in a sentence."""
+"""A user's reward: the file on the page works as printed, and an invalid file is refused in a sentence."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-part.md").read_
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with the page's file in it, and once more below it."""
+    """A working folder with the page's file, and a copy in a folder below it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "brevity.py").write_text(BREVITY, encoding="utf-8")
     (tmp_path / "my-rewards").mkdir()

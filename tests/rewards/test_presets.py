@@ -1,4 +1,4 @@
-"""Every preset against a table of its own, written from the papers' formulas and not from the code."""
+"""Every preset against a table of formulas, written from the papers and not from the code."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from coseek.rewards.reward import RewardFault, RewardSpec, load_preset, make_rew
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a reward may depend on, for one run of the question whose answer is Velora."""
+    """Everything that a reward may depend on, for one run of the question with the answer Velora."""
 
     right: bool
     wrote: bool
@@ -173,7 +173,7 @@ def test_a_hit_by_the_agents_own_words_is_paid_by_the_papers_reading_and_not_by_
 
 
 def test_a_short_gold_answer_is_not_found_inside_other_words_nor_in_the_question() -> None:
-    """Trap 25: "no" stands in "known", and one of two things stands in "which of the two"."""
+    """Trap 25: "no" occurs in "known", and one of two things occurs in "which of the two"."""
     closed = replace(QUESTION, answers=("no",))
     known = replace(OTHER, text="Orbo is a known film.")
     for name in ("paper", "documents"):
@@ -183,7 +183,7 @@ def test_a_short_gold_answer_is_not_found_inside_other_words_nor_in_the_question
 
 
 def test_the_format_reward_hears_of_events_and_of_no_chat_template() -> None:
-    """Trap 26: the form is the grammar's verdict on segments, so no template around the turns can make it false."""
+    """Trap 26: the form is the grammar's verdict on segments, so no template around the turns can change it."""
     made = run(found("x", MIRA), answer="Zun")
     chat = [written(s.author, s.tag, f"<|im_start|>assistant\n{s.text}<|im_end|>") for s in made.segments]
     for name in ("search-r1-format", "search-r1-retrieval", "qagent-1"):

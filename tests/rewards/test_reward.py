@@ -1,4 +1,4 @@
-"""Rewards: equations, gates and sums, what each part needs, and whose fault is whose."""
+"""Rewards: equations, gates and sums, the needs of each part, and the part of a fault."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -84,7 +84,7 @@ def test_a_run_that_ended_by_a_fault_has_no_reward_and_not_a_zero(name: str) -> 
 
 
 def test_a_run_that_went_on_though_one_of_its_searches_failed_is_not_charged_for_it() -> None:
-    """Traps 19, 30: it was not the agent that did not find the passage."""
+    """Traps 19, 30: the agent is not responsible for a failed search."""
     both = run(found("Mira", MIRA), Search("orbo", fault="the server is away"))
     for spec in ({"gold_recall": 1.0}, {"searches": -0.02}, {"preset": "qagent-1"}):
         paid = make_reward(spec).compute(both, SAID)
@@ -180,7 +180,7 @@ def test_every_part_but_a_count_and_a_gain_is_at_most_one(
 @pytest.mark.parametrize(
     ("reward", "named"),
     [
-        ({"gbr": 1.0}, ["river"]),  # the baseline's has a matching span
+        ({"gbr": 1.0}, ["river"]),  # the baseline's answer has a matching span
         ({"gbr": {"accuracy": "cover_match"}}, []),
         ({"component": {"accuracy": "judge"}}, ["river"]),
         ({"gen_acc": {"of": "own"}}, ["lake"]),

@@ -1,4 +1,4 @@
-"""What the tests of the agent service share: an agent's server in a thread, and the same questions in a run."""
+"""Shared by tests of the agent service: an agent's server in a thread, and the same questions in a run."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ QUESTIONS = [f"Who wrote program {number} ?" for number in range(12)]
 def live_agent(
     name: str, retriever: EchoRetriever | None = None, limits: Limits | None = None, **settings: float | str
 ) -> Iterator[tuple[str, AgentService]]:
-    """The URL of an agent's server in a thread, and the service behind it."""
+    """The URL of an agent's server in a thread, and its service."""
     given = make_settings(AgentServeSettings, {"port": 0, "log": False, **settings})
     chosen = settings_for(name, "search-r1")
     listening = bound(given.host, given.port)
@@ -53,7 +53,7 @@ def measured(name: str, limits: Limits | None = None, questions: Sequence[Questi
 
 
 def until(true: Callable[..., bool]) -> None:
-    """Wait until it is true, 20 s at most."""
+    """Wait until the condition is true, at most 20 s."""
     ends = time.monotonic() + 20
     while not true():
         assert time.monotonic() < ends

@@ -1,4 +1,4 @@
-"""What the tests of the service share: a server in a thread, and retrievers that are slow or fail on purpose."""
+"""Shared by tests of services: a server in a thread, and retrievers that are slow or fail on purpose."""
 
 import socket
 import threading
@@ -30,7 +30,7 @@ CORPUS = Corpus(
 
 
 WEB = httpx.Client(trust_env=False, verify=False, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
-"""One for all: to make one, httpx reads certificates, which takes longer than a request."""
+"""One client for all tests: creating one reads certificates, which takes longer than a request."""
 
 
 class EchoRetriever:
@@ -76,7 +76,7 @@ def live(
     sizes: list[int] | None = None,
     **settings: float | str,
 ) -> Iterator[str]:
-    """The URL of a server in a thread, which is stopped in the end. `sizes` takes the bytes of every request's body."""
+    """The URL of a server in a thread, stopped at the end. `sizes` collects the bytes of each request's body."""
     given = make_settings(ServeSettings, {"port": 0, "log": False, **settings})
     listening = bound(given.host, given.port)
     service = SearchService({name: partial(_same, one) for name, one in retrievers.items()}, given)
@@ -93,7 +93,7 @@ def live(
 
 @contextmanager
 def in_a_thread(service: AnyService, app: App, listening: socket.socket) -> Iterator[str]:
-    """The URL of a service that runs in a thread, which is stopped in the end."""
+    """The URL of a service in a thread, which is stopped at the end."""
     ready = threading.Event()
     service.when_open = ready.set
     server = Server(app, service.settings)

@@ -1,4 +1,4 @@
-"""A server in a process of its own whose searches wait: `python -m tests.serve.slow_server SECONDS|FILE [queries]`.
+"""A server in a separate process whose searches wait: `python -m tests.serve.slow_server SECONDS|FILE [queries]`.
 
 A search takes SECONDS, or waits until FILE exists; the first one creates FILE.begun. The server prints its URL and,
 with `queries`, logs every query.
@@ -18,7 +18,7 @@ from coseek.serve.settings import ServeSettings
 
 
 class SlowRetriever(EchoRetriever):
-    """Takes its time for every search, or waits for a file."""
+    """Waits before every search, for some seconds or for a file."""
 
     def __init__(self, until: str) -> None:
         super().__init__()

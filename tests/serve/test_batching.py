@@ -46,7 +46,7 @@ class Busy:
 
 
 def in_a_loop(scenario: Callable[[Busy], Awaitable[None]]) -> Callable[[], None]:
-    """A test that plays a scenario in an event loop."""
+    """A test that runs a scenario in an event loop."""
 
     def played() -> None:
         asyncio.run(asyncio.wait_for(scenario(Busy()), 20))
@@ -140,5 +140,5 @@ async def test_what_nobody_waits_for_is_not_searched(busy: Busy) -> None:
 async def test_a_lone_request_waits_for_company_only_as_long_as_it_is_told(busy: Busy) -> None:
     batcher, retriever = Batcher(WorkThread("search"), 2, 100, wait_s=5.0), EchoRetriever()
     jobs = await asyncio.gather(batcher.search(retriever, ["a"], 1), batcher.search(retriever, ["b"], 1))
-    assert [found(job) for job in jobs] == [[1], [1]]  # the second filled the batch, long before five seconds
+    assert [found(job) for job in jobs] == [[1], [1]]  # the second filled the batch long before five seconds
     assert texts(retriever) == [["a", "b"]]

@@ -96,8 +96,8 @@ FOUND = ["ada", "byron", "curie", "tide"]
     ("body", "count"),
     [
         *(({**query, "topk": 1}, 1) for query in ({"queries": "x"}, {"query": ["x"]}, {"queries": "x", "query": "y"})),
-        *(({"queries": ["x"], **topk}, 3) for topk in ({"topk": None}, {"topk": 0}, {})),  # the server's own
-        *(({"queries": ["x"], "topk": topk}, 4) for topk in (4, 5, 1_000_000, 10**30, 4.0)),  # all there are
+        *(({"queries": ["x"], **topk}, 3) for topk in ({"topk": None}, {"topk": 0}, {})),  # the server's default
+        *(({"queries": ["x"], "topk": topk}, 4) for topk in (4, 5, 1_000_000, 10**30, 4.0)),  # all passages
     ],
 )
 def test_a_single_query_in_any_dialect_has_one_list_of_topk(client: httpx.Client, body: JsonObject, count: int) -> None:
@@ -161,7 +161,7 @@ def test_too_much_for_one_request_is_refused(client: httpx.Client) -> None:
     assert "characters" in refused(client.post("/retrieve", json={"queries": ["x" * 101]}), 413)
     assert "bytes" in refused(client.post("/retrieve", json={"queries": ["x" * 30_000]}), 413)
 
-    def unannounced() -> Iterator[bytes]:  # sent in chunks: no Content-Length says how long it will be
+    def unannounced() -> Iterator[bytes]:  # sent in chunks, without a Content-Length
         yield b'{"queries": ["'
         for _ in range(100):
             yield b"x" * 1_000

@@ -122,7 +122,7 @@ class Told(TypedDict):
 
 
 def asked(agent: str, retriever: Retriever, question: str) -> Told:
-    """What an agent over this retriever answers."""
+    """The answer of an agent over this retriever."""
     chosen = settings_for(agent)
     tools = KnowledgeTools(retriever, 3, open_agent(settled_for(chosen, chosen)), limits_for(chosen))
     (answer,) = called(tools, ("ask", {"question": question}))
@@ -188,7 +188,7 @@ def test_two_clients_speak_over_http(index: Path) -> None:
             assert server.stdout is not None
             url = server.stdout.readline().split()[-1]
             assert asyncio.run(speak(url)) == 4
-            longest = {"query": "\U0001f600" * mcp_server.LONGEST}  # JSON may write each in twelve bytes
+            longest = {"query": "\U0001f600" * mcp_server.LONGEST}  # JSON may need twelve bytes for each
             assert posted(url, longest) == 200
         finally:
             server.terminate()

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def process(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A Python process that serves, and its URL; killed at the latest when the test ends."""
+    """A Python process with a service, and its URL; killed when the test ends."""
     running = subprocess.Popen(
         [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -240,9 +240,9 @@ HEAD = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def ended(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
+    """All bytes until the other side closes."""
     got = b""
-    with suppress(ConnectionError):  # closed before it has read everything
+    with suppress(ConnectionError):  # closed before everything was read
         while part := connection.recv(65_536):
             got += part
     return got

@@ -12,7 +12,7 @@ WHOLE = "Ada 月が海を動かす 🙂 naïve <answer>é</answer>\n" * 4
 
 
 def looking_back() -> HfTokenizer:
-    """A tokenizer whose decoder drops the blank in front of the first word, as SentencePiece's does."""
+    """A tokenizer whose decoder drops the blank before the first word, like SentencePiece's."""
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -41,10 +41,10 @@ class AgentCard(Settings):
 
     def write(self, folder: Path) -> None:
         """Write the card, and copy the user's files that it names, so that the folder can be moved."""
-        named = {"protocol": self.protocol, "prompt_template": self.prompt_template}
+        files = {"protocol": self.protocol, "prompt_template": self.prompt_template}
         inside = {
             name: _copied(Path(value), own_files(value) if name == "protocol" else [Path(value)], folder / name)
-            for name, value in named.items()
+            for name, value in files.items()
             if value.endswith((".yaml", ".yml")) and Path(value).is_file()
         }
         write_yaml(folder / CARD, dump_settings(self.model_copy(update=inside)))

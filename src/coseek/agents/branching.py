@@ -117,8 +117,8 @@ class ReplayPoint:
     def results(self, passages: Sequence[Passage]) -> TurnSearches:
         """The results of the turn's searches, with `passages` as the result of this search."""
         searches = [replace(search, selected=None) for search in self.searches[self.block.start :]]
-        at = self.index - self.block.start
-        searches[at] = replace(searches[at], hits=self.hits(passages), fault=None)
+        index = self.index - self.block.start
+        searches[index] = replace(searches[index], hits=self.hits(passages), fault=None)
         return TurnSearches(self.queries[self.block.start :], tuple(searches))
 
     def hits(self, passages: Sequence[Passage]) -> tuple[Hit, ...]:
@@ -153,8 +153,9 @@ def with_hits(trajectory: Trajectory, index: int, hits: tuple[Hit, ...]) -> Traj
     searches[index] = replace(search, hits=hits, selected=selected)
     chosen = dict.fromkeys(ident for search in searches for ident in search.selected or ())
     # An agent's own ranking is kept under the new ids; otherwise the default ranking follows from the searches.
-    own = trajectory.evidence not in (None, ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits))
-    first = [names.get(ident, ident) for ident in trajectory.evidence or ()] if own else chosen
+    default = ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits)
+    has_ranking = trajectory.evidence not in (None, default)
+    first = [names.get(ident, ident) for ident in trajectory.evidence or ()] if has_ranking else chosen
     evidence = None if trajectory.evidence is None else ranked(searches, first, trajectory.visits)
     return replace(trajectory, searches=tuple(searches), selected_ids=tuple(chosen), evidence=evidence)
 

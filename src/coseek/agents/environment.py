@@ -374,12 +374,12 @@ class Environment:
 
 def _without_repeats(results: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
     """The searches of a call without the passages that earlier calls of its turn found."""
-    shown = {hit.passage.id for search in earlier for hit in search.hits}
+    repeated = {hit.passage.id for search in earlier for hit in search.hits}
     searches = (
-        replace(search, hits=tuple(hit for hit in search.hits if hit.passage.id not in shown))
+        replace(search, hits=tuple(hit for hit in search.hits if hit.passage.id not in repeated))
         for search in results.searches
     )
-    return replace(results, searches=tuple(searches)) if shown else results
+    return replace(results, searches=tuple(searches)) if repeated else results
 
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")

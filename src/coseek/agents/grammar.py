@@ -202,11 +202,11 @@ class Grammar:
             return self.spans_of(read_turn(text, tools=self.schemas))
         if opened in self._inert or self.free_text:
             return self._tagged(text, self._inert.get(opened))
-        own, text = self._own_reasoning(text, opened)
+        reasoning, text = self._own_reasoning(text, opened)
         spans = self._tagged(without_answer_mark(text))
-        if own is not None and spans and spans[0].tag == own.tag:
-            own = replace(own, tag="")
-        return [own, *spans] if own is not None else spans
+        if reasoning is not None and spans and spans[0].tag == reasoning.tag:
+            reasoning = replace(reasoning, tag="")
+        return [reasoning, *spans] if reasoning is not None else spans
 
     def _own_reasoning(self, text: str, mark: str) -> tuple[Span | None, str]:
         """The reasoning at the beginning of a turn, in the marks of its model, and the text after it."""

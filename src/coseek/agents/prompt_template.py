@@ -400,8 +400,9 @@ class PromptTemplate:
 
 def _read(name: str, protocol: str) -> tuple[Path, JsonObject]:
     """The path and the fields of a prompt template, merged with those of the template that it extends."""
-    own = FOLDER / name / f"{protocol}.yaml"
-    path = own if own.is_file() else find_yaml("prompt_template", FOLDER, name)
+    path = FOLDER / name / f"{protocol}.yaml"
+    if not path.is_file():
+        path = find_yaml("prompt_template", FOLDER, name)
     tree = read_yaml(path, "prompt_template file")
     if not (base := str(tree.pop("extends", None) or "")):
         return path, tree

@@ -121,14 +121,14 @@ class Protocol:
     def limits_over(self, base: Limits) -> Limits:
         """Apply the protocol's default budgets to `base`: its counts, and the larger of both numbers of tokens (a
         scripted agent's tokens are bytes). A document keeps its share of an observation."""
-        own = self.file.limits
-        suited = {
-            name: value if name in COUNTS else max(value, getattr(base, name) or 0) for name, value in own.items()
+        defaults = self.file.limits
+        limits = {
+            name: value if name in COUNTS else max(value, getattr(base, name) or 0) for name, value in defaults.items()
         }
-        if "max_document_tokens" in own and "max_observation_tokens" in own:
-            grown = suited["max_observation_tokens"] // own["max_observation_tokens"]
-            suited["max_document_tokens"] = own["max_document_tokens"] * max(1, grown)
-        return base.model_copy(update=suited)
+        if "max_document_tokens" in defaults and "max_observation_tokens" in defaults:
+            growth = limits["max_observation_tokens"] // defaults["max_observation_tokens"]
+            limits["max_document_tokens"] = defaults["max_document_tokens"] * max(1, growth)
+        return base.model_copy(update=limits)
 
 
 def load_protocol(
@@ -226,13 +226,13 @@ def _tree(path: Path, above: tuple[Path, ...]) -> tuple[JsonObject, str]:
         return tree, path.stem
     if path in above:
         raise SettingError(f"{path} extends itself; leave out one `extends`")
-    named = str(path.parent / base) if base.endswith((".yaml", ".yml")) else base
-    below, root = _tree(find_yaml("protocol", FOLDER, named), (*above, path))
+    base_name = str(path.parent / base) if base.endswith((".yaml", ".yml")) else base
+    below, root = _tree(find_yaml("protocol", FOLDER, base_name), (*above, path))
     merged = {**below, **tree}
     for group in ("tags", "tools", "order", "limits", "prompt_template"):
-        theirs, ours = below.get(group), tree.get(group)
-        if isinstance(theirs, dict) and isinstance(ours, dict):
-            merged[group] = {**theirs, **{name: _merged(theirs.get(name), value) for name, value in ours.items()}}
+        inherited, given = below.get(group), tree.get(group)
+        if isinstance(inherited, dict) and isinstance(given, dict):
+            merged[group] = inherited | {name: _merged(inherited.get(name), value) for name, value in given.items()}
     if isinstance(tools := merged.get("tools"), dict):
         merged["tools"] = {name: tool for name, tool in tools.items() if tool is not None}
     return merged, root

@@ -254,12 +254,12 @@ def open_tool(
     tool, where = tree.get("tool"), f"{source}: tools.{name}" if source else f"tools.{name}"
     if not isinstance(tool, str):
         raise SettingError(f"{where} needs `tool: NAME`, such as `tool: search`, or the path of a .py file")
-    own = is_plugin_path(tool)
-    if own and not run_files:
+    is_file = is_plugin_path(tool)
+    if is_file and not run_files:
         return None
     module = cast(ToolModule, find_plugin("tool", PACKAGE, tool_path(tool, folder), CONTRACT))
     settings = make_settings(module.SETTINGS, {key: value for key, value in tree.items() if key != "tool"}, where)
-    return Tool(name, module, settings, own)
+    return Tool(name, module, settings, own=is_file)
 
 
 def tool_path(name: str, folder: Path) -> str:

@@ -148,25 +148,22 @@ class ContextBudget:
         The first passage that does not fit is truncated, and no other follows it. It is left out if no word after its
         title fits. Passages with equal title and text are included once.
         """
-        given: list[Passage] = []
-        seen: set[tuple[str, str]] = set()
-        used = 0
+        included: dict[tuple[str, str], Passage] = {}
+        tokens, truncated = 0, False
         for passage in passages:
             title, text = one_line(passage.title), one_line(passage.text)
-            if (title, text) in seen:
+            if (title, text) in included:
                 continue
-            if len(given) == self.max_passages:
+            if truncated or len(included) == self.max_passages:
                 break
-            seen.add((title, text))
-            left = self.max_tokens - used - self.count(title)
-            shown = self.cut(text, left) if left > 0 else ""
-            if left < 0 or (text and not shown):
-                return tuple(given), used, True
-            given.append(replace(passage, title=title, text=shown))
-            used += self.count(title) + self.count(shown)
-            if shown != text:
-                return tuple(given), used, True
-        return tuple(given), used, False
+            tokens_left = self.max_tokens - tokens - self.count(title)
+            cut = self.cut(text, tokens_left) if tokens_left > 0 else ""
+            truncated = tokens_left < 0 or cut != text
+            if tokens_left < 0 or (text and not cut):
+                break
+            included[title, text] = replace(passage, title=title, text=cut)
+            tokens += self.count(title) + self.count(cut)
+        return tuple(included.values()), tokens, truncated
 
 
 @dataclass(frozen=True)
@@ -227,20 +224,20 @@ class Generator:
 
 def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInput) -> GeneratorContext:
     """The whole prompt with as many passages as the budget allows."""
-    given, tokens, truncated = budget.fill_or_cut(asked.passages)
-    shown = (
+    included, tokens, truncated = budget.fill_or_cut(asked.passages)
+    passages = "".join(
         fill_template(prompt.passage, number=str(number), title=passage.title, text=passage.text)
-        for number, passage in enumerate(given, start=1)
+        for number, passage in enumerate(included, start=1)
     )
-    passages = "".join(shown) or prompt.no_passages
-    text = fill_template(prompt.prompt, passages=passages.rstrip("\n"), question=one_line(asked.question))
-    return GeneratorContext(text, tuple(passage.id for passage in given), tokens, truncated)
+    passages = (passages or prompt.no_passages).rstrip("\n")
+    text = fill_template(prompt.prompt, passages=passages, question=one_line(asked.question))
+    return GeneratorContext(text, tuple(passage.id for passage in included), tokens, truncated)
 
 
 def load_generator_prompt(settings: GeneratorSettings) -> GeneratorPrompt:
     """The prompt of the settings, else the model folder's prompt, else the built-in prompt."""
-    own = model_path(settings.model) / OWN_PROMPT
-    name = settings.prompt or (str(own.absolute()) if own.is_file() else "generator")
+    path = model_path(settings.model) / OWN_PROMPT
+    name = settings.prompt or (str(path.absolute()) if path.is_file() else "generator")
     return load_prompt(GeneratorPrompt, name, Path(), _FIELDS, PROMPTS)
 
 

@@ -358,8 +358,8 @@ def make_reward(spec: Mapping[str, RewardValue]) -> RewardFunction:
 
 
 def _parts_of(spec: Mapping[str, RewardValue]) -> list[tuple[str, RewardValue]]:
-    named = [(name, value) for name, value in spec.items() if name != "preset"]
-    return [(name if is_plugin_path(name) else name.replace("-", "_"), value) for name, value in named]
+    parts = [(name, value) for name, value in spec.items() if name != "preset"]
+    return [(name if is_plugin_path(name) else name.replace("-", "_"), value) for name, value in parts]
 
 
 def _tree(value: RewardValue) -> PartSpec:

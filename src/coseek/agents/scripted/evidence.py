@@ -57,16 +57,16 @@ class EvidenceAgent:
         """A sentence of each gold passage that the latest search found first."""
         if not so_far.searches:
             return ""
-        before = so_far.searches[: len(so_far.searches) - len(latest_block(so_far.searches))]
-        known = {hit.passage.id for search in before for hit in search.hits}
-        block = enumerate(shown_documents(latest_block(so_far.searches)), start=1)
-        gold = [(number, hit.passage) for number, (_, hit) in block if hit.passage.id in so_far.question.gold_ids]
-        quoted = [
-            f" [{number}] {passage.title}: {quotation(passage, self._wanted(so_far.question, passage, missing))}"
-            for number, passage in gold
-            if passage.id not in known
+        latest = latest_block(so_far.searches)
+        earlier = so_far.searches[: len(so_far.searches) - len(latest)]
+        new_gold = set(so_far.question.gold_ids) - {hit.passage.id for search in earlier for hit in search.hits}
+        quotations = [
+            f" [{number}] {hit.passage.title}: "
+            + quotation(hit.passage, self._wanted(so_far.question, hit.passage, missing))
+            for number, (_, hit) in enumerate(shown_documents(latest), start=1)
+            if hit.passage.id in new_gold
         ]
-        return "".join(quoted) or " Not found."
+        return "".join(quotations) or " Not found."
 
     def _needs(self, question: Question, missing: Sequence[str], gold: Sequence[Passage]) -> Iterator[tuple[str, str]]:
         """Possible searches, best first: (sentence for the thought, query)."""
