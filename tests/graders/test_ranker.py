@@ -105,7 +105,7 @@ def test_the_oracle_puts_the_hop_of_the_query_first_and_keeps_the_order_of_equal
     question = next(one for one in world.questions["train"] if one.hops == 2 and one.meta["kind"] == "composition")
     passages = tuple(world.corpus)
     for hop, step in enumerate(plan_of(question)):
-        order = OracleRanker(world.oracle).rank(
+        order = OracleRanker(world.oracle, "world").rank(
             [RankingRequest(question, Query(f"{step.mention} {step.relation}", question.question), passages)]
         )[0]
         assert order.found is not None and order.scores is not None
