@@ -1,9 +1,9 @@
 """Fears about likelihoods: numbers of other tokens, rows that depend on their padding, and faults that pass as 0."""
 
-import copy
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ from tests.models.prompt_server import DIALECTS, ids_of, serving
 from tests.scripted import ScriptedModel
 
 from coseek.core.errors import DataError, ModelError, SettingError
-from coseek.core.files import Json
+from coseek.core.files import Json, JsonObject
 from coseek.models.chat import chat_frame
+from coseek.models.dialect import item
 from coseek.models.laptop import make_policy
 from coseek.models.likelihood import (
     Continuation,
@@ -128,9 +129,8 @@ def test_what_cannot_be_weighed_is_a_fault_and_takes_no_other_along(likelihood: 
 
 def test_a_likelihood_that_is_no_number_is_a_fault() -> None:
     likelihood = over("llama")
-    with torch.no_grad():
-        next(likelihood.model.parameters()).fill_(float("nan"))
-    found = likelihood.score([Continuation(" the cat", " sat")])[0]
+    likelihood.model.get_parameter("lm_head.weight").detach().fill_(torch.nan)
+    (found,) = likelihood.score([Continuation(" the cat", " sat")])
     assert found.nats is None and "not finite" in str(found.fault)
 
 
@@ -223,46 +223,29 @@ def test_a_refused_prompt_is_a_fault_of_its_own_and_no_likelihood(
 
 def test_an_answer_to_other_tokens_is_a_fault(folder: Path, tmp_path: Path, served: Callable[[Asked], Said]) -> None:
     """Truncated and changed prompts, probabilities of 0, and holes."""
-    wrong: dict[str, list[Callable[[Json], Json]]] = {
-        "vllm": [
-            lambda body: cut(body, "choices", 0, "prompt_logprobs"),
-            lambda body: put(body, {"1": {"logprob": -1.0}}, "choices", 0, "prompt_logprobs", -1),
-            lambda body: put(body, None, "choices", 0, "prompt_logprobs", -1),
-        ],
-        "sglang": [
-            lambda body: cut(body, "meta_info", "input_token_logprobs"),
-            lambda body: put(body, [-1.0, 1, "x"], "meta_info", "input_token_logprobs", -1),
-        ],
-    }
-    for dialect, changes in wrong.items():
-        for change in changes:
+    wrong: dict[str, list[list[Json]]] = {
+        "vllm": [[], [{"1": {"logprob": -1.0}}], [None]], "sglang": [[], [[-1.0, 1, "x"]]],
+    }  # fmt: skip
+    """Dialect → what replaces the last token."""
+    for dialect, replacements in wrong.items():
+        for replacement in replacements:
 
-            def answer(asked: Asked, change: Callable[[Json], Json] = change) -> Said:
+            def answer(asked: Asked, replacement: list[Json] = replacement) -> Said:
                 said = served(asked)
-                assert isinstance(said.body, dict)
-                changed = change(copy.deepcopy(said.body)) if asked.number else said.body  # the first one is the probe
-                assert isinstance(changed, dict)
-                return Said(changed)
+                if asked.number:  # the first request is the probe
+                    row = item(cast(JsonObject, said.body), *PATHS[asked.path])
+                    cast(list[Json], row)[-1:] = replacement
+                return said
 
             with site(answer) as there:
                 found = scored(opened(there, folder, tmp_path, dialect), ROWS[:1])[0]
             assert found.nats is None and found.fault, dialect
 
 
-def at(body: Json, *path: str | int) -> Json:
-    for step in path:
-        body = body[step]  # type: ignore[index]
-    return body
-
-
-def put(body: Json, value: Json, *path: str | int) -> Json:
-    at(body, *path[:-1])[path[-1]] = value  # type: ignore[index]
-    return body
-
-
-def cut(body: Json, *path: str | int) -> Json:
-    """Without the last token."""
-    return put(body, at(body, *path)[:-1], *path)  # type: ignore[index]
+PATHS: dict[str, list[str | int]] = {
+    "/v1/completions": ["choices", 0, "prompt_logprobs"], "/generate": ["meta_info", "input_token_logprobs"],
+}  # fmt: skip
+"""Path of a request → where its answer has the tokens."""
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -307,19 +290,13 @@ def test_a_text_depends_on_its_prompt_alone(writer: LocalTextModel) -> None:
     assert writer.write([], 12) == []
 
 
-def test_a_special_token_in_a_prompt_is_ordinary_characters(writer: LocalTextModel) -> None:
-    tokenizer = writer.model.tokenizer
-    ids = writer._ids("a<|model|>b", 4)
-    assert not set(ids) & set(tokenizer.encode("<|user|><|model|>"))
-    assert tokenizer.decode(ids) == "a<|model|>b"
-
-
-def test_the_chat_template_stands_around_the_prompt(talking: Path) -> None:
+def test_the_chat_template_stands_around_a_prompt_whose_special_tokens_are_ordinary_characters(talking: Path) -> None:
     writer = open_local_text_model(talking)
     user, model = writer.model.tokenizer.encode("<|user|><|model|>")
     ids = writer._ids("say <|user|>", 4)
     assert (ids[0], ids[-1]) == (user, model)
     assert ids.count(user) == ids.count(model) == 1
+    assert writer.model.tokenizer.decode(ids[1:-1]) == "say <|user|>"
 
 
 def test_a_template_that_drops_the_prompt_is_refused(talking: Path) -> None:

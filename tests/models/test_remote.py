@@ -3,7 +3,8 @@
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote, 
 from coseek.models.server import Prices, read_usage, refused_field
 from coseek.models.text_model import (
     CutText,
+    RemoteTextModel,
     RemoteTextModelSettings,
     generate_each,
     named_server,
@@ -337,16 +339,24 @@ def echo(asked: Asked) -> Said:
     return chat("said " + str(asked.body["messages"][0]["content"]))  # type: ignore[index,call-overload]
 
 
+@contextmanager
+def writing(answer: Callable[[Asked], Said], folder: Path | None = None) -> Iterator[tuple[Site, RemoteTextModel]]:
+    """A server and a client of it, with a cache in `folder`."""
+    with site(answer) as there:
+        cache = None if folder is None else str(folder / "c.sqlite")
+        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=cache))
+        yield there, writer
+        writer.calls.close()
+
+
 def test_texts_come_in_the_order_of_their_prompts_and_are_counted() -> None:
-    with site(echo) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m"))
+    with writing(echo) as (there, writer):
         assert writer.write(["a", "b", "a"], 9) == ["said a", "said b", "said a"]
         assert len(there.asked) == 2  # equal prompts are asked once
         assert {asked.body["temperature"] for asked in there.asked} == {0.0}
         assert {asked.body["max_tokens"] for asked in there.asked} == {9}
         assert (writer.usage.read_tokens, writer.usage.written_tokens) == (2_000, 200)
         assert writer.usage.cost_usd(Prices(read=1.0, written=10.0)) == pytest.approx(0.004)
-        writer.calls.close()
 
 
 def test_what_was_asked_once_is_not_paid_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,22 +379,18 @@ def test_what_was_asked_once_is_not_paid_for_again(tmp_path: Path, monkeypatch: 
 
 def test_a_text_that_the_limit_of_tokens_cut_is_known_as_such_and_in_the_cache_too(tmp_path: Path) -> None:
     said = Said({"choices": [{"message": {"content": "[20] 9"}, "finish_reason": "length"}]})
-    with site(lambda asked: said) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+    with writing(lambda asked: said, tmp_path) as (there, writer):
         for _ in range(2):
             (text,) = writer.write(["a"], 9)
             assert text == "[20] 9" and isinstance(text, CutText)
         assert len(there.asked) == 1
-        writer.calls.close()
 
 
 @pytest.mark.parametrize(("words", "fault"), [(6_000, True), (1_300, False)])
 def test_a_prompt_that_the_server_cut_gives_no_text(words: int, fault: bool) -> None:
-    with site(lambda asked: chat("yes")) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m"))
+    with writing(lambda asked: chat("yes")) as (_, writer):
         (output,) = generate_each(writer, ["word " * words], 9)
         assert "num_ctx" in str(output) if fault else output == "yes"
-        writer.calls.close()
 
 
 @pytest.mark.parametrize(
@@ -400,23 +406,8 @@ def test_hidden_reasoning_is_paid_for(usage: JsonObject, paid: tuple[int, int]) 
 
 
 def test_text_that_no_file_can_hold_is_mended(tmp_path: Path) -> None:
-    with site(lambda asked: chat("a\ud800b")) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+    with writing(lambda asked: chat("a\ud800b"), tmp_path) as (_, writer):
         assert writer.write(["a"], 9) == ["a\ufffdb"] == writer.write(["a"], 9)
-        writer.calls.close()
-
-
-def test_a_failed_text_is_a_model_error_and_the_others_are_kept(tmp_path: Path) -> None:
-    def answer(asked: Asked) -> Said:
-        return Said({}, 400) if "bad" in json.dumps(asked.body) else echo(asked)
-
-    with site(answer) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
-        with pytest.raises(ModelError, match="400"):
-            writer.write(["a", "bad", "b"], 9)
-        assert writer.write(["a", "b"], 9) == ["said a", "said b"]
-        assert len(there.asked) == 3
-        writer.calls.close()
 
 
 def refusing_one_in_twenty(asked: Asked) -> Said:
@@ -427,33 +418,26 @@ def refusing_one_in_twenty(asked: Asked) -> Said:
 def test_a_refused_prompt_costs_its_siblings_nothing_and_no_prompt_is_paid_twice(tmp_path: Path) -> None:
     """A batch that failed is not sent again in halves: each prompt is one call."""
     prompts = [f"prompt {number}" for number in range(64)]
-    with site(refusing_one_in_twenty) as there:
-        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+    with writing(refusing_one_in_twenty, tmp_path) as (there, writer):
         outputs = generate_each(writer, prompts, 9)
         assert len(there.asked) == len(prompts)
-        faults = [place for place, one in enumerate(outputs) if isinstance(one, ModelError)]
-        assert faults == list(range(7, 64, 20))
-        assert all("400" in str(outputs[place]) for place in faults)
-        assert [one for one in outputs if isinstance(one, str)] == [
-            f"said {p}" for n, p in enumerate(prompts) if n % 20 != 7
-        ]
-        again = generate_each(writer, prompts, 9)
-        assert len(there.asked) == len(prompts) + len(faults)  # only what was refused is asked again
-        assert [str(one) for one in again] == [str(one) for one in outputs]
-        writer.calls.close()
+        for number, output in enumerate(outputs):
+            refused = isinstance(output, ModelError) and "400" in str(output)
+            assert refused if number % 20 == 7 else output == f"said prompt {number}"
+        with pytest.raises(ModelError, match="400"):
+            writer.write(prompts, 9)
+        assert len(there.asked) == len(prompts) + 3  # only refused prompts are sent again
 
 
 @pytest.mark.parametrize(
     "error", ["stopped in the middle", {"message": "stopped in the middle"}, ["stopped in the middle"]]
 )
-def test_words_beside_an_error_are_no_answer(error: Json, tmp_path: Path) -> None:
+def test_words_beside_an_error_are_no_answer(error: Json) -> None:
     choice: JsonObject = {"message": {"content": "Orl"}, "finish_reason": "stop"}
     for body in ({"choices": [choice | {"error": error}]}, {"choices": [choice], "error": error}):
-        with site(lambda asked, body=body: Said(body)) as there:  # type: ignore[misc]
-            writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", dialect="chat"))
+        with writing(lambda asked, body=body: Said(body)) as (_, writer):  # type: ignore[misc]
             [found] = generate_each(writer, ["Where?"], 5)
             assert isinstance(found, ModelError) and "stopped in the middle" in str(found)
-            writer.calls.close()
 
 
 @pytest.mark.parametrize("finish", ["tool_calls", "TOOL_CALLS", "tool_use", None])

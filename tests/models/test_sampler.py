@@ -46,16 +46,11 @@ def largest_gap(model: PreTrainedModel, turns: dict[int, list[Turn]], temperatur
     return max(gaps)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_log_probabilities_are_those_of_a_plain_forward_pass(name: str) -> None:
+@pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in NETWORKS), ("lfm2", 0.6)])
+def test_log_probabilities_are_those_of_a_plain_forward_pass(name: str, temperature: float) -> None:
     model = network(name)
-    assert largest_gap(model, converse(sampler(model, max_rows=5), range(12))) < 1e-4
-
-
-def test_log_probabilities_are_those_at_the_sampling_temperature() -> None:
-    model = network("lfm2")
-    turns = converse(sampler(model, temperature=0.6), range(6))
-    assert largest_gap(model, turns, temperature=0.6) < 1e-4
+    turns = converse(sampler(model, max_rows=5, temperature=temperature), range(12))
+    assert largest_gap(model, turns, temperature) < 1e-4
 
 
 def test_greedy_rows_take_the_most_likely_token_and_say_its_log_probability_at_temperature_1() -> None:
@@ -65,6 +60,7 @@ def test_greedy_rows_take_the_most_likely_token_and_say_its_log_probability_at_t
     row, places = transcript(3, turns[3])
     best = logits_of(model, row).argmax(dim=-1)
     assert [row[place] for place in places] == [int(best[place - 1]) for place in places]
+    assert not SamplerSettings(temperature=0.0).on_policy
 
 
 @pytest.mark.slow
@@ -158,19 +154,19 @@ def biased(token: int) -> PreTrainedModel:
     return model
 
 
-def test_the_end_of_text_ends_a_turn_and_belongs_to_it() -> None:
-    turn = turns_until_closed(sampler(biased(TOKENIZER.eos_id)), 0, [65], 9, seed=1)
-    assert (turn.end, turn.ids) == (TurnEnd.EOS, (TOKENIZER.eos_id,))
-
-
-def test_a_stop_string_wins_over_a_spent_budget() -> None:
-    turn = turns_until_closed(sampler(biased(ord("!")), ["!!!"]), 0, [65], 3, seed=1)
-    assert (turn.end, turn.ids) == (TurnEnd.STOP, (33, 33, 33))
-
-
-def test_a_prompt_that_ends_with_a_stop_string_does_not_end_the_turn() -> None:
-    turn = turns_until_closed(sampler(biased(ord("!")), ["!!!"]), 0, [33, 33, 33], 9, seed=1)
-    assert turn.ids == (33, 33, 33)
+@pytest.mark.parametrize(
+    ("token", "prompt", "max_tokens", "end", "written"),
+    [
+        (TOKENIZER.eos_id, [65], 9, TurnEnd.EOS, [TOKENIZER.eos_id]),
+        (ord("!"), [65], 3, TurnEnd.STOP, [33, 33, 33]),  # a stop string wins over a spent budget
+        (ord("!"), [33, 33, 33], 9, TurnEnd.STOP, [33, 33, 33]),  # the one in the prompt does not count
+    ],
+)
+def test_a_turn_ends_at_the_end_of_text_or_its_own_stop_string(
+    token: int, prompt: list[int], max_tokens: int, end: TurnEnd, written: list[int]
+) -> None:
+    turn = turns_until_closed(sampler(biased(token), ["!!!"]), 0, prompt, max_tokens, seed=1)
+    assert (turn.end, [*turn.ids]) == (end, written)
 
 
 def test_a_row_that_cannot_be_held_is_a_fault_and_its_neighbour_lives() -> None:
@@ -233,7 +229,7 @@ def test_a_row_that_is_closed_while_it_is_written_changes_no_other() -> None:
 def test_cut_distributions_draw_likely_tokens_only_and_are_not_for_training(settings: dict[str, float]) -> None:
     model = network("lfm2")
     chosen = SamplerSettings.model_validate(settings)
-    assert not chosen.on_policy
+    assert not chosen.on_policy and SamplerSettings(temperature=0.6).on_policy
     turns = converse(Sampler(model, TOKENIZER, (), chosen), range(8))
     for key, said in turns.items():
         row, places = transcript(key, said)
@@ -321,11 +317,6 @@ def test_a_row_that_is_placed_beside_others_finds_its_slot() -> None:
     assert beside.step()[0].ids == alone.step()[0].ids
 
 
-def test_only_the_whole_softmax_is_on_policy() -> None:
-    assert SamplerSettings(temperature=0.6).on_policy
-    assert not SamplerSettings(temperature=0.0).on_policy
-
-
 # --- stop strings: one that spans tokens, or ends inside one, must be seen, at that token and no other
 
 
@@ -410,13 +401,9 @@ def test_a_token_of_no_chance_is_never_drawn() -> None:
     assert drawn.tolist() == [1, 1, 3, 3]
 
 
-def test_the_most_likely_token_stays_however_much_is_cut() -> None:
-    kept = filter_logits(torch.tensor([[0.0, 3.0, 1.0]]), 1.0, top_p=1e-9, top_k=0)
-    assert kept.tolist() == [[-torch.inf, 3.0, -torch.inf]]
-
-
-def test_cutting_keeps_the_likely_ones_up_to_the_mass() -> None:
+@pytest.mark.parametrize(("top_p", "top_k", "count"), [(1e-9, 0, 1), (0.65, 0, 2), (1.0, 3, 3), (1.0, 9, 4)])
+def test_cutting_keeps_the_likely_ones_up_to_the_mass_and_always_the_first(
+    top_p: float, top_k: int, count: int
+) -> None:
     logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log()
-    assert filter_logits(logits, 1.0, top_p=0.65, top_k=0).isfinite().tolist() == [[False, False, True, True]]
-    assert filter_logits(logits, 1.0, top_p=1.0, top_k=3).isfinite().tolist() == [[False, True, True, True]]
-    assert filter_logits(logits, 1.0, top_p=1.0, top_k=9).isfinite().all()
+    assert filter_logits(logits, 1.0, top_p, top_k).isfinite().tolist() == [[False] * (4 - count) + [True] * count]

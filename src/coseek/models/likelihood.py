@@ -117,7 +117,7 @@ class RowEncoder:
         prompt_ids = [*before, *encode(row.prompt), *after, *encode(row.lead)]
         ids = [*prompt_ids, *encode(row.text)]
         if len(ids) == len(prompt_ids):
-            return ContinuationLogprob(None, fault="there are no words to weigh")
+            return ContinuationLogprob(None, fault="the continuation is empty, so it has no likelihood")
         if not prompt_ids:
             return ContinuationLogprob(None, fault="the prompt is empty; a model needs at least one token")
         return ids, len(prompt_ids)
@@ -141,16 +141,15 @@ class LocalLikelihood(RowEncoder):
             if isinstance(encoded, ContinuationLogprob):
                 scores[index] = encoded
             elif len(encoded[0]) > self.max_context:
-                fault = f"{len(encoded[0])} tokens are more than the model's {self.max_context}"
-                scores[index] = ContinuationLogprob(None, fault=fault)
+                too_long = f"{len(encoded[0])} tokens are more than the model's {self.max_context}"
+                scores[index] = ContinuationLogprob(None, fault=too_long)
             else:
                 encoded_rows.append((index, *encoded))
         for batch in self._batches(sorted(encoded_rows, key=lambda row: len(row[1]))):
             sums = self._nats([(ids, start) for _, ids, start in batch])
             for (index, ids, start), nats in zip(batch, sums, strict=True):
-                finite = math.isfinite(nats)
-                nonfinite = None if finite else f"the likelihood is {nats}, which is not finite"
-                scores[index] = ContinuationLogprob(nats if finite else None, len(ids) - start, nonfinite)
+                fault = None if math.isfinite(nats) else f"the likelihood is {nats}, which is not finite"
+                scores[index] = ContinuationLogprob(None if fault else nats, len(ids) - start, fault)
         return [scores[index] for index in range(len(rows))]
 
     def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:

@@ -138,14 +138,13 @@ def refused_field(error: HttpFailure, fields: Iterable[str]) -> str:
     if error.status not in _REFUSALS:
         return ""
     message = str(error).partition('"input"')[0]  # pydantic repeats the whole request there
+    names = {name.lower(): name for name in fields if name not in _INPUT}
+    any_name = "|".join(map(re.escape, names)) or "(?!)"
     # The name may stand in quotes, brackets, or between Chinese characters, but not inside another name.
-    matches = {
-        name: re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", message, re.I) for name in fields
-    }
-    places = {name: match.start() for name, match in matches.items() if match and name not in _INPUT}
-    if not places:
+    match = re.search(rf"(?<![A-Za-z0-9_])(?:{any_name})(?![A-Za-z0-9_])", message, re.I)
+    if match is None:
         return ""
-    name = min(places, key=lambda field: places[field])
+    name = names[match[0].lower()]
     # vLLM names both names where the value is too large.
     if (new := _RENAMES.get(name, "")) and new in message and "too large" not in message:
         return f"; rename the field with `send: {{{name}: {new}}}` in the server's settings"

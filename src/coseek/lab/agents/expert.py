@@ -113,7 +113,8 @@ class ExpertAgent:
             misses -= 1  # the question itself is a query for no fact
         if done == len(plan):
             return self._conclude(question, plan, passages)
-        if len(searches) >= self.settings.max_searches or self._gives_up(misses, rng):
+        failed = misses > self.settings.retries or len(searches) >= self.settings.max_searches
+        if failed or (misses > 0 and rng.random() < self.settings.give_up):
             return _give_up(question, plan, done, searches, rng)
         if done and not misses and rng.random() < self._stops_here(question, len(plan)):
             answer = _last_resort(question, plan, done, searches, rng)
@@ -128,9 +129,6 @@ class ExpertAgent:
         if misses:
             return f"{MISSED}{needed}"
         return "".join([*self._facts(question, plan, passages)[-1:], needed])
-
-    def _gives_up(self, misses: int, rng: random.Random) -> bool:
-        return misses > self.settings.retries or (misses > 0 and rng.random() < self.settings.give_up)
 
     def _stops_here(self, question: Question, steps: int) -> float:
         """The chance per step that adds up to `stop_early` over a question: 1 − (1 − p)^(1 / (steps − 1))."""

@@ -1,12 +1,12 @@
-"""Train a base model: a laptop policy that reads passages before any protocol: those of worlds whose every word is
-drawn, and those of a user's corpus.
+"""Train a base model: a laptop policy that learns to read passages before any protocol, in worlds of drawn words and in
+a user's corpus.
 
     coseek train base --out runs/base
     coseek train base data/mine --out runs/base-mine
 
-`reader.py` lists the files; with a corpus, OUT/made is the data set with the questions made from it. The table has an
-ability a row: what the model can do where it never learnt, with an interval. Policies
-start from OUT/base (`policy.folder`), and it answers as a generator as it is.
+`reader.py` lists the files. With a corpus, OUT/made is the data set of the questions made from it. The table has one
+row per ability, measured outside of the training data, with an interval. Policies start from OUT/base
+(`policy.folder`); it can also be used as a generator.
 """
 
 import random
@@ -29,7 +29,7 @@ from coseek.data.digests import Identities
 from coseek.data.passage import Corpus, Passage
 from coseek.graders.generator import ContextBudget, Generator
 from coseek.lab.pipelines.reader import ReaderTraining
-from coseek.lab.pipelines.reader_recipes import BaseRecipe
+from coseek.lab.pipelines.reader_recipes import BaseRecipe, CorpusSettings
 from coseek.lab.synthesis.synthesis import synthesize
 from coseek.lab.training.base_tasks import BaseExample, BaseTasks, Task
 from coseek.lab.training.examples import ExampleSampler
@@ -63,14 +63,11 @@ def _conclusion(text: str) -> str:
 ENDS: dict[Task, Callable[[str], str]] = {
     "drill": str.strip, "next": _conclusion, "support": str.strip, "check": _conclusion, "enough": _conclusion,
 }  # fmt: skip
-"""Task → what of a text must be that of the target: all of it, or what follows from the facts."""
-
-Abilities = dict[str, Interval]
-"""Ability → the share of cases that are right."""
+"""Task → the part of a text that must equal the target's: all of it, or the conclusion after the facts."""
 
 
 def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[str], str]) -> list[float]:
-    """1 for each example whose text ends as its target, by what `end` takes of both."""
+    """1 for each example whose text equals its target in the part that `end` returns, else 0."""
     written = generate_each(generator.model, [example.shown for example in examples], generator.max_answer_tokens)
     return [
         float(isinstance(text, str) and end(text) == end(example.written))
@@ -113,16 +110,16 @@ def _copied(model: PreTrainedModel, distance: int, seed: int) -> list[float]:
 
 
 WHOLE_WORDS = {1000: ("common",), 100: ("adjectives", "nouns", "kind_words", "roles")}
-"""How often the tokenizer meets words of these lists (`drawn.yaml`), so that it learns them whole."""
+"""Number of copies in the tokenizer's training text → lists of words (`drawn.yaml`) that it should learn whole."""
 TEXT_WORLDS = 1_000_000
 """Number of the first world whose text the tokenizer learns from; examples come from lower numbers."""
 
 DRAWN, LAPTOP, OWN = "a drawn world", "a laptop world", "own questions"
-"""What is held out; `OWN` are the corpus' own questions."""
+"""Held-out data; `OWN` are the corpus' own questions."""
 MADE = "made"
 """Folder of the data set with the questions made from the corpus."""
 METRIC_MARKS = {DRAWN: "", LAPTOP: "laptop "}
-"""Held out → what its metrics in training begin with, unless it is the name."""
+"""Held-out data → prefix of its metrics in training; by default its name."""
 
 
 class BaseTraining(ReaderTraining[BaseRecipe]):
@@ -150,9 +147,8 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         return [] if corpus is None else spelt_words(start, self._corpus_texts(), corpus.words)
 
     def _make_questions(self) -> None:
-        """Write OUT/made, unless it is there. Raises `DataError` where there is nothing to learn from."""
-        corpus, out = self.recipe.corpus, self.folder / MADE
-        assert corpus is not None
+        """Write OUT/made, unless it exists. Raises `DataError` if there is nothing to learn from."""
+        corpus, out = self.corpus, self.folder / MADE
         if out.exists():
             return
         self.progress.stage("questions", corpus.made.count)
@@ -163,15 +159,20 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         except DataError as error:
             if corpus.train not in self.given.splits:
                 raise
-            self.progress.say(f"{error}. Only the corpus' own questions are learnt from")
+            self.progress.say(f"{error}. Training uses the corpus' own questions only")
             return
         self.progress.say(f"questions made from the passages of {corpus.folder}: {summary}")
 
     @property
+    def corpus(self) -> CorpusSettings:
+        """The settings of the user's corpus, where the recipe has one."""
+        assert self.recipe.corpus is not None
+        return self.recipe.corpus
+
+    @property
     def given(self) -> Dataset:
         """The user's data set."""
-        assert self.recipe.corpus is not None
-        return Dataset(Path(self.recipe.corpus.folder))
+        return Dataset(Path(self.corpus.folder))
 
     def draw(self, generator: Generator) -> Draw:
         return self.tasks(generator).draw
@@ -191,7 +192,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         return replace(tasks, corpus=sampler, corpus_share=corpus.share)
 
     def corpus_sampler(self, made: str, own: str) -> ExampleSampler:
-        """The questions of a split of the made ones, and of one of the corpus' own, where there are any."""
+        """The made questions of the split `made`, and the corpus' own questions of the split `own`, if they exist."""
         made_folder = self.folder / MADE
         sources = [(Dataset(made_folder), made)] if made_folder.exists() else []
         sources.append((self.given, own))
@@ -201,20 +202,18 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     @cached_property
     def shown_corpus(self) -> Corpus:
         """The passages as an agent reads them: cut, and with a space in front."""
-        assert self.recipe.corpus is not None
-        max_tokens = self.recipe.corpus.passage_tokens
+        max_tokens = self.corpus.passage_tokens
         budget = ContextBudget(max_tokens, tokenizer=self.tokenizer)
 
         def shown(passage: Passage) -> Passage:
             text = budget.cut(spaced(one_line(passage.text)), max_tokens)
             return replace(passage, title=spaced(one_line(passage.title)), text=text)
 
-        return Corpus(map(shown, self.given.corpus), f"the cut passages of {self.recipe.corpus.folder}")
+        return Corpus(map(shown, self.given.corpus), f"the cut passages of {self.corpus.folder}")
 
     def _corpus_texts(self) -> Iterator[str]:
         """Passages and training questions of the corpus."""
-        assert self.recipe.corpus is not None
-        train = self.recipe.corpus.train
+        train = self.corpus.train
         yield from texts_in(self.given.corpus, self.given.questions(train) if train in self.given.splits else [])
 
     def texts(self) -> Iterable[str]:
@@ -240,7 +239,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         return make_world(self.recipe.laptop_world)
 
     def held_out_samplers(self, split: str) -> dict[str, ExampleSampler]:
-        """Name → what is held out of training: two worlds, and questions of the corpus, made and its own."""
+        """Name → held-out data: two worlds, and the questions of the corpus, made and its own."""
         samplers: dict[str, ExampleSampler] = {
             DRAWN: ExampleSampler.of_world(self.held_out, split),
             LAPTOP: ExampleSampler.of_world(self.laptop_world, split),
@@ -251,9 +250,9 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         return {name: sampler for name, sampler in samplers.items() if sampler.questions}
 
     def evaluate(self, generator: Generator) -> dict[str, float]:
-        """Strict EM on what is held out, and facts read in a world of drawn words."""
+        """Strict EM on held-out questions, and facts read in a world of drawn words."""
         samplers = self.held_out_samplers("dev")
-        samplers.pop(OWN, None)  # they are of the final measurement
+        samplers.pop(OWN, None)  # for the final measurement only
         metrics: dict[str, float] = {}
         for name, sampler in samplers.items():
             prefix = METRIC_MARKS.get(name, f"{name} ")
@@ -262,8 +261,9 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         by_order = facts_read(generator, self.tasks(generator), world, rng, self.recipe.table.dev_questions)
         return metrics | {name: fmean(values) for name, values in by_order.items()}
 
-    def abilities(self, generator: Generator, model: PreTrainedModel) -> Abilities:
-        """Measure every ability of a model: reading, with each of the samplers, and the tasks in a drawn world."""
+    def abilities(self, generator: Generator, model: PreTrainedModel) -> dict[str, Interval]:
+        """Measure a model: ability → share of right cases. Abilities are reading, with each of the samplers, and the
+        tasks in a drawn world."""
         count, seed, tasks = self.recipe.table.questions, self.recipe.table.seed, self.tasks(generator)
         right: dict[str, Sequence[float]] = {}
         for name, sampler in self.held_out_samplers("test").items():

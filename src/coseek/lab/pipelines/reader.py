@@ -2,12 +2,12 @@
 `GeneratorTraining` trains a laptop generator on examples from throw-away worlds of the laptop lexicon.
 
     OUT/recipe.yaml      the recipe, versions and commit
-    OUT/start            the model that training begins with: an untrained one, or `start` with new words
+    OUT/start            the model that training starts from: an untrained one, or `start` with new words
     OUT/training         metrics and checkpoints
-    OUT/NAME             the trained model folder; its generator.yaml is the prompt that it reads passages with
+    OUT/NAME             the trained model folder; its generator.yaml is the prompt around passages
     OUT/table.md, .json  EM on a held-out world, with and without gold passages
 
-A part whose result exists is skipped, so a stopped run resumes.
+A step whose result exists is skipped, so a stopped run resumes.
 """
 
 import random
@@ -40,7 +40,6 @@ from coseek.graders.generator import (
     ReadingInput,
     load_generator_prompt,
 )
-from coseek.hardware.placement import Precision
 from coseek.hub.card import FILE as MODEL_CARD
 from coseek.lab.pipelines.reader_recipes import GeneratorRecipe, ReaderRecipe
 from coseek.lab.training.examples import ExampleSampler, ExampleWriter
@@ -73,7 +72,7 @@ LIMITS = (
 
 
 class ReaderTraining(TrainingRun[R], ABC):
-    """The training of one laptop model that reads. Subclasses say what it learns."""
+    """The training of one laptop model that reads. Subclasses define its examples."""
 
     NAME: ClassVar[str]
     """Name of the trained folder."""
@@ -82,15 +81,15 @@ class ReaderTraining(TrainingRun[R], ABC):
 
     @abstractmethod
     def draw(self, generator: Generator) -> Draw:
-        """What draws the training examples, with the prompt of `generator`."""
+        """The function that draws training examples, with the prompt of `generator`."""
 
     @abstractmethod
     def texts(self) -> Iterable[str]:
-        """What the tokenizer learns from."""
+        """Training texts of the tokenizer."""
 
     @abstractmethod
     def new_words(self, start: Path) -> list[str]:
-        """Words that become tokens of the model folder `start`, see `spelt_words`."""
+        """Words to add as tokens to the model folder `start`; see `spelt_words`."""
 
     def check(self) -> None:
         start = self.recipe.start
@@ -105,8 +104,8 @@ class ReaderTraining(TrainingRun[R], ABC):
         return self.reading(generator, ExampleSampler.of_world(self.held_out, "dev"))
 
     def train(self) -> None:
-        """Make the untrained network, train it and save the generator; finished parts are skipped. All workers train;
-        the first makes, evaluates and saves."""
+        """Write the start model, train it and save the result; finished steps are skipped. All workers train; the first
+        one writes, evaluates and saves."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
         if self.workers.is_main:
@@ -126,7 +125,7 @@ class ReaderTraining(TrainingRun[R], ABC):
             progress=self.progress,
         )
         if not outcome.passed:
-            self.progress.warn(f"the gate of {self.recipe.sft.gate} was not reached; its answers are a weak measure")
+            self.progress.warn(f"the gate of {self.recipe.sft.gate} was not reached; do not rely on its answers")
 
         def extra(folder: Path) -> None:
             self.tokenizer.save(folder)
@@ -136,7 +135,7 @@ class ReaderTraining(TrainingRun[R], ABC):
         policy.save(self.trained_folder, extra)
 
     def make_start(self) -> None:
-        """Write the model that training begins with, and its card, unless they are there."""
+        """Write the model that training starts from, and its card, unless they exist."""
         if not self.start_folder.exists():
             if self.recipe.start is None:
                 make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
@@ -147,7 +146,7 @@ class ReaderTraining(TrainingRun[R], ABC):
             self._write_card(self.start_folder, "start")
 
     def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
-        """Write the model card of the folder `name`, with the table of figures once there is one."""
+        """Write the model card of the folder `name`, with the table of results if there is one."""
         untrained = name == "start" and self.recipe.start is None
         facts = {"learnt by": "nothing: an untrained model"} if untrained else {}
         about = f"{self.TITLE} of coseek: it reads passages and answers with the prompt in {OWN_PROMPT}."
@@ -161,11 +160,6 @@ class ReaderTraining(TrainingRun[R], ABC):
     def trained_folder(self) -> Path:
         return self.folder / self.NAME
 
-    @property
-    def precision(self) -> Precision:
-        """The sampling precision."""
-        return self.recipe.precision_at(self.recipe.laptop.hidden)
-
     @cached_property
     def tokenizer(self) -> HfTokenizer:
         return HfTokenizer.load(self.start_folder)
@@ -176,8 +170,8 @@ class ReaderTraining(TrainingRun[R], ABC):
 
     def generator_of(self, model: PreTrainedModel, identity: str) -> Generator:
         """A greedy generator that writes with `model` and its training prompt."""
-        most = self.recipe.laptop.max_positions
-        sampling = SamplerSettings(temperature=0.0, max_rows=BATCH, max_tokens=most, dtype=self.precision)
+        most, precision = self.recipe.laptop.max_positions, self.recipe.precision_at(self.recipe.laptop.hidden)
+        sampling = SamplerSettings(temperature=0.0, max_rows=BATCH, max_tokens=most, dtype=precision)
         sampler = Sampler(model, self.tokenizer, (), sampling)
         writer = LocalTextModel(model=sampler, around=((), ()), max_context=most, identity=identity)
         settings = GeneratorSettings(
@@ -207,15 +201,14 @@ class ReaderTraining(TrainingRun[R], ABC):
         """Answer each question once, from its passages."""
         trajectories: list[Trajectory] = []
         for start in range(0, len(questions), BATCH):
-            readings = [
-                ReadingInput(question.question, passages(question)) for question in questions[start : start + BATCH]
-            ]
+            batch = questions[start : start + BATCH]
+            readings = [ReadingInput(question.question, passages(question)) for question in batch]
             outputs = generator.answer([generator.context(reading) for reading in readings])
-            trajectories += map(_trajectory, questions[start : start + BATCH], readings, outputs)
+            trajectories += map(_trajectory, batch, readings, outputs)
         return trajectories
 
     def _with_gold(self, sampler: ExampleSampler, count: int) -> Callable[[Question], tuple[Passage, ...]]:
-        """Gives each question `count` passages: its gold ones among others."""
+        """A function that returns `count` passages for a question: its gold ones among others."""
         seed = self.recipe.table.seed
         return lambda question: sampler.passages(question, count, random.Random(f"{seed}/{question.id}"))
 

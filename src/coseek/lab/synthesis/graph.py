@@ -1,13 +1,13 @@
 """Hop graph: the passages of a corpus, the names that lead from one passage to another, and the passages with a name.
 
-A link states nothing: what its passages say of the name is left to whoever writes a question about both.
+A link states no fact: the writer of a question reads what both passages say of the name.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,11 @@ NAME = rf"{CAPITAL}(?:(?:{_INSIDE}\s|(?<=\.)){CAPITAL}|\s\d{{1,3}}\b)*(?:\s\(\s?
 _NAME = re.compile(rf"\b{NAME}")
 _WORD = re.compile(r"[^\W_]+(?:\s?\))?")
 _LONGEST = 80
-"""Characters of a title that is looked for in a text."""
+"""Maximum characters of a title that is searched for in a text."""
 _LEAST_WORDS = 5
-"""Words of a passage that is asked about."""
+"""Minimum words of a passage to write a question about."""
 _RARE = 5
-"""Passages that may hold a name that links them, or have it as their title."""
+"""Maximum number of passages that contain a linking name, or have it as their title."""
 
 
 def key_of(name: str) -> str:
@@ -46,8 +46,7 @@ def key_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PassageGroup:
-    """What one question is about: one passage, or two that a name links: the title of the second, or a rare name of
-    both."""
+    """The passages for one question: one, or two linked by a name: the title of the second, or a rare name in both."""
 
     rows: tuple[int, ...]
     link: str = ""
@@ -66,10 +65,10 @@ class HopGraph:
         """The passages with their own heading for a title, without those of their document above it."""
         self._postings, self._vocabulary = build_postings(corpus, Bm25Settings())
         self.bm25 = Bm25(corpus, Bm25Settings(), self._postings, self._vocabulary)
-        self._holding: dict[str, frozenset[int]] = {}
+        self._rows_with_key = cache(self._rows_with)
 
     def groups(self, hops: int) -> list[PassageGroup]:
-        """Every passage that is long enough to be asked about, or every linked pair."""
+        """Every passage that is long enough for a question, or every linked pair."""
         if hops == 2:
             return [*self._pairs()]
         long_enough = (row for row, passage in enumerate(self.corpus) if len(words(passage.text)) >= _LEAST_WORDS)
@@ -98,25 +97,21 @@ class HopGraph:
                     joined.update(others)
 
     def holding(self, name: str) -> frozenset[int]:
-        """The rows of all passages that hold a name."""
-        key = key_of(name)
-        if key not in self._holding:
-            self._holding[key] = frozenset(self._rows_with(key))
-        return self._holding[key]
+        """The rows of all passages that contain a name."""
+        return self._rows_with_key(key_of(name))
 
-    def _rows_with(self, key: str) -> Iterator[int]:
+    def _rows_with(self, key: str) -> frozenset[int]:
         numbers = [self._vocabulary.get(word) for word in key.split()]
-        if not numbers or None in numbers:
-            return
-        rows: Rows = reduce(np.intersect1d, [self._postings.of(number)[0] for number in numbers if number is not None])
-        for row in rows.tolist():
-            passage = self.corpus[row]
-            if len(numbers) == 1 or f" {key} " in f" {key_of(f'{passage.title} {passage.text}')} ":
-                yield row
+        known = [number for number in numbers if number is not None]
+        if not known or len(known) < len(numbers):
+            return frozenset()
+        rows: list[int] = reduce(np.intersect1d, [self._postings.of(number)[0] for number in known]).tolist()
+        texts = ((row, f"{self.corpus[row].title} {self.corpus[row].text}") for row in rows)
+        return frozenset(row for row, text in texts if len(known) == 1 or f" {key} " in f" {key_of(text)} ")
 
     def is_exclusive(self, rows: Sequence[int], names: Sequence[str]) -> bool:
-        """Whether each passage of a path holds only the two names of its hop, and no other passage holds two of the
-        path's names."""
+        """Whether each passage of a path contains only the two names of its hop, and no other passage contains two of
+        the path's names."""
         positions: defaultdict[int, set[int]] = defaultdict(set)
         for position, name in enumerate(names):
             for row in self.holding(name):
@@ -130,8 +125,8 @@ class HopGraph:
 
 
 def names_in(text: str, titles: Collection[str]) -> Iterator[str]:
-    """Names, in order: titles, whose keys are known, and runs of capitalised words that no sentence and no stop word
-    begins."""
+    """The names in a text, in order: `titles` (keys), and runs of capitalised words. A first word that begins a
+    sentence or is a stop word is not part of a run."""
     end = 0
     for match in _NAME.finditer(text):
         name, start = match[0], match.start()

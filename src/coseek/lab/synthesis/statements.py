@@ -1,12 +1,12 @@
-"""Statements: what English passages say of their subjects, and questions for it in the same words.
+"""Statements: facts that English passages state of their subjects, and questions for them in the same words.
 
     Red Hour is a film directed by Ada Stone.      Which director was Red Hour directed by?
     Ada Stone is a director born in Ulm.           Which town was Ada Stone born in?
     both                            Red Hour was directed by a director. Which town was this director born in?
 
-Two forms of clauses are read, a participle (`directed by`, `born on`) and a noun (`a member of`), each before a single
-name or date. A sentence counts where it begins with its subject or a pronoun, and its clauses as long as each follows
-the one before; after a noun, the next may be about another (`the wife of Otto, born in Ulm`).
+Two forms of clauses are parsed, a participle (`directed by`, `born on`) and a noun (`a member of`), each before a
+single name or date. A sentence must begin with its subject or a pronoun, and each clause must directly follow the one
+before. Parsing ends after a noun, since the next clause may be about another subject (`the wife of Otto, born in Ulm`).
 """
 
 import random
@@ -58,7 +58,7 @@ _MIN_TYPED = 2
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What one passage says of its subject."""
+    """A fact that one passage states of its subject."""
 
     row: int
     copula: str
@@ -76,7 +76,7 @@ class StatementWriter:
         self._titles = [passage.title.strip() for passage in graph.passages]
         self._keys = [key_of(title) for title in self._titles]
         self._types: dict[str, str] = {}
-        """Key of a subject → what it is (`film`), where its passage says so."""
+        """Key of a subject → its type (`film`), if its passage states one."""
         read = [statement for row, passage in enumerate(graph.passages) for statement in self._read(row, passage)]
         counts = Counter(self._types.values())
         self._types = {subject: kind for subject, kind in self._types.items() if counts[kind] >= _MIN_TYPED}
@@ -104,14 +104,13 @@ class StatementWriter:
         """The proposals about one passage, or about two of which the first leads to the second."""
         *leading, last = rows
         if not leading:
-            return [self._one_hop(statement) for statement in self._statements[last]]
+            questions = [
+                (self._question(statement, self._titles[last]), statement) for statement in self._statements[last]
+            ]
+            return [self._proposal([statement], question, "", [question]) for question, statement in questions]
         subject, kind = self._keys[last], self._types.get(self._keys[last])
         hops = [hop for hop in self._statements[leading[0]] if kind and key_of(hop.name) == subject]
         return [self._two_hops(hop, kind or "", statement) for hop in hops for statement in self._statements[last]]
-
-    def _one_hop(self, statement: Statement) -> Proposal:
-        question = self._question(statement, self._titles[statement.row])
-        return self._proposal([statement], question, "", [question])
 
     def _two_hops(self, hop: Statement, kind: str, statement: Statement) -> Proposal:
         title, article = self._titles[hop.row], "an" if kind[0] in "aeio" else "a"
@@ -135,7 +134,7 @@ class StatementWriter:
         return f"{word} {statement.copula} {subject} {statement.phrase}?"
 
     def _read(self, row: int, passage: Passage) -> Iterator[Statement]:
-        """The statements of a passage; its type is noted."""
+        """Yield the statements of a passage, and store its type."""
         plain = re.split(r"\s*[(,]", self._titles[row])[0].removeprefix("The ")
         subject = re.compile(rf"{_PRONOUN}|(?:The\s)?{re.escape(plain)}(?!\w)(?!['’]s\b))", re.IGNORECASE)
         for number, sentence in enumerate(_SENTENCE.split(passage.text) if plain else ()):
@@ -152,7 +151,7 @@ class StatementWriter:
 
 
 def _clauses(row: int, sentence: str, start: int, copula: str) -> Iterator[Statement]:
-    """The statements of the clauses that follow each other from `start` on."""
+    """The statements of consecutive clauses from `start` on."""
     while clause := _CLAUSE.match(sentence, start):
         start = clause.end()
         value, participle = clause["date"] or clause["name"], clause["participle"]

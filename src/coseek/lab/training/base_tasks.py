@@ -1,11 +1,11 @@
-"""Base tasks: what a base model learns before any protocol, from worlds whose every word is drawn.
+"""Base tasks: training tasks of a base model before any protocol, from worlds of drawn words.
 
-All tasks are read from passages and written in words, without a tag. Their cue says what is asked; `read` has the
-prompt of the laptop generator, so a base model answers with it as it is.
+Prompts contain passages and end with a cue that selects the task; targets are words without tags. `read` has the prompt
+of the laptop generator, so that a base model can be used as one.
 
     read     the facts that lead to the answer, then the answer        " So :"
     drill    facts asked by name and relation, of entities alike       " So :"
-    next     the facts found so far, then what to look up, or the answer, where some passages are missing   " Then :"
+    next     the facts found so far, then what to look up, or the answer; passages may be missing   " Then :"
     support  which passages support the answer                         " Support :"
     check    whether a claimed answer is right                         " Claim : … Check :"
     enough   whether the passages are enough to answer                 " Enough :"
@@ -41,14 +41,14 @@ FIRST: dict[Task, float] = {"records": 0.85, "copy": 0.15}
 GROWING = 0.7
 """Share of the warm-up in which records grow."""
 GIVING_WAY = 1 / 3
-"""How long, as a share of the warm-up, they then give way to text."""
+"""Share of the warm-up over which text then replaces them."""
 CUES: dict[Task, str] = {
     "read": " So :", "drill": " So :", "next": " Then :", "support": " Support :", "check": " Check :",
     "enough": " Enough :",
 }  # fmt: skip
-"""Task → what ends its prompt."""
+"""Task → the end of its prompt."""
 LIVE_WORLDS = 12
-"""Worlds that examples are drawn from at one time; the oldest is replaced as training goes on."""
+"""Number of worlds to draw from at any time; training moves on from the oldest one."""
 GROWN = 0.2
 """Share of training, from the warm-up on, after which examples may have the maximum number of passages."""
 FOLLOW_UPS = 4
@@ -58,15 +58,15 @@ MISSING = 0.6
 COPY_LENGTHS = (6, 40)
 COPY_GAPS = (0, 300)
 COPY_ALPHABETS = (12, 200)
-"""Fewest and most different tokens of a copy that is made of few: one token does not tell where to copy from."""
+"""Minimum and maximum number of distinct tokens of a copy with few: one token does not determine its source."""
 GIVEN = 4
-"""Tokens of such a copy that are given."""
+"""Number of tokens of such a copy in the prompt."""
 FEW = 0.6
-"""Share of copies that are made of few tokens."""
+"""Share of copies with few distinct tokens."""
 
 
 class BaseTaskSettings(Settings):
-    """What a base model is trained on."""
+    """The training tasks of a base model."""
 
     shares: dict[Task, Weight] = Field(
         default={
@@ -99,7 +99,7 @@ class BaseTaskSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class BaseExample:
-    """What is shown, what is to be written, and the passages in it."""
+    """A prompt, its target, and the passages in it."""
 
     shown: str
     written: str
@@ -116,11 +116,11 @@ class BaseTasks:
     vocabulary: int
     """Number of the tokenizer's ids."""
     generator: Generator
-    """Whose prompt is read."""
+    """The generator whose prompt is used."""
     corpus: ExampleSampler | None = None
-    """A user's corpus, of which some examples are."""
+    """A user's corpus."""
     corpus_share: float = 0.0
-    """The share of the examples with text that are of it; the others are of drawn worlds."""
+    """Share of the examples with text from the corpus; the others are from drawn worlds."""
 
     def draw(self, done: float, rng: random.Random) -> Trajectory:
         """Draw an example at the share `done` of training."""
@@ -142,7 +142,7 @@ class BaseTasks:
         return self._trajectory(task, [(encode(shown), encode(written)) for shown, written in turns])
 
     def shares(self, done: float) -> dict[Task, float]:
-        """Task → its share of the examples: records and copies first."""
+        """Task → its share of the examples, at first of records and copies only."""
         warm_up = self.settings.warm_up
         late = min(1.0, max(0.0, (done / warm_up - 1.0) / GIVING_WAY)) if warm_up else 1.0
         shares = {task: share for task, share in self.settings.shares.items() if share}
@@ -196,20 +196,19 @@ class BaseTasks:
         if task == "check":
             right = rng.random() < 0.5
             claim = answer if right else spaced(self._wrong(sampler, question, rng))
-            cue = f" Claim :{claim} .{CUES[task]}"
             verdict = " right ." if right else " wrong ."
-            return self._example(question, example.passages, cue, f"{facts}{verdict}")
+            return self._example(question, example.passages, f" Claim :{claim} .{CUES[task]}", f"{facts}{verdict}")
         return self._example(question, example.passages, CUES[task], example.written)
 
     def _example(self, question: Question, passages: tuple[Passage, ...], cue: str, written: str) -> BaseExample:
-        """An example in the prompt of the generator with another cue at its end."""
+        """An example with the generator's prompt, which ends with another cue."""
         shown = self.generator.context(ReadingInput(question.question, passages)).prompt
         return BaseExample(shown.removesuffix(CUES["read"]) + cue, written, passages)
 
     def _facts(
         self, sampler: ExampleSampler, passages: tuple[Passage, ...], rng: random.Random
     ) -> list[tuple[str, str]]:
-        """A second question about the same passages, for some of their facts."""
+        """A drill about the same passages, for some of their facts."""
         numbered = enumerate(passages, 1)
         facts = [(number, fact) for number, passage in numbered for fact in sampler.facts.get(passage.id, ())]
         if not facts:
@@ -223,7 +222,7 @@ class BaseTasks:
         """An example in which the passages of some steps may be missing."""
         plan = plan_of(question)
         all_passages = sampler.passages(question, max(count, 2), rng)
-        # What was found so far is a beginning of the plan; later passages may lie among the others by chance.
+        # The first steps are found; passages of later ones may be among the others by chance.
         found = rng.randrange(len(plan)) if rng.random() < MISSING else len(plan)
         found_ids = {step.gold_id for step in plan[:found]}
         missing_ids = {step.gold_id for step in plan[found:]} - found_ids
@@ -238,8 +237,7 @@ class BaseTasks:
             facts = "".join(step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan[:found])
             written = f"{facts}{NEXT} {wanted(question, plan[found])} ."
         if task == "enough":
-            verdict = " yes ." if complete else " no ."
-            return self._example(question, shown, CUES[task], f"{facts}{verdict}")
+            written = f"{facts}{' yes .' if complete else ' no .'}"
         return self._example(question, shown, CUES[task], written)
 
     def _wrong(self, sampler: ExampleSampler, question: Question, rng: random.Random) -> str:
@@ -253,7 +251,7 @@ class BaseTasks:
         return rng.choice(wrong) if wrong else plan[0].mention
 
     def _copy(self, rng: random.Random) -> Trajectory:
-        """Random tokens, a gap, and the tokens again. Of the copy, so much is given as tells where to copy from."""
+        """Random tokens, a gap, and the tokens again. The prompt has enough of the copy to determine its source."""
         length, gap = rng.randint(*COPY_LENGTHS), rng.randint(*COPY_GAPS) if rng.random() < 0.9 else 0
         few = rng.random() < FEW
         # The first two ids are padding and end of text.

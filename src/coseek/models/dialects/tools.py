@@ -44,11 +44,10 @@ def _turn(turn: JsonObject, number: int, reasoning_field: str) -> tuple[JsonObje
     if reasoning and reasoning_field != "content":
         message[reasoning_field] = reasoning
     calls: list[Json] = []
-    call_ids = [f"call_{number}_{index}" for index, _ in enumerate(calls_in(turn))]
-    for call_id, call in zip(call_ids, calls_in(turn), strict=True):
-        function: JsonObject = {
-            "name": call.name or "unknown",
-            "arguments": json.dumps(call.object, ensure_ascii=False),
-        }
-        calls.append({"id": call_id, "type": "function", "function": function})
+    call_ids: list[str] = []
+    for index, call in enumerate(calls_in(turn)):
+        call_ids.append(f"call_{number}_{index}")
+        arguments = json.dumps(call.object, ensure_ascii=False)
+        function: JsonObject = {"name": call.name or "unknown", "arguments": arguments}
+        calls.append({"id": call_ids[-1], "type": "function", "function": function})
     return {**message, **({"tool_calls": calls} if calls else {})}, call_ids
