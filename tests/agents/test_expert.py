@@ -19,7 +19,7 @@ from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question, plan_of
 from coseek.data.trajectory import Search, StopReason
 from coseek.graders.generator import GeneratorSettings, load_generator_prompt
-from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
+from coseek.lab.agents.expert import PERFECT, ExpertAgent, ExpertSettings
 from coseek.lab.world.plan import kind_of
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.model import EpisodeState
@@ -54,7 +54,7 @@ def of_kind(kind: str, hops: int = 1) -> Question:
 
 
 def test_the_perfect_expert_answers_nearly_everything_and_the_faulty_one_leaves_room() -> None:
-    perfect, faulty = strict_em(ExpertAgent.perfect()), strict_em(ExpertAgent())
+    perfect, faulty = strict_em(ExpertAgent(PERFECT)), strict_em(ExpertAgent())
     assert perfect >= 0.95
     assert 0.35 < faulty < perfect - 0.2
 
@@ -67,7 +67,7 @@ def test_the_same_seeds_write_the_same_run() -> None:
 
 def test_the_perfect_expert_states_only_what_it_has_read() -> None:
     for question in world().questions["dev"]:
-        moves, searches = run(ExpertAgent.perfect(), question)
+        moves, searches = run(ExpertAgent(PERFECT), question)
         for at, move in enumerate(moves):
             read = [hit.passage.text for search in searches[:at] for hit in search.hits]
             seen = f"{' '.join(read)} {question.question} "
@@ -85,7 +85,7 @@ def test_the_laptop_agent_is_shown_passages_in_the_form_that_the_base_and_the_ge
 
 
 def test_every_word_that_the_expert_writes_has_a_space_before_it() -> None:
-    for expert in (ExpertAgent.perfect(), ExpertAgent()):
+    for expert in (ExpertAgent(PERFECT), ExpertAgent()):
         for question in world().questions["dev"][:100]:
             for move in run(expert, question)[0]:
                 for text in (move.thought, *move.queries, move.answer or " x"):
@@ -102,7 +102,7 @@ def test_a_miss_is_noticed_and_asked_again_in_other_words_and_then_admitted() ->
     seen: tuple[Search, ...] = ()
     moves = []
     for _ in range(4):
-        moves.append(ExpertAgent.perfect().write(EpisodeState(question, seen), random.Random(0)))
+        moves.append(ExpertAgent(PERFECT).write(EpisodeState(question, seen), random.Random(0)))
         seen += _found(moves[-1]) if moves[-1].queries else ()
     assert all(move.thought.startswith(" Not found . Next :") for move in moves[1:3])
     assert len({move.queries for move in moves[:3]}) == 3
@@ -131,7 +131,7 @@ def test_a_question_without_a_plan_is_refused_with_a_sentence() -> None:
 def test_a_world_of_other_relations_is_answered_and_its_mistakes_are_no_crash() -> None:
     drawn = make_world(WorldSettings(seed=5, size="tiny", lexicon="drawn", train=0, dev=60, test=0))
     index = Bm25.over(drawn.corpus)
-    ends = [run(ExpertAgent.perfect(), question, index=index)[0][-1].answer for question in drawn.questions["dev"]]
+    ends = [run(ExpertAgent(PERFECT), question, index=index)[0][-1].answer for question in drawn.questions["dev"]]
     right = [drawn.oracle.judge(one, end or "") for one, end in zip(drawn.questions["dev"], ends, strict=True)]
     assert mean(right) >= 0.8
     for question in drawn.questions["dev"]:
@@ -188,7 +188,7 @@ def test_a_first_move_reflects_on_nothing_and_an_answer_out_of_order_is_written_
     assert said("deepretrieval", SAY, START) == '<think> I know.</think><query>{"query": "1815"}</query>'
 
 
-@pytest.mark.parametrize("writer", [ExpertAgent.perfect(), RuleAgent()], ids=["expert", "rules"])
+@pytest.mark.parametrize("writer", [ExpertAgent(PERFECT), RuleAgent()], ids=["expert", "rules"])
 @pytest.mark.parametrize("name", [name for name in OURS if name != "rag-rerank"])
 def test_writers_run_every_protocol_in_its_valid_form(name: str, writer: ScriptedAgent) -> None:
     protocol = load_protocol(name)

@@ -71,6 +71,16 @@ def only(model: RemoteModel, key: int = 1) -> Turn:
     return turns[0]
 
 
+def two_turns(model: RemoteModel, max_tokens: int = 50) -> Turn:
+    """Two turns of a row, with `[found]` between them; returns the first one."""
+    model.start(request(1, b"Q:", max_tokens))
+    (turn,) = model.step()
+    model.extend(request(1, b"[found]", max_tokens))
+    model.step()
+    model.calls.close()
+    return turn
+
+
 def test_vllm_is_told_all_that_shapes_the_distribution() -> None:
     with site(lambda asked: vllm("<search>a</search>")) as there:
         turn = only(opened(there, "vllm"))
@@ -117,12 +127,7 @@ def test_draws_of_two_turns_do_not_use_the_same_numbers() -> None:
 
 def test_the_next_turn_brings_the_whole_row_as_it_was_sampled() -> None:
     with site(lambda asked: vllm("<search>a</search>")) as there:
-        model = opened(there, "vllm")
-        model.start(request(1, b"Q:"))
-        model.step()
-        model.extend(request(1, b"[found]"))
-        model.step()
-        model.calls.close()
+        two_turns(opened(there, "vllm"))
         assert there.asked[1].body["prompt"] == list(b"Q:<search>a</search>[found]")
 
 
@@ -203,12 +208,7 @@ def test_text_only_is_encoded_once_and_marked() -> None:
 def test_a_chat_server_reads_what_the_environment_wrote_as_the_users_words() -> None:
     said = Said({"choices": [{"message": {"content": "<search>a</search> rest"}, "finish_reason": "stop"}]})
     with site(lambda asked: said) as there:
-        model = opened(there, "chat")
-        model.start(request(1, b"Q:"))
-        assert bytes(model.step()[0].ids) == b"<search>a</search>"
-        model.extend(request(1, b"[found]"))
-        model.step()
-        model.calls.close()
+        assert bytes(two_turns(opened(there, "chat")).ids) == b"<search>a</search>"
         roles = [(row["role"], row["content"]) for row in there.asked[1].body["messages"]]  # type: ignore[union-attr,index,call-overload]
     assert roles == [("user", "Q:"), ("assistant", "<search>a</search>"), ("user", "[found]")]
 
@@ -312,12 +312,7 @@ def test_a_role_that_the_model_wrote_itself_is_sent_back_without_effect_and_kept
     kept = partial(without_role_marks, kept=frozenset({"<|begin_search|>"}))
     with site(lambda asked: Said({"choices": [said]})) as there:
         settings = make_settings(RemoteModelSettings, {"dialect": dialect, "model": "m", "patience": FAST})
-        model = open_remote(there.url, settings, BYTES, STOPS, neutral=kept)
-        model.start(request(1, b"Q:", 200))
-        turn = model.step()[0]
-        model.extend(request(1, b"found", 200))
-        model.step()
-        model.calls.close()
+        turn = two_turns(open_remote(there.url, settings, BYTES, STOPS, neutral=kept), 200)
     assert turn.ids == tuple(wrote.encode())
     sent = json.dumps(there.asked[1].body, ensure_ascii=False)
     assert kept(wrote) in sent and "<|begin_search|>a" in sent

@@ -90,18 +90,17 @@ def test_sampling_leaves_the_global_generator_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.slow
-def test_the_sampler_writes_with_the_weights_that_training_left() -> None:
-    model = network("lfm2")
-    for dtype in ("float32", "bfloat16"):
-        used = sampler(model, dtype=dtype)
-        before = ids(converse(used, range(4)))
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.mul_(1.3)
-        after = ids(converse(used, range(4)))
-        assert after != before
-        assert after == ids(converse(sampler(model, dtype=dtype), range(4)))
+@pytest.mark.parametrize(("name", "dtype"), [("lfm2", "float32"), ("lfm2", "bfloat16"), ("gpt2", "bfloat16")])
+def test_the_sampler_writes_with_the_weights_that_training_left(name: str, dtype: str) -> None:
+    model = network(name)
+    used = sampler(model, dtype=dtype)
+    before = ids(converse(used, range(4)))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.3)
+    after = ids(converse(used, range(4)))
+    assert after != before
+    assert after == ids(converse(sampler(model, dtype=dtype), range(4)))
 
 
 def test_a_model_in_training_mode_is_sampled_without_dropout_and_given_back_as_it_was() -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from itertools import chain, count, groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator
@@ -385,7 +385,6 @@ class _PlaceholderChat:
 
     as_text: bool
     single: bool
-    numbers: "count[int]" = field(default_factory=count)
     last: int = -1
     """The number of the latest placeholder."""
 
@@ -410,7 +409,7 @@ class _PlaceholderChat:
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _placeholder(self) -> str:
-        self.last = next(self.numbers)
+        self.last += 1
         return f"\ue000{self.last}\n\ue001"
 
 

@@ -320,7 +320,6 @@ class LocalTextModel:
         keys = range(self._next, self._next + len(prompts))
         self._next += len(prompts)
         outputs: dict[int, Output] = {}
-        opened: list[int] = []
         try:
             for key, prompt in zip(keys, prompts, strict=True):
                 try:
@@ -329,15 +328,13 @@ class LocalTextModel:
                     outputs[key] = error
                     continue
                 self.model.start(Request(key, ids, max_tokens, seed=0, state=EpisodeState(Question(str(key), prompt))))
-                opened.append(key)
             while len(outputs) < len(prompts):
                 for turn in self.model.step():
                     self.model.close(turn.key)
                     outputs[turn.key] = self._output(turn)
         finally:
-            for key in opened:
-                if key not in outputs:
-                    self.model.close(key)
+            for key in set(keys) - outputs.keys():
+                self.model.close(key)
         return texts_of([outputs[key] for key in keys])
 
     def holds(self, prompt: str, max_tokens: int) -> bool:

@@ -370,20 +370,17 @@ def _harmony(text: str) -> JsonObject:
     """Channels: a message with a recipient is a call, the last `final` one the content, all others reasoning."""
     reasoning: list[str] = []
     calls: list[ToolCallText] = []
-    content, body_end = "", 0
-    heads = list(_HEAD.finditer(text))
-    ends = [*(head.start() for head in heads[1:]), len(text)]
-    for head, end in zip(heads, ends, strict=True):
-        body, between = text[head.end() : end], text[body_end : head.start()]
-        if closed := CHANNEL_END.search(body):
-            body = body[: closed.start()]
-        body_end = head.end() + len(body)
-        if recipient := _RECIPIENT.search(head[1]) or _RECIPIENT.search(between):
+    content = ""
+    between, *parts = _HEAD.split(text)
+    for head, channel in zip(parts[::2], parts[1::2], strict=True):
+        body, *rest = CHANNEL_END.split(channel, 1)
+        if recipient := _RECIPIENT.search(head) or _RECIPIENT.search(between):
             calls += _read_call({"name": recipient[1], "arguments": body}) or [unread(body)]
-        elif re.match(r"\s*final\b", head[1]):
+        elif re.match(r"\s*final\b", head):
             content = body
         else:
             reasoning.append(body.strip())
+        between = "".join(rest)
     return message_of(content, "\n".join(filter(None, reasoning)), calls)
 
 
@@ -448,11 +445,8 @@ def _is_call(row: Json, tools: Sequence[str]) -> bool:
 
 def _values(text: str) -> list[Json]:
     """The JSON values of a text, those in lists too; empty if it has any other text."""
-    rows: list[Json] = []
     with suppress(InvalidJson):
-        for value in parse_lenient_values(text):
-            rows += value if isinstance(value, list) else [value]
-        return rows
+        return [row for value in parse_lenient_values(text) for row in (value if isinstance(value, list) else [value])]
     return []
 
 

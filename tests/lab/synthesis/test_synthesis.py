@@ -134,32 +134,24 @@ def failed(corpus: Corpus, question: str = "Where was the maker of Red Hour born
     return next((name for name, verdict in verdicts.items() if not verdict.passed), "")
 
 
-def test_a_question_that_needs_two_passages_passes() -> None:
+@pytest.mark.parametrize(
+    "corpus",
+    [
+        corpus_of(("Red Hour festival", "Red Hour festival shows Red Hour in Ulm.")),
+        corpus_of(("Stone family", "Stone family has a plaque for Ada Stone in Ulm.")),
+        corpus_of(("Mail", "Mail to Ada Stone on Red Hour was lost.")),
+        corpus_of(p0="Ada Stone is a director born in Ulm. She made Red Hour."),
+    ],
+    ids=["start and answer", "link and answer", "start and link", "start again"],
+)
+def test_a_passage_that_makes_another_needless_ends_a_path(corpus: Corpus) -> None:
+    assert failed(corpus) == "follows"
     assert not failed(corpus_of())
 
 
-@pytest.mark.parametrize(
-    "spare",
-    [
-        ("Red Hour festival", "Red Hour festival shows Red Hour in Ulm."),
-        ("Stone family", "Stone family has a plaque for Ada Stone in Ulm."),
-        ("Mail", "Mail to Ada Stone on Red Hour was lost."),
-    ],
-)
-def test_a_passage_that_makes_another_needless_ends_a_path(spare: tuple[str, str]) -> None:
-    assert failed(corpus_of(spare)) == "follows"
-
-
-def test_a_passage_that_names_the_start_again_makes_the_first_needless() -> None:
-    assert failed(corpus_of(p0="Ada Stone is a director born in Ulm. She made Red Hour.")) == "follows"
-
-
-def test_a_question_that_holds_its_answer_is_dropped() -> None:
+def test_a_question_that_holds_its_answer_or_that_one_search_answers_is_dropped() -> None:
     assert failed(corpus_of(), "Where in Ulm was the director of Red Hour born?") == "closed_book"
     assert failed(corpus_of(), "Where was Ada Stone, who directed Red Hour, born?") == "closed_book"
-
-
-def test_a_question_that_one_search_answers_is_dropped() -> None:
     assert failed(corpus_of(), "Which director was born in a town, by Red Hour?", depth=4) == "one_search"
 
 

@@ -16,7 +16,7 @@ from coseek.core.settings import make_settings
 from coseek.data.answers import exact_match, f1
 from coseek.data.dataset import Dataset
 from coseek.data.question import KNOWN, Question, plan_of
-from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
+from coseek.lab.agents.expert import PERFECT, ExpertAgent, ExpertSettings
 from coseek.lab.training.examples import ExampleSampler
 from coseek.lab.world.plan import LIST, kind_of, listed
 from coseek.lab.world.rationales import MARK, recalled
@@ -73,7 +73,7 @@ def test_the_expert_recalls_what_is_known_and_searches_for_the_rest() -> None:
             assert not searches and exact_match(moves[-1].answer, question.answers)
             assert all(f" {step.sub_answer} " in f"{moves[-1].thought} " for step in plan_of(question))
         assert "# None" not in moves[-1].thought
-    searched = [run_expert(ExpertAgent.perfect(), one, index=index)[1] for one in marked()]
+    searched = [run_expert(ExpertAgent(PERFECT), one, index=index)[1] for one in marked()]
     assert all(searched)
     once = RECALL.conclude(EpisodeState(marked()[0], ()), random.Random(0))
     assert exact_match(once.answer, marked()[0].answers)
@@ -148,7 +148,7 @@ def test_the_oracle_wants_every_name_of_a_list_in_any_order() -> None:
 def test_an_answer_with_some_names_of_a_list_is_paid_by_f1_and_not_by_em() -> None:
     index = Bm25.over(lists().corpus)
     scores = {}
-    for expert in (ExpertAgent.perfect(), ExpertAgent(ExpertSettings(stop_early=1.0, restate=True))):
+    for expert in (ExpertAgent(PERFECT), ExpertAgent(ExpertSettings(stop_early=1.0, restate=True))):
         ends = [(run_expert(expert, one, index=index)[0][-1].answer or "", one.answers) for one in list_questions()]
         scores[expert.settings.stop_early] = [
             mean(float(measure(*end)) for end in ends) for measure in (exact_match, f1)

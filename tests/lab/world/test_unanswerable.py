@@ -12,7 +12,7 @@ from coseek.agents.actions import NOT_FOUND
 from coseek.agents.protocol import load_protocol
 from coseek.data.question import plan_of
 from coseek.data.trajectory import Author
-from coseek.lab.agents.expert import ExpertAgent, ExpertSettings
+from coseek.lab.agents.expert import PERFECT, ExpertAgent, ExpertSettings
 from coseek.lab.labels.synthetic import SyntheticSettings, synthetic_labels
 from coseek.lab.training import drills
 from coseek.lab.training.drills import make_drills
@@ -58,7 +58,7 @@ def test_the_answerable_questions_are_those_of_the_world_without_the_setting() -
 
 
 def test_the_expert_declines_what_lacks_a_passage_and_never_anything_else() -> None:
-    for expert in (ExpertAgent.perfect(), ExpertAgent(ExpertSettings(stop_early=0, blind_guess=0))):
+    for expert in (ExpertAgent(PERFECT), ExpertAgent(ExpertSettings(stop_early=0, blind_guess=0))):
         for question in world().questions["dev"]:
             moves, searches = run_expert(expert, question, index=bm25())
             declined = moves[-1].answer == f" {NOT_FOUND}"

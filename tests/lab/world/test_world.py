@@ -231,7 +231,7 @@ def test_a_data_set_of_the_users_own_is_not_replaced_by_a_world(tmp_path: Path, 
     (mine / "questions.train.jsonl").write_text("")
     if world_json is not None:
         (mine / "world.json").write_text(world_json)
-    with pytest.raises(DataError, match=r"holds a data set that is no laptop world.*choose a new folder"):
+    with pytest.raises(DataError, match=r"holds a data set that is not a laptop world.*choose a new folder"):
         tiny().save(mine)
     assert main(["world", "make", str(mine), "--size", "tiny"]) == 2
     assert "years of work" in (mine / "corpus.jsonl").read_text()

@@ -69,6 +69,7 @@ PROMPT_TEMPLATE = "laptop"
 NEEDS = "the plan of a laptop world's question, or a gold path (questions made from passages, or 2Wiki's)"
 
 PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, recall=0, give_up=0)
+"""No deliberate mistakes: an upper bound for the world and retriever."""
 
 
 class ExpertAgent:
@@ -76,11 +77,6 @@ class ExpertAgent:
 
     def __init__(self, settings: ExpertSettings | None = None) -> None:
         self.settings = settings or ExpertSettings()
-
-    @classmethod
-    def perfect(cls) -> "ExpertAgent":
-        """The expert without deliberate mistakes: an upper bound for the world and retriever."""
-        return cls(PERFECT)
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Return the next move; equal state and `rng` give an equal move."""

@@ -97,23 +97,18 @@ def held_out_labels(settings: SyntheticSettings, seed: int) -> tuple[dict[str, l
 
 def texts_of(world: World) -> Iterator[str]:
     """Yield the texts that the tokenizer is trained on."""
-    for passage in world.corpus:
-        yield f"{passage.title} {passage.text}"
-    for questions in world.questions.values():
-        for question in questions:
-            yield question.question
+    yield from (f"{passage.title} {passage.text}" for passage in world.corpus)
+    yield from (question.question for of_split in world.questions.values() for question in of_split)
 
 
 def synthetic_labels(world: World, split: str, settings: SyntheticSettings, seed: int) -> dict[str, list[LabelSet]]:
     """Return label sets by kind of query: one per step of every plan, of a random kind."""
     rng = random.Random(f"{seed}/lessons/{world.settings.seed}")
     kinds, weights = list(settings.kinds), list(settings.kinds.values())
-    searches: list[tuple[str, Question, int, Step]] = []
-    for question in world.questions[split]:
-        if kind_of(question) == "constraint" or not question.answerable:
-            continue  # no mention, so that the query would be the question itself; or no passage to find
-        for hop, step in enumerate(plan_of(question)):
-            searches.append((rng.choices(kinds, weights)[0], question, hop, step))
+    # A constraint has no mention, so that its query would be the question itself.
+    questions = [one for one in world.questions[split] if one.answerable and kind_of(one) != "constraint"]
+    steps = ((question, hop, step) for question in questions for hop, step in enumerate(plan_of(question)))
+    searches = [(rng.choices(kinds, weights)[0], *step) for step in steps]
     queries = [KINDS[kind](step) for kind, _, _, step in searches]
     hit_lists = Bm25.over(world.corpus).search(queries, settings.candidates + 1)
     by_kind: dict[str, list[LabelSet]] = {kind: [] for kind in kinds}

@@ -295,14 +295,11 @@ class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
 
     def texts(self) -> Iterable[str]:
         """Passages, questions and examples."""
-        texts: list[str] = []
         rng = random.Random(f"{self.recipe.seed}/texts")
         for sampler in self.samplers[:TOKENIZER_WORLDS]:
-            texts += [f"{passage.title} :{passage.text}" for passage in sampler.corpus]
+            yield from (f"{passage.title} :{passage.text}" for passage in sampler.corpus)
             for question in sampler.questions:
-                example = sampler.example_of(question, 2, rng)
-                texts += [f" Question : {question.question} So", example.written]
-        return texts
+                yield from (f" Question : {question.question} So", sampler.example_of(question, 2, rng).written)
 
     def new_words(self, start: Path) -> list[str]:
         return spelt_words(start, self.texts(), self.recipe.words)

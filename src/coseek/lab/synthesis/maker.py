@@ -1,7 +1,7 @@
 """Maker: reads the proposals of a writer and keeps those that pass the gates.
 
-A document belongs to the split of the first question that is kept of it, and a question whose path crosses splits is
-dropped, so that no passage of a test path is in a path of another split.
+A document belongs to the split of its first kept question. Questions whose path crosses splits are dropped, so that no
+passage of a test path is in a path of another split.
 """
 
 import random
@@ -23,17 +23,17 @@ from coseek.training.encoder.examples import document_of
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 _BATCH = 64
-"""Questions that a solver is given together."""
+"""Questions per batch of a solver."""
 _TRIED = 20
-"""Questions that a solver tries, at most, for each one that is asked for."""
+"""Maximum number of questions that a solver tries, per wanted question."""
 
 Tell = Callable[[str, int, int], None]
-"""(what is done, how many are done, of how many)."""
+"""Reports progress: (what is done, number done, total)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateQuestion:
-    """A proposal that passed the gates so far."""
+    """A proposal that has passed all gates so far."""
 
     proposal: Proposal
     verdicts: Verdicts
@@ -72,7 +72,7 @@ class QuestionMaker:
         return {split: made[split] for split in SPLITS if made[split]}
 
     def _chosen(self) -> Iterator[CandidateQuestion]:
-        """The questions of two hops, which are rare, then those of one hop, which also fill up what is missing."""
+        """The questions of two hops, which are rare, then those of one hop, which also replace missing ones."""
         missing = 0
         for hops, quota in reversed(self._quotas.items()):
             missing = quota and quota + missing
@@ -81,7 +81,7 @@ class QuestionMaker:
                 yield candidate
 
     def _at_edge(self, solver: Solver) -> Iterator[CandidateQuestion]:
-        """What the solver can answer now and then, from batches in which every number of hops has its share."""
+        """The questions that the solver answers sometimes, from batches with each number of hops in its share."""
         draws = {hops: self._kept(hops) for hops, quota in self._quotas.items() if quota}
         tried = 0
         while tried < _TRIED * self._settings.count:
@@ -118,7 +118,7 @@ class QuestionMaker:
                     yield candidate
 
     def _by_rules(self, proposals: Sequence[Proposal]) -> Iterator[CandidateQuestion]:
-        """The proposals that pass the gates by rules, and that are not asked yet."""
+        """The new proposals that pass the gates by rules."""
         for proposal in proposals:
             verdicts = rule_verdicts(self._graph, proposal, self._settings.depth)
             if self._passes(verdicts):
@@ -141,13 +141,13 @@ class QuestionMaker:
         return max(splits, key=lambda split: shares[split] * (dealt.total() + 1) - dealt[split])
 
     def _passes(self, verdicts: Verdicts) -> bool:
-        """Whether all gates are passed; the first that is not is counted."""
+        """Whether all gates are passed; counts the first failed one."""
         failed = next((f"{name}: {verdict.reason}" for name, verdict in verdicts.items() if not verdict.passed), None)
         self.dropped.update([failed] if failed else [])
         return failed is None
 
     def _read(self, batch: Sequence[CandidateQuestion]) -> list[CandidateQuestion]:
-        """The candidates that a model answers from their path alone."""
+        """The candidates that pass the gates by the reader, if there is one."""
         if self._reader is None or not batch:
             return list(batch)
         questions, corpus = [self._question("", candidate) for candidate in batch], self._graph.corpus
@@ -177,7 +177,7 @@ class QuestionMaker:
         return Question(ident or "q", proposal.question, (proposal.answer,), gold, len(gold), meta)
 
     def _negatives(self, proposal: Proposal, steps: Sequence[str]) -> Iterator[str]:
-        """Passages near the path that do not answer: what searches with the question and with its steps find first."""
+        """Top passages of searches with the question and its steps that neither are gold nor contain the answer."""
         graph, count = self._graph, self._settings.negatives
         excluded = {graph.corpus[row].id for row in {*proposal.rows, *graph.holding(proposal.answer)}}
         ranked = graph.bm25.search([proposal.question, *steps], count + len(proposal.rows))
@@ -186,8 +186,8 @@ class QuestionMaker:
 
 
 def path_of(graph: HopGraph, proposal: Proposal) -> list[JsonObject]:
-    """The steps of a proposal, as `gold_path` reads them; empty unless each has a question that names and hides what it
-    must."""
+    """The steps of a proposal, in the form that `gold_path` reads. Empty unless each step has a question; of two
+    questions the first must not contain the link, and the second must contain it and not the answer."""
     rows, steps, link = proposal.rows, proposal.steps, proposal.link
     if len(steps) != len(rows):
         return []

@@ -1,7 +1,7 @@
 """Proposals: questions and answers about one passage, or about two that are linked, as a language model writes them.
 
-A reply is one JSON object; a reply that cannot be read is requested once more. Failures of the model are counted; they
-are neither questions nor reasons to drop any.
+A reply is one JSON object; an unreadable reply is requested once more. Failures of the model are counted; they drop no
+question.
 """
 
 import random
@@ -36,11 +36,11 @@ _FIELDS = {
     "single": _PASSAGES, "pair": _PASSAGES | {"link"}, "passage": {"number", "title", "text"}, "again": set[str]()
 }  # fmt: skip
 _MAX_WORDS = 400
-"""Words of one passage that are shown."""
+"""Maximum words of a passage in a prompt."""
 BATCH = 32
-"""Groups of passages that are asked about together."""
+"""Groups of passages per batch of requests."""
 MANY_FAULTS = 8
-"""Failures in a row that end a synthesis; fewer are counted."""
+"""Consecutive failures that end a synthesis; fewer are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +48,25 @@ class Proposal:
     """A question and its answer."""
 
     rows: tuple[int, ...]
-    """The passages that it is about: one, or two in the order of the steps."""
+    """Its passages: one, or two in the order of the steps."""
     question: str
     answer: str
     """As the last passage writes it."""
     link: str = ""
     """The name that leads from the first passage to the second."""
     steps: tuple[str, ...] = ()
-    """The question of each step; empty where nobody wrote them."""
+    """The question of each step; empty if the writer gave none."""
     phrases: tuple[str, ...] = ()
-    """What the passage of each step says between its two names; empty where nobody read it."""
+    """The words of each step's passage between its two names; empty if unknown."""
     guessed: bool = False
-    """The answer can be guessed without a search."""
+    """Whether the answer can be guessed without a search."""
 
 
 class QuestionWriter(Protocol):
     """Writes proposals: a language model, or the phrases of the passages."""
 
     def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
-        """Proposals of 1 or 2 hops, in batches. They are read until `wanted` of them have passed all gates."""
+        """Proposals of 1 or 2 hops, in batches, which are requested until `wanted` proposals have passed all gates."""
 
 
 class ProposalPrompt(PromptFile):
@@ -90,9 +90,9 @@ class QuestionProposer:
     prompt: ProposalPrompt
     counts: CallCounts = field(default_factory=CallCounts)
     requests: int = 0
-    """Passages and pairs that it was asked about."""
+    """Number of requests: passages and pairs."""
     unreadable: int = 0
-    """Requests whose second reply could not be read either."""
+    """Requests whose second reply was unreadable, too."""
     fault: str = ""
     """The first failure."""
 
@@ -111,8 +111,8 @@ class QuestionProposer:
         }  # fmt: skip
 
     def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
-        """What the model writes about at most `limit` groups of passages (twice the number wanted by default), in a
-        seeded order that keeps those of lower rank first. Raises `RunError` when all of a batch failed."""
+        """The model's proposals for at most `limit` groups of passages (by default twice `wanted`), in a seeded order
+        with lower ranks first. Raises `RunError` if a whole batch failed."""
         groups = shuffled(graph.groups(hops), settings.seed, hops)[: settings.limit or 2 * wanted]
         for start in range(0, len(groups), BATCH):
             batch = groups[start : start + BATCH]
@@ -155,13 +155,13 @@ class QuestionProposer:
 
 
 def shuffled(groups: Sequence[PassageGroup], seed: int, hops: int) -> list[PassageGroup]:
-    """The groups in a seeded order that keeps those of lower rank first."""
+    """The groups in a seeded order, lower ranks first."""
     order = random.Random(f"{seed} proposals {hops}").sample(groups, len(groups))
     return sorted(order, key=lambda group: group.rank)
 
 
 def read_proposals(text: str, most: int) -> tuple[Proposal, ...] | Unreadable:
-    """The proposals in a reply, the first `most`; their rows are not known yet."""
+    """The first `most` proposals in a reply, still without rows."""
     try:
         reply = parse_lenient(unfenced(text))
     except InvalidJson as error:

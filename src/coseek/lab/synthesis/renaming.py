@@ -1,5 +1,6 @@
-"""Renaming: questions and their passages again, with names that have changed places (entity substitution: Longpre et
-al. 2021, there against answers from memory). Who learns from few questions so learns to copy names, not to know them.
+"""Renaming: copies of questions and their passages in which names are exchanged (entity substitution: Longpre et al.
+2021, there against answers from memory). A model trained on few questions then learns to copy names, not to memorise
+them.
 """
 
 import random
@@ -17,20 +18,19 @@ WORD = re.compile(r"\w+")
 
 
 def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:
-    """The questions that have a gold path, each with a new id, and the corpus in which they are answered.
+    """Copies of the questions that have a gold path, with new ids, and the corpus that answers them.
 
-    The subjects of the paths change names with others that the same is asked about: films with films of whose director
-    is asked. Their passages keep their ids. Passages that no path leads to stay, and so do values: dates, countries,
-    and names that nothing is asked about. What a passage calls a subject otherwise (a family name) stays, too. A
-    question of which a name cannot be found again in its text or its passage is left out. Raises `DataError` where no
-    question has a path.
+    The subjects of the paths exchange names with others of the same relation: films whose director is asked for with
+    such films. Their passages keep their ids. Passages on no path are unchanged, and so are values (dates, countries,
+    names of no subject) and other names of a subject in its passage (a family name). Questions with a name that is
+    missing in their text or passage are skipped. Raises `DataError` if no question has a path.
     """
     names, kinds = _subjects(questions)
     if not names:
         raise DataError("no training question has a gold path to rename along; set warm_start.renamed=0")
     rng = random.Random(seed)
     exchanged: dict[str, str] = {}
-    """Passage → the one whose name its subject gets."""
+    """Passage id → id of the passage whose name its subject gets."""
     for idents in kinds.values():
         exchanged |= zip(idents, rng.sample(idents, len(idents)), strict=True)
     new_names = {old: names[exchanged[ident]][0] for ident, old_names in names.items() for old in old_names}
@@ -47,7 +47,7 @@ def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Co
 
 
 def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Passage → the names of its subject, that of a question first; and what is asked → the passages it is asked of."""
+    """Passage id → names of its subject, that of a question first; and relation → ids of its subjects' passages."""
     names: dict[str, dict[str, None]] = defaultdict(dict)
     kinds: dict[str, str] = {}
     for question in questions:
@@ -61,7 +61,7 @@ def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict
 
 
 class _Renamer:
-    """Replaces whole names in texts, the longest first, in any case."""
+    """Replaces whole names in texts, the longest first, ignoring case."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._by_word: dict[str, list[str]] = defaultdict(list)

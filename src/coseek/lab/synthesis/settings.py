@@ -10,42 +10,42 @@ Split = Literal["train", "dev", "test"]
 
 
 class SynthesisSettings(Settings):
-    """How many questions are made, of which kind, and how they are tested."""
+    """Number, kinds and tests of the questions to make."""
 
     seed: int = 0
     """Seed of all draws."""
     count: int = Field(default=2000, ge=1)
-    """Questions in all, at most."""
+    """Maximum number of questions."""
     hop_mix: tuple[float, ...] = (1.0, 2.0)
-    """Weights of 1 and 2 hops. One hop fills up what is missing of two."""
+    """Weights of 1 and 2 hops. Missing questions of 2 hops are replaced by questions of 1."""
     dev: float = Field(default=0.1, ge=0, lt=0.5)
-    """Share of the questions that goes to the dev split, about."""
+    """Approximate share of the questions in the dev split."""
     test: float = Field(default=0.1, ge=0, lt=0.5)
-    """The same of the test split."""
+    """Approximate share of the questions in the test split."""
     reuse: int = Field(default=4, ge=1)
-    """Questions whose path may hold one passage."""
+    """Maximum number of questions with the same passage in their path."""
     depth: int = Field(default=5, ge=1)
-    """Passages of the one search that must not answer."""
+    """Number of top passages of the one search that must not answer."""
     edge: tuple[float, float] = (0.2, 0.8)
-    """Least and greatest share of a solver's tries that are right, where one is given."""
+    """Minimum and maximum share of a solver's tries that are right, with a solver."""
     tries: int = Field(default=5, ge=2)
-    """Tries of a question by the solver."""
+    """Tries of the solver per question."""
     proposals: int = Field(default=3, ge=1)
-    """Questions that a generator is asked for about one passage or pair of passages, at most."""
+    """Maximum number of questions per passage, or per pair of passages."""
     limit: int | None = Field(default=None, ge=1)
-    """Passages, and pairs of passages, that a generator is asked about, at most each; null: all, until there are
+    """Maximum number of passages, and of pairs of passages, to request questions about; null: all, until there are
     `count` questions."""
     reply_tokens: int = Field(default=1024, ge=1)
-    """Tokens of a generator's reply, at most."""
+    """Maximum tokens of a generator's reply."""
     negatives: int = Field(default=8, ge=0)
-    """Hard negatives of a question."""
+    """Hard negatives per question."""
     unanswerable: float = Field(default=0.3, ge=0, le=1)
-    """Share of the questions that lose a passage in the data set of the unanswerable twins; 0 writes none."""
+    """Share of the questions that lose a passage in the data set of unanswerable twins; 0 writes no such data set."""
 
     @model_validator(mode="after")
     def _can_be_made(self) -> "SynthesisSettings":
         if not 1 <= len(self.hop_mix) <= 2 or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
-            raise ValueError("hop_mix takes the weights of 1 and 2 hops, none below 0 and not all 0")
+            raise ValueError("hop_mix takes the weights of 1 and 2 hops, at least 0 each and not all 0")
         if not 0 <= self.edge[0] <= self.edge[1] <= 1:
             raise ValueError("edge needs two shares from 0 to 1, the smaller one first")
         return self

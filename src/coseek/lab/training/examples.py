@@ -1,9 +1,9 @@
-"""Synthetic examples: training data of a laptop model that reads, questions with gold and other passages.
+"""Synthetic examples: training data of a laptop model that reads passages: questions with gold and other passages.
 
-They are of a laptop world, or of a user's corpus where the path of a question is known. Examples are made when drawn,
-with the passages in a new random order. The other passages are those that BM25 finds for the question: look-alikes,
+They come from a laptop world, or from questions with a known path over a user's corpus. An example is made when it is
+drawn, with its passages in a new random order. The other passages are BM25's hits for the question: look-alikes,
 namesakes and former values. A drill has 0 hops: its question lists names, each with a relation, and its answer states
-these facts. It teaches to find the passage of a name, and the fact in it, before questions must be understood.
+these facts. It teaches to find the passage of a name and the fact in it, before questions must be understood.
 """
 
 import random
@@ -30,9 +30,9 @@ DRILL_FACTS = 6
 GROWN = 0.4
 """Share of training after which examples may have the maximum number of passages."""
 KNOWN_SHARE = 1 / 3
-"""Share of a generator's examples that are of known facts, where there are some."""
+"""Share of a generator's examples with known facts, if the world has any."""
 OF_ANOTHER_KIND = 0.3
-"""Share of drills in which the kind of one entity is drawn again."""
+"""Share of drills in which one entity is of a random kind."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class ExampleSampler:
     supported: Sequence[Question]
     """Answerable questions whose gold passages are in the corpus, with a plan or without."""
     facts: Mapping[str, Sequence[StatedFact]]
-    """Passage id → what it states."""
+    """Passage id → its facts."""
     alike: Mapping[str, Sequence[str]]
-    """Kind → ids of passages with facts that are easily mistaken for each other."""
+    """Kind → ids of passages with facts that are easily confused."""
     balanced: bool = False
-    """Draw a number of hops by the square root of its questions, so that long ones are not lost among the short."""
+    """Draw a number of hops by the square root of its number of questions, so that long questions are not too rare."""
 
     @classmethod
     def of_world(cls, world: World, split: str) -> "ExampleSampler":
@@ -73,7 +73,7 @@ class ExampleSampler:
     @classmethod
     def of_corpus(cls, passages: Corpus, questions: Sequence[Question]) -> "ExampleSampler":
         """The questions of a user's corpus, with the facts of their paths. `passages` are cut to the length that an
-        agent reads; a question is left out when they no longer state its path."""
+        agent reads; questions whose path they no longer state are skipped."""
         supported = [question for question in questions if _is_supported(question, passages)]
         facts: defaultdict[str, dict[StatedFact, None]] = defaultdict(dict)
         for step in (step for question in supported if has_plan(question) for step in plan_of(question)):
@@ -113,19 +113,19 @@ class ExampleSampler:
 
     @cached_property
     def values(self) -> dict[str, list[str]]:
-        """Relation of a question's last step → the values that it leads to."""
+        """Relation of a question's last step → all its values."""
         values: defaultdict[str, list[str]] = defaultdict(list)
         for last in (plan_of(question)[-1] for question in self.questions):
             values[last.relation].append(last.sub_answer)
         return values
 
     def others(self, question: Question) -> list[Passage]:
-        """What BM25 finds for a question besides its gold passages."""
+        """BM25's passages for a question, without its gold ones."""
         return [passage for passage in self.found[question.id] if passage.id not in question.gold_ids]
 
     def passages(self, question: Question, count: int, rng: random.Random) -> tuple[Passage, ...]:
-        """Return the gold passages and others, if any, `count` in total, in random order: the gold ones alone where
-        `count` is 1, else at least one other."""
+        """The gold passages and others, `count` in total, in random order. With `count` 1 the gold ones alone, else
+        with at least one other, if there is one."""
         gold, others = [self.corpus.by_id(ident) for ident in question.gold_ids], self.others(question)
         wanted = max(1, count - len(gold)) if count > 1 else 0
         passages = gold + rng.sample(others, min(len(others), wanted))
@@ -156,7 +156,7 @@ class ExampleSampler:
 
 
 def _is_supported(question: Question, passages: Corpus) -> bool:
-    """Whether a question is answered by gold passages of the corpus, along its path if it has one."""
+    """Whether the corpus has the gold passages of an answerable question, and they state its path if it has one."""
     if not question.answerable or not question.gold_ids or not all(map(passages.has, question.gold_ids)):
         return False
     for step in plan_of(question) if has_plan(question) else ():
@@ -170,7 +170,7 @@ def _is_supported(question: Question, passages: Corpus) -> bool:
 
 
 def drill_of(facts: Sequence[tuple[int, StatedFact]]) -> SyntheticExample:
-    """Ask for facts by name and relation; each has the number of its passage. The example has no passages yet."""
+    """Ask for facts by name and relation. `facts`: (number of the passage, fact). The example has no passages yet."""
     names = " ;".join(f" {fact.title.strip()} , {fact.relation}" for _, fact in facts)
     lines = [line(fact.title, number, (fact.relation, fact.value)) for number, fact in facts]
     return SyntheticExample(Question("drill", names.strip(), hops=0), (), "".join(lines))
@@ -187,11 +187,11 @@ class ExampleWriter:
     passages: tuple[int, int]
     """Minimum and maximum number of passages in an example."""
     known: ExampleSampler | None = None
-    """Questions that are answered from no passage."""
+    """Questions to answer without passages."""
 
     @cached_property
     def everything(self) -> list[tuple[ExampleSampler, Question]]:
-        """All questions, which are drawn where the phases name no hops of theirs."""
+        """All questions, to draw from if the phase has no known number of hops."""
         return [(sampler, question) for sampler in self.samplers for question in sampler.questions]
 
     @cached_property
@@ -228,7 +228,7 @@ class ExampleWriter:
 def trajectory_of(
     turns: Sequence[tuple[list[int], list[int]]], question: Question, protocol: str, tokenizer: Tokenizer
 ) -> Trajectory:
-    """A trajectory of turns of ids: prompts, which are the environment's, and targets, which are learnt."""
+    """A trajectory of (prompt, target) turns of ids: prompts are the environment's, targets are learnt."""
     segments: list[Segment] = []
     for shown, written in turns:
         segments += [

@@ -36,7 +36,7 @@ Draw = Callable[[str], Question | None]
 def make_questions(
     written: WrittenWorld, settings: WorldSettings, lexicon: Lexicon, rng: random.Random
 ) -> dict[str, list[Question]]:
-    """The questions of every split that has any. Raises `SettingError` when the world has too few facts."""
+    """The questions by split, without empty splits. Raises `SettingError` if the world has too few facts."""
     counts: dict[Split, int] = {split: settings.questions_in(split) for split in SPLITS if settings.questions_in(split)}
     anchors = split_anchors(written.facts, list(counts), rng)
     asker = _Asker(written, settings, lexicon, rng)
@@ -50,9 +50,8 @@ def make_known(
     rng: random.Random,
     questions: Mapping[str, Sequence[Question]],
 ) -> dict[str, list[Question]]:
-    """The questions with those marked that known facts answer, and the split `known`, which asks for each of these
-    facts in `paraphrases` wordings. A constraint question leads from values to a name, so no fact of a name answers
-    it."""
+    """Mark the questions that known facts answer, and add the split `known`, which asks for each of these facts in
+    `paraphrases` wordings. A constraint question leads from values to a name, so no fact of a name answers it."""
     all_facts = [(entity, fact) for entity in written.facts.values() for fact in entity.facts]
     known_facts = [fact for fact in all_facts if rng.random() < settings.known for _ in range(settings.paraphrases)]
     asker = _Asker(written, settings, lexicon, rng)
@@ -210,7 +209,7 @@ class _Asker:
         return question if self._is_new(path[0][0].id, *(fact.noun for _, fact in path)) else None
 
     def along(self, name: str, path: Path) -> Question | None:
-        """The question whose answer a path leads to; `None` where its words give a value away."""
+        """The question along a path; `None` if its words give a value away."""
         mentions = [self._mention(path[0][0], path[0][1].noun), *(fact.value for _, fact in path[:-1])]
         texts = self._chain_texts(mentions, [fact.relation for _, fact in path])
         text = texts[0]
@@ -246,7 +245,7 @@ class _Asker:
         return path
 
     def _chain_texts(self, mentions: list[str], relations: list[Relation]) -> list[str]:
-        """The question about each mention: the whole one, and what remains of it as its inner parts are known."""
+        """The question about each mention: the whole one, then the rest after each step."""
         rng, ways = self._rng, self._settings.paraphrases
         around = [rng.choice(relation.phrases[:ways]) for relation in relations[:-1]]
         last = relations[-1]
@@ -273,7 +272,7 @@ class _Asker:
     # Lists
 
     def _list(self, name: str, noun: str, entities: list[Entity]) -> Question | None:
-        """The values of a relation that these anchors have, for two to four of one kind."""
+        """A question for one relation of two to four anchors of one kind."""
         rng, kind = self._rng, self._rng.choice(entities).kind
         alike = [entity for entity in entities if entity.kind == kind]
         chosen = rng.sample(alike, min(len(alike), rng.randint(*LISTED)))

@@ -39,8 +39,8 @@ class WorldSettings(Settings):
     seed: int = 0
     """Seed of the facts."""
     lexicon: LexiconName = "laptop"
-    """The words: those that all laptop worlds share, or names, relations and wordings drawn by the seed. No relation is
-    in a `drawn` lexicon and in a `held-out` one."""
+    """The words: `laptop` is shared by all laptop worlds; the others have names, relations and wordings drawn by the
+    seed. No relation is in both a `drawn` and a `held-out` lexicon."""
     size: Size = "small"
     """tiny 306, compact 904, small 2,760 or large 6,560 entities."""
     train: int | None = Field(default=None, ge=0)
@@ -59,8 +59,8 @@ class WorldSettings(Settings):
     """Share of questions for a list: one relation of two to four entities. An answer with some of the values has F1 and
     no EM."""
     choices: int = Field(default=0, ge=0, le=9)
-    """Lettered options of each question (of comparisons two), one of them right. They are not searched for, and only a
-    judge says what is right. 0: no options."""
+    """Number of lettered options per question (two for comparisons), one of them right. Searches do not contain them,
+    and only a judge decides what is right. 0: no options."""
     paraphrases: int = Field(default=3, ge=1, le=3)
     """Wordings of a relation, in passages and questions; with 1 their words always match."""
     aliases: float = Field(default=0.25, ge=0, le=1)
@@ -74,23 +74,23 @@ class WorldSettings(Settings):
     outdated: float = Field(default=0.10, ge=0, le=1)
     """Share of changeable facts (mayor, employer …) with an outdated value in the text, marked as such."""
     unanswerable: float = Field(default=0.0, ge=0, lt=1)
-    """Share of questions that lose a passage they need: it is in no corpus, and they are marked as unanswerable."""
+    """Share of questions that lose a passage they need: it is not in the corpus, and they are marked unanswerable."""
     known: float = Field(default=0.0, ge=0, le=1)
-    """Share of facts that models are to know without a search: the split `known` asks for each of them, for warm starts
-    and generators to learn from, and questions that need no other fact are marked."""
+    """Share of facts that models should know without a search. The split `known` asks for each of them, to train warm
+    starts and generators; questions that need no other fact are marked."""
     short_names: float = Field(default=0.30, ge=0, le=1)
     """Probability that a question omits the type of an ambiguous title where the relation disambiguates."""
 
     @model_validator(mode="after")
     def _can_be_made(self) -> "WorldSettings":
         if not 1 <= len(self.hop_mix) <= MAX_HOPS or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
-            raise ValueError(f"hop_mix needs 1 to {MAX_HOPS} weights, none below 0 and not all 0")
+            raise ValueError(f"hop_mix needs 1 to {MAX_HOPS} weights, at least 0 each and not all 0")
         if self.comparison + self.constraint + self.lists > 1:
             raise ValueError("comparison, constraint and lists are shares of one whole; lower one of them")
         if self.choices == 1 or (self.lists and self.choices):
             raise ValueError("choices takes 2 to 9 options, or 0; with lists only 0")
         if self.known and self.unanswerable:
-            raise ValueError("what is known needs no passage to be answered; set known or unanswerable to 0")
+            raise ValueError("known facts need no passage; set known or unanswerable to 0")
         return self
 
     def questions_in(self, split: Split) -> int:

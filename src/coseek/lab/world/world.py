@@ -60,7 +60,7 @@ class World:
         settings = dump_settings(self.settings)
         for later in ("known", "lists", "choices"):
             if not settings[later]:
-                del settings[later]  # the file of a world without it stays as earlier versions write it
+                del settings[later]  # so that the file of a world without it is that of earlier versions
         write_json(folder / "world.json", {"schema": SCHEMA, "settings": settings, "oracle": self.oracle.to_json()})
 
     @classmethod
@@ -78,16 +78,16 @@ class World:
 
 
 def check_world_folder(folder: Path) -> None:
-    """Refuse a folder that holds anything but a world: it would be replaced whole."""
+    """Raise `DataError` for a folder with other files than a world's, since the whole folder would be replaced."""
     check_replaceable(folder, _FILES.fullmatch, "a laptop world")
     if folder.is_dir() and any(folder.iterdir()) and not _is_world(folder / "world.json"):
         raise DataError(
-            f"{folder} holds a data set that is no laptop world (it has no world.json of one); choose a new folder"
+            f"{folder} holds a data set that is not a laptop world (it has no world.json of one); choose a new folder"
         )
 
 
 def _is_world(path: Path) -> bool:
-    """Whether a file is the `world.json` of a world, of whatever schema."""
+    """Whether a file is the `world.json` of a world, of any schema."""
     try:
         row = read_json(path)
     except DataError:
@@ -98,7 +98,7 @@ def _is_world(path: Path) -> bool:
 def make_world(settings: WorldSettings) -> World:
     """Make a world. Its parts have separate seeds, so that other questions leave the passages unchanged.
 
-    Raises `DataError` where the settings are a reference world's, and the result is not.
+    Raises `DataError` if the settings are a reference world's and the result differs from it.
     """
     lexicon = lexicon_of(settings)
     facts = make_facts(settings, lexicon, _stage(settings, "facts"))
