@@ -96,7 +96,7 @@ def test_what_a_simulator_learns_to_write_is_visible_where_its_template_opens_a_
 
 def test_runs_of_one_kind_alone_and_wrong_paths_are_refused(model: Path, tmp_path: Path) -> None:
     right = stored(tmp_path / "right", play("search-r1", *script("search-r1")))
-    with pytest.raises(DataError, match="no wrong run among"):
+    with pytest.raises(DataError, match="no wrong trajectory of"):
         examples(recipe(model, right), HfTokenizer.load(model))
     for wrong in (recipe(tmp_path / "x", right), recipe(model, str(tmp_path / "y"))):
         with pytest.raises(DataError):

@@ -1,7 +1,7 @@
 """Tune a language model to play a search engine, useful or noisy at will (ZeroSearch).
 
-Stored runs with a real engine teach it: the documents of a right run are what a useful engine returns, those of a
-wrong run what a noisy one does. The prompts are those of the retriever `simulated`, token for token.
+It learns from stored runs with a real engine: documents of right trajectories are examples of a useful engine, those of
+wrong ones of a noisy engine. The prompts are those of the retriever `simulated`, token for token.
 
     OUT/recipe.yaml      the recipe, versions and commit
     OUT/training         metrics and checkpoints
@@ -36,8 +36,7 @@ from coseek.training.sft.trainer import train_sft
 
 ABOUT = "A language model that plays a search engine, useful or noisy, for training search agents."
 LIMITS = (
-    "What it writes is invented: no document it shows exists. Whether it looks like a search engine's answers was not "
-    "measured."
+    "Its documents are invented; none of them exists. Whether they resemble a search engine's results was not measured."
 )
 
 
@@ -57,7 +56,7 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         return {"model": fingerprint(model_path(self.recipe.model)), "prompt": digest(prompt), **run_digests}
 
     def train(self) -> None:
-        """Tune the model and save it; a finished one is left as it is."""
+        """Tune the model and save it; a no-op if it is saved already."""
         if self.simulator_folder.exists():
             return
         start = model_path(self.recipe.model)
@@ -111,5 +110,8 @@ def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Traj
             kinds[wrong].extend(example(trajectory.question, search, wrong) for search in searches)
     for kind, learnt in zip(("right", "wrong"), kinds, strict=True):
         if not learnt:
-            raise DataError(f"no {kind} run among {', '.join(recipe.runs)} found anything; both kinds are needed")
+            runs = ", ".join(recipe.runs)
+            raise DataError(
+                f"no {kind} trajectory of {runs} has hits; name runs with right and with wrong trajectories"
+            )
     return kinds

@@ -14,22 +14,22 @@ from coseek.training.sft.settings import SftSettings
 
 
 class SimulatorRecipe(DevicePlacement):
-    """The tuning of a simulator (ZeroSearch): documents of right runs are useful, those of wrong runs noisy."""
+    """The tuning of a simulator (ZeroSearch): documents of right trajectories are useful, those of wrong ones noisy."""
 
     model: str
     """The shipped model or the model folder to start from."""
     runs: tuple[str, ...] = Field(min_length=1)
     """Run folders of any agent with a real search engine."""
     useful: RewardSpec = Field(default={"exact_match": 1.0})
-    """The reward that tells right runs from wrong ones, of parts that ask no grader."""
+    """The reward that separates right trajectories from wrong ones, of terms without a grader."""
     at_least: float = 1.0
-    """A run with this reward is right, with less wrong. Runs that ended with a fault teach nothing."""
+    """Minimum reward of a right trajectory. Those that ended with a fault are skipped."""
     prompt: str = "simulated"
     """The prompt of the retriever `simulated` in which the model will be used: a name, or a YAML file."""
     hint: bool = True
-    """Tell the model the question and its answer, as `questions` of the retriever does."""
+    """Put the question and its answer into the prompt, as `questions` of the retriever does."""
     document_words: int = Field(default=100, ge=1)
-    """Words of a document that the model learns to write."""
+    """Maximum words of a document to learn."""
     seed: int = 0
     """Seed of the order."""
     license: License = UNKNOWN
@@ -45,7 +45,7 @@ class SimulatorRecipe(DevicePlacement):
 
 
 def check_simulator(recipe: SimulatorRecipe) -> None:
-    """Refuse a model folder or a run that is not there."""
+    """Raise `DataError` if the model folder or a run does not exist."""
     if not model_path(recipe.model).is_dir():
         raise DataError(missing("model folder", recipe.model, known=shipped_models()))
     for folder in recipe.runs:

@@ -1,8 +1,8 @@
 """Drawn lexicons: invented names, relations and wordings for worlds that models are trained in before any other.
 
-A drawn lexicon shares the kinds and literals of the laptop lexicon as keys, and none of its content words. About half
-of its relations are English, the others invented. Question and passage mostly name a relation by words of one root;
-an English relation sometimes has a synonym, which is the same in all worlds and never held out.
+A drawn lexicon has the kinds and literals of the laptop lexicon as keys, but none of its content words. About half of
+its relations are English, the others invented. Question and passage mostly name a relation by words of one root. An
+English relation sometimes has a synonym, the same in all worlds, but not in a held-out lexicon.
 """
 
 import random
@@ -20,18 +20,18 @@ from coseek.lab.world.settings import KINDS, WorldSettings
 INVENTED = 0.5
 """Share of relations, kinds and title words that are invented."""
 SYNONYM = 0.25
-"""Share of English relations that have a second noun. Invented ones have none: nothing would tell what it means."""
+"""Share of English relations with a second noun. Invented ones have none, since its meaning could not be learnt."""
 STEM = 3
 """Letters that a noun shares with its verb in a held-out lexicon."""
 HELD_OUT = 5
-"""Every fifth English relation is in held-out lexicons alone."""
+"""Every fifth English relation is in held-out lexicons only."""
 RELATIONS_PER_KIND = 5
 ENTITY_VALUES = 0.65
 """Share of relations whose value is an entity, so that chains can go on."""
 CHANGEABLE = 0.35
 
 _ENDINGS = ("", "er", "or", "ist", "ed", "s")
-"""What may follow an invented word."""
+"""Possible endings of an invented word."""
 
 
 @cache
@@ -57,13 +57,13 @@ class _Root:
     present: str = ""
 
     def clauses(self, kind: str) -> list[str]:
-        """How passages state it. `kind` is that of its values: `literal` or `entity`."""
+        """Clauses that state it in passages. `kind` is that of its values: `literal` or `entity`."""
         nouns = dict.fromkeys((self.noun, self.other))
         by_noun = [clause.format(noun=noun) for noun in nouns for clause in english("noun_clauses")]
         return by_noun + (self._fill(f"{kind}_clauses") if self.past else [])
 
     def phrases(self, kind: str, target: str) -> list[str]:
-        """How questions nest it, besides `the NOUN of {x}`."""
+        """Phrases that nest it in questions, besides `the NOUN of {x}`."""
         by_verb = self._fill("verb_phrases", target) if self.past and kind == "entity" else []
         return self._fill("noun_phrases", target) + by_verb
 
@@ -78,7 +78,7 @@ class _Root:
 
 @cache
 def _measured() -> frozenset[str]:
-    """The words of the laptop lexicon, which measures: an invented word must be none of them."""
+    """The words of the laptop lexicon, on which models are measured. No invented word may be one of them."""
     laptop = laptop_lexicon()
     texts = [name for pools in laptop.pools.values() for pool in pools for name in pool]
     texts += [*laptop.words.values(), *laptop.occupations, *chain.from_iterable(laptop.forms.values())]
@@ -96,7 +96,7 @@ def lexicon_of(settings: WorldSettings) -> Lexicon:
 
 
 def drawn_lexicon(seed: int, held_out: bool = False) -> Lexicon:
-    """The lexicon of a seed, with the English relations that are held out or with the others."""
+    """The lexicon of a seed, with the held-out English relations or with the others."""
     return _Drawer(random.Random(f"{seed} lexicon {held_out}"), held_out).lexicon()
 
 
@@ -142,7 +142,7 @@ class _Drawer:
     # Words
 
     def _invent(self, syllables: int | None = None) -> str:
-        """A pseudo-word that this lexicon has not yet."""
+        """A pseudo-word that is new in this lexicon."""
         rng = self._rng
         while True:
             count = syllables or rng.choice((1, 2, 2))
@@ -153,7 +153,7 @@ class _Drawer:
                 return word
 
     def _take(self, words: Sequence[str], count: int) -> list[str]:
-        """Words of a list or invented ones, `count` in all, none of them used before."""
+        """`count` unused words, of a list or invented."""
         free = [word for word in words if word not in self._used]
         self._rng.shuffle(free)
         words_taken = []
@@ -184,7 +184,7 @@ class _Drawer:
         return tuple(self._invent().capitalize() for _ in range(count))
 
     def _title_words(self, words: Sequence[str], count: int) -> tuple[str, ...]:
-        """Words for names, which may have another meaning elsewhere."""
+        """Words for names, of a list or invented; words of the list may have another meaning elsewhere."""
         chosen = self._rng.sample(words, min(len(words), round(count * (1 - INVENTED))))
         chosen += [self._invent() for _ in range(count - len(chosen))]
         return tuple(word.capitalize() for word in chosen)
@@ -192,7 +192,7 @@ class _Drawer:
     # Relations
 
     def _roots(self) -> Iterator[_Root]:
-        """Roots without end, English ones at most once."""
+        """An infinite sequence of roots; English ones occur at most once."""
         rng = self._rng
         rows = [row.split() for row in (*english("roots"), *english("bare_roots"))]
         english_rows = [row for number, row in enumerate(rows) if (number % HELD_OUT == 0) == self._held_out]
@@ -203,7 +203,7 @@ class _Drawer:
                 if not self._used.isdisjoint(row):
                     continue
                 noun, other, *verb = row
-                if self._held_out:  # nothing would tell that two words that were never met mean the same
+                if self._held_out:  # a model could not know that two unknown words mean the same
                     other, verb = noun, verb if verb and verb[0][:STEM] == noun[:STEM] else []
                 root = _Root(noun, other if rng.random() < SYNONYM else noun, *verb)
             else:

@@ -10,7 +10,7 @@ from coseek.lab.world.lexicon import TITLED, Lexicon, Relation
 from coseek.lab.world.settings import ENTITIES, WorldSettings
 
 PERSON_FACTS = 4
-"""Relations that are drawn for a person, at most."""
+"""Maximum number of relations of a person."""
 NO_ALIAS = ("country",)
 MIN_CHANGE = 5
 """Position among the years of the earliest end of a former value."""
@@ -32,7 +32,7 @@ class Fact(Record):
     until: str = ""
     """The last year of the outdated value."""
     apart: bool = False
-    """The outdated value has a passage of its own."""
+    """Whether the outdated value has a separate passage."""
 
     @property
     def noun(self) -> str:
@@ -187,7 +187,7 @@ class Namer:
         return self._keep(kind, name or self._fresh(kind))
 
     def alias(self, kind: str) -> str:
-        """A name that nothing else has."""
+        """A name of no other entity."""
         return self._keep(kind, self._fresh(kind))
 
     def _keep(self, kind: str, name: str) -> str:

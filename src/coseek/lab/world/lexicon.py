@@ -31,7 +31,7 @@ Constraint: TypeAlias = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One relation and the ways of saying it.
+    """One relation and its wordings.
 
     Every relation is functional: an entity has at most one value of it that holds today. A clause is how a passage
     states the fact (`{o}` is the value), a phrase is how a question nests it (`{x}` is the subject, always last, so
@@ -51,7 +51,7 @@ class Relation:
     occupation: str = ""
     """If given, only people of this occupation are values."""
     changes: bool = False
-    """A former value may be told beside the present one."""
+    """Whether the value may change, so that passages may state a former one."""
     first: str = ""
     """For years: the question which of `{a}` and `{b}` is earlier."""
 
@@ -71,11 +71,11 @@ class Lexicon:
     words: Mapping[str, str]
     """Kind → the word for it in texts."""
     occupations: tuple[str, ...]
-    """What a person is called instead of the word of the kind; some relations choose among one occupation alone."""
+    """Words for a person instead of the word of the kind; some relations have values of one occupation only."""
     relations: tuple[Relation, ...]
     constraints: tuple[Constraint, ...]
     pools: Mapping[str, tuple[tuple[str, ...], ...]]
-    """Kind or literal → the pools that the words of a name are drawn from, in order."""
+    """Kind or literal → the pools of the words of a name, in order."""
     forms: Mapping[str, tuple[str, ...]]
     """Kind → words that may precede the name."""
     opening: str
@@ -85,7 +85,7 @@ class Lexicon:
     beside: str
     """An outdated value beside the present one."""
     apart: tuple[str, ...]
-    """An outdated value in a passage of its own, without the present one."""
+    """An outdated value in a separate passage, without the present one."""
     frames: tuple[str, ...]
     """Whole questions around a phrase."""
     same: tuple[str, ...]

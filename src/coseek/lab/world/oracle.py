@@ -1,4 +1,4 @@
-"""The oracle of a laptop world: judges answers, scores passages, and finds what reasoning names.
+"""The oracle of a laptop world: judges answers, scores passages, and finds names in reasoning.
 
 It replaces the papers' large model with the gold answer in its prompt, so a method's gain with it is an upper bound.
 """
@@ -51,7 +51,7 @@ class Oracle:
         """Whether the response contains an accepted answer.
 
         Words are compared without case, punctuation and articles. `New Merrow` does not contain the answer `Merrow`
-        when it names another entity. Yes and no must be the first word. Of a list every name is needed, in any order.
+        if that is the name of another entity. Yes and no must be the first word. A list needs every name, in any order.
         """
         said_words = _words(response)
         if kind_of(question) == LIST and question.answers:
@@ -77,16 +77,17 @@ class Oracle:
         return max(self._relevance(question, plan[hop], passage) for hop in hops)
 
     def hop_of(self, question: Question, query: str) -> int | None:
-        """The hop whose subject, then whose relation, the query names most fully; `None` without one, or for a tie."""
+        """The hop with the largest share of its subject's words in the query, then of its relation's; `None` for no
+        match or a tie."""
         overlap = partial(_overlap, set(_words(query)))
         closeness = [(overlap(step.mention), overlap(step.relation)) for step in plan_of(question)]
         best = max(closeness)
         return closeness.index(best) if best > (0.0, 0.0) and closeness.count(best) == 1 else None
 
     def claims(self, question: Question, reasonings: Sequence[str]) -> list[ReasoningClaims]:
-        """What each reasoning names, for `reasoning_values` (AgentIR, figures 3b and 4b). A clue is a step of the plan
-        whose answer the reasoning names. A claim is any name of the world, or answer of a step, that the question does
-        not give, once in a reasoning: correct if it is the answer of a step, by whatever name, else incorrect."""
+        """The clues and claims of each reasoning, for `reasoning_values` (AgentIR, figures 3b and 4b). A clue is a step
+        of the plan whose answer the reasoning names. A claim is a name of the world, or an answer of a step, that is
+        not in the question, counted once per reasoning: correct if it is any name of a step's answer."""
         answers = [_words(step.sub_answer) for step in plan_of(question)]
         given_names = self._names_in(question.question, answers)
         claims: list[ReasoningClaims] = []

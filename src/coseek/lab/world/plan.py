@@ -1,4 +1,4 @@
-"""What a laptop world's questions say of their plans: their kind, their constraints, and what a step looks up."""
+"""Readers of a laptop world's questions: kind, constraints, and what a step of the plan looks up."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from coseek.core.files import JsonObject
 from coseek.data.question import Question, Step
 
 LIST = "list"
-"""The kind of a question for several names."""
+"""The kind of questions for several names."""
 
 
 def kind_of(question: Question) -> str:
@@ -22,8 +22,8 @@ def constraints_of(question: Question) -> list[JsonObject]:
 
 
 def wanted(question: Question, step: Step) -> str:
-    """What a step looks up, in words: `the RELATION of NAME`, the kind with its two values, or a step's own question
-    where a plan is a gold path."""
+    """What a step looks up, in words: `the RELATION of NAME`, the kind with its two values, or the step's own question
+    if the plan is a gold path."""
     if not step.word:
         return step.sub_question
     if kind_of(question) == "constraint":
@@ -38,8 +38,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def answer_of(question: Question, last: Step) -> str:
-    """The answer as the last step writes it, or the question's own where its path leads elsewhere: one that compares
-    asks for none of the names that its path leads to, and a list for all of them."""
+    """The answer as the last step writes it, or the question's own answer if its path ends elsewhere: comparisons
+    along a gold path ask for another name, and lists for all values."""
     if kind_of(question) == LIST:
         return question.answers[0]
     if last.word or not question.answers or last.sub_answer in question.answers:

@@ -1,4 +1,4 @@
-"""Reference worlds: laptop worlds with a name and a digest, so that figures of different versions are of one world."""
+"""Reference worlds: laptop worlds with a name and a digest, so that results of different versions are comparable."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -20,7 +20,7 @@ class ReferenceWorld(Settings):
     sha256: str
     """`World.digest` of what the settings make."""
     settings: WorldSettings
-    """All that differs from the defaults."""
+    """The settings that differ from the defaults."""
 
 
 @cache
@@ -31,7 +31,7 @@ def reference_worlds() -> dict[str, ReferenceWorld]:
 
 
 def reference_world(name: str) -> ReferenceWorld:
-    """A reference world by its name. Raises `UnknownName` with the nearest one."""
+    """A reference world by its name. Raises `UnknownName`, which suggests the closest one."""
     if name not in reference_worlds():
         raise UnknownName("reference world", name, reference_worlds())
     return reference_worlds()[name]
