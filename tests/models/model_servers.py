@@ -14,6 +14,8 @@ from coseek.core.files import Json, JsonObject
 
 Writes = Callable[[Sequence[JsonObject]], str]
 """Chat messages → what the model writes: its reasoning in `<think>`, calls in `<tool_call>`."""
+THOUGHT_TOKENS = 40
+"""Tokens of reasoning; with a lower limit there is no answer."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,12 @@ class Kind:
     owner: str
     refuses: tuple[str, ...] = ()
     """Fields that it answers with an error."""
-    knows: tuple[str, ...] | None = None
-    """The only fields beside `model` and `messages`; any where it is `None`."""
-    refusal: Callable[[str], Said] = lambda name: Said({"error": {"message": f"Unsupported parameter: '{name}'"}}, 400)
+    refusal: Callable[[str], Said] = lambda name: Said({}, 400)
     reasoning: str = "hidden"
-    """Where reasoning stands: `hidden`, `parts` of the content, the name of a field, or in the `text`."""
+    """Where it returns reasoning: `hidden`, `parts` of the content, or the name of a field."""
     takes_calls: bool = False
     """Whether it takes tool calls out of the text."""
     finish: str = "stop"
-    thinks_tokens: int = 40
-    """Tokens of reasoning: fewer are no answer."""
 
 
 def _openai(name: str) -> Said:
@@ -78,7 +76,7 @@ def _shaped(kind: Kind, written: str, most: int) -> Said:
     """What the model wrote as the server returns it."""
     found = re.match(r"<think>(.*?)</think>(.*)", written, re.DOTALL)
     thought, text = (found[1], found[2]) if found else ("", written)
-    cut = bool(thought) and most < kind.thinks_tokens
+    cut = bool(thought) and most < THOUGHT_TOKENS
     text = "" if cut else text.strip()
     message: JsonObject = {"role": "assistant", "content": text}
     finish = "length" if cut else kind.finish
@@ -90,8 +88,6 @@ def _shaped(kind: Kind, written: str, most: int) -> Said:
     if kind.reasoning == "parts":
         thinking: Json = {"type": "thinking", "thinking": [{"type": "text", "text": thought}]}
         message["content"] = [thinking, *([{"type": "text", "text": text}] if text else [])] if thought else text
-    elif kind.reasoning == "text":
-        message["content"] = f"<think>{thought}" + ("" if cut else f"</think>{text}")
     elif kind.reasoning != "hidden":
         message[kind.reasoning] = thought
     usage: JsonObject = {"prompt_tokens": 900, "completion_tokens": 9}

@@ -66,14 +66,12 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
     failures: ClassVar[tuple[type[Exception], ...]]
     """The exceptions of failed calls, and `ValueError` for an invalid response."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_row: Callable[[], RowT]) -> None:
+        """`new_row` makes a row without tokens."""
+        self._new_row = new_row
         self._rows: dict[int, RowT] = {}
         self._calls: dict[int, Future[AnswerT]] = {}
         """The calls of turns that were requested and not returned yet, by row."""
-
-    @abstractmethod
-    def _opened(self) -> RowT:
-        """A row without tokens."""
 
     @abstractmethod
     def _call(self, row: RowT, request: Request) -> "Future[AnswerT]":
@@ -90,7 +88,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
     def start(self, request: Request) -> None:
         if request.key in self._rows:
             raise ValueError(f"a row with the key {request.key} is open already; close it first")
-        self._rows[request.key] = self._opened()
+        self._rows[request.key] = self._new_row()
         self._send(request)
 
     def extend(self, request: Request) -> None:
@@ -251,7 +249,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     """The version of the server's weights; turns of another one are faults."""
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__(_RemoteRow)
         self._dialect = dialect_of(self.served.dialect)
         self._reasoning_field = "reasoning_content"
         """The field in which the server returned reasoning last, and in which it is sent back."""
@@ -259,9 +257,6 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         """Branches of one run begin with the same ids."""
         self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs, self.send)
         """Why the turns cannot be trained on; empty if they can be."""
-
-    def _opened(self) -> _RemoteRow:
-        return _RemoteRow()
 
     @property
     def concurrency(self) -> int:

@@ -52,8 +52,9 @@ class HfTokenizer:
         # `encode_special_tokens` covers only tokens marked special; Qwen marks <think> and <tool_call> as not special.
         # Gemma's line breaks are added tokens, too, and stay whole.
         not_special = [token.content for token in added if not token.special and not token.content.isspace()]
-        # A lookahead, so that overlapping tokens are all found.
-        self._not_special = re.compile(f"(?={alternatives(not_special).pattern})")
+        # Matches the first character only, so that overlapping tokens are all found.
+        starts = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in not_special)
+        self._not_special = re.compile(starts) if starts else None
 
     @classmethod
     def load(cls, folder: Path) -> "HfTokenizer":
@@ -118,9 +119,9 @@ class HfTokenizer:
     def encode_data(self, text: str) -> list[int]:
         """See `Tokenizer`. The text is split after the first character of every token that is not special, so that no
         piece contains one."""
-        cuts = [0, *(match.start() + 1 for match in self._not_special.finditer(text)), len(text)]
+        cuts = [match.end() for match in self._not_special.finditer(text)] if self._not_special else []
         ids: list[int] = []
-        for start, end in pairwise(cuts):
+        for start, end in pairwise([0, *cuts, len(text)]):
             ids += self._untrusted.encode(text[start:end], add_special_tokens=False).ids
         return ids
 

@@ -192,7 +192,7 @@ class TinkerSampler(RowCalls[_TinkerRow, "SampleResponse"]):
     failures = (Exception,)  # the client's errors have no class in common
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], temperature: float, concurrency: int) -> None:
-        super().__init__()
+        super().__init__(_TinkerRow)
         self.tokenizer = tokenizer
         self.concurrency = concurrency
         self.done = SimpleQueue()
@@ -204,9 +204,6 @@ class TinkerSampler(RowCalls[_TinkerRow, "SampleResponse"]):
     def use(self, weights: "SamplingClient", version: int) -> None:
         """Sample with these weights from now on."""
         self._weights, self._version = weights, version
-
-    def _opened(self) -> _TinkerRow:
-        return _TinkerRow()
 
     def _call(self, row: _TinkerRow, request: Request) -> "Future[SampleResponse]":
         from tinker.types import ModelInput, SamplingParams
