@@ -28,11 +28,11 @@ class GeneratorTable(Settings):
     dev_questions: int = Field(default=150, ge=1)
     """Questions of the gate."""
     questions: int = Field(default=800, ge=1)
-    """Questions of the final measurement, at most."""
+    """Maximum number of questions of the final measurement."""
     passages: int = Field(default=5, ge=2)
-    """Passages of a question, gold ones included."""
+    """Passages per question, gold ones included."""
     others: tuple[Annotated[int, Field(ge=1)], ...] = (1, 12)
-    """Further such numbers of the final measurement; 1: the gold ones alone."""
+    """Further values of `passages` for the final measurement; 1: the gold ones alone."""
     seed: int = 0
     """Seed of the drawn questions, of the passages' order, and of the bootstrap."""
 
@@ -41,19 +41,19 @@ class ReaderRecipe(Placement):
     """The training and measurement of a laptop model that reads passages. `precision` is that of answering."""
 
     seed: int = 0
-    """Seed of everything but the held-out world, which has its own."""
+    """Seed of everything except the held-out world."""
     license: License = UNKNOWN
     """Licence of the weights, for their model cards: apache-2.0, mit, other …; it may change when a run goes on."""
     held_out: WorldSettings = _world(seed=8, size="small", train=0)
     """The world of the gate (split dev) and of the final measurement (split test)."""
     start: str | None = None
-    """A model to go on from, a folder or a shipped one by name; `null`: an untrained one of `laptop`."""
+    """The model to start from: a folder or the name of a shipped model; `null`: an untrained one of `laptop`."""
     laptop: LaptopSettings = LaptopSettings()
     """The shape of an untrained model."""
     sft: SftSettings = SftSettings()
     """The supervised training."""
     max_answer_tokens: int = Field(default=256, ge=1)
-    """Limit of an answer, rationale included."""
+    """Maximum tokens of an answer, rationale included."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; all cores when not set."""
     table: GeneratorTable = GeneratorTable()
@@ -64,20 +64,20 @@ class GeneratorRecipe(ReaderRecipe):
     """The training and measurement of a laptop generator."""
 
     start: str | None = "base"
-    """A model to go on from, a folder or a shipped one by name; `null`: an untrained one of `laptop`."""
+    """The model to start from: a folder or the name of a shipped model; `null`: an untrained one of `laptop`."""
     words: int = Field(default=1500, ge=0)
     """Add tokens for the `words` most frequent words of the worlds that the tokenizer of `start` would split."""
     worlds: int = Field(default=40, ge=1)
-    """Throw-away worlds of the examples, without facts of the held-out world."""
+    """Number of throw-away worlds of the examples, without facts of the held-out world."""
     world: WorldSettings = _world(size="compact", train=400, dev=0, test=0, comparison=0.2, constraint=0.15)
     """Settings of a throw-away world; each has another seed. It has more comparisons and constraints than the held-out
     world, since they are learnt last."""
     passages: tuple[int, int] = (1, 12)
-    """Fewest and most passages of an example: gold ones, and others unless it is one passage. What agents serve has to
-    lie between: trained on 2 to 6, it answered .055 from nine where it answered .30 from three."""
+    """Minimum and maximum passages of an example: gold ones, and others unless it is one passage. The number that
+    agents serve must lie between: trained on 2 to 6, EM was .055 with nine passages and .30 with three."""
     known: str | None = None
-    """Folder of a laptop world with `known`: its known facts are a third of the examples, without passages or with
-    those that do not state them."""
+    """Folder of a laptop world with `known`. A third of the examples are its known facts, without passages or with
+    passages that do not state them."""
     sft: SftSettings = SftSettings(
         steps=1500,
         repeat_steps=0,
@@ -110,19 +110,19 @@ class CorpusSettings(Settings):
     folder: str
     """Its data set."""
     train: str = "train"
-    """Split of the set's own questions that is learnt from, where there is one. Those with a gold path (2wiki, `coseek
-    data synthesize`) are read as the made ones are; of those with gold passages alone, support is learnt."""
+    """Split of the set's own questions to train on, if it exists. Those with a gold path (2wiki, `coseek data
+    synthesize`) are used like the made ones; those with gold passages only train the task `support`."""
     held_out: str = "test"
-    """Split of the set's own questions that is measured by, where there is one."""
+    """Split of the set's own questions to measure, if it exists."""
     share: float = Field(default=0.75, gt=0.0, le=1.0)
-    """Share of the examples with text that are of the corpus; the others are of drawn worlds."""
+    """Share of the examples with text from the corpus; the others are from drawn worlds."""
     words: int = Field(default=3000, ge=0)
     """Add tokens for the `words` most frequent words of the corpus that the tokenizer of `start` would split. Without
     `start`, the tokenizer learns from the corpus."""
     passage_tokens: int = Field(default=96, ge=8)
-    """Tokens of a passage's text, at most."""
+    """Maximum tokens of a passage's text."""
     made: SynthesisSettings = SynthesisSettings(count=9000, hop_mix=(0.8, 0.2), dev=0.02, test=0.04, unanswerable=0.0)
-    """The questions that are made from its passages."""
+    """The questions to make from its passages."""
 
 
 class BaseRecipe(ReaderRecipe):
@@ -131,13 +131,13 @@ class BaseRecipe(ReaderRecipe):
     corpus: CorpusSettings | None = None
     """A user's corpus to read, besides drawn worlds."""
     tasks: BaseTaskSettings = BaseTaskSettings()
-    """What it learns."""
+    """The training tasks."""
     held_out: WorldSettings = WorldSettings(
         seed=1, lexicon="held-out", size="small", train=0, aliases=0.2, alias_use=0.15, paraphrases=2
     )
-    """The world of the measurements; its relations and names are in no world of training."""
+    """The world of the measurements; its relations and names are in no training world."""
     laptop_world: WorldSettings = WorldSettings(seed=8, size="small", train=0, aliases=0.2, alias_use=0.15)
-    """A laptop world: what is read there without training on its words."""
+    """A laptop world, to measure reading without training on its words."""
     laptop: LaptopSettings = LaptopSettings(
         hidden=128,
         layers=("conv", "full_attention") * 4,
@@ -175,9 +175,9 @@ class BaseRecipe(ReaderRecipe):
 
 
 def corpus_recipe(folder: str) -> BaseRecipe:
-    """The recipe for a user's corpus: from the shipped base, which copies and reads already."""
+    """The recipe for a user's corpus: from the shipped base model, which can already copy and read."""
     recipe = BaseRecipe()
-    # What it can do is kept: no warm-up of records and copies alone, and half of the rate.
+    # To keep its abilities: no warm-up of records and copies alone, and half of the learning rate.
     tasks = recipe.tasks.model_copy(update={"warm_up": 0.0})
     optimizer = recipe.sft.learner.optimizer.model_copy(update={"lr": 1e-3})
     changes = {"steps": 1500, "repeat_steps": 0, "varied_steps": 0, "evaluate_every": 500}
