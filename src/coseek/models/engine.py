@@ -193,12 +193,6 @@ class SlotTable:
     def free(self) -> int:
         return len(self.key) - self.used
 
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """Maximum tokens of each row in the cache at the end of its turn, without those still to be read."""
-        ends: NDArray[np.int64] = self.length + self.budget - self.written
-        return ends
-
     def take(self, key: int) -> int:
         """Assign a free slot to a row."""
         slot = self.used

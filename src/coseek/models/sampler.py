@@ -220,7 +220,8 @@ class Sampler:
             table.pending[slot] = ids[-1]
         pieces = [(slot, ids[:-1]) for slot, ids in unread]
         self._unread = {}
-        self._reserve(int(table.ends[: table.live].max()))
+        # The rows' lengths at the end of their turns, without the tokens still to be read.
+        self._reserve(int((table.length + table.budget - table.written)[: table.live].max()))
         self._engine.cache.clear(_indices([slot for slot, _ in pieces if table.length[slot] == 0], self._engine.device))
         self._prefill_pieces(self._prefill_shared(pieces) if self.settings.share else pieces)
         self._stop_read_only()

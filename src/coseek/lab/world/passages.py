@@ -13,16 +13,7 @@ from coseek.lab.world.lexicon import Lexicon
 from coseek.lab.world.settings import WorldSettings
 
 MAX_WORDS = 48
-"""Words and marks of one passage's text, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class StalePassage:
-    """A passage with only an outdated fact of an entity."""
-
-    passage: Passage
-    entity_id: str
-    noun: str
+"""Maximum number of words and marks in a passage's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +22,8 @@ class WrittenWorld:
 
     facts: Facts
     passages: dict[str, Passage]
-    stale: tuple[StalePassage, ...]
+    stale: tuple[tuple[Passage, str], ...]
+    """Passages with only an outdated fact, each with the id of its entity."""
 
 
 def spaced(words: str) -> str:
@@ -48,7 +40,7 @@ def write_passages(facts: Facts, settings: WorldSettings, lexicon: Lexicon, rng:
             entity = replace(entity, facts=entity.facts[:-1])
         facts_written[entity.id] = entity
         passages[entity.id] = Passage(entity.id, spaced(entity.title), spaced(text))
-    return WrittenWorld(facts_written, passages, tuple(_tell_apart(facts_written.values(), lexicon, rng)))
+    return WrittenWorld(facts_written, passages, tuple(_outdated(facts_written.values(), lexicon, rng)))
 
 
 def _describe(entity: Entity, lexicon: Lexicon, paraphrases: int, rng: random.Random) -> str:
@@ -66,9 +58,8 @@ def _clause(fact: Fact, lexicon: Lexicon, paraphrases: int, rng: random.Random) 
     return rng.choice(fact.relation.clauses[:paraphrases]).format(o=fact.value)
 
 
-def _tell_apart(entities: Iterable[Entity], lexicon: Lexicon, rng: random.Random) -> Iterator[StalePassage]:
+def _outdated(entities: Iterable[Entity], lexicon: Lexicon, rng: random.Random) -> Iterator[tuple[Passage, str]]:
     apart = [(entity, fact) for entity in entities for fact in entity.facts if fact.before and fact.apart]
     for number, (entity, fact) in enumerate(apart, start=1):
         text = rng.choice(lexicon.apart).format(until=fact.until, noun=fact.noun, name=entity.title, before=fact.before)
-        passage = Passage(f"old-{number:04}", spaced(f"{entity.title} in {fact.until}"), spaced(text))
-        yield StalePassage(passage, entity.id, fact.noun)
+        yield Passage(f"old-{number:04}", spaced(f"{entity.title} in {fact.until}"), spaced(text)), entity.id

@@ -109,10 +109,10 @@ def make_world(settings: WorldSettings) -> World:
     if settings.known:
         questions = make_known(written, settings, lexicon, _stage(settings, "known"), questions)
     withheld = _withheld(questions, settings)
-    passages = [*written.passages.values(), *(stale.passage for stale in written.stale)]
+    passages = [*written.passages.values(), *(passage for passage, _ in written.stale)]
     # Ties in a ranking keep corpus order, so the order must carry no information.
     _stage(settings, "order").shuffle(passages)
-    oracle = Oracle(written.facts, {stale.passage.id: stale.entity_id for stale in written.stale})
+    oracle = Oracle(written.facts, {passage.id: entity_id for passage, entity_id in written.stale})
     corpus = Corpus((passage for passage in passages if passage.id not in withheld), "the laptop world")
     world = World(settings, corpus, twins(questions, withheld) if withheld else questions, oracle)
     for name, reference in reference_worlds().items():
