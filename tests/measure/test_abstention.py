@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.measure.abstention import QuestionOutcome, abstention_of, calibration, confidence
-from coseek.measure.intervals import bootstrap_ratio
 from coseek.measure.report import trajectory_html
 from coseek.measure.score import score_runs, score_trajectory
 from coseek.measure.table import abstention_tables, scores_json
@@ -79,19 +77,6 @@ def test_an_agent_that_is_right_as_often_as_it_is_sure_has_no_calibration_error(
 
     assert abstention_of([*rows(0.75, 3, 1), *rows(0.25, 1, 3)]).calibration_error == pytest.approx(0)
     assert abstention_of(rows(1.0, 1, 3)).calibration_error == pytest.approx(0.75)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=12))
-def test_a_ratio_has_an_interval_where_its_ends_are_numbers(pairs: list[tuple[int, int]]) -> None:
-    parts, wholes = zip(*pairs, strict=True)
-    ratio = bootstrap_ratio(parts, wholes, np.random.default_rng(0), resamples=200)
-    if not sum(wholes):
-        assert ratio is None
-        return
-    assert ratio is not None and ratio.mean == pytest.approx(sum(parts) / sum(wholes))
-    assert (ratio.low is None) == (ratio.high is None)
-    if ratio.low is not None and ratio.high is not None:
-        assert 0 <= ratio.low <= ratio.mean <= ratio.high < math.inf
 
 
 def gone(ident: str) -> Question:

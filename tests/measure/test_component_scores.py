@@ -16,7 +16,6 @@ from coseek.measure.leaderboard import leaderboard
 from coseek.measure.plots import Series, line_plot
 from coseek.measure.score import (
     UNREAD,
-    ScoredRow,
     ScoredRun,
     Verdicts,
     collect,
@@ -111,11 +110,8 @@ def test_both_columns_stand_in_one_table_and_an_agent_without_answers_has_a_dash
 def said(*rights: bool | None) -> tuple[list[Question], Verdicts]:
     """Questions q1 … qn, and what the judge says of the answer `the capital` to each."""
     questions = [QUESTION, *OTHERS][: len(rights)]
-    read = {
-        (one.id, "the capital"): Verdict(one.id, "the capital", right)
-        for one, right in zip(questions, rights, strict=True)
-    }
-    return questions, read
+    pairs = zip((one.id for one in questions), rights, strict=True)
+    return questions, {(ident, "the capital"): Verdict(ident, "the capital", right) for ident, right in pairs}
 
 
 def test_an_unreadable_verdict_does_not_make_a_run_look_better() -> None:
@@ -123,10 +119,8 @@ def test_an_unreadable_verdict_does_not_make_a_run_look_better() -> None:
     questions, read = said(True, True, None)
     answers = ["Velora", "in Velora", "the capital"]
     runs = [run(answer=answer, question=question) for answer, question in zip(answers, questions, strict=True)]
-    read = {
-        **read,
-        **{(one.id, text): Verdict(one.id, text, True) for one, text in zip(questions[:2], answers[:2], strict=True)},
-    }
+    for one, text in zip(questions[:2], answers[:2], strict=True):
+        read = {**read, (one.id, text): Verdict(one.id, text, True)}
     scores = summaries_of([score_run("a", runs, read)], questions, (), ["em", "gen_acc", "judge_acc"], 0)
     for name in ("gen_acc", "judge_acc"):
         mean = scores.of("a").metrics[name]
@@ -172,9 +166,8 @@ def test_where_a_verdict_is_unread_on_one_side_nobody_is_compared_by_judges() ->
     second = score_run("b", [run(answer="in Velora", question=one) for one in questions], {})
     scores = summaries_of([first, second], questions, (), ["em", "gen_acc"], 0)
     assert "gen_acc" not in scores.comparisons[0].metrics and scores.comparisons[0].unread == 3
-    assert any(
-        "3 questions lack a readable verdict" in note for note in comparison_table(scores, ["em", "gen_acc"]).notes
-    )
+    notes = comparison_table(scores, ["em", "gen_acc"]).notes
+    assert any("3 questions lack a readable verdict" in note for note in notes)
 
 
 def test_a_leaderboard_calls_a_lower_bound_one() -> None:
@@ -213,25 +206,15 @@ EM = {"one": [1, 0, 0, 0, 0, 0, 0, 0], "matched": [1, 1, 0, 0, 0, 0, 0, 0], "age
 
 def scored(name: str, passages: float, questions: list[Question] = QUESTIONS, **extra: float) -> ScoredRun:
     """A run that is right where `EM` says, with as many passages and ten tokens each."""
-    rows: list[ScoredRow] = [
-        (
-            question,
-            "answered",
-            {"em": float(right), "context_passages": passages, "context_tokens": 10 * passages} | extra,
-        )
-        for question, right in zip(questions, EM[name], strict=False)
-    ]
-    return collect(name, rows)
+    extra = {"context_passages": passages, "context_tokens": 10 * passages, **extra}
+    pairs = zip(questions, EM[name], strict=False)
+    return collect(name, [(question, "answered", {"em": float(right), **extra}) for question, right in pairs])
 
 
 def small(**changes: object) -> CombinationGain:
-    whole = CombinationGain(
-        "em",
-        {1: scored("one", 1.0, recall=0.25)},
-        scored("matched", 2.5, recall=0.5),
-        scored("agent", 2.5, recall=0.75),
-        [question.id for question in QUESTIONS],
-    )
+    matched, agent = scored("matched", 2.5, recall=0.5), scored("agent", 2.5, recall=0.75)
+    idents = [question.id for question in QUESTIONS]
+    whole = CombinationGain("em", {1: scored("one", 1.0, recall=0.25)}, matched, agent, idents)
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 

@@ -160,13 +160,6 @@ def test_pairs_of_right_and_wrong_have_a_mcnemar_and_others_have_none() -> None:
     assert half is not None and half.mcnemar is None
 
 
-def test_holm_worked_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.2]) == [0.2]
-    assert holm([]) == []
-    assert holm([0.9, 0.8]) == [1, 1]
-
-
 @given(p_values.filter(bool), st.floats(0.001, 0.5))
 def test_holm_rejects_what_stepping_down_rejects(values: list[float], level: float) -> None:
     rejected = set()

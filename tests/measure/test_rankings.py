@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 
 import ir_measures
@@ -83,18 +82,7 @@ def test_a_passage_that_stands_twice_counts_where_it_stands_first(gold: dict[str
 
 def test_ids_alone_are_all_of_grade_one() -> None:
     assert rankings.ndcg(("a", "b"), ["x", "a", "b"], 3) == rankings.ndcg({"a": 1, "b": 1, "x": 0}, ["x", "a", "b"], 3)
-    assert rankings.ndcg(("a", "b"), ["x", "a", "b"], 3) == pytest.approx(
-        (1 / math.log2(3) + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
-    )
     assert rankings.reciprocal_rank(("a", "b"), ["x", "b", "a"]) == 0.5
-
-
-def test_a_gain_is_the_grade_or_grows_with_its_power() -> None:
-    graded = {"a": 3, "b": 1}
-    assert rankings.ndcg(graded, ["b", "a"], 2) == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
-    assert rankings.ndcg(graded, ["b", "a"], 2, "exponential") == pytest.approx(
-        (1 + 7 / math.log2(3)) / (7 + 1 / math.log2(3))
-    )
 
 
 def test_no_answer_is_put_together_from_two_texts() -> None:
@@ -178,23 +166,16 @@ def test_a_retriever_sees_the_question_as_the_first_search_of_an_agent() -> None
 
 
 def test_a_passage_that_is_given_twice_stands_once() -> None:
-    hit = Hit(CORPUS[0], 2.0)
-    assert SearchedQuestion.of(QUESTIONS[0], [hit, Hit(CORPUS[1], 1.0), hit], 3).ranked == [
-        ("Ada L", 2.0),
-        ("bob", 1.0),
-    ]
+    hits = [Hit(CORPUS[0], 2.0), Hit(CORPUS[1], 1.0), Hit(CORPUS[0], 2.0)]
+    assert SearchedQuestion.of(QUESTIONS[0], hits, 3).ranked == [("Ada L", 2.0), ("bob", 1.0)]
 
 
 def test_a_run_file_gives_the_numbers_of_the_search_it_was_written_from(tmp_path: Path) -> None:
     plan = measuring("recall@2", "ndcg", "answer_hit@1")
     write_run(tmp_path / "one.run", {question.id: found.ranked for question, found in asked()}, "one")
     ranked = read_run(tmp_path / "one.run")
-    direct = plan.measure("direct", asked())
-    read = plan.measure("read", of_run_file(ranked, QUESTIONS, CORPUS))
-    assert {ident: row.metrics for ident, row in read.questions.items()} == {
-        ident: row.metrics for ident, row in direct.questions.items()
-    }
-    assert dict(read.stops) == dict(direct.stops)
+    direct, read = (plan.measure("one", rows) for rows in (asked(), of_run_file(ranked, QUESTIONS, CORPUS)))
+    assert (read.questions, read.stops) == (direct.questions, direct.stops)
 
 
 def test_ir_measures_reads_what_is_written_and_finds_the_same(tmp_path: Path) -> None:

@@ -6,13 +6,11 @@ from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
 
 from coseek.core.errors import SettingError, UnknownName
-from coseek.data.passage import Hit, Passage
-from coseek.data.question import Question
-from coseek.data.trajectory import Search, StopReason, Trajectory, evidence_of, ranked
+from coseek.data.passage import Passage
+from coseek.data.trajectory import Search, Trajectory, evidence_of, ranked
 from coseek.graders.generator import ContextBudget
 from coseek.measure import retrieval
-from coseek.measure.rankings import Metric, grades, metrics_within
-from coseek.measure.retrieval import fused
+from coseek.measure.rankings import Metric, metrics_within
 from coseek.measure.score import score_trajectory
 
 
@@ -44,13 +42,6 @@ def test_recall_in_a_budget_does_not_grow_with_what_is_retrieved_after_it() -> N
 def test_a_failed_search_found_nothing_and_is_in_no_mean() -> None:
     trajectory = run(found("orbo", ORBO), Search("mira", fault="away"))
     assert retrieval.search_recalls(trajectory) == [0.5]
-
-
-def test_without_gold_passages_there_is_no_recall_instead_of_zero() -> None:
-    trajectory = run(found("orbo", ORBO), question=replace(QUESTION, gold_ids=()))
-    assert retrieval.run_recall(trajectory) is None
-    assert retrieval.search_recalls(trajectory) == []
-    assert retrieval.all_gold_at(trajectory, 5) is None
 
 
 def test_passages_count_once_in_the_order_of_first_sight() -> None:
@@ -94,17 +85,6 @@ def test_the_evidence_holds_everything_that_was_retrieved_once(lists: list[list[
     assert list(order[: len(chosen)]) == chosen
 
 
-def test_what_several_searches_found_is_ranked_before_what_one_found() -> None:
-    hits = {name: Hit(Passage(name, "", ""), 1.0) for name in "abc"}
-    searches = (
-        Search("one", (hits["a"], hits["b"])),
-        Search("failed", fault="down"),
-        Search("two", (hits["c"], hits["b"])),
-    )
-    run = Trajectory(Question("q", "?"), "search-r1", (), searches, StopReason.ANSWERED)
-    assert fused(run) == ["b", "a", "c"]
-
-
 def test_metrics_are_read_once_each_within_the_depth_of_the_search() -> None:
     assert [metric.name for metric in metrics_within(10, ["recall@10", "mrr", "recall@10"])] == ["recall@10", "mrr"]
     for depth, names, says in (
@@ -119,7 +99,3 @@ def test_a_misspelt_metric_is_corrected_with_its_own_cut() -> None:
     for wrong, right in (("recal@5", "recall@5"), ("recal", "recall@10"), ("ndgc@3", "ndcg@3")):
         with pytest.raises(UnknownName, match=f"did you mean '{right}'"):
             Metric.named(wrong)
-
-
-def test_passages_named_without_a_grade_have_the_first() -> None:
-    assert grades(("a", "b")) == {"a": 1, "b": 1} and grades({"a": 2, "b": 0, "c": -1}) == {"a": 2}

@@ -3,7 +3,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +12,8 @@ from tests.measure.samples import MIRA, ORBO, QUESTION, fault, found, run
 from coseek.cli.commands.leaderboard import named_run
 from coseek.data.grade_cache import Verdict
 from coseek.data.trajectory import Trajectory
-from coseek.measure.agreement import Agreement, agreement, agreement_table, agreements
-from coseek.measure.intervals import Interval, bootstrap_mean
+from coseek.measure.agreement import Agreement, agreement, agreement_table
+from coseek.measure.intervals import Interval
 from coseek.measure.leaderboard import Leaderboard, leaderboard
 from coseek.measure.score import ScoredRun, Scores, Verdicts, score_run, score_runs
 from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json
@@ -146,16 +145,7 @@ def test_a_metric_that_some_questions_cannot_have_is_not_missing() -> None:
 
 def test_a_name_breaks_neither_the_page_nor_the_table() -> None:
     page, text = board().html(), board().table().markdown()
-    assert "<b>part" not in page and "&lt;b&gt;part|ly" in page
-    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
-    assert "<b>part\\|ly</b>" in text
-
-
-def test_a_set_of_few_questions_does_not_swing_the_mean_of_the_large_ones() -> None:
-    cells = {"nq": rows(150, 50), "hotpotqa": rows(100, 100), "bamboogle": rows(0, 25)}
-    found = leaderboard({("a", name): score_run("a", some) for name, some in cells.items()}, "em").averages_of("a")
-    means = {name: round(mean.mean, 3) for name, mean in found.items() if mean is not None}
-    assert means == {"macro": 0.417, "macro, n ≥ 200": 0.625, "micro": 0.588}
+    assert "<b>part" not in page and "&lt;b&gt;part|ly" in page and "<b>part\\|ly</b>" in text
 
 
 # --- two judges
@@ -191,28 +181,9 @@ def test_kappa_is_symmetric_at_most_one_and_one_only_for_full_agreement(pairs: l
         assert (found.kappa == 1) == (first == second)
 
 
-# --- the table and the JSON
-
-
-"""2 yes-yes, 1 yes-no, 1 no-no, 2 no-yes, 2 unread: equal are 3 of 6; κ = (3·6 − (3·4 + 3·2)) / (36 − 18) = 0."""
-
-
 def test_two_judges_are_one_row_with_every_count_in_its_column() -> None:
     judged = Agreement(20, 15, 5, 10, 3, Interval(0.7, 0.58, 0.82, 50))
     assert agreement_table({("a", "b"): judged}) == Table(
         ("judges", "responses", "agree", "Cohen's κ", "only the first says yes", "only the second", "unreadable"),
         (("a · b", "50", "0.700 [0.580, 0.820]", "0.400", "5", "10", "3"),),
     )
-
-
-def test_the_interval_of_an_agreement_is_drawn_with_the_given_seed() -> None:
-    # 20,000 responses: enough that two seeds give two intervals.
-    judges = {"a": verdicts(*[True] * 20_000), "b": verdicts(*[True, False] * 10_000)}
-
-    def share(seed: int) -> Interval | None:
-        return bootstrap_mean([1.0, 0.0] * 10_000, np.random.default_rng(seed))
-
-    assert len({repr(share(seed)) for seed in (0, 1, 5)}) == 3
-    assert agreement(judges["a"], judges["b"]).share == share(0)
-    assert agreements(judges)["a", "b"].share == share(0)
-    assert agreements(judges, seed=5)["a", "b"].share == share(5)

@@ -177,8 +177,5 @@ def test_a_recipe_trains_with_servers_that_sample_ahead(tmp_path: Path) -> None:
 
 def test_a_recipe_that_cannot_sample_ahead_is_refused_before_anything_is_made() -> None:
     ahead = "rollout={servers: ['http://127.0.0.1:9'], max_steps_behind: 1}"
-    assert load_recipe("from-nothing", [ahead]).rollout.max_steps_behind == 1
     with pytest.raises(SettingError, match="set max_steps_behind=0 or dynamic_sampling=false"):
         load_recipe("from-nothing", [ahead, "rl.dynamic_sampling=true"])
-    with pytest.raises(SettingError, match="needs servers"):
-        load_recipe("from-nothing", ["rollout.max_steps_behind=1"])

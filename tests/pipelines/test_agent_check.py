@@ -92,13 +92,9 @@ def test_parts_of_a_reward_are_all_looked_at() -> None:
 
 def test_adapters_alone_never_teach_a_policys_new_tokens() -> None:
     adapters, both = "warm_start.sft.learner.lora.rank=8", ["policy.folder=base", "rl.policy.lora.rank=8"]
-    for changes in (
-        [],
-        ["policy.folder=base", "policy.add_tag_tokens=true"],
-        ["policy.folder=base", "policy.add_word_tokens=9"],
-    ):
+    for tokens in ("policy.add_tag_tokens=true", "policy.add_word_tokens=9", "policy.folder=null"):
         with pytest.raises(SettingError, match="new tokens would keep untrained vectors"):
-            checked_recipe("from-nothing", [*changes, adapters])
+            checked_recipe("from-nothing", ["policy.folder=base", tokens, adapters])
     with pytest.raises(SettingError, match=r"rl\.policy\.lora trains adapters alone"):
         checked_recipe("from-nothing", [*both, "policy.add_tag_tokens=true", "warm_start=null"])
     samples = ["policy.folder=base", "policy.add_tag_tokens=true", "warm_start=null", "learn=rejection"]

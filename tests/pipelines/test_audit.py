@@ -171,9 +171,7 @@ def test_files_that_have_gone_since_are_named_and_are_no_fault_of_the_run(
 def test_all_runs_and_labels_below_a_folder_are_audited_and_a_folder_without_any_is_refused(
     home: Path, tmp_path: Path
 ) -> None:
-    assert [(audit.folder.name, audit.of) for audit in audits_of(home)] == [
-        ("run", "trajectories"),
-        ("labels", "label rows"),
-    ]
+    audits = [(audit.folder.name, audit.of) for audit in audits_of(home)]
+    assert audits == [("run", "trajectories"), ("labels", "label rows")]
     with pytest.raises(DataError, match="is not a run"):
         list(audits_of(tmp_path))

@@ -53,11 +53,7 @@ LOCAL = ["graders.generator.model=models/Qwen2.5-14B-Instruct", "graders.judge.m
         ("search-r1-ppo", ["machine.devices=1"], "machine.devices=8"),
         ("search-r1-grpo", ["rl.policy.micro_batch_tokens=32768"], "rl.policy.micro_batch_tokens="),
         ("s3", LOCAL, "graders.generator.model=http://"),
-        (
-            "sft",
-            ["warm_start.sft.learner.strategy=ddp", "machine.memory_gib=24"],
-            "warm_start.sft.learner.strategy=fsdp2",
-        ),
+        ("sft", ["warm_start.sft.learner.strategy=ddp", "machine.memory_gib=24"], "sft.learner.strategy=fsdp2"),
     ],
 )
 def test_a_recipe_that_does_not_fit_names_changes_and_each_of_them_helps(
@@ -220,10 +216,8 @@ def count(algorithm: str, folder: Path, model: Path, workers: Workers) -> tuple[
         backend, questions, lambda asked, seeds: run_rows(sampler, asked, seeds, counts),
         lambda run: Reward(float(sum(run.segments[1].ids) % 7)), recipe.rl, folder,
     )  # fmt: skip
-    counts.rollout, counts.update, counts.within = (
-        value - begun for value in (counts.rollout, counts.update, counts.within)
-    )
-    return counts, memory_of(recipe, shape_of(recipe)[0])
+    held = Counts(counts.rollout - begun, counts.update - begun, counts.within - begun)
+    return held, memory_of(recipe, shape_of(recipe)[0])
 
 
 def _watch(learner: object, counts: Counts) -> None:
@@ -253,11 +247,9 @@ def work(folder: Path) -> None:
         counts, memory = count(algorithm, folder / algorithm, folder / "model", workers)
         all_counts = workers.gather((counts.rollout, counts.update, counts.within))
         if workers.is_main:
-            estimate = {
-                "rollout": memory.held + memory.sampler + memory.cache,
-                "update": memory.held + memory.gradients,
-            }
-            estimate["within"] = estimate["update"] + memory.gathered + memory.activations
+            rollout, update = memory.held + memory.sampler + memory.cache, memory.held + memory.gradients
+            estimate = {"rollout": rollout, "update": update}
+            estimate["within"] = update + memory.gathered + memory.activations
             worst = dict(zip(("rollout", "update", "within"), map(max, zip(*all_counts, strict=True)), strict=True))
             rows.append({"algorithm": algorithm, "counted": worst, "estimate": estimate})
     if workers.is_main:

@@ -9,8 +9,8 @@ import pytest
 from tests.agents.playing import QUESTION, Shelf
 from tests.agents.test_chat_templates import chatting
 from tests.labels.small import Faulty
+from tests.pipelines.small_together import small as recipe
 from tests.pipelines.test_round_labels import LIMITS, Played
-from tests.pipelines.test_together import recipe
 
 from coseek.agents.drivers import Agent
 from coseek.agents.scripted.rules import RuleAgent

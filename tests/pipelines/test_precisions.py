@@ -32,9 +32,8 @@ def precisions(settings: Settings) -> dict[str, str]:
 def laptop_recipes() -> dict[str, Settings]:
     """Everything that is to run on any processor."""
     agents = [name for name in recipe_names() if name not in (*PAPERS, *OTHER_PAPERS)]
-    small = [
-        (name, preset) for name in recipe_names() for preset in preset_names(name) if preset in ("laptop", "smollm")
-    ]
+    presets = [(name, preset) for name in recipe_names() for preset in preset_names(name)]
+    small = [(name, preset) for name, preset in presets if preset in ("laptop", "smollm")]
     return {
         **{name: load_recipe(name) for name in agents},
         **{f"{name} {preset}": load_recipe(name, [f"preset={preset}"]) for name, preset in small},
@@ -49,9 +48,8 @@ def test_no_laptop_recipe_names_a_precision() -> None:
     found = {name: precisions(recipe) for name, recipe in laptop_recipes().items()}
     assert len(found) > 15 and all(found.values())
     assert not [(name, place) for name, places in found.items() for place, one in places.items() if one == "bfloat16"]
-    assert {found["quickstart"][f"{learner}.precision"] for learner in ("warm_start.sft.learner", "rl.policy")} == {
-        "auto"
-    }
+    learners = ("warm_start.sft.learner.precision", "rl.policy.precision")
+    assert {found["quickstart"][learner] for learner in learners} == {"auto"}
 
 
 def test_the_quickstart_trains_in_bfloat16_and_samples_in_float32_where_bfloat16_is_fast(

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.labels.small import Faulty
-from tests.pipelines.test_together import recipe
+from tests.pipelines.small_together import small as recipe
 from tests.processes import KILLED, run_workers
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -84,12 +84,8 @@ def test_labels_that_a_fault_left_incomplete_are_never_trained_on_and_are_gone_o
         label_round(broken, 1)
     assert not place.label_counts.exists()
     label_round(co_training(tmp_path), 1)
-    found = label_counts(broken, 1)
-    assert (
-        found["left"] == 0
-        and found["sets"]
-        and found["turns"] == sum(len(run.searches) for run in Run(place.run).trajectories())
-    )
+    found, searches = label_counts(broken, 1), [len(run.searches) for run in Run(place.run).trajectories()]
+    assert found["left"] == 0 and found["sets"] and found["turns"] == sum(searches)
 
 
 @pytest.mark.slow
@@ -189,20 +185,14 @@ def test_two_workers_ask_one_scorer_which_ends_after_the_labels(tmp_path: Path, 
 
 def test_a_scorer_that_does_not_start_says_why(tmp_path: Path, address: str) -> None:
     (tmp_path / "bad.py").write_text("import sys; print('loading', flush=True); sys.exit('no such model')")
-    with (
-        pytest.raises(RunError, match=r"ended with exit status 1: no such model \(more in .*serve.log\)"),
-        serving(f"{sys.executable} -S {tmp_path / 'bad.py'}", address, tmp_path),
-    ):
+    says = pytest.raises(RunError, match=r"ended with exit status 1: no such model \(more in .*serve.log\)")
+    with says, serving(f"{sys.executable} -S {tmp_path / 'bad.py'}", address, tmp_path):
         raise AssertionError
 
 
 def test_the_scorer_of_another_is_not_taken_for_one_s_own(tmp_path: Path, address: str) -> None:
-    started = command(tmp_path, address)
-    with (
-        serving(started, address, tmp_path),
-        pytest.raises(SettingError, match=r"answers at .* already"),
-        serving(started, address, tmp_path),
-    ):
+    started, says = command(tmp_path, address), pytest.raises(SettingError, match=r"answers at .* already")
+    with serving(started, address, tmp_path), says, serving(started, address, tmp_path):
         raise AssertionError
 
 

@@ -110,13 +110,8 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
     for name in ("policy", "generator"):
         make_policy(shape, ["a book"], [], tmp_path / name, seed=0)
     words.write_text(said)
-    named = [
-        f"data.folder={data}",
-        f"data.index={index}",
-        f"policy.folder={tmp_path / 'policy'}",
-        f"prompt_template={words}",
-    ]
-    named += ["data.world=null", "data.unseen=null", "warm_start=null"]
+    named = [f"data.folder={data}", f"data.index={index}", f"policy.folder={tmp_path / 'policy'}"]
+    named += [f"prompt_template={words}", "data.world=null", "data.unseen=null", "warm_start=null"]
     recipe = load_recipe("from-nothing", [*named, f"graders.generator.model={tmp_path / 'generator'}"])
 
     def identities() -> dict[str, str]:
@@ -129,8 +124,14 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
 
     before = identities()
     names = {
-        "data.train", "data.dev", "data.test", "data.index", "policy.folder", "graders.generator.model", str(words),
-    }  # fmt: skip
+        "data.train",
+        "data.dev",
+        "data.test",
+        "data.index",
+        "policy.folder",
+        "graders.generator.model",
+        str(words),
+    }
     assert before.keys() == names and changed() == set()
     make_policy(shape, ["a book"], [], tmp_path / "policy", seed=1)
     assert changed() == {"policy.folder"}
@@ -212,9 +213,8 @@ STAGES = "stages={one: {}, two: {rl: {kl_coef: 0.0}}}"
 def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tmp_path: Path) -> None:
     cosine = "rl.policy={optimizer: {lr_scheduler_type: cosine}}"
     begun(tmp_path / "cosine", cosine, "rl.steps=1")
-    with pytest.raises(
-        SettingError, match=r"rl\.policy\.optimizer\.lr_scheduler_type spreads a schedule over all steps"
-    ) as refused:
+    says = r"rl\.policy\.optimizer\.lr_scheduler_type spreads a schedule over all steps"
+    with pytest.raises(SettingError, match=says) as refused:
         train(tmp_path / "cosine", cosine, "rl.steps=2", resume=True)
     assert f"policy.folder={tmp_path / 'cosine' / 'policy' / 'trained'}" in str(refused.value)
     assert load_recipe(str(tmp_path / "cosine" / "recipe.yaml")).rl.steps == 1
@@ -229,9 +229,8 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
         train(tmp_path / "noisy", noisy, "rl.steps=3", resume=True)
 
     train(tmp_path / "two", STAGES, "rl.steps=1")
-    with pytest.raises(
-        SettingError, match=r"stages\.one\.rl\.steps cannot change .* the stage two has already started"
-    ):
+    says = r"stages\.one\.rl\.steps cannot change .* the stage two has already started"
+    with pytest.raises(SettingError, match=says):
         train(tmp_path / "two", STAGES, "stages.one.rl.steps=2", "rl.steps=1", resume=True)
     before = weights(tmp_path / "two", "one")
     train(tmp_path / "two", STAGES, "stages.two.rl.steps=2", "rl.steps=1", resume=True)

@@ -244,11 +244,8 @@ def test_an_agent_without_answers_stands_beside_rag_with_as_many_passages_as_it_
 
 def test_the_headline_is_defined_where_the_data_names_no_gold_passages(tmp_path: Path) -> None:
     paper = ["reward={answer_hit: 1.0}"]  # as the recipe of the real size
-    for reward, metric in (
-        (paper, "answer_hit"),
-        (["reward={preset: deepretrieval-tiers}"], "answer_hit"),
-        ([], "recall"),
-    ):
+    tiers = ["reward={preset: deepretrieval-tiers}"]
+    for reward, metric in ((paper, "answer_hit"), (tiers, "answer_hit"), ([], "recall")):
         training = AgentTraining(load_recipe("deepretrieval", ["preset=laptop", *reward]), tmp_path)
         assert metric_of(training) == metric
     assert load_recipe("deepretrieval").reward == load_recipe("deepretrieval", ["preset=laptop", *paper]).reward
@@ -258,9 +255,6 @@ def test_an_agent_that_answers_keeps_its_own_answers_whatever_generator_its_rewa
     training = AgentTraining(load_recipe("from-nothing", [*TINY, *SILENT]), tmp_path)
     assert not by_generator(training) and metric_of(training) == "em"
     assert TableRow("naive RAG", "warm", "rag", 0.0) in rows_of(training)
-
-
-# --- going on with a run that was begun by an older version
 
 
 # --- what health said

@@ -61,13 +61,9 @@ def test_functions_train_and_resume_and_another_function_does_not(
     data: coseek.Dataset, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def trainer() -> AgentTrainer:
+        questions = load_questions(data.folder, "train")
         return AgentTrainer(
-            "base",
-            retriever=index,
-            reward=short_and_right,
-            algorithm=centred,
-            questions=load_questions(data.folder, "train"),
-            **SMALL,
+            "base", retriever=index, reward=short_and_right, algorithm=centred, questions=questions, **SMALL
         )
 
     first = trainer()
@@ -193,18 +189,13 @@ def test_a_trajectory_reads_as_a_conversation(data: coseek.Dataset, index: Path)
     question = data.questions("test")[0]
     (row,) = coseek.rollout("rules", question, index)
     text, page = str(row), row._repr_html_()
-    assert (
-        text.startswith(f"question: {question.question.strip()}")
-        and "[agent, turn 1]" in text
-        and "[information]" in text
-    )
+    assert text.startswith(f"question: {question.question.strip()}")
+    assert "[agent, turn 1]" in text and "[information]" in text
     assert f"{row.searches_made} search" in text.splitlines()[-1] and f"ended by {row.stop}" in text
     assert "<details" in page and "<search>" not in page and "&lt;search&gt;" in page
     assert row.exact_match in (0.0, 1.0) and 0.0 <= row.f1 <= 1.0 and row.gold == question.answers
     assert len(row.hits) == sum(len(search.hits) for search in row.searches)
-    assert [row.agent_mask[start:end] for start, end in row.turn_spans] == [
-        (True,) * (end - start) for start, end in row.turn_spans
-    ]
+    assert all(all(row.agent_mask[start:end]) for start, end in row.turn_spans)
     assert sum(end - start for start, end in row.turn_spans) == row.agent_tokens
     with pytest.raises(UserError, match="has no gold answers"):
         _ = coseek.ask("Who?", index).exact_match
@@ -212,10 +203,8 @@ def test_a_trajectory_reads_as_a_conversation(data: coseek.Dataset, index: Path)
 
 def test_a_function_scores_stored_trajectories(data: coseek.Dataset, index: Path) -> None:
     rows = coseek.rollout("rules", data.questions("test"), index)
-    paid = coseek.score(rows, short_and_right)
-    assert [one.value for one in paid if isinstance(one, coseek.Reward)] == pytest.approx(
-        list(map(short_and_right, rows))
-    )
+    values = [one.value for one in coseek.score(rows, short_and_right) if isinstance(one, coseek.Reward)]
+    assert values == pytest.approx(list(map(short_and_right, rows)))
 
 
 def text_only(query: coseek.Query) -> str:

@@ -104,9 +104,8 @@ def test_equal_commands_over_equal_needs_share_a_folder_and_a_seed_counts_where_
 
 
 def test_an_arm_may_have_the_name_of_what_it_needs_and_no_two_need_each_other(tmp_path: Path) -> None:
-    plan = StudyPlan(
-        Commands(study(arms={"A": "run x", "bm25": "run {bm25}"}, expect=["A > bm25"]), "laptop"), tmp_path
-    )
+    one = study(arms={"A": "run x", "bm25": "run {bm25}"}, expect=["A > bm25"])
+    plan = StudyPlan(Commands(one, "laptop"), tmp_path)
     (needed,) = plan.step("arm bm25", 0).needs
     assert needed.words[0] == "index"
     round_about = study(make={"x": "index {y}", "y": "index {x}"}, arms={"A": "run {x}", "B": "run x"})
@@ -149,15 +148,8 @@ def test_every_study_names_only_what_there_is(name: str, road: str, tmp_path: Pa
 
 
 def test_an_arm_of_one_road_and_what_is_compared_with_it_are_left_out_on_the_others() -> None:
-    one = study(
-        arms={
-            "A": "run x",
-            "B": "run x",
-            "C": {"run": "run y", "only": "paper"},
-            "D": {"run": "run z", "only": "laptop"},
-        },
-        expect=["A > B", "C > A", "D > A"],
-    )
+    only = {"C": {"run": "run y", "only": "paper"}, "D": {"run": "run z", "only": "laptop"}}
+    one = study(arms={"A": "run x", "B": "run x", **only}, expect=["A > B", "C > A", "D > A"])
     roads: tuple[Road, ...] = ("laptop", "smoke", "real", "paper")
     found = {road: ("".join(there.arms), len(there.expect)) for road in roads for there in [one.on(road)]}
     assert found == {"laptop": ("ABD", 2), "smoke": ("ABD", 2), "real": ("AB", 1), "paper": ("ABC", 2)}
@@ -195,10 +187,8 @@ def test_an_arm_that_lost_questions_says_so() -> None:
 
 
 def scores(folder: Path, *runs: str) -> Path:
-    rows: list[JsonObject] = [
-        {"run": run, "id": "q", "metrics": {"em": float(number)}} for number, run in enumerate(runs)
-    ]
-    write_jsonl(folder / ROWS, rows)
+    metrics: list[JsonObject] = [{"em": float(number)} for number in range(len(runs))]
+    write_jsonl(folder / ROWS, ({"run": run, "id": "q", "metrics": em} for run, em in zip(runs, metrics, strict=True)))
     return folder
 
 

@@ -1,8 +1,8 @@
-"""Abstention: what an agent declines, how right its answers are, what a right one costs, how well it knows;
+"""Abstention: how often an agent declines, how often its answers are right and what they cost, and its calibration;
 and why runs and answers have no score.
 
-Right is strict EM; no answer to an unanswerable question is right. Questions that name no gold answers, and are not
-marked as unanswerable either, are left out. Several runs of one question are averaged first.
+Right is strict EM; no answer to an unanswerable question is right. Questions without gold answers that are not marked
+as unanswerable are left out. Several runs of one question are averaged first.
 """
 
 import math
@@ -28,7 +28,7 @@ BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class QuestionOutcome:
-    """What became of one question: shares of its runs."""
+    """The outcome of one question: shares of its runs."""
 
     answerable: bool
     answered: float
@@ -88,10 +88,10 @@ def ended_right(trajectory: Trajectory) -> bool:
 
 
 def confidence(trajectory: Trajectory) -> float | None:
-    """How sure the agent was of its answer: the geometric mean probability of the tokens of the turn that gave it.
+    """The agent's confidence in its answer: the geometric mean probability of the tokens of the turn that gives it.
 
-    `None` without an answer, and where log-probabilities are not known: of servers that give text only, and of scripted
-    agents, which draw nothing.
+    `None` without an answer, and without log-probabilities: servers that return text only, and scripted agents, which
+    do not sample.
     """
     logprobs = [segment.logprobs for segment in trajectory.segments if segment.author is Author.AGENT]
     if trajectory.answer is None or not trajectory.exact or not any(map(any, logprobs)) or not logprobs[-1]:
@@ -136,8 +136,7 @@ def abstention_of(outcomes: Sequence[QuestionOutcome], seed: int = 0) -> Abstent
 
 def calibration(outcomes: Sequence[QuestionOutcome]) -> tuple[CalibrationBin, ...]:
     """Bins of the answers by rising confidence. Equal confidences share a bin, so that their order does not matter."""
-    answered = [outcome for outcome in outcomes if outcome.answered > 0]
-    known = [(outcome.confidence, outcome) for outcome in answered if outcome.confidence is not None]
+    known = [(row.confidence, row) for row in outcomes if row.answered > 0 and row.confidence is not None]
     known.sort(key=lambda pair: pair[0])
     members: dict[int, list[tuple[float, QuestionOutcome]]] = {}
     first = 0
@@ -145,14 +144,13 @@ def calibration(outcomes: Sequence[QuestionOutcome]) -> tuple[CalibrationBin, ..
         if rank and pair[0] > known[rank - 1][0]:
             first = rank
         members.setdefault(first * BINS // len(known), []).append(pair)
-    return tuple(_bin(some) for some in members.values())
-
-
-def _bin(members: Sequence[tuple[float, QuestionOutcome]]) -> CalibrationBin:
-    answers = math.fsum(outcome.answered for _, outcome in members)
-    sure = math.fsum(confidence * outcome.answered for confidence, outcome in members)
-    right = math.fsum(outcome.right for _, outcome in members)
-    return CalibrationBin(members[0][0], members[-1][0], answers, sure / answers, right / answers)
+    bins = []
+    for some in members.values():
+        answers = math.fsum(outcome.answered for _, outcome in some)
+        sure = math.fsum(confidence * outcome.answered for confidence, outcome in some)
+        right = math.fsum(outcome.right for _, outcome in some)
+        bins.append(CalibrationBin(some[0][0], some[-1][0], answers, sure / answers, right / answers))
+    return tuple(bins)
 
 
 # Faults: why trajectories and answers of a run have no score, for the notes below its table.

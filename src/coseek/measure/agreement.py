@@ -1,6 +1,7 @@
-"""Agreement: agreement of two judges on the same responses."""
+"""Agreement of two judges on the same responses."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -47,23 +48,20 @@ class Agreement:
         return None if expected == whole else (observed - expected) / (whole - expected)
 
     def to_json(self) -> JsonObject:
-        return {
-            "judged": self.judged,
-            "unread": self.unread,
-            "share": None if self.share is None else interval_json(self.share),
-            "kappa": self.kappa,
-            "both_yes": self.both_yes,
-            "both_no": self.both_no,
-            "only_first": self.only_first,
-            "only_second": self.only_second,
-        }
+        names = ("judged", "unread", "both_yes", "both_no", "only_first", "only_second")
+        counts: JsonObject = {name: getattr(self, name) for name in names}
+        return {**counts, "share": interval_json(self.share), "kappa": self.kappa}
 
 
-def agreement(first: Verdicts, second: Verdicts, seed: int = 0) -> Agreement:
+def agreement(first: Verdicts, second: Verdicts) -> Agreement:
     """Compare two judges response by response."""
-    keys = sorted(first.keys() | second.keys())
-    pairs = [(_verdict(first, key), _verdict(second, key)) for key in keys]
-    counts = {pair: pairs.count(pair) for pair in ((True, True), (False, False), (True, False), (False, True))}
+
+    def right(judge: Verdicts, key: tuple[str, str]) -> bool | None:
+        verdict = judge.get(key)
+        return None if verdict is None else verdict.right
+
+    pairs = [(right(first, key), right(second, key)) for key in sorted(first.keys() | second.keys())]
+    counts = Counter(pairs)
     equal = [float(left == right) for left, right in pairs if left is not None and right is not None]
     return Agreement(
         both_yes=counts[True, True],
@@ -71,33 +69,21 @@ def agreement(first: Verdicts, second: Verdicts, seed: int = 0) -> Agreement:
         only_first=counts[True, False],
         only_second=counts[False, True],
         unread=len(pairs) - len(equal),
-        share=bootstrap_mean(equal, np.random.default_rng(seed)),
+        share=bootstrap_mean(equal, np.random.default_rng(0)),
     )
 
 
-def agreements(judges: Mapping[str, Verdicts], seed: int = 0) -> dict[tuple[str, str], Agreement]:
+def agreements(judges: Mapping[str, Verdicts]) -> dict[tuple[str, str], Agreement]:
     """Every pair of judges."""
-    return {(left, right): agreement(judges[left], judges[right], seed) for left, right in combinations(judges, 2)}
+    return {(left, right): agreement(judges[left], judges[right]) for left, right in combinations(judges, 2)}
 
 
 def agreement_table(by_pair: Mapping[tuple[str, str], Agreement]) -> Table:
     """One row per pair of judges."""
-    rows: list[Sequence[str]] = [
-        (
-            f"{first} · {second}",
-            str(pair.judged),
-            show(pair.share),
-            "–" if pair.kappa is None else f"{pair.kappa:.3f}",
-            str(pair.only_first),
-            str(pair.only_second),
-            str(pair.unread),
-        )
-        for (first, second), pair in by_pair.items()
-    ]
+    rows: list[tuple[str, ...]] = []
+    for (first, second), pair in by_pair.items():
+        kappa = "–" if pair.kappa is None else f"{pair.kappa:.3f}"
+        counts = map(str, (pair.only_first, pair.only_second, pair.unread))
+        rows.append((f"{first} · {second}", str(pair.judged), show(pair.share), kappa, *counts))
     columns = ("judges", "responses", "agree", "Cohen's κ", "only the first says yes", "only the second", "unreadable")
-    return Table(columns, tuple(map(tuple, rows)))
-
-
-def _verdict(verdicts: Verdicts, key: tuple[str, str]) -> bool | None:
-    verdict = verdicts.get(key)
-    return None if verdict is None else verdict.right
+    return Table(columns, tuple(rows))

@@ -32,7 +32,7 @@ from coseek.measure.score import (
     summaries_of,
     summarise,
 )
-from coseek.measure.table import Table, dataset_table, interval_json, left_out, metrics_json, scores_json, show
+from coseek.measure.table import Table, dataset_table, difference_json, left_out, metrics_json, scores_json, show
 
 GENERATOR_FAULT = "generator_error"
 """Stop reason of a trajectory with a fault of the generator."""
@@ -55,10 +55,9 @@ def component_run(
 ) -> ScoredRun:
     """A run with the generator's answers instead of the agent's own.
 
-    A fault of the generator is counted and in no mean. A trajectory without a generated answer is left out, so that its
-    question counts as missing.
+    A fault of the generator is counted and left out of every mean. A trajectory without a generated answer is left out,
+    so its question counts as missing.
     """
-
     why = Faults()
 
     def rows() -> Iterator[ScoredRow]:
@@ -81,30 +80,26 @@ def component_run(
     return replace(collect(name, rows()), why=why)
 
 
-def component_table(
-    own: Scores, component: Scores, metrics: Sequence[str] = ("em",), group: str = ALL, generator: str = "generator"
-) -> Table:
+def component_table(own: Scores, component: Scores, metrics: Sequence[str] = ("em",), group: str = ALL) -> Table:
     """One row per run: scores of its own answers and of the generator's, and the size of the generator's context.
 
     `component` holds the runs under the same names. The own score of an agent without answers is a dash.
     """
-    columns = ["run", "questions"]
-    for metric in metrics:
-        columns += [f"{metric}, own answer", f"{metric}, {generator}"]
-    columns += ["passages", "tokens"]
     rows = []
     summaries: list[MetricSummary] = []
     for of_agent in (summary for summary in own.summaries if summary.group == group):
         of_generator = component.of(of_agent.run, group)
         summaries += [of_agent, replace(of_generator, run=of_generator.run + SUFFIX)]
         cells = [of_agent.run, str(of_generator.questions)]
+        answered = of_agent.metrics.get("answered")
+        wrote = answered is not None and answered.mean > 0
         for metric in metrics:
-            answers = of_agent.metrics.get("answered")
-            wrote = answers is not None and answers.mean > 0
             cells += [show(of_agent.metrics.get(metric)) if wrote else "–", show(of_generator.metrics.get(metric))]
         cells += [show(of_generator.metrics.get(name), 1) for name in ("context_passages", "context_tokens")]
         rows.append(tuple(cells))
-    return Table(tuple(columns), tuple(rows), tuple(left_out(summaries, metrics)))
+    answers = (f"{metric}, {whose}" for metric in metrics for whose in ("own answer", "generator"))
+    columns = ("run", "questions", *answers, "passages", "tokens")
+    return Table(columns, tuple(rows), tuple(left_out(summaries, metrics)))
 
 
 def serving_scores(
@@ -167,18 +162,11 @@ class CombinationGain:
     def table(self) -> Table:
         """One row per point: score, size of the generator's context, and the agent's gain over it."""
         gains = [self.gain(run) for run in self.runs[:-1]] + [None]
-        rows = [
-            (
-                row.run,
-                str(row.questions),
-                show(row.metrics.get(self.metric)),
-                show(row.metrics.get("context_passages"), 1),
-                show(row.metrics.get("context_tokens"), 1),
-                show(row.metrics.get("recall")),
-                "–" if gain is None else show(gain.difference),
-            )
-            for row, gain in zip(self.rows, gains, strict=True)
-        ]
+        shown = {self.metric: 3, "context_passages": 1, "context_tokens": 1, "recall": 3}
+        rows = []
+        for row, gain in zip(self.rows, gains, strict=True):
+            means = (show(row.metrics.get(name), decimals) for name, decimals in shown.items())
+            rows.append((row.run, str(row.questions), *means, show(gain.difference if gain else None)))
         columns = ("passages from", "questions", self.metric, "passages", "tokens", "recall", "agent above it by")
         return Table(columns, tuple(rows), tuple(left_out(self.rows, (self.metric,))))
 
@@ -193,28 +181,17 @@ class CombinationGain:
         return line_plot([self._line("naive RAG", curve), self._line("agent", [agent])], "passages", self.metric)
 
     def _line(self, name: str, rows: Sequence[MetricSummary]) -> Series:
-        measured = [row for row in rows if self.metric in row.metrics and "context_passages" in row.metrics]
-        means = [row.metrics[self.metric] for row in measured]
-        banded = len(measured) > 1 and all(mean.low is not None and mean.high is not None for mean in means)
-        return Series(
-            name,
-            x=tuple(row.metrics["context_passages"].mean for row in measured),
-            y=tuple(mean.mean for mean in means),
-            low=tuple(mean.low for mean in means if mean.low is not None) if banded else (),
-            high=tuple(mean.high for mean in means if mean.high is not None) if banded else (),
-            markers=True,
-        )
+        measured = [row.metrics for row in rows if self.metric in row.metrics and "context_passages" in row.metrics]
+        points = [(means["context_passages"].mean, means[self.metric]) for means in measured]
+        return Series.of(name, points, banded=len(points) > 1)
 
     def to_json(self) -> JsonObject:
         """The points, for programs."""
-        points: list[Json] = [
-            {
-                **{name: getattr(row, name) for name in ("run", "questions", "faults", "missing")},
-                "metrics": metrics_json(row),
-            }
-            for row in self.rows
-        ]
+        points: list[Json] = []
+        for row in self.rows:
+            counts = {name: getattr(row, name) for name in ("run", "questions", "faults", "missing")}
+            points.append({**counts, "metrics": metrics_json(row)})
         gain = self.gain(self.matched)
-        gains: Json = None if gain is None else {**interval_json(gain.difference), "p": gain.p, "mcnemar": gain.mcnemar}
-        tree: JsonObject = {"metric": self.metric, "points": points, "gain_at_equal_passages": gains}
+        tree: JsonObject = {"metric": self.metric, "points": points}
+        tree["gain_at_equal_passages"] = None if gain is None else difference_json(gain)
         return {**tree, "by_dataset": scores_json(self.by_dataset)["summaries"]} if self.datasets else tree

@@ -1,6 +1,6 @@
-"""Corpus coverage: the questions whose gold passages or answers a corpus does not hold, which no retriever can reach.
+"""Corpus coverage: the questions whose gold passages or answers are not in a corpus, so that no retriever finds them.
 
-The corpus is read once, passage by passage; all answers are looked for together, word by word.
+The corpus is read once, passage by passage. All answers are searched for at the same time, word by word.
 """
 
 import re
@@ -25,8 +25,8 @@ _ODD = re.compile(r"[^\w\s]+")
 
 
 def answer_words(text: str) -> list[str]:
-    """The normalised words of a text, as cover-EM compares them, but without Unicode punctuation, which may be glued to
-    a word, and with the characters of scripts without blanks (Chinese, Thai) one by one."""
+    """The normalised words of a text, as in cover-EM, but without Unicode punctuation, which may adjoin a word. In
+    scripts without blanks (Chinese, Thai), each character is a word."""
     normal = normalise(text)
     return (normal if normal.isascii() else _ODD.sub(_with_marks, spaced(undotted(normal)))).split()
 
@@ -34,8 +34,8 @@ def answer_words(text: str) -> list[str]:
 def _with_marks(odd: re.Match[str]) -> str:
     """The marks of the letter before signs that are no letters, and a blank for the others."""
     signs, begins = odd[0], odd.start()
-    behind_letter = begins > 0 and not odd.string[begins - 1].isspace()
-    kept = "".join(takewhile(marks().__contains__, signs)) if behind_letter else ""
+    after_letter = begins > 0 and not odd.string[begins - 1].isspace()
+    kept = "".join(takewhile(marks().__contains__, signs)) if after_letter else ""
     return kept if kept == signs else f"{kept} "
 
 
@@ -46,7 +46,7 @@ def holds_answer(text: str, answers: Iterable[Sequence[str]]) -> bool:
 
 
 def is_decidable(words: Sequence[str]) -> bool:
-    """Whether an answer's presence says anything: yes, no and numbers are in passages by chance, or are derived."""
+    """Whether the presence of an answer is informative: yes, no and numbers occur by chance, or are derived."""
     return bool(words) and not "".join(words).isdigit() and " ".join(words) not in CLOSED
 
 
@@ -72,18 +72,14 @@ class AnswerFinder:
 
 @dataclass(frozen=True, slots=True)
 class QuestionCoverage:
-    """What the corpus lacks of one question."""
+    """The coverage of one question by the corpus."""
 
     split: str
     question: Question
     missing_gold: tuple[str, ...]
     """Gold ids without a passage."""
     answer: bool | None
-    """Whether a passage holds a gold answer; `None` where that says nothing (yes, no, numbers), or without answers."""
-
-    @property
-    def is_reachable(self) -> bool:
-        return not self.missing_gold and self.answer is not False
+    """Whether a passage holds a gold answer; `None` if not decidable (yes, no, numbers), or without answers."""
 
     def to_json(self) -> JsonObject:
         return {
@@ -99,7 +95,7 @@ class QuestionCoverage:
 
 @dataclass(frozen=True, slots=True)
 class CoverageSummary(Record):
-    """The counts of one group of questions, and what they cost at most."""
+    """The counts of one group of questions, and upper bounds of the metrics that they cost."""
 
     questions: int
     with_gold: int
@@ -112,8 +108,8 @@ class CoverageSummary(Record):
     recall_lost: float | None
     """Share of gold passages that no search can find, mean over the questions with gold passages; in [0, 1]."""
     em_lost: float | None
-    """Share of the questions with answers whose answer no passage holds: EM loses at most this, and nothing where the
-    agent knows the answer; in [0, 1]."""
+    """Share of the questions with answers whose answer is in no passage; in [0, 1]. EM loses at most this, and less if
+    the agent knows answers."""
 
     @classmethod
     def of(cls, rows: Sequence[QuestionCoverage]) -> "CoverageSummary":
@@ -150,32 +146,29 @@ class CorpusCoverage:
 
     @property
     def unreachable(self) -> Iterator[QuestionCoverage]:
-        """The questions that lack a gold passage or the answer, in order."""
-        return (row for row in self.rows if not row.is_reachable)
+        """The questions whose gold passage or answer is missing, in order."""
+        return (row for row in self.rows if row.missing_gold or row.answer is False)
 
     def table(self) -> Table:
         """One row per data set."""
-        columns = (
-            "data set", "questions", "gold missing", "recall lost, at most", "answer absent", "not decidable",
-            "EM lost, at most",
-        )  # fmt: skip
-        rows = [
-            (
-                name,
-                f"{summary.questions:,}",
-                _of(summary.gold_missing, summary.with_gold),
-                _share(summary.recall_lost),
-                _of(summary.answer_absent, summary.with_answers - summary.undecidable),
-                _of(summary.undecidable, summary.with_answers),
-                _share(summary.em_lost),
+        rows = []
+        for name, summary in self.summaries.items():
+            rows.append(
+                {
+                    "data set": name,
+                    "questions": f"{summary.questions:,}",
+                    "gold missing": _of(summary.gold_missing, summary.with_gold),
+                    "recall lost, at most": _share(summary.recall_lost),
+                    "answer absent": _of(summary.answer_absent, summary.with_answers - summary.undecidable),
+                    "not decidable": _of(summary.undecidable, summary.with_answers),
+                    "EM lost, at most": _share(summary.em_lost),
+                }
             )
-            for name, summary in self.summaries.items()
-        ]
-        notes = (
+        note = (
             f"{self.passages:,} passages. Gold missing: a gold passage is not in the corpus. Answer absent: no passage "
-            "holds a gold answer as whole words. Not decidable: yes, no and numbers.",
+            "holds a gold answer as whole words. Not decidable: yes, no and numbers."
         )
-        return Table(columns, tuple(rows), notes)
+        return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), (note,))
 
     def to_json(self) -> JsonObject:
         groups: dict[str, Json] = {name: summary.to_json() for name, summary in self.summaries.items()}
@@ -196,7 +189,7 @@ def gold_passages(question: Question) -> tuple[str, ...]:
 
 
 def corpus_coverage(passages: Iterable[Passage], splits: Mapping[str, Sequence[Question]]) -> CorpusCoverage:
-    """Read the passages once, and find what they lack of the questions of each split."""
+    """Read the passages once, and find the gold passages and answers that they lack, by split."""
     questions = [(split, question) for split, asked in splits.items() for question in asked]
     words = {answer: tuple(answer_words(answer)) for _, question in questions for answer in question.answers}
     # Numbers are looked for, too: they count where another answer of the question is decidable.

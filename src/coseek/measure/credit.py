@@ -1,12 +1,13 @@
-"""Credit: how well a signal says which turns of a search agent deserve the reward.
+"""Credit: how well a signal identifies the turns of a search agent that deserve the reward.
 
 The value of a turn is E[outcome | the run up to its end] - E[outcome | the run up to its beginning], each the mean
 outcome of continuations of the same policy. With K continuations of each the standard error of a value is at most
 sqrt(1 / (2 K)): .125 for 32. A turn is *decisive* if its value is at least `DECISIVE`.
 
-A signal is scored by the chance that it ranks a decisive turn above one that is not (`auc`: .5 by chance, 1 for the
+A signal is scored by the probability that it ranks a decisive turn above another one (`auc`: .5 by chance, 1 for the
 truth), over all turns and within the runs of each question; by rank correlation with the values; by the share of
-decisive turns among as many that it ranks highest (`precision`); and by the turns that it favours (`bias`).
+decisive turns among the N that it ranks highest, for N decisive turns (`precision`); and by the turns that it favours
+(`bias`).
 
 Executed replay (Zhang 2026, arXiv 2608.19760, read in reviews: its text was not at hand) compares a turn's outcome with
 that of four other actions which the policy samples there, each replayed three times or more, and leaves out turns where
@@ -62,10 +63,10 @@ class StateOutcome(Record):
 def turn_values(
     turns: Iterable[TurnKey], continuations: Iterable[StateOutcome], half: int | None = None
 ) -> dict[TurnKey, float]:
-    """The values of those turns whose beginning and end were both continued.
+    """The values of the turns whose beginning and end were both continued.
 
-    `half` 0 or 1 takes every second continuation alone, from that one on: the two halves estimate the same values
-    independently, so one of them is a signal as good as the ruler itself.
+    `half` 0 or 1 takes every second continuation, from that number on. The two halves estimate the same values
+    independently, so one half is a signal as good as the measurement itself.
     """
     outcomes: dict[TurnKey, list[float]] = {}
     for state in continuations:
@@ -82,7 +83,7 @@ def turn_values(
 
 @dataclass(frozen=True, slots=True)
 class SignalScore:
-    """How well a signal tells decisive turns; intervals are over questions."""
+    """How well a signal identifies decisive turns. Intervals are over questions."""
 
     auc: Interval | None
     """Over all turns; `None` without a decisive turn, or without another."""
@@ -97,7 +98,7 @@ class SignalScore:
 
 @dataclass(frozen=True, slots=True)
 class CreditScores:
-    """The values of a run's turns, and how well signals say them."""
+    """The values of a run's turns, and the scores of signals."""
 
     values: Mapping[TurnKey, float]
     scores: Mapping[str, SignalScore]
@@ -137,7 +138,7 @@ def score_signal(
 def within_questions(
     values: Mapping[TurnKey, float], signal: Mapping[TurnKey, float], decisive: float = DECISIVE
 ) -> dict[str, float]:
-    """Question → the AUC among its turns; questions without a decisive turn, or without another, are left out."""
+    """Question → AUC among its turns. Questions without both kinds of turns are left out."""
     by_question: dict[str, float] = {}
     keys = sorted(values)
     for name, indices in _indices(key[0] for key in keys).items():

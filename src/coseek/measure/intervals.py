@@ -35,11 +35,14 @@ class Interval:
     """Upper bound: the mean if all missing verdicts were yes; `None` without missing verdicts."""
 
     def __str__(self) -> str:
-        bound = "≥ " if self.unread else ""
-        unread = f" ({self.unread} of {self.n} unread)" if self.unread else ""
-        if self.low is None or self.high is None:
-            return f"{bound}{self.mean:.3f} (n={self.n}){unread}"
-        return f"{bound}{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]{unread}"
+        return self.text(size=f" (n={self.n})")
+
+    def text(self, decimals: int = 3, size: str = "") -> str:
+        """`0.512 [0.470, 0.555]`; without an interval the mean and `size`."""
+        mean = f"{'≥ ' if self.unread else ''}{self.mean:.{decimals}f}"
+        if self.low is not None and self.high is not None:
+            size = f" [{self.low:.{decimals}f}, {self.high:.{decimals}f}]"
+        return f"{mean}{size}" + (f" ({self.unread} of {self.n} unread)" if self.unread else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ def bootstrap_ratio(
 ) -> Interval | None:
     """Σ parts / Σ wholes and its percentile-bootstrap interval over pairs; `None` where the wholes add up to 0.
 
-    Neither may be negative. There is no interval where its upper end has no whole, as with one right answer in twenty.
+    Neither may be negative. There is no interval if its upper end is infinite, as for one right answer in twenty.
     """
     pairs = np.array([parts, wholes], dtype=np.float64)
     if not np.isfinite(pairs).all() or (pairs < 0).any():
@@ -94,7 +97,7 @@ def bootstrap_ratio(
         pairs[:, rng.integers(count, size=(min(chunk, resamples - start), count))].sum(axis=2)
         for start in range(0, resamples, chunk)
     ], axis=1)  # fmt: skip
-    sums = sums[:, sums.any(axis=0)]  # 0 / 0 says nothing
+    sums = sums[:, sums.any(axis=0)]  # without 0 / 0
     there = sums[1] > 0
     if (~there).sum() + 1 > (sums.shape[1] - 1) * TAIL:
         return Interval(ratio, None, None, count)

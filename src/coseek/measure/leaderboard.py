@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import chain
 from statistics import fmean
 
-from coseek.core.files import Json, JsonObject
+from coseek.core.files import JsonObject
 from coseek.measure.intervals import Interval
 from coseek.measure.question_groups import MICRO, macro_groups
 from coseek.measure.report import report_html, table_section
@@ -86,15 +86,11 @@ class Leaderboard:
     def table(self) -> Table:
         """One row per system. In-domain data sets are marked with a star."""
         names = [f"{name} *" if name in self.in_domain else name for name in self.datasets]
-        rows = [
-            (
-                system,
-                *(show(self.mean(system, dataset)) for dataset in self.datasets),
-                *map(show, self.averages_of(system).values()),
-            )
-            for system in self.systems
-        ]
-        return Table((f"{self.metric}", *names, *self.averages), tuple(rows), tuple(self.notes()))
+        rows = []
+        for system in self.systems:
+            means = (self.mean(system, dataset) for dataset in self.datasets)
+            rows.append((system, *map(show, means), *map(show, self.averages_of(system).values())))
+        return Table((self.metric, *names, *self.averages), tuple(rows), tuple(self.notes()))
 
     def notes(self) -> list[str]:
         """Notes below the table."""
@@ -118,21 +114,16 @@ class Leaderboard:
 
     def to_json(self) -> JsonObject:
         """All values in full precision."""
-        cells: list[Json] = [
-            {
-                "system": system,
-                "dataset": dataset,
-                "in_domain": dataset in self.in_domain,
-                "faults": cell.faults,
-                "missing": cell.missing,
-                "value": _json(self.mean(system, dataset)),
-            }
-            for (system, dataset), cell in sorted(self.cells.items())
-        ]
+        places: list[JsonObject] = []
+        for (system, dataset), cell in sorted(self.cells.items()):
+            place: JsonObject = {"system": system, "dataset": dataset, "in_domain": dataset in self.in_domain}
+            counts: JsonObject = {"faults": cell.faults, "missing": cell.missing}
+            places.append({**place, **counts, "value": interval_json(self.mean(system, dataset))})
         averages: JsonObject = {
-            system: {name: _json(mean) for name, mean in self.averages_of(system).items()} for system in self.systems
+            system: {name: interval_json(mean) for name, mean in self.averages_of(system).items()}
+            for system in self.systems
         }
-        return {"metric": self.metric, "places": cells, "averages": averages, "by": list(self.by)}
+        return {"metric": self.metric, "places": [*places], "averages": averages, "by": list(self.by)}
 
     def html(self) -> str:
         """A self-contained HTML page."""
@@ -155,7 +146,3 @@ def leaderboard(
         by_system.setdefault(system, {}).update(rows)
     whole = {system: ScoredRun(system, rows, {}) for system, rows in by_system.items()}
     return Leaderboard(metric, whole, {name: [*ids] for name, ids in asked.items()}, frozenset(in_domain), (*by,), seed)
-
-
-def _json(interval: Interval | None) -> Json:
-    return None if interval is None else interval_json(interval)

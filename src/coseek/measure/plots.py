@@ -67,6 +67,14 @@ class Series:
         if len(lengths) != 1 or bool(self.low) != bool(self.high):
             raise ValueError(f"the series {self.name!r} has parts of different lengths")
 
+    @classmethod
+    def of(cls, name: str, points: Sequence[tuple[float, Interval]], banded: bool = True) -> "Series":
+        """Measurements at their positions, with a band if all of them have an interval."""
+        means = [mean for _, mean in points]
+        bands = [(mean.low, mean.high) for mean in means if mean.low is not None and mean.high is not None]
+        low, high = zip(*bands, strict=True) if banded and len(bands) == len(points) and bands else ((), ())
+        return cls(name, tuple(x for x, _ in points), tuple(mean.mean for mean in means), low, high, markers=True)
+
 
 @dataclass(frozen=True, slots=True)
 class BarSeries:
@@ -102,9 +110,9 @@ def line_plot(lines: Sequence[Series], x_label: str, y_label: str) -> Svg:
             if line.low:
                 axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
         axes.locator_params(axis="x", integer=True)
-        _unit_axis(axes, [value for line in lines for value in (*line.y, *line.low, *line.high)])
-        _labels(axes, x_label, y_label)
-        return _svg(figure, f"{y_label} by {x_label}: {', '.join(line.name for line in lines)}")
+        axes.set_xlabel(x_label)
+        values = [value for line in lines for value in (*line.y, *line.low, *line.high)]
+        return _svg(figure, values, y_label, f"by {x_label}: {', '.join(line.name for line in lines)}")
 
 
 def bar_plot(groups: Sequence[str], bars: Sequence[BarSeries], y_label: str) -> Svg:
@@ -116,26 +124,22 @@ def bar_plot(groups: Sequence[str], bars: Sequence[BarSeries], y_label: str) -> 
         figure, axes = _figure()
         width = 0.8 / max(1, len(bars))
         for number, bar in enumerate(bars):
-            there = [(at, value) for at, value in enumerate(bar.values) if value is not None]
-            positions = [at - 0.4 + width * (number + 0.5) for at, _ in there]
+            values = {at: value for at, value in enumerate(bar.values) if value is not None}
+            below = [0.0 if value.low is None else value.mean - value.low for value in values.values()]
+            above = [0.0 if value.high is None else value.high - value.mean for value in values.values()]
             axes.bar(
-                positions,
-                [value.mean for _, value in there],
+                [at - 0.4 + width * (number + 0.5) for at in values],
+                [value.mean for value in values.values()],
                 width * 0.92,
-                yerr=[
-                    [0.0 if value.low is None else value.mean - value.low for _, value in there],
-                    [0.0 if value.high is None else value.high - value.mean for _, value in there],
-                ],
+                yerr=[below, above],
                 label=bar.name,
                 color=COLOURS[number % len(COLOURS)],
                 error_kw={"ecolor": _INK, "elinewidth": 1.1, "capsize": 2.5},
             )
         axes.set_xticks(range(len(groups)), list(groups))
-        _unit_axis(
-            axes, [edge for bar in bars for value in bar.values if value for edge in (value.mean, value.high or 0)]
-        )
-        _labels(axes, "", y_label)
-        return _svg(figure, f"{y_label} by group ({', '.join(groups)}): {', '.join(bar.name for bar in bars)}")
+        means = [value for bar in bars for value in bar.values if value is not None]
+        edges = [edge for mean in means for edge in (mean.mean, mean.high or 0)]
+        return _svg(figure, edges, y_label, f"by group ({', '.join(groups)}): {', '.join(bar.name for bar in bars)}")
 
 
 @contextmanager
@@ -161,27 +165,20 @@ def _figure() -> "tuple[Figure, Axes]":
     return figure, axes
 
 
-def _unit_axis(axes: "Axes", values: Sequence[float]) -> None:
-    """Show shares on the whole of [0, 1], so that a small gain looks small."""
-    if all(0 <= value <= 1 for value in values):
+def _svg(figure: "Figure", values: Sequence[float], y_label: str, description: str) -> Svg:
+    """Label a plot of these values and draw it."""
+    (axes,) = figure.axes
+    if all(0 <= value <= 1 for value in values):  # shares: a small gain should look small
         axes.set_ylim(0, 1)
-
-
-def _labels(axes: "Axes", x_label: str, y_label: str) -> None:
-    axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_axisbelow(True)
-    _, labels = axes.get_legend_handles_labels()
-    if labels:
-        axes.figure.legend(loc="outside upper left", ncols=min(4, len(labels)))
-
-
-def _svg(figure: "Figure", description: str) -> Svg:
+    if labels := axes.get_legend_handles_labels()[1]:
+        figure.legend(loc="outside upper left", ncols=min(4, len(labels)))
     out = StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    attributes = f'<svg role="img" aria-label="{escape(description)}" '
+    attributes = f'<svg role="img" aria-label="{escape(f"{y_label} {description}")}" '
     return Svg(text.replace("<svg ", attributes, 1).strip())
 
 

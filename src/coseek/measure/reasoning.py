@@ -1,4 +1,4 @@
-"""Reasoning: how much of all that an agent's reasonings hold its latest ones still hold (AgentIR, section 5.3).
+"""Reasoning: how much of what an agent's reasonings state its latest ones repeat (AgentIR, section 5.3).
 
 Figure 3b: of the clues that the reasonings named so far, the share that the k latest ones name. Figure 4b: how many
 right and wrong claims the k latest ones hold. What a reasoning names is read by a laptop world's oracle
@@ -12,7 +12,6 @@ right and wrong claims the k latest ones hold. What a reasoning names is read by
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from statistics import fmean
 
 from coseek.agents.protocol import Protocol
@@ -60,7 +59,10 @@ def reasoning_values(
     by_question: dict[str, dict[str, float]] = {}
     for ident, trajectories in claims_by_question.items():
         lists = [claims for claims in trajectories if claims]
-        windows = [[_latest(claims, end, latest) for end in range(1, len(claims) + 1)] for claims in lists]
+        windows = [
+            [claims[max(0, end - latest) if latest is not None else 0 : end] for end in range(1, len(claims) + 1)]
+            for claims in lists
+        ]
         if not windows:
             continue
         values = {
@@ -73,15 +75,12 @@ def reasoning_values(
     return by_question
 
 
-def _latest(claims: Sequence[ReasoningClaims], end: int, latest: int | None) -> Sequence[ReasoningClaims]:
-    return claims[max(0, end - latest) if latest is not None else 0 : end]
-
-
-def _coverage(claims: Sequence[ReasoningClaims], turns: Sequence[Sequence[ReasoningClaims]]) -> list[float]:
-    """The share of each turn that has a clue, its own or an earlier one."""
-    known = [_clues(claims[:end]) for end in range(1, len(claims) + 1)]
-    return [len(_clues(window)) / len(all_) for window, all_ in zip(turns, known, strict=True) if all_]
-
-
-def _clues(window: Sequence[ReasoningClaims]) -> frozenset[int]:
-    return frozenset(chain.from_iterable(reasoning.clues for reasoning in window))
+def _coverage(claims: Sequence[ReasoningClaims], windows: Sequence[Sequence[ReasoningClaims]]) -> list[float]:
+    """For each turn up to which a clue was named: the share of these clues that its window names."""
+    shares = []
+    named: set[int] = set()
+    for reasoning, window in zip(claims, windows, strict=True):
+        named |= reasoning.clues
+        if named:
+            shares.append(len(frozenset[int]().union(*(latest.clues for latest in window))) / len(named))
+    return shares

@@ -1,7 +1,6 @@
 """Report: one self-contained HTML page without scripts or network requests; all text from outside is escaped.
 
-The page's content security policy forbids
-scripts and requests, as a second defence against text of passages.
+The page's content security policy forbids scripts and requests, as a second defence against text of passages.
 """
 
 import json

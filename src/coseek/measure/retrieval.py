@@ -11,7 +11,6 @@ from typing import TypeAlias
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory, evidence_of, met_passages
 from coseek.measure import rankings
-from coseek.retrieval.ranking import reciprocal_rank_fusion
 
 PassageBudget: TypeAlias = Callable[[Sequence[Passage]], tuple[Sequence[Passage], int]]
 """The leading passages that a number of tokens admits, and the tokens that they take."""
@@ -76,8 +75,3 @@ def answer_hit(trajectory: Trajectory) -> bool:
     """
     texts = (f"{passage.title} {passage.text}" for passage in served(trajectory))
     return bool(rankings.answer_hit(trajectory.question.answers, texts))
-
-
-def fused(trajectory: Trajectory) -> list[str]:
-    """Ids of all retrieved passages by reciprocal rank fusion of the run's searches, best first."""
-    return list(reciprocal_rank_fusion([hit.passage.id for hit in search.hits] for search in trajectory.searches))

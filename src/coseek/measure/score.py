@@ -49,8 +49,8 @@ def score_trajectory(
 ) -> dict[str, float]:
     """Every metric that is defined for this trajectory, by name (`METRICS`).
 
-    Judged ones need `verdicts`, `budgeted_recall` needs a `budget` of passages. `asked`: a generator was asked for the
-    answer, so that none is wrong even where the protocol only searches. Raises `ValueError` for a fault.
+    Judged metrics need `verdicts`, `budgeted_recall` needs a `budget` of passages. `asked`: a generator was asked for
+    the answer, so a missing answer is wrong even if the protocol only searches. Raises `ValueError` for a fault.
     """
     if (fault := trajectory.fault) is not None:
         raise ValueError(f"question {trajectory.question.id!r} has a {fault[0]}: a fault is counted, not scored")
@@ -76,7 +76,7 @@ def score_trajectory(
         scores["confidence"] = sure
     if can_match(question.answers):
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
-    # An imported run is written in a protocol with answers. Where its log names no other, a completed search has none.
+    # An imported run has a protocol with answers. Unless its log names another one, a completed search has no answer.
     completed = bool(trajectory.messages) and trajectory.stop is StopReason.COMPLETE
     answers = asked or trajectory.answer is not None or (answers_itself(trajectory.agent_protocol) and not completed)
     if answers:
@@ -94,10 +94,8 @@ def score_trajectory(
 
 
 def answers_itself(protocol: str) -> bool:
-    """Whether agents of this protocol write an answer, unlike those that only search (s3, DeepRetrieval).
-
-    True for an unknown protocol.
-    """
+    """Whether agents of this protocol write an answer, unlike those that only search (s3, DeepRetrieval). True for an
+    unknown protocol."""
     loaded = known_protocol(protocol)
     return loaded is None or Action.ANSWER in loaded.grammar.agent_tags
 
@@ -177,7 +175,7 @@ class QuestionScores:
     question: Question
     metrics: Mapping[str, float]
     rows: int
-    """Number of averaged trajectories; 0, and no metrics, if all have a fault."""
+    """Number of averaged trajectories; 0 without metrics if all have a fault."""
     faults: int
     unknown: Mapping[str, float] = field(default_factory=dict)
     """Judged metric → share of the trajectories without a value, if any. `metrics` counts them as wrong; a metric
@@ -196,7 +194,7 @@ class ScoredRun:
 
 
 class Means(dict[str, Interval]):
-    """Metric → its mean; the error of a missing one names those that there are."""
+    """Metric → mean. The `KeyError` of a missing metric lists the others."""
 
     def __missing__(self, metric: str) -> Interval:
         raise KeyError(f"{metric} has no value; there is {', '.join(self) or 'none, since every search or run failed'}")
@@ -382,11 +380,11 @@ def _abstention(scored: Sequence[ScoredRun], asked: Sequence[Question], seed: in
 def summarise(
     run: ScoredRun, group: str, sets: Sequence[Sequence[str]], metrics: Sequence[str], seed: int
 ) -> MetricSummary:
-    """The means of a run over sets of questions, by id, each of which weighs the same: a group of questions is one set,
-    and a macro mean is over several. A metric that some set lacks has no mean."""
+    """The means of a run over sets of question ids, equally weighted: a group of questions is one set, a macro mean has
+    several. A metric that a set lacks has no mean."""
     rows = [[run.questions[ident] for ident in idents if ident in run.questions] for idents in sets]
     scored = [[row for row in of_set if row.rows] for of_set in rows]
-    # Each mean has its own generator, so that equal values get the same interval in every table.
+    # A new generator for each mean, so that equal values get the same interval in every table.
     silent = JUDGED if run.why.no_reply and not (run.why.unreadable or run.why.read) else ()
     means = {name: _mean(scored, name, np.random.default_rng(seed)) for name in metrics if name not in silent}
     return MetricSummary(
@@ -413,7 +411,7 @@ def macro_summaries(
 
 
 def _mean(sets: Sequence[Sequence[QuestionScores]], metric: str, rng: np.random.Generator) -> Interval | None:
-    """The mean of a metric over sets of questions, of those that have it; a lower bound if verdicts are missing."""
+    """The mean of a metric over the questions that have it; a lower bound if verdicts are missing."""
     # A question whose verdict is missing counts as 0.
     values = [
         [row.metrics.get(metric, 0.0) for row in rows if metric in row.metrics or metric in row.unknown]

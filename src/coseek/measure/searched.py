@@ -190,23 +190,22 @@ class RetrievalMeasure:
         seed: int = 0,
         pairs: Iterable[tuple[ScoredRun, ScoredRun]] | None = None,
     ) -> Scores:
-        """Means with intervals over all questions and by group, and comparisons of `pairs`, by default with the first
-        retriever."""
+        """Means with intervals over all questions and by group, and comparisons of `pairs`; by default of every later
+        retriever with the first."""
         return summaries_of(runs, questions, by, [metric.name for metric in self.metrics], seed, pairs=pairs)
 
 
 def by_owner(run: ScoredRun, owners: Mapping[str, Question]) -> ScoredRun:
     """A run whose rows are searches (by id in `owners`) as one whose rows are questions: a question's value is the
     mean over its searches, which are not independent."""
-    rows: dict[str, list[QuestionScores]] = {}
+    by_question: dict[str, list[QuestionScores]] = {}
     for ident, scored in run.questions.items():
-        rows.setdefault(owners[ident].id, []).append(scored)
-    asked = {owner.id: owner for owner in owners.values()}
-    return ScoredRun(run.name, {ident: _mean_scores(asked[ident], some) for ident, some in rows.items()}, run.stops)
-
-
-def _mean_scores(owner: Question, searches: Sequence[QuestionScores]) -> QuestionScores:
-    """The mean of each metric over the searches for which it is defined."""
-    names = dict.fromkeys(name for row in searches for name in row.metrics)
-    means = {name: fmean(row.metrics[name] for row in searches if name in row.metrics) for name in names}
-    return QuestionScores(owner, means, sum(row.rows for row in searches), sum(row.faults for row in searches))
+        by_question.setdefault(owners[ident].id, []).append(scored)
+    questions = {owner.id: owner for owner in owners.values()}
+    scores: dict[str, QuestionScores] = {}
+    for ident, rows in by_question.items():
+        names = dict.fromkeys(name for row in rows for name in row.metrics)
+        means = {name: fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names}
+        counts = sum(row.rows for row in rows), sum(row.faults for row in rows)
+        scores[ident] = QuestionScores(questions[ident], means, *counts)
+    return ScoredRun(run.name, scores, run.stops)

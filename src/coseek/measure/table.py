@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import cast
 
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -15,18 +16,22 @@ from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.question_groups import ALL, MICRO
 from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
 
-# Verdict: what a paired comparison says, in fixed words.
+# Verdict: the outcome of a paired comparison, in fixed words.
 #
 # A run is *better* or *worse* than another if the 95 % interval of the paired difference excludes 0 and the paired
-# test gives p < .05, after Holm's correction for all comparisons of one line. Everything else *cannot be told*: a
-# small test says nothing, not "no difference".
+# test gives p < .05, after Holm's correction for all comparisons of one line. Otherwise the outcome *cannot be told*: a
+# small test does not show that there is no difference.
 
 SIGNIFICANT = 0.05
-NEUTRAL = frozenset((
+_COUNTS = frozenset((
     "searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s",
+    "tokens_per_right",
+))  # fmt: skip
+"""Metrics that are shown with two decimals."""
+NEUTRAL = _COUNTS | {
     "cost_usd", "unread_verdicts", "declined", "confidence", "truncated", "token_limit", "visits", "missed_visits",
     "forced",
-))  # fmt: skip
+}  # fmt: skip
 """Metrics of which more is neither better nor worse."""
 
 
@@ -40,7 +45,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PairedClaim:
-    """A comparison whose outcome is asked for."""
+    """A comparison that a verdict is about."""
 
     run: str
     against: str
@@ -80,7 +85,8 @@ def verdict(claims: Sequence[PairedClaim]) -> str:
 
 
 def overall(claims: Sequence[PairedClaim]) -> Outcome:
-    """One outcome for a comparison on several sets: better or worse if some set says so and none the opposite."""
+    """The outcome of a comparison on several sets: better or worse if that holds on some set, and the opposite on no
+    set."""
     reached = set(outcomes(claims))
     if Outcome.BETTER in reached and Outcome.WORSE not in reached:
         return Outcome.BETTER
@@ -88,7 +94,7 @@ def overall(claims: Sequence[PairedClaim]) -> Outcome:
 
 
 def claims_of(scores: Scores, metrics: Sequence[str], group: str = ALL) -> list[PairedClaim]:
-    """A claim for each comparison, in the first of the metrics that has a better end and was compared."""
+    """A claim for each comparison, in the first compared metric that is not neutral."""
     claims: list[PairedClaim] = []
     for comparison in (item for item in scores.comparisons if item.group == group):
         metric = next((name for name in metrics if name not in NEUTRAL and name in comparison.metrics), None)
@@ -119,10 +125,6 @@ MAIN = (
 """Default metrics of a table, which shows those that were computed."""
 PAIRED = ("em", "f1", "recall", "searches", "agent_tokens")
 """Default metrics of a comparison."""
-_COUNTS = frozenset(
-    ("searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s",
-     "tokens_per_right")
-)  # fmt: skip
 ABSTENTION = (
     ("answered", "answered"),
     ("right when answered", "right_when_answered"),
@@ -154,30 +156,27 @@ class Table:
         lines = [_line(self.columns), _line(["---"] * len(self.columns)), *map(_line, self.rows)]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
 
-    @property
-    def flipped(self) -> "Table":
-        """The transposed table."""
-        first, *others = zip(self.columns, *self.rows, strict=True)
-        return Table(tuple(first), tuple(others), self.notes)
-
     def rich(self, title: str = "") -> RichTable:
         """A terminal table. Cells are plain text without markup.
 
         A table with many columns and few rows is transposed, and intervals are put below their means.
         """
         if len(self.columns) > 6 and len(self.rows) + 1 < len(self.columns):  # transposing makes it narrower
-            return self.flipped.rich(title)
+            columns, *rows = zip(self.columns, *self.rows, strict=True)
+            return Table(columns, tuple(rows), self.notes).rich(title)
         notes = _text("\n".join(self.notes)) if self.notes else None
         table = RichTable(title=_text(title) if title else None, caption=notes)
         for number, column in enumerate(self.columns):
             table.add_column(_text(column), justify="left" if number == 0 else "right")
         for row in self.rows:
-            table.add_row(*(_text(_stacked(cell) if number else cell) for number, cell in enumerate(row)))
+            first, *others = row
+            stacked = (cell.replace(" [", "\n[").replace(" (", "\n(") for cell in others)
+            table.add_row(*map(_text, (first, *stacked)))
         return table
 
 
 def _text(plain: str) -> Text:
-    """Text of a cell, written out here since columns are as wide as what they hold."""
+    """A cell without markup. Invisible characters are escaped here, since they count in the width of a column."""
     return Text(visible(plain))
 
 
@@ -209,7 +208,7 @@ def dataset_table(scores: Scores, metric: str = "em") -> Table:
 
 
 def grouped_tables(scores: Scores, metric: str, heading: str = "By group") -> dict[str, Table]:
-    """Heading → table of a metric by data set and by group, as far as there are any."""
+    """Heading → table of a metric by data set and by group, if there are several."""
     tables = {"By data set": dataset_table(scores, metric)} if scores.by_dataset else {}
     by_group = group_table(scores, metric)
     return {**tables, heading: by_group} if len(by_group.columns) > 2 else tables
@@ -223,7 +222,7 @@ def _columns(scores: Scores, metric: str, groups: Mapping[str, str]) -> Table:
 
 
 def abstention_tables(scores: Scores) -> dict[str, Table]:
-    """Heading → table of what every run declines, and of how well it knows; none where there is nothing to decline."""
+    """Heading → table of declined questions and of calibration; empty if there is nothing to decline."""
     if not scores.abstention:
         return {}
     columns = ("run", "questions", "unanswerable", *(name for name, _ in ABSTENTION), "calibration error")
@@ -285,7 +284,10 @@ def scores_json(scores: Scores) -> JsonObject:
     comparisons: list[Json] = [
         {
             **{name: getattr(row, name) for name in ("run", "against", "group")},
-            "metrics": {name: _difference_json(value) for name, value in row.metrics.items()},
+            "metrics": {
+                name: {**difference_json(value), "only_against": value.only_a, "only_run": value.only_b}
+                for name, value in row.metrics.items()
+            },
         }
         for row in scores.comparisons
     ]
@@ -302,8 +304,8 @@ def _abstention_json(abstention: Abstention) -> JsonObject:
         for bin_ in abstention.bins
     ]
     counts: JsonObject = {"questions": abstention.questions, "unanswerable": abstention.unanswerable}
-    shown: JsonObject = {name: None if value is None else interval_json(value) for name, value in measures.items()}
-    return {**counts, **shown, "calibration_error": abstention.calibration_error, "bins": bins}
+    intervals: JsonObject = {name: interval_json(value) for name, value in measures.items()}
+    return {**counts, **intervals, "calibration_error": abstention.calibration_error, "bins": bins}
 
 
 def metrics_json(summary: MetricSummary) -> JsonObject:
@@ -316,11 +318,7 @@ def show(interval: Interval | None, decimals: int = 3) -> str:
     with missing verdicts."""
     if interval is None:
         return "–"
-    mean = f"{'≥ ' if interval.unread else ''}{interval.mean:.{decimals}f}"
-    unread = f" ({interval.unread} of {interval.n} unread)" if interval.unread else ""
-    if interval.low is None or interval.high is None:
-        return mean + unread
-    return f"{mean} [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]{unread}"
+    return interval.text(decimals)
 
 
 def _mean_of(summary: MetricSummary, metric: str) -> str:
@@ -339,7 +337,7 @@ def _p(p: float | None) -> str:
 
 
 def left_out(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) -> list[str]:
-    """Notes on what the means leave out."""
+    """Notes on faults and missing values that the means leave out."""
     notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
     for summary in summaries:
         if summary.faults:
@@ -381,19 +379,17 @@ def _unpaired(comparison: Comparison) -> list[str]:
     return notes
 
 
-def interval_json(interval: Interval) -> JsonObject:
+def interval_json(interval: Interval | None) -> Json:
     """A mean with its interval as JSON."""
+    if interval is None:
+        return None
     tree: JsonObject = {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
     return {**tree, "unread": interval.unread, "most": interval.most} if interval.unread else tree
 
 
-def _difference_json(paired: Difference) -> JsonObject:
-    pair: JsonObject = {"p": paired.p, "mcnemar": paired.mcnemar}
-    return {**interval_json(paired.difference), **pair, "only_against": paired.only_a, "only_run": paired.only_b}
-
-
-def _stacked(cell: str) -> str:
-    return cell.replace(" [", "\n[").replace(" (", "\n(")
+def difference_json(paired: Difference) -> JsonObject:
+    """A difference with its interval and p-values as JSON."""
+    return {**cast(JsonObject, interval_json(paired.difference)), "p": paired.p, "mcnemar": paired.mcnemar}
 
 
 def _line(cells: Sequence[str]) -> str:

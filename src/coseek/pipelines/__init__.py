@@ -1,1 +1,1 @@
-"""Pipelines: recipes, and what trains, measures and reports as they say."""
+"""Pipelines: recipes, and the training, measurement and reports that they describe."""

@@ -74,14 +74,14 @@ from coseek.training.sft.trainer import SftOutcome, train_sft
 
 @dataclass
 class AgentTraining(TrainingRun[AgentRecipe]):
-    """The training of one agent. All workers train and sample; the first alone makes data, evaluates and scores."""
+    """The training of one agent. All workers train and sample; only the first makes data, evaluates and scores."""
 
     workers: Workers = field(default_factory=workers_here)
     _rollout_lock: Lock = field(default_factory=Lock, init=False, repr=False)
-    """Held by rollouts sampled ahead and by evaluations, which share a retriever."""
+    """Held by rollouts that are sampled ahead and by evaluations, which share a retriever."""
     _questions: dict[str, list[Question]] = field(default_factory=dict, init=False, repr=False)
     worse: bool = field(default=False, init=False)
-    """Whether the table's verdict is that the policy before training is better; known once the table is written."""
+    """Whether the table's verdict is that training made the policy worse. Set when the table is written."""
 
     def check(self) -> None:
         check_recipe(self.recipe)
@@ -90,14 +90,14 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def identities(self) -> Identities:
         if self.recipe.policy.folder is not None:
-            HfTokenizer.load(model_path(self.recipe.policy.folder))  # refuses a tokenizer that cannot be opened
+            HfTokenizer.load(model_path(self.recipe.policy.folder))  # raises if it cannot be opened
         return agent_identities(self.recipe, self.given_retriever)
 
     def on_resume(self, stored: AgentRecipe, recipe: AgentRecipe) -> None:
         take_more_steps(stored, recipe, self.folder, lambda: self._schedule is not None)
 
     def train(self) -> None:
-        """Make the data, the warm start and every stage; finished parts are skipped."""
+        """Make the data, the warm start and every stage. Skips what is finished."""
         with threads_and_trackers(self):
             if self.workers.is_main:
                 self.prepare_data()
@@ -119,7 +119,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if data.unseen is not None and not (self.folder / "unseen").exists():
             world_maker().make(data.unseen).save(self.folder / "unseen")
         for name, path in self.set_folders.items():
-            if self._builds_index_of(name) and not self._index_path(name).exists():
+            given = name == "data" and self.given_retriever is not None
+            if not given and not self._index_path(name).exists():
                 build_index(path, data.retriever, self._index_path(name), data.retriever_settings)
         if self.given_retriever is not None:
             check_gold(self.questions(data.train), self.given_retriever, str(data.index), self.data_folder)
@@ -130,41 +131,34 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     @property
     def data_folder(self) -> Path:
-        """The data set: that of the recipe, or the one that is made here."""
-        given_folder, made_folder = self.recipe.data.folder, self.folder / "data"
-        return made_folder if given_folder is None or made_folder.exists() else Path(given_folder)
+        """The data set of the recipe, or the one that is made here."""
+        given, made = self.recipe.data.folder, self.folder / "data"
+        return made if given is None or made.exists() else Path(given)
 
     @cached_property
     def set_folders(self) -> dict[str, Path]:
         unseen = {"unseen": self.folder / "unseen"} if self.recipe.data.unseen is not None else {}
         return {"data": self.data_folder, **unseen}
 
-    def _builds_index_of(self, name: str) -> bool:
-        return name != "data" or self.recipe.data.index is None
-
     def _index_path(self, name: str) -> Path:
         return self.folder / f"{name}.index"
 
     @cached_property
     def retrievers(self) -> dict[str, Retriever]:
-        given = self.given_retriever
-        return {
-            name: open_index(self._index_path(name)) if given is None or self._builds_index_of(name) else given
-            for name in self.set_folders
-        }
+        given = {} if self.given_retriever is None else {"data": self.given_retriever}
+        return {name: given.get(name) or open_index(self._index_path(name)) for name in self.set_folders}
 
     @cached_property
     def given_retriever(self) -> Retriever | None:
-        """The retriever that `data.index` names; `None` where the index is made here."""
+        """The retriever that `data.index` names; `None` if the index is built here."""
         return None if self.recipe.data.searched is None else open_retriever(self.recipe.data.searched)
 
     @cached_property
     def training_retriever(self) -> Retriever:
         """The retriever of training rollouts."""
-        retriever_tree = self.recipe.data.training_over(
-            self.recipe.data.searched or str(self._index_path("data")), str(self.data_folder)
-        )
-        return self.retrievers["data"] if retriever_tree is None else open_retriever(retriever_tree)
+        index = self.recipe.data.searched or str(self._index_path("data"))
+        lines = self.recipe.data.training_over(index, str(self.data_folder))
+        return self.retrievers["data"] if lines is None else open_retriever(lines)
 
     @property
     def _schedule(self) -> SharedSchedule | None:
@@ -209,7 +203,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             return
         if not folder.exists():
             write_start(self.recipe, self.special_tokens, lambda: Dataset(self.data_folder), folder, self.progress)
-        self._card.write(folder)  # also where a kill came between the model and its cards
+        self._card.write(folder)  # a kill may have come between the model and its cards
         write_policy_card(self, "start", folder, self.data_folder)
 
     @property
@@ -235,7 +229,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         limits: Limits | None = None,
         tokenizer: HfTokenizer | None = None,
     ) -> Sampler:
-        """A sampler for contexts of `limits`, the recipe's when not given, with the policy's tokenizer by default."""
+        """A sampler for contexts of `limits`; defaults are the recipe's limits and the policy's tokenizer."""
         settings = self._sampler_settings(temperature, limits or self.recipe.limits)
         tokenizer = tokenizer or self.tokenizer
         return Sampler(model, tokenizer, protocol.stops_for(tokenizer), settings)
@@ -251,14 +245,14 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         save(self.policy_folder(name), lambda folder: self._add_cards(folder, name))
 
     def _add_cards(self, folder: Path, name: str = "") -> None:
-        """Add tokenizer and agent card to the folder of a policy, and a model card to one that has a name."""
+        """Add tokenizer and agent card to a policy's folder, and a model card if the policy has a name."""
         self.tokenizer.save(folder)
         self._card.write(folder)
         if name:
             write_policy_card(self, name, folder, self.data_folder)
 
     def warm_start(self) -> SftOutcome | None:
-        """Train on demonstrations until the gate is passed; returns `None` when the warm start exists."""
+        """Train on demonstrations until the gate is passed. Returns `None` if the warm start exists already."""
         settings = self.recipe.warm_start
         assert settings is not None
         if self.workers.broadcast((self.policy_folder("warm") / CARD).exists):
@@ -286,7 +280,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         recipe: AgentRecipe,
         scoring: TrajectoryScorer,
     ) -> tuple[Policy, SftOutcome]:
-        """Supervised training of `start_policy` by all workers, evaluated at temperature 1 with `recipe`'s limits."""
+        """Train `start_policy` supervised, by all workers; evaluations are at temperature 1 with `recipe`'s limits."""
         policy = Policy(self._network(start_policy, sft.learner), sft.learner, 0, workers=self.workers)
         stops, settings = self.protocol.stops_for(self.tokenizer), self._sampler_settings(1.0, recipe.limits)
         agent = Agent(self.protocol, policy.sampler(self.tokenizer, stops, settings))
@@ -306,12 +300,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return load_learner(self.policy_folder(name), self.recipe, settings, self.workers)
 
     def _first_scoring(self, recipe: AgentRecipe) -> TrajectoryScorer:
-        """The scoring of the first worker, which alone asks graders and writes to their caches."""
+        """The scoring. Only the first worker asks graders and writes to their caches."""
         return self.scoring(recipe) if self.workers.is_main else TrajectoryScorer(make_reward({"exact_match": 1.0}))
 
     @cached_property
     def graders(self) -> Graders:
-        """The models that rewards ask, with their caches."""
+        """The models that rewards query, with their caches."""
         world = self.data_folder if self.recipe.data.world is not None else None
         return open_graders(self.recipe.graders, self.folder, world)
 
@@ -341,7 +335,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if recipe.select.naive_rag == "any":
             return choose(None, stage.seed("select"), self.progress.say)
         if not path.exists():
-            # Stored: a baseline that was a fault at the start and is known on resume would change the choice.
+            # Stored, since the choice would change if a baseline that failed at first were known on resume.
             baselines = scoring.baselines or self.baselines(recipe)
             save_questions(path, choose(baselines, stage.seed("select"), self.progress.say))
         return load_questions(path)
@@ -363,7 +357,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return self.workers.broadcast(lambda: dev_metrics(trajectories, scoring))
 
     def train_stage(self, stage: Stage) -> None:
-        """Train one stage from the weights of the stage before."""
+        """Train one stage from the weights of the previous stage."""
         if self.workers.broadcast((self.policy_folder(stage.trained_policy) / CARD).exists):
             return
         if stage.name:
@@ -377,7 +371,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         self.workers.barrier()
 
     def train_in_own_loop(self, stage: Stage, loop: EpisodeLoop) -> None:
-        """Reinforcement learning in a backend's own loop, whose last weights are kept."""
+        """Reinforcement learning in the backend's own training loop. Keeps its last weights."""
         if self.workers.world_size > 1:
             raise SettingError(f"{stage.recipe.rl.backend} starts its own processes; start coseek without torchrun")
         recipe, index = stage.recipe, self.recipe.data.index or str((self.folder / "data.index").resolve())
@@ -477,7 +471,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         """The runs that rejection sampling chooses from, as a run folder. All workers call this."""
         recipe, settings = stage.recipe, stage.recipe.rejection
         if self._schedule is not None:
-            self._schedule.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
+            self._schedule.progress(0, 1)  # an earlier stage may have advanced it, and a resumed run begins here
         self.progress.stage("samples", -(-len(questions) * settings.samples // self.workers.world_size))
         model = load_model(self.policy_folder(stage.start_policy), self.recipe.in_float32())
         sampler = self.sampler(model, self.protocol, settings.temperature, recipe.limits)
@@ -493,6 +487,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             samples=settings.samples,
             concurrency=recipe.concurrency,
             overlap=recipe.overlap,
-            repeat_faults=not (stage.folder / "round-1").exists(),  # supervised training has begun on them
+            repeat_faults=not (stage.folder / "round-1").exists(),  # not once supervised training has begun
             tell=lambda ended, _: self.progress.advance(ended),
         )

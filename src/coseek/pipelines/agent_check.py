@@ -1,4 +1,4 @@
-"""Checks of agent recipes, made before torch is imported and anything is written; all mistakes in one error."""
+"""Checks of recipes, before torch is imported and anything is written. All mistakes are raised as one error."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -59,9 +59,9 @@ def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
     mistakes = ErrorList()
     recipe = mistakes.collect(load_recipe, name, overrides)
     if recipe is None and isinstance(error := mistakes.errors[0], SettingError) and error.places:
-        # Drop the wrong settings, so that the others are checked too.
+        # Without the wrong settings, the others can be checked, too.
         tree = without(recipe_source(name, overrides)[0], error.places)
-        with suppress(SettingError):  # a dropped setting was needed
+        with suppress(SettingError):  # a removed setting was required
             recipe = None if tree is None else make_settings(AgentRecipe, tree)
     if recipe is not None:
         mistakes.collect(check_recipe, recipe)
@@ -90,7 +90,7 @@ def check_paths(recipe: AgentRecipe) -> None:
     if data.folder is not None and (folder := Path(data.folder)).is_dir():
         dataset = Dataset(folder)
         if data.synthesis is None or data.train in dataset.splits:
-            mistakes.collect(missing_splits, dataset, data)  # those to measure by, which may be set aside
+            mistakes.collect(missing_splits, dataset, data)  # dev and test may be set aside from training questions
     mistakes.raise_all()
 
 
@@ -132,7 +132,7 @@ def check_settings(recipe: AgentRecipe) -> None:
 
 
 def check_baselines(recipe: AgentRecipe, retrievers: Collection[str] = ()) -> None:
-    """Refuse baselines of the table without a prompt, or whose protocol needs none of these retrievers."""
+    """Refuse unknown baselines of the table, and baselines whose protocol needs another retriever."""
     mistakes = ErrorList()
     for name in recipe.table.baselines:
         if name != RULES and (protocol := mistakes.collect(recipe.load_protocol, name, run_files=False)) is not None:
@@ -142,7 +142,7 @@ def check_baselines(recipe: AgentRecipe, retrievers: Collection[str] = ()) -> No
 
 
 def _first_learner(recipe: AgentRecipe) -> tuple[str, LearnerSettings]:
-    """The setting with the adapters of the first training, and its learner."""
+    """The first training: the name of its `lora` setting, and its learner."""
     if recipe.warm_start is not None:
         return "warm_start.sft.learner.lora", recipe.warm_start.sft.learner
     first = stages_of(recipe, Path())[0]
@@ -153,8 +153,8 @@ def _first_learner(recipe: AgentRecipe) -> tuple[str, LearnerSettings]:
 
 
 def _check_new_tokens(recipe: AgentRecipe) -> None:
-    """Refuse new tokens whose vectors nothing would train: adapters leave them as they are, and without a warm start an
-    agent that has learnt to spell its tags would no longer know them."""
+    """Refuse new tokens whose vectors would stay untrained: adapters do not train them, and without a warm start an
+    agent that has learnt to spell its tags would not know them as tokens."""
     policy, taught_first = recipe.policy, recipe.warm_start is not None
     if policy.unchanged is not None or not (taught_first or stages_of(recipe, Path())):
         return
@@ -223,32 +223,28 @@ def _check_path(entry: RecipePath) -> None:
 
 
 def problem_of(entry: RecipePath) -> str:
-    """Describe what is wrong with a path; empty when nothing is."""
-    path = entry.path
+    """The problem with a path; empty if there is none."""
+    path, is_model = entry.path, entry.holds == "model"
     if not path.exists():
-        return missing("", path, known=entry.shipped) if entry.holds == "model" else f"there is no {path}"
-    if entry.holds == "model" and entry.setting != ENCODER and (other := of_another_kind(path)):
+        return missing("", path, known=entry.shipped) if is_model else f"there is no {path}"
+    if is_model and entry.setting != ENCODER and (other := of_another_kind(path)):
         return other
-    lacking = [kinds[0] for kinds in _inside(entry) if not any(any(path.glob(kind)) for kind in kinds)]
+    # A folder must hold a file of each item; `|` separates alternatives. The files of splits have their own entries.
+    patterns = {"questions": ["questions.*.jsonl"], "data": [], "index": ["index.json"], "run": ["run.yaml"]}
+    needed = patterns.get(entry.holds, ["config.json", "*.safetensors|*.bin"])
+    if entry.setting == "data.folder" and entry.holds == "data":
+        needed = ["corpus.jsonl"]
+    elif entry.setting in (ENCODER, "graders.generator.counted_by"):
+        needed = ["*.json"]
+    elif entry.setting == "graders.judge.model" and is_world(path):
+        needed = []
+    found = {item: any(any(path.glob(pattern)) for pattern in item.split("|")) for item in needed}
+    lacking = [item.partition("|")[0] for item in needed if not found[item]]
     return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
 
 
-def _inside(entry: RecipePath) -> tuple[tuple[str, ...], ...]:
-    """File patterns that a folder of this kind must match; one pattern of each row."""
-    if entry.holds == "questions":
-        return (("questions.*.jsonl",),)
-    if entry.setting == "data.folder":
-        return (("corpus.jsonl",),)  # the files of its splits are named one by one
-    if entry.setting == "graders.judge.model" and is_world(entry.path):
-        return ()
-    if entry.setting in (ENCODER, "graders.generator.counted_by"):
-        return (("*.json",),)
-    model = (("config.json",), ("*.safetensors", "*.bin"))
-    return {"data": (), "index": (("index.json",),), "model": model, "run": (("run.yaml",),)}[entry.holds]
-
-
 def taught_protocols(recipe: AgentRecipe) -> list[Protocol]:
-    """The agent's protocol, then the others of its warm start. Refuses two protocols with one prompt."""
+    """The agent's protocol, then the others of its warm start. Refuses protocols that share a prompt."""
     also = recipe.warm_start.also if recipe.warm_start else {}
     mistakes = ErrorList()
     protocols = [mistakes.collect(recipe.load_protocol, name, run_files=False) for name in (recipe.protocol, *also)]
@@ -287,14 +283,15 @@ def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
 
 
 def check_encoder(name: str, reranks: bool = False) -> None:
-    """Refuse what is no encoder, or one whose card contradicts its files. A reranker may start from a cross-encoder."""
+    """Refuse a folder that is not an encoder, or whose card contradicts its files. A reranker may start from a
+    cross-encoder."""
     folder = encoder_folder(name)
     if not (reranks and is_cross_encoder(folder)):
         EncoderCard.of(folder)
 
 
 def check_encoder_libraries() -> None:
-    """Refuse with the line that installs what is missing, before anything is trained."""
+    """Raise `MissingExtra` with the line that installs missing libraries, before anything is trained."""
     for library, extra in (("sentence_transformers", "dense"), ("datasets", "encoder"), ("accelerate", "encoder")):
         require_library(library, "training a retriever", extra)
 

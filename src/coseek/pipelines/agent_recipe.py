@@ -30,7 +30,7 @@ from coseek.data.maker import SynthesisGroup, WorldGroup, world_maker
 from coseek.graders.factory import GraderSettings
 from coseek.hardware.placement import Placement
 from coseek.hub.card import UNKNOWN, License
-from coseek.measure.score import METRICS
+from coseek.measure.score import check_metrics
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
 from coseek.rewards.reward import RewardSpec
@@ -44,9 +44,9 @@ else:
     ExpertSettings = find_plugin("scripted agent", SCRIPTED, EXPERT).SETTINGS
 
 RULES = "rules"
-"""Among the baselines of the table: the rule-based agent, which has no protocol of its own."""
+"""Name of the rule-based agent among the baselines of the table."""
 PLAIN: JsonObject = {"prompt_template": "default", "warm_start": None}
-"""The recipe without a name, for a model that follows instructions: what `AgentTrainer(model, …)` starts from."""
+"""The recipe without a name, for a model that follows instructions: the default of `AgentTrainer(model, …)`."""
 RECIPES = Path(__file__).parent.parent / "recipes"
 ENCODER = "data.retriever_settings.encoder"
 STAGED = ("about", "learn", "limits", "reward", "rejection", "rl", "select")
@@ -59,11 +59,11 @@ class DataSettings(Settings):
     """Corpus and questions: exactly one of `world` and `folder`."""
 
     world: WorldGroup | None = None
-    """A laptop world, made for the run; a name stands for a reference world (`world-1`)."""
+    """A laptop world, generated for the run, or the name of a reference world (`world-1`)."""
     folder: str | None = None
     """An existing data-set folder, of `coseek data import`."""
     synthesis: SynthesisGroup | None = None
-    """How questions are made from the passages of `folder` where it has no training split; null: it must have one."""
+    """How to generate questions from the passages of `folder` if it has no training split; null: it must have one."""
     unseen: WorldGroup | None = None
     """A second laptop world without training, for the last column of the table."""
     retriever: str = "bm25"
@@ -73,7 +73,7 @@ class DataSettings(Settings):
     index: str | None = None
     """An existing retriever instead: an index folder, a URL, or a YAML file of parts."""
     view: str | None = None
-    """A query view in front of `index`, for one that reads the query alone: a name, or the path of a Python file."""
+    """A query view for an `index` that reads only the query: a name, or the path of a Python file."""
     training_retriever: dict[str, object] | None = None
     """The retriever of training rollouts instead of the index: the lines of a retriever's YAML file. `noisy` perturbs
     the index, `gold` puts the gold passages before it; `noisy` and `simulated` may follow a schedule over training."""
@@ -86,12 +86,12 @@ class DataSettings(Settings):
 
     @property
     def searched(self) -> str | JsonObject | None:
-        """The existing retriever, with its view; `None` where the index is made here."""
+        """The existing retriever, with its view; `None` if the index is built here."""
         return {"retriever": "viewed", "over": self.index, "view": self.view} if self.view else self.index
 
     def training_over(self, index: str | JsonObject, folder: str) -> JsonObject | None:
-        """The lines of `training_retriever`, where `noisy` and `gold` stand over `index` unless they name another
-        retriever, and `gold` knows the questions of the data set `folder`."""
+        """The lines of `training_retriever`. By default `noisy` and `gold` wrap `index`, and `gold` takes the questions
+        of the data set `folder`."""
         lines = cast("JsonObject | None", self.training_retriever)
         below: dict[object, JsonObject] = {"noisy": {"over": index}, "gold": {"over": index, "data": folder}}
         return lines and {**below.get(lines.get("retriever"), {}), **lines}
@@ -108,7 +108,7 @@ class DataSettings(Settings):
         if self.world is None and self.folder is None:
             raise ValueError("give exactly one of data.world and data.folder")
         if self.world is not None and self.folder is not None:
-            # coseek's recipes name worlds; a user's own data replace the unseen world, too.
+            # coseek's recipes name worlds; a user's data replace the unseen world, too.
             others = "data.world=null" + (" data.unseen=null" if self.unseen else "")
             both = "data.world and data.folder are given, and exactly one is needed"
             raise ValueError(f"{both}; set the others to null: {others}")
@@ -119,13 +119,13 @@ class PolicySettings(Settings):
     """The initial policy."""
 
     folder: str | None = None
-    """A shipped model (`base`) or a Hugging Face folder to start from; without one a laptop policy is made."""
+    """The initial model: a shipped one (`base`) or a Hugging Face folder; null: a new laptop policy."""
     add_tag_tokens: bool = False
     """Add a token with a new embedding for each tag of the protocol. A small model otherwise spends half of its turn
     on spelling tags."""
     add_word_tokens: int = Field(default=0, ge=0)
-    """Add tokens for this many words, the most frequent in the warm start's texts that the tokenizer of `folder` would
-    split: fewer tokens to read and to write. Words added before count; without a warm start none are added."""
+    """Add tokens for this many words: the most frequent ones of the warm start's texts that the tokenizer of `folder`
+    splits. Shortens what is read and written. Words added before count. No-op without a warm start."""
     laptop: LaptopSettings = LaptopSettings()
     """The laptop policy's shape."""
 
@@ -140,8 +140,8 @@ class WarmStartSettings(Settings):
 
     demonstrator: Literal["expert", "evidence", "rules", "gold", "runs"] = "expert"
     """`expert` needs laptop worlds, or questions with gold paths and `worlds: 0`; `evidence` needs gold passages, and
-    what it does not find is not demonstrated; `rules` works on any corpus; `gold` writes the gold answer at once, for
-    protocols that only answer; `runs` are stored runs of any agent."""
+    skips questions whose passages it does not find; `rules` works on any corpus; `gold` writes the gold answer at once,
+    for protocols that only answer; `runs` are stored runs of any agent."""
     runs: tuple[str, ...] = ()
     """Run folders of `demonstrator: runs`, of the recipe's protocol."""
     keep: KeptRunsSettings = KeptRunsSettings()
@@ -153,19 +153,19 @@ class WarmStartSettings(Settings):
     world: WorldGroup = WorldGroup(size="compact", train=400, dev=0, test=0)
     """Settings of a throw-away world; seeds follow from the recipe's."""
     made: SynthesisGroup | None = None
-    """How more questions are made from the corpus; the expert demonstrates their train split, too (`worlds: 0`)."""
+    """How to generate more questions from the corpus; the expert demonstrates their train split, too (`worlds: 0`)."""
     renamed: int = Field(default=0, ge=0)
     """Copies of the training questions with exchanged names (`worlds: 0`, expert). A policy otherwise memorises few
     questions, and does not learn to copy names."""
     drills: float = Field(default=0.3, ge=0.0)
     """Reading drills of each throw-away world, as a share of its questions; they count as 0 hops."""
     asking: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of the drills that ask for facts one by one, and find some of them missing."""
+    """Share of the drills that ask for facts one by one, some of which are missing."""
     one_shot: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the questions that are also demonstrated in `direct` and `rag`, the table's baselines."""
     known: float = Field(default=0.5, ge=0.0, lt=1.0)
-    """Share of the examples that are of facts to be known without a search, where the data set has such (a laptop world
-    with `known`): the questions of its split `known` and the marked training questions, demonstrated by the expert."""
+    """Share of examples on facts to be known without a search, if the data set has any (a laptop world with `known`):
+    the questions of its split `known` and the marked training questions, demonstrated by the expert."""
     reading: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the questions that are also read as a frozen generator reads: gold passages among others, in the prompt
     `generator`. The policy can then serve as `graders.generator.model`."""
@@ -210,9 +210,9 @@ class TableSettings(Settings):
     """Questions of each data set, at most. A small set is then measured as well as a large one: of 2,000 questions
     drawn by share, 5 are Bamboogle's. null: all."""
     dev: bool = True
-    """Whether the dev split stands in the table as well. Without it the table takes a third less time."""
+    """Whether the table includes the dev split. Without it the table takes a third less time."""
     sampled: bool = True
-    """Whether the agent before and after training is also measured as it writes at temperature 1."""
+    """Whether the agent before and after training is also measured at temperature 1."""
     dev_questions: int | None = Field(default=200, ge=1)
     """Questions of the dev split for the gate and the learning curve, at most. null: all."""
     dev_per_set: int | None = Field(default=None, ge=1)
@@ -220,21 +220,21 @@ class TableSettings(Settings):
     rag_passages: int = Field(default=4, ge=1)
     """Passages of naive RAG."""
     wide_rag: Annotated[int | None, MayChange()] = Field(default=None, ge=1)
-    """Passages of a second naive RAG where the generator answers: as many as the agent's searches find together
-    (s3: 9). None: only the baseline's."""
+    """Passages of a second naive RAG if the generator answers: as many as the agent's searches return together (s3: 9).
+    null: only the baseline's."""
     baselines: tuple[str, ...] = ()
     """Protocols of further rows, for models that follow instructions without training: `direct`, `cot`, `rag`,
     `rag-rerank`, `ircot`, `search-o1` …; and `rules`, the agent without a model."""
     baseline_model: str | None = None
-    """The model of these rows, a folder or a shipped model by name; null: the one that the policy starts from."""
+    """The model of these rows, a folder or a shipped model by name; null: the initial policy."""
     baseline_limits: dict[str, int | None] = Field(default_factory=dict)
-    """Limits of these rows but naive RAG, over those that suit their protocols, such as `{max_turns: 4}`, of which
-    the opening search of IRCoT is one."""
+    """Limits of these rows except naive RAG, over those that suit their protocols, such as `{max_turns: 4}`, which
+    counts the opening search of IRCoT."""
     metrics: tuple[str, ...] | None = None
     """Metrics of the headline, such as `[cover_em, f1]`; null: the one nearest to the reward."""
     answer_with: tuple[str, ...] = ()
-    """Generators, model folders or URLs, that answer from the passages of every row, beside the agent (001, tables 2
-    and 3). Their contexts are limited as that of `graders.generator`."""
+    """Generators (model folders or URLs) that also answer from the passages of every row (001, tables 2 and 3), with
+    the context limits of `graders.generator`."""
     seed: int = 0
     """Seed of the drawn questions, of the rows at temperature 1, and of the bootstrap."""
 
@@ -247,17 +247,14 @@ class TableSettings(Settings):
     @field_validator("metrics")
     @classmethod
     def _known(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for name in names or ():
-            if name not in METRICS:
-                known = ", ".join(METRICS)
-                raise SettingError(f"table.metrics: unknown metric {name!r}{nearest(name, METRICS)} Known: {known}")
+        check_metrics(names or ())
         if names == ():
             raise SettingError("table.metrics is empty; name a metric, or null for the one nearest to the reward")
         return names
 
 
 class MachineSettings(Settings):
-    """The machine that a dry run's estimates assume."""
+    """The machine that the estimates of a dry run assume."""
 
     devices: int = Field(default=1, ge=1)
     """Devices that share the work, with one process on each."""
@@ -277,29 +274,29 @@ class AgentRecipe(Placement):
     """The training and measurement of one agent. `precision` is that of sampling; learners have their own."""
 
     about: str = ""
-    """One line for people."""
+    """A one-line description."""
     preset: str | None = None
     """`paper` (the recipe's own settings); `code`, where a paper's program differs; `laptop` (two cores and a generated
     world), `smollm` (two cores and real questions), `80gb`, `24gb` (one GPU), `14b`, `32b` (larger models); `strict`
     ends Search-R1's episodes at a turn without an action; `long-form` is for long answers. A record has them merged."""
     presets: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
-    """Presets by name, each with the settings that it replaces, and with `extends` the preset or recipe whose settings
-    come before; empty once one is chosen."""
+    """Presets by name: the settings to replace, and with `extends` a preset or recipe to merge first. Empty once a
+    preset is chosen."""
     seed: int = 0
     """Seed of everything but the worlds, which have their own."""
     license: License = UNKNOWN
-    """Licence of the weights, for their model cards: apache-2.0, mit, other …; it may change when a run goes on."""
+    """Licence of the weights, for their model cards: apache-2.0, mit, other … May change on resume."""
     data: DataSettings
     """Corpus, questions and retriever."""
     protocol: str = "search-r1"
     """The agent's protocol."""
     tools: tuple[str, ...] = ()
-    """Further tools of the agent, for the protocol `tools` and those over it: names, or paths of Python files."""
+    """More tools of the agent, for the protocol `tools` and its extensions: names, or paths of Python files."""
     prompt_template: str = "laptop"
     """The agent's prompt template."""
     chat_template: ChatTemplate = "auto"
-    """Whether prompts stand in the model's chat template: `auto` as the prompt template says, which is where the
-    tokenizer has one."""
+    """Whether prompts use the model's chat template; `auto`: as the prompt template says, which is if the tokenizer has
+    a chat template."""
     limits: Limits = Limits()
     """Budgets of every episode."""
     policy: PolicySettings = PolicySettings()
@@ -326,14 +323,14 @@ class AgentRecipe(Placement):
     concurrency: int = Field(default=256, ge=1)
     """Concurrent questions."""
     cache_gib: float | None = Field(default=None, gt=0.0)
-    """Maximum memory of the sampler's key-value cache on one device, in GiB: questions beyond it wait."""
+    """Maximum memory of the sampler's key-value cache on one device, in GiB; more questions wait."""
     overlap: bool = False
     """Search while the policy samples: for servers and the web, not for a retriever that is the policy itself."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; all cores when not set. Results depend on the number."""
     track: Annotated[tuple[str, ...], MayChange()] = ()
     """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
-    of a Python file. They change no result, and may change when a run goes on."""
+    of a Python file. They do not affect results, and may change on resume."""
     table: TableSettings = TableSettings()
     """The final measurement."""
     machine: MachineSettings = MachineSettings()
@@ -387,7 +384,7 @@ def recipe_names() -> list[str]:
 
 
 def preset_names(name: str) -> list[str]:
-    """The presets of a recipe, beside `paper`."""
+    """The presets of a recipe, except `paper`."""
     return [*cast(JsonObject, _read(recipe_path(name), ()).get("presets") or {})]
 
 
@@ -419,7 +416,7 @@ def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject,
 
 
 def _check_stages(stages: JsonObject, overrides: Sequence[str]) -> None:
-    """Raise `SettingError` for a setting of a stage that neither the recipe nor an override has."""
+    """Raise `SettingError` for a setting of a stage that does not exist."""
     paths = [override.partition("=")[0].split(".") for override in overrides]
     for names in paths:
         if len(names) > 2 and names[0] == "stages" and names[1] not in stages and ["stages"] not in paths:
@@ -428,7 +425,7 @@ def _check_stages(stages: JsonObject, overrides: Sequence[str]) -> None:
 
 
 def chosen_preset(overrides: Sequence[str]) -> JsonObject:
-    """`{preset: NAME}` where the overrides choose one, else empty."""
+    """`{preset: NAME}` if the overrides choose one, else empty."""
     return apply_overrides({}, [override for override in overrides if override.partition("=")[0] == "preset"])
 
 
@@ -438,7 +435,7 @@ def recipe_tree(source: Json, file: Path, preset: JsonObject) -> JsonObject:
     if isinstance(source, str):
         tree = _read(_base_path(source, file), ())
     elif isinstance(source, dict):
-        tree = _laid_over_base({**source, **preset}, file, ())
+        tree = _over_base({**source, **preset}, file, ())
     else:
         raise SettingError(f"{file}: an agent's recipe is a name, a YAML file, or such lines, not {source!r}")
     return _with_preset({**tree, **preset}, tree)
@@ -452,10 +449,10 @@ def _read(path: Path, above: Sequence[Path]) -> JsonObject:
     tree = read_yaml(path, "recipe")
     if isinstance(inside := tree.get("recipe"), dict):  # a run's record
         tree = inside
-    return _laid_over_base(tree, path, (*above, real_path(path)))
+    return _over_base(tree, path, (*above, real_path(path)))
 
 
-def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:
+def _over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:
     """Merge the settings in the file `path` over the recipe that they extend."""
     base = tree.get("extends")
     if base is None:
@@ -469,7 +466,7 @@ def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> Json
 
 
 def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:
-    """`tree` with the settings of the preset that `chooser` names, unless the tree has them already."""
+    """`tree` with the settings of the preset that `chooser` names, unless they are merged already."""
     name, presets = chooser.get("preset"), cast(JsonObject, tree.get("presets") or {})
     if name is None or (tree.get("preset") == name and tree.get("presets") == {}):
         return tree

@@ -1,6 +1,6 @@
 """The table and report of an agent's training: {direct, naive RAG, before, after} × {dev, test, unseen}.
 
-Where the agent gives no answer and the recipe has a generator, that generator answers from each row's passages
+If the agent does not answer and the recipe has a generator, the generator answers from each row's passages
 (`table_rows.py`). Every cell is a run folder, so it can be audited and scored again.
 """
 
@@ -14,7 +14,7 @@ from coseek.agents.protocol import load_protocol, tool_files
 from coseek.agents.tag import Action
 from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.progress import Progress
-from coseek.core.settings import Settings, dump_settings
+from coseek.core.settings import dump_settings
 from coseek.core.text import counted
 from coseek.data.dataset import draw
 from coseek.data.run import Run
@@ -52,7 +52,7 @@ from coseek.measure.table import (
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.data_folder import QuestionSet
-from coseek.pipelines.run_record import write_policy_card, write_tables
+from coseek.pipelines.run_record import R, TrainingRun, write_policy_card, write_tables
 from coseek.pipelines.stages import Stage
 from coseek.pipelines.table_rows import (
     CHAIN,
@@ -77,14 +77,14 @@ from coseek.training.rl.monitor import alarm_steps
 EXAMPLES = 6
 """Trajectories in the report."""
 LOOK = "eval/reward"
-"""Metric of the looks at the dev questions; those of one data set end in `/NAME`."""
+"""Metric of the evaluations on dev questions; those of one data set end in `/NAME`."""
 RESULT_FILES = {"report.html": "the report", "table.md": "all tables", "table.json": "the same for programs"}
 
 
 def train_and_measure(
     recipe: AgentRecipe, folder: Path, resume: bool, progress: Progress
 ) -> tuple[AgentTraining, Table | None]:
-    """Train as the recipe says, and write tables and report. Returns the headline to the first worker alone."""
+    """Train by the recipe, and write tables and report. Returns the headline, in the first worker only."""
     training = AgentTraining(recipe, folder, progress)
     training.begin(resume)
     training.train()
@@ -121,8 +121,8 @@ def _scores(
 
 
 def scored(training: AgentTraining, name: str, folder: Path, graders: Graders | None = None) -> ScoredRun:
-    """A run folder scored by the answers of the generator of `graders`, else by its own, or by the recipe's generator's
-    where that answers for the agent."""
+    """Score a run folder: the answers of the generator of `graders`; without `graders` the run's own answers, or those
+    of the recipe's generator if it answers for the agent."""
     trajectories = Run(folder).trajectories()
     if graders is None and not by_generator(training):
         return score_run(name, trajectories)
@@ -131,7 +131,7 @@ def scored(training: AgentTraining, name: str, folder: Path, graders: Graders | 
 
 def answered_by_others(training: AgentTraining) -> dict[str, dict[str, Scores]]:
     """Generator of `table.answer_with` → set → scores of its answers from the passages of every row. One generator is
-    open at a time; answers are stored beside each cell."""
+    open at a time. Answers are stored in the folder of each cell."""
     rows, scores = rows_of(training), dict[str, dict[str, Scores]]()
     for name in training.recipe.table.answer_with:
         graders = graders_with(training, name)
@@ -139,15 +139,17 @@ def answered_by_others(training: AgentTraining) -> dict[str, dict[str, Scores]]:
     return scores
 
 
-def answers_table(training: AgentTraining, scores: Mapping[str, Scores]) -> Table:
-    """Rows by whose answers are scored, in the headline metrics. `scores`: the agent's own, then each generator's."""
+def _metric_table(
+    training: AgentTraining, columns: Mapping[str, tuple[Scores, str]], corner: str, notes: Sequence[str]
+) -> Table:
+    """Agents by columns, in the headline metrics. Each column is a group of questions in some scores."""
     metrics = training.recipe.table.metrics or (metric_of(training),)
-    rows = [
-        (label, *(show(values.of(label).metrics.get(metric)) for values in scores.values() for metric in metrics))
-        for label in (row.label for row in rows_of(training))
-    ]
-    names = ("answers of", *(f"{name}, {metric}" for name in scores for metric in metrics))
-    return Table(names, tuple(rows), ("Generators answer from the passages of each row.",))
+    rows = []
+    for label in (row.label for row in rows_of(training)):
+        means = [scores.of(label, group).metrics for scores, group in columns.values()]
+        rows.append((label, *(show(of_column.get(metric)) for of_column in means for metric in metrics)))
+    names = (corner, *(f"{name}, {metric}" for name in columns for metric in metrics))
+    return Table(names, tuple(rows), tuple(filter(None, notes)))
 
 
 def means_and_differences(training: AgentTraining, scores: Scores) -> dict[str, Table]:
@@ -157,7 +159,7 @@ def means_and_differences(training: AgentTraining, scores: Scores) -> dict[str, 
 
 
 def notes_of(training: AgentTraining, scores: dict[str, Scores]) -> list[str]:
-    """The notes below the headline: the verdict, who answers, and the monitor's alarms."""
+    """The notes below the headline: the verdict, whose answers are scored, and the monitor's alarms."""
     pair, metric = ("after", "before"), metric_of(training)
     claims = [claim for name, of_set in scores.items() for claim in claims_between(of_set, [pair], metric, name)]
     notes = [verdict(claims), "Means with 95 % bootstrap intervals over questions."]
@@ -171,45 +173,38 @@ def notes_of(training: AgentTraining, scores: dict[str, Scores]) -> list[str]:
         paid = any("judge" in make_reward(stage.recipe.reward).needs for stage in training.stages)
         if paid and graders.judge is not None and graders.judge.model != ORACLE:
             notes.append(
-                "That judge paid in training, too, and a policy may have learnt to please it; ask another: coseek "
-                f"score {training.folder / 'table'}/* --answer-with {graders.generator.model} --judge OTHER"
+                "That judge also set the reward in training, and a policy may have learnt to please it; ask another: "
+                f"coseek score {training.folder / 'table'}/* --answer-with {graders.generator.model} --judge OTHER"
             )
     return notes + [line for stage in training.stages for line in alarms_of(stage)]
 
 
 def alarms_of(stage: Stage) -> list[str]:
-    """One sentence for each alarm of a stage of reinforcement learning, or one that there was none."""
+    """One sentence for each alarm of a stage of reinforcement learning, or one that says that there was no alarm."""
     path = stage.folder / "metrics.jsonl"
     if stage.recipe.learn != "rl" or not path.exists():
         return []
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(path)]
-    raised = alarm_steps(rows)
-    if not raised:
-        return [f"No alarm in {counted(len(rows), 'step')} of reinforcement learning{_of(stage)}."]
     return [
         f"Alarm {name} in {len(steps)} of {len(rows)} steps of reinforcement learning{_of(stage)}, "
         f"first in step {steps[0]}, last in step {steps[-1]}."
-        for name, steps in raised.items()
-    ]
+        for name, steps in alarm_steps(rows).items()
+    ] or [f"No alarm in {counted(len(rows), 'step')} of reinforcement learning{_of(stage)}."]
 
 
 def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
-    """Agents by sets, in the headline metrics; a set of several data sets has a column for each, and their macro
-    means."""
-    metrics = training.recipe.table.metrics or (metric_of(training),)
+    """Agents by sets, in the headline metrics. A set of several data sets has a column for each of them, and their
+    macro means."""
     columns = {name: (of_set, ALL) for name, of_set in scores.items()}
     columns |= {f"{name} {group}": (of_set, group) for name, of_set in scores.items() for group in of_set.by_dataset}
-    cells = []
-    for label in (row.label for row in rows_of(training)):
-        means = (of_set.of(label, group).metrics for of_set, group in columns.values())
-        cells.append((label, *(show(metrics_of_set.get(metric)) for metrics_of_set in means for metric in metrics)))
-    several = [f"{name}, {metric}" for name in columns for metric in metrics]
-    names = (metrics[0], *columns) if len(metrics) == 1 else ("agent", *several)
-    return Table(names, tuple(cells), tuple(filter(None, notes_of(training, scores))))
+    table = _metric_table(training, columns, "agent", notes_of(training, scores))
+    if len(training.recipe.table.metrics or ("",)) == 1:
+        table = replace(table, columns=(metric_of(training), *columns))
+    return table
 
 
 def tables_of(training: AgentTraining, column: QuestionSet, scores: Scores) -> dict[str, Table]:
-    """Heading → table, of one set."""
+    """Heading → table of one set."""
     tables = means_and_differences(training, scores)
     if any(comparison.group == CHAIN for comparison in scores.comparisons):
         paired = GENERATOR_PAIRED if by_generator(training) else PAIRED
@@ -226,9 +221,11 @@ def write_results(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     table = headline(training, scores)
     tables = {column.name: tables_of(training, column, scores[column.name]) for column in training.sets}
     others = answered_by_others(training)
+    note = "Generators answer from the passages of each row."
     for name, set_tables in tables.items() if others else ():
-        whole = {"the agent": scores[name], **{model: by_set[name] for model, by_set in others.items()}}
-        set_tables["Answers of generators"] = answers_table(training, whole)
+        by_author = {"the agent": scores[name], **{model: by_set[name] for model, by_set in others.items()}}
+        columns = {author: (set_scores, ALL) for author, set_scores in by_author.items()}
+        set_tables["Answers of generators"] = _metric_table(training, columns, "answers of", [note])
     parts = [f"# {training.recipe.about or training.folder.name}\n", table.markdown()]
     for name, set_tables in tables.items():
         parts += [f"\n## {name}\n", "\n\n".join(block.markdown() for block in set_tables.values())]
@@ -274,13 +271,13 @@ def sections_of(
         sections += calibration_sections(name, set_scores)
         others = {heading: block for heading, block in tables[name].items() if heading != "Means"}
         sections += [table_section(f"{heading}: {name}", block) for heading, block in others.items()]
-    command = f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"
-    return [*sections, _examples(training), *closing_sections(training.recipe, files_of(training), command)]
+    return [*sections, _examples(training), *closing_sections("agent", training, files_of(training))]
 
 
-def closing_sections(recipe: Settings, files: dict[str, str], command: str) -> list[ReportSection]:
+def closing_sections(kind: str, training: TrainingRun[R], files: dict[str, str]) -> list[ReportSection]:
     """The last sections of a report: settings, files, and the command that repeats the run."""
-    settings = settings_section("Settings", dump_settings(recipe))
+    settings = settings_section("Settings", dump_settings(training.recipe))
+    command = f"coseek train {kind} {training.folder}/recipe.yaml --out ANOTHER"
     return [settings, files_section("Files", files), text_section("Again", command)]
 
 
@@ -319,23 +316,17 @@ def _curve(stage: Stage) -> list[ReportSection]:
 
 
 def calibration_sections(name: str, scores: Scores) -> list[ReportSection]:
-    """How often answers of each confidence are right, where there is something to decline."""
+    """Accuracy by confidence, if there is something to decline."""
     lines = [
-        Series(
-            run,
-            tuple(100 * group.confidence for group in abstention.bins),
-            tuple(group.right for group in abstention.bins),
-            markers=True,
-        )
+        Series(run, tuple(100 * one.confidence for one in bins), tuple(one.right for one in bins), markers=True)
         for run, abstention in scores.abstention.items()
-        if abstention.bins and run in ("before", "after")
+        if (bins := abstention.bins) and run in ("before", "after")
     ]
     if not lines:
         return []
     plot = line_plot([Series("as right as sure", (0.0, 100.0), (0.0, 1.0)), *lines], "confidence, %", "right")
-    return [
-        plot_section(f"Calibration: {name}", plot, "Answers in bins of equal size, by the confidence of their turn.")
-    ]
+    caption = "Answers in bins of equal size, by the confidence of their turn."
+    return [plot_section(f"Calibration: {name}", plot, caption)]
 
 
 def _bars(training: AgentTraining, scores: Scores, groups: Sequence[str], metric: str) -> Svg:
@@ -366,16 +357,17 @@ def files_of(training: AgentTraining) -> dict[str, str]:
 
 
 def better_policy(training: AgentTraining) -> Path:
-    """The policy to go on with."""
+    """The policy to continue with."""
     before, after = training.compared_policies
     return training.policy_folder(before if training.worse else after)
 
 
 def next_commands(training: AgentTraining) -> dict[str, str]:
-    """Command → what it does with the agent, trained or, if the verdict is that it became worse, as before."""
+    """Command → what it does with the trained agent, or with the one before training if the verdict is that training
+    made it worse."""
     index = training.recipe.data.index or training.folder / "data.index"
     over = ["--retriever", index]
-    if tool_files(training.recipe.protocol):  # which run only where they are named
+    if tool_files(training.recipe.protocol):  # the user's files run only if they are named
         over += ["--protocol", training.recipe.protocol]
     policy = better_policy(training)
     commands: dict[tuple[object, ...], str] = {

@@ -59,8 +59,8 @@ class RunSettings(Settings):
 def check_run(
     questions: Path, split: str | None, retriever: str, agent: Callable[[], AgentSettings]
 ) -> tuple[AgentSettings, Limits]:
-    """The agent's settings and the limits that suit it. All mistakes in what a run names are raised as one error,
-    before anything is opened."""
+    """The agent's settings and the limits that suit it. Raises one error with all mistakes, before anything is
+    opened."""
     mistakes = ErrorList()
     chosen = mistakes.collect(agent)
     mistakes.collect(check_source, retriever)
@@ -80,17 +80,17 @@ def run_agent(
     say: Callable[[str], None] = lambda _: None,
     cluster: "Cluster | None" = None,
 ) -> tuple[Run, list[Question]]:
-    """Answer the questions that the run folder `out` does not hold yet, and with `resume` those with a fault.
-    Returns the run and all its questions.
+    """Answer the questions that have no row in the run folder `out` yet, and with `resume` those with a fault. Returns
+    the run and all its questions.
 
-    Every part is opened and checked before the folder is written, the agent by the processes of a `cluster` if there is
-    one. `tell` is called with (ended, total), `say` with a line about what the calls to a server cost, and with
-    what the retriever could not do, but for that of a cluster.
+    Every part is opened and checked before the folder is written. With a `cluster`, its processes open the agent.
+    `tell` is called with (ended, total), `say` with lines on the cost of server calls and on shortfalls of the
+    retriever, except on a cluster.
     """
     check_output_folder(out, "run.yaml")
     with lock_folder(out):
         if not resume:
-            Run.check_new(out)  # before a model is read
+            Run.check_new(out)  # before a model is loaded
         settings = settled_for(settings, settings.agent, out / "run.yaml")
         retriever = open_retriever(settings.retriever)
         questions = load_run_questions(settings)
@@ -165,7 +165,7 @@ def answer_on_cluster(
     drop_partial_line(run.trajectories_path)
     order, done = rows_of(questions, settings.seed, settings.samples), run.done(with_faults=False)
     missing = [row for row in order if row not in done]
-    # The workers open the agent, so a first part says which it is, if it is an empty one.
+    # Only workers open the agent, so one share is sent even if it is empty, to get the agent's identity.
     shares, ended = [*shares_of(missing, cluster)] or [()], len(order) - len(missing)
     tell(ended, len(order))
     answered = cluster.map(RunJob(settings, tuple(questions)), shares)
@@ -177,13 +177,13 @@ def answer_on_cluster(
 
 
 def load_run_questions(settings: RunSettings) -> list[Question]:
-    """The questions that the settings name: filtered, and a draw of `count`."""
+    """A draw of `count` of the questions that pass the filter."""
     questions = settings.select.apply(questions_at(Path(settings.questions), settings.split))
     return draw(questions, settings.count, settings.seed)
 
 
 def questions_at(path: Path, split: str | None) -> list[Question]:
-    """The questions of a file, or of a split of a data-set folder; `split` may be `None` where there is one split."""
+    """The questions of a file, or of a split of a data-set folder; `split` may be `None` if there is only one."""
     if not path.is_dir():
         if split is not None and path.exists():
             raise SettingError(f"{path} is a file, which has no splits; leave --split out, or name the data-set folder")
@@ -210,8 +210,8 @@ def check_questions(path: Path, split: str | None) -> None:
 def check_gold(
     questions: Iterable[Question], retriever: Retriever, index: str, source: Path | str | None = None
 ) -> None:
-    """Refuse questions whose gold passages are not in the retriever's corpus, where that is known. Compare the
-    passages with those of the data set at `source`, a folder or one of its files."""
+    """Refuse questions whose gold passages are not in the retriever's corpus, if it is known. Compare the passages with
+    those of the data set at `source`, a folder or one of its files."""
     corpus = retriever.corpus
     if corpus is None:
         return
@@ -231,21 +231,19 @@ def check_gold(
 def unfinished_run(
     folder: Path, settings: JsonObject, identities: Identities, questions: Sequence[Question]
 ) -> Run | None:
-    """The run of a folder inside a training's, without its faults; `None` if it has a row for every question.
-
-    A run with other identities is replaced by a new one: see `Run.made_with`.
-    """
+    """A run in a training's folder, without its faults; `None` if it has a row for every question. A run with other
+    identities is replaced by a new one: see `Run.made_with`."""
     run = Run.made_with(folder, settings, identities)
     run.drop_faults()
     return None if run.is_closed and len(run.done()) == len(questions) else run
 
 
-# Shared run: all workers answer their share of a run's questions, and the first merges: the rows of one worker.
+# Shared run: each worker answers its share of a run's questions, and the first worker merges the rows.
 #
-# A run depends on its own seed alone, so the stored rows depend neither on the number of workers nor on a kill.
+# A row depends on its seed alone, so the stored rows depend neither on the number of workers nor on a kill.
 
 PARTS = "parts"
-"""The folder of the other workers' parts, in a run or label folder."""
+"""Folder of the other workers' rows in a run or label folder."""
 
 
 def share_run(
@@ -264,11 +262,11 @@ def share_run(
     repeat_faults: bool = False,
     tell: Callable[[int, int], None],
 ) -> Run:
-    """Answer the questions that the run in `folder` does not hold yet; returns it with its rows by question, then seed.
+    """Answer the questions that have no row in the run in `folder` yet. Returns it with rows by question, then seed.
 
-    The first worker writes into the run, the others into `parts` in it, which the first takes over at the end, or at
-    the next start with any number of workers. `repeat_faults` repeats the runs with a fault. `tell` is called
-    with (ended, total) of this worker's share. All workers call this.
+    The first worker writes into the run, the others into `parts` in it, which the first one merges at the end, or at
+    the next start with any number of workers. `repeat_faults` retries runs with a fault. `tell` is called with (ended,
+    total) of this worker's share. All workers call this.
     """
     order = rows_of(questions, seed, samples)
 
@@ -281,7 +279,7 @@ def share_run(
         return [row for row in order if row not in done]
 
     share = frozenset(workers.strided_share(workers.broadcast(missing_rows)))
-    resumed = -(-len(order) // workers.world_size) - len(share)  # about as many of this worker's rows were there
+    resumed = -(-len(order) // workers.world_size) - len(share)  # roughly this worker's rows of earlier starts
     own_run = Run(folder) if workers.is_main else Run.begin(folder / PARTS / str(workers.rank), settings, resume=True)
     run_questions(
         own_run,

@@ -1,13 +1,13 @@
-"""Audit: derive again what a stored run or label folder says, and name what differs.
+"""Audit: derive again what a stored run or label folder says, and report the differences.
 
-`run_checks.py` derives what a trajectory says; labels follow from the runs, the retriever and the stored scores. The
-digest file binds the rest. A file that has changed or gone since is no fault of the run: the audit names what it could
-not compare, and why.
+`run_checks.py` derives trajectories; labels follow from the runs, the retriever and the stored scores. The digest file
+covers everything else. A part that has changed or is missing is not a violation: the audit reports what it could not
+compare, and why.
 """
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -19,7 +19,6 @@ from coseek.core.files import SUMS, Json, JsonObject, parse_line, parse_row, rea
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.data.digests import changed_files
-from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
 from coseek.data.token_data import FILE, TokenData, read_token_data
 from coseek.data.trajectory import Trajectory
@@ -27,21 +26,19 @@ from coseek.data.trajectory_checks import Finding, check_trajectory
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import maker_module
-from coseek.models.model import Tokenizer
 from coseek.pipelines.labelling import LabelSettings, label_runs
-from coseek.pipelines.run_checks import AGAIN, HITS, PLAYED, Check, RunChecks, near, wrong_reward
+from coseek.pipelines.run_checks import RunChecks, near, wrong_reward
 from coseek.retrieval.factory import open_retriever
-from coseek.rewards.reward import RewardFunction
 
 SHOWN = 100
 """Violations that an audit keeps; all are counted."""
-TEXT, QUESTIONS, REWARDS = "ids against text", "questions and rows", "rewards"
 LABELS = "labels made again"
-"""What may not be compared, besides the checks of a run."""
 
+T = TypeVar("T")
 LabelKey: TypeAlias = tuple[str, ...]
 """Question, seed and search of a label row; then the copy of a label set, or an empty text for a dropped turn."""
-T = TypeVar("T")
+LabelRow: TypeAlias = tuple[Path, int, JsonObject]
+"""File, line and row of a label set or a dropped turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +71,17 @@ class Audit:
     """Rows that could be read."""
     derived: int = 0
     """Rows that were derived again."""
-    bound: bool = False
-    """Whether there is a digest file."""
     violations: tuple[Violation, ...] = ()
     """The first `SHOWN`."""
     count: int = 0
     """All violations."""
     left_out: dict[str, str] = field(default_factory=dict)
     """What was not compared → why."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is a digest file."""
+        return (self.folder / SUMS).exists()
 
     def add(
         self, file: Path, what: str, line: int | None = None, question: str | None = None, at: int | None = None
@@ -92,7 +92,7 @@ class Audit:
             self.violations += (Violation(file, what, line, question, at),)
 
     def try_opening(self, what: str, open_it: Callable[[], T]) -> T | None:
-        """What `open_it` returns; `None` where it fails, which is noted."""
+        """What `open_it` returns; `None` if it fails, with the reason in `left_out`."""
         try:
             return open_it()
         except (UserError, OSError, ValueError) as error:  # a name that is no path is a ValueError
@@ -113,20 +113,19 @@ class Audit:
     def check_digests(self) -> None:
         """Compare the files with their digests."""
         path = self.folder / SUMS
-        self.bound = path.exists()
-        if self.bound:
-            try:
-                for file, what in changed_files(self.folder):
-                    self.add(file, what)
-            except DataError as error:
-                self.add(path, str(error))
-        else:
+        if not self.bound:
             self.add(path, "there is no digest file: the command was stopped before its end; --resume writes it")
+            return
+        try:
+            for file, what in changed_files(self.folder):
+                self.add(file, what)
+        except DataError as error:
+            self.add(path, str(error))
 
 
 def audits_of(folder: Path, retriever: str | None = None) -> Iterator[Audit]:
     """Audit every run and label folder below a folder. `retriever` is that of the runs, to search with again. Raises
-    `UserError` if there is none, or if it cannot be opened."""
+    `UserError` if there is no such folder, or if the retriever cannot be opened."""
     runs = sorted(path.parent for path in folder.rglob("run.yaml"))
     labels = sorted(path.parent for path in folder.rglob("labels.yaml"))
     for inner in runs or ([] if labels else [folder]):  # what is not a run folder is refused
@@ -147,41 +146,37 @@ def audit_run(folder: Path, retriever: str | None = None) -> Audit:
     except DataError as error:
         audit.add(folder / "run.yaml", str(error))
         settings, record = {}, {}
-    parts = RunChecks(settings, record, opened)
-    tokenizer = audit.try_opening(TEXT, lambda: parts.tokenizer)
-    questions = audit.try_opening(QUESTIONS, parts.questions)
-    reward = audit.try_opening(REWARDS, parts.reward)
-    openers = {PLAYED: parts.derivation, HITS: parts.passages, AGAIN: parts.searches}
-    checks = {what: audit.try_opening(what, open_it) for what, open_it in openers.items()}
-    if checks[AGAIN] is not None:  # an index folder is not needed then
-        audit.left_out.pop(HITS, None)
-    opened_checks = [check for check in checks.values() if check is not None]
-    _RowAudit(audit, tokenizer, questions, reward, opened_checks, checks[PLAYED] is not None).check(run)
+    _RunAudit(run, audit, RunChecks(settings, record, opened)).check()
     audit.check_digests()
     return audit
 
 
-@dataclass
-class _RowAudit:
-    """Checks the rows of one run."""
+class _RunAudit:
+    """Checks the rows of one run with the parts that can be opened."""
 
-    audit: Audit
-    tokenizer: Tokenizer | None
-    questions: Mapping[RowKey, Question] | None
-    """All rows of the run with their questions."""
-    reward: RewardFunction | None
-    checks: Sequence[Check]
-    derives: bool
-    seen: dict[RowKey, int] = field(default_factory=dict)
-    tokens: dict[RowKey, TokenData] = field(default_factory=dict)
-    """Token data whose trajectory has not been read yet."""
+    def __init__(self, run: Run, audit: Audit, parts: RunChecks) -> None:
+        self.run, self.audit, self.data_path = run, audit, run.folder / FILE
+        tokenizer = audit.try_opening("ids against text", lambda: parts.tokenizer)
+        self.decode = None if tokenizer is None else tokenizer.decode
+        self.questions = audit.try_opening("questions and rows", parts.questions)
+        self.reward = audit.try_opening("rewards", parts.reward)
+        derivation = audit.try_opening("what follows", parts.derivation)
+        passages = audit.try_opening("hits", parts.passages)
+        searches = audit.try_opening("searches", parts.searches)
+        if searches is not None:  # an index folder is not needed then
+            audit.left_out.pop("hits", None)
+        self.derives = derivation is not None
+        self.checks = [check for check in (derivation, passages, searches) if check is not None]
+        self.lines: dict[RowKey, int] = {}
+        self.token_data: dict[RowKey, TokenData] = {}
+        """Token data whose trajectory has not been read yet."""
 
-    def check(self, run: Run) -> None:
-        path, data_path = run.trajectories_path, run.folder / FILE
+    def check(self) -> None:
+        path = self.run.trajectories_path
         try:
-            self.tokens = read_token_data(run.folder)
+            self.token_data = read_token_data(self.run.folder)
         except DataError as error:
-            self.audit.add(data_path, str(error).removeprefix(f"{data_path}, "))
+            self.audit.add(self.data_path, str(error).removeprefix(f"{self.data_path}, "))
         if not path.exists():
             self.audit.add(path, "there is no such file: the run holds no trajectories")
             return
@@ -194,19 +189,18 @@ class _RowAudit:
             self.audit.rows += 1
             for what, segment in self._findings(number, row, trajectory):
                 self.audit.add(path, what, number, trajectory.question.id, segment)
-        for ident, seed in self.tokens:
-            self.audit.add(data_path, f"the run holds no such question with seed {seed}", None, ident)
-        if self.questions is not None and (missing := sorted(self.questions.keys() - self.seen.keys())):
+        for ident, seed in self.token_data:
+            self.audit.add(self.data_path, f"the run holds no such question with seed {seed}", None, ident)
+        if self.questions is not None and (missing := sorted(self.questions.keys() - self.lines.keys())):
             what = f"{len(missing)} of the run's {len(self.questions)} rows are missing; --resume makes them"
             self.audit.add(path, f"{what}; the first is that of seed {missing[0][1]}", None, missing[0][0])
 
     def _findings(self, number: int, row: JsonObject, trajectory: Trajectory) -> Iterator[Finding]:
-        """What is wrong with a row. It is derived again only if it holds the invariants."""
+        """What is wrong with a row. Only a row that passes all other checks is derived again."""
         if (path := difference(trajectory.to_json(), row)) is not None:
             yield f"{path} is not what this schema writes", None
             return
-        decode = None if self.tokenizer is None else self.tokenizer.decode
-        wrong = [*self._contradictions(number, trajectory), *check_trajectory(trajectory, decode)]
+        wrong = [*self._contradictions(number, trajectory), *check_trajectory(trajectory, self.decode)]
         yield from wrong
         if not wrong:
             self.audit.derived += self.derives
@@ -216,15 +210,13 @@ class _RowAudit:
     def _contradictions(self, number: int, trajectory: Trajectory) -> Iterator[Finding]:
         """What contradicts the other rows, the questions and the token data."""
         key = (trajectory.question.id, trajectory.seed)
-        if key in self.seen:
-            yield f"seed {key[1]} of this question is on line {self.seen[key]} already", None
-        self.seen.setdefault(key, number)
+        if (first := self.lines.setdefault(key, number)) != number:
+            yield f"seed {key[1]} of this question is on line {first} already", None
         if self.questions is not None and key not in self.questions:
             yield f"the run asks no such question with seed {key[1]}", None
         elif self.questions is not None and self.questions[key] != trajectory.question:
             yield "the question is not that of the questions file", None
-        data = self.tokens.pop(key, None)
-        if data is None:
+        if (data := self.token_data.pop(key, None)) is None:
             return
         try:
             data.check(trajectory)
@@ -239,8 +231,8 @@ class _RowAudit:
 
 
 def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
-    """Audit a label folder. `retriever` names the one that found its candidates, if it is no index folder: a server is
-    asked only then. Raises `DataError` for what is not a run folder."""
+    """Audit a label folder. If its candidates came from a server, `retriever` must name it: a server is not asked
+    otherwise."""
     labels, audit = LabelFolder(folder), Audit(folder, "label rows")
     try:
         record = labels.record
@@ -250,26 +242,26 @@ def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
     stored = _label_rows(labels, audit)
     if audit.count:
         audit.left_out[LABELS] = "its files are broken"
-    elif not (folder / SUMS).exists():
+    elif not audit.bound:
         audit.left_out[LABELS] = "the folder was not closed"
     elif (derived := audit.try_opening(LABELS, lambda: _remade_labels(labels, record, retriever))) is not None:
-        for key in {**stored, **derived}:
-            path, line, row = stored.get(key, (labels.sets_path if key[-1] else labels.dropped_path, None, None))
-            audit.derived += row is not None
-            if row is None or key not in derived:
-                problem = "no such row follows" if row is not None else f"the row of search {key[2]} is missing"
-            elif (difference_at := difference(derived[key][2], row, rounded=True)) is not None:
-                problem = f"{difference_at} does not follow"
-            else:
-                continue
-            audit.add(path, f"{problem} from the runs, the retriever and the scores", line, key[0])
+        audit.derived = len(stored)
+        source = "from the runs, the retriever and the scores"
+        for key, (path, line, row) in stored.items():
+            if key not in derived:
+                audit.add(path, f"no such row follows {source}", line, key[0])
+            elif (where := difference(derived[key][2], row, rounded=True)) is not None:
+                audit.add(path, f"{where} does not follow {source}", line, key[0])
+        for key in (key for key in derived if key not in stored):
+            path = labels.sets_path if key[-1] else labels.dropped_path
+            audit.add(path, f"the row of search {key[2]} is missing {source}", None, key[0])
     audit.check_digests()
     return audit
 
 
-def _label_rows(labels: LabelFolder, audit: Audit) -> dict[LabelKey, tuple[Path, int, JsonObject]]:
-    """The label sets and dropped turns with their files and lines. Broken and repeated rows are violations."""
-    rows: dict[LabelKey, tuple[Path, int, JsonObject]] = {}
+def _label_rows(labels: LabelFolder, audit: Audit) -> dict[LabelKey, LabelRow]:
+    """The label sets and dropped turns. Broken and repeated rows are violations."""
+    rows: dict[LabelKey, LabelRow] = {}
     kinds: tuple[tuple[Path, Callable[[JsonObject], LabelSet | DroppedTurn]], ...] = (
         (labels.sets_path, LabelSet.from_json),
         (labels.dropped_path, DroppedTurn.from_json),
@@ -284,26 +276,24 @@ def _label_rows(labels: LabelFolder, audit: Audit) -> dict[LabelKey, tuple[Path,
                 continue
             audit.rows += 1
             key = (*label.turn.key, str(label.copy) if isinstance(label, LabelSet) else "")
-            if (differing := difference(label.to_json(), row)) is not None:
-                audit.add(path, f"{differing} is not what this schema writes", number, key[0])
+            if (where := difference(label.to_json(), row)) is not None:
+                audit.add(path, f"{where} is not what this schema writes", number, key[0])
             if key in rows:
                 audit.add(path, f"the turn is on line {rows[key][1]} already", number, key[0])
             rows[key] = path, number, row
     return rows
 
 
-def _remade_labels(
-    labels: LabelFolder, record: JsonObject, retriever: str | None
-) -> dict[LabelKey, tuple[Path, int, JsonObject]]:
-    """Make the labels again in a temporary folder, with copies of the stored scores. Raises `UserError` if a part has
-    gone, and for a server or a file of the user's that would be asked or run."""
+def _remade_labels(labels: LabelFolder, record: JsonObject, retriever: str | None) -> dict[LabelKey, LabelRow]:
+    """Make the labels again in a temporary folder, with copies of the stored scores. Raises `UserError` if a part is
+    missing, or if a server would be asked or a file of the user's run."""
     tree = record.get("settings")
-    named = dict(tree) if isinstance(tree, dict) else {}
-    if "runs" not in named:
+    settings_tree = dict(tree) if isinstance(tree, dict) else {}
+    if "runs" not in settings_tree:
         raise DataError("imported ones and those of a co-training are not")
-    method_settings = named.pop(str(named.get("method")), {})
+    method_settings = settings_tree.pop(str(settings_tree.get("method")), {})
     method_settings = method_settings if isinstance(method_settings, dict) else {}
-    settings = make_settings(LabelSettings, named)
+    settings = make_settings(LabelSettings, settings_tree)
     _check_local(settings, method_settings, retriever)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "labels"
@@ -326,8 +316,8 @@ def _check_local(settings: LabelSettings, method_settings: JsonObject, retriever
     names = [settings.retriever] if settings.retriever != retriever else []
     names += [settings.scorer] if terms.scorer and settings.scorer else []
     names += [settings.likelihood] if terms.likelihood and settings.likelihood else []
-    agent = settings.agent if terms.answers or terms.rolls_out else None
-    names += [agent.name, *map(str, tool_files(agent.protocol))] if agent is not None else []
+    if settings.agent is not None and (terms.answers or terms.rolls_out):
+        names += [settings.agent.name, *map(str, tool_files(settings.agent.protocol))]
     for name in names:
         if is_url(name) or name.endswith((".yaml", ".yml")):
             raise DataError(f"{name} may be a server, which is not asked unnamed")
@@ -339,21 +329,21 @@ def _check_local(settings: LabelSettings, method_settings: JsonObject, retriever
 
 
 def difference(derived: Json, stored: Json, where: str = "", *, rounded: bool = False) -> str | None:
-    """The path of the first place where two JSON values differ, types included; `None` when they are the same. With
-    `rounded`, numbers that differ by a rounding are the same."""
+    """The path of the first difference of two JSON values, types included; `None` if they are equal. With `rounded`,
+    numbers that differ by a rounding error are equal."""
+    inner: Iterator[tuple[str, Json, Json]]
     if isinstance(derived, dict) and isinstance(stored, dict):
-        for name in {**stored, **derived}:
-            path = f"{where}.{name}" if where else name
-            if name not in derived or name not in stored:
-                return path
-            if (inner := difference(derived[name], stored[name], path, rounded=rounded)) is not None:
-                return inner
-        return None
-    if isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
+        prefix = f"{where}." if where else ""
+        if unequal := derived.keys() ^ stored.keys():
+            return f"{prefix}{min(unequal)}"
+        inner = ((f"{prefix}{name}", derived[name], stored[name]) for name in stored)
+    elif isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
         pairs = enumerate(zip(derived, stored, strict=True))
-        inners = (difference(new, old, f"{where}[{position}]", rounded=rounded) for position, (new, old) in pairs)
-        return next((inner for inner in inners if inner is not None), None)
-    if rounded and isinstance(derived, float) and isinstance(stored, float) and near(derived, stored):
+        inner = ((f"{where}[{position}]", new, old) for position, (new, old) in pairs)
+    elif rounded and isinstance(derived, float) and isinstance(stored, float) and near(derived, stored):
         return None
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (derived, stored))
-    return None if derived == stored and (numbers or type(derived) is type(stored)) else where
+    else:
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (derived, stored))
+        return None if derived == stored and (numbers or type(derived) is type(stored)) else where
+    differences = (difference(new, old, path, rounded=rounded) for path, new, old in inner)
+    return next((path for path in differences if path is not None), None)

@@ -1,8 +1,8 @@
-"""Collection: a data set whose corpus is fetched from the web, as AgentIR's appendix B makes WebShaper's.
+"""Collection: a data set whose corpus is fetched from the web, as AgentIR's appendix B does for WebShaper.
 
-Its pages are the gold pages of questions, pages that searches for the questions find, named ones, and documents of
-files, such as a sample of FineWeb. A page is one passage, its address after redirects is the id, and of two with one
-address the first is kept. A page that could not be fetched is counted and has no passage.
+Its pages are the gold pages of questions, results of searches for the questions, given addresses, and documents from
+files, such as a sample of FineWeb. A page is one passage. Its id is the address after redirects; duplicates are
+dropped. A page that cannot be fetched is counted and has no passage.
 """
 
 import re
@@ -38,8 +38,8 @@ UNCOLLECTED = "uncollected"
 _FILES = re.compile(r"collection\.json|corpus\.jsonl|questions\.[^/]*\.jsonl")
 _BULLET = re.compile(r"^\s*+(?:[-*•]|[0-9]{1,3}[.)])?\s*+")
 _MAX_TOKENS = 1000
-_TOGETHER = 32
-"""Questions that a generator is given together."""
+_BATCH = 32
+"""Questions that a generator gets at once."""
 
 
 class CollectionSettings(Settings):
@@ -84,7 +84,7 @@ class CollectionSummary(Record):
 
 @dataclass(slots=True)
 class CollectionSources:
-    """What a collection is made of."""
+    """The sources of a collection."""
 
     questions: dict[str, list[Question]] = field(default_factory=dict)
     """By split."""
@@ -111,7 +111,7 @@ class CollectionSources:
             elif (first := next(read_rows(path), None)) is None:
                 raise DataError(f"{path} is empty; it needs at least one row")
             else:
-                _document(first)  # a file of another form is refused before anything is fetched
+                _document(first)  # raises for a file of another format, before anything is fetched
                 sources.documents.append(path)
         return sources
 
@@ -139,9 +139,9 @@ def collect(
 ) -> CollectionSummary:  # fmt: skip
     """Fetch pages and write the data set `out`: their corpus and the questions of the sources.
 
-    `search` finds further pages for each question, and for the searches that `generator` makes of it. Pages and
-    results are kept in the SQLite file `store`, so the same call resumes after a kill and ends in the same files.
-    Raises `DataError`, `RunError` where all searches or the generator fail, and `InUse`; writes nothing to `out` then.
+    `search` finds more pages for each question, and for the sub-queries that `generator` makes from it. Pages and
+    results are stored in the SQLite file `store`, so the same call resumes after a kill and ends with the same files.
+    Raises `DataError`, `InUse`, and `RunError` if all searches or the generator fail; nothing is written to `out` then.
     """
     require_library("httpx", "fetching pages", "web")
     require_library("trafilatura", "reading pages", "web")
@@ -187,14 +187,14 @@ def collect(
 
 
 def sub_queries(generator: TextModel, questions: Sequence[str], count: int, tell: Tell) -> list[str]:
-    """Up to `count` searches for each question, a line each in what the generator writes. Raises `RunError` where it
-    fails."""
+    """Up to `count` searches for each question, one per line of the generator's response. Raises `RunError` if the
+    generator fails."""
     prompt = load_prompt(SubQueryPrompt, "sub-queries", Path(), {"prompt": {"question", "count"}}, PROMPTS)
     prompts = [fill_template(prompt.prompt, question=one_line(question), count=str(count)) for question in questions]
     queries: list[str] = []
-    for start in range(0, len(prompts), _TOGETHER):
+    for start in range(0, len(prompts), _BATCH):
         try:
-            texts = generator.write(prompts[start : start + _TOGETHER], _MAX_TOKENS)
+            texts = generator.write(prompts[start : start + _BATCH], _MAX_TOKENS)
         except ModelError as error:
             raise RunError(f"the generator failed ({error}); the same command goes on") from None
         for text in texts:

@@ -1,10 +1,11 @@
-"""Credit of a stored run's turns: continues the agent from every turn, and scores signals against what that says.
+"""Credit of a stored run's turns: continues the agent from every turn, and scores signals against the outcomes.
 
 A state after a turn that searched is continued from the turn's own passages (`agents/branching.py`), so a model that
-can fork reads each run once. Turns of an agent that did not search, and the last one, have no value.
+can fork reads each run once. The last turn, and turns that did not search, have no value.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,7 +62,7 @@ Tell: TypeAlias = Callable[[int, int], None]
 
 
 class CreditSignal(Settings):
-    """A signal: what an algorithm gives a turn's tokens."""
+    """A signal: the advantages that an algorithm gives a turn's tokens."""
 
     algorithm: str
     """`rl.algorithm`: a name, or a file."""
@@ -72,7 +73,7 @@ class CreditSignal(Settings):
 
 
 def load_signals(names: Sequence[str]) -> dict[str, CreditSignal]:
-    """Signals by name; a YAML file of signals adds its own. All shipped ones for no name."""
+    """Signals by name; a YAML file adds its signals. Without names, all shipped ones."""
     shipped = _signals(SIGNALS)
     if not names:
         return shipped
@@ -102,14 +103,14 @@ def _signals(path: Path) -> dict[str, CreditSignal]:
 
 @dataclass(frozen=True)
 class Ruler:
-    """Continues runs from their turns, and keeps how each continuation ended."""
+    """Continues runs from their turns, and stores the outcome of each continuation."""
 
     agent: Agent
     agent_identity: str
     retriever: Retriever
     limits: Limits
     continuations: int
-    """How many of every state."""
+    """Continuations of every state."""
     folder: Path
 
     @property
@@ -118,8 +119,8 @@ class Ruler:
         return GradeCache.beside(self.folder, StateOutcome, identity, {"agent": self.agent_identity})
 
     def measure(self, trajectories: Sequence[Trajectory], tell: Tell = lambda *_: None) -> list[StateOutcome]:
-        """Continue every state of the runs that the folder does not hold yet, and keep each continuation as it ends.
-        Faults are tried again."""
+        """Continue every state that has no outcome in the folder yet, and store each outcome as its continuation ends.
+        Faults are retried."""
         outcomes = {key: outcome for key, outcome in self.cache.entries().items() if outcome.fault is None}
         wanted = [state for state in self._states(trajectories) if state.key not in outcomes]
         first = len(outcomes)
@@ -134,32 +135,32 @@ class Ruler:
                 self._continue(wanted[start : start + AT_ONCE], keep)
         return [*outcomes.values()]
 
-    def _states(self, trajectories: Sequence[Trajectory]) -> "list[_State]":
-        states = [
-            _State(trajectory.question, 0, 0, number, None, None)
-            for trajectory in {trajectory.question.id: trajectory for trajectory in trajectories}.values()
-            for number in range(self.continuations)
-        ]
+    def _states(self, trajectories: Sequence[Trajectory]) -> "Iterator[_State]":
+        numbers = range(self.continuations)
+        for question in {trajectory.question.id: trajectory.question for trajectory in trajectories}.values():
+            yield from (_State(question, 0, 0, number) for number in numbers)
         for done in trajectories:
             for turn, position in searches_by_turn(done, self.agent.protocol).items():
-                states += [
-                    _State(done.question, done.seed, turn, number, done, position)
-                    for number in range(self.continuations)
-                ]
-        return states
+                yield from (_State(done.question, done.seed, turn, number, (done, position)) for number in numbers)
 
     def _continue(self, states: "Sequence[_State]", keep: "Callable[[_State, Trajectory], None]") -> None:
         """Continue states; `keep` is called as each continuation ends."""
-        fresh = {(state.question.id, state.continued_seed): state for state in states if state.trajectory is None}
+        fresh = {(state.question.id, state.continued_seed): state for state in states if state.search is None}
         rollout(
             self.agent, self.retriever, [state.question for state in fresh.values()], [seed for _, seed in fresh],
             self.limits, on_done=lambda done: keep(fresh[done.question.id, done.seed], done), keep=False,
         )  # fmt: skip
-        forks = [(state.branch(), state) for state in states if state.trajectory is not None]
-        state_of = {id(forked): state for forked, state in forks}
+        branches: list[Branch] = []
+        state_of: dict[int, _State] = {}
+        for state in states:
+            if state.search is not None:
+                stored, position = state.search
+                passages = tuple(hit.passage for hit in stored.searches[position].hits)
+                branches.append(Branch(stored, position, passages, state.continued_seed))
+                state_of[id(branches[-1])] = state
         branch(
-            self.agent, self.retriever, [forked for forked, _ in forks], self.limits,
-            on_done=lambda forked, trajectory: keep(state_of[id(forked)], trajectory),
+            self.agent, self.retriever, branches, self.limits,
+            on_done=lambda branched, trajectory: keep(state_of[id(branched)], trajectory),
         )  # fmt: skip
 
 
@@ -171,8 +172,8 @@ class _State:
     seed: int
     turn: int
     number: int
-    trajectory: Trajectory | None
-    position: int | None
+    search: tuple[Trajectory, int] | None = None
+    """The run and the position of the search to continue from; `None` for a new run."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -181,12 +182,6 @@ class _State:
     @property
     def continued_seed(self) -> int:
         return row_seed(self.seed, f"{self.question.id}/{self.turn}", self.number)
-
-    def branch(self) -> Branch:
-        """The continuation from the search's own passages."""
-        assert self.trajectory is not None and self.position is not None
-        passages = tuple(hit.passage for hit in self.trajectory.searches[self.position].hits)
-        return Branch(self.trajectory, self.position, passages, self.continued_seed)
 
     def ended(self, trajectory: Trajectory) -> StateOutcome:
         fault = None if trajectory.fault is None else trajectory.fault[1] or str(trajectory.fault[0])
@@ -199,14 +194,12 @@ class _State:
 
 
 def credit_of(stored: Sequence[Trajectory], signal: CreditSignal, probe: GoldProbe | None) -> dict[TurnKey, float]:
-    """The mean advantage that the signal gives the tokens of every turn. Raises `SettingError` where its reward cannot
-    be paid."""
-    by_question: dict[str, list[Trajectory]] = {}
-    for trajectory in stored:
-        by_question.setdefault(trajectory.question.id, []).append(trajectory)
-    ordered = [trajectory for group in by_question.values() for trajectory in group]
-    groups = [number for number, group in enumerate(by_question.values()) for _ in group]
-    size = max(map(len, by_question.values()), default=1)
+    """The mean advantage that the signal gives the tokens of every turn. Raises `SettingError` if its reward cannot be
+    computed."""
+    numbers = {ident: number for number, ident in enumerate(dict.fromkeys(done.question.id for done in stored))}
+    ordered = sorted(stored, key=lambda trajectory: numbers[trajectory.question.id])
+    groups = [numbers[trajectory.question.id] for trajectory in ordered]
+    size = max(Counter(groups).values(), default=1)
     settings = make_settings(
         RlSettings, {"algorithm": signal.algorithm, "algorithm_settings": {**signal.settings}, "group_size": size}
     )
@@ -223,7 +216,7 @@ def credit_of(stored: Sequence[Trajectory], signal: CreditSignal, probe: GoldPro
 
 
 def gold_probe_of(settings: AgentSettings) -> GoldProbe | None:
-    """Reads gold answers with an agent's own weights; `None` for an agent that is no model folder."""
+    """A probe that reads gold answers with the agent's weights; `None` if the agent is not a model folder."""
     folder = model_path(settings.name)
     if is_scripted(settings.name) or settings.is_remote or not (folder / "config.json").is_file():
         return None
@@ -234,7 +227,7 @@ def gold_probe_of(settings: AgentSettings) -> GoldProbe | None:
 
 @dataclass
 class CountingProbe:
-    """Implements `GoldProbe`; counts the tokens that it read."""
+    """A `GoldProbe` that counts the tokens it reads."""
 
     probe: GoldProbe
     tokens: int = 0
@@ -252,7 +245,7 @@ def measured_turns(stored: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
 def values_of(
     trajectories: Sequence[Trajectory], agent: Agent, outcomes: Sequence[StateOutcome]
 ) -> tuple[dict[TurnKey, float], dict[TurnKey, float], dict[TurnKey, float]]:
-    """The values of the turns: by all continuations, and by each half of them. Raises `DataError` for none."""
+    """The values of the turns by all continuations, and by each half of them. Raises `DataError` if no turn has one."""
     turns = measured_turns(trajectories, agent)
     whole = turn_values(turns, outcomes)
     if not whole:
@@ -271,9 +264,9 @@ def measure_credit(
     tell: Callable[[str, int, int], None] = lambda *_: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> CreditScores:
-    """Continue the turns of a stored run, by `count` of its questions, and score signals on them.
+    """Continue the turns of a stored run, of `count` of its questions, and score signals on them.
 
-    `tell` is called with (`continuations`, done, total). A signal that cannot be computed is left out, and said.
+    `tell` is called with (`continuations`, done, total). A signal that cannot be computed is skipped and reported.
     """
     stored = Run(folder)
     settings = sampling_agent(stored, device)
@@ -309,7 +302,7 @@ def measure_credit(
 
 
 def sampling_agent(run: Run, device: str | None) -> AgentSettings:
-    """The agent of a run at the temperature it had. Raises `SettingError` for a greedy one: all continuations would be
+    """The agent of a run at its temperature. Raises `SettingError` for a greedy agent, whose continuations would all be
     equal."""
     settings = agent_of([run], None, 1.0)
     agent = run.settings.get("agent")

@@ -1,5 +1,5 @@
-"""Data folder: a user's data set, checked before anything is trained, with questions made from it where it has none;
-and the questions and retrievers of a table's columns."""
+"""Data folder: a user's data set, checked before anything is trained, with generated questions if it has none; and the
+questions and retrievers of a table's columns."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ SET_ASIDE = 0.1
 
 
 def check_data_folder(name: str, setting: str = "", split: str = "train", usual: str = "train") -> None:
-    """Refuse what is no data set, and a split that somebody named and that it lacks. `setting` names the folder."""
+    """Refuse a folder that is not a data set, and a missing split if it is not the `usual` one. `setting` names the
+    folder."""
     folder, named_by = Path(name).expanduser(), f", which {setting} names" if setting else ""
     if not folder.exists():
         raise DataError(
@@ -41,9 +42,9 @@ def check_data_folder(name: str, setting: str = "", split: str = "train", usual:
 
 
 def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> None:
-    """Make `folder`, the data set of an agent's training, unless it is there or the recipe's own holds all splits.
+    """Make `folder`, the data set of an agent's training, unless it exists or the recipe's data set has all splits.
 
-    Raises `DataError` where a split would be missing or empty, before anything is trained on the others.
+    Raises `DataError` if a split would be missing or empty.
     """
     if data.folder is not None and data.synthesis is not None:
         make_questions(data.folder, folder, data.train, data.synthesis, say)
@@ -63,13 +64,20 @@ def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> N
 
 
 def missing_splits(dataset: Dataset, data: DataSettings) -> list[str]:
-    """The splits to measure by that have no question and are set aside from the training questions.
+    """The splits to measure by that have no questions and are set aside from the training questions.
 
-    Raises `DataError` where there are too few training questions for that, and `SettingError` for a split that was
-    named and does not exist.
+    Raises `DataError` if there are too few training questions for that, and `SettingError` for a missing split that the
+    recipe names.
     """
+
+    def has_questions(split: str) -> bool:
+        if split not in dataset.splits:
+            return False
+        with dataset.split_path(split).open(encoding="utf-8") as lines:
+            return any(line.strip() for line in lines)
+
     names = {"dev": data.dev, "test": data.test}
-    missing = [name for name in dict.fromkeys(names.values()) if not _has_questions(dataset, name)]
+    missing = [name for name in dict.fromkeys(names.values()) if not has_questions(name)]
     for setting, name in names.items():
         if name in missing and name not in dataset.splits and name != setting:
             raise SettingError(f"{dataset.lacks(name)} (data.{setting})")
@@ -84,13 +92,6 @@ def missing_splits(dataset: Dataset, data: DataSettings) -> list[str]:
             "data.test=SPLIT"
         )
     return missing
-
-
-def _has_questions(dataset: Dataset, split: str) -> bool:
-    if split not in dataset.splits:
-        return False
-    with dataset.split_path(split).open(encoding="utf-8") as lines:
-        return any(line.strip() for line in lines)
 
 
 def _set_aside(dataset: Dataset, train: str, missing: Iterable[str], out: Path) -> None:
@@ -114,9 +115,9 @@ def _set_aside(dataset: Dataset, train: str, missing: Iterable[str], out: Path) 
 def make_questions(
     name: str, out: Path, split: str, settings: SynthesisGroup, say: Callable[[str], None], *, needed: bool = True
 ) -> Path:
-    """The data set with questions to train on: the given one where it has the split, else `out`, which is made.
+    """The data set with questions to train on: the given one if it has the split, else `out`, which is made.
 
-    Where its passages give no questions, it is the given one again, or a `DataError` if they are `needed`.
+    If its passages yield no questions: the given one, or a `DataError` if questions are `needed`.
     """
     folder = Path(name)
     if out.exists():
@@ -137,10 +138,11 @@ def make_questions(
 
 
 def own_questions(name: str, used: Path, train: str) -> dict[str, list[Question]]:
-    """Name → the questions that the given data set had before others were made (`used`): people's, to measure by."""
+    """Name → people's questions, to measure by: those of the given data set, if others were made in `used`."""
     dataset = Dataset(Path(name))
-    questions_made = dataset.folder != used and train not in dataset.splits
-    return {f"own-{split}": dataset.questions(split) for split in dataset.splits} if questions_made else {}
+    if dataset.folder == used or train in dataset.splits:
+        return {}
+    return {f"own-{split}": dataset.questions(split) for split in dataset.splits}
 
 
 @dataclass(frozen=True)
@@ -156,20 +158,15 @@ def question_sets(
     recipe: AgentRecipe, folders: Mapping[str, Path], retrievers: Mapping[str, Retriever]
 ) -> list[QuestionSet]:
     """The columns of the table. `folders` and `retrievers` are those of the sets `data` and, if any, `unseen`."""
-    data, table = recipe.data, recipe.table
-    columns = [("dev", "data", data.dev)] if table.dev else []
-    columns += [("test", "data", data.test)]
-    columns += [("unseen", "unseen", data.test)] if data.unseen is not None else []
-    sets: list[QuestionSet] = []
-
-    def add(name: str, source: str, questions: list[Question]) -> None:
-        drawn = draw(questions, table.questions, table.seed, table.per_set)
-        sets.append(QuestionSet(name, tuple(drawn), retrievers[source]))
-
-    for name, source, split in columns:
-        questions = Dataset(folders[source]).questions(split)
-        add(name, source, table.select.apply(questions) if name == "test" else questions)
+    data, table, dataset = recipe.data, recipe.table, Dataset(folders["data"])
+    columns = {"dev": dataset.questions(data.dev)} if table.dev else {}
+    columns["test"] = table.select.apply(dataset.questions(data.test))
+    if data.unseen is not None:
+        columns["unseen"] = Dataset(folders["unseen"]).questions(data.test)
     if data.folder is not None:
-        for name, questions in own_questions(data.folder, folders["data"], data.train).items():
-            add(name, "data", questions)
+        columns |= own_questions(data.folder, folders["data"], data.train)
+    sets: list[QuestionSet] = []
+    for name, questions in columns.items():
+        drawn = draw(questions, table.questions, table.seed, table.per_set)
+        sets.append(QuestionSet(name, tuple(drawn), retrievers.get(name, retrievers["data"])))
     return sets

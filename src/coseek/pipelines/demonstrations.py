@@ -1,8 +1,8 @@
-"""Demonstrations: trajectories in the policy's token ids, for supervised training: those of scripted agents, and stored
-runs of any agent, kept by their outcome; and the policy that is trained on them.
+"""Demonstrations: trajectories in the policy's token ids, for supervised training. They come from scripted agents, or
+from stored runs of any agent, filtered by reward. At the end: the policy that is trained on them.
 
-A run that was sampled in the policy's own tokens keeps its ledger. Others are tokenised again, by segment, and
-every segment keeps its author, so that the loss masks what the environment wrote. The prompt is the recipe's own.
+A run that was sampled with the policy's tokenizer keeps its ids. Others are tokenised again, segment by segment; every
+segment keeps its author, so that the loss masks what the environment wrote. The prompt is the recipe's own.
 """
 
 import random
@@ -58,17 +58,20 @@ _END = re.compile(rf"(?:{ROLE_MARK})\s*+\Z", re.I)
 def stored_demonstrations(
     folders: Sequence[str], keep: KeptRunsSettings, protocol: Protocol, tokenizer: Tokenizer, limits: Limits, seed: int
 ) -> list[Trajectory]:
-    """The runs of these folders whose reward is high enough. Raises `DataError` for none, or another protocol's."""
-    trajectories: list[Trajectory] = []
-    for folder in folders:
-        for trajectory in Run(Path(folder)).trajectories():
-            if trajectory.protocol != protocol.name:
-                raise DataError(
-                    f"{folder} holds runs of the protocol {trajectory.protocol}, and the policy learns "
-                    f"{protocol.name}; name runs of that protocol in warm_start.runs"
-                )
-            trajectories.append(trajectory)
-    right = correct_trajectories(trajectories, TrajectoryScorer(make_reward(keep.reward)), keep, seed)
+    """The runs of these folders whose reward is high enough. Raises `DataError` if there is none, or for a run of
+    another protocol."""
+
+    def checked() -> Iterator[Trajectory]:
+        for folder in folders:
+            for trajectory in Run(Path(folder)).trajectories():
+                if trajectory.protocol != protocol.name:
+                    raise DataError(
+                        f"{folder} holds runs of the protocol {trajectory.protocol}, and the policy learns "
+                        f"{protocol.name}; name runs of that protocol in warm_start.runs"
+                    )
+                yield trajectory
+
+    right = correct_trajectories(checked(), TrajectoryScorer(make_reward(keep.reward)), keep, seed)
     return [retokenised(trajectory, protocol, tokenizer, limits) for trajectory in right]
 
 
@@ -78,15 +81,15 @@ def retokenised(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer
     if protocol.grammar.native_calls:
         return _retokenised_calls(trajectory, protocol, tokenizer, same)
     first = next((number for number, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT), 0)
-    had = protocol.grammar.opened_mark(trajectory.segments[first - 1].text) if first else ""
+    former = protocol.grammar.opened_mark(trajectory.segments[first - 1].text) if first else ""
     opened = protocol.template.opened_mark(tokenizer)
     prompt, tail = protocol.template.prompt_ids(tokenizer, trajectory.question, protocol.file.opens_with_search)
     segments: list[Segment] = []
     for number, segment in enumerate(trajectory.segments):
-        is_agent = segment.author is Author.AGENT
-        moved = number == first and had != opened
-        text = _with_opening(segment.text, protocol.grammar, had, opened) if moved else segment.text
-        unchanged = same and not moved
+        is_agent, text = segment.author is Author.AGENT, segment.text
+        unchanged = same and (number != first or former == opened)
+        if number == first and former != opened:
+            text = _with_opening(text, protocol.grammar, former, opened)
         ids = segment.ids if unchanged else _ids(text, protocol, tokenizer, is_agent)
         if segment.tag == PROMPT:
             ids = prompt
@@ -102,10 +105,8 @@ def retokenised(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer
 
 
 def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer, same: bool) -> Trajectory:
-    """The same for native tool calls: turns in our own spelling, results in the frame of the tokenizer's template.
-
-    Raises `DataError` for results in the frame of another chat template, which cannot be taken out of it.
-    """
+    """`retokenised` for native tool calls: turns in coseek's own spelling, results in the frame of the tokenizer's chat
+    template. Raises `DataError` for results in another template's frame, from which they cannot be extracted."""
     ids, _ = protocol.template.prompt_ids(tokenizer, trajectory.question)
     episode = Episode(0, trajectory.question, trajectory.seed, 0.0)
     episode.add(Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(ids), ids))
@@ -130,7 +131,7 @@ def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: To
 
 
 def _result_text(segment: Segment, protocol: Protocol) -> str:
-    """A result without the marks of our own spelling around it."""
+    """A result without the tags around it."""
     tag = protocol.grammar.by_name[protocol.grammar.observation]
     inside = segment.text.strip().removeprefix(tag.opening).removesuffix(tag.closing)
     if tag.opening in inside or protocol.grammar.escape(inside) != inside:
@@ -141,12 +142,13 @@ def _result_text(segment: Segment, protocol: Protocol) -> str:
     return inside
 
 
-def _with_opening(text: str, grammar: Grammar, had: str, opened: str) -> str:
-    """A first turn after a prompt that opened reasoning with the mark `had`, for one that opens it with `opened`."""
+def _with_opening(text: str, grammar: Grammar, former: str, opened: str) -> str:
+    """Adapt the first turn to another prompt: the former one opened reasoning with the mark `former`, the new one opens
+    it with `opened`."""
     own = [tag.opening for tag in grammar.tags]
-    if had in own or (had and grammar.free_text):
-        text = text if text.lstrip().startswith(had) else had + text
-    elif had and (parts := split_opened(text, had)) is not None:
+    if former in own or (former and grammar.free_text):
+        text = text if text.lstrip().startswith(former) else former + text
+    elif former and (parts := split_opened(text, former)) is not None:
         thought, (reasoning, text) = grammar.thought, parts
         if thought and not text.lstrip().startswith(thought.opening):
             text = f"{thought.opening}{reasoning}{thought.closing}{text}"
@@ -156,8 +158,8 @@ def _with_opening(text: str, grammar: Grammar, had: str, opened: str) -> str:
 
 
 def _ids(text: str, protocol: Protocol, tokenizer: Tokenizer, is_turn: bool) -> tuple[int, ...]:
-    """A segment in a tokenizer's ids. A turn that no stop string ended gets the tokenizer's own end of text, in place
-    of another one's."""
+    """A segment in a tokenizer's ids. A turn that no stop string ended gets this tokenizer's end-of-text token instead
+    of another tokenizer's."""
     if not is_turn or any(stop in text for stop in protocol.grammar.stops):
         return protocol.template.text_ids(tokenizer, text)
     return (*protocol.template.text_ids(tokenizer, _END.sub("", text)), tokenizer.eos_id)
@@ -175,8 +177,8 @@ def demonstrate(
     dataset: Dataset,
     progress: Progress,
 ) -> list[Trajectory]:
-    """All demonstrations of a recipe's warm start. Throw-away worlds, renamed questions and known facts are always
-    searched with BM25; the retriever searches the data set otherwise."""
+    """All demonstrations of a recipe's warm start. `retriever` searches the data set. Throw-away worlds, renamed
+    questions and known facts are always searched with BM25."""
     settings = recipe.warm_start
     assert settings is not None
     if settings.demonstrator == "runs":
@@ -187,26 +189,28 @@ def demonstrate(
     demonstrator = _demonstrator(settings, dataset.corpus)
     demonstrations: list[Trajectory] = []
     sources: Iterator[tuple[Retriever, Sequence[Question]]]
-    in_worlds = settings.uses_worlds
-    if in_worlds:
+    progress.stage("demonstrations", settings.worlds if settings.uses_worlds else 1 + settings.renamed)
+    if settings.uses_worlds:
         worlds = list(throw_away_worlds(recipe))
         sources = ((Bm25.over(world.corpus), world.questions["train"]) for _, world in worlds)
         drills = find_plugin("scripted agent", SCRIPTED, EXPERT).drills
-        for own_seed, world in worlds:
-            rng = random.Random(f"{recipe.seed}/drills/{own_seed}")
+        for world_seed, world in worlds:
+            rng = random.Random(f"{recipe.seed}/drills/{world_seed}")
             count = round(settings.drills * len(world.questions["train"]))
             demonstrations += drills(world, protocol, tokenizer, count, rng, settings.asking)
-        progress.stage("demonstrations", settings.worlds)
     else:
-        progress.stage("demonstrations", 1 + settings.renamed)
         training_questions = dataset.questions(recipe.data.train)
-        in_data_set = (retriever, [*training_questions, *made_questions(recipe, dataset)])
-        sources = chain([in_data_set], renamed_copies(recipe, dataset.corpus, training_questions))
+        renamed = (
+            question_synthesis().rename(dataset.corpus, training_questions, recipe.seed * settings.renamed + copy)
+            for copy in range(settings.renamed)
+        )
+        in_data_set = [*training_questions, *made_questions(recipe, dataset)]
+        sources = chain([(retriever, in_data_set)], ((Bm25.over(corpus), copies) for corpus, copies in renamed))
     for number, (engine, questions) in enumerate(sources, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         demonstrations += _play(demonstrator, protocol, tokenizer, engine, questions, recipe.limits, seed)
         count = round(settings.one_shot * len(questions))
-        few = questions[:count] if in_worlds else draw(questions, count, recipe.seed)  # a world's order is random
+        few = questions[:count] if settings.uses_worlds else draw(questions, count, recipe.seed)  # worlds are shuffled
         demonstrations += _answered_at_once(recipe, tokenizer, engine, few, number)
         if settings.reading:
             rng = random.Random(f"{recipe.seed}/reading/{number}")
@@ -215,25 +219,24 @@ def demonstrate(
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
             sampled = rng.sample(questions, round(share * len(questions)))
-            other = recipe.load_protocol(name)
-            seed = derive_seed(recipe.seed, name, number)
+            other, seed = recipe.load_protocol(name), derive_seed(recipe.seed, name, number)
             demonstrations += _play(demonstrator, other, tokenizer, engine, sampled, recipe.limits, seed)
         progress.advance(number, f"{len(demonstrations)} runs")
     if settings.demonstrator == EXPERT and settings.known and KNOWN in dataset.splits:
-        training_questions = [question for question in dataset.questions(recipe.data.train) if question.meta.get(KNOWN)]
-        questions, seed = [*dataset.questions(KNOWN), *training_questions], derive_seed(recipe.seed, KNOWN)
-        searched = Bm25.over(dataset.corpus)  # so that arms with other engines start from the same policy
-        recalled = _play(demonstrator, protocol, tokenizer, searched, questions, recipe.limits, seed)
+        known = [question for question in dataset.questions(recipe.data.train) if question.meta.get(KNOWN)]
+        questions, seed = [*dataset.questions(KNOWN), *known], derive_seed(recipe.seed, KNOWN)
+        bm25 = Bm25.over(dataset.corpus)  # so that arms with other engines start from the same policy
+        recalled = _play(demonstrator, protocol, tokenizer, bm25, questions, recipe.limits, seed)
         demonstrations += _repeated(recalled, round(len(demonstrations) * settings.known / (1 - settings.known)), seed)
     return demonstrations
 
 
 def _repeated(demonstrations: Sequence[Trajectory], count: int, seed: int) -> Iterator[Trajectory]:
-    """`count` demonstrations, each as often as the others; of unknown hops, so that they keep their share of the draws
-    beside a curriculum."""
+    """`count` demonstrations, repeated evenly in random order. Without hops, so that they keep their share of the draws
+    under a curriculum."""
     shuffled = random.Random(seed).sample(demonstrations, len(demonstrations))
-    of_unknown_hops = (replace(played, question=replace(played.question, hops=None)) for played in shuffled)
-    return islice(cycle(of_unknown_hops), count)
+    without_hops = (replace(played, question=replace(played.question, hops=None)) for played in shuffled)
+    return islice(cycle(without_hops), count)
 
 
 def _demonstrator(settings: WarmStartSettings, corpus: Corpus) -> ScriptedAgent:
@@ -262,8 +265,8 @@ def readings(
     most: int,
     rng: random.Random,
 ) -> Iterator[Trajectory]:
-    """Questions read in the prompt of a frozen generator: their gold passages among others that a search for the
-    question finds, at most `most` in all. Questions without gold passages or answers are left out."""
+    """Questions answered in the prompt of a frozen generator, from at most `most` passages: the gold passages among
+    others that a search for the question finds. Questions without gold passages or answers are left out."""
     settings = GeneratorSettings(model="")
     prompt, budget = load_generator_prompt(settings), ContextBudget(settings.max_context_tokens)
     able = [question for question in questions if question.gold_ids and question.answers]
@@ -291,24 +294,14 @@ def reply_to(question: Question, protocol: str, message: str, reply: str, tokeni
     return Trajectory(question, protocol, segments, (), StopReason.COMPLETE)
 
 
-def renamed_copies(
-    recipe: AgentRecipe, corpus: Corpus, questions: Sequence[Question]
-) -> Iterator[tuple[Retriever, Sequence[Question]]]:
-    """The copies of questions in which names have changed places, each with a retriever that knows the new names."""
-    copies = recipe.warm_start.renamed if recipe.warm_start else 0
-    for number in range(copies):
-        renamed, questions_renamed = question_synthesis().rename(corpus, questions, recipe.seed * copies + number)
-        yield Bm25.over(renamed), questions_renamed
-
-
 def made_questions(recipe: AgentRecipe, dataset: Dataset) -> list[Question]:
-    """The questions that a warm start makes from the passages of the data set; none by default."""
+    """The questions that a warm start makes from the passages of the data set; by default an empty list."""
     settings = recipe.warm_start.made if recipe.warm_start else None
     return [] if settings is None else question_synthesis().training_questions(dataset.corpus, settings)
 
 
 def throw_away_worlds(recipe: AgentRecipe) -> Iterator[tuple[int, MadeData]]:
-    """The worlds of the demonstrations by their seeds: their words are those of all worlds, their facts are not."""
+    """Seed and world of the demonstrations. They share their words with all worlds, but not their facts."""
     settings = recipe.warm_start
     assert settings is not None
     for number in range(settings.worlds):
@@ -352,8 +345,8 @@ def _play(
 
 
 def _has_read_its_answer(trajectory: Trajectory) -> bool:
-    """Whether a run ended by itself, found its gold passages, and was shown the answer where one of them holds it: long
-    passages are cut."""
+    """Whether a run ended by itself, found its gold passages, and was shown the answer if one of them holds it: a long
+    passage may have been cut before the answer."""
     ended = trajectory.stop in (StopReason.ANSWERED, StopReason.COMPLETE) and not trajectory.declined
     passages = {hit.passage.id: hit.passage for search in trajectory.searches for hit in search.hits}
     if not ended or not set(trajectory.question.gold_ids) <= passages.keys():
@@ -372,7 +365,7 @@ def notes_of(trajectory: Trajectory) -> list[Trajectory]:
     ]
 
 
-# The policy that training begins with, whose tokenizer is trained on these texts.
+# The initial policy, whose tokenizer is trained on these texts.
 
 
 def write_start(
@@ -380,8 +373,8 @@ def write_start(
 ) -> None:
     """Write an untrained laptop policy with its tokenizer, or the recipe's model with its new tokens.
 
-    Words are those of the warm start; without one none are added, since nothing would train their vectors before the
-    first rollout, and a policy that was trained before would read them worse than their pieces.
+    Word tokens come from the texts of the warm start. Without a warm start none are added: nothing would train their
+    vectors before the first rollout, and a trained policy would read them worse than their pieces.
     """
     policy, seed, taught = recipe.policy, recipe.seed, recipe.warm_start is not None
     if policy.folder is None:
@@ -406,7 +399,7 @@ def write_start(
 
 
 def policy_warnings(recipe: AgentRecipe) -> list[str]:
-    """Why the recipe's model may write no turn of the valid form: its chat template, or its former training."""
+    """Why the recipe's model may write invalid turns: its chat template, or its former training."""
     if recipe.policy.folder is None or not (folder := model_path(recipe.policy.folder)).is_dir():
         return []
     protocol = recipe.load_protocol(run_files=False)

@@ -1,14 +1,14 @@
 """Dry run of an agent recipe: missing paths, estimated memory and time (`estimate.py`), and one small step.
 
-The small step runs the real training for one step of every stage in a tiny laptop world, with an untrained model of
-the same architecture in small. Algorithm, reward, protocol and stages are the recipe's; sizes and budgets are not.
+The small step is one real training step of every stage, in a tiny laptop world, with a small untrained model of the
+same architecture. Algorithm, reward, protocol and stages are the recipe's; sizes and budgets are reduced.
 """
 
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import cast
 
 import torch
 from pydantic import TypeAdapter
@@ -36,7 +36,6 @@ from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import policy_warnings, texts_in
 from coseek.pipelines.estimate import (
     FULL,
-    Work,
     host_of,
     memory_of,
     shape_of,
@@ -77,7 +76,7 @@ class DryRun:
     values: JsonObject
     """The findings for programs, in bytes and seconds."""
     missing: str = ""
-    """What the training lacks and how to get it; empty if it can begin."""
+    """What is missing and how to get it; empty if the training can begin."""
 
     def refuse(self) -> None:
         """Raise `DataError` when something is missing."""
@@ -85,13 +84,8 @@ class DryRun:
             raise DataError(self.missing)
 
 
-Row: TypeAlias = tuple[str, str, str]
-"""A row of the table: part, value and detail."""
 COLUMNS = ("part", "what", "detail")
-
-
-def _count(number: float) -> str:
-    return f"{number / 1e9:.3g} billion" if number >= 1e8 else f"{number / 1e6:.3g} million"
+"""Columns of the table of findings."""
 
 
 def duration(seconds: float) -> str:
@@ -101,41 +95,34 @@ def duration(seconds: float) -> str:
     return f"{seconds / size:.3g} {name}"
 
 
-def _work_text(work: Work) -> str:
-    if not work.runs:
-        return f"{work.steps} updates of {work.read} tokens, {work.update_s:.3g} s each"
-    return (
-        f"{work.steps} steps of {work.runs} runs, {work.written} tokens written and {work.read} read at most; "
-        f"rollouts {work.rollout_s:.3g} s, update {work.update_s:.3g} s"
-    )
-
-
 def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     """Make a dry run. Missing paths are reported, not raised: see `DryRun.refuse`. The small step is made in `folder`,
-    by default in one that is deleted."""
+    by default in a temporary folder."""
     recipe = on_processes_here(resolve_recipe(recipe))
     check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
     paths = [(entry, problem_of(entry) or _lacking_weights(entry)) for entry in paths_of(recipe)]
     with temp_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as deleted:
         if recipe.data.folder is not None and not any(problem for _, problem in paths):
-            mistakes = ErrorList()  # why the training would get no data set with all splits, which it makes alike
+            mistakes = ErrorList()  # the training prepares its data in the same way
             mistakes.collect(make_data, recipe.data, deleted / "data", lambda _: None)
             entry = RecipePath("data.folder", Path(recipe.data.folder), "data")
             paths.append((entry, " | ".join(mistakes.sentences)))
         steps = rehearse(recipe, shape, folder or deleted)
     warnings, machine = policy_warnings(recipe), recipe.machine
-    rows: list[Row] = [("path", entry.setting, problem or f"{entry.path}: there") for entry, problem in paths]
-    rows.append(("model", f"{_count(shape.parameters)} weights", source))
+    rows = [("path", entry.setting, problem or f"{entry.path}: there") for entry, problem in paths]
+    size = shape.parameters
+    count = f"{size / 1e9:.3g} billion" if size >= 1e8 else f"{size / 1e6:.3g} million"
+    rows.append(("model", f"{count} weights", source))
     rows += [("warning", "policy.folder", warning) for warning in warnings]
     if machine.devices > 1:
         rows.append(("machine", f"{machine.devices} devices", f"start it with {started_with(machine.devices)}"))
-    stages: list[Json] = []
-    whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
-    for (name, stage), step in zip(whole, steps, strict=True):
-        stage_rows, stage_values = _stage(name, stage, shape, step)
-        rows += stage_rows
-        stages.append(stage_values)
+    stage_values: list[Json] = []
+    stages = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
+    for (name, stage), step in zip(stages, steps, strict=True):
+        found = _stage(name, stage, shape, step)
+        rows += found[0]
+        stage_values.append(found[1])
     note = (
         f"Time assumes {machine.tflops:g} TFLOP/s a device, of which updates reach {machine.update_mfu:.0%} and "
         f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."
@@ -143,27 +130,35 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     missing: dict[str, Json] = {entry.setting: problem for entry, problem in paths if problem}
     listed = "; ".join(f"{problem} ({setting})" for setting, problem in missing.items())
     refusal = f"the recipe cannot be trained yet: {listed}. Put it there, or name another: SETTING=PATH"
-    values: JsonObject = {"shape": plain(shape), "source": source, "stages": stages, "warnings": [*warnings]}
-    values |= {"parameters": shape.parameters, "missing": missing}
+    values: JsonObject = {"shape": plain(shape), "source": source, "parameters": size, "missing": missing}
+    values |= {"stages": stage_values, "warnings": [*warnings]}
     return DryRun((Table(COLUMNS, tuple(rows), (note,)),), values, refusal if missing else "")
 
 
 def on_processes_here(recipe: AgentRecipe) -> AgentRecipe:
-    """The recipe on as many devices as processes were started, if more than one was."""
+    """The recipe on one device for each process that was started, if there are several."""
     return with_processes(recipe, processes_here()) if processes_here() > 1 else recipe
 
 
-def _stage(name: str, recipe: AgentRecipe, shape: Shape, step: Mapping[str, float]) -> tuple[list[Row], JsonObject]:
-    """The findings about one stage: rows and values. `step` are the metrics of its small step."""
+def _stage(
+    name: str, recipe: AgentRecipe, shape: Shape, step: Mapping[str, float]
+) -> tuple[list[tuple[str, str, str]], JsonObject]:
+    """Rows of the table and values of one stage. `step` holds the metrics of its small step."""
     memory, work, way_out = memory_of(recipe, shape), work_of(recipe, shape), ways_out(recipe, shape)
     host, label = host_of(recipe, shape), f" {name}" if name else ""
     reward = "" if recipe.learn == "demonstrations" else str(make_reward(recipe.reward))  # with a preset's terms
     parts = ", ".join(f"{part} {shown_gib(value)}" for part, value in memory.parts.items() if value)
+    time = f"{work.steps} updates of {work.read} tokens, {work.update_s:.3g} s each"
+    if work.runs:
+        time = (
+            f"{work.steps} steps of {work.runs} runs, {work.written} tokens written and {work.read} read at most; "
+            f"rollouts {work.rollout_s:.3g} s, update {work.update_s:.3g} s"
+        )
     rows = [
         (f"memory{label}", f"{shown_gib(memory.needed)} GiB a device, of {recipe.machine.memory_gib:g}", parts),
         *([("", f"more than {FULL:.0%} of it", way_out)] if way_out else []),
         *([("", f"{shown_gib(host)} GiB of the host", HOST)] if host else []),
-        (f"time{label}", f"{duration(work.total_s)} at most", _work_text(work)),
+        (f"time{label}", f"{duration(work.total_s)} at most", time),
         *([(f"reward{label}", reward, "")] if reward else []),
         (f"step in small{label}", "went through", ", ".join(f"{metric} {value:.3g}" for metric, value in step.items())),
     ]
@@ -178,7 +173,7 @@ def plain(estimate: object) -> JsonObject:
 
 
 def _lacking_weights(entry: RecipePath) -> str:
-    """Describe which weights a language model or an encoder lacks; empty when it is whole."""
+    """Which weights of a language model or an encoder are missing; empty if none."""
     try:
         if entry.setting == ENCODER:
             load_encoder(encoder_folder(str(entry.path)), Placement(device="cpu"), "float32")
@@ -193,10 +188,11 @@ def _lacking_weights(entry: RecipePath) -> str:
 
 
 def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path) -> list[dict[str, float]]:
-    """Train one small step of every stage; returns the last metrics of each."""
+    """Train one small step of every stage. Returns the last metrics of each."""
     protocol = recipe.load_protocol()
     small_model(recipe, shape, protocol, folder / "model")
-    training = AgentTraining(small_recipe(recipe, folder), folder / "run", NoProgress(), workers=ALONE)
+    small = small_recipe(recipe, str(folder / "model"))
+    training = AgentTraining(small, folder / "run", NoProgress(), workers=ALONE)
     training.begin(resume=False)
     training.train()
     metrics: list[dict[str, float]] = []
@@ -253,17 +249,8 @@ def _small_config(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer
     return AutoConfig.for_model(kind, **values)
 
 
-def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
-    """The recipe with one small step a stage, in a tiny world, with the small model as every model."""
-    small = _small_settings(recipe, str(folder / "model"))
-    of_stage: JsonObject = {group: small[group] for group in STAGED if group in small}
-    small["stages"] = dict.fromkeys(recipe.stages, of_stage)
-    return make_settings(AgentRecipe, merge_settings(AgentRecipe, dump_settings(recipe), small))
-
-
-def _small_settings(recipe: AgentRecipe, model: str) -> JsonObject:
-    """Settings that replace those of the recipe and of each stage."""
-    tiny = dump_settings(WORLD)
+def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
+    """The recipe with one small step a stage, in a tiny world, with the small model in place of every model."""
     engine = dict(recipe.data.training_retriever or {})
     if engine.get("retriever") == "noisy":
         engine.pop("over", None)
@@ -277,7 +264,7 @@ def _small_settings(recipe: AgentRecipe, model: str) -> JsonObject:
     }  # fmt: skip
     small: JsonObject = {
         "data": {
-            "world": tiny, "folder": None, "unseen": None, "index": None, "retriever": "bm25",
+            "world": dump_settings(WORLD), "folder": None, "unseen": None, "index": None, "retriever": "bm25",
             "retriever_settings": {}, "training_retriever": cast(Json, engine) or None, "train": "train", "dev": "dev",
         },
         "limits": {name: value if value is None else min(most, value) for name, most, value in budgets},
@@ -304,7 +291,9 @@ def _small_settings(recipe: AgentRecipe, model: str) -> JsonObject:
         few = dump_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
         stored = recipe.warm_start.demonstrator == "runs"
         scripted: JsonObject = {"demonstrator": "rules", "runs": []} if stored else {}
-        small["warm_start"] = {  # a tiny world's questions have no path to rename along, nor enough to make others
+        small["warm_start"] = {  # a tiny world's questions can neither be renamed nor are they enough to make others
             **scripted, "worlds": min(1, recipe.warm_start.worlds), "world": few, "sft": sft, "renamed": 0, "made": None
         }  # fmt: skip
-    return small
+    of_stage: JsonObject = {group: small[group] for group in STAGED if group in small}
+    small["stages"] = dict.fromkeys(recipe.stages, of_stage)
+    return make_settings(AgentRecipe, merge_settings(AgentRecipe, dump_settings(recipe), small))

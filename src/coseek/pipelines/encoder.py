@@ -6,7 +6,7 @@
     OUT/checkpoints      optimizer and data state
     OUT/metrics.jsonl    one line every few updates, one for each evaluation
     OUT/encoder          the trained encoder: a sentence-transformers folder with its `coseek.yaml`
-    OUT/table.md, .json  retrieval metrics on held-out turns, beside BM25 and the untrained encoder
+    OUT/table.md, .json  retrieval metrics on held-out turns, with those of BM25 and the untrained encoder
     …                    for labels from a data set: see `retriever_data`
 
 A part whose result exists is skipped, so a stopped run resumes.
@@ -114,11 +114,11 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     """The training of one encoder."""
 
     kept = ""
-    """The searcher of the verdict; empty until there is one."""
+    """The searcher that the verdict recommends; empty until there is a verdict."""
     about: ClassVar[Mapping[str, str]] = ABOUT
     """Model → a sentence for its card."""
     model_kind: ModelKind = "encoder"
-    """What its card says it is."""
+    """The kind of model on its card."""
 
     def identities(self) -> Identities:
         recipe, corpus = self.recipe, self.recipe.held_out.corpus
@@ -127,10 +127,12 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             digests["encoder"] = fingerprint(encoder_folder(recipe.encoder))
         if recipe.data is not None:
             digests |= data_set_identities("data.folder", recipe.data.folder)
-        return digests if corpus is None else {**digests, "held_out.corpus": file_digest(_corpus_file(corpus))}
+        if corpus is not None:
+            digests["held_out.corpus"] = file_digest(_corpus_file(corpus))
+        return digests
 
     def check(self) -> None:
-        """Refuse trackers, labels, an encoder or a corpus that cannot be used, before anything is written."""
+        """Refuse unusable trackers, labels, encoder or corpus, before anything is written."""
         check_retriever_recipe(self.recipe)
         read_labels(self.recipe.labels)
 
@@ -168,19 +170,15 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def _texts(self) -> list[str]:
         """The texts that a new tokenizer is trained on."""
-        if self.recipe.synthetic is None:
-            labels = read_labels(self.recipe.labels) if self.data is None else self.material.train
-            return [
-                text
-                for label in labels
-                for candidate in label.candidates
-                for text in (candidate.passage.title, candidate.passage.text, label.question.question)
-            ]
-        return [*synthetic_labels().texts(self.recipe.synthetic, self.recipe.seed)]
+        if self.recipe.synthetic is not None:
+            return [*synthetic_labels().texts(self.recipe.synthetic, self.recipe.seed)]
+        labels = read_labels(self.recipe.labels) if self.data is None else self.material.train
+        pairs = ((label.question, candidate.passage) for label in labels for candidate in label.candidates)
+        return [text for asked, passage in pairs for text in (passage.title, passage.text, asked.question)]
 
     @cached_property
     def data(self) -> RetrieverData | None:
-        """The data set that gives the labels, if one does."""
+        """The data set that the labels are made from, if there is one."""
         return None if self.recipe.data is None else RetrieverData(self.recipe, self.folder, self.progress)
 
     @cached_property
@@ -212,34 +210,30 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     @cached_property
     def material(self) -> EncoderData:
         """Label sets for training and for evaluation."""
-        recipe, seed = self.recipe, derive_seed(self.recipe.seed, "held out")
-        if recipe.synthetic is not None:
-            return self._synthetic(seed)
+        recipe, held_out, seed = self.recipe, self.recipe.held_out, derive_seed(self.recipe.seed, "held out")
         if self.data is not None:
             return EncoderData(*self.data.labels(seed))
+        if recipe.synthetic is not None:
+            train: list[LabelSet] = []
+            self.progress.stage("worlds", recipe.synthetic.worlds)
+            for number, made in enumerate(synthetic_labels().training_labels(recipe.synthetic, recipe.seed), start=1):
+                train += made
+                self.progress.advance(number, f"{len(train)} labels")
+            if held_out.share == 0:
+                return EncoderData(train, None)
+            groups, corpus = synthetic_labels().held_out_labels(recipe.synthetic, recipe.seed)
+            return EncoderData(train, HeldOut.of(groups, corpus, held_out, seed))
         labels = read_labels(recipe.labels)
-        split = recipe.seed if recipe.held_out.seed is None else recipe.held_out.seed
-        train, held_out_labels = split_by_question(labels, recipe.held_out.share, split)
+        split_seed = recipe.seed if held_out.seed is None else held_out.seed
+        train, held_out_labels = split_by_question(labels, held_out.share, split_seed)
         if not train:
             raise DataError(f"all {len(labels)} label sets are held out; lower held_out.share, or label more turns")
-        others: list[Passage] = [candidate.passage for label in labels for candidate in label.candidates]
-        if recipe.held_out.corpus is not None:
-            others = list(Corpus.load(_corpus_file(recipe.held_out.corpus)))
-        held_out = HeldOut.of({"held out": held_out_labels}, others, recipe.held_out, seed) if held_out_labels else None
-        return EncoderData(train, held_out)
-
-    def _synthetic(self, seed: int) -> EncoderData:
-        settings = self.recipe.synthetic
-        assert settings is not None
-        train: list[LabelSet] = []
-        self.progress.stage("worlds", settings.worlds)
-        for number, labels in enumerate(synthetic_labels().training_labels(settings, self.recipe.seed), start=1):
-            train += labels
-            self.progress.advance(number, f"{len(train)} labels")
-        if self.recipe.held_out.share == 0:
+        if not held_out_labels:
             return EncoderData(train, None)
-        groups, corpus = synthetic_labels().held_out_labels(settings, self.recipe.seed)
-        return EncoderData(train, HeldOut.of(groups, corpus, self.recipe.held_out, seed))
+        others: list[Passage] = [candidate.passage for label in labels for candidate in label.candidates]
+        if held_out.corpus is not None:
+            others = list(Corpus.load(_corpus_file(held_out.corpus)))
+        return EncoderData(train, HeldOut.of({"held out": held_out_labels}, others, held_out, seed))
 
     @cached_property
     def evaluator(self) -> EncoderEvaluator | None:
@@ -260,13 +254,12 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         return with_query
 
     def train(self) -> None:
-        """Train and save the encoder; does nothing where it exists."""
+        """Train and save the encoder, unless it exists."""
         with threads_and_trackers(self):
-            self._train()
+            if not self.encoder_folder.exists():
+                self._train()
 
     def _train(self) -> None:
-        if self.encoder_folder.exists():
-            return
         if not self.workers.is_main:
             self.workers.barrier()  # the first worker makes questions and the untrained encoder
         _ = self.data and self.data.dataset
@@ -279,7 +272,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         steps = settings.steps or order.steps(settings.epochs)
         checkpoint = last_checkpoint(self.folder / "checkpoints")
         if checkpoint is None and self.evaluator is not None and self.workers.is_main:
-            # Stored, since the untrained weights are gone after training.
+            # Stored, since training overwrites the weights.
             held_out = self.evaluator.held_out
             counts = f"{len(held_out.labels):,} turns over {len(held_out.pool):,} passages"
             self.progress.say(f"measuring the encoder before training: {counts}")
@@ -403,14 +396,14 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         return EncoderCard.of(folder)
 
     def held_out_metrics(self, encoder: Path) -> dict[str, float]:
-        """The means of an encoder over held-out turns, by metric; empty where nothing is held out."""
+        """Metric → mean of an encoder over held-out turns; empty if nothing is held out."""
         if self.evaluator is None:
             return {}
         return {name.removeprefix("held/"): value for name, value in self.evaluator(self.open(encoder)).items()}
 
     def results(self) -> Table | None:
-        """Write `table.md` and `table.json`. Returns the table of whole questions where a data set has some, else that
-        of held-out turns; `None` without either."""
+        """Write `table.md` and `table.json`. Returns the table of whole questions if a data set has some, else that of
+        held-out turns; `None` without either."""
         evaluator, tables = self.evaluator, dict[str, Table]()
         values: JsonObject = {}
         if evaluator is not None:
@@ -426,7 +419,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if self.data is not None:
             by_set = self.data.tables(self.start_folder, self.encoder_folder)
             values["questions"] = {name: scores_json(scores) for name, (_, scores) in by_set.items()}
-            if by_set:  # what whole questions find counts more than held-out turns
+            if by_set:  # whole questions count more than held-out turns
                 self._judge([claim for name, (_, scores) in by_set.items() for claim in question_claims(scores, name)])
             tables = {f"Questions: {name}": table for name, (table, _) in by_set.items()} | tables
         if not tables:
@@ -440,8 +433,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         return first
 
     def _judge(self, claims: Sequence[PairedClaim]) -> None:
-        """Choose the searcher to go on with: both together, the trained encoder alone, BM25; the encoder before, if
-        training made it worse."""
+        """Choose the searcher to recommend: hybrid, trained encoder or BM25; the initial encoder if training made it
+        worse."""
         judged = zip(claims, outcomes(claims), strict=True)
         lost = {(claim.run, claim.against) for claim, outcome in judged if outcome is Outcome.WORSE}
         if (TRAINED, BEFORE) in lost:
@@ -452,7 +445,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     @property
     def next_command(self) -> str:
-        """The command that uses the searcher of the verdict."""
+        """The command that uses the recommended searcher."""
         indexes = {HYBRID: "hybrid.yaml", TRAINED: "index/trained", BM25: "index/bm25"}
         searcher = self.kept or (TRAINED if self.data is None else HYBRID)
         if self.data is not None and searcher in indexes:

@@ -1,6 +1,6 @@
 """Estimates of a recipe's memory and time from the shape of its model. Does not import torch.
 
-Time is an order of magnitude. Memory is that of the first worker's device, with one worker on each;
+Time is an order of magnitude. Memory is that of the first worker's device, with one worker on each device;
 `tests/pipelines/test_estimate.py` compares it with counted bytes. Each formula names what it leaves out.
 """
 
@@ -77,10 +77,10 @@ def shape_of_folder(folder: Path) -> tuple[Shape, str]:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one device. Rollouts and updates alternate: some parts are held in one of the two phases only."""
+    """Bytes on one device. Rollouts and updates alternate, and some parts are held in one of these phases only."""
 
     weights: float
-    """Policy weights, with its adapters: float32, or bfloat16 where adapters freeze them."""
+    """Policy weights and adapters: float32; bfloat16 for weights that are frozen below adapters."""
     adam: float
     """Moments of the policy."""
     critic: float
@@ -90,15 +90,15 @@ class Memory:
     graders: float
     """Weights of local generators, judges and simulators, without their caches."""
     gradients: float
-    """In updates: of policy or critic, which take turns."""
+    """In updates: gradients of policy or critic, which take turns."""
     gathered: float
-    """In updates, with shards: weights outside the layers and of two layers, whole, and gradients but of one layer."""
+    """In updates with shards: whole weights of two layers and outside the layers, and gradients except one layer's."""
     activations: float
-    """In updates: what one micro-batch keeps for the backward pass, and its cast weights."""
+    """In updates: activations of one micro-batch for the backward pass, and its cast weights."""
     fetched: float
-    """In updates, between passes: the moments that are in the host's memory otherwise."""
+    """In updates, between passes: moments that are offloaded to the host's memory otherwise."""
     sampler: float
-    """In rollouts: the copies of the weights that samplers read."""
+    """In rollouts: the samplers' copies of the weights."""
     cache: float
     """In rollouts: the key-value cache of all concurrent rows at full length."""
 
@@ -233,7 +233,7 @@ def _rl_learners(recipe: AgentRecipe, shape: Shape) -> list[_Learner]:
 
 
 def _reference(recipe: AgentRecipe, policy: _Learner) -> float:
-    """Bytes of the reference on all devices together; adapters have it below them."""
+    """Bytes of the reference on all devices together; 0 with adapters, whose frozen weights are the reference."""
     return policy.whole if recipe.rl.kl_coef > 0.0 and recipe.rl.policy.lora is None else 0.0
 
 
@@ -247,26 +247,25 @@ def adapter_parameters(shape: Shape, learner: LearnerSettings) -> int:
 
 
 def _activations(shape: Shape, policy: _Learner, row: int, written: int, share: float) -> float:
-    """A micro-batch, or a row that is longer. Logits: at `written` tokens of a row, or at this share of all tokens."""
+    """Activations of a micro-batch, or of a longer row. Logits: at `written` tokens of a row, or at a `share` of all
+    tokens."""
     learner = policy.settings
     most = micro_batch_tokens(shape, learner)
-    wanted = max(written, share * most)
-    cast = 0.0
+    size = pass_bytes(shape, learner, max(most, row), max(written, share * most))
     if learner.precision != "float32" and not policy.in_bfloat16:
-        # Matrix products keep the weights that they cast; recomputing frees those of a layer with it.
+        # Matrix products keep the weights that they cast; checkpointing frees them after each layer.
         layers = 1 if learner.gradient_checkpointing else shape.layers
-        cast = 2.0 * (shape.vocabulary * shape.hidden + layers * shape.layer_parameters)
-    return pass_bytes(shape, learner, max(most, row), wanted) + cast
+        size += 2.0 * (shape.vocabulary * shape.hidden + layers * shape.layer_parameters)
+    return size
 
 
 def _sampler(recipe: AgentRecipe, shape: Shape, policy: _Learner) -> float:
-    """A whole copy of sharded weights, or one in another precision; the laptop's engine joins its own. A sampler shares
-    the weights below adapters if they have its precision."""
-    size = _itemsize(recipe)
-    held_size = 2 if policy.in_bfloat16 else 4
-    if policy.settings.lora is not None and policy.shards == 1 and size == held_size:
+    """A whole copy of the weights if they are sharded or of another precision; the laptop's engine always has joined
+    copies. A sampler shares the weights below adapters if they have its precision."""
+    size, same_precision = _itemsize(recipe), _itemsize(recipe) == (2 if policy.in_bfloat16 else 4)
+    if policy.settings.lora is not None and policy.shards == 1 and same_precision:
         return 0.0
-    copy = size * shape.parameters if policy.shards > 1 or (size != held_size and not shape.lfm2) else 0.0
+    copy = size * shape.parameters if policy.shards > 1 or not (same_precision or shape.lfm2) else 0.0
     return copy + (size * (shape.parameters + shape.vocabulary * shape.hidden) if shape.lfm2 else 0.0)
 
 
@@ -288,21 +287,21 @@ def _itemsize(recipe: AgentRecipe) -> int:
 
 
 def local_graders(recipe: AgentRecipe) -> dict[str, Path]:
-    """The folders of models that are asked in training, by setting; without servers."""
-    asked = ("graders.generator.model", "graders.judge.model", "data.training_retriever.model")
-    entries = [entry for entry in paths_of(recipe) if entry.setting in asked]
+    """Setting → folder of the local models that training queries, without servers."""
+    queried = ("graders.generator.model", "graders.judge.model", "data.training_retriever.model")
+    entries = [entry for entry in paths_of(recipe) if entry.setting in queried]
     return {entry.setting: entry.path for entry in entries if entry.path.suffix not in (".yaml", ".yml")}
 
 
 def graders_of(recipe: AgentRecipe) -> float:
-    """Bytes of the models that are asked and lie in local folders. A model in two settings is opened twice."""
+    """Bytes of `local_graders`. A model in two settings is opened twice."""
     size = 2 if recipe.graders.precision == "bfloat16" else 4
     return float(sum(size * shape_of_folder(path)[0].parameters for path in local_graders(recipe).values()))
 
 
 def host_of(recipe: AgentRecipe, shape: Shape) -> float:
-    """Bytes of one machine's own memory with shards on all of its devices, 0 without: every process loads the whole
-    policy, then deals it out; what is offloaded comes to lie there."""
+    """Bytes of a machine's own memory if its devices hold shards, else 0: every process loads the whole policy before
+    it is sharded, and offloaded parts are in this memory afterwards."""
     policy, *_ = learners = _rl_learners(recipe, shape)
     if recipe.learn != "rl" or policy.shards == 1:
         return 0.0
@@ -332,7 +331,7 @@ class Work:
 
 
 def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
-    """Bounds of one step, in which every run takes all turns or fills its token budget.
+    """Upper bounds of one step, in which every run takes all turns or fills its token budget.
 
     2N operations a token forwards and 4N backwards, plus 4·L·q a token and token of context for attention. Graders,
     searches, evaluations and the runs of rejection sampling are left out.
@@ -366,10 +365,10 @@ def _rate(machine: MachineSettings, share: float) -> float:
     return machine.devices * machine.tflops * 1e12 * share
 
 
-# Fitting: which changes of settings let a recipe fit the machine that it names.
+# Fitting: changes of settings with which a recipe fits its machine.
 
 FULL = 0.9
-"""Share of a device's memory that a recipe may need by the estimate: the rest is for what it leaves out."""
+"""Share of a device's memory that the estimate may reach: the rest is for what the estimate leaves out."""
 SERVER = "http://127.0.0.1:8000"
 MOST_DEVICES = 64
 
@@ -380,7 +379,7 @@ def share_of(recipe: AgentRecipe, shape: Shape) -> float:
 
 
 def with_processes(recipe: AgentRecipe, processes: int) -> AgentRecipe:
-    """The recipe on as many devices as there are processes."""
+    """The recipe with one device for each process."""
     return recipe.model_copy(update={"machine": recipe.machine.model_copy(update={"devices": processes})})
 
 
@@ -390,8 +389,8 @@ def started_with(processes: int) -> str:
 
 
 def check_fits(recipe: AgentRecipe, processes: int, available_gib: float) -> None:
-    """Refuse a training in this process that needs more memory than there is, by the estimate; not where the shape of
-    the model is unknown, or where another program trains it."""
+    """Refuse a training in this process whose estimate exceeds the available memory. Not checked if the shape of the
+    model is unknown, or if another program trains it."""
     if not recipe.machine.check:
         return
     for stage in [stage.recipe for stage in stages_of(recipe, Path())] or [recipe]:
@@ -412,9 +411,9 @@ def check_fits(recipe: AgentRecipe, processes: int, available_gib: float) -> Non
 
 
 def ways_out(recipe: AgentRecipe, shape: Shape) -> str:
-    """A sentence that names changes with which the recipe fits; empty if it fits.
+    """A sentence with changes that make the recipe fit; empty if it fits already.
 
-    Changes that suffice alone are alternatives. If none does, changes are added one after another.
+    Changes that suffice alone are alternatives. If none does, changes are combined.
     """
     if share_of(recipe, shape) <= FULL:
         return ""
@@ -431,24 +430,24 @@ def ways_out(recipe: AgentRecipe, shape: Shape) -> str:
 
 
 def _combined_changes(recipe: AgentRecipe, shape: Shape, left_out: str) -> list[str]:
-    """Changes with which the recipe fits, added one after another as long as each helps, without those that the later
-    ones made needless. Empty if all are not enough."""
-    overrides_taken: dict[str, str] = {}
+    """Overrides that together make the recipe fit: changes are added as long as each helps, then those that are no
+    longer needed are removed. Empty if all of them are not enough."""
+    taken: dict[str, str] = {}
     original = recipe
-    # Settings depend on one another: the room of the cache follows from all others. So they are tried twice.
+    # Twice, because settings depend on each other: the room for the cache follows from all others.
     for _ in range(2):
         for kind, change in [*_changes(recipe, shape)]:
             tried = changed(recipe, change)
             if kind != left_out and share_of(tried, shape) < share_of(recipe, shape) - 1e-9:
-                overrides_taken |= {override.partition("=")[0]: override for override in change}
+                taken |= {override.partition("=")[0]: override for override in change}
                 recipe = tried
             if share_of(recipe, shape) <= FULL:
-                for setting in [*overrides_taken]:
-                    others = [override for name, override in overrides_taken.items() if name != setting]
-                    with suppress(SettingError):  # what is offloaded needs shards
+                for setting in [*taken]:
+                    others = [override for name, override in taken.items() if name != setting]
+                    with suppress(SettingError):  # offloading needs shards
                         if share_of(changed(original, others), shape) <= FULL:
-                            del overrides_taken[setting]
-                return [*overrides_taken.values()]
+                            del taken[setting]
+                return [*taken.values()]
     return []
 
 
@@ -457,7 +456,7 @@ def changed(recipe: AgentRecipe, overrides: Sequence[str]) -> AgentRecipe:
 
 
 def _changes(recipe: AgentRecipe, shape: Shape) -> Iterator[tuple[str, list[str]]]:
-    """Changes to try, those that change least first: the kind of each and its overrides."""
+    """Kind and overrides of the changes to try; the smallest changes come first."""
     paths = _learners(recipe)
     learners = [cast(LearnerSettings, attrgetter(path)(recipe)) for path in paths]
     yield "servers", [f"{path}={SERVER}" for path in local_graders(recipe)]

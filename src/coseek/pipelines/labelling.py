@@ -1,7 +1,7 @@
 """Labelling: the settings of `coseek label`, the parts that it opens, and the folder that it writes.
 
-*Logged searches* are those of a run or a label folder, each as a question of its own with its relevant passages. Of a
-run, these are the gold passages that no search of an earlier turn returned; of a label folder, the search's positives.
+*Logged searches* are those of a run or a label folder, each as a separate question with its relevant passages: for a
+run, the gold passages that no search of an earlier turn returned; for a label folder, the positives of the search.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -66,7 +66,7 @@ class LabelSettings(Settings):
 
 
 def fixed_parts(settings: JsonObject) -> JsonObject:
-    """The settings without those that may change when labelling is resumed: how servers are asked."""
+    """The settings that must not change when labelling is resumed. Those of how a server is asked may change."""
     fixed = fixed_settings(LabelSettings, settings)
     for name in ("scorer", "likelihood"):
         if is_url(url := fixed.get(name)):
@@ -87,7 +87,7 @@ def label_settings(
     """The settings of labelling, and the method's own as plain values.
 
     `typed` holds settings of the method, the agent's budgets as the group `limits`, and the group `placement`; `fields`
-    those of `LabelSettings` that are neither taken from the runs nor from `retriever`, `agent` and its
+    the other fields of `LabelSettings`, except those that come from the runs or from `retriever`, `agent` and
     `temperature`. `device` is that of all local models.
     """
     module = maker_module(str(fields["method"]))
@@ -109,15 +109,10 @@ def label_settings(
             once = f"samples={samples} at temperature 0 would be one run {samples} times"
             raise SettingError(f"{once}; add --temperature 1")
     base = dump_settings(limits_of(opened, agent, agent_settings))
-    chosen: JsonObject = {
-        **fields,
-        "runs": [*runs],
-        "retriever": retriever_of(opened, retriever),
-        "agent": None if agent_settings is None else dump_settings(agent_settings),
-        "limits": {**base, **limits} if isinstance(limits, dict) else limits,
-        "placement": placement,
-    }
-    return make_settings(LabelSettings, chosen), method_settings
+    chosen: JsonObject = {**fields, "runs": [*runs], "retriever": retriever_of(opened, retriever)}
+    chosen["agent"] = None if agent_settings is None else dump_settings(agent_settings)
+    chosen["limits"] = {**base, **limits} if isinstance(limits, dict) else limits
+    return make_settings(LabelSettings, {**chosen, "placement": placement}), method_settings
 
 
 def label_runs(
@@ -129,10 +124,10 @@ def label_runs(
     tell: Callable[[str, int, int], None] = lambda *_: None,
     cluster: Cluster | None = None,
 ) -> LabelSummary:
-    """Label the search turns of the runs into the folder `out`, alone in it.
+    """Label the search turns of the runs into the folder `out`, which is locked.
 
     Every part is opened and checked before `labels.yaml` is written. `tell` is called with (`runs` or `turns`, done,
-    total). The processes of a `cluster` make the labels, if there is one.
+    total). With a `cluster`, its processes make the labels.
     """
     if not resume:
         LabelFolder.refuse_old(out)
@@ -144,7 +139,7 @@ def label_runs(
         maker, parts = opener(out)
         stack.enter_context(closing(parts))
         turns: Iterable[SearchTurn] = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
-        check_distinct(turns)  # what is refused is refused before there is a folder
+        check_distinct(turns)  # raises before there is a folder
         recorded: JsonObject = {**dump_settings(settings), settings.method: method_settings}
         labels = LabelFolder.begin(out, recorded, maker.identity, resume, fixed_parts)
         stack.callback(labels.release)
@@ -167,14 +162,10 @@ def open_maker(
     cache: Path | None,
     folder: Path,
 ) -> tuple[LabelMaker, LabelResources]:
-    """Open a method with its parts, which keep their scores in `folder`."""
+    """Open a method with its parts, whose scores are stored in `folder`."""
     module = maker_module(settings.method)
     parts = open_parts(settings, folder, questions, cache)
     return module.open(make_settings(module.SETTINGS, method_settings), parts), parts
-
-
-def runs_of(settings: LabelSettings) -> list[Run]:
-    return [Run(Path(name)) for name in settings.runs]
 
 
 def run_questions(settings: LabelSettings) -> list[Question]:
@@ -187,8 +178,12 @@ def run_questions(settings: LabelSettings) -> list[Question]:
     return draw(list(questions.values()), settings.count, 0)
 
 
+def runs_of(settings: LabelSettings) -> list[Run]:
+    return [Run(Path(name)) for name in settings.runs]
+
+
 def run_turns(settings: LabelSettings, questions: Iterable[Question]) -> list[SearchTurn]:
-    """The search turns of the runs for these questions, in order. Raises `DataError` without any."""
+    """The search turns of the runs for these questions, in order. Raises `DataError` if there is none."""
     wanted = {question.id for question in questions}
     turns = [turn for run in runs_of(settings) for turn in turns_of(run, wanted)]
     if not turns:
@@ -207,7 +202,7 @@ def turns_of(run: Run, question_ids: Collection[str] | None = None) -> Iterator[
 
 
 def protocol_of(run: Run, name: str) -> Protocol:
-    """The protocol of a run, from its file where that was the user's."""
+    """The protocol of a run; a user's protocol is read from its file."""
     agent = run.settings.get("agent")
     recorded = agent if isinstance(agent, dict) else {}
     return load_protocol(str(recorded.get("protocol", name)), str(recorded.get("prompt_template", "default")))
@@ -217,19 +212,18 @@ def retriever_of(runs: Sequence[Run], name: str | None) -> str:
     """The given retriever, or that of the runs."""
     if name is not None:
         return name
-    names = {str(run.settings.get("retriever") or "") for run in runs}
-    if len(names) > 1:
+    recorded, *others = {str(run.settings.get("retriever") or "") for run in runs}
+    if others:
         raise SettingError("the runs have different retrievers; choose with --retriever")
-    (name_found,) = names
-    if not name_found:
+    if not recorded:
         raise SettingError(f"{runs[0].folder} does not say which retriever it had; name one with --retriever")
-    _refuse_unnamed([] if is_url(name_found) else plugin_files(name_found), "--retriever", name_found)
-    return name_found
+    _refuse_unnamed([] if is_url(recorded) else plugin_files(recorded), "--retriever", recorded)
+    return recorded
 
 
 def agent_of(runs: Sequence[Run], name_given: str | None, temperature: float) -> AgentSettings | None:
-    """The given agent, or that of the runs, at `temperature`; `None` where a run names none, or where they differ in it
-    or in its limits: few methods need an agent, and these ask for --agent."""
+    """The given agent, or that of the runs, at `temperature`. `None` if a run names no agent, or if the runs differ in
+    agent or limits: the few methods that need an agent then ask for --agent."""
     if name_given is not None:
         return settings_for(name_given).model_copy(update={"temperature": temperature})
     first, *others = [(run.settings.get("agent"), run.settings.get("limits")) for run in runs]
@@ -247,7 +241,7 @@ def agent_of(runs: Sequence[Run], name_given: str | None, temperature: float) ->
 
 
 def _refuse_unnamed(files: Sequence[str], option: str, name: str) -> None:
-    """Refuse Python files that only the runs name: data never causes execution."""
+    """Refuse Python files that only the runs name: data never causes code to run."""
     if files:
         raise SettingError(f"the runs were made with {files[0]}, which is run only if you name it: {option} {name}")
 
@@ -261,7 +255,7 @@ def limits_of(runs: Sequence[Run], agent_name: str | None, agent: AgentSettings 
 
 
 def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question], cache: Path | None) -> LabelResources:
-    """Open the retriever; agent and models are opened when a method needs them."""
+    """Open the retriever. Agent and models are opened when a method needs them."""
     if not is_url(settings.retriever) and not Path(settings.retriever).exists():
         raise DataError(f"there is no retriever at {settings.retriever}; name another with --retriever")
     retriever = open_retriever(settings.retriever)
@@ -304,20 +298,18 @@ def check_same_corpus(runs: Iterable[Run], retriever: Retriever, name: str) -> N
 
 
 def _world_folders(settings: LabelSettings) -> Iterable[Path]:
-    """The folders of the runs' questions and of the index's corpus, where a laptop world may be."""
+    """The folders of the runs' questions and of the index's corpus, which may be laptop worlds."""
     for name in settings.runs:
         questions = Run(Path(name)).settings.get("questions")
         if isinstance(questions, str):
             yield from (Path(questions), Path(questions).parent)
     index = Path(settings.retriever)
-    if (index / "index.json").is_file():
-        corpus = IndexCard.read(index).corpus_path
-        if corpus is not None:
-            yield (index.resolve() / corpus).parent
+    if (index / "index.json").is_file() and (corpus := IndexCard.read(index).corpus_path) is not None:
+        yield (index.resolve() / corpus).parent
 
 
 def identity_of(agent: AgentSettings) -> str:
-    """Digest of an agent's settings, weights and files, independent of their paths and of the device."""
+    """Digest of an agent's settings, weights and files. Paths and device do not count."""
     fields: JsonObject = agent.model_dump(mode="json", exclude={"name", "tokenizer", *DevicePlacement.model_fields})
     parts = [str(sorted(fields.items()))]
     for name in (agent.name, agent.tokenizer):
@@ -327,10 +319,6 @@ def identity_of(agent: AgentSettings) -> str:
         if name.endswith((".yaml", ".yml")) or is_plugin_path(name):
             parts.append(Path(name).read_text(encoding="utf-8"))
     return digest_of("agent", *parts)
-
-
-OF_RUN = "Relevant to a search: the gold passages that no search of an earlier turn had returned."
-OF_LABELS = "Relevant to a search: the positives of its label."
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +333,7 @@ class LoggedSearch:
 
     @property
     def question(self) -> Question:
-        """The search as a question with an id of its own, and the owner's answers."""
+        """The search as a question with its own id and the owner's answers."""
         grades = self.owner.meta.get("relevance")
         meta = {name: value for name, value in self.owner.meta.items() if name != "relevance"}
         if isinstance(grades, dict):
@@ -373,29 +361,24 @@ class LoggedSearches:
 
 
 def logged_searches(folder: Path, split: str | None = None) -> LoggedSearches | None:
-    """The searches of a run or label folder; `None` for any other path. Raises `DataError` for one without searches,
+    """The searches of a run or label folder; `None` for any other path. Raises `DataError` if there is no search, and
     `SettingError` for a `split`."""
     is_run = (folder / "run.yaml").is_file()
     if not is_run and not (folder / "labels.yaml").is_file():
         return None
     if split is not None:
         raise SettingError(f"{folder} holds the searches of a run, which has no splits; leave out --split")
-    searches = _label_searches(folder)
+    searches: dict[TurnId, LoggedSearch] = {}
     if is_run:
-        turns = turns_of(Run(folder))
-        searches = (LoggedSearch(turn.id, turn.question, turn.query, tuple(unseen(turn))) for turn in turns)
-    logged = LoggedSearches(tuple(searches), OF_RUN if is_run else OF_LABELS)
-    if not logged.searches:
+        rule = "Relevant to a search: the gold passages that no search of an earlier turn had returned."
+        for turn in turns_of(Run(folder)):
+            searches[turn.id] = LoggedSearch(turn.id, turn.question, turn.query, tuple(unseen(turn)))
+    else:
+        rule = "Relevant to a search: the positives of its label."
+        for label in LabelFolder(folder).sets():  # a turn with several positives has a label set for each
+            earlier = searches[label.turn].relevant if label.turn in searches else ()
+            relevant = tuple(dict.fromkeys((*earlier, label.positive)))
+            searches[label.turn] = LoggedSearch(label.turn, label.question, label.query, relevant)
+    if not searches:
         raise DataError(f"{folder} holds no search, so there is nothing to measure")
-    return logged
-
-
-def _label_searches(folder: Path) -> Iterator[LoggedSearch]:
-    """A turn with several positives has a label set for each."""
-    positives: dict[TurnId, LoggedSearch] = {}
-    for label in LabelFolder(folder).sets():
-        earlier = positives.get(label.turn)
-        before = () if earlier is None else earlier.relevant
-        relevant = tuple(dict.fromkeys((*before, label.positive)))
-        positives[label.turn] = LoggedSearch(label.turn, label.question, label.query, relevant)
-    yield from positives.values()
+    return LoggedSearches(tuple(searches.values()), rule)

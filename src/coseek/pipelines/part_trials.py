@@ -1,4 +1,4 @@
-"""Trials: what a part's file is, and what it does on a tiny example."""
+"""Trials: find the kind of a part's file, and try the part on a tiny example (`coseek check`)."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -41,23 +41,23 @@ from coseek.training.rl.settings import RlSettings
 RUNS = 12
 """Questions that a trial runs."""
 EXAMPLE = "EXAMPLE"
-"""Name in a part's file of what a trial gives it: a tool's arguments, the text of a data format's file."""
+"""Name in a part's file of the input for a trial: a tool's arguments, or the text of a file in a data format."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartTrial:
-    """What a part's file is, and what it did in a trial."""
+    """The kind of a part's file, and the result of its trial."""
 
     kind: str
     found: tuple[str, ...]
-    """Lines about what it did."""
+    """Lines about the trial."""
     use: str
     """The command that uses it."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A tiny world, its index and a few runs, made when a trial first needs them."""
+    """A tiny world, its index and a few runs, made on first use."""
 
     folder: Path
 
@@ -86,14 +86,14 @@ class Bench:
 
     @cached_property
     def expert_trajectories(self) -> list[Trajectory]:
-        """Runs with deliberate mistakes, so that a reward has something to tell apart."""
+        """Runs with deliberate mistakes, so that rewards differ."""
         return self.roll_out(factory.open_agent(factory.settings_for("faulty-expert")))
 
 
 def check_part(path: str | Path) -> PartTrial:
     """Find the kind of a part's file, check its contract, and try it on a tiny example (`coseek check`).
 
-    Raises `SettingError` or `DataError` for what is wrong with it, with the line.
+    Raises `SettingError` or `DataError` with the problem and its line.
     """
     name = expand_home(str(path))
     if not Path(name).is_file():
@@ -107,7 +107,7 @@ def check_part(path: str | Path) -> PartTrial:
 
 
 def python_kind(name: str) -> str:
-    """The first kind whose contract a file keeps; else raises for the one with the fewest missing names."""
+    """The first kind whose contract a file fulfils. Else raises for the kind with the fewest missing names."""
     contracts = {kind: spec.contract for kind, spec in KINDS.items() if spec.contract}
     module = load_plugin("part", name, {})
     for kind, contract in contracts.items():
@@ -333,7 +333,7 @@ class Kind:
     """A kind of part."""
 
     trial: Callable[[str, Bench], Iterator[str]]
-    """Tries a file and yields lines about what it did."""
+    """Tries a file and yields lines about the trial."""
     use: str
     """The command that uses it."""
     contract: PluginSpec | None = None

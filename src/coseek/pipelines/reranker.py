@@ -24,11 +24,11 @@ from coseek.training.encoder.reranker import PairCollator, RerankerEvaluator, Re
 from coseek.training.learner.workers import workers_here
 
 PASSAGE_TOKENS = 256
-"""Tokens of a passage where neither the recipe nor an earlier training set them."""
+"""Default tokens of a passage, unless the recipe or an earlier training sets them."""
 
 
 class RerankerTraining(RetrieverTraining):
-    """The training of one cross-encoder. It is saved where an encoder would be."""
+    """The training of one cross-encoder, which is saved in the folder `encoder`."""
 
     about: ClassVar[Mapping[str, str]] = {
         "start": "A cross-encoder with an untrained layer for the score.",
@@ -39,7 +39,7 @@ class RerankerTraining(RetrieverTraining):
 
     @cached_property
     def start_folder(self) -> Path:
-        """The cross-encoder that training starts from; made here of an encoder."""
+        """The initial cross-encoder; made here if the recipe names an encoder."""
         start, folder = self._given_folder, self.folder / "start-reranker"
         if is_cross_encoder(start):
             return start
@@ -107,7 +107,8 @@ def training_of(recipe: RetrieverRecipe) -> type[RetrieverTraining]:
 def train_and_measure(
     recipe: RetrieverRecipe, folder: Path, resume: bool, progress: Progress
 ) -> tuple[RetrieverTraining, Table | None]:
-    """Train as the recipe says, and write the table. It is `None` where nothing is held out, and for later workers."""
+    """Train by the recipe, and write the table. It is `None` if nothing is held out, and in all workers but the
+    first."""
     training = training_of(recipe)(recipe, folder, progress, workers_here())
     training.begin(resume)
     training.train()

@@ -1,8 +1,8 @@
-"""A retriever trained on a data set alone: its labels, and the table of what is found for whole questions.
+"""A retriever trained on a data set alone: its labels, and the table of results for whole questions.
 
-OUT/data             the data set with questions, where the given one has none to train on
+OUT/data             the data set with questions, if the given one has none to train on
 OUT/index            bm25, and dense with the trained encoder
-OUT/hybrid.yaml      both together, for `coseek ask` and all else that takes a retriever
+OUT/hybrid.yaml      both together, for `coseek ask` and everything else that takes a retriever
 """
 
 import random
@@ -43,9 +43,8 @@ from coseek.training.encoder.recipe import DataLabelSettings, RetrieverRecipe
 DEPTH = 20
 """Passages of a search."""
 METRICS = ("recall@5", "all_gold@5", "mrr@10")
-_AGENT_PASSAGES = 5
 _PLENTY = 1_000_000
-"""Budget of tokens of the rule-based agent, which reads none."""
+"""Token budget of the rule-based agent, which reads no tokens."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,10 @@ class RetrieverData:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set with questions to train on, which are made now if need be."""
-        settings, folder = self.settings, self.folder / "data"
-        needed = settings.sentences == 0
-        say = self.progress.say
-        return Dataset(make_questions(settings.folder, folder, settings.train, settings.synthesis, say, needed=needed))
+        """The data set with questions to train on, which are made if necessary."""
+        settings, needed = self.settings, self.settings.sentences == 0
+        source = settings.folder, self.folder / "data", settings.train, settings.synthesis
+        return Dataset(make_questions(*source, self.progress.say, needed=needed))
 
     def labels(self, seed: int) -> tuple[list[LabelSet], HeldOut | None]:
         """Label sets for training and for evaluation."""
@@ -102,7 +100,7 @@ class RetrieverData:
         self.progress.say(f"labels: {len(train):,} to train on, {sum(map(len, groups.values())):,} held out")
         if held_out.share == 0 or not any(groups.values()):
             return train, None
-        # A held-out passage is searched without the words of its query, and not also with them.
+        # A held-out passage is in the pool without the words of its query, so not also with them.
         altered = {label.positive for label in groups["passages"]}
         others = [passage for passage in corpus if passage.id not in altered]
         return train, HeldOut.of(groups, others, held_out, seed)
@@ -110,7 +108,7 @@ class RetrieverData:
     # --- the table
 
     def question_sets(self) -> dict[str, list[Question]]:
-        """Name → questions with gold passages: the test split, the user's own ones, and further files."""
+        """Name → questions with gold passages: the test split, the user's questions, and further files."""
         data, settings = self.dataset, self.settings
         sets = {settings.test: data.questions(settings.test)} if settings.test in data.splits else {}
         sets |= own_questions(settings.folder, data.folder, settings.train)
@@ -121,7 +119,7 @@ class RetrieverData:
         return {name: questions for name, questions in judged.items() if questions}
 
     def tables(self, start: Path, trained: Path) -> dict[str, tuple[Table, Scores]]:
-        """Set of questions → what BM25, the encoder before and after, both together and the rules find."""
+        """Set of questions → results of BM25, of the encoder before and after, of the hybrid and of the rules."""
         indexes = self.folder / "index"
         if not (indexes / "bm25").exists():
             build_index(self.dataset.folder, "bm25", indexes / "bm25")
@@ -133,12 +131,11 @@ class RetrieverData:
             check_gold(questions, bm25, name)
         if not sets:
             return {}
-        hybrid = open_retriever(self.folder / "hybrid.yaml")
         searched: dict[str, Retriever] = {
             BM25: bm25,
             BEFORE: Dense.over(self.dataset.corpus, DenseSettings(encoder=str(start))),
             TRAINED: open_index(indexes / "trained"),
-            HYBRID: hybrid,
+            HYBRID: open_retriever(self.folder / "hybrid.yaml"),
         }
         self.progress.stage("table", len(sets) * (len(searched) + 2))
         return {name: self._table(questions, searched, number) for number, (name, questions) in enumerate(sets.items())}
@@ -165,20 +162,16 @@ class RetrieverData:
 
 
 def question_claims(scores: Scores, where: str = "") -> list[PairedClaim]:
-    """Whether training helped, and what the trained encoder and both together are beside BM25."""
+    """Claims: whether training helped, and whether the trained encoder and the hybrid are better than BM25."""
     return claims_between(scores, PAIRS, METRICS[0], where)
 
 
 def by_rules(retriever: Retriever, questions: Sequence[Question]) -> Iterator[Answered]:
-    """What the agent without a model finds in its searches, best first."""
+    """The evidence of the rule-based agent, best first."""
     protocol = load_protocol("search-r1")
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-    limits = Limits(
-        passages_per_search=_AGENT_PASSAGES,
-        max_turn_tokens=_PLENTY,
-        max_observation_tokens=_PLENTY,
-        max_tokens=100 * _PLENTY,
-    )
+    sizes = {"max_turn_tokens": _PLENTY, "max_observation_tokens": _PLENTY, "max_tokens": 100 * _PLENTY}
+    limits = Limits(passages_per_search=5, **sizes)
     agent = Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, tokenizer))
     for trajectory in rollout(agent, retriever, questions, list(range(len(questions))), limits):
         ids = evidence_of(trajectory)

@@ -1,7 +1,8 @@
-"""Dry run of a retriever's training: its rows and updates, memory and minutes, and one real update.
+"""Dry runs of a retriever's training and of a co-training.
 
-Labels are read, or made, as the training does; synthetic ones of two worlds stand for all. The update is made with the
-recipe's own batch in a folder that is deleted, which shows its memory and its seconds on this machine.
+That of a retriever counts rows and updates, estimates memory, and makes one real update with the recipe's batch in a
+temporary folder, to measure its memory and seconds on this machine. Labels are read or made as the training does;
+of synthetic worlds, two are made and the rest is extrapolated.
 """
 
 import resource
@@ -39,84 +40,77 @@ from coseek.training.learner.settings import GIB, LearnerSettings, pass_bytes
 from coseek.training.learner.workers import ALONE
 
 WORLDS = 2
-"""Synthetic worlds that are made."""
+"""Synthetic worlds of a dry run."""
 FULL_TEXT = 512
-"""Assumed tokens of a text where neither recipe nor encoder limits it."""
+"""Assumed tokens of a text if neither recipe nor encoder limits it."""
 LARGEST = 400_000_000
-"""Parameters of an encoder from which no update is made without an accelerator."""
+"""Parameters; without an accelerator no update of a larger encoder is made."""
 
 
 def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> DryRun:
-    """Make a dry run. Raises `UserError` for what the training would refuse. Where labels or encoder are missing,
-    memory alone is estimated, if the shape of the encoder is known: see `DryRun.refuse`."""
+    """Make a dry run. Raises `UserError` for what the training would refuse. If labels or encoder are missing, only
+    memory is estimated, provided the encoder's shape is known: see `DryRun.refuse`."""
     try:
         check_retriever_recipe(recipe)
     except UserError as error:
         with suppress(DataError):
             shape = _shape_of_encoder(recipe.encoder or "")
-            memory = _memory_by_shape(recipe, shape)
-            return _estimated(recipe, str(recipe.encoder), shape.parameters, memory, str(error))
+            rows, values = _findings(str(recipe.encoder), shape.parameters, _memory_by_shape(recipe, shape))
+            values |= {"rows": None, "held_out": 0, "searches": 0, "steps": recipe.training.steps or 0}
+            values |= {"update_s": None, "peak": None, "missing": str(error)}
+            return DryRun((Table(COLUMNS, rows),), values, str(error))
         raise
     with temp_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
         reduced = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
         training = training_of(reduced)(reduced, folder, progress, workers=ALONE)
-        examples, updates = training.rows(), recipe.training
+        examples, updates, start = training.rows(), recipe.training, training.start_folder
         count = round(len(examples) * (recipe.synthetic.worlds / WORLDS if recipe.synthetic is not None else 1))
         order = ExampleOrder(examples, updates.batch_size, recipe.loss.negatives, recipe.seed)
         steps = updates.steps or max(1, round(order.steps(updates.epochs) * count / len(examples)))
-        model = training.open(training.start_folder)
-        parameters = sum(weight.numel() for weight in model.parameters())
-        del model
-        held_out, card, start = training.material.held_out, training.card, training.start_folder
+        parameters = sum(weight.numel() for weight in training.open(start).parameters())
+        held_out, card = training.material.held_out, training.card
         turns = 0 if held_out is None else len(held_out.labels)
         shape = shape_of_config(read_json(start / "config.json", foreign=True))
         memory = encoder_memory(recipe, shape, parameters, card.query_tokens, card.passage_tokens)
         too_large = parameters > LARGEST and accelerators()[0] is None
         update_s, peak = (None, None) if too_large else one_update(training, folder / "update")
-    findings = _estimated(recipe, str(start), parameters, memory)
     # Before the first and after the last update, and between them.
     evaluations = 2 + ((steps - 1) // recipe.held_out.every if recipe.held_out.every else 0)
-    values: JsonObject = {"rows": count, "held_out": turns, "steps": steps, "update_s": update_s, "peak": peak}
-    values["searches"] = searches = turns * evaluations
-    (table,) = findings.tables
+    searches = turns * evaluations
+    (model, memory_row), values = _findings(str(start), parameters, memory)
+    values |= {"rows": count, "held_out": turns, "searches": searches, "steps": steps}
+    values |= {"update_s": update_s, "peak": peak, "missing": ""}
     update = [("update", "not made", "the encoder is large, and there is no accelerator")]
     if update_s is not None and peak is not None:
         update = [
             ("update", f"{update_s:.3g} s", f"{shown_gib(peak)} GiB at its peak, measured"),
             ("time", f"{duration(steps * update_s)} for the updates", "at the speed of that update"),
         ]
-    rows = (
-        table.rows[0],
-        ("labels", f"{count:,} rows", f"{counted(steps, 'update')} of {updates.batch_size} rows"),
-        *table.rows[1:],
-        *update,
-        ("evaluation", f"{searches:,} searches", f"{turns:,} held-out turns each time"),
+    labels = ("labels", f"{count:,} rows", f"{counted(steps, 'update')} of {updates.batch_size} rows")
+    evaluation = ("evaluation", f"{searches:,} searches", f"{turns:,} held-out turns each time")
+    table = Table(
+        COLUMNS, (model, labels, memory_row, *update, evaluation), ("Nothing asks a scorer. Nothing was written.",)
     )
-    table = Table(COLUMNS, rows, ("Nothing asks a scorer. Nothing was written.",))
-    return DryRun((table,), {**findings.values, **values})
+    return DryRun((table,), values)
 
 
-def _estimated(
-    recipe: RetrieverRecipe, encoder: str, parameters: int, memory: dict[str, float], missing: str = ""
-) -> DryRun:
-    """The findings about the encoder and its memory, with every text at its full length."""
+def _findings(
+    encoder: str, parameters: int, memory: dict[str, float]
+) -> tuple[tuple[tuple[str, str, str], tuple[str, str, str]], JsonObject]:
+    """Rows of the table and values: the encoder, and its memory with every text at its full length."""
     needed = sum(memory.values())
     parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in memory.items())
-    rows = (
-        ("model", f"{parameters / 1e6:,.1f} million weights", encoder),
-        ("memory", f"{shown_gib(needed)} GiB at most", f"{parts}, with every text at its full length"),
-    )
-    unknown: JsonObject = {"rows": None, "held_out": 0, "steps": recipe.training.steps or 0, "update_s": None}
-    unknown |= {"peak": None, "missing": missing, "searches": 0, "needed": needed}
-    values: JsonObject = {"encoder": encoder, "parameters": parameters, "memory": {**memory}, **unknown}
-    return DryRun((Table(COLUMNS, rows),), values, missing)
+    model = ("model", f"{parameters / 1e6:,.1f} million weights", encoder)
+    row = ("memory", f"{shown_gib(needed)} GiB at most", f"{parts}, with every text at its full length")
+    values: JsonObject = {"encoder": encoder, "parameters": parameters, "memory": {**memory}, "needed": needed}
+    return (model, row), values
 
 
 def encoder_memory(
     recipe: RetrieverRecipe, shape: Shape, parameters: int, query_tokens: int, passage_tokens: int
 ) -> dict[str, float]:
-    """Bytes of a retriever's training: weights, gradients and moments in float32, and the activations that are kept at
-    once, those of a micro-batch or, with `cached: false`, of a whole batch, every text at its full length."""
+    """Bytes of a retriever's training: weights, gradients and moments in float32, and the activations of a micro-batch
+    or, with `cached: false`, of a whole batch, with every text at its full length."""
     updates, passages = recipe.training, 1 + recipe.loss.negatives
     at_once = max(updates.micro_batch_tokens, query_tokens, passage_tokens)
     if not updates.cached:
@@ -134,16 +128,15 @@ def encoder_memory(
 
 
 def _shape_of_encoder(name: str) -> Shape:
-    """The shape of an encoder, which may be missing. Raises `DataError` for an unknown one."""
-    try:
+    """The shape of an encoder, whose folder may be missing. Raises `DataError` for an unknown shape."""
+    folder = Path(name)
+    with suppress(DataError):
         folder = encoder_folder(name)
-    except DataError:
-        folder = Path(name)
     return shape_of_folder(folder)[0]
 
 
 def _memory_by_shape(recipe: RetrieverRecipe, shape: Shape) -> dict[str, float]:
-    # An encoder of the BERT kind has two matrices in its feed-forward part, where `Shape` counts three.
+    # BERT encoders have two matrices in the feed-forward layer; `Shape` counts three.
     read = recipe.query_tokens or FULL_TEXT, recipe.passage_tokens or FULL_TEXT
     return encoder_memory(recipe, shape, shape.parameters, *read)
 
@@ -170,15 +163,15 @@ def _with(recipe: RetrieverRecipe, changes: JsonObject) -> RetrieverRecipe:
     return make_settings(RetrieverRecipe, merge_settings(RetrieverRecipe, dump_settings(recipe), changes))
 
 
-# Dry run of a co-training: that of its agent, and what the labels, the retriever and the index of a round take.
+# Dry run of a co-training: that of its agent, and the cost of a round's labels, retriever and index.
 #
-# Counts are upper bounds: every run makes all its searches, and every search is labelled. A label method that asks only
-# where an answer can change a label asks less.
+# Counts are upper bounds: every run makes all its searches, and every search is labelled. A label method that skips
+# scores which cannot change a label makes fewer calls.
 
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """Upper bounds of what one round asks for its labels."""
+    """Upper bounds of the work for the labels of one round."""
 
     runs: int
     searches: int
@@ -190,13 +183,10 @@ class RoundWork:
 
 
 def together_dry_run(recipe: TogetherRecipe) -> DryRun:
-    """Make a dry run: the agent's findings, then those of a round. What is missing is reported, not raised: see
+    """Make a dry run: the agent's findings, then those of a round. Missing parts are reported, not raised: see
     `DryRun.refuse`."""
     agent, mistakes, machine = dry_run(recipe.agent), ErrorList(), on_processes_here(recipe.agent).machine
-    encoder: dict[str, float] = {}
-    vectors = 0.0
-    with suppress(DataError):  # an unknown shape
-        encoder, vectors = _encoder_memory(recipe)
+    encoder, vectors = _encoder_memory(recipe)
     if recipe.start.encoder is not None:
         mistakes.collect(encoder_folder, recipe.start.encoder)
     mistakes.collect(check_labels, recipe)
@@ -209,11 +199,11 @@ def together_dry_run(recipe: TogetherRecipe) -> DryRun:
             f"labels.scorer={SERVER} 'labels.serve=vllm serve {recipe.labels.scorer} --port 8000'"
         )
     work, rollouts = work_of(recipe), cast(list[dict[str, dict[str, float]]], agent.values["stages"])[-1]["work"]
-    # As fast as the agent's rollouts are assumed to be; 0 where those are not estimated.
+    # At the assumed speed of the agent's rollouts; 0 if those are not estimated.
     runs_s = (work.runs + work.continuations) * rollouts["rollout_s"] / max(1, rollouts["runs"])
     values: JsonObject = {"work": plain(work), "scorer": scorer, "encoder": {**encoder}, "vectors": vectors}
-    values |= {"problems": [*problems], "way_out": way_out, "agent": agent.values}
-    values |= {"rounds": recipe.rounds, "runs_s": runs_s}
+    values |= {"problems": [*problems], "way_out": way_out, "rounds": recipe.rounds, "runs_s": runs_s}
+    values["agent"] = agent.values
     missing = cast(dict[str, str], agent.values["missing"])
     listed = [*(f"{problem} (agent.{setting})" for setting, problem in missing.items()), *problems]
     refusal = f"the recipe cannot be trained yet: {'; '.join([*listed, *filter(None, [way_out])])}"
@@ -271,13 +261,7 @@ def work_of(recipe: TogetherRecipe) -> RoundWork:
 def _scorer_bytes(recipe: TogetherRecipe) -> float | None:
     """Bytes of a local scorer's weights; `None` for a model of unknown shape."""
     name = recipe.labels.scorer
-    if (
-        name is None
-        or is_url(name)
-        or name in (ORACLE, GOLD)
-        or is_world(Path(name))
-        or name.endswith((".yaml", ".yml"))
-    ):
+    if name in (None, ORACLE, GOLD) or is_url(name) or is_world(Path(name)) or name.endswith((".yaml", ".yml")):
         return 0.0
     try:
         return 2.0 * shape_of_folder(model_path(name))[0].parameters
@@ -286,12 +270,14 @@ def _scorer_bytes(recipe: TogetherRecipe) -> float | None:
 
 
 def _encoder_memory(recipe: TogetherRecipe) -> tuple[dict[str, float], float]:
-    """Bytes of the retriever's training, and of the vectors of a million passages, from the shape of its encoder, which
-    may be missing. Empty and 0 for an encoder that the training makes; 0 where a passage has not one vector. Raises
-    `DataError` for an unknown shape."""
+    """Bytes of the retriever's training, and of the vectors of a million passages. Empty and 0 if the training makes
+    the encoder or its shape is unknown; 0 if a passage does not have exactly one vector."""
     if recipe.start.encoder is None:
         return {}, 0.0
-    shape = _shape_of_encoder(recipe.start.encoder)
+    try:
+        shape = _shape_of_encoder(recipe.start.encoder)
+    except DataError:
+        return {}, 0.0
     size = 2.0 if recipe.index.settings.get("dtype") == "float16" else 4.0
     vectors = size * 1e6 * shape.hidden if recipe.index.retriever not in ("late-interaction", "sparse") else 0.0
     return _memory_by_shape(recipe.retriever, shape), vectors

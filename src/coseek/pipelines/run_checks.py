@@ -1,4 +1,4 @@
-"""Run checks: what of a trajectory follows from the parts that the record of its run names.
+"""Run checks: derive what a trajectory says from the parts that its run's record names.
 
 Prompt, masks, queries, answer and validity follow from the agent's tokens and the hits (`Derivation`), hits
 from the corpus and the retriever, the reward from the trajectory.
@@ -40,242 +40,24 @@ from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import RewardFault, RewardFunction, RewardValue, make_reward
 
-_NO_ROOM = re.compile(r"(?:no room for an observation|a prompt for notes) of (\d{1,9}) tokens")
-"""Why a search was made and not recorded."""
-_WHOLE_TURN = "a turn of "
-"""How the detail of a turn begins that its length ended."""
-FIELDS = ("stop", "stop_detail", "answer", "valid", "format_error", "selected_ids", "calls", "visits")
-
-
-class _Diverged(Exception):
-    """The stored trajectory cannot be played on."""
-
-
-class _StoredResults:
-    """Stands for the retriever, which is not asked: its results are stored."""
-
-    corpus = None
-    identity = ""
-
-    def __init__(self, kind: str) -> None:
-        self.name = kind
-
-    def seen(self, query: QueryLike) -> str:
-        raise AssertionError("a derivation searches nothing")
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        raise AssertionError("a derivation searches nothing")
-
-
-class Derivation:
-    """Compares trajectories of one protocol, tokenizer and budget with what is worked out again."""
-
-    def __init__(self, protocol: Protocol, tokenizer: Tokenizer, limits: Limits, own_ranking: bool) -> None:
-        """`own_ranking`: the agent may rank its evidence, so its order does not follow."""
-        kind = next(iter(protocol.file.retrievers), "stored")
-        self.environment = Environment(protocol, tokenizer, _StoredResults(kind), limits)
-        self.own_ranking = own_ranking
-
-    def differences(self, stored: Trajectory) -> Iterator[Finding]:
-        """What a trajectory without faults of its own has other than it should."""
-        if stored.protocol != self.environment.protocol.name:
-            protocol = self.environment.protocol.name
-            yield f"it is of the protocol {stored.protocol!r}, and the run is of {protocol!r}", None
-            return
-        try:
-            yield from self._compared(stored, _Replay(self.environment, stored).derived())
-        except (_Diverged, UserError) as error:
-            yield str(error), None
-
-    def _compared(self, stored: Trajectory, derived: Trajectory) -> Iterator[Finding]:
-        yield from _segment_differences(derived.segments, stored.segments)
-        for what in _search_differences(derived.searches, stored.searches):
-            yield what, None
-        for name in FIELDS:
-            new, old = getattr(derived, name), getattr(stored, name)
-            if new != old:
-                yield f"{name} is {_short(old)}, and what the agent wrote makes it {_short(new)}", None
-        for number, (new, old) in enumerate(zip_longest(derived.side_contexts, stored.side_contexts), start=1):
-            if new is None or old is None:
-                yield f"it has {len(stored.side_contexts)} side contexts, and {len(derived.side_contexts)} follow", None
-                break
-            for what, _ in _segment_differences(new, old):
-                yield f"side context {number}: {what}", None
-        if stored.evidence is not None and not self.own_ranking and derived.evidence != stored.evidence:
-            yield "the evidence is not in the order of selection and retrieval", None
-        if stored.messages or stored.logged_protocol is not None:
-            yield "it holds messages or the protocol of an imported log, which this agent does not write", None
-
-
-class _Replay:
-    """One stored trajectory under way again."""
-
-    def __init__(self, environment: Environment, stored: Trajectory) -> None:
-        self.environment, self.stored = environment, stored
-        self.episode = Episode(0, stored.question, stored.seed, 0.0)
-
-    def derived(self) -> Trajectory:
-        """The trajectory that follows. Raises `_Diverged` where the stored one has no more to play."""
-        step: Next | PendingCall = self.environment.reset(self.episode)
-        while not isinstance(step, End):
-            if isinstance(step, PendingCall):
-                step = self._result(step)
-            else:
-                step = self.environment.step(self.episode, self._turn(step))
-        return self.environment.finish(self.episode, step, None)
-
-    def _turn(self, request: Request) -> Turn:
-        """The turn that the agent wrote next; an empty one left no segment."""
-        stored, at = self.stored, len(self.episode.segments)
-        if request.key < 0:
-            return self._notes(request)
-        written = [segment for segment in stored.segments[at : at + 1] if segment.author is Author.AGENT]
-        last = at + len(written) >= len(stored.segments)
-        whole = stored.stop is StopReason.TOKEN_LIMIT and stored.stop_detail.startswith(_WHOLE_TURN)
-        end = TurnEnd.STOP
-        noted = len(stored.side_contexts) > len(self.episode.side_contexts)  # then it is the notes that failed
-        if last and stored.stop is StopReason.MODEL_ERROR and not noted:
-            end = TurnEnd.FAULT
-        elif last and (whole or (self.episode.limit is not None and stored.truncated)):
-            end = TurnEnd.LENGTH
-        elif written and self._asks_last(at + 1) and (whole or not stored.truncated):
-            end = TurnEnd.LENGTH  # a turn with an action is read the same
-        return self._as_turn(request, written, end)
-
-    def _asks_last(self, at: int) -> bool:
-        return any(segment.tag == LAST_WORD for segment in self.stored.segments[at : at + 1])
-
-    def _notes(self, request: Request) -> Turn:
-        """The notes that the model wrote in the side context that was opened last. They were shown: the searches that
-        they are on would not be stored otherwise."""
-        stored, number = self.stored, len(self.episode.side_contexts)
-        if len(stored.side_contexts) < number:
-            raise _Diverged(f"it has {len(stored.side_contexts)} side contexts, and a further one follows")
-        return self._as_turn(request, stored.side_contexts[number - 1][1:2], TurnEnd.STOP)
-
-    def _as_turn(self, request: Request, written: Sequence[Segment], end: TurnEnd) -> Turn:
-        stored, fault = self.stored, self.stored.stop_detail if end is TurnEnd.FAULT else ""
-        if not written:
-            return Turn(request.key, (), (), end, fault, stored.exact)
-        ids, logprobs, version = written[0].ids, written[0].logprobs, written[0].version
-        if len(ids) > request.max_tokens:
-            raise _Diverged(f"a turn holds {len(ids)} tokens, and {request.max_tokens} were left")
-        return Turn(request.key, ids, logprobs, end, fault, stored.exact, version=version)
-
-    def _result(self, call: PendingCall) -> Next | PendingCall:
-        """The next searches that are stored, or the result of another tool of ours."""
-        if call.tool is not self.environment.protocol.grammar.search:
-            result, took_s = self.environment.run_tool([call])[0]
-            return self.environment.observe(call, self._opened(call, result), took_s)
-        texts = cast(list[str], call.request.arguments["queries"])
-        done = len(self.episode.searches) + len(self.episode.turn_searches)
-        searches = self.stored.searches[done : done + len(texts)]
-        if not searches and (end := self._unrecorded()) is not None:
-            return end
-        if len(searches) < len(texts):
-            raise _Diverged(f"turn {call.request.turn} asks {len(texts)} queries, and {len(searches)} more are stored")
-        k = self.environment.limits.passages_of(call.request.turn)
-        if (most := max(len(search.hits) for search in searches)) > k:
-            raise _Diverged(f"a search of turn {call.request.turn} has {most} hits, and its budget is {k}")
-        return self.environment.observe(
-            call,
-            TurnSearches(
-                tuple(replace(call.request.query, text=text) for text in texts),
-                tuple(
-                    Search(text, search.hits if search.fault is None else (), search.fault, call.request.turn)
-                    for text, search in zip(texts, searches, strict=True)
-                ),
-            ),
-            0.0,
-        )
-
-    def _opened(self, call: PendingCall, result: Result) -> Result:
-        """The result of a visit with the document that it showed, which is stored; any other result as it is."""
-        if not isinstance(result, DocumentPage):
-            return result
-        visits = (visit for visit in self.stored.visits if (visit.turn, visit.id) == (call.request.turn, result.ident))
-        stored = next(visits, None)
-        if stored is None or result.passage not in stored.passages:
-            return result
-        return replace(result, document=stored.passages)
-
-    def _unrecorded(self) -> Next | None:
-        """How a run ended whose last search is not stored, since its results were not shown."""
-        stored, episode = self.stored, self.episode
-        if self._asks_last(len(episode.segments)):
-            return self.environment.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=stored.stop_detail))
-        if len(episode.segments) < len(stored.segments):
-            return None
-        writes_notes = self.environment.protocol.file.reason_in_documents
-        if writes_notes:  # what it was asked about the results, and what it wrote
-            episode.side_contexts += stored.side_contexts[len(episode.side_contexts) :][:1]
-        wanted, room = _NO_ROOM.fullmatch(stored.stop_detail), self.environment.room(episode)
-        if stored.stop is StopReason.TOKEN_LIMIT and wanted is not None:
-            before = 0 if wanted[0].startswith("a prompt") else episode.tokens
-            follows = before + int(wanted[1]) >= room
-        else:
-            follows = writes_notes and stored.stop is StopReason.MODEL_ERROR
-        return End(stored.stop, detail=stored.stop_detail) if follows else None
-
-
-def _segment_differences(derived: Sequence[Segment], stored: Sequence[Segment]) -> Iterator[Finding]:
-    """The first segment that differs: the later ones follow from it."""
-    for at, (new, old) in enumerate(zip_longest(derived, stored)):
-        if new is None or old is None:
-            yield f"it has {len(stored)} segments, and {len(derived)} follow from what the agent wrote", None
-            return
-        if (new.author, new.tag) != (old.author, old.tag):
-            follows = f"{new.tag!r} by the {new.author} follows"
-            yield f"it is {old.tag!r} by the {old.author}, and {follows} from what the agent wrote", at
-            return
-        if new.ids != old.ids:
-            pairs = enumerate(zip_longest(new.ids, old.ids))
-            position = next(position for position, (derived_id, stored_id) in pairs if derived_id != stored_id)
-            yield f"it is not what the environment writes here, from token {position} on", at
-            return
-        if new.message != old.message:
-            yield f"its message is {_short(old.message)}, and the ids say {_short(new.message)}", at
-            return
-
-
-def _search_differences(derived: Sequence[Search], stored: Sequence[Search]) -> Iterator[str]:
-    for number, (new, old) in enumerate(zip_longest(derived, stored), start=1):
-        if new is None or old is None:
-            yield f"it has {len(stored)} searches, and {len(derived)} follow from what the agent wrote"
-            return
-        if new.query != old.query:
-            yield f"search {number} asks {_short(old.query)}, and the agent wrote {_short(new.query)}"
-        if old.turn is not None and new.turn != old.turn:
-            yield f"search {number} belongs to turn {old.turn}, and turn {new.turn} asked it"
-        if new.selected != old.selected:
-            chose = f"and the agent chose {_short(new.selected)}"
-            yield f"from search {number} {_short(old.selected)} was selected, {chose}"
-
-
-def _short(value: object) -> str:
-    text = str(value) if isinstance(value, StopReason) else repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-NEAR = 1e-4
-"""How far two scores of one passage may lie apart, relative to their size: kernels add in other orders."""
-PLAYED, HITS, AGAIN = "what follows", "hits", "searches"
-"""What is compared with what follows."""
-
 Check: TypeAlias = Callable[[Trajectory], Iterator[Finding]]
+FIELDS = ("stop", "stop_detail", "answer", "valid", "format_error", "selected_ids", "calls", "visits")
+"""Fields of a trajectory that are compared as a whole."""
+NEAR = 1e-4
+"""Largest difference of two scores of one passage, relative to their size: kernels add in different orders."""
 
 
 class RunChecks:
-    """Opens what the record of a run names. A part that has changed or gone raises an error, which says why."""
+    """Opens the parts that a run's record names. Raises `UserError` for a part that has changed or is missing."""
 
     def __init__(self, settings: JsonObject, record: JsonObject, retriever: Retriever | None) -> None:
-        """`retriever` is the one to search with again."""
+        """`retriever` repeats the searches."""
         self.settings, self.retriever = settings, retriever
         identities = record.get(KEY)
         self._identities = identities if isinstance(identities, dict) else {}
 
     def _check_same(self, name: str, *identities: str) -> None:
-        """Raise `DataError` if a part had another identity; one without a record may be any."""
+        """Raise `DataError` if the recorded identity of a part is none of these. A part without a record passes."""
         if self._identities.get(name, identities[0]) not in identities:
             raise DataError(f"the {name.replace('_', ' ')} has changed since")
 
@@ -316,7 +98,8 @@ class RunChecks:
         return {key: questions[key[0]] for key in rows_of([*questions.values()], settings.seed, settings.samples)}
 
     def derivation(self) -> Check:
-        """Plays a trajectory again, in each form in which the model may have taken its input: the nearest counts."""
+        """Replays a trajectory. If the record does not tell in which form a server took its input, every form is tried,
+        and one that agrees is enough."""
         template = self.protocol.template.file.model_dump_json(exclude={"about"}, exclude_defaults=True)
         self._check_same("prompt_template", *(digest(template + end) for end in ("", " in the chat template")))
         self._check_same("protocol", self.protocol.identity)
@@ -324,18 +107,23 @@ class RunChecks:
         if self.agent.is_remote:
             dialect = self.agent.server.dialect if self.agent.server is not None else "auto"
             forms = ["ids", "text", "messages"] if dialect == "auto" else [input_mode_of(dialect)]
-        ranks = is_scripted(self.agent.name)
-        plays = [Derivation(self.protocol.with_input_mode(form), self.tokenizer, self.limits, ranks) for form in forms]
+        own_ranking = is_scripted(self.agent.name)
+        derivations = [
+            Derivation(self.protocol.with_input_mode(form), self.tokenizer, self.limits, own_ranking) for form in forms
+        ]
 
         def check(trajectory: Trajectory) -> Iterator[Finding]:
-            first = [*plays[0].differences(trajectory)]
-            if first and all(next(play.differences(trajectory), None) is not None for play in plays[1:]):
-                yield from first
+            first: list[Finding] = []
+            for derivation in derivations:
+                if not (findings := [*derivation.differences(trajectory)]):
+                    return
+                first = first or findings
+            yield from first
 
         return check
 
     def passages(self) -> Check:
-        """Looks the passages up in the corpus of the index."""
+        """Looks up the passages in the corpus of the index."""
         name = self.settings.get("retriever")
         if not isinstance(name, str) or not Path(name).is_dir():
             raise DataError(f"{name or 'the retriever'} is not an index folder; search again with --retriever")
@@ -347,19 +135,19 @@ class RunChecks:
             raise DataError(f"the corpus of {name} has changed since")
 
         def check(trajectory: Trajectory) -> Iterator[Finding]:
-            read = [
+            shown = [
                 (f"search {at}", hit.passage) for at, done in enumerate(trajectory.searches, 1) for hit in done.hits
             ]
             for visit in trajectory.visits:
-                read += [(f"a visit in turn {visit.turn}", passage) for passage in visit.passages]
-            for where, passage in read:
+                shown += [(f"a visit in turn {visit.turn}", passage) for passage in visit.passages]
+            for where, passage in shown:
                 if not corpus.has(passage.id) or corpus.by_id(passage.id).to_json() != passage.to_json():
                     yield f"the passage {passage.id!r} of {where} is not that of the corpus", None
 
         return check
 
     def searches(self) -> Check:
-        """Searches every query again."""
+        """Repeats every search."""
         if self.retriever is None:
             raise DataError("no --retriever is named to search again with")
         retriever, protocol, limits = self.retriever, self.protocol, self.limits
@@ -380,7 +168,7 @@ class RunChecks:
         return check
 
     def reward(self) -> RewardFunction | None:
-        """The reward of kept rollouts, if it needs no grader and no file of the user's."""
+        """The reward of stored rollouts, if it needs neither a grader nor a file of the user's."""
         spec = self.settings.get("reward")
         if not isinstance(spec, dict):
             return None
@@ -393,21 +181,21 @@ class RunChecks:
 
 
 def wrong_reward(reward: RewardFunction, trajectory: Trajectory, data: TokenData) -> Iterator[str]:
-    """What a reward has other than its parts make it. A training may add parts of its own, such as for length."""
+    """How a stored reward differs from its terms. A training may add terms, such as one for length."""
     outcome = reward.compute(trajectory)
     if isinstance(outcome, RewardFault):
         yield f"it has a reward, and none follows ({outcome.detail or outcome.part})"
         return
-    follows = dict(zip(outcome.parts, finite(outcome.parts.values()), strict=True))
-    for name, value in follows.items():
+    derived = dict(zip(outcome.parts, finite(outcome.parts.values()), strict=True))
+    for name, value in derived.items():
         if data.parts.get(name) != value:
             yield f"the reward's part {name!r} is {data.parts.get(name)}, and {value} follows"
-    if data.parts.keys() == follows.keys() and (data.reward,) != (whole := finite([outcome.value])):
+    if data.parts.keys() == derived.keys() and (data.reward,) != (whole := finite([outcome.value])):
         yield f"the reward is {data.reward}, and {whole[0]} follows"
 
 
 def _same_hits(search: Search, hits: Sequence[Hit]) -> bool:
-    """Whether hits are those of a search. Passages whose scores differ by a rounding may change places."""
+    """Whether hits are those of a search. Passages whose scores differ by a rounding error may change places."""
     if len(search.hits) != len(hits):
         return False
     close = all(near(hit.score, new_hit.score) for hit, new_hit in zip(search.hits, hits, strict=True))
@@ -418,3 +206,208 @@ def _same_hits(search: Search, hits: Sequence[Hit]) -> bool:
 
 def near(value: float, other: float) -> bool:
     return abs(value - other) <= NEAR * max(1.0, abs(value))
+
+
+# --- derivation
+
+
+class Derivation:
+    """Replays trajectories of one protocol, tokenizer and budget, and compares them with what is stored."""
+
+    def __init__(self, protocol: Protocol, tokenizer: Tokenizer, limits: Limits, own_ranking: bool) -> None:
+        """`own_ranking`: the agent may rank its evidence, so the order of the evidence does not follow."""
+        kind = next(iter(protocol.file.retrievers), "stored")
+        self.environment = Environment(protocol, tokenizer, _NoRetriever(kind), limits)
+        self.own_ranking = own_ranking
+
+    def differences(self, stored: Trajectory) -> Iterator[Finding]:
+        """The differences of a stored trajectory that passes `check_trajectory`."""
+        if stored.protocol != (name := self.environment.protocol.name):
+            yield f"its protocol is {stored.protocol!r}, and the run's is {name!r}", None
+            return
+        try:
+            derived = _Replay(self.environment, stored).trajectory()
+        except (_Diverged, UserError) as error:
+            yield str(error), None
+            return
+        yield from _segment_differences(derived.segments, stored.segments)
+        for what in _search_differences(derived.searches, stored.searches):
+            yield what, None
+        for name in FIELDS:
+            new, old = getattr(derived, name), getattr(stored, name)
+            if new != old:
+                yield f"{name} is {_short(old)}, and what the agent wrote makes it {_short(new)}", None
+        if (count := len(stored.side_contexts)) != len(derived.side_contexts):
+            yield f"it has {count} side contexts, and {len(derived.side_contexts)} follow", None
+        for number, contexts in enumerate(zip(derived.side_contexts, stored.side_contexts, strict=False), start=1):
+            for what, _ in _segment_differences(*contexts):
+                yield f"side context {number}: {what}", None
+        if stored.evidence is not None and not self.own_ranking and derived.evidence != stored.evidence:
+            yield "the evidence is not in the order of selection and retrieval", None
+        if stored.messages or stored.logged_protocol is not None:
+            yield "it holds messages or the protocol of an imported log, which this agent does not write", None
+
+
+class _NoRetriever:
+    """Stands for the retriever of a replay, which takes the stored results and never searches."""
+
+    corpus = None
+    identity = ""
+
+    def __init__(self, kind: str) -> None:
+        self.name = kind
+
+    def seen(self, query: QueryLike) -> str:
+        raise AssertionError("a derivation does not search")
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        raise AssertionError("a derivation does not search")
+
+
+class _Diverged(Exception):
+    """The stored trajectory does not hold what the replay needs next."""
+
+
+_NO_ROOM = re.compile(r"(?:no room for an observation|a prompt for notes) of (\d{1,9}) tokens")
+"""Detail of a stop in which the results of a search were not recorded."""
+_CUT_TURN = "a turn of "
+"""How the detail of a stop begins if its last turn was cut at its maximum length."""
+
+
+class _Replay:
+    """Plays one stored trajectory again."""
+
+    def __init__(self, environment: Environment, stored: Trajectory) -> None:
+        self.environment, self.stored = environment, stored
+        self.episode = Episode(0, stored.question, stored.seed, 0.0)
+
+    def trajectory(self) -> Trajectory:
+        """The derived trajectory. Raises `_Diverged` if the stored one ends too early."""
+        step: Next | PendingCall = self.environment.reset(self.episode)
+        while not isinstance(step, End):
+            if isinstance(step, PendingCall):
+                step = self._result(step)
+            else:
+                step = self.environment.step(self.episode, self._notes(step) if step.key < 0 else self._turn(step))
+        return self.environment.finish(self.episode, step, None)
+
+    def _turn(self, request: Request) -> Turn:
+        """The turn that the agent wrote next. An empty turn left no segment."""
+        stored, at = self.stored, len(self.episode.segments)
+        written = [segment for segment in stored.segments[at : at + 1] if segment.author is Author.AGENT]
+        is_last = at + len(written) >= len(stored.segments)
+        was_cut = stored.stop is StopReason.TOKEN_LIMIT and stored.stop_detail.startswith(_CUT_TURN)
+        notes_failed = len(stored.side_contexts) > len(self.episode.side_contexts)
+        if is_last and stored.stop is StopReason.MODEL_ERROR and not notes_failed:
+            return self._as_turn(request, written, TurnEnd.FAULT)
+        if is_last:
+            reached_limit = was_cut or (self.episode.limit is not None and stored.truncated)
+        else:  # with an action in it, a turn is read the same whether it was cut or not
+            reached_limit = bool(written) and self._asks_last_word(at + 1) and (was_cut or not stored.truncated)
+        return self._as_turn(request, written, TurnEnd.LENGTH if reached_limit else TurnEnd.STOP)
+
+    def _asks_last_word(self, at: int) -> bool:
+        return any(segment.tag == LAST_WORD for segment in self.stored.segments[at : at + 1])
+
+    def _notes(self, request: Request) -> Turn:
+        """The model's notes in the side context that was opened last. They were shown: otherwise the searches that they
+        are about would not be stored."""
+        contexts, number = self.stored.side_contexts, len(self.episode.side_contexts)
+        if len(contexts) < number:
+            raise _Diverged(f"it has {len(contexts)} side contexts, and another one follows")
+        return self._as_turn(request, contexts[number - 1][1:2], TurnEnd.STOP)
+
+    def _as_turn(self, request: Request, written: Sequence[Segment], end: TurnEnd) -> Turn:
+        stored, fault = self.stored, self.stored.stop_detail if end is TurnEnd.FAULT else ""
+        if not written:
+            return Turn(request.key, (), (), end, fault, stored.exact)
+        ids, logprobs, version = written[0].ids, written[0].logprobs, written[0].version
+        if len(ids) > request.max_tokens:
+            raise _Diverged(f"a turn holds {len(ids)} tokens, and {request.max_tokens} were left")
+        return Turn(request.key, ids, logprobs, end, fault, stored.exact, version=version)
+
+    def _result(self, call: PendingCall) -> Next | PendingCall:
+        """Answer a call with the next stored searches, or with the result of a tool, which is run."""
+        turn = call.request.turn
+        if call.tool is not self.environment.protocol.grammar.search:
+            result, took_s = self.environment.run_tool([call])[0]
+            return self.environment.observe(call, self._with_document(turn, result), took_s)
+        texts = cast(list[str], call.request.arguments["queries"])
+        done = len(self.episode.searches) + len(self.episode.turn_searches)
+        searches = self.stored.searches[done : done + len(texts)]
+        if not searches and (end := self._unrecorded()) is not None:
+            return end
+        if len(searches) < len(texts):
+            raise _Diverged(f"turn {turn} asks {len(texts)} queries, and {len(searches)} more are stored")
+        k = self.environment.limits.passages_of(turn)
+        if (most := max(len(search.hits) for search in searches)) > k:
+            raise _Diverged(f"a search of turn {turn} has {most} hits, and its budget is {k}")
+        queries = tuple(replace(call.request.query, text=text) for text in texts)
+        results = tuple(
+            Search(text, search.hits if search.fault is None else (), search.fault, turn)
+            for text, search in zip(texts, searches, strict=True)
+        )
+        return self.environment.observe(call, TurnSearches(queries, results), 0.0)
+
+    def _with_document(self, turn: int, result: Result) -> Result:
+        """The result of a visit with the stored document; any other result unchanged."""
+        if isinstance(result, DocumentPage):
+            for visit in self.stored.visits:
+                if (visit.turn, visit.id) == (turn, result.ident) and result.passage in visit.passages:
+                    return replace(result, document=visit.passages)
+        return result
+
+    def _unrecorded(self) -> Next | None:
+        """How a run ended whose last search is not stored because its results were not shown."""
+        stored, episode = self.stored, self.episode
+        if self._asks_last_word(len(episode.segments)):
+            return self.environment.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=stored.stop_detail))
+        if len(episode.segments) < len(stored.segments):
+            return None
+        writes_notes = self.environment.protocol.file.reason_in_documents
+        if writes_notes:  # the prompt for notes on the results, and the notes
+            episode.side_contexts += stored.side_contexts[len(episode.side_contexts) :][:1]
+        no_room = _NO_ROOM.fullmatch(stored.stop_detail)
+        if stored.stop is StopReason.TOKEN_LIMIT and no_room is not None:
+            before = 0 if no_room[0].startswith("a prompt") else episode.tokens
+            follows = before + int(no_room[1]) >= self.environment.room(episode)
+        else:
+            follows = writes_notes and stored.stop is StopReason.MODEL_ERROR
+        return End(stored.stop, detail=stored.stop_detail) if follows else None
+
+
+def _segment_differences(derived: Sequence[Segment], stored: Sequence[Segment]) -> Iterator[Finding]:
+    """The first segment that differs: later differences follow from it."""
+    for at, (new, old) in enumerate(zip_longest(derived, stored)):
+        if new is None or old is None:
+            yield f"it has {len(stored)} segments, and {len(derived)} follow from what the agent wrote", None
+        elif (new.author, new.tag) != (old.author, old.tag):
+            follows = f"{new.tag!r} by the {new.author} follows"
+            yield f"it is {old.tag!r} by the {old.author}, and {follows} from what the agent wrote", at
+        elif new.ids != old.ids:
+            pairs = enumerate(zip_longest(new.ids, old.ids))
+            position = next(position for position, (derived_id, stored_id) in pairs if derived_id != stored_id)
+            yield f"it is not what the environment writes here, from token {position} on", at
+        elif new.message != old.message:
+            yield f"its message is {_short(old.message)}, and the ids say {_short(new.message)}", at
+        else:
+            continue
+        return
+
+
+def _search_differences(derived: Sequence[Search], stored: Sequence[Search]) -> Iterator[str]:
+    for number, (new, old) in enumerate(zip(derived, stored, strict=False), start=1):
+        if new.query != old.query:
+            yield f"search {number} asks {_short(old.query)}, and the agent wrote {_short(new.query)}"
+        if old.turn is not None and new.turn != old.turn:
+            yield f"search {number} belongs to turn {old.turn}, and turn {new.turn} asked it"
+        if new.selected != old.selected:
+            chose = f"and the agent chose {_short(new.selected)}"
+            yield f"from search {number} {_short(old.selected)} was selected, {chose}"
+    if len(derived) != len(stored):
+        yield f"it has {len(stored)} searches, and {len(derived)} follow from what the agent wrote"
+
+
+def _short(value: object) -> str:
+    text = str(value) if isinstance(value, StopReason) else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,4 +1,4 @@
-"""The record of a training folder: the recipe and the parts it was started with. A run resumes with nothing else. And
+"""The record of a training folder: the recipe and the parts it was started with, without which it does not resume. And
 the cards of the models that a training saves.
 
 `auto` precisions are resolved here, once, when a folder is started.
@@ -83,7 +83,7 @@ class TrainingRun(Generic[R]):
     workers: Workers = ALONE
     """The first worker writes files and reports progress; the others only share the updates."""
     _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
-    """Held by the first worker from `begin` on."""
+    """Held by the first worker after `begin`."""
 
     def __post_init__(self) -> None:
         if not self.workers.is_main:
@@ -118,7 +118,7 @@ class TrainingRun(Generic[R]):
             return recipe
 
     def _resumed(self, path: Path, identities: dict[str, str]) -> R:
-        """The recipe of a training that goes on, which is checked against its record and stored there."""
+        """The recipe of a resumed training: checked against the record, and stored in it."""
         folder, record = self.folder, read_yaml(path, "record")
         stored = resolve_recipe(make_settings(type(self.recipe), cast(JsonObject, record.get("recipe") or {}), path))
         recipe = resolve_recipe(self.recipe, stored)
@@ -169,11 +169,10 @@ class TrainingRun(Generic[R]):
         data: Mapping[str, str] = EMPTY,
         table: Table | None = None,
     ) -> ModelCard:
-        """The card of the model `name`, with what the record of the folder tells: versions, seed, settings, digests of
-        what was read.
+        """The card of the model `name`, with versions, seed, settings and input digests from the folder's record.
 
-        `command` is what stands behind `coseek train`; the settings follow it, or stand in a file for `recipe.yaml`.
-        `start` is the model that training began with, `data` are more digests, `table` holds the figures.
+        `command` follows `coseek train`, and the changed settings follow it; a command that ends with `recipe.yaml` has
+        them in a file. `start` is the initial model, `data` holds more digests, `table` the figures.
         """
         record = read_yaml(self.folder / FILE, "record of a training") if (self.folder / FILE).exists() else {}
         versions = cast(dict[str, str | None], record.get("versions") or {"coseek": __version__})
@@ -204,7 +203,7 @@ class TrainingRun(Generic[R]):
 
 @contextmanager
 def threads_and_trackers(training: TrainingRun[AgentRecipe] | TrainingRun[RetrieverRecipe]) -> Iterator[None]:
-    """For a block, torch's threads as the recipe says, and its trackers, which the first worker tells."""
+    """Set torch's threads, and send metrics to the recipe's trackers (first worker only) inside the block."""
     recipe = training.recipe
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
@@ -243,7 +242,7 @@ def _width_at(recipe: Settings, path: Place) -> int:
 
 
 def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[str], None]) -> None:
-    """Report which precisions `auto` stands for, and warn of one that is slow on this machine."""
+    """Report the precisions that `auto` resolves to, and warn about one that is slow on this machine."""
     auto = {path for path, _, value in named(type(unresolved), dump_settings(unresolved)) if value == AUTO}
     precisions: dict[Use, set[str]] = {}
     for path, use, value in named(type(resolved), dump_settings(resolved)):
@@ -256,11 +255,11 @@ def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[
         say(line)
 
 
-# Resumption: digests of what a recipe names by path, which a resumed run must find unchanged; and more steps for a
-# finished stage. Not digested: a data set's corpus (its index stores the corpus' digest) and models behind a URL.
+# Resuming: digests of the paths that a recipe names, which must not change; and more steps for a finished stage. There
+# is no digest of a data set's corpus (its index stores one) and of models behind a URL.
 #
-# `rl.steps` may change of the last stage that has started, unless a schedule spans the steps. The stage continues from
-# its last checkpoint. Its old policy is kept under another name, and the table is measured again.
+# `rl.steps` of the last stage that has started may change, unless a schedule spans the steps. The stage continues from
+# its last checkpoint. Its old policy gets another name, and the table is measured again.
 
 NOT_READ = ("data.folder", "data.index")
 
@@ -268,13 +267,12 @@ NOT_READ = ("data.folder", "data.index")
 def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities:
     """Setting → digest. `index` is what `data.index` names, opened."""
     protocols = (recipe.protocol, *(recipe.warm_start.also if recipe.warm_start else ()))
-    tools = (path for name in protocols for path in tool_files(name) if path.is_file())
-    digests = {**path_identities(recipe), **{str(path): file_digest(path) for path in tools}}
-    for text in texts_in_tree(dump_settings(recipe)):  # protocols, prompt templates and prompts
-        if text.endswith((".yaml", ".yml")) and (path := Path(text).expanduser()).is_file():
-            digests[text] = file_digest(path)
+    files = {str(path): path for name in protocols for path in tool_files(name)}
+    texts = texts_in_tree(dump_settings(recipe))  # protocols, prompt templates and prompts
+    files |= {text: Path(text).expanduser() for text in texts if text.endswith((".yaml", ".yml"))}
+    digests = path_identities(recipe) | {name: file_digest(path) for name, path in files.items() if path.is_file()}
     if index is not None:
-        with suppress(RetrieverError):  # a server that does not answer now: its searches will be faults
+        with suppress(RetrieverError):  # the server does not answer; its searches will be faults
             digests["data.index"] = index.identity
     return digests
 
@@ -316,29 +314,26 @@ def _identity(entry: RecipePath) -> str:
 
 
 def take_more_steps(stored: AgentRecipe, recipe: AgentRecipe, folder: Path, is_scheduled: Callable[[], bool]) -> None:
-    """Check the stages whose `rl.steps` a resumed training changes, then move their policies aside.
+    """Check the stages whose `rl.steps` a resumed training changes, then rename their policies.
 
     `is_scheduled`: whether the training retriever follows a schedule over the steps. Raises `SettingError`.
     """
-    pairs = list(zip(stages_of(stored, folder), stages_of(recipe, folder), strict=True))
-    changed = [
-        (number, old.recipe.rl.steps, new)
-        for number, (old, new) in enumerate(pairs)
-        if old.recipe.rl.steps != new.recipe.rl.steps and steps_done(new)
-    ]
-    for number, old_steps, stage in changed:
-        later = [stage for _, stage in pairs[number + 1 :]]
-        if problem := _problem_of_more_steps(stage, later, is_scheduled):
+    stages = stages_of(recipe, folder)
+    changed: list[tuple[Path, int]] = []
+    for number, (old, stage) in enumerate(zip(stages_of(stored, folder), stages, strict=True)):
+        policy, old_steps = folder / "policy" / stage.trained_policy, old.recipe.rl.steps
+        if old_steps == stage.recipe.rl.steps or not steps_done(stage):
+            continue
+        if problem := _problem_of_more_steps(stage, stages[number + 1 :], is_scheduled):
             name = f"stages.{stage.name}.rl.steps" if stage.name else "rl.steps"
-            policy = folder / "policy" / stage.trained_policy
             raise SettingError(
                 f"{name} cannot change from {old_steps} to {stage.recipe.rl.steps} in {folder}: {problem}; "
                 f"choose another --out (policy.folder={policy} begins with its policy)"
             )
-    for _, old_steps, stage in changed:
-        policy = folder / "policy" / stage.trained_policy
+        changed.append((policy, old_steps))
+    for policy, old_steps in changed:
         if policy.exists():
-            old_policy = policy.with_name(f"{stage.trained_policy}.{old_steps}-steps")
+            old_policy = policy.with_name(f"{policy.name}.{old_steps}-steps")
             if old_policy.exists():  # the steps were raised, lowered and raised again
                 shutil.rmtree(old_policy)
             os.replace(policy, old_policy)
@@ -365,7 +360,7 @@ def steps_done(stage: Stage) -> int:
     return max((int(str(row.get("step", 0))) for _, row in read_jsonl(path)), default=0)
 
 
-# Policy folders: in each a card, with figures once measured.
+# Cards of policy folders, with figures after the measurement.
 
 HEALTHY = "-healthy"
 """Ending of a policy that was saved before the monitor stopped the training."""
@@ -381,9 +376,9 @@ LIMITS = (
 def write_policy_card(
     training: TrainingRun[AgentRecipe], name: str, folder: Path, data: Path, table: Table | None = None, row: str = ""
 ) -> None:
-    """Write the card of the policy `name` into its folder; `row` is its row of the table of figures.
+    """Write the card of the policy `name` into its folder; `row` is its row in the table of figures.
 
-    A folder outside of the training's is left as it is: it is what the recipe begins with.
+    A folder outside of the training's is not changed: it is the initial model of the recipe.
     """
     recipe = training.recipe
     if not folder.resolve().is_relative_to(training.folder.resolve()):
@@ -407,7 +402,7 @@ def write_policy_card(
 
 
 def _history_of(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
-    """What a policy has gone through, in order."""
+    """The trainings of a policy, in order."""
     if name == "start":
         return
     if recipe.warm_start is not None:
@@ -423,7 +418,7 @@ def _history_of(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
 
 
 def take_weights(source: Path, target: Path, complete: Callable[[Path], None]) -> None:
-    """Copy the weights that a backend's own loop saved into a policy's folder; `complete` adds tokenizer and cards."""
+    """Copy the weights of a backend's training loop to a policy's folder. `complete` adds tokenizer and cards."""
     if not any(source.glob("*.safetensors")):
         raise DataError(f"{source} holds no weights; it must be of a training by this recipe's rl.backend")
 

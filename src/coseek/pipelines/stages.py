@@ -1,4 +1,4 @@
-"""Stages: the successive trainings of one agent, and their choice of questions and runs."""
+"""Stages: the successive trainings of one agent, and the questions and runs that they choose."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.settings import KeepSettings
 
 BATCH = 256
-"""Runs scored at once."""
+"""Runs that are scored together."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Stage:
 
     @property
     def settings(self) -> RlSettings:
-        """The settings of its reinforcement learning, with a seed of its own."""
+        """The settings of its reinforcement learning, with a derived seed."""
         return self.recipe.rl.model_copy(update={"seed": self.seed(self.recipe.rl.seed, "rl")})
 
     def rollout_settings(self, tokenizer: Path, step: int) -> JsonObject:
@@ -56,21 +56,21 @@ class Stage:
 
 def rollout_record(recipe: AgentRecipe, policy: str, tokenizer: Path, step: int) -> JsonObject:
     """The settings in the `run.yaml` of rollouts of `policy` in a step."""
-    name = f"{policy} before the updates of step {step}"  # no folder holds these weights
+    name = f"{policy} before the updates of step {step}"  # these weights are not stored
     agent, tree = recipe.agent_record(name, recipe.rl.temperature, tokenizer=str(tokenizer)), dump_settings(recipe)
     return {"agent": agent, "step": step, "reward": tree["reward"], "limits": tree["limits"]}
 
 
 @dataclass(frozen=True)
 class LoopTask:
-    """What a backend with a loop of its own trains: a stage, with absolute paths that all of its machines see."""
+    """The stage that a backend with its own training loop trains. Paths are absolute, and visible to all machines."""
 
     recipe: AgentRecipe
     """The recipe of the stage; `rl.seed` is derived for it."""
     folder: Path
     """Where its files are."""
     policy: Path
-    """The model folder that it starts from."""
+    """The initial model folder."""
     tokenizer: Path
     """The folder of its tokenizer."""
     retriever: str
@@ -82,7 +82,7 @@ class LoopTask:
 
 
 def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:
-    """The stages in order. Each starts from the policy of the one before; the last produces `trained`."""
+    """The stages in order. Each starts from the policy of the previous one; the last produces `trained`."""
     if not recipe.stages:
         only = Stage("", recipe, "warm", "trained", folder / "rl")
         return [only] if recipe.learn != "demonstrations" else []
@@ -124,7 +124,7 @@ def select(
 
 
 def accuracy_of(recipe: AgentRecipe) -> Accuracy:
-    """How the reward tells right generator answers; by default the judge's `gen_acc`, or `cover_match` without one."""
+    """How the reward judges the generator's answers; by default `gen_acc` with a judge, else `cover_match`."""
     accuracies = (getattr(term.settings, "accuracy", None) for term in make_reward(recipe.reward).parts)
     return next(filter(None, accuracies), "gen_acc" if recipe.graders.judge else "cover_match")
 
@@ -132,7 +132,7 @@ def accuracy_of(recipe: AgentRecipe) -> Accuracy:
 def scored_trajectories(
     trajectories: Iterable[Trajectory], scoring: TrajectoryScorer
 ) -> Iterator[tuple[Trajectory, float]]:
-    """Trajectories with their rewards, without those that have none; `BATCH` are scored at once."""
+    """Trajectories with their rewards; those without a reward are skipped."""
     remaining = iter(trajectories)
     while batch := list(islice(remaining, BATCH)):
         for trajectory, outcome in zip(batch, scoring(batch), strict=True):

@@ -1,5 +1,5 @@
-"""The rows and cells of an agent's table: which agents are measured, with which model, protocol and limits, and their
-runs; and the answers of the recipe's generator from the passages of agents that only search."""
+"""The rows and cells of an agent's table: the measured agents with their models, protocols and limits, and their runs;
+and the generator's answers from the passages of agents that only search."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ from coseek.rewards.reward import make_reward
 BASELINE = "baseline"
 """In place of a policy's name: the model of `table.baselines`."""
 PAIRS = (("after", "before"), ("after, T=1", "before, T=1"))
-"""Rows that are compared question by question."""
+"""Labels of rows that are compared question by question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ def by_generator(training: AgentTraining) -> bool:
 
 
 def pairs_of(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """The paired comparisons: those of `PAIRS` that are measured, and `after` with every row of naive RAG and of the
-    baselines' model."""
+    """The paired comparisons: those of `PAIRS` whose rows exist, and `after` with every row of naive RAG and of the
+    baseline model."""
     labels = {row.label for row in rows}
     return [
         *(pair for pair in PAIRS if labels.issuperset(pair)),
@@ -109,7 +109,7 @@ def folder_of(training: AgentTraining, row: TableRow) -> Path:
 
 
 def tokenizer_folder(training: AgentTraining, row: TableRow) -> Path:
-    """The folder of the row's tokenizer: the policy's for all rows but those of a model of their own."""
+    """The folder of the row's tokenizer: the policy's, except for rows of `table.baseline_model`."""
     has_own = row.policy == BASELINE and training.recipe.table.baseline_model is not None
     return folder_of(training, row) if has_own else training.policy_folder("start")
 
@@ -156,7 +156,7 @@ def metric_of(training: AgentTraining) -> str:
     names = {term.name for term in make_reward(recipe.reward).parts}
     if answers_itself(recipe.protocol):
         return "recall" if "gold_recall" in names else "em"
-    # Where the data names no gold passages, recall is undefined and found answers are paid.
+    # Rewards for found answers are for data without gold passages, where recall is undefined.
     return "answer_hit" if {"answer_hit", "rank_tiers"} & names else "recall"
 
 
@@ -174,7 +174,7 @@ def answer_cells(training: AgentTraining) -> None:
 
 
 def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, done: int) -> None:
-    """Run one agent on one set in its run folder. A cell of another policy is replaced; faults are run again."""
+    """Run one agent on one set in its run folder. Replaces a cell of another policy, and retries faults."""
     folder, seed = cell_folder(training, row, column), training.recipe.table.seed
     if row.passages:
         if training.workers.is_main:
@@ -203,8 +203,8 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
 
 
 def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject | None:
-    """The settings of a cell's run: in those of a folder that was moved since, the policies have other paths. `None` if
-    the run has all its rows."""
+    """The settings of a cell's run as they are stored, since the paths of policies differ in a folder that was moved.
+    `None` if the run has all its rows."""
     recipe, limits, seed = training.recipe, limits_of(training, row), training.recipe.table.seed
     protocol, source = recipe.load_protocol(row.protocol), tokenizer_folder(training, row)
     framed = protocol.template.framed(HfTokenizer.load(source))
@@ -221,10 +221,10 @@ def cell_folder(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
     return training.folder / "table" / f"{row.name.replace(' ', '-')}.{column.name}.t{row.temperature:g}"
 
 
-# Agents that only search (s3): the recipe's generator answers from what each run found.
+# Agents that only search (s3): the recipe's generator answers from the passages of each run.
 #
 # The answers are compared with naive RAG of the same generator, prompt and budget (004, table 1). Answers and verdicts
-# are stored beside each cell, as `coseek score` does, so that measuring again asks no model.
+# are stored in each cell's folder, as `coseek score` does, so that measuring again queries no model.
 
 ANSWERS = ("gen_acc", "em", "cover_em")
 GENERATOR_COLUMNS = (*ANSWERS, "recall", "answer_hit", "searches", "agent_tokens", *GIVEN)
@@ -243,7 +243,7 @@ def rag_identities(retriever: Retriever, questions: Sequence[Question], k: int, 
 
 
 def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: int, seed: int) -> None:
-    """Search once with each question; stores runs without tokens that serve the first `k` passages."""
+    """Search once with each question, and store runs without tokens that serve the first `k` passages."""
     order = [question.id for question in questions]
     with run.open_for_append(rag_identities(retriever, questions, k, seed), order) as file:
         done = {ident for ident, _ in run.done()}
@@ -263,23 +263,22 @@ def graders_with(training: AgentTraining, model: str) -> Graders:
 
 
 def scored_by_generator(graders: Graders, name: str, folder: Path, trajectories: Sequence[Trajectory]) -> ScoredRun:
-    """A run scored by the generator's answers."""
+    """Score a run by the generator's answers."""
     assert graders.generator is not None
     answers, verdicts = answers_to(graders.generator, graders.judge, folder, trajectories)
     return component_run(name, trajectories, answers, verdicts)
 
 
 def with_answers(graders: Graders, folder: Path, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The runs with the generator's answers, for display; runs with a fault of the generator are left out."""
+    """The runs with the generator's answers, for display. Runs with a fault of the generator are left out."""
     assert graders.generator is not None
     answers, _ = answers_to(graders.generator, graders.judge, folder, trajectories)
-    replies = {key: reply for key, reply in answers.items() if reply.fault is None}
-    pairs = [(trajectory, replies.get((trajectory.question.id, trajectory.seed))) for trajectory in trajectories]
-    return [replace(trajectory, answer=reply.answer) for trajectory, reply in pairs if reply is not None]
+    pairs = [(trajectory, answers.get((trajectory.question.id, trajectory.seed))) for trajectory in trajectories]
+    return [replace(done, answer=reply.answer) for done, reply in pairs if reply is not None and reply.fault is None]
 
 
 def selection_table(generator: Generator, by_label: Mapping[str, Sequence[Trajectory]], scores: Scores) -> Table:
-    """Passages and tokens of the generator's context, beside those without the agent's selection."""
+    """Passages and tokens of the generator's context, with and without the agent's selection."""
     rows = []
     for name, trajectories in by_label.items():
         means = [scores.of(name).metrics.get(column) for column in GIVEN]

@@ -1,9 +1,9 @@
-"""The recipe of co-training an agent and a retriever (paper 000, algorithm 1), and its checks, made before
+"""The recipe of co-training an agent and a retriever (paper 000, algorithm 1), and its checks, which run before
 torch is imported and anything is written.
 
-In round i agent i is trained over retriever i-1, its runs over that retriever are labelled with its candidates, and
-retriever i is trained on the labels. Agent 0 is the agent after its warm start; retriever 0 is an existing encoder or a
-new one. The rounds set data, index, initial weights and labels of both.
+Round i trains agent i over retriever i-1, labels the agent's runs over that retriever with its candidates, and trains
+retriever i on the labels. Agent 0 is the agent after its warm start; retriever 0 is an existing or a new encoder. The
+rounds set data, index, initial weights and labels of both.
 """
 
 import shlex
@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from coseek.core.connections import is_url
-from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName
+from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.plugins import find_yaml, yaml_names
 from coseek.core.settings import MayChange, Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.graders.judge import is_world
 from coseek.labels.maker import MakerRequirements, maker_module
 from coseek.labels.resources import GOLD, ORACLE
-from coseek.measure.score import METRICS, answers_itself
+from coseek.measure.score import answers_itself, check_metrics
 from coseek.models.model_folder import missing, model_path, shipped_models
 from coseek.pipelines.agent_check import check_encoder, check_recipe
 from coseek.pipelines.agent_recipe import AgentRecipe, chosen_preset, recipe_tree
@@ -50,7 +50,7 @@ class StartSettings(Settings):
     """Settings of its index that its card lacks: `view`, `query_prompt`, `passage_prompt` … Trained retrievers have a
     full card."""
     url: str | None = None
-    """A server that is retriever 0: it is searched, and no index of `encoder` is built. Retriever 1 begins with
+    """A server that is retriever 0, for which no index of `encoder` is built. Retriever 1 is initialised with
     `encoder`."""
 
     @model_validator(mode="after")
@@ -93,7 +93,7 @@ class LabellingSettings(Settings):
     """The method's own settings."""
     scorer: str | None = None
     """Scorer of passages, for methods that need one: `oracle` (the laptop world's), `gold`, or a model. Every worker
-    opens a model folder for itself; a server is one for all."""
+    loads a model folder; a server is shared by all."""
     serve: Annotated[str | None, MayChange()] = None
     """A command that serves the scorer at the address that `scorer` names, on this machine, such as `vllm serve MODEL
     --port 8000`: started before a round's labels and stopped after them. May change on resume."""
@@ -136,8 +136,7 @@ class StopSettings(Settings):
     @field_validator("metric")
     @classmethod
     def _known(cls, name: str | None) -> str | None:
-        if name is not None and name not in METRICS:
-            raise UnknownName("metric", name, METRICS)
+        check_metrics(() if name is None else (name,))
         return name
 
 
@@ -158,14 +157,14 @@ class TogetherRecipe(Settings):
     """The co-training of an agent and a retriever in rounds, and its measurement."""
 
     about: Annotated[str, MayChange()] = ""
-    """One line for people."""
+    """A one-line description."""
     seed: int = 0
     """Seed of every round's agent and retriever; the worlds and the warm start keep their own."""
     rounds: Annotated[int, MayChange()] = Field(default=2, ge=1)
     """Rounds, at most (000: 2); may change on resume."""
     agent: AgentRecipe
-    """The agent's recipe; in a file also its name, or settings that extend one. `warm_start` makes agent 0; every round
-    does the rest."""
+    """The agent's recipe; in a file also its name, or settings that extend one. `warm_start` makes agent 0; the rest is
+    done in every round."""
     agent_begins: Literal["previous", "start"] = "previous"
     """Initial weights of an agent: those of the round before, or those of agent 0."""
     start: StartSettings
@@ -179,7 +178,7 @@ class TogetherRecipe(Settings):
     retriever_begins: Literal["previous", "start"] = "previous"
     """Initial encoder of a retriever: that of the round before, or retriever 0."""
     stop: StopSettings | None = StopSettings()
-    """Early stopping; null for none."""
+    """Early stopping; null: off."""
     pairs: PairsSettings = PairsSettings()
     """The table."""
     threads: int | None = Field(default=None, ge=1)
@@ -229,10 +228,10 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
         tree = inside
     typed = apply_overrides({}, [text for text in overrides if "." not in text.partition("=")[0]])
     inner = [text for text in overrides if "." in text.partition("=")[0]]
-    # A preset lies below the other settings of the agent, so it is known before they are read.
+    # A preset is merged below the agent's other settings, so it is needed before they are read.
     preset = chosen_preset([text.removeprefix("agent.") for text in inner if text.startswith("agent.")])
     below, above = _resolved(tree, file, preset), _resolved(typed, Path("the command line"), preset)
-    for name, value in typed.items():  # another recipe, which replaces the one below
+    for name, value in typed.items():  # another recipe replaces the one below
         if isinstance(value, str) or (isinstance(value, dict) and "extends" in value):
             below.pop(name, None)
     resolved = apply_overrides(merge_settings(TogetherRecipe, below, above), inner, TogetherRecipe)
@@ -240,11 +239,15 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
 
 
 def _resolved(tree: JsonObject, file: Path, preset: JsonObject) -> JsonObject:
-    """Read the recipes that are only named; paths are relative to the file. `preset` is the agent's."""
-    inside = {"agent": lambda value: recipe_tree(value, file, preset), "start": _start, "retriever": _retriever}
-    return {
-        name: inside[name](value) if name in inside and value is not None else value for name, value in tree.items()
-    }
+    """Replace the names of recipes by their settings; paths are relative to the file. `preset` is the agent's."""
+    tree = {**tree}
+    if tree.get("agent") is not None:
+        tree["agent"] = recipe_tree(tree["agent"], file, preset)
+    if tree.get("start") is not None:
+        tree["start"] = _start(tree["start"])
+    if isinstance(name := tree.get("retriever"), str):
+        tree["retriever"] = {**dump_settings(load_retriever_recipe(name, labels=[GIVEN])), "encoder": GIVEN}
+    return tree
 
 
 def _start(value: Json) -> Json:
@@ -257,12 +260,6 @@ def _start(value: Json) -> Json:
     if isinstance(value, dict) and isinstance(name := value.get("recipe"), str):
         return {**value, "recipe": dump_settings(load_retriever_recipe(name))}
     return value
-
-
-def _retriever(name: Json) -> Json:
-    if not isinstance(name, str):
-        return name
-    return {**dump_settings(load_retriever_recipe(name, labels=[GIVEN])), "encoder": GIVEN}
 
 
 def check_together(recipe: TogetherRecipe) -> None:
@@ -298,7 +295,7 @@ def method_settings(labels: LabellingSettings) -> Settings:
 
 
 def check_labels(recipe: TogetherRecipe) -> None:
-    """Refuse labels that could not be made or trained on."""
+    """Refuse labels that cannot be made or trained on."""
     labels = recipe.labels
     method, terms = labels.method, requirements_of(labels)
     mistakes = ErrorList()

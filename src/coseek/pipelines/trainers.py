@@ -1,11 +1,11 @@
-"""Trainers: the training of an agent and of a retriever, as objects. `coseek train agent` and `retriever` use the same.
+"""Trainers: the training of an agent and of a retriever, as objects. `coseek train agent` and `retriever` use them.
 
     trainer = AgentTrainer("models/Qwen2.5-3B", retriever="indexes/wiki", questions="data/hotpotqa", reward="f1")
     trainer.train("runs/mine")
 
 Settings beyond the parameters are those of a recipe (`rl={"group_size": 5}`), over a recipe by name or over plain ones.
-Whatever can be a file of the user may be a Python function, which settings name `python:NAME`. Torch is imported when
-training begins.
+Wherever a file of the user's is accepted, a Python function is, too; settings name it `python:NAME`. Torch is imported
+when training begins.
 """
 
 import inspect
@@ -86,7 +86,7 @@ class TrainedRetriever:
     encoder: Path
     """The encoder's folder, for `build_index(data, "dense", out, {"encoder": …})`."""
     table: "Table | None"
-    """What the encoder finds for held-out turns; `None` where nothing is held out."""
+    """Results of the encoder on held-out turns; `None` if nothing is held out."""
 
     def __str__(self) -> str:
         return f"{self.encoder}\n\n{self.table.markdown() if self.table else ''}".rstrip()
@@ -96,7 +96,7 @@ class TrainedRetriever:
 
 
 class _Trainer(ABC, Generic[T]):
-    """What both trainers share: how they are shown, and `train`."""
+    """Base of both trainers: their representations, and `train`."""
 
     recipe: Settings
 
@@ -116,7 +116,7 @@ class _Trainer(ABC, Generic[T]):
     def train(self, out: PathLike, *, resume: bool = False, progress: Progress | None = None) -> T:
         """Train into the folder `out`, then measure (`coseek train agent`, `coseek train retriever`).
 
-        A stopped training goes on with `resume=True`, to the same result.
+        `resume=True` continues a stopped training, to the same result.
         """
         run = in_python_words(self.run)
         return run(as_path(out, "a training folder"), resume=resume, progress=progress or PrintedProgress())
@@ -129,22 +129,23 @@ class _Trainer(ABC, Generic[T]):
 class AgentTrainer(_Trainer[TrainedAgent]):
     """Trains an agent by reinforcement learning, and measures it before and after.
 
-    `model` is a model folder, and may be left out where a `recipe` names one. `protocol` and budgets are by default
-    those that suit the model. `questions` are those to train on: of a data-set folder (with its splits `dev` and
-    `test`), of `load_questions`, or a list, of which a tenth is set aside for each split to measure by.
+    `model` is a model folder; it may be left out if a `recipe` names one. By default `protocol` and budgets suit the
+    model. `questions` are the training questions: a data-set folder (with its splits `dev` and `test`), the result of
+    `load_questions`, or a list, of which a tenth is set aside as each split to measure by.
 
-    These are a name, a file or a function: `retriever` (an index folder, a URL, or passages of (query, k)), `view` (the
-    text that it is asked of a `Query`), `tools` (further ones for the protocol `tools`), `reward` (of a finished
-    trajectory; or a list, or a mapping of names to weights), `algorithm` (advantages of `StepRewards`) and
-    `policy_loss` (the losses of a `LossBatch`). All other settings are a recipe's: `rl={"group_size": 5}`, `seed=1`,
-    `**{"rl.policy.optimizer.lr": 1e-6}`. One that contradicts a parameter is refused.
+    The following are a name, a file or a function: `retriever` (an index folder, a URL, or a function of (query, k)
+    that returns passages), `view` (maps a `Query` to the text that the retriever gets), `tools` (more tools for the
+    protocol `tools`), `reward` (of a finished trajectory; also a list, or a mapping of names to weights), `algorithm`
+    (maps `StepRewards` to advantages) and `policy_loss` (maps a `LossBatch` to losses). All other settings are a
+    recipe's: `rl={"group_size": 5}`, `seed=1`, `**{"rl.policy.optimizer.lr": 1e-6}`. A setting that contradicts a
+    parameter is refused.
 
-    Raises `SettingError`, `UnknownName` or `DataError`, all mistakes at once and before torch is imported.
+    Raises `SettingError`, `UnknownName` or `DataError` with all mistakes at once, before torch is imported.
     """
 
     recipe: AgentRecipe
     training: "AgentTraining | None" = None
-    """The training under way or done."""
+    """The current or finished training."""
 
     def __init__(
         self,
@@ -184,13 +185,10 @@ class AgentTrainer(_Trainer[TrainedAgent]):
             check_recipe(recipe)
             self.recipe = recipe
         else:
-            usual = {
-                **({} if recipe is not None else _suitable_settings(model, protocol)),
-                **({} if self._question_source is None else self._question_source.settings()),
-            }
+            usual = {} if recipe is not None else _suitable_settings(model, protocol)
+            usual |= {} if self._question_source is None else self._question_source.settings()
             parameters["data.folder"] = usual.pop("data.folder", None)
-            typed = {name: value for name, value in usual.items() if value is not None or name in _WORLD_SETTINGS}
-            words = [*typed_overrides(typed), *_words(AgentRecipe, parameters, settings, overrides)]
+            words = [*typed_overrides(usual), *_words(AgentRecipe, parameters, settings, overrides)]
             self.recipe = checked_recipe("" if recipe is None else str(recipe), words)
         self._functions = _functions_of(self.recipe)
 
@@ -206,8 +204,8 @@ class AgentTrainer(_Trainer[TrainedAgent]):
         return TrainedAgent(out, self.training.policy_folder(self.training.compared_policies[1]), table)
 
     def evaluate(self, progress: Progress | None = None) -> dict[str, float]:
-        """Mean reward, exact match and recall on the dev questions, at temperature 0: of the trained policy, else of
-        the one that training starts from."""
+        """Mean reward, exact match and recall on the dev questions at temperature 0, of the trained policy, or before
+        training of the initial one."""
         _check_offered(self._functions)
         with missing_extras("running an agent"):
             from coseek.pipelines.agent import AgentTraining  # torch
@@ -223,15 +221,15 @@ class AgentTrainer(_Trainer[TrainedAgent]):
 
 
 class RetrieverTrainer(_Trainer[TrainedRetriever]):
-    """Trains the encoder of a retriever on labels, and measures what it finds for held-out turns.
+    """Trains the encoder of a retriever on labels, and measures it on held-out turns.
 
-    `labels` are label folders (`coseek.label`), in place of those of the `recipe`; `encoder` is the encoder to start
-    from, a folder or a shipped one. All other settings are a recipe's: `training={"steps": 500}`, `view="query"`.
+    `labels` are label folders (`coseek.label`) that replace those of the `recipe`; `encoder` is the initial encoder, a
+    folder or a shipped one. All other settings are a recipe's: `training={"steps": 500}`, `view="query"`.
     """
 
     recipe: RetrieverRecipe
     training: "RetrieverTraining | None" = None
-    """The training under way or done."""
+    """The current or finished training."""
 
     def __init__(
         self,
@@ -267,8 +265,8 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
         return TrainedRetriever(out, self.training.encoder_folder, table)
 
     def evaluate(self) -> dict[str, float]:
-        """What the trained encoder finds for held-out turns, else the one that training starts from: `mrr`, `recall@5`
-        …; empty where nothing is held out."""
+        """Metrics on held-out turns (`mrr`, `recall@5` …) of the trained encoder, or before training of the initial
+        one; empty if nothing is held out."""
         check_encoder_libraries()
         from coseek.pipelines.reranker import training_of  # torch
 
@@ -281,7 +279,7 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
 
 
 class GivenQuestions:
-    """The questions that a program gave: a data-set folder and its split, or a list, which is written to one."""
+    """Questions passed by a program: a data-set folder and its split, or a list, which gets a temporary folder."""
 
     def __init__(self, folder: Path, split: str, in_memory: bool = False) -> None:
         self.folder, self.split, self.in_memory = folder, split, in_memory
@@ -307,35 +305,29 @@ class GivenQuestions:
         return cls(scratch, "train", in_memory=True)
 
     def settings(self) -> dict[str, object]:
-        """The settings that name them, in place of those of a recipe."""
-        return {"data.folder": str(self.folder), "data.train": self.split, **dict.fromkeys(_WORLD_SETTINGS)}
+        """The settings that replace a recipe's data."""
+        return {"data.folder": str(self.folder), "data.train": self.split, "data.world": None, "data.unseen": None}
 
     def kept_in(self, out: Path, recipe: AgentRecipe) -> AgentRecipe:
-        """Keep questions of memory in a training folder; returns the recipe that reads them there. Raises
-        `SettingError` where the folder has other questions."""
-        target = out / QUESTIONS
+        """Copy questions into a training folder. Returns the recipe that reads them there. Raises `SettingError` if the
+        folder has other questions."""
+        target, questions = out / QUESTIONS, {path.name: load_questions(path) for path in self.folder.iterdir()}
+
+        def fill(folder: Path) -> None:
+            for name, split_questions in questions.items():
+                save_questions(folder / name, split_questions)
+
         if not target.exists():
             out.mkdir(parents=True, exist_ok=True)
-            atomic_folder(target, self._copy)
-        elif any(load_questions(path) != load_questions(target / path.name) for path in self._files()):
+            atomic_folder(target, fill)
+        elif any(split_questions != load_questions(target / name) for name, split_questions in questions.items()):
             raise SettingError(f"{out} was begun with other questions; give the same ones, or choose another --out")
         self.folder = target
         return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(target)})})
 
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("questions.*.jsonl"))
-
-    def _copy(self, folder: Path) -> None:
-        for path in self._files():
-            save_questions(folder / path.name, load_questions(path))
-
-
-_WORLD_SETTINGS = ("data.world", "data.unseen")
-"""Settings of a recipe's own data, which questions of one's own replace."""
-
 
 def _check_names(trainer: type, recipe: type[Settings], settings: Mapping[str, object]) -> None:
-    """Raise `SettingError` for a misspelt parameter; misspelt settings are found where the recipe is made."""
+    """Raise `SettingError` for a misspelt parameter. Misspelt settings are reported when the recipe is made."""
     parameters = [name for name in inspect.signature(trainer).parameters if name != "settings"]
     for name in settings:
         if name.partition(".")[0] not in recipe.model_fields and (close := closest(name, parameters)):
@@ -348,7 +340,8 @@ def _words(
     settings: Mapping[str, object],
     overrides: Sequence[str],
 ) -> list[str]:
-    """The parameters that are given, then the settings, as overrides. Raises `SettingError` where both name a value."""
+    """The parameters that are not `None`, then the settings, as overrides. Raises `SettingError` if a setting
+    contradicts a parameter."""
     given = typed_overrides({name: value for name, value in parameters.items() if value is not None})
     words = [*given, *typed_overrides(settings), *overrides]
     _check_kept(apply_overrides({}, given, recipe), apply_overrides({}, words, recipe))
@@ -366,11 +359,11 @@ def _check_kept(given: JsonObject, merged: JsonObject, above: str = "") -> None:
 
 def _checked_questions(questions: Iterable[object]) -> list[Question]:
     items = list(questions)
-    invalid = next((item for item in items if not isinstance(item, Question)), None)
-    if invalid is not None or not items:
-        problem = "none" if invalid is None else repr(invalid)
+    checked = [item for item in items if isinstance(item, Question)]
+    if not checked or len(checked) < len(items):
+        problem = next((repr(item) for item in items if not isinstance(item, Question)), "none")
         raise SettingError(f"questions are a data-set folder, load_questions(…) or a list of Question, not {problem}")
-    return [item for item in items if isinstance(item, Question)]
+    return checked
 
 
 def _suitable_settings(model: PathLike | None, protocol: PathLike | None) -> dict[str, object]:
@@ -380,16 +373,12 @@ def _suitable_settings(model: PathLike | None, protocol: PathLike | None) -> dic
             "name a model folder to train, AgentTrainer('models/…', …), or a recipe, recipe='quickstart'"
         )
     agent = factory.settings_for(str(as_path(model, "a model")), None if protocol is None else str(protocol))
-    return {
-        "protocol": agent.protocol,
-        "prompt_template": agent.prompt_template,
-        "chat_template": agent.chat_template,
-        "limits": dump_settings(factory.limits_for(agent)),
-    }
+    settings = {name: getattr(agent, name) for name in ("protocol", "prompt_template", "chat_template")}
+    return {**settings, "limits": dump_settings(factory.limits_for(agent))}
 
 
 def _functions_of(recipe: Settings) -> dict[str, OwnFunction]:
-    """The Python functions that a recipe names. Warns of those with which a training cannot be resumed."""
+    """The Python functions that a recipe names. Warns about functions with which a training cannot be resumed."""
     functions: dict[str, OwnFunction] = {}
     for name in filter(is_function, plugin_digests(dump_settings(recipe))):
         function = own_function(name)
@@ -406,7 +395,7 @@ def _functions_of(recipe: Settings) -> dict[str, OwnFunction]:
 
 
 def _check_offered(functions: Mapping[str, OwnFunction]) -> None:
-    """Raise `SettingError` where a function of the same name has been offered since a trainer was made."""
+    """Raise `SettingError` if a function was defined again after the trainer was made."""
     for name, function in functions.items():
         if own_function(name) is not function:
             raise SettingError(

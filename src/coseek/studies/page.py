@@ -18,41 +18,30 @@ from coseek.studies.study import PAPERS, Road, Study, StudyStep, load_study, stu
 from coseek.studies.verdict import ArmComparison, StudyVerdict, Values, overall
 
 FOUND = Path(__file__).parent / "found"
-"""Our own results, as `coseek study` wrote them."""
+"""The results that come with coseek, as `coseek study` wrote them."""
 WORTH_SAYING = 0.1
-"""Share of an arm's runs ended by a limit of tokens from which its page says so."""
+"""Share of an arm's runs that a token limit ended, above which its page has a caveat."""
 
 
 class StoredComparison(Settings):
-    """A finding as it is kept."""
+    """A stored comparison of two arms."""
 
     expected: str
-    """What was expected, as a sentence."""
+    """The expectation as a sentence."""
     metric: str
-    """Of the numbers."""
+    """The metric of the numbers."""
     difference: Interval
     """The first arm's minus the other's."""
     seeds: tuple[float, ...]
     """The mean of each seed."""
     verdict: StudyVerdict
-    """In the fixed words."""
+    """The verdict, in the fixed words."""
     questions_that_would_tell: int | None
-    """If the difference is what it is here."""
-
-    @classmethod
-    def of(cls, finding: ArmComparison) -> "StoredComparison":
-        return cls(
-            expected=str(finding.expected),
-            metric=finding.metric,
-            difference=finding.difference,
-            seeds=finding.seeds,
-            verdict=finding.verdict,
-            questions_that_would_tell=finding.needed,
-        )
+    """Questions that would decide, if the difference stayed the same."""
 
 
 class StoredResult(Settings):
-    """A study's result as it is kept: `NAME-ROAD.json`."""
+    """A study's stored result: `NAME-ROAD.json`."""
 
     study: str
     """Its name."""
@@ -63,20 +52,20 @@ class StoredResult(Settings):
     verdict: StudyVerdict
     """Of all comparisons."""
     minutes: float
-    """Of all commands, those included that another study had run already."""
+    """Duration of all commands, including those that another study had run already."""
     arms: dict[str, dict[str, Interval | None]]
     """Arm → metric → mean over the questions of all seeds."""
     comparisons: tuple[StoredComparison, ...]
-    """What was expected, in order."""
+    """The comparisons, in the order of the expectations."""
     commands: tuple[str, ...]
-    """In folders with the names of the arms."""
+    """The commands, in folders with the names of the arms."""
     caveats: tuple[str, ...] = ()
-    """Arms that lack questions or whose runs were cut, as sentences."""
+    """Sentences about arms that lack questions or whose runs were cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """The numbers of all arms under all seeds, and what they say."""
+    """The numbers of all arms under all seeds, and their comparisons."""
 
     name: str
     study: Study
@@ -88,7 +77,7 @@ class StudyResult:
     steps: Sequence[StudyStep]
     """All commands, for their time."""
     typed: Sequence[StudyStep]
-    """The same in folders with the names of the arms, to be read."""
+    """The same commands in folders with readable names."""
 
     @property
     def verdict(self) -> StudyVerdict:
@@ -96,37 +85,30 @@ class StudyResult:
 
     @property
     def minutes(self) -> float:
-        """Of all commands, those included that another study had run already; 0 where they were started by hand."""
+        """Duration of all commands, including those that another study had run already; 0 if started by hand."""
         return sum(step.seconds for step in self.steps) / 60
 
     def means(self) -> Table:
-        """A line for each arm: its metrics over the questions of all seeds, and the paper's number."""
-        printed = self.study.printed
-        beside = str(printed.get("metric", ""))
-        rows = []
-        for arm, seeds in self.values.items():
-            cells = [show(self._mean(seeds, metric)) for metric in self.study.metrics]
-            rows.append((arm, *cells, *([str(printed.get(arm, "–"))] if beside else [])))
-        return Table(("arm", *self.study.metrics, *([f"paper: {beside}"] if beside else [])), tuple(rows))
+        """One row per arm: its metrics over the questions of all seeds, and the paper's number if there is one."""
+        printed, metrics = self.study.printed, self.study.metrics
+        rows = [(arm, *(show(self._mean(seeds, metric)) for metric in metrics)) for arm, seeds in self.values.items()]
+        if "metric" not in printed:
+            return Table(("arm", *metrics), tuple(rows))
+        with_paper = ((*row, str(printed.get(row[0], "–"))) for row in rows)
+        return Table(("arm", *metrics, f"paper: {printed['metric']}"), tuple(with_paper))
 
     def caveats(self) -> list[str]:
-        """A sentence for each arm that lacks questions which another arm has, since their runs ended by a fault, and
-        for each of which many runs were cut, since it repeats itself or has tight limits."""
-        lost = dict.fromkeys(self.values, 0)
-        for number in range(len(self.seeds)):
-            question_ids = {arm: self.values[arm][number].keys() for arm in self.values}
-            every = set[str]().union(*question_ids.values())
-            for arm, those in question_ids.items():
-                lost[arm] += len(every - those)
-        lacking = [
-            f"{arm} lacks {counted(count, 'question')} that another arm has." for arm, count in lost.items() if count
-        ]
-        cut = {arm: self._mean(seeds, "token_limit") for arm, seeds in self.values.items()}
-        return lacking + [
-            f"A limit of tokens ended {share.mean:.0%} of the runs of {arm}."
-            for arm, share in cut.items()
-            if share is not None and share.mean > WORTH_SAYING
-        ]
+        """A sentence for each arm that lacks questions of other arms (their runs ended with a fault), and for each arm
+        of which many runs reached a token limit (it repeats itself, or its limits are tight)."""
+        all_ids = [set[str]().union(*values) for values in zip(*self.values.values(), strict=True)]
+        lacking, cut = [], []
+        for arm, seeds in self.values.items():
+            if count := sum(len(ids - values.keys()) for ids, values in zip(all_ids, seeds, strict=True)):
+                lacking.append(f"{arm} lacks {counted(count, 'question')} that another arm has.")
+            share = self._mean(seeds, "token_limit")
+            if share is not None and share.mean > WORTH_SAYING:
+                cut.append(f"A limit of tokens ended {share.mean:.0%} of the runs of {arm}.")
+        return lacking + cut
 
     def _mean(self, seeds: Sequence[Values], metric: str) -> Interval | None:
         by_question: dict[str, list[float]] = {}
@@ -153,9 +135,8 @@ class StudyResult:
         return bar_plot([*self.values], bars, metric)
 
     def lines(self) -> list[str]:
-        """Paper, claim and verdict, as sentences."""
-        paper = PAPERS.get(self.name.partition("/")[0], "")
-        source = f"{paper}, {self.study.place}" if paper else self.study.place
+        """Sentences: paper, claim and verdict."""
+        source = ", ".join(filter(None, [PAPERS.get(self.name.partition("/")[0]), self.study.place]))
         size = f"{self.road} size, {counted(len(self.seeds), 'seed')}"
         if self.minutes:
             size += f", {self.minutes:.0f} minutes"
@@ -167,18 +148,23 @@ class StudyResult:
         ]
 
     def stored(self) -> "StoredResult":
-        """As it is kept."""
+        """The result as it is stored."""
+        metrics = self.study.metrics
+        comparisons = (
+            StoredComparison(
+                expected=str(finding.expected), metric=finding.metric, difference=finding.difference,
+                seeds=finding.seeds, verdict=finding.verdict, questions_that_would_tell=finding.needed,
+            )
+            for finding in self.findings
+        )  # fmt: skip
         return StoredResult(
             study=title_of(self.name),
             at=self.road,
             seeds=tuple(self.seeds),
             verdict=self.verdict,
             minutes=round(self.minutes, 1),
-            arms={
-                arm: {metric: self._mean(seeds, metric) for metric in self.study.metrics}
-                for arm, seeds in self.values.items()
-            },
-            comparisons=tuple(map(StoredComparison.of, self.findings)),
+            arms={arm: {metric: self._mean(seeds, metric) for metric in metrics} for arm, seeds in self.values.items()},
+            comparisons=tuple(comparisons),
             commands=tuple(step.line() for step in self.typed),
             caveats=tuple(self.caveats()),
         )
@@ -208,17 +194,17 @@ class StudyResult:
 
 
 def result_path(folder: Path, name: str, road: str, suffix: str) -> Path:
-    """Where a study's result is; that of a file of one's own is named as the file."""
+    """The file of a study's result. A study of the user's is named like its file."""
     return folder / f"{title_of(name).replace('/', '.')}-{road}{suffix}"
 
 
 def title_of(name: str) -> str:
-    """The name of a study, of a file of one's own without its path."""
+    """The name of a study; for a file of the user's, its stem."""
     return Path(name).stem if name.endswith((".yaml", ".yml")) else name
 
 
 def listed(folder: Path) -> Table:
-    """All studies: place in the paper, claim, sizes with minutes on two cores, verdicts in `folder`, else ours."""
+    """All studies: place in the paper, claim, minutes on two cores by road, and verdicts from `folder` or shipped."""
     rows = []
     for name in study_names():
         study = load_study(name)
@@ -229,7 +215,7 @@ def listed(folder: Path) -> Table:
 
 
 def stored(folder: Path, name: str, road: str) -> StoredResult | None:
-    """The result of an earlier run of a study: one's own, else ours, which comes with coseek."""
+    """The stored result of a study: the user's in `folder`, else the one that comes with coseek."""
     paths = (result_path(base, name, road, ".json") for base in (folder, FOUND))
     path = next((path for path in paths if path.exists()), None)
     return None if path is None else load_settings(StoredResult, path)

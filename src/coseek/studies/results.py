@@ -1,4 +1,4 @@
-"""The numbers of an arm, read from the folder that its command left, whatever command that was."""
+"""The numbers of an arm, read from the folder that its command wrote, whatever command that was."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,21 +21,14 @@ def values_of(arm: Arm, folder: Path) -> Values:
     """Question → metrics. The questions of a trained agent are those of all sets of its table."""
     if arm.curve:
         return dict(steps_of(folder))
-    if arm.part:
-        return in_run(folder / arm.part)
-    if (folder / ROWS).exists():
+    if not arm.part and (folder / ROWS).exists():
         return dict(rows_in(folder / ROWS, arm.row))
-    if (folder / "recipe.yaml").exists():
+    if not arm.part and (folder / "recipe.yaml").exists():
         return dict(of_table(folder, arm.row))
-    return in_run(folder)
-
-
-def in_run(folder: Path) -> Values:
-    """The scores of a run. Raises `DataError` for one that is not finished: its questions are not all there."""
-    run = Run(folder)
-    if not run.is_closed:
-        raise DataError(f"{folder} is not finished; the same command with --resume goes on")
-    return of_run(score_run(folder.name, run.trajectories()))
+    run = Run(folder / arm.part)
+    if not run.is_closed:  # questions are missing
+        raise DataError(f"{run.folder} is not finished; the same command with --resume goes on")
+    return of_run(score_run(run.folder.name, run.trajectories()))
 
 
 def of_run(run: ScoredRun) -> Values:
@@ -43,8 +36,8 @@ def of_run(run: ScoredRun) -> Values:
 
 
 def rows_in(path: Path, name: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """The rows of one run, or of one retriever, in a file of scores: of that name, or of `RUN → generator` or `RUN,
-    SERVING` by what stands behind the run; of the only one, where none has that name."""
+    """The rows of one run or retriever in a file of scores. `name` is its name, or the end of `RUN → generator` or
+    `RUN, SERVING`; a file with a single run needs no name."""
     rows = [
         {"run": row["retriever"], "id": row["question"], **row} if "retriever" in row else row
         for _, row in read_jsonl(path)

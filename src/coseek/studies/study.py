@@ -1,8 +1,8 @@
-"""A study as a file: the claim of a paper, the arms that are compared, and what is expected of them.
+"""A study as a file: the claim of a paper, the arms that are compared, and the expected outcome.
 
-The text of an arm is a coseek command, with names in braces: of other arms and of what `make` makes (their folder),
-of `seed` and `out`, and of what the road says in `roads.yaml`. So one file is a study on a laptop (`laptop`), on real
-questions with a small language model (`real`), and of the paper's size (`paper`).
+An arm is a coseek command with names in braces, which are replaced: other arms and entries of `make` by their folders,
+`seed` and `out`, and the words that `roads.yaml` defines for a road. So one file is a study on a laptop (`laptop`), on
+real questions with a small language model (`real`), and at the paper's size (`paper`).
 """
 
 import itertools
@@ -40,28 +40,28 @@ PAPERS = {
     "agentir": "AgentIR: Reasoning-Aware Retrieval for Deep Research Agents",
     "beyond": "Beyond the papers",
 }
-"""Folder of the studies of a paper → its title; the last are of no paper that defines coseek."""
+"""Folder of the studies of a paper → its title. The last folder has studies beyond these papers."""
 Road: TypeAlias = Literal["laptop", "real", "paper", "smoke"]
 ARM = "arm "
-"""In front of an arm's name among those of commands."""
+"""Prefix of an arm's name among the names of commands."""
 NEXT: dict[Road, Road] = {"smoke": "laptop", "real": "paper"}
-"""Road → the one whose command it has where a file gives none for it: real models speak as the paper's do."""
+"""Road → the road whose commands it takes by default: real models use the paper's protocols."""
 NAME = re.compile(r"\{([^{}:,]+)\}")
 """A name in a command. Braces with a colon or a comma are YAML."""
 _EXPECTED = re.compile(r"(?P<one>.+?) (?P<sign>[<>~]) (?P<other>.+?)(?: within (?P<margin>[\d.]+))?")
 
 
 class Expectation(Settings):
-    """What is expected of two arms: `A > B`, `A < B`, or `A ~ B within .03`; `searches: A < B` in another metric."""
+    """The expected outcome of two arms: `A > B`, `A < B`, `A ~ B within .03`; `searches: A < B` names a metric."""
 
     one: str
     """An arm."""
     sign: Literal["<", ">", "="]
-    """Whether it is expected to lie below, above, or as near as `margin`."""
+    """Whether it should be lower, higher, or equal within `margin`."""
     other: str
-    """The arm that it is compared with."""
+    """The arm to compare it with."""
     metric: str = ""
-    """Of the study's first where empty."""
+    """The metric; empty: the study's first."""
     margin: float = Field(default=0.02, gt=0)
     """The smallest difference that matters, in the metric's unit."""
 
@@ -82,20 +82,20 @@ def _expectation(value: object) -> object:
 
 
 class Arm(Settings):
-    """One line of a study's table: a command, or another reading of what another arm made."""
+    """One row of a study's table: a command, or another reading of another arm's result."""
 
     run: str | dict[Road, str] = ""
-    """The command without `coseek`; one for each road where they differ."""
+    """The command without `coseek`, or one for each road."""
     of: str = ""
-    """Another arm or a name of `make`, whose result is read in another way."""
+    """Another arm or a name of `make`, whose result is read."""
     row: str = "after"
-    """Of a trained agent's table: the row. Of scores of several runs: the run's name."""
+    """The row of a trained agent's table; for scores of several runs, the run's name."""
     part: str = ""
     """A run folder inside the folder, such as a pair of a co-training."""
     curve: bool = False
-    """The numbers of each training step (metrics.jsonl), in place of each question's."""
+    """Read the numbers of each training step (metrics.jsonl) instead of each question's."""
     only: Road | None = None
-    """The one road that has it, such as `paper` for a larger model; `laptop` includes `smoke`."""
+    """The only road with this arm, such as `paper` for a larger model; `laptop` includes `smoke`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "Arm":
@@ -116,29 +116,29 @@ class Study(Settings):
     """One table, figure or claim of a paper."""
 
     claim: str
-    """What the paper says, in one sentence of ours."""
+    """The paper's claim in one sentence."""
     place: str
-    """Where: its table, figure or section."""
+    """Its table, figure or section in the paper."""
     at: dict[Road, float | None]
-    """The roads that it has → about how many minutes a seed takes there on two cores; null where nobody has guessed."""
+    """Road → estimated minutes for one seed on two cores; null: unknown."""
     seeds: int = Field(default=3, ge=1)
-    """How many, from 0 on, where none are named. One where nothing is drawn."""
+    """Default number of seeds, from 0; 1 if nothing is random."""
     metrics: tuple[str, ...] = ("em", "recall", "searches")
-    """Columns of the table; the first is compared where an expectation names none."""
+    """Columns of the table; the first is the default metric of expectations."""
     printed: dict[str, float | str] = Field(default_factory=dict)
-    """The paper's own numbers: arm → number; `metric`: what they are."""
+    """The paper's numbers: arm → number, and `metric` → their metric."""
     let: dict[str, str | dict[Road, str]] = Field(default_factory=dict)
-    """Words of its own: name → words in its place."""
+    """Words of this study: name → replacement."""
     make: dict[str, str | dict[Road, str]] = Field(default_factory=dict)
-    """What arms need besides: name → command."""
+    """Other inputs of arms: name → command."""
     arms: dict[str, ArmText]
-    """What is compared: name → command, or what else is read of another."""
+    """The compared arms: name → command, or a reading of another arm."""
     expect: tuple[ExpectationText, ...]
-    """What the claim says of the arms; all of it must hold."""
+    """The claim about the arms; all expectations must hold."""
     judged: bool = False
-    """At paper size a judge says which answers are right, and `judge_acc` stands for `em`."""
+    """At paper size a judge decides which answers are right, and `judge_acc` replaces `em`."""
     notes: str = ""
-    """How it differs from the paper's, beyond the size."""
+    """Differences from the paper's experiment, beyond size."""
 
     @model_validator(mode="after")
     def _names(self) -> "Study":
@@ -154,8 +154,7 @@ class Study(Settings):
         return self
 
     def on(self, road: Road) -> "Study":
-        """The study with the arms, comparisons and metrics that it has on a road. Without a judge GenAcc is its first
-        half, cover-EM."""
+        """The study with its arms, comparisons and metrics on a road. Without a judge, GenAcc becomes cover-EM."""
         here = {None, road, "laptop" if road == "smoke" else road}
         arms, make = {name: arm for name, arm in self.arms.items() if arm.only in here}, {**self.make}
         other_metrics = {} if road_of(road).let.get("judge") else {"gen_acc": "cover_em"}
@@ -198,16 +197,16 @@ def load_study(name: str) -> Study:
 
 
 class RoadSettings(Settings):
-    """What the common words of the studies mean on one road."""
+    """The common words and commands of the studies on one road."""
 
     extends: str = ""
-    """The road whose words and commands it has, too."""
+    """The road whose words and commands it inherits."""
     let: dict[str, str] = Field(default_factory=dict)
-    """Name → words in its place."""
+    """Name → replacement."""
     make: dict[str, str] = Field(default_factory=dict)
     """Name → command."""
     append: dict[str, str] = Field(default_factory=dict)
-    """Beginning of a command → words appended to it, which replace settings that it has already."""
+    """Beginning of a command → words appended to it; they override its settings."""
 
 
 @cache
@@ -239,48 +238,38 @@ class Commands:
         return text.get(self.road) or text.get(NEXT.get(self.road, self.road)) or ""
 
     def known(self) -> set[str]:
-        """Every name that may stand in braces."""
+        """Every name that braces may hold."""
         return {*(name.removeprefix(ARM) for name in self._commands), *self._words, "seed", "out"}
 
     def made(self) -> list[str]:
-        """The names of what `make` of study and road makes."""
+        """The names in `make` of study and road."""
         return [name for name in self._commands if not name.startswith(ARM)]
 
     def is_shared(self, name: str) -> bool:
-        """Whether the command is the road's own, the same for all studies."""
+        """Whether the command is the road's, the same for all studies."""
         common, study = self.common, self.study
         return name in common.make and name not in study.make and not common.let.keys() & study.let.keys()
 
     def key(self, name: str) -> str:
-        """The name in braces as `of` takes it: what is made for all, before an arm of the same name."""
+        """A name in braces as an argument of `of`. An entry of `make` takes precedence over an arm of the same name."""
         return name if name in self._commands else ARM + name
 
     def of(self, name: str) -> str:
-        """The command of a name, with the road's words filled in and appended."""
-        text = self._commands.get(name, "")
-        if not text:
+        """The command of a name, with the words of study and road filled in and appended."""
+        if not (text := self._commands.get(name, "")):
             at = "" if self.road == "smoke" else f" at {self.road} size"
             raise SettingError(
                 f"the study has nothing named {name.removeprefix(ARM)!r}{at}{nearest(name, self.known())}"
             )
-        words = self._fill_words(text)
-        more = [added for start, added in self.common.append.items() if words.startswith(start)]
-        return " ".join([words, *more])
-
-    def _fill_words(self, text: str) -> str:
-        """Put the words of road and study in place of their names, which may hold names again."""
-        for _ in range(8):
-            for name in NAME.findall(text):
-                if name not in self.known():
-                    raise SettingError(f"{{{name}}} in {text!r} names nothing{nearest(name, self.known())}")
-            worded = NAME.sub(lambda match: self._words.get(match[1], match[0]), text)
-            if worded == text:
-                break
-            text = worded
-        return text
+        for _ in range(8):  # words may contain names
+            if unknown := next((word for word in NAME.findall(text) if word not in self.known()), ""):
+                raise SettingError(f"{{{unknown}}} in {text!r} names nothing{nearest(unknown, self.known())}")
+            text = NAME.sub(lambda match: self._words.get(match[1], match[0]), text)
+        more = [added for start, added in self.common.append.items() if text.startswith(start)]
+        return " ".join([text, *more])
 
     def needed(self, command: str) -> Iterator[str]:
-        """The names of a command that other commands make."""
+        """The names in a command that other commands make."""
         yield from (name for name in dict.fromkeys(NAME.findall(command)) if self.key(name) in self._commands)
 
 
@@ -292,25 +281,25 @@ def as_words(command: str) -> list[str]:
         raise SettingError(f"{command!r} cannot be read as a command: {error}") from None
 
 
-# Steps: the commands of studies. Each runs once for all studies that need the same, in a folder named after what it is.
+# Steps: the commands of studies. Equal commands of several studies run once, in a folder named by a digest.
 
 RESUMED = ("train agent", "train retriever", "train together", "train generator", "run", "label")
 """Commands that take `--resume`."""
 LINES = 12
-"""Last lines of a failed command's log that its error shows."""
+"""Last lines of a failed command's log in the error."""
 _SLUG = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
 class StudyStep:
-    """One command of a study under one seed, with every name in it resolved."""
+    """One command of a study under one seed, with all names resolved."""
 
     name: str
     words: tuple[str, ...]
     folder: Path
     needs: tuple["StudyStep", ...]
     seed: int | None
-    """Of its command, or of one that it needs; `None` where no seed counts."""
+    """The seed of its command or of a command that it needs; `None` if neither has one."""
 
     @property
     def log(self) -> Path:
@@ -318,16 +307,16 @@ class StudyStep:
 
     @property
     def record(self) -> Path:
-        """Written once the command has ended well: `{"command", "seconds"}`."""
+        """Written when the command has succeeded: `{"command", "seconds"}`."""
         return self.folder.with_name(self.folder.name + ".json")
 
     @property
     def seconds(self) -> float:
-        """What its last attempt took."""
+        """Duration of its last attempt."""
         return float(str(read_json_object(self.record)["seconds"])) if self.record.exists() else 0.0
 
     def line(self) -> str:
-        """As it is typed."""
+        """The command line."""
         return shlex.join(("coseek", *self.words))
 
 
@@ -338,12 +327,12 @@ class StudyPlan:
     commands: Commands
     root: Path
     shared: Path | None = None
-    """For commands that are written down and not run, whose folders have the names of arms and not of content: where
-    those lie that the road makes for all studies."""
+    """Only for commands that are printed and not run, whose folders have readable names: the folder of commands that
+    the road makes for all studies."""
     _steps: dict[tuple[str, int], StudyStep] = field(default_factory=dict, init=False)
 
     def step(self, name: str, seed: int, around: tuple[str, ...] = ()) -> StudyStep:
-        """The step that makes `name`. Raises `SettingError` where commands need each other in a circle."""
+        """The step that makes `name`. Raises `SettingError` for circular needs."""
         if name in around:
             raise SettingError(f"these need each other: {', '.join((*around, name))}")
         if (name, seed) not in self._steps:
@@ -370,14 +359,14 @@ class StudyPlan:
         return StudyStep(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()), used_seed)
 
     def _readable_name(self, name: str, seed: int | None) -> str:
-        """The name as a path. That of an arm ends with `-arm` if `make` has the same name."""
+        """The name as a path. An arm's ends with `-arm` if `make` has the same name."""
         words = slug(name.removeprefix(ARM))
         if name.startswith(ARM) and words in map(slug, self.commands.made()):
             words += "-arm"
         return words if seed is None else f"{words}-{seed}"
 
     def steps(self, names: Sequence[str], seeds: Sequence[int]) -> list[StudyStep]:
-        """All steps that make these names under these seeds, each behind what it needs, once for each folder."""
+        """All steps for these names and seeds, each after its needs, once for each folder."""
         ordered: dict[Path, StudyStep] = {}
 
         def add(step: StudyStep) -> None:
@@ -392,7 +381,7 @@ class StudyPlan:
 
 
 def _content_name(command: str, resolved: str) -> str:
-    """The same for equal commands over equal needs."""
+    """A folder name: equal for equal commands with equal needs."""
     head = [word for word in as_words(command)[:3] if word.isprintable() and "{" not in word and "=" not in word]
     return f"{slug(' '.join(head))}-{digest_of(' '.join(as_words(resolved)))[:10]}"
 
@@ -404,8 +393,8 @@ def slug(text: str) -> str:
 
 
 def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int = 1) -> None:
-    """Run the commands that have not ended well before, `jobs` at once, each behind what it needs. Raises `RunError`
-    for one that fails, when those that have begun have ended."""
+    """Run the commands that have not succeeded yet, `jobs` at once, each after its needs. After a failure, wait for the
+    running commands and raise `RunError`."""
     waiting = {step.folder: step for step in steps if not step.record.exists()}
     order = TopologicalSorter(
         {folder: [need.folder for need in step.needs if need.folder in waiting] for folder, step in waiting.items()}
@@ -427,12 +416,12 @@ def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int 
                 for ended in wait(running, return_when=FIRST_COMPLETED).done:
                     ended.result()
                     order.done(running.pop(ended))
-        finally:  # after a failure or Ctrl-C, which the running commands get, too, no other begins
+        finally:  # after a failure, or after Ctrl-C, which the running commands get, too
             pool.shutdown(cancel_futures=True)
 
 
 def run_step(step: StudyStep, jobs: int = 1) -> None:
-    """Run one command to its end; its output goes to its log. It has its share of the cores beside other `jobs`."""
+    """Run one command, with its output in its log, on its share of the cores when `jobs` run at once."""
     words = [*step.words]
     if step.folder.exists() and any(step.line().startswith(f"coseek {head} ") for head in RESUMED):
         words.append("--resume")

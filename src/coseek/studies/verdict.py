@@ -1,9 +1,9 @@
-"""What a study finds: paired comparisons of its arms over questions and seeds, and a verdict in fixed words.
+"""The verdict of a study: paired comparisons of its arms over questions and seeds, and a verdict in fixed words.
 
-*Holds here*: the 95 % interval of the difference, over the questions of all seeds, lies on the side that the paper
-says, and so does the mean of every seed. An interval over questions says nothing of how another training would have
-ended; the seeds do. *Does not hold here*: the interval excludes the smallest difference that matters (`margin`) on that
-side. Everything else *cannot be told at this size*.
+*Holds here*: the 95 % interval of the difference, over the questions of all seeds, is on the side that the paper
+claims, and so is the mean of every seed: an interval over questions does not cover the variance between trainings.
+*Does not hold here*: the interval excludes the smallest difference that matters (`margin`) on that side. Otherwise:
+*cannot tell at this size*.
 """
 
 import math
@@ -61,8 +61,8 @@ class ArmComparison:
 
     @property
     def needed(self) -> int | None:
-        """How many questions would decide, if the difference stays what it is here: those that shrink the interval
-        until it excludes 0 or the margin. `None` where the verdict is decided, and where seeds disagree."""
+        """Questions that would decide if the difference stayed the same: enough to shrink the interval until it
+        excludes 0 or the margin. `None` if the verdict is decided, or if seeds disagree."""
         low, high, mean = self.difference.low, self.difference.high, self.difference.mean
         if self.verdict is not StudyVerdict.OPEN or low is None or high is None:
             return None
@@ -71,7 +71,7 @@ class ArmComparison:
             gap = abs(margin - abs(mean))
             shrink = (high - low) / 2 / gap if gap else math.inf
         else:
-            if low > 0 or high < 0:  # told by the questions alone: more of them decide nothing
+            if low > 0 or high < 0:  # significant over questions, but seeds disagree: more questions do not help
                 return None
             if self.expected.sign == "<":
                 low, high, mean = -high, -low, -mean
@@ -83,7 +83,7 @@ class ArmComparison:
 
 
 def overall(findings: Sequence[ArmComparison]) -> StudyVerdict:
-    """Of a study: all of its comparisons must hold."""
+    """The verdict of a study: all of its comparisons must hold."""
     verdicts = {finding.verdict for finding in findings}
     if StudyVerdict.FAILS in verdicts:
         return StudyVerdict.FAILS
@@ -91,8 +91,8 @@ def overall(findings: Sequence[ArmComparison]) -> StudyVerdict:
 
 
 def compare(expected: Expectation, metric: str, arm: Sequence[Values], other: Sequence[Values]) -> ArmComparison:
-    """Compare two arms, each under the same seeds, on the questions that both have. A question's difference is the mean
-    over the seeds that have it. Raises `DataError` where they share none."""
+    """Compare two arms under the same seeds, on their common questions. A question's difference is the mean over the
+    seeds that have it. Raises `DataError` if there are no common questions."""
     by_seed = [paired(a, b, metric) for a, b in zip(arm, other, strict=True)]
     differences: dict[str, list[float]] = {}
     for values in by_seed:

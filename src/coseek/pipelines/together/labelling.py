@@ -1,6 +1,6 @@
 """Labels of a co-training round, made from its agent's runs (paper 000, algorithm 1).
 
-The candidates come from the retriever of the round before, over which the agent was trained and is run.
+The candidates come from the previous round's retriever, over which the agent was trained and runs.
 """
 
 import gc
@@ -42,30 +42,29 @@ from coseek.training.learner.data_order import derive_seed
 from coseek.training.learner.workers import Workers
 
 OWN_RUN = "run"
-"""The run of a method that makes its own, in a label folder."""
-
+"""Folder, in a label folder, of the run of a method that makes its own."""
 
 Shares: TypeAlias = Sequence[frozenset[RowKey]]
-"""The runs that each worker made in this start, by rank, of a method that makes its own. Its folder holds their
-rankings. Empty for other methods."""
+"""For a method that makes its own runs: the runs that each worker made in this start, by rank. The worker's folder
+holds their rankings. Empty for other methods."""
 
 
 def label_round(training: CoTrainingPaths, number: int) -> None:
-    """Run agent `number` on its questions and label its searches, with the scorer that `labels.serve` serves; write the
+    """Run agent `number` on its questions and label its searches, with the scorer that `labels.serve` serves. Write the
     label counts at the end.
 
-    Every worker makes and labels its share of the runs: the first in the label folder, the others in folders of their
-    own in its `parts`, which the first merges at the end, or at the next start. The labels do not depend on the number
-    of workers. All workers call this.
+    Every worker makes and labels its share of the runs: the first one in the label folder, the others in subfolders of
+    its `parts`, which the first one merges at the end, or at the next start. The labels do not depend on the number of
+    workers. All workers call this.
 
-    Raises `DataError` when no run searched, and `RunError` when faults left turns without a label.
+    Raises `DataError` if no run searched, and `RunError` if faults left turns without a label.
     """
     paths, workers = training.round(number), training.workers
     if workers.broadcast(paths.label_counts.exists):
         return
     settings = training.recipe.labels
     gc.collect()
-    torch.cuda.empty_cache()  # the server needs what training has left
+    torch.cuda.empty_cache()  # leave the memory of the training to the server
     with serving(settings.serve if workers.is_main else None, str(settings.scorer), paths.labels.parent):
         workers.barrier()
         _label(training, number)
@@ -78,8 +77,8 @@ def _label(training: CoTrainingPaths, number: int) -> None:
         take_over_workers(paths.labels)
     workers.barrier()
     if not workers.is_main:
-        absorb_lines(paths.labels / "scores", folder / "scores")  # what is known so far
-    workers.barrier()  # until the others have copied the scores, to which the first appends
+        absorb_lines(paths.labels / "scores", folder / "scores")
+    workers.barrier()  # the first worker must not append to the scores before the others have copied them
     resources = open_resources(training, number, folder)
     maker = maker_module(training.recipe.labels.method).open(method_settings(training.recipe.labels), resources)
     turns, shares = roll_out_round(training, number, maker, resources)
@@ -100,11 +99,11 @@ def _label(training: CoTrainingPaths, number: int) -> None:
 def _begin(
     training: CoTrainingPaths, number: int, maker: LabelMaker, turns: StoredTurns, resources: LabelResources
 ) -> tuple[LabelFolder, Sequence[TurnId], Sequence[TurnId]]:
-    """Begin the label folder, and in it the folders of the other workers; returns this worker's, all search turns, and
+    """Begin the label folder and the other workers' folders in it. Returns this worker's folder, all search turns, and
     those without a label."""
-    settings, method = training.recipe.labels, training.recipe.labels.method
-    without_server = settings.model_copy(update={"serve": None})  # it changes no label
-    recorded: JsonObject = {**dump_settings(without_server), method: dump_settings(method_settings(settings))}
+    settings = training.recipe.labels
+    recorded = {**dump_settings(settings), "serve": None}  # it changes no label
+    recorded[settings.method] = dump_settings(method_settings(settings))
     opened: list[LabelFolder] = []
 
     def begin() -> tuple[JsonObject, list[TurnId], list[TurnId]]:
@@ -127,13 +126,11 @@ def _begin(
 
 def _share(workers: Workers, shares: Shares, missing: Sequence[TurnId]) -> frozenset[TurnId]:
     """The turns that this worker labels: those of the runs that it made in this start, and its share of the others."""
-    by_run: dict[RowKey, list[TurnId]] = {}
-    for turn in missing:
-        by_run.setdefault((turn.question_id, turn.seed), []).append(turn)
+    runs = dict.fromkeys((turn.question_id, turn.seed) for turn in missing)
     made_now = frozenset[RowKey]().union(*shares)
-    made_before = workers.strided_share([key for key in by_run if key not in made_now])
-    own_keys = (*made_before, *(shares[workers.rank] if shares else ()))
-    return frozenset(turn for key in own_keys for turn in by_run.get(key, ()))
+    own_runs = {*workers.strided_share([key for key in runs if key not in made_now])}
+    own_runs |= shares[workers.rank] if shares else frozenset()
+    return frozenset(turn for turn in missing if (turn.question_id, turn.seed) in own_runs)
 
 
 def _finish(
@@ -147,7 +144,7 @@ def _finish(
     totals = summary(labels, order, tally)
     labels.release()
     refuse_faults(number, totals.left, totals.turns, tally)
-    # Calls and seconds count this start only, so they are not stored.
+    # Not stored: calls and seconds are those of this start only.
     counts = {name: value for name, value in totals.to_json().items() if name not in ("counts", "seconds")}
     write_json(training.round(number).label_counts, counts)
     training.progress.say(f"round {number}: {totals.sets} label sets from {totals.turns} search turns")
@@ -159,8 +156,7 @@ def worker_folders(folder: Path) -> list[Path]:
 
 
 def take_over_workers(folder: Path) -> None:
-    """Merge the workers' folders that a killed start left in a label folder, with their runs and scores, and remove
-    them."""
+    """Merge the workers' folders of a killed start into the label folder, with runs and scores, and remove them."""
     if not (folder / PARTS).exists():
         return
     with lock_folder(folder):
@@ -179,14 +175,14 @@ def take_over_workers(folder: Path) -> None:
 
 
 def take_over_run(folder: Path, worker_folder: Path) -> None:
-    """Append the rows of a worker's run to that of the label folder, and remove it."""
+    """Append the rows of a worker's run to the run of the label folder, and remove it."""
     if (worker_folder / OWN_RUN / "run.yaml").exists():
         Run(folder / OWN_RUN).absorb(Run(worker_folder / OWN_RUN))
         shutil.rmtree(worker_folder / OWN_RUN)
 
 
 def refuse_faults(number: int, missing: int, turns: int, tally: CallCounts) -> None:
-    """Raise `RunError` where faults left search turns without a label: the round would train on a biased rest."""
+    """Raise `RunError` if faults left search turns without a label: the round would train on a biased subset."""
     if missing or tally.faults.get(RUN):
         failed = ", ".join(f"{failure} {count}" for failure, count in sorted(tally.faults.items()) if count)
         raise RunError(
@@ -210,9 +206,9 @@ def round_questions(training: CoTrainingPaths, number: int) -> list[Question]:
 def roll_out_round(
     training: CoTrainingPaths, number: int, maker: LabelMaker, resources: LabelResources
 ) -> tuple[StoredTurns, Shares]:
-    """The searches of agent `number` over the retriever of the round before, in the order of the questions.
+    """The searches of agent `number` over the previous round's retriever, in the order of the questions.
 
-    Runs with a fault are repeated. All workers call this.
+    Runs with a fault are retried. All workers call this.
     """
     paths, settings, workers = training.round(number), training.recipe.labels, training.workers
     questions, protocol = round_questions(training, number), training.first.protocol
@@ -234,7 +230,7 @@ def roll_out_round(
         save_questions(paths.questions, questions)
 
     def settings_of_run() -> JsonObject:
-        # A folder that was moved since names other paths; `share_run` compares the digests of the parts.
+        # The paths differ in a folder that was moved; `share_run` compares digests instead.
         if (paths.run / "run.yaml").exists():
             return Run(paths.run).settings
         about: JsonObject = {"questions": str(paths.questions), "samples": settings.samples}
@@ -285,21 +281,20 @@ def open_resources(training: CoTrainingPaths, number: int, folder: Path) -> Labe
     )
 
 
-# Scorer server: one command that serves the labels' scorer to all workers, started before the labels of a round and
-# stopped after them, so that no worker loads the scorer itself and training has the devices to itself.
+# Scorer server: a command that serves the labels' scorer to all workers. It starts before the labels of a round and
+# stops after them, so that no worker loads the scorer and training can use the whole device.
 
 START_TIMEOUT_S = 3600.0
-"""Seconds for the start: 145 GB of weights from a network disk take half an hour."""
+"""145 GB of weights from a network disk take half an hour to load."""
 STOP_TIMEOUT_S = 30.0
-"""Seconds for the end before it is killed."""
-LOG = "serve.log"
+"""The server is killed if it takes longer to end."""
 
 
 @contextmanager
 def serving(command: str | None, url: str, folder: Path) -> Iterator[None]:
-    """Run `labels.serve` around the block; its output goes to `serve.log` in `folder`. Without a command do nothing.
+    """Run `labels.serve` inside the block, with its output in `serve.log` in `folder`. No-op without a command.
 
-    Raises `SettingError` if something answers at the URL already, and `RunError` if the server ends early.
+    Raises `SettingError` if a server answers at the URL already, and `RunError` if the server ends early.
     """
     if command is None:
         yield
@@ -307,39 +302,45 @@ def serving(command: str | None, url: str, folder: Path) -> Iterator[None]:
     if _answers(url):
         raise SettingError(f"a server answers at {url} already; set labels.serve=null to ask it, or stop it first")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOG).open("ab") as log:
-        # In this process's group, which `torchrun` and Ctrl-C end as a whole.
-        process = subprocess.Popen(shlex.split(command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    log = folder / "serve.log"
+    with log.open("ab") as file:
+        # In the group of this process, which `torchrun` and Ctrl-C end as a whole.
+        process = subprocess.Popen(
+            shlex.split(command), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
     try:
-        _wait_until_ready(process, command, url, folder / LOG)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _answers(url):
+            if process.poll() is not None:
+                raise RunError(_exit_message(process, command, log))
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"labels.serve did not answer at {url} for {START_TIMEOUT_S:g} s; its output is in {log}"
+                )
+            time.sleep(0.5)
         try:
             yield
-        except RunError as error:  # faults that left turns without a label
+        except RunError as error:  # faults left turns without a label
             if process.poll() is None:
                 raise
-            raise RunError(f"{_exit_message(process, command, folder / LOG)}; {error}") from None
+            raise RunError(f"{_exit_message(process, command, log)}; {error}") from None
     finally:
-        _stop(process)
-
-
-def _wait_until_ready(process: "subprocess.Popen[bytes]", command: str, url: str, log: Path) -> None:
-    """Wait until the server lists its models."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not _answers(url):
-        if process.poll() is not None:
-            raise RunError(_exit_message(process, command, log))
-        if time.monotonic() > deadline:
-            raise RunError(f"labels.serve answered nothing at {url} for {START_TIMEOUT_S:g} s; its output is in {log}")
-        time.sleep(0.5)
+        process.terminate()  # the server ends the processes that it started
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _answers(url: str) -> bool:
+    """Whether the server lists its models."""
     paths = ServerPaths.of(split_settings(url)[0])
     client = HttpClient(paths.base, HttpSettings(attempts=1, connect_s=2.0, timeout_s=5.0))
     try:
         client.fetch("GET", paths.path("/v1/models"))
     except HttpFailure as error:
-        return error.status not in (None, 502, 503)  # those say that it is loading
+        return error.status not in (None, 502, 503)  # it is loading
     finally:
         client.close()
     return True
@@ -349,13 +350,3 @@ def _exit_message(process: "subprocess.Popen[bytes]", command: str, log: Path) -
     lines = log.read_text(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
     return f"labels.serve ({command}) ended with exit status {process.returncode}: {last[:200]} (more in {log})"
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End the server, which ends the processes that it started."""
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

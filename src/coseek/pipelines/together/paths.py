@@ -27,11 +27,11 @@ from coseek.training.learner.workers import Workers, workers_here
 from coseek.training.rl.settings import RolloutSettings
 
 SEED_BOUND = 2**31
-"""Seeds of retrievers are below it: their trainer passes them to numpy."""
+"""Upper bound of retrievers' seeds, which their trainer passes to numpy."""
 
 
 class RoundPaths:
-    """The folders of one round; round 0 is before the first."""
+    """The folders of one round. Round 0 precedes the first."""
 
     def __init__(self, folder: Path) -> None:
         self.agent = folder / "agent"
@@ -63,13 +63,13 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         return digests if encoder is None else {**digests, "start.encoder": fingerprint(encoder_folder(encoder))}
 
     def fixed_settings(self, recipe: TogetherRecipe) -> JsonObject:
-        """As for every training, and the steps of the agent: agents of other rounds were trained with these."""
+        """The fixed settings of every training, and the steps of the agent, since earlier rounds used them."""
         agent = recipe.agent
         steps = {f"agent.stages.{name}.rl.steps": agent.stage(name).rl.steps for name in agent.stages}
         return {**super().fixed_settings(recipe), "agent.rl.steps": agent.rl.steps, **steps}
 
     def round(self, number: int) -> RoundPaths:
-        # Recipes and records of a round name its folders, so they must mean the same wherever `--resume` is typed.
+        # Absolute, since recipes and records name these folders and `--resume` may run in another directory.
         return RoundPaths(self.folder.absolute() / f"round-{number}")
 
     # --- agents
@@ -99,7 +99,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         return self.first.data_folder
 
     def open_agent(self, number: int, temperature: float) -> Agent:
-        """Agent `number`, opened."""
+        """Open agent `number`."""
         training, policy = self.agent(number), "trained" if number else "warm"
         return agent_of(training, TableRow(policy, policy, training.recipe.protocol, temperature))
 
@@ -114,7 +114,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         overrides: JsonObject = {
             "seed": derive_seed(self.recipe.seed, "agent", number, self.recipe.agent.seed),
             "data": {"world": None, "unseen": None, "folder": folder, "index": index},
-            # Its tokenizer has the tags and words already; adding them again would add untrained tokens.
+            # The tokenizer has the tags and words already; adding them again would add untrained tokens.
             "policy": {"folder": str(self.policy(initial)), "add_tag_tokens": False, "add_word_tokens": 0},
             "warm_start": None,
         }
@@ -144,11 +144,11 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         return (None if number else self.recipe.start.url) or str(self.round(number).index)
 
     def retriever(self, number: int | None) -> Retriever:
-        """Retriever `number`, opened; `None` for the one of the agent's recipe."""
+        """Open retriever `number`; `None` stands for the retriever of the agent's recipe."""
         return self.first.retrievers["data"] if number is None else open_retriever(self.retriever_source(number))
 
     def retriever_recipe(self, number: int) -> RetrieverRecipe | None:
-        """The recipe of retriever `number`; `None` for a retriever 0 that is not trained here."""
+        """The recipe of retriever `number`; `None` if retriever 0 is not trained here."""
         recipe = self.recipe.start.recipe
         if number:
             initial = number - 1 if self.recipe.retriever_begins == "previous" else 0
@@ -160,7 +160,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
             recipe = self.recipe.retriever.model_copy(update=update)
         if recipe is None:
             return None
-        # A question is held out in every round or in none, since a retriever starts from the one before.
+        # A question is held out in every round or in none, since a retriever starts from the previous one.
         held_out = recipe.held_out
         if held_out.seed is None:
             held_out = held_out.model_copy(update={"seed": derive_seed(self.recipe.seed, "held out") % SEED_BOUND})
@@ -168,16 +168,17 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
         return recipe.model_copy(update={"held_out": held_out, "threads": threads})
 
     def index_settings(self, number: int) -> JsonObject:
-        start_settings: JsonObject = {} if number else {**self.recipe.start.index}
-        shared_settings = cast(JsonObject, self.recipe.index.settings)
-        return {**shared_settings, **start_settings, "encoder": self.encoder(number)}
+        settings = cast(JsonObject, {**self.recipe.index.settings})
+        settings |= {} if number else self.recipe.start.index
+        return {**settings, "encoder": self.encoder(number)}
 
     # --- runs
 
     def run_settings(self, agent: int, retriever: int | None, source: JsonObject, temperature: float) -> JsonObject:
         """The settings in a run folder's `run.yaml`; `source` names the questions."""
         recipe = self.recipe.agent
+        searched = recipe.data.index or str(self.round(0).agent / "data.index")
+        if retriever is not None:
+            searched = self.retriever_source(retriever)
         record = recipe.agent_record(str(self.policy(agent)), temperature)
-        recipe_retriever = recipe.data.index or str(self.round(0).agent / "data.index")
-        retriever_source = recipe_retriever if retriever is None else self.retriever_source(retriever)
-        return {**source, "retriever": retriever_source, "agent": record, "limits": dump_settings(recipe.limits)}
+        return {**source, "retriever": searched, "agent": record, "limits": dump_settings(recipe.limits)}

@@ -44,8 +44,8 @@ from coseek.pipelines.together.paths import CoTrainingPaths
 from coseek.retrieval.index import build_index
 from coseek.retrieval.index_files import INDEX_CARD
 
-# Results of co-training: runs of every agent over every retriever, the decision to go on with another round, and the
-# table and report of runs, rounds and labels.
+# Results of co-training: runs of every agent over every retriever, early stopping, and the table and report of runs,
+# rounds and labels.
 
 Split = Literal["test", "dev"]
 
@@ -56,7 +56,7 @@ class Pair:
 
     agent: int
     retriever: int | None
-    """`None` for the retriever of the agent's recipe, which no round trains."""
+    """`None`: the retriever of the agent's recipe, which no round trains."""
     split: Split = "test"
 
     def name(self, own_retriever: str) -> str:
@@ -118,11 +118,10 @@ class Pairs:
         run = unfinished_run(self.path(pair), settings, identities, questions)
         if run is not None:
             agent, name = training.open_agent(pair.agent, 0.0), pair.name(self.own_retriever)
-
-            def tell(ended: int, _: int) -> None:
-                training.progress.advance(done + ended, name)
-
-            run_questions(run, agent, retriever, questions, limits, seed=seed, tell=tell)
+            run_questions(
+                run, agent, retriever, questions, limits, seed=seed,
+                tell=lambda ended, _: training.progress.advance(done + ended, name),
+            )  # fmt: skip
 
     def path(self, pair: Pair) -> Path:
         return self.training.folder / "pairs" / pair.folder
@@ -143,7 +142,7 @@ class Pairs:
         """The scored run of a pair."""
         return scored(self.training.first, pair.name(self.own_retriever), self.path(pair))
 
-    # --- whether to go on
+    # --- early stopping
 
     def dev_means(self, rounds: int) -> list[float | None]:
         """The headline metric of agent N over retriever N on the dev split, for rounds 0 to `rounds`."""
@@ -157,23 +156,20 @@ class Pairs:
     def improved(self, rounds: int) -> bool:
         """Whether the last round raised the headline metric by at least `stop.min_improvement`.
 
-        Raises `RunError` where faults left nothing to decide by.
+        Raises `RunError` if every run of one of the two rounds has a fault.
         """
         stop = self.training.recipe.stop
         if stop is None:
             return True
         for number in (rounds - 1, rounds):
-            self._check_not_all_faults(Pair(number, number, "dev"))
+            path = self.path(Pair(number, number, "dev"))
+            if all(trajectory.fault is not None for trajectory in Run(path).trajectories()):
+                raise RunError(
+                    f"every run in {path} has a fault, so round {number} cannot be judged; see to the retriever and "
+                    "go on with --resume, which runs them again"
+                )
         before, after = self.dev_means(rounds)[-2:]
         return before is None or after is None or after - before >= stop.min_improvement
-
-    def _check_not_all_faults(self, pair: Pair) -> None:
-        """Raise `RunError` if every run of a pair has a fault."""
-        if all(trajectory.fault is not None for trajectory in Run(self.path(pair)).trajectories()):
-            raise RunError(
-                f"every run in {self.path(pair)} has a fault, so round {pair.agent} cannot be judged; see to the "
-                "retriever and go on with --resume, which runs them again"
-            )
 
 
 @dataclass(frozen=True)
@@ -190,7 +186,7 @@ class Results:
     def of(cls, training: CoTrainingPaths, rounds: int) -> "Results":
         pairs = Pairs(training)
         questions, seed = list(pairs.questions["test"]), training.recipe.pairs.seed
-        metrics = [name for name in METRICS if name != "wall_s"]  # it depends on what else ran at the time
+        metrics = [name for name in METRICS if name != "wall_s"]  # not reproducible
         by, own_retriever = CHAIN_GROUPS if by_generator(training.first) else ("hops",), training.recipe.pairs.beside
         runs = {pair: pairs.scored(pair) for pair in pairs.in_table(rounds)}
         compared = [(runs[pair], runs[earlier]) for pair, earlier in compared_pairs(rounds, own_retriever)]
@@ -228,7 +224,7 @@ class Results:
         return claims_between(self.scores, [(steps[-1], other) for other in (steps[0], *over_own)], self.pairs.metric)
 
     def decisions(self) -> list[str]:
-        """Sentences about early stopping and the best round."""
+        """Sentences on early stopping and the best round."""
         recipe = self.training.recipe
         if recipe.stop is None:
             return [f"Rounds: {self.rounds}, without early stopping."]
@@ -257,8 +253,8 @@ class Results:
         rows = []
         for number in range(1, self.rounds + 1):
             counts = label_counts(self.training, number)
-            dropped = cast(dict[str, int], counts["dropped"])
-            reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+            dropped = cast(dict[str, int], counts["dropped"]).items()
+            reasons = ", ".join(f"{reason} {count}" for reason, count in dropped)
             rows.append((str(number), *(str(counts[name]) for name in columns), reasons or "–"))
         return Table(("round", *columns, "without a label"), tuple(rows), ("Search turns of the round's runs.",))
 
@@ -302,7 +298,7 @@ class Results:
         return tables["Every pair"]
 
     def write_cards(self, table: Table) -> None:
-        """Write the figures of the pairs into the agents' model cards; encoders have those of held-out turns."""
+        """Write the figures of the pairs into the agents' model cards. Encoders' cards have those of held-out turns."""
         training = self.training
         for number in range(self.rounds + 1):
             name, folder = "trained" if number else "warm", training.policy(number)
@@ -331,8 +327,7 @@ class Results:
             for metric, text in captions.items()
         ]
         sections = [table_section(name, table) for name, table in tables.items()]
-        command = f"coseek train together {self.training.folder}/recipe.yaml --out ANOTHER"
-        return [sections[0], *plots, *sections[1:], *closing_sections(self.training.recipe, self.files(), command)]
+        return [sections[0], *plots, *sections[1:], *closing_sections("together", self.training, self.files())]
 
     def plot(self, metric: str) -> Svg:
         """One metric over (agent 0, retriever 0), (1, 0), (1, 1), (2, 1), …"""
@@ -341,16 +336,7 @@ class Results:
             for agent, retriever in training_order(self.rounds)
             if (interval := self.mean(Pair(agent, retriever), metric)) is not None
         ]
-        has_bands = all(interval.low is not None and interval.high is not None for _, interval in points)
-        line = Series(
-            "agent and retriever as they stood",
-            tuple(position for position, _ in points),
-            tuple(interval.mean for _, interval in points),
-            tuple(interval.low or 0.0 for _, interval in points) if has_bands else (),
-            tuple(interval.high or 0.0 for _, interval in points) if has_bands else (),
-            markers=True,
-        )
-        return line_plot([line], "round", metric)
+        return line_plot([Series.of("agent and retriever as they stood", points)], "round", metric)
 
     def files(self) -> dict[str, str]:
         """Path → description of the result files."""
@@ -371,8 +357,8 @@ def training_order(rounds: int) -> list[tuple[int, int]]:
 
 
 def compared_pairs(rounds: int, own_retriever: bool) -> Sequence[tuple[Pair, Pair]]:
-    """The paired comparisons: each pair of `training_order` with the one before, the last with the first, and the last
-    retriever with the one of the agent's recipe."""
+    """The paired comparisons: each pair of `training_order` with the previous one, the last with the first, and the
+    last retriever with the retriever of the agent's recipe."""
     steps = [Pair(agent, retriever) for agent, retriever in training_order(rounds)]
     compared = list(zip(steps[1:], steps, strict=False))
     compared.append((steps[-1], steps[0]))
@@ -383,7 +369,7 @@ class CoTraining(CoTrainingPaths):
     """The training of an agent and a retriever in rounds."""
 
     def train(self) -> int:
-        """Train all rounds; returns their number, which is below the recipe's if a round did not improve the metric."""
+        """Train all rounds. Returns their number, which is less than the recipe's after early stopping."""
         recipe, first = self.recipe, self.first
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
@@ -419,8 +405,8 @@ class CoTraining(CoTrainingPaths):
         self.workers.barrier()
 
     def _index(self, number: int) -> None:
-        """Index the corpus with encoder `number`, unless a server is this retriever. A reranker gets a file that names
-        it and retriever 0."""
+        """Index the corpus with encoder `number`, unless this retriever is a server. For a reranker, write a file that
+        names it and retriever 0."""
         out, source = self.round(number).index, self.retriever_source(number)
         if number and self.recipe.retriever.kind == "reranker":
             over = self.recipe.start.url or "../round-0/index"

@@ -1,4 +1,4 @@
-"""verl's configuration from a recipe: a tree for verl's own parser (0.9.1), and the refusal of what verl cannot do.
+"""verl's configuration from a recipe: a tree for verl's parser (0.9.1), and checks for what verl cannot do.
 Implements `EpisodeLoop`.
 
 Known differences that are not refused: verl clamps k3 at ± 10, whitens PPO's advantages with the sample's spread, and
@@ -30,7 +30,7 @@ KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 
 def check(recipe: AgentRecipe) -> None:
-    """Refuse, by name, what a stage's recipe asks and verl cannot do; all of it in one error."""
+    """Raise one error with every setting of a stage's recipe that verl cannot follow."""
     mistakes, rl = ErrorList(), recipe.rl
     algorithm = open_algorithm(rl)
     compares = isinstance(algorithm.settings, GroupSettings)
@@ -107,7 +107,7 @@ def _check_learner(learner: LearnerSettings, where: str, mistakes: ErrorList) ->
 
 
 def _check_parts(recipe: AgentRecipe, mistakes: ErrorList) -> None:
-    """Refuse parts that verl's workers cannot share: they are processes without a GPU, on several machines."""
+    """Refuse models that verl's workers cannot share: the workers are processes without a GPU on several machines."""
     needs = make_reward(recipe.reward).needs
     if "baseline" in needs:
         mistakes.add("verl's workers know no naive-RAG baselines, which the reward needs; take one without a gain")
@@ -121,7 +121,7 @@ def _check_parts(recipe: AgentRecipe, mistakes: ErrorList) -> None:
 
 def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int) -> JsonObject:
     """The configuration of a stage whose files are in `folder`, trained from the model folder `policy` on `questions`
-    rows. It lies over the defaults of verl's `ppo_trainer`."""
+    rows. It overrides the defaults of verl's `ppo_trainer`."""
     rl, verl = recipe.rl, verl_settings(recipe.rl)
     return {
         "hydra": {
@@ -155,7 +155,7 @@ def verl_config(recipe: AgentRecipe, folder: Path, policy: Path, questions: int)
             "nnodes": verl.nodes,
             "n_gpus_per_node": verl.gpus,
             "total_training_steps": rl.steps,
-            "total_epochs": -(-rl.steps // (questions // rl.questions_per_step)),  # a rest of a batch is left out
+            "total_epochs": -(-rl.steps // (questions // rl.questions_per_step)),  # incomplete batches are dropped
             "save_freq": rl.checkpoint_every,
             "test_freq": rl.evaluate_every or rl.steps,
             "val_before_train": False,
@@ -202,7 +202,7 @@ def _critic(recipe: AgentRecipe, policy: Path) -> JsonObject:
 
 
 def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
-    """What actor and critic have in common. A row is never longer than an episode, which must fit a micro-batch."""
+    """Settings of actor and critic. A micro-batch must hold at least one episode, the longest row."""
     rl, optimizer = recipe.rl, learner.optimizer
     return {
         "strategy": "fsdp2" if learner.strategy == "fsdp2" else "fsdp",

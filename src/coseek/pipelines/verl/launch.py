@@ -1,12 +1,12 @@
-"""Launch: plays episodes for verl's workers, writes the files of a stage's training in verl, and starts it.
+"""Launch: plays episodes for verl's workers, writes the files of a stage's training in verl, and starts verl.
 
 FOLDER/verl.yaml                    verl's configuration, over its own defaults
 FOLDER/agent_loops.yaml             names our agent loop and its settings
 FOLDER/episodes.yaml                what a worker needs to play and score episodes
 FOLDER/train.parquet, dev.parquet   the questions
-FOLDER/launch.sh                    starts verl, or goes on from its last checkpoint
-FOLDER/checkpoints, metrics.*.jsonl verl's own
-FOLDER/rollouts, faults.jsonl       episodes that are kept, and a line for each that failed
+FOLDER/launch.sh                    starts verl, or resumes from its last checkpoint
+FOLDER/checkpoints, metrics.*.jsonl written by verl
+FOLDER/rollouts, faults.jsonl       stored episodes, and one line for each that failed
 """
 
 import asyncio
@@ -47,22 +47,22 @@ from coseek.training.rl.rollout import TrajectoryBatch, add_overlong_penalty, sc
 # `EpisodeSettings` is the file that a worker opens; nothing here imports verl.
 
 EPISODES = "episodes.yaml"
-"""The file of `EpisodeSettings`, beside that of agent loops."""
+"""The file of `EpisodeSettings`."""
 FAULTS = "faults.jsonl"
 """One line for each episode in which a part failed."""
 
 
 class EpisodeSettings(Settings):
-    """All that a worker needs to play and score the episodes of a stage."""
+    """Everything that a worker needs to play and score the episodes of a stage."""
 
     recipe: AgentRecipe
     """The recipe of the stage."""
     folder: str
-    """The folder of what is kept."""
+    """Where episodes are stored."""
     tokenizer: str
     """The model folder that the training starts from."""
     retriever: str
-    """An index folder, a URL or a YAML file, for evaluation, and for training unless the recipe has another one."""
+    """An index folder, a URL or a YAML file, for evaluation, and for training if the recipe names no other."""
     world: str | None = None
     """The laptop world whose oracle judges."""
 
@@ -75,7 +75,7 @@ class EpisodeSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an episode stands in a training."""
+    """The position of an episode in a training."""
 
     step: int
     """From 1."""
@@ -93,7 +93,7 @@ class Place:
 
 
 class EpisodeHost:
-    """Plays and scores episodes in one event loop. Parts are opened once."""
+    """Plays and scores episodes in one event loop. Opens its parts once."""
 
     def __init__(self, settings: EpisodeSettings) -> None:
         self.settings, recipe = settings, settings.recipe
@@ -113,14 +113,14 @@ class EpisodeHost:
 
     @classmethod
     async def open(cls, path: Path) -> "EpisodeHost":
-        """The host of a settings file, with its threads, which end with the process."""
+        """The host of a settings file. Starts its threads, which end with the process."""
         host = cls(load_settings(EpisodeSettings, path))
         for driver in host._drivers.values():
             await driver.__aenter__()
         return host
 
     async def play(self, question: Question, position: Place, generate: Generate) -> TrajectoryBatch:
-        """Play one episode to its reward. The batch holds it alone; one in which a part failed has no reward."""
+        """Play one episode and score it. Returns a batch of this episode; it has no reward if a part failed."""
         if self._schedule is not None and position.training:
             tell_step(self._schedule, position.step, self.settings.recipe.rl.steps)
         seed = position.seed(question, self.settings)
@@ -133,7 +133,7 @@ class EpisodeHost:
 
 
 class KeptEpisodes:
-    """Keeps the episodes of some steps as run folders, one for each process, and a line for each fault.
+    """Stores the episodes of some steps as run folders, one for each process, and a line for each fault.
 
     FOLDER/rollouts/step-000010/HOST-PID/run.yaml, trajectories.jsonl
     """
@@ -149,7 +149,7 @@ class KeptEpisodes:
         self._runs: dict[int, Run] = {}
 
     def keep(self, trajectory: Trajectory, step: int, faults: list[str]) -> None:
-        """Write an episode if its step is due and there is room, and its faults in any case."""
+        """Write an episode if its step is due and there is room. Faults are always written."""
         key: JsonObject = {"step": step, "question": trajectory.question.id, "seed": trajectory.seed}
         for fault in faults:
             with (self._folder / FAULTS).open("a", encoding="utf-8") as file:  # one short write: lines stay whole
@@ -181,7 +181,7 @@ class VerlTraining(LoopTask):
     """A stage's training in verl."""
 
     def write(self) -> Path:
-        """Write all files; returns the script that starts verl. A second time the files are the same."""
+        """Write all files. Returns the script that starts verl. Writing again yields the same files."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # verl drops an incomplete batch: one step at least must be full.
         times = -(-self.recipe.rl.questions_per_step // len(self.train))
@@ -189,21 +189,26 @@ class VerlTraining(LoopTask):
         write_questions(self.folder / "dev.parquet", self.dev, "dev")
         config = verl_config(self.recipe, self.folder, self.policy, len(self.train) * times)
         write_yaml(self.folder / f"{CONFIG}.yaml", config)
-        world, retriever = None if self.world is None else str(self.world), self.retriever
         episodes = EpisodeSettings(
-            recipe=self.recipe, folder=str(self.folder), tokenizer=str(self.tokenizer), retriever=retriever, world=world
-        )
+            recipe=self.recipe, folder=str(self.folder), tokenizer=str(self.tokenizer), retriever=self.retriever,
+            world=None if self.world is None else str(self.world),
+        )  # fmt: skip
         write_yaml(self.folder / EPISODES, dump_settings(episodes))
         loop: JsonObject = {"name": AGENT, "_target_": LOOP, "settings": str(self.folder / EPISODES)}
         write_yaml(self.folder / "agent_loops.yaml", [loop])
         script = self.folder / "launch.sh"
+        line = [self._python, "-m", "verl.trainer.main_ppo", f"--config-path={self.folder}", f"--config-name={CONFIG}"]
         with atomic_write(script) as file:
-            file.write(self._script())
+            file.write(
+                "#!/bin/sh\n# Starts verl, or resumes from its last checkpoint. More overrides `a.b=c` may follow.\n"
+                f"export VERL_FILE_LOGGER_PATH={shlex.quote(str(self.folder))}/metrics.$(date +%s).jsonl\n"
+                f'exec {shlex.join([*line, *verl_settings(self.recipe.rl).overrides])} "$@"\n'
+            )
         script.chmod(0o755)
         return script
 
     def start(self, script: Path) -> None:
-        """Run verl to its end. Raises `SettingError` where it is not installed, and `RunError` if it fails."""
+        """Run verl to its end. Raises `SettingError` if it is not installed, and `RunError` if it fails."""
         python = self._python
         if shutil.which(python) is None or subprocess.run([python, "-c", _FIND], check=False).returncode:
             raise SettingError(
@@ -225,7 +230,7 @@ class VerlTraining(LoopTask):
 
     @property
     def faults(self) -> int:
-        """Episodes that are in no loss and no baseline, because a part failed."""
+        """Episodes that are left out of losses and baselines because a part failed."""
         path = self.folder / FAULTS
         return sum(1 for _ in path.open("rb")) if path.exists() else 0
 
@@ -233,18 +238,9 @@ class VerlTraining(LoopTask):
     def _python(self) -> str:
         return verl_settings(self.recipe.rl).python or sys.executable
 
-    def _script(self) -> str:
-        line = [self._python, "-m", "verl.trainer.main_ppo", f"--config-path={self.folder}", f"--config-name={CONFIG}"]
-        return (
-            "#!/bin/sh\n# Starts verl, or goes on from its last checkpoint. More lines `a.b=c` may follow.\n"
-            f"export VERL_FILE_LOGGER_PATH={shlex.quote(str(self.folder))}/metrics.$(date +%s).jsonl\n"
-            f'exec {shlex.join([*line, *verl_settings(self.recipe.rl).overrides])} "$@"\n'
-        )
-
 
 def write_questions(path: Path, questions: Sequence[Question], split: str) -> None:
-    """Write rows as verl reads them, with the question itself in a column of its own. Raises `DataError` without
-    pyarrow."""
+    """Write rows in verl's format, with an extra column for the question. Raises `DataError` without pyarrow."""
     if importlib.util.find_spec("pyarrow") is None:
         raise DataError(f"{path.name} is parquet, which pyarrow writes: pip install pyarrow")
     from pyarrow import Table  # type: ignore[import-untyped]
@@ -267,7 +263,7 @@ def write_questions(path: Path, questions: Sequence[Question], split: str) -> No
 
 
 def train_in_verl(task: LoopTask, say: Callable[[str], None]) -> Path:
-    """Write the task's files, run verl unless it has ended, and return its last weights."""
+    """Write the task's files, run verl unless it has finished, and return its last weights."""
     training = VerlTraining(**vars(task))
     script = training.write()
     say(f"verl: its configuration, data and {script.name} are in {training.folder}")
