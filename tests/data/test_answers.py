@@ -32,16 +32,11 @@ def test_normalising_lowers_strips_drops_and_squeezes_in_this_order(text: str, n
 
 
 @given(any_text | words)
-def test_normalising_twice_changes_nothing(text: str) -> None:
-    assert normalise(normalise(text)) == normalise(text)
-
-
-@given(any_text | words)
-def test_normal_text_has_no_punctuation_no_articles_and_single_spaces(text: str) -> None:
+def test_normal_text_has_no_punctuation_no_articles_and_single_spaces_and_stays_normal(text: str) -> None:
     normal = normalise(text)
     assert not set(normal) & set(string.punctuation)
     assert not set(normal.split(" ")) & {"a", "an", "the"}
-    assert normal == " ".join(normal.split())
+    assert normal == " ".join(normal.split()) == normalise(normal)
 
 
 @pytest.mark.parametrize("empty", ["", "the", "...", " A an!", None])
@@ -49,7 +44,8 @@ def test_what_normalises_to_nothing_matches_nothing(empty: str | None) -> None:
     assert not exact_match(empty, [empty or ""])
     assert not cover_match("anything at all", [empty or ""])
     assert not cover_match(empty, ["gold", empty or ""])
-    assert f1(empty, [empty or "", "gold"]) == 0
+    assert f1(empty, [empty or "", "gold"]) == f1(empty, []) == 0
+    assert not exact_match(empty, []) and not cover_match(empty, [])
 
 
 @given(words, words)
@@ -94,12 +90,6 @@ def test_yes_and_no_are_all_or_nothing() -> None:
 def test_f1_counts_repeated_words_once_each() -> None:
     assert f1("york york", ["new york"]) == pytest.approx(0.5)
     assert f1("born in Velora city", ["Velora"]) == pytest.approx(2 / 5)
-
-
-def test_no_gold_answer_means_no_match() -> None:
-    assert not exact_match("x", [])
-    assert not cover_match("x", [])
-    assert f1("x", []) == 0
 
 
 @pytest.mark.parametrize(

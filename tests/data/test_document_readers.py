@@ -76,14 +76,6 @@ def test_letters_of_a_mail_header_without_an_encoding_are_kept() -> None:
     assert text == "From: Jörg <a@b.org>\nText"
 
 
-def test_a_text_between_attachments_of_a_mail_is_kept() -> None:
-    parts = ["text/plain\n\nalpha", "text/plain; name=b.txt\nContent-Disposition: attachment\n\nbravo",
-             "text/html\n\n<p>charlie</p>"]  # fmt: skip
-    body = "".join(f"--B\nContent-Type: {part}\n" for part in parts)
-    mail = f"From: a@b.org\nContent-Type: multipart/mixed; boundary=B\n\n{body}--B--\n"
-    assert read_one("a.eml", mail.encode())[1] == "From: a@b.org\nalpha\ncharlie"
-
-
 @pytest.mark.parametrize(
     ("text", "encoding"),
     [
@@ -142,11 +134,6 @@ def test_mails_that_programs_keep_under_other_names_are_mails(tmp_path: Path) ->
     assert sorted(texts) == ["From here on", *["alpha"] * 5]
 
 
-def test_a_first_line_that_names_the_delimiter_is_no_header() -> None:
-    for first in ("sep=;", '"sep=;"'):
-        assert read_one("a.csv", f"\ufeff{first}\r\nname;price\r\nMüller;1,50\r\n".encode())[1] == "price: 1,50"
-
-
 @pytest.mark.parametrize(
     ("table", "lines"),
     [
@@ -158,6 +145,12 @@ def test_a_first_line_that_names_the_delimiter_is_no_header() -> None:
         ('a,b\n"say "hi" now",x\n3,y\n', ['a: say hi" now"', "b: x", "a: 3", "b: y"]),
         (",a\n0,x\n1,y\n", ["column 1: 0", "a: x", "column 1: 1", "a: y"]),
         ("title,b\n" + "x" * 301 + ",y\n", ["title: " + "x" * 301, "b: y"]),
+        ("\ufeffsep=;\r\nname;price\r\nMüller;1,50\r\n", ["price: 1,50"]),
+        ('\ufeff"sep=;"\r\nname;price\r\nMüller;1,50\r\n', ["price: 1,50"]),
+        (
+            "n,,n, ,n 2,n\na,b,c,d,e,f,g",
+            ["n: a", "column 2: b", "n: c", "column 4: d", "n 2: e", "n: f", "column 7: g"],
+        ),
     ],
 )
 def test_a_table_of_any_make_keeps_its_columns_and_every_word(table: str, lines: list[str]) -> None:
@@ -307,21 +300,6 @@ def test_a_table_is_cut_between_rows_and_a_text_between_sentences() -> None:
     assert all(count_words(piece) <= 50 for piece in endless)
 
 
-def test_columns_without_a_name_or_with_the_same_one_are_kept() -> None:
-    data = b"note,,note, ,note 2,note\none,two,three,four,five,six,seven\n"
-    _, text = read_one("a.csv", data)
-    assert text.split("\n") == [
-        "note: one", "column 2: two", "note: three", "column 4: four", "note 2: five", "note: six", "column 7: seven",
-    ]  # fmt: skip
-
-
-def test_empty_and_merged_cells_of_a_page_move_no_other_cell() -> None:
-    table = """<table><tr><th></th><th>2019</th><th>2020</th></tr><tr><td rowspan=2>fish</td><td>1</td><td>2</td></tr>
-    <tr><td>3</td><td>4</td></tr><tr><td colspan=2>all</td><td>5 | 6</td></tr><tr><td> </td><td></td></tr></table>"""
-    _, text = read_one("a.html", table.encode())
-    assert text.split("\n") == ["| 2019 | 2020", "fish | 1 | 2", "| 3 | 4", "all | | 5 | 6"]
-
-
 @pytest.mark.parametrize(
     ("page", "lines"),
     [
@@ -336,11 +314,11 @@ def test_empty_and_merged_cells_of_a_page_move_no_other_cell() -> None:
         ("<p>alpha<hr>gamma</p>beta", ["alpha", "gamma", "beta"]),
         ("<p hidden>gone<br>gone</p>shown", ["shown"]),
         ("<table><td>a<td>b<tr><td>c</table><center>d</center>e", ["a | b", "c", "d", "e"]),
+        ("<ol><li><p>one</p><p>more</p></li><li>two</li></ol>", ["1. one", "more", "2. two"]),
+        ("<table><tr><th></th><th>2019</th><th>2020</th></tr><tr><td rowspan=2>fish</td><td>1</td><td>2</td></tr>"
+         "<tr><td>3</td><td>4</td></tr><tr><td colspan=2>all</td><td>5 | 6</td></tr><tr><td> </td><td></tr></table>",
+         ["| 2019 | 2020", "fish | 1 | 2", "| 3 | 4", "all | | 5 | 6"]),
     ],
 )  # fmt: skip
 def test_what_a_browser_shows_is_read_and_no_words_run_together(page: str, lines: list[str]) -> None:
     assert read_one("a.html", page.encode())[1].split("\n") == lines
-
-
-def test_the_number_of_an_item_stands_before_its_paragraph() -> None:
-    assert read_one("a.html", b"<ol><li><p>one</p><p>more</p></li><li>two</li></ol>")[1] == "1. one\nmore\n2. two"

@@ -9,13 +9,13 @@ import tarfile
 from collections import Counter
 from email.message import EmailMessage
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.data.document_files import BROKEN, GOOD, zipped
 from tokenizers import Tokenizer
 
 from coseek.core.errors import DataError, MissingExtra, SettingError
-from coseek.core.files import JsonObject
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.imports import ImportSummary, import_data
 from coseek.data.passage import Passage
@@ -43,14 +43,10 @@ def folder(tmp_path: Path) -> Path:
 
 def unread(made: ImportSummary) -> dict[str, str]:
     """Path → outcome and first reason."""
-    rows = made.report["unread"]
-    assert isinstance(rows, list)
-    found = {}
-    for row in rows:
-        assert isinstance(row, dict) and isinstance(row["reasons"], list)
-        found[str(row["path"])] = f"{row['outcome']}: {row['reasons'][0]}"
-    assert len(found) == len(rows), "a file is reported twice"
-    return found
+    rows = cast(list[dict[str, str | list[str]]], made.report["unread"])
+    reasons = {str(row["path"]): f"{row['outcome']}: {row['reasons'][0]}" for row in rows}
+    assert len(reasons) == len(rows), "a file is reported twice"
+    return reasons
 
 
 @pytest.mark.slow
@@ -169,35 +165,25 @@ def nested(data: bytes, depth: int) -> bytes:
         ("a.tgz", tarred((tarfile.TarInfo("a.txt"), random.Random(0).randbytes(50_000)))[:-9000], {}, "no whole tar"),
         ("a.txt", b"words " * 400_000, {"max_file_mb": 1}, "larger than 1 MB"),
         ("a.mbox", b"no mailbox", {}, "no mailbox"),
+        ("a.html", b"<html><script>only a script</script>", {}, "no text in it"),
+        (
+            "a.pdf",
+            b"%PDF-1.7\n1 0 obj << /Type /Catalog /Pages 1 0 R >> endobj\ntrailer << /Root 1 0 R >>",
+            {},
+            "failed",
+        ),
+        ("a.txt", b" \n \n", {}, "no text in it"),
+        ("a.csv", b"a,b\n", {}, "no text in it"),
     ],
 )
-def test_bombs_and_broken_archives_are_refused_and_the_rest_is_read(
+def test_bombs_and_broken_or_empty_files_are_refused_and_the_rest_is_read(
     folder: Path, tmp_path: Path, name: str, data: bytes, settings: dict[str, object], reason: str
 ) -> None:
     (folder / name).write_bytes(data)
     (folder / "z.txt").write_text("the last file")
     passages, made = imported(folder, tmp_path / "out", **settings)
     assert passages[-1].text == "the last file"
-    assert any(reason in why for why in unread(made).values()), unread(made)
-
-
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("a.html", b"<html><script>only a script</script>"),
-        ("a.pdf", b"%PDF-1.7\n1 0 obj << /Type /Catalog /Pages 1 0 R >> endobj\ntrailer << /Root 1 0 R >>"),
-        ("a.txt", b" \n \n"),
-        ("a.csv", b"a,b\n"),
-    ],
-)
-def test_an_empty_or_a_broken_file_is_told_and_harms_no_other(
-    folder: Path, tmp_path: Path, name: str, data: bytes
-) -> None:
-    (folder / name).write_bytes(data)
-    (folder / "z.txt").write_text("the last file")
-    passages, made = imported(folder, tmp_path / "out", seconds=20)
-    assert passages[-1].text == "the last file"
-    assert [*unread(made)] == [f"in/{name}"]
+    assert any(reason in why and path.startswith(f"in/{name}") for path, why in unread(made).items()), unread(made)
 
 
 @pytest.mark.slow
@@ -261,10 +247,9 @@ def test_the_record_names_every_file_and_no_place_on_this_machine(tmp_path: Path
     import_data("documents", [folder], tmp_path / "out")
     text = (tmp_path / "out" / "source.json").read_text()
     assert str(tmp_path) not in text + (tmp_path / "out" / "corpus.jsonl").read_text()
-    card: JsonObject = json.loads(text)
-    assert [*card["files"]] == ["in/a.md"] if isinstance(card["files"], dict) else False
-    assert isinstance(card["unread"], list)
-    assert [row["path"] for row in card["unread"] if isinstance(row, dict)] == ["in/.hidden", "in/picture.png"]
+    card = json.loads(text)
+    assert [*card["files"]] == ["in/a.md"]
+    assert [row["path"] for row in card["unread"]] == ["in/.hidden", "in/picture.png"]
 
 
 def test_nothing_readable_is_an_error_that_says_why(tmp_path: Path) -> None:

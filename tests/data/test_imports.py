@@ -1,6 +1,7 @@
 import gzip
 import json
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import cast
@@ -13,7 +14,7 @@ from tests.agents.playing import WIDE, Shelf, typist
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import load_protocol
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import Json, read_json, write_jsonl
+from coseek.core.files import Json, JsonObject, read_json, write_jsonl
 from coseek.data.dataset import Dataset
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.imports import import_data, parse_shares, split_by_shares
@@ -131,37 +132,42 @@ def test_flashrag_and_search_r1_lines_give_the_same_question(tmp_path: Path) -> 
     assert Dataset(tmp_path / "a").corpus.by_id("7").title == "Ada"
 
 
-def search_r1_rows(*sources: str) -> list[Json]:
-    """Lines as Search-R1 publishes them: what FlashRAG's lines had, and what training with verl needs."""
+def search_r1_rows(split: str, count: int, *sources: str) -> list[JsonObject]:
+    """Lines as Search-R1 publishes them: FlashRAG's fields, and those for training with verl."""
     return [
         {
-            "id": "train_0",
-            "question": "Who?",
+            "id": f"{split}_{number}",
+            "question": f"{source} {number}?",
             "golden_answers": ["Bob"],
             "data_source": source,
-            "prompt": [{"role": "user", "content": "Answer. Question: Who?\n"}],
-            "ability": "fact-reasoning",
+            "prompt": [{"role": "user", "content": f"Answer. Question: {source} {number}?\n"}],
             "reward_model": {"style": "rule", "ground_truth": {"target": ["Bob"]}},
-            "extra_info": {"split": "train", "index": 0},
+            "extra_info": {"split": split, "index": number},
         }
         for source in sources
+        for number in range(count)
     ]
+
+
+def parquet(path: Path, *rows: Mapping[str, object]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="comes with coseek[encoder]")
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    return path
 
 
 def test_two_sets_in_one_search_r1_file_do_not_share_their_ids(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": '"Ada"\nA film.'})
-    lines = write_lines(tmp_path / "train.jsonl", *search_r1_rows("nq", "hotpotqa"))
+    lines = write_lines(tmp_path / "train.jsonl", *search_r1_rows("train", 1, "nq", "hotpotqa"))
     import_data("search-r1", [corpus, lines], tmp_path / "out", split="train")
     assert [one.id for one in Dataset(tmp_path / "out").questions("train")] == ["nq/train_0", "hotpotqa/train_0"]
 
 
 def test_parquet_is_read_as_the_same_lines_are(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="comes with coseek[encoder]")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = search_r1_rows("nq", "hotpotqa")
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    rows = search_r1_rows("train", 1, "nq", "hotpotqa")
     corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": '"Ada"\nA film.'})
-    import_data("search-r1", [corpus, tmp_path / "train.parquet"], tmp_path / "a")
+    import_data("search-r1", [corpus, parquet(tmp_path / "train.parquet", *rows)], tmp_path / "a")
     import_data("search-r1", [corpus, write_lines(tmp_path / "train.jsonl", *rows)], tmp_path / "b")
     assert Dataset(tmp_path / "a").questions("test") == Dataset(tmp_path / "b").questions("test")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "train.parquet").read_bytes()[:200])
@@ -170,19 +176,15 @@ def test_parquet_is_read_as_the_same_lines_are(tmp_path: Path) -> None:
 
 
 def test_tables_with_dates_bytes_and_missing_numbers_give_golds_as_people_write_them(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    day = datetime(2020, 1, 2)
-    rows = [
-        {"question": f"q{number}?", "answer": value, "extra": float("nan")}
-        for number, value in enumerate([[5.0], [2.5], [2.0**60]])
+    day, numbers = datetime(2020, 1, 2), enumerate([[5.0], [2.5], [2.0**60]])
+    rows = [{"question": f"q{number}?", "answer": value, "extra": float("nan")} for number, value in numbers]
+    days = enumerate([day, day.replace(hour=7)])
+    files = [
+        parquet(tmp_path / "numbers.parquet", *rows),
+        parquet(tmp_path / "times.parquet", *({"question": f"d{number}?", "answer": value} for number, value in days)),
+        parquet(tmp_path / "b.parquet", {"question": "b?", "answer": "Köln".encode(), "picture": b"\xff\xd8"}),
     ]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "numbers.parquet")
-    rows = [{"question": f"d{number}?", "answer": value} for number, value in enumerate([day, day.replace(hour=7)])]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "times.parquet")
-    rows = [{"question": "b?", "answer": "Köln".encode(), "picture": b"\xff\xd8"}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "bytes.parquet")
-    import_data("questions", sorted(tmp_path.glob("*.parquet")), tmp_path / "out")
+    import_data("questions", files, tmp_path / "out")
     answers = {each.question: each.answers for each in Dataset(tmp_path / "out").questions("test")}
     assert answers == {
         "q0?": ("5",), "q1?": ("2.5",), "q2?": ("1.152921504606847e+18",), "b?": ("Köln",),

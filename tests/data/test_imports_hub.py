@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.data.test_imports import HOTPOT, MUSIQUE, write, write_lines
+from tests.data.test_imports import HOTPOT, MUSIQUE, parquet, write, write_lines
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
@@ -20,14 +20,6 @@ COLUMNS: JsonObject = {
     "sentences": [["Ada is a film.", " It has songs."], ["Bob is a man."], ["Cy is not."]],
 }
 FACTS: JsonObject = {"title": ["Ada", "Bob", "Ada"], "sent_id": [0, 1, 1]}
-
-
-def parquet(path: Path, *rows: JsonObject) -> Path:
-    pyarrow = pytest.importorskip("pyarrow", reason="comes with coseek[encoder]")
-    names = dict.fromkeys(name for row in rows for name in row)
-    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    pytest.importorskip("pyarrow.parquet").write_table(table, path)
-    return path
 
 
 def questions(out: Path) -> list[Question]:
@@ -210,11 +202,6 @@ def test_a_list_that_python_printed_is_no_gold(tmp_path: Path, written: str) -> 
         imported(tmp_path, {"id": "q", "question": "?", "answer": written})
     (question,), _ = imported(tmp_path, {"id": "q", "question": "?", "answers": [], "answer": ' ["Orlen"]'})
     assert question.answers == ("Orlen",)
-
-
-def test_aliases_beside_an_answer_are_golds(tmp_path: Path) -> None:
-    row: JsonObject = {"id": "q", "question": "?", "answer": "Orlen", "answer_aliases": ["Orlen town"]}
-    assert imported(tmp_path, row)[0][0].answers == ("Orlen", "Orlen town")
 
 
 def test_golds_that_nothing_can_match_and_questions_without_text_are_counted(tmp_path: Path) -> None:

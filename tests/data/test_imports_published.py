@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.data.test_imports import write_lines
+from tests.data.test_imports import search_r1_rows, write_lines
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
@@ -19,11 +19,9 @@ from coseek.data.imports._sources import SplitAssignment
 from coseek.data.imports.recipe import FOLDER, DataRecipe, recipe_names
 
 SEVEN = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
-FILES = {
-    "nq": ("train", "dev", "test"), "triviaqa": ("train", "dev", "test"), "popqa": ("test",),
-    "hotpotqa": ("train", "dev"), "2wikimultihopqa": ("train", "dev"), "musique": ("train", "dev"),
-    "bamboogle": ("test",), "ms_marco": ("train", "dev"),
-}  # fmt: skip
+FILES = {"nq": "train dev test", "triviaqa": "train dev test", "popqa": "test", "hotpotqa": "train dev",
+         "2wikimultihopqa": "train dev", "musique": "train dev", "bamboogle": "test",
+         "ms_marco": "train dev"}  # fmt: skip
 ROWS = {"train": 200, "dev": 20, "test": 30}
 
 
@@ -31,17 +29,19 @@ def corpus_line(number: int) -> JsonObject:
     return {"id": str(number), "contents": f'"Page {number}"\nText {number}.'}
 
 
+def write_sets(folder: Path, sets: dict[str, str], counts: dict[str, int]) -> None:
+    """Write the files of FlashRAG's sets, with a number of rows for each split."""
+    more: JsonObject = {"golden_answers": ["x"], "metadata": {"type": "bridge", "context": ["long"] * 200}}
+    for name, split in ((name, split) for name, splits in sets.items() for split in splits.split()):
+        numbers = range(counts[split])
+        rows = ({"id": f"{split}_{n}", "question": f"{name} {split} {n}?", **more} for n in numbers)
+        write_lines(folder / name / f"{split}.jsonl", *rows)
+
+
 @pytest.fixture
 def flashrag(tmp_path: Path) -> Path:
     folder = tmp_path / "FlashRAG_datasets"
-    for name, splits in FILES.items():
-        for split in splits:
-            rows: list[Json] = [
-                {"id": f"{split}_{n}", "question": f"{name} {n}?", "golden_answers": [str(n)],
-                 "metadata": {"type": "bridge", "context": ["long"] * 200}}
-                for n in range(ROWS[split])
-            ]  # fmt: skip
-            write_lines(folder / name / f"{split}.jsonl", *rows)
+    write_sets(folder, FILES, ROWS)
     write_lines(folder / "wiki-18.jsonl", *map(corpus_line, range(5)))
     return folder
 
@@ -68,26 +68,11 @@ def test_one_command_deals_the_papers_training_and_test_sets_from_flashrag(
     assert "nq/test.jsonl" in files and "ms_marco/train.jsonl" not in files
 
 
-def search_r1_rows(split: str, *names: str) -> list[Json]:
-    return [
-        {
-            "id": f"{split}_{n}",
-            "question": f"{name} {n}?",
-            "golden_answers": [str(n)],
-            "data_source": name,
-            "reward_model": {"style": "rule", "ground_truth": {"target": [str(n)]}},
-            "extra_info": {"split": split, "index": n},
-        }
-        for name in names
-        for n in range(ROWS[split])
-    ]
-
-
 def test_one_command_deals_search_r1s_two_files(tmp_path: Path) -> None:
     sources = [
         write_lines(tmp_path / "wiki-18.jsonl", *map(corpus_line, range(5))),
-        write_lines(tmp_path / "train.jsonl", *search_r1_rows("train", "nq", "hotpotqa")),
-        write_lines(tmp_path / "test.jsonl", *search_r1_rows("test", *SEVEN)),
+        write_lines(tmp_path / "train.jsonl", *search_r1_rows("train", ROWS["train"], "nq", "hotpotqa")),
+        write_lines(tmp_path / "test.jsonl", *search_r1_rows("test", ROWS["test"], *SEVEN)),
     ]
     made = import_data("search-r1", sources, tmp_path / "out", deal=SplitAssignment(("nq", "hotpotqa"), SEVEN))
     assert made.questions == {"train": 396, "dev": 4, "test": 210}
@@ -148,12 +133,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     sets = {"nq": "train test", "hotpotqa": "train dev", "2wikimultihopqa": "train dev", "musique": "dev",
             "web_questions": "train test", "ms_marco": "train"}  # fmt: skip
-    for name, splits in sets.items():
-        for split in splits.split():
-            rows: list[Json] = [
-                {"id": f"{split}_{n}", "question": f"{name} {split} {n}?", "golden_answers": ["x"]} for n in range(100)
-            ]
-            write_lines(tmp_path / "flashrag" / name / f"{split}.jsonl", *rows)
+    write_sets(tmp_path / "flashrag", sets, dict.fromkeys(ROWS, 100))
     for name in ("hotpotqa", "2wikimultihopqa"):
         listed: list[Json] = [{"question_id": f"other-{n}", "question_text": f"{name} dev {n}?"} for n in (3, 5)]
         write_lines(tmp_path / "processed_data" / name / "test_subsampled.jsonl", *listed)

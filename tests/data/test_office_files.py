@@ -145,19 +145,26 @@ def word_document(body: str, footnotes: str) -> bytes:
     return file.getvalue()
 
 
+def text(words: str) -> str:
+    return f"<w:r><w:t xml:space='preserve'>{words}</w:t></w:r>"
+
+
+def paragraph(words: str) -> str:
+    return f"<w:p>{text(words)}</w:p>"
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    cells = ("".join(f"<w:tc>{cell}</w:tc>" for cell in row) for row in rows)
+    return f"<w:tbl>{''.join(f'<w:tr>{row}</w:tr>' for row in cells)}</w:tbl>"
+
+
 @pytest.mark.slow
 def test_a_word_document_keeps_headings_tables_changes_and_notes(tmp_path: Path) -> None:
-    def text(words: str) -> str:
-        return f"<w:r><w:t xml:space='preserve'>{words}</w:t></w:r>"
-
-    def cell(words: str) -> str:
-        return f"<w:tc><w:p>{text(words)}</w:p></w:tc>"
-
+    rows = [tuple(map(paragraph, row)) for row in (("fish", "share"), ("perch", "nine"))]
     body = f"""<w:p><w:pPr><w:pStyle w:val='H1'/></w:pPr>{text("Birds")}</w:p>
         <w:p>{text("Herons")}<w:ins>{text(" wait")}</w:ins><w:del><w:r><w:delText>old</w:delText></w:r></w:del>
-        <w:r><w:footnoteReference w:id='2'/></w:r></w:p>
-        <w:tbl><w:tr>{cell("fish")}{cell("share")}</w:tr><w:tr>{cell("perch")}{cell("nine")}</w:tr></w:tbl>"""
-    notes = f"<w:footnote w:id='2'><w:p>{text('at dawn')}</w:p></w:footnote>"
+        <w:r><w:footnoteReference w:id='2'/></w:r></w:p>{table(*rows)}"""
+    notes = f"<w:footnote w:id='2'>{paragraph('at dawn')}</w:footnote>"
     made, passages = imported(tmp_path, birds__docx=word_document(body, footnotes=notes))
     assert made.report["unread"] == [] and [one.title for one in passages] == ["Birds"]
     for kept in ("Herons wait", "fish | share\nperch | nine", "at dawn"):
@@ -168,19 +175,11 @@ def test_a_word_document_keeps_headings_tables_changes_and_notes(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_word_document_keeps_every_cell_field_and_box(tmp_path: Path) -> None:
-    def text(words: str) -> str:
-        return f"<w:p><w:r><w:t>{words}</w:t></w:r></w:p>"
-
-    def table(*rows: tuple[str, ...]) -> str:
-        cells = ("".join(f"<w:tc>{cell}</w:tc>" for cell in row) for row in rows)
-        return f"<w:tbl>{''.join(f'<w:tr>{row}</w:tr>' for row in cells)}</w:tbl>"
-
-    math, box = f"xmlns:m='{SCHEMAS}/officeDocument/2006/math'", f"<w:txbxContent>{text('boxed')}</w:txbxContent>"
-    body = table(
-        (text("a"), text("b | c")), (text("d") + table((text("e"), table((text("f"),)))), text("g"), text("h"))
-    )
-    body += text("# i &lt;j&gt; *k*") + f"<w:p><w:r><w:drawing><n:x xmlns:n='n'>{box}</n:x></w:drawing></w:r></w:p>"
-    body += f"<w:p><w:fldSimple>{text('field')}</w:fldSimple><m:oMath {math}><m:r><m:t>x=y</m:t></m:r></m:oMath></w:p>"
+    math, box = f"xmlns:m='{SCHEMAS}/officeDocument/2006/math'", f"<w:txbxContent>{paragraph('boxed')}</w:txbxContent>"
+    a, b, d, e, f, g, h = map(paragraph, ("a", "b | c", "d", "e", "f", "g", "h"))
+    body = table((a, b), (d + table((e, table((f,)))), g, h)) + paragraph("# i &lt;j&gt; *k*")
+    body += f"<w:p><w:r><w:drawing><n:x xmlns:n='n'>{box}</n:x></w:drawing></w:r></w:p><w:p><w:fldSimple>"
+    body += f"{paragraph('field')}</w:fldSimple><m:oMath {math}><m:r><m:t>x=y</m:t></m:r></m:oMath></w:p>"
     body += "<w:p><w:bdo w:val='rtl'><w:r><w:t>one</w:t><w:cr/><w:t>two</w:t><w:br w:type='page'/></w:r></w:bdo></w:p>"
     _, passages = imported(tmp_path, a__docx=word_document(body, footnotes=""))
     lines = passages[0].text.split("\n")

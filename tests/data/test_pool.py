@@ -181,29 +181,21 @@ def test_evidence_triples_are_a_path_and_names_are_spelt_as_they_are_read() -> N
     assert (first.question, first.passage) == ("What is the director of THE SUN?", "The Sun (film)")
 
 
-def test_each_of_two_entities_is_followed_to_its_end() -> None:
-    made = wiki(
-        "Which film has the older director, Up or Down?",
-        [["Up", "director", "A"], ["Down", "director", "B"], ["A", "born", "1900"], ["B", "born", "1901"],
-         ["B", "born", "1902"]],
-        Up="By A.", Down="By B.", A="In 1900.", B="In 1901.",
-    )  # fmt: skip
-    assert [(step.source, step.target) for step in gold_path(made)] == [
-        ("Up", "A"), ("A", "1900"), ("Down", "B"), ("B", "1901"),
-    ]  # fmt: skip
+FILMS = ["Up director A", "Down director B"]
+PATHS: dict[str, tuple[list[str], str, str]] = {
+    "each of two entities is followed to its end": (
+        [*FILMS, "A born 1900", "B born 1901", "B born 1902"], "Up Down A B", "Up-A A-1900 Down-B B-1901"
+    ),
+    "all facts about an object follow it": (
+        [*FILMS, "A born 1900", "A country X"], "Up Down A", "Up-A A-1900 A-X Down-B"
+    ),
+    "an evidence about another passage leaves no path": (["Up director A", "A born 1900", "C born 1901"], "Up A", ""),
+    "facts that name each other end": (["A spouse B", "B spouse A"], "A B", "A-B B-A"),
+}  # fmt: skip
 
 
-def test_all_facts_about_one_object_stand_behind_it() -> None:
-    evidences = [["Up", "director", "A"], ["Down", "director", "B"], ["A", "born", "1900"], ["A", "country", "X"]]
-    made = wiki("Which, Up or Down?", evidences, Up="By A.", Down="By B.", A="In X, 1900.")
-    assert [step.target for step in gold_path(made)] == ["A", "1900", "X", "B"]
-
-
-def test_an_evidence_about_another_passage_leaves_no_path() -> None:
-    evidences = [["Up", "director", "A"], ["A", "born", "1900"], ["C", "born", "1901"]]
-    assert gold_path(wiki("Who?", evidences, Up="By A.", A="In 1900.")) == ()
-
-
-def test_facts_that_name_each_other_end() -> None:
-    made = wiki("Who?", [["A", "spouse", "B"], ["B", "spouse", "A"]], A="Wed B.", B="Wed A.")
-    assert [step.source for step in gold_path(made)] == ["A", "B"]
+@pytest.mark.parametrize("name", PATHS)
+def test_facts_become_steps_in_the_order_of_a_path(name: str) -> None:
+    evidences, titles, steps = PATHS[name]
+    made = wiki("Which?", [each.split() for each in evidences], **{title: f"On {title}." for title in titles.split()})
+    assert " ".join(f"{step.source}-{step.target}" for step in gold_path(made)) == steps

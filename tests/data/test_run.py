@@ -1,20 +1,27 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.measure.samples import ORBO, fault, found, run
 
 from coseek.core.errors import DataError, SettingError
+from coseek.data.digests import Identities
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.run import Run
-from coseek.data.trajectory import Search
+from coseek.data.trajectory import Search, Trajectory
 
 TRAJECTORIES = [run(found("orbo", ORBO)), run(seed=1), fault(seed=2)]
 
 
-def stored(folder: Path) -> Run:
+def stored(
+    folder: Path,
+    trajectories: Sequence[Trajectory] = TRAJECTORIES,
+    identities: Identities | None = None,
+    order: Sequence[str] | None = None,
+) -> Run:
     made = Run.create(folder, {"limits": {"max_turns": 4}})
-    with made.open_for_append() as file:
-        for trajectory in TRAJECTORIES:
+    with made.open_for_append(identities, order) as file:
+        for trajectory in trajectories:
             Run.append(file, trajectory)
     return made
 
@@ -29,17 +36,12 @@ def test_a_run_gives_back_what_was_appended_and_its_settings(tmp_path: Path) -> 
 
 def test_runs_of_which_a_search_failed_are_repeated_like_those_that_a_fault_ended(tmp_path: Path) -> None:
     lost = run(found("orbo", ORBO), Search("mira", fault="503"), seed=2)
-    made = Run.create(tmp_path / "run", {})
-    with made.open_for_append() as file:
-        for one in (run(found("orbo", ORBO)), fault(seed=1), lost):
-            made.append(file, one)
+    made = stored(tmp_path / "run", [run(found("orbo", ORBO)), fault(seed=1), lost])
     assert (made.drop_faults(), [one.seed for one in made.trajectories()]) == (2, [0])
 
 
 def test_a_refused_resume_has_dropped_no_fault(tmp_path: Path) -> None:
-    made = Run.create(tmp_path / "run", {})
-    with made.open_for_append({"retriever": "a"}) as file:
-        made.append(file, fault(seed=1))
+    made = stored(tmp_path / "run", [fault(seed=1)], {"retriever": "a"})
     before = [path.read_bytes() for path in (made.trajectories_path, made.folder / "run.yaml")]
     with pytest.raises(SettingError), made.open_for_append({"retriever": "b"}, repeat_faults=True):
         raise AssertionError("it was opened")
@@ -56,10 +58,7 @@ def test_half_a_row_of_a_killed_run_is_completed_by_resume_and_not_by_hand(tmp_p
 
 
 def test_a_run_is_sorted_before_it_is_closed(tmp_path: Path) -> None:
-    made = Run.create(tmp_path / "run", {})
-    with made.open_for_append(order=["q2", "q1"]) as file:
-        for one in (fault(seed=1), fault(seed=0)):
-            made.append(file, one)
+    made = stored(tmp_path / "run", [fault(seed=1), fault(seed=0)], order=["q2", "q1"])
     assert made.is_closed and [one.seed for one in made.trajectories()] == [0, 1]
 
 
@@ -95,15 +94,8 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 PARTS = {"questions": "one", "agent": "two"}
 
 
-def begun(folder: Path) -> Run:
-    made = Run.create(folder, {})
-    with made.open_for_append(PARTS) as file:
-        Run.append(file, TRAJECTORIES[0])
-    return made
-
-
 def test_trajectories_of_other_parts_never_stand_in_one_run(tmp_path: Path) -> None:
-    made = begun(tmp_path / "run")
+    made = stored(tmp_path / "run", TRAJECTORIES[:1], PARTS)
     before = made.trajectories_path.read_bytes()
     changed = {"questions": "another", "agent": "another"}
     with (
@@ -130,7 +122,7 @@ def test_what_a_failed_start_left_is_begun_anew_and_what_somebody_else_wrote_is_
 
 
 def test_a_run_inside_of_another_folder_is_made_anew_by_other_parts_alone(tmp_path: Path) -> None:
-    made = begun(tmp_path / "table" / "cell")
+    made = stored(tmp_path / "table" / "cell", TRAJECTORIES[:1], PARTS)
     (made.folder / "reply.one.jsonl").write_text("{}")
     same = Run.made_with(made.folder, {}, PARTS)
     assert len(same.done()) == 1 and (made.folder / "reply.one.jsonl").exists()

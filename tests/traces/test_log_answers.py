@@ -4,15 +4,10 @@ from pathlib import Path
 
 import pytest
 from tests.traces.chats import imported
-from tests.traces.test_log_forms import ASK, SAID, called, only, said, text, told
+from tests.traces.test_log_forms import ASK, SAID, TOLD, called, only, said, text
 
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import StopReason
-
-
-def final(name: str, arguments: Json) -> JsonObject:
-    call: JsonObject = {"id": "z", "type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 @pytest.mark.parametrize(
@@ -23,14 +18,14 @@ def final(name: str, arguments: Json) -> JsonObject:
             '```json\n{"action": "Final Answer", "action_input": "Tave"}\n```', '{"answer": "Tave", "sure": 0.9}',
             "It is the\n$\\boxed{Tave}$.",
         )),
-        [final("final_answer", '{"answer": "Tave"}')],
-        [final("submit_answer", {"answer": "Tave"}), {**told("z"), "content": "ok"}],
+        [called('{"answer": "Tave"}', "final_answer")],
+        [called({"answer": "Tave"}, "submit_answer"), {**TOLD, "content": "ok"}],
         [{**SAID, "content": "Finish[Tave]"}, {"role": "user", "content": "Observation: Episode finished"}],
         [SAID, {"role": "system", "content": "done"}],
     ],
 )  # fmt: skip
 def test_the_act_that_ends_a_run_is_its_answer(tmp_path: Path, acts: list[Json]) -> None:
-    run, report = only(tmp_path, ASK, called({"query": "a"}), told(), *acts)
+    run, report = only(tmp_path, ASK, called({"query": "a"}), TOLD, *acts)
     assert (run.answer, run.stop, run.valid, len(run.searches)) == ("Tave", StopReason.ANSWERED, True, 1)
     assert report.counts == {"searches": 1, "calls_without_result": 0} and not run.calls
 
@@ -57,7 +52,7 @@ SERVED: JsonObject = {"choices": [{"message": SAID}, {"message": {**SAID, "conte
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["messages", "input", "request"])
 def test_an_answer_beside_the_messages_is_not_lost(tmp_path: Path, name: str, beside: JsonObject) -> None:
-    chat: list[Json] = [ASK, called({"query": "a"}), told()]
+    chat: list[Json] = [ASK, called({"query": "a"}), TOLD]
     found: Json = {"messages": chat} if name == "request" else chat
     run, report = only(tmp_path, **{name: found}, **beside)
     assert (run.answer, run.stop, len(run.searches)) == ("Tave", StopReason.ANSWERED, 1)
@@ -65,7 +60,7 @@ def test_an_answer_beside_the_messages_is_not_lost(tmp_path: Path, name: str, be
 
 
 def test_a_gold_answer_is_never_that_of_a_run_without_one_and_such_runs_are_counted(tmp_path: Path) -> None:
-    row: JsonObject = {"messages": [ASK, called({"query": "a"}), told()], "answer": "Tave", "output": {"gold": "x"}}
+    row: JsonObject = {"messages": [ASK, called({"query": "a"}), TOLD], "answer": "Tave", "output": {"gold": "x"}}
     (run,), report = imported(tmp_path, [row], answers="answer")
     assert (run.answer, run.question.answers, report.counts["without_answer"]) == (None, ("Tave",), 1)
 

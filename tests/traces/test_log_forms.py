@@ -30,14 +30,12 @@ def said(role: str, *parts: Json) -> JsonObject:
     return {"role": role, "content": [*parts]}
 
 
-def called(arguments: Json, ident: str = "c") -> JsonObject:
-    function: JsonObject = {"name": "search", "arguments": arguments}
-    call: JsonObject = {"id": ident, "type": "function", "function": function}
+def called(arguments: Json, name: str = "search") -> JsonObject:
+    call: JsonObject = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def told(ident: str = "c") -> JsonObject:
-    return {"role": "tool", "tool_call_id": ident, "content": FOUND}
+TOLD: JsonObject = {"role": "tool", "tool_call_id": "c", "content": FOUND}
 
 
 def only(tmp_path: Path, *messages: Json, **row: Json) -> tuple[Trajectory, TraceReport]:
@@ -68,7 +66,7 @@ def test_parallel_calls_of_responses_are_one_turn(tmp_path: Path) -> None:
 def test_a_second_question_is_never_answered_under_the_first(tmp_path: Path) -> None:
     second: JsonObject = {"role": "user", "content": "And which sea?"}
     north: JsonObject = {"role": "assistant", "content": "North"}
-    chat: list[Json] = [ASK, SAID, second, called('{"query": "sea of the Tave"}'), told(), north]
+    chat: list[Json] = [ASK, SAID, second, called('{"query": "sea of the Tave"}'), TOLD, north]
     run, report = only(tmp_path, *chat)
     assert (run.question.question, run.answer) == ("And which sea?", "North")
     assert [search.query for search in run.searches] == ["sea of the Tave"] and sum(report.unread.values()) == 1
@@ -88,15 +86,19 @@ def test_a_second_question_is_never_answered_under_the_first(tmp_path: Path) -> 
 def test_arguments_that_are_no_json_are_counted_and_never_a_query(
     tmp_path: Path, arguments: Json, query: str | None
 ) -> None:
-    run, report = only(tmp_path, ASK, called(arguments), told(), SAID)
+    run, report = only(tmp_path, ASK, called(arguments), TOLD, SAID)
     assert [search.query for search in run.searches] == ([] if query is None else [query])
     assert sum(report.unread.values()) == (query is None) and run.answer == "Tave"
 
 
 @pytest.mark.parametrize(
-    "words", ["<think>Rhine? No.</think>Tave", "Rhine? No.</think>\n\nTave", "[THINK]x[/THINK] Tave"]
-)
-def test_a_thought_is_no_part_of_the_answer(tmp_path: Path, words: str) -> None:
+    "words",
+    [
+        "<think>Rhine? No.</think>Tave", "Rhine? No.</think>\n\nTave", "[THINK]x[/THINK] Tave", "<answer>Tave</answer>",
+        "Thought: I know.\nFinal Answer: Tave", "No <answer>a</answer> <answer>Tave</answer>",
+    ],
+)  # fmt: skip
+def test_thoughts_and_marks_are_no_part_of_the_answer(tmp_path: Path, words: str) -> None:
     run, _ = only(tmp_path, ASK, {"role": "assistant", "content": words})
     assert run.answer == "Tave" and run.valid
 
@@ -132,73 +134,58 @@ def test_what_is_not_read_is_counted_by_name(tmp_path: Path) -> None:
 ASKED: JsonObject = {"id": "c", "type": "function", "function": CALL}
 
 
+INFORMED = f"<information>{FOUND}</information>"
+
+
 @pytest.mark.parametrize(
     "messages",
     [
-        [ASK, {"role": "assistant", "content": None, "tool_calls": json.dumps([ASKED])}, told(), SAID],
-        [ASK, {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [ASKED]}}, told(), SAID],
-        [ASK, {"role": "model", "content": "", "tool_calls": [ASKED]}, told(), {**SAID, "role": "Assistant"}],
+        [{"role": "assistant", "content": None, "tool_calls": json.dumps([ASKED])}, TOLD, SAID],
+        [{"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [ASKED]}}, TOLD, SAID],
+        [{"role": "model", "content": "", "tool_calls": [ASKED]}, TOLD, {**SAID, "role": "Assistant"}],
         [
-            ASK,
             {**SAID, "content": "<think>x</think><search> Orlen river </search>"},
-            {"role": "user", "content": f"\n<information>{FOUND}</information>\n"},
+            {"role": "user", "content": f"\n{INFORMED}\n"},
             {**SAID, "content": "<think>y</think><answer> Tave </answer>"},
         ],
-        [
-            ASK,
-            {
-                **SAID,
-                "content": f"<search>Orlen river</search>\n<information>{FOUND}</information><answer>Tave</answer>",
-            },
-        ],
+        [{**SAID, "content": f"<search>Orlen river</search>\n{INFORMED}<answer>Tave</answer>"}],
     ],
 )
 def test_a_search_in_another_spelling_is_not_lost(tmp_path: Path, messages: list[Json]) -> None:
-    run, report = only(tmp_path, *messages)
+    run, report = only(tmp_path, ASK, *messages)
     assert [(one.query, [hit.passage.id for hit in one.hits]) for one in run.searches] == [("Orlen river", ["1"])]
     assert (run.answer, run.stop, report.unread) == ("Tave", StopReason.ANSWERED, {})
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["<answer>Tave</answer>", "Thought: I know.\nFinal Answer: Tave", "No <answer>a</answer> <answer>Tave</answer>"],
-)
-def test_the_marks_around_an_answer_are_no_part_of_it(tmp_path: Path, words: str) -> None:
-    assert only(tmp_path, ASK, {"role": "assistant", "content": words})[0].answer == "Tave"
-
-
-def test_observations_that_nobody_reads_are_said(tmp_path: Path) -> None:
-    seen: list[Json] = [{"type": "SPAN", "name": "search", "input": {"query": "a"}, "output": PAGES}]
-    run, report = only(tmp_path, input=[ASK], output=SAID, observations=seen)
-    assert run.answer == "Tave" and any("observations" in name for name in report.unread)
-
-
 def test_thanks_behind_the_answer_do_not_take_it_away(tmp_path: Path) -> None:
-    run, report = only(tmp_path, ASK, called({"query": "a"}), told(), SAID, {"role": "user", "content": "Thanks!"})
+    run, report = only(tmp_path, ASK, called({"query": "a"}), TOLD, SAID, {"role": "user", "content": "Thanks!"})
     assert (run.question.question, run.answer) == (ASK["content"], "Tave") and sum(report.unread.values()) == 1
 
 
-@pytest.mark.parametrize(
-    "result",
-    [{"content": '{"error": "timeout"}'}, {"content": "timeout", "status": "error"}, {"content": '{"isError": true}'}],
-)
-def test_an_error_of_a_search_is_no_passage(tmp_path: Path, result: JsonObject) -> None:
-    run, _ = only(tmp_path, ASK, called({"query": "a"}), {**told(), **result}, SAID)
+def test_an_error_that_only_the_status_of_a_result_tells_is_no_passage(tmp_path: Path) -> None:
+    run, _ = only(tmp_path, ASK, called({"query": "a"}), {**TOLD, "content": "timeout", "status": "error"}, SAID)
     assert run.searches[0].fault and not run.searches[0].hits
 
 
+SEEN: list[Json] = [{"type": "SPAN", "name": "search", "input": {"query": "a"}, "output": PAGES}]
+STEPS: list[Json] = [[{"tool": "search", "tool_input": "Orlen"}, "Orlen lies."]]
+
+
 @pytest.mark.parametrize(
-    "odd",
+    "row",
     [
-        {"role": "critic", "content": "x"},
-        {"role": "assistant", "content": "<|plugin_call|>search: a"},
-        {"role": "assistant", "content": "<tool_call>\n<function=search>\n</function></tool_call>"},
-        {"role": "assistant", "content": "", "tool_calls": [{"query": "a"}]},
-        {"role": "assistant", "content": "", "tool_calls": "search(a)"},
+        *({"messages": [ASK, {"role": "assistant", "content": "", **odd}, SAID]} for odd in (
+            {"role": "critic", "content": "x"}, {"content": "<|plugin_call|>search: a"},
+            {"content": "<tool_call>\n<function=search>\n</function></tool_call>"},
+            {"tool_calls": [{"query": "a"}]}, {"tool_calls": "search(a)"},
+        )),
+        {"messages": [ASK, SAID], "observations": SEEN}, {"messages": [ASK, SAID], "intermediate_steps": STEPS},
+        {"messages": [ASK, {**SAID, "toolRun": {"which": "search", "q": "Orlen"}}]},
     ],
-)
-def test_a_role_or_call_that_cannot_be_read_is_counted(tmp_path: Path, odd: JsonObject) -> None:
-    assert sum(only(tmp_path, ASK, odd, SAID)[1].unread.values()) == 1
+)  # fmt: skip
+def test_a_role_or_call_that_nobody_reads_is_counted(tmp_path: Path, row: JsonObject) -> None:
+    run, report = only(tmp_path, **row)
+    assert not run.searches and sum(report.unread.values()) == 1
 
 
 @pytest.mark.parametrize(
@@ -213,9 +200,8 @@ def test_a_role_or_call_that_cannot_be_read_is_counted(tmp_path: Path, odd: Json
         [{"chunk": "Orlen lies.", "doc": "a"}],
     ],
 )
-def test_a_passage_of_a_known_store_is_its_text_and_not_json(tmp_path: Path, result: Json) -> None:
-    run, _ = only(tmp_path, ASK, called({"query": "a"}), {**told(), "content": json.dumps(result)}, SAID)
-    (hit,) = run.searches[0].hits
+def test_a_passage_of_a_known_store_is_its_text_and_not_json(result: Json) -> None:
+    ((_, (hit,)),) = found_by_query(json.dumps(result), 1)
     assert hit.passage.text == "Orlen lies." and hit.passage.meta.get("source", "a.pdf") == "a.pdf"
 
 
@@ -261,7 +247,7 @@ def test_a_log_of_any_form_is_read_by_paths_in_a_file_or_typed(tmp_path: Path) -
 
 
 PAIRS: list[Json] = [[{"tool": "search", "tool_input": CALL["arguments"], "log": "I look."}, FOUND]]
-PARTS: list[Json] = [ASK, said("assistant", {"type": "tool_call", "id": "c", **CALL}), told()]
+PARTS: list[Json] = [ASK, said("assistant", {"type": "tool_call", "id": "c", **CALL}), TOLD]
 
 
 @pytest.mark.parametrize(
@@ -307,6 +293,7 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
         ("[1] Faust: a play", [("", "[1] Faust: a play")]),
         (' Doc 1(Title: "A") b c\nDoc 2(Title: "D (e)") f\n', [("A", "b c"), ("D (e)", "f")]),
         ({"title": "A", "metadata": {"source": "a.pdf"}}, [("A", "")]),
+        ([{"title": "A", "text": ""}, {"name": "A", "born": 1815}], [("A", ""), ("", '{"name": "A", "born": 1815}')]),
         ({"odd": 1}, [("", '{"odd": 1}')]),
     ],
 )
@@ -414,27 +401,15 @@ TEXTS = [
 
 @pytest.mark.parametrize("words", TEXTS)
 def test_a_call_in_the_marks_of_any_model_is_read(tmp_path: Path, words: str) -> None:
-    called: JsonObject = {"role": "assistant", "content": words}
-    told: JsonObject = {"role": "tool", "content": FOUND, "tool_call_id": "functions.search:0"}
-    (run,), report = imported(tmp_path, [{"messages": [ASK, called, told, SAID]}])
+    call = {**SAID, "content": words}
+    (run,), report = imported(
+        tmp_path, [{"messages": [ASK, call, {**TOLD, "tool_call_id": "functions.search:0"}, SAID]}]
+    )
     assert [(one.query, [hit.passage.id for hit in one.hits]) for one in run.searches] == [("Orlen river", ["1"])]
     assert (run.answer, report.unread) == (A, {})
     (tmp_path / "user").mkdir()
-    (other,), _ = imported(tmp_path / "user", [{"messages": [ASK, called, {"role": "user", "content": FOUND}, SAID]}])
+    (other,), _ = imported(tmp_path / "user", [{"messages": [ASK, call, {"role": "user", "content": FOUND}, SAID]}])
     assert other.searches == run.searches or words in (TEXTS[7],)  # such a call is read by its turn
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [ASK, SAID], "intermediate_steps": [[{"tool": "search", "tool_input": "Orlen"}, "Orlen lies."]]},
-        {"messages": [ASK, {**SAID, "toolRun": {"which": "search", "q": "Orlen"}}]},
-        {"messages": [ASK, {"role": "assistant", "content": "<|plugin_call|>search: Orlen"}, SAID]},
-    ],
-)
-def test_a_run_whose_calls_nobody_reads_is_never_one_without_calls(tmp_path: Path, row: JsonObject) -> None:
-    (run,), report = imported(tmp_path, [row])
-    assert not run.searches and sum(report.unread.values()) == 1
 
 
 @pytest.mark.parametrize(

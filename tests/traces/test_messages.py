@@ -20,7 +20,6 @@ from coseek.agents.search_turns import replay_queries
 from coseek.agents.sources import served_context
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject, read_json_object, read_jsonl
-from coseek.core.settings import make_settings
 from coseek.data.passage import Hit, Passage
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
@@ -34,7 +33,6 @@ from coseek.rewards.reward import make_reward
 from coseek.traces.atif import atif_document
 from coseek.traces.conversation import PROTOCOL
 from coseek.traces.exporting import export_run
-from coseek.traces.found_passages import found_by_query
 from coseek.traces.importing import import_traces
 from coseek.traces.records import TraceSettings
 from coseek.training.learner.batch import make_batch
@@ -133,11 +131,6 @@ def test_a_search_tool_of_any_name_is_found_when_it_is_named(tmp_path: Path) -> 
     assert run.searches[0].query == "author of Faust" and not run.calls
     with pytest.raises(SettingError, match="no record has anything at answers=gold"):
         import_traces([log], tmp_path / "c", TraceSettings(answers="gold"))
-
-
-def test_a_gold_answer_beside_the_messages_is_not_taken_for_the_agents(tmp_path: Path) -> None:
-    (run,), _ = imported(tmp_path, [{"messages": [*search_chat("Schiller")], "answer": "Goethe"}])
-    assert run.answer == "Schiller"
 
 
 def test_a_run_that_failed_is_a_fault_after_import_too(tmp_path: Path) -> None:
@@ -270,17 +263,7 @@ def test_a_log_cannot_choose_what_nobody_found(tmp_path: Path) -> None:
     assert [search.turn for search in other.searches] == [1]
 
 
-def test_a_title_alone_of_another_system_is_a_title_unless_more_is_said() -> None:
-    ((_, (title, more)),) = found_by_query([{"title": "Ada", "text": ""}, {"name": "Ada", "born": 1815}], 1)
-    assert (title.passage.title, title.passage.text) == ("Ada", "")
-    assert more.passage.text == '{"name": "Ada", "born": 1815}'
-
-
 # --- ATIF documents, against the published models
-
-
-def _settings(**paths: str) -> TraceSettings:
-    return make_settings(TraceSettings, paths)
 
 
 def read(folder: Path) -> list[atif.Trajectory]:
@@ -340,7 +323,7 @@ FOREIGN = read_json_object(Path(__file__).with_name("foreign.atif.json"))
 def test_a_document_of_another_system_is_scored_by_a_path_to_its_gold_answer(tmp_path: Path) -> None:
     atif.Trajectory.model_validate(FOREIGN)
     (tmp_path / "one.json").write_text(json.dumps({**FOREIGN, "extra": {"gold": "Goethe", "run": {"exact": True}}}))
-    import_traces([tmp_path / "one.json"], tmp_path / "run", _settings(answers="extra.gold"))
+    import_traces([tmp_path / "one.json"], tmp_path / "run", TraceSettings(answers="extra.gold"))
     (run,) = Run(tmp_path / "run").trajectories()
     assert run.answer == "Goethe" and run.question.answers == ("Goethe",) and not run.exact
     assert [search.query for search in run.searches] == ["Faust"]

@@ -3,7 +3,7 @@
 import hashlib
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -133,8 +133,8 @@ class QuestionFilter(Settings):
     def apply(self, questions: Sequence[Question]) -> list[Question]:
         """The questions that pass, in order. Raises `SettingError` for a data set or type that no question has, and
         `DataError` if no question passes."""
-        _check_known("sources", "data set", self.sources, questions, lambda question: question.dataset)
-        _check_known("types", "type", self.types, questions, lambda question: question.kind)
+        _check_known("sources", "data set", self.sources, {question.dataset for question in questions})
+        _check_known("types", "type", self.types, {question.kind for question in questions})
         listed = None if self.ids is None else _listed(Path(self.ids), questions)
         chosen = [
             question
@@ -174,17 +174,9 @@ EVERY = QuestionFilter()
 """The filter that every question passes."""
 
 
-def _check_known(
-    setting: str,
-    what: str,
-    named: Iterable[str] | None,
-    questions: Iterable[Question],
-    value_of: Callable[[Question], str | None],
-) -> None:
-    if named is None:
-        return
-    known = sorted({value for question in questions if (value := value_of(question)) is not None})
-    for name in named:
+def _check_known(setting: str, what: str, names: Iterable[str] | None, values: Set[str | None]) -> None:
+    known = sorted(value for value in values if value is not None)
+    for name in names or ():
         if name not in known:
             has = f"They have: {', '.join(known)}" if known else f"They name no {what}"
             raise SettingError(

@@ -52,13 +52,9 @@ class PoolSummary:
     """Evaluation file of a publisher → number of its questions."""
 
     def to_json(self) -> JsonObject:
-        counts: JsonObject = {name: {**splits} for name, splits in self.questions.items()}
-        return {
-            "passages": self.passages,
-            "questions": counts,
-            "notes": {**self.notes},
-            "evaluation_sets": {**self.evaluations},
-        }
+        questions: JsonObject = {name: {**splits} for name, splits in self.questions.items()}
+        counts: JsonObject = {"passages": self.passages, "questions": questions, "notes": {**self.notes}}
+        return {**counts, "evaluation_sets": {**self.evaluations}}
 
 
 class Pooled(NamedTuple):
@@ -120,10 +116,10 @@ def make_pool(sources: Sequence[PoolSource], out: Path, shares: Mapping[str, flo
 def deal(asked: Sequence[Pooled], shares: Mapping[str, float]) -> tuple[dict[str, list[Question]], Counter[str]]:
     """Split → questions, and reason → number of questions that are left out."""
     notes = Counter[str]()
-    kept = list(_without_repeats(asked, notes))
-    groups = _groups([(f"? {pooled.text}", *pooled.passages) for pooled in kept])
+    unique = list(_without_repeats(asked, notes))
+    groups = _groups([(f"? {pooled.text}", *pooled.passages) for pooled in unique])
     members: dict[int, list[Pooled]] = {}
-    for pooled, group in zip(kept, groups, strict=True):
+    for pooled, group in zip(unique, groups, strict=True):
         members.setdefault(group, []).append(pooled)
     untested = {name: share for name, share in shares.items() if name != "test" and share > 0} or {"train": 1.0}
     untested = {name: share / sum(untested.values()) for name, share in untested.items()}
@@ -133,7 +129,7 @@ def deal(asked: Sequence[Pooled], shares: Mapping[str, float]) -> tuple[dict[str
         by_id = imports.split_of(min(pooled.question.id for pooled in several), untested if is_trained else shares)
         split_by_group[group] = "test" if any(pooled.is_tested for pooled in several) else by_id
     splits: dict[str, list[Question]] = {name: [] for name in ("test", *shares, *untested)}
-    for pooled, group in zip(kept, groups, strict=True):
+    for pooled, group in zip(unique, groups, strict=True):
         if pooled.published == "train" and split_by_group[group] == "test":
             notes[LEAKING] += 1
         else:

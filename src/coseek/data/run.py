@@ -223,9 +223,9 @@ class Run:
             faults = {(stored.question.id, stored.seed) for stored in self.trajectories() if stored.fault is not None}
             if faults:
                 remove_digests(self.folder)
-                kept = [span for span in _spans(path) if span[0] not in faults]
+                remaining = [span for span in _spans(path) if span[0] not in faults]
                 with atomic_write(path) as file:
-                    file.writelines(_lines_at(path, kept))
+                    file.writelines(_lines_at(path, remaining))
             return len(faults)
 
     @contextmanager
@@ -295,9 +295,9 @@ def _what_it_is(folder: Path) -> str:
     if not (folder / "recipe.yaml").exists():
         return "it has no run.yaml; make one with `coseek run`"
     for name in ("table", "pairs", "rl/rollouts"):
-        if inside := [str(path.parent) for path in sorted((folder / name).glob("*/run.yaml"))]:
-            named = " or ".join(inside[:2])
-            return f"it is a training run, whose runs are in {folder / name}; name one of them, such as {named}"
+        if runs := [str(path.parent) for path in sorted((folder / name).glob("*/run.yaml"))]:
+            examples = " or ".join(runs[:2])
+            return f"it is a training run, whose runs are in {folder / name}; name one of them, such as {examples}"
     return (
         "it is a training run, and holds no runs that could be scored; the training of an agent writes them into "
         "`table` at its end, so resume it with --resume"

@@ -148,8 +148,8 @@ def turns_of(messages: Sequence[JsonObject], question: str) -> tuple[int, list[C
     Adjacent messages of the assistant are one turn, except final words after a call without a result.
     """
     roles = [message["role"] for message in messages]
-    asked = question_at(messages, question)
-    begin = 0 if asked is None else asked + 1
+    question_position = question_at(messages, question)
+    begin = 0 if question_position is None else question_position + 1
     while begin < len(roles) and roles[begin] != "assistant":
         begin += 1
     turns: list[ChatTurn] = []
@@ -192,10 +192,10 @@ def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[Too
     matched: dict[int, int] = {}
     results = [at for at in turn.following if messages[at]["role"] in ("tool", "function")]
     idents = {at: messages[at].get("tool_call_id") for at in results}
-    own = {call.ident for call in calls}
-    if any(isinstance(ident, str) and ident not in own for ident in idents.values()):
-        own |= {call.ident for message in messages for call in calls_in(message)}
-    idents = {at: ident if isinstance(ident, str) and ident in own else None for at, ident in idents.items()}
+    known = {call.ident for call in calls}
+    if any(isinstance(ident, str) and ident not in known for ident in idents.values()):
+        known |= {call.ident for message in messages for call in calls_in(message)}
+    idents = {at: ident if isinstance(ident, str) and ident in known else None for at, ident in idents.items()}
     for at in sorted(results, key=lambda at: idents[at] is None):  # those with an id first
         named = (n for n, call in unmatched.items() if idents[at] is not None and call.ident == idents[at])
         others = (n for n, call in unmatched.items() if idents[at] is None or call.ident is None)

@@ -162,8 +162,8 @@ class _Forms:
                 self.unread[f"items of the type {kind!r} without a text"] += 1
         elif inside := messages_inside(item):
             for inner in self.messages(inside):
-                if (shown := json.dumps(inner, sort_keys=True)) not in self.repeated:
-                    self.repeated.add(shown)
+                if (written_out := json.dumps(inner, sort_keys=True)) not in self.repeated:
+                    self.repeated.add(written_out)
                     yield inner
         elif kind or "event" in item:
             self.unread[f"items of the type {kind or item['event']!r}"] += 1

@@ -129,7 +129,7 @@ def said_in(value: Json, gold: str = "", at: str = "") -> tuple[str, list[Json]]
     paths = {name: f"{at}.{name}".lstrip(".") for name in (*_TEXTS, *(("message", "body") if at else ()))}
     inner = (said_in(value[name], gold, path) for name, path in paths.items() if name in value and path != gold)
     words: list[Json] = [{**value, "role": "assistant"}] if at and {"content", "text", "parts"} & value.keys() else []
-    return next((found for found in inner if found[1]), (at, words))
+    return next((output for output in inner if output[1]), (at, words))
 
 
 def messages_inside(item: JsonObject) -> list[Json]:

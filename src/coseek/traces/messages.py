@@ -84,12 +84,12 @@ def _turn(run: Trajectory, turn: int, segment: Segment, following: Sequence[Segm
 
 def _native_turn(run: Trajectory, turn: int, segment: Segment, following: Sequence[Segment]) -> list[JsonObject]:
     """A turn with native calls, each followed by its result. A call with several queries becomes a call for each."""
-    said = dict(segment.message or {})
+    assistant = dict(segment.message or {})
     remaining = [search for search in run.searches if search.turn == turn]
     faults = iter(call.fault or "" for call in run.calls if call.turn == turn and call.fault is not None)
     calls: list[Json] = []
     results: list[JsonObject] = []
-    for call, shown in zip_longest(calls_in(said), following[: len(calls_in(said))]):
+    for call, shown in zip_longest(calls_in(assistant), following[: len(calls_in(assistant))]):
         queries = [text for value in call.object.values() for text in texts_of(value)]
         count = next((at for at, search in enumerate(remaining) if search.query not in queries), len(remaining))
         if shown is not None and shown.tag in COMMON_TAGS:  # a call that did not search; failed searches show nothing
@@ -102,8 +102,8 @@ def _native_turn(run: Trajectory, turn: int, segment: Segment, following: Sequen
             calls.append(tool_call(ident, call.name, as_json(arguments)))
             content = shown.text if shown and not number else ""
             results.append({"role": "tool", "tool_call_id": ident, "content": content, **_of_result(row)})
-    message: JsonObject = {"role": "assistant", "content": "", **said, **({"tool_calls": calls} if calls else {})}
-    return [message, *results, *(_user(later.text) for later in following[len(calls_in(said)) :])]
+    message: JsonObject = {"role": "assistant", "content": "", **assistant, **({"tool_calls": calls} if calls else {})}
+    return [message, *results, *(_user(later.text) for later in following[len(calls_in(assistant)) :])]
 
 
 def _of_result(search: JsonObject) -> JsonObject:

@@ -150,27 +150,27 @@ class RecordReader:
         fields = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}
         if not self.settings.answers and fields["answers"] is None:
             fields["answers"] = own.get("golden_answers")
-        asked = _object(fields["question"])
-        asked |= {name: value for name, value in fields.items() if value is not None and value is not asked}
-        if "question" not in asked:
+        record = _object(fields["question"])
+        record |= {name: value for name, value in fields.items() if value is not None and value is not record}
+        if "question" not in record:
             at = question_at(messages)
-            asked["question"] = None if at is None else text_of(messages[at].get("content")).strip()
+            record["question"] = None if at is None else text_of(messages[at].get("content")).strip()
             if at is not None and (earlier := questions_before(messages, at)):
                 self.unread[EARLIER] += earlier
-        if not isinstance(asked["question"], str) or not asked["question"].strip():
+        if not isinstance(record["question"], str) or not record["question"].strip():
             raise DataError("there is no question: no message of a user with text, and none named by question=PATH")
-        if isinstance(asked.get("gold_ids"), str | int | float):
-            asked["gold_ids"] = [asked["gold_ids"]]
-        asked.setdefault("id", digest_of(asked["question"].strip())[:16])
-        return Question.from_json(asked)
+        if isinstance(record.get("gold_ids"), str | int | float):
+            record["gold_ids"] = [record["gold_ids"]]
+        record.setdefault("id", digest_of(record["question"].strip())[:16])
+        return Question.from_json(record)
 
     def _answer(self, row: JsonObject) -> str:
         """The answer at its path: a text, or the text of the last message or first choice there."""
         value = self._at(row, "answer")
         inside = parsed(value)
         has_messages = isinstance(inside, dict) or (isinstance(inside, list) and all(map(is_message, inside)))
-        said = chat_messages(said_in(inside, at=self.settings.answer)[1] if has_messages else [], Counter())
-        return reasoning_and_words(cast(list[JsonObject], said)[-1])[1].strip() if said else self._text(value)
+        messages = chat_messages(said_in(inside, at=self.settings.answer)[1] if has_messages else [], Counter())
+        return reasoning_and_words(cast(list[JsonObject], messages)[-1])[1].strip() if messages else self._text(value)
 
     def _beside(self, row: JsonObject, messages: Sequence[JsonObject]) -> list[JsonObject]:
         """The messages in a field outside a conversation that does not end with an answer."""

@@ -216,15 +216,15 @@ def _units(blocks: Sequence[str], size: int, count: Count) -> Iterator[tuple[str
         if count(block) <= size:
             yield block, PARAGRAPH, ""
             continue
-        glue, header, left = PARAGRAPH, None, size
+        glue, header, room = PARAGRAPH, None, size
         for text, joint, is_row in _parts(block):
-            for piece in [text] if count(text) <= left else _words(text, left, count):
+            for piece in [text] if count(text) <= room else _words(text, room, count):
                 yield piece, glue, header or ""
                 glue = " "
             glue = joint
             if is_row and header is None:
                 header = f"{text}\n" if 4 * count(text) <= size else ""
-                left -= count(header)
+                room -= count(header)
 
 
 def _words(text: str, size: int, count: Count) -> Iterator[str]:

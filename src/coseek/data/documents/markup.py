@@ -86,11 +86,11 @@ class _Page(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.title, self.url, self.named = "", "", dict[str, str]()
+        self.title, self.url, self.metas = "", "", dict[str, str]()
         self.body, self.main = Outline(), Outline()
         self.mains: list[int] = []
         """Words of each `main` part."""
-        self.beside = 0
+        self.words_outside = 0
         self._open: list[_Element] = [_Element("", False, False, False)]
         self._text: list[str] = []
         self._rows = self._pres = self._headings = self._tables = self._row = self._column = self._next_column = 0
@@ -100,7 +100,7 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
         if tag == "meta":
-            self.named.setdefault((values.get("property") or values.get("name", "")).lower(), values.get("content", ""))
+            self.metas.setdefault((values.get("property") or values.get("name", "")).lower(), values.get("content", ""))
         elif tag == "link" and values.get("rel") == "canonical":
             self.url = values.get("href", "")
         for name in _CLOSES.get(tag, ("p",) if tag in _BLOCKS and tag != "br" else ()):
@@ -210,7 +210,7 @@ class _Page(HTMLParser):
         if element.is_main:
             self.mains[-1] += words
         elif not element.is_landmark:
-            self.beside += words
+            self.words_outside += words
         for outline in (self.body, self.main) if element.is_main else (self.body,):
             if element.tag in _HEADINGS:
                 outline.heading(int(element.tag[1]), text)
@@ -230,11 +230,11 @@ def read_html(text: str, name: str = "") -> Document:
     page.feed(text)
     page.close()
     mains = [words for words in page.mains if words]
-    outline = page.main if len(mains) == 1 and page.beside <= _MAX_BESIDE * mains[0] else page.body
+    outline = page.main if len(mains) == 1 and page.words_outside <= _MAX_BESIDE * mains[0] else page.body
     meta: JsonObject = {}
-    if url := page.url or page.named.get("og:url"):
+    if url := page.url or page.metas.get("og:url"):
         meta["url"] = url[:2000]
-    if date := next((page.named[key] for key in _DATES if page.named.get(key)), None):
+    if date := next((page.metas[key] for key in _DATES if page.metas.get(key)), None):
         meta["date"] = date[:40]
     sections = outline.finish()
     return Document(page.title or outline.first_heading, sections, meta)

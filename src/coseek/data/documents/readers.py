@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
 from itertools import pairwise, takewhile, zip_longest
+from typing import TypeAlias
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
@@ -26,6 +27,8 @@ _TEXTS = ("text", "body", "content", "contents", "abstract", "description", "pas
 _FIELDS = ("url", "date", "author", "id")
 _MAX_HEADING = 300
 """Maximum number of characters of a title; a longer one is text."""
+_Row: TypeAlias = list[tuple[str, Json]]
+"""Names and values of the cells of a row."""
 
 
 def read_csv(text: str, name: str) -> Document:
@@ -58,7 +61,7 @@ def read_csv(text: str, name: str) -> Document:
     is_head = [len(cells) > 1 and 2 * sum(map(bool, map(str.strip, cells))) >= length for cells in rows]
     head = is_head.index(True) if True in is_head else 0
 
-    def named_rows() -> Iterator[list[tuple[str, Json]]]:
+    def named_rows() -> Iterator[_Row]:
         yield from ([("", cell) for cell in cells] for cells in rows[:head])
         for cells in rows[head + 1 :]:
             pairs = enumerate(zip_longest(rows[head], cells, fillvalue=""), start=1)
@@ -78,7 +81,7 @@ def read_jsonl(text: str, name: str) -> Document:
     """One object per line. Invalid lines are skipped and reported."""
     document = Document("", [])
 
-    def rows() -> Iterator[tuple[int, list[tuple[str, Json]]]]:
+    def rows() -> Iterator[tuple[int, _Row]]:
         for number, line in enumerate(text.split("\n"), start=1):
             try:
                 value = parse_strict(line) if line.strip() else {}
@@ -106,8 +109,7 @@ def read_json(text: str, name: str) -> Document:
     if isinstance(cells, list):
         return read_markdown("\n\n".join(map(_cell, cells)), name)
     items = value if isinstance(value, list) else [value]
-    rows: list[list[tuple[str, Json]]]
-    rows = [[*item.items()] if isinstance(item, dict) else [("", item)] for item in items]
+    rows: list[_Row] = [[*item.items()] if isinstance(item, dict) else [("", item)] for item in items]
     return Document("", list(_sections(enumerate(rows, start=1))))
 
 
@@ -119,21 +121,21 @@ def _cell(cell: Json) -> str:
     return text if is_text else f"~~~~~~~~~~~~\n{text}\n~~~~~~~~~~~~"
 
 
-def _sections(rows: Iterable[tuple[int, list[tuple[str, Json]]]]) -> Iterator[Section]:
+def _sections(rows: Iterable[tuple[int, _Row]]) -> Iterator[Section]:
     """Convert rows to sections. Columns with usual names are title and text; others become `column: value` lines."""
     for number, row in rows:
         cells = [(key, clean(_shown(value)).strip("\n")) for key, value in row]
         cells = [(key, value) for key, value in cells if value.strip()]
-        places = {key.strip().lower(): place for place, (key, _) in reversed([*enumerate(cells)])}
-        title = next((places[name] for name in _TITLES if name in places), None)
-        body = next((places[name] for name in _TEXTS if name in places), None)
+        positions = {key.strip().lower(): position for position, (key, _) in reversed([*enumerate(cells)])}
+        title = next((positions[name] for name in _TITLES if name in positions), None)
+        body = next((positions[name] for name in _TEXTS if name in positions), None)
         if title is not None and len(cells[title][1]) > _MAX_HEADING:
             title = None
-        rest = [cell for place, cell in enumerate(cells) if place not in (title, body)]
+        rest = [cell for position, cell in enumerate(cells) if position not in (title, body)]
         others = [f"{key}: {value}" if key else value for key, value in rest]
         blocks = [*(paragraphs(cells[body][1]) if body is not None else ()), *(["\n".join(others)] if others else [])]
         heading = () if title is None else (" ".join(cells[title][1].split()),)
-        meta: JsonObject = {name: cells[places[name]][1][:1000] for name in _FIELDS if name in places}
+        meta: JsonObject = {name: cells[positions[name]][1][:1000] for name in _FIELDS if name in positions}
         if blocks or heading:
             yield Section(tuple(blocks) or heading, heading, {"row": number, **meta})
 

@@ -221,7 +221,7 @@ _WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from coseek.data.documen
 
 
 class DocumentReader:
-    """Reads files in a worker process. As a context manager, it ends the process."""
+    """Reads files in a worker process, until it is closed."""
 
     def __init__(self, settings: DocumentSettings) -> None:
         self.settings = settings
@@ -229,12 +229,6 @@ class DocumentReader:
         """The outcome of each file: `path`, `kind`, `outcome` (read, in part, failed, left out), `reasons`, `passages`,
         `words`, `sha256`."""
         self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> "DocumentReader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
 
     def read(self, path: Path, name: str) -> Iterator[Passage]:
         """The passages of a file, or of the files in an archive. Raises `MissingExtra`."""
@@ -294,12 +288,13 @@ class DocumentReader:
         timer.cancel()
         if line.endswith(b"\n"):
             return cast(JsonObject, json.loads(line))
-        self._stop()
+        self.close()
         crashed = f"its reader crashed (exit status {process.returncode})"
         reason = f"it takes longer than {self.settings.seconds:g} seconds (seconds)" if is_late.is_set() else crashed
         return {"rows": [], "record": {"path": member.name, "kind": kind, "outcome": "failed", "reasons": [reason]}}
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """End the worker process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -392,7 +387,7 @@ def _passages(document: Document, path: str, settings: DocumentSettings) -> Iter
     last: JsonObject | None = None
     name = path.rpartition("/")[2]
     stem = document.title or name.rpartition(".")[0] or name
-    own = {clean(key): _cleaned(value) for key, value in document.meta.items() if key not in ("previous", "next")}
+    fields = {clean(key): _cleaned(value) for key, value in document.meta.items() if key not in ("previous", "next")}
     for section in document.sections:
         steps = [step for place, step in enumerate(section.headings) if place or step != stem]
         title = " ".join(clean(TITLE_STEP.join([stem, *steps])).split())[:_MAX_TITLE]
@@ -400,7 +395,7 @@ def _passages(document: Document, path: str, settings: DocumentSettings) -> Iter
             base = f"{path}\0{title}\0{text}"
             seen[base] += 1
             ident = hashlib.sha256(f"{base}\0{seen[base]}".encode()).hexdigest()[:16]
-            meta: JsonObject = {**own, **section.meta, "path": path}
+            meta: JsonObject = {**fields, **section.meta, "path": path}
             if last is not None:
                 cast(JsonObject, last["meta"])["next"] = ident
                 meta["previous"] = last["id"]

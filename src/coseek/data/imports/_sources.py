@@ -315,9 +315,10 @@ def checked_splits(
     counts, kept = Counter(notes), dict[str, list[Question]]()
     for name, questions in splits.items():
         with_text = [question for question in questions if has_text(question.question)]
-        kept[name] = [replace(one, answers=tuple(filter(has_text, one.answers))) for one in with_text]
+        kept[name] = [replace(question, answers=tuple(filter(has_text, question.answers))) for question in with_text]
         counts[NO_TEXT] += len(questions) - len(with_text)
-        counts[EMPTY] += sum(len(one.answers) for one in with_text) - sum(len(one.answers) for one in kept[name])
+        lost = (len(old.answers) - len(new.answers) for old, new in zip(with_text, kept[name], strict=True))
+        counts[EMPTY] += sum(lost)
     counts.update({reason: len(idents) for reason, idents in unmatched(chain(*kept.values())).items()})
     return {name: questions for name, questions in kept.items() if questions}, {
         name: count for name, count in counts.items() if count or name in notes

@@ -60,9 +60,9 @@ def read(sources: Sequence[Path]) -> ImportedData:
             if questions := [_question(ident, texts[ident], rows[ident], present) for ident in rows if ident in texts]:
                 splits[split] = questions
         named[ABSENT_PASSAGE] = sorted(f"{query}: {ident}" for query, ident in judgements if ident not in present)
-        own = {question.id for group in splits.values() for question in group if question.own_passage is not None}
+        own_ids = {question.id for group in splits.values() for question in group if question.own_passage is not None}
         counts = {UNJUDGED: len(texts.keys() - used), **{name: len(names) for name, names in named.items()}}
-        notes.update({name: count for name, count in {**counts, OWN: len(own)}.items() if count})
+        notes.update({name: count for name, count in {**counts, OWN: len(own_ids)}.items() if count})
 
     return ImportedData(passages(), (), notes, splits, named=named)
 

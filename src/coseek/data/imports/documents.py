@@ -16,6 +16,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -61,7 +62,7 @@ def read(sources: Sequence[Path], settings: DocumentSettings) -> ImportedData:
 
 
 def _passages(sources: Sequence[Path], settings: DocumentSettings, report: JsonObject) -> Iterator[Passage]:
-    with DocumentReader(settings) as reader:
+    with closing(DocumentReader(settings)) as reader:
         for path, name, fault in _listing(sources):
             if fault is None:
                 yield from reader.read(path, name)

@@ -214,8 +214,8 @@ def _question_in_prompt(row: SourceRow, notes: Counter[str]) -> str:
     """
     prompt = row.parsed("prompt")
     messages = row.rows("prompt") if isinstance(prompt, list) else []
-    asked = [message for message in messages if not message.has("role") or message.text("role") == "user"]
-    text = asked[-1].text("content") if asked else prompt if isinstance(prompt, str) else ""
+    from_user = [message for message in messages if not message.has("role") or message.text("role") == "user"]
+    text = from_user[-1].text("content") if from_user else prompt if isinstance(prompt, str) else ""
     marked = [*_AT_START.finditer(text)] or [*_INSIDE.finditer(text)]
     if not marked:
         raise DataError(f"{row.where}: the prompt holds no `Question: …` of a user and there is no 'question'")

@@ -147,7 +147,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
     notes = Counter[str]()
     if len(data.collector):
         titles = [(row, dict.fromkeys(title for title, _ in _facts(row))) for row in data.questions]
-        gold = [[data.collector.titled(title, row.where) for title in named] for row, named in titles]
+        gold = [[data.collector.titled(title, row.where) for title in unique] for row, unique in titles]
     else:
         for row in data.questions:
             for context in contexts(row):

@@ -62,8 +62,8 @@ def read(sources: Sequence[Path], settings: QuestionColumns) -> ImportedData:
 
 
 def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: str, notes: Counter[str]) -> Question:
-    named = {"question": settings.question, "id": settings.id}
-    columns = {name: _at(row, column) for name, column in named.items() if column is not None}
+    columns_of = {"question": settings.question, "id": settings.id}
+    columns = {name: _at(row, column) for name, column in columns_of.items() if column is not None}
     if isinstance(settings.answers, str):
         columns["golden_answers"] = _at(row, settings.answers)
     elif settings.answers is not None:
