@@ -209,7 +209,7 @@ SEARCH_O1 = load_protocol("search-o1").grammar
 
 @given(st.text("{}a", max_size=16))
 def test_a_bracket_ends_where_its_depth_says(text: str) -> None:
-    """`\\boxed{…}`: what a count of brackets from its opening on finds."""
+    """The content of `\\boxed{…}`, by counting brackets from its opening."""
     written = "\\boxed{" + text
     depth, end = 1, None
     for at, letter in enumerate(text):

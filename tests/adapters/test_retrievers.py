@@ -1,4 +1,4 @@
-"""Retrievers inside other libraries, by the libraries' own ways to call them: the hits are coseek's, in order.
+"""Retrievers inside other libraries, called as these libraries do: the hits are coseek's, in order.
 
 The libraries are installed in an environment of their own: `make test-adapters`.
 """

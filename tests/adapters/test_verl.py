@@ -1,4 +1,4 @@
-"""coseek inside verl 0.9.1: `make test-verl`. Episodes run in verl's own workers, and come back as the neutral rows."""
+"""coseek inside verl 0.9.1: `make test-verl`. Episodes run in verl's workers and return as neutral rows."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -127,7 +127,7 @@ def leaves(tree: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[
 
 
 def is_known(usual: DictConfig, path: tuple[str, ...]) -> bool:
-    """Whether a key stands in verl's defaults, or in a dataclass that they name, or in a free mapping of it."""
+    """Whether verl's defaults, or a dataclass that they name, have a key or a free mapping for it."""
     node: object = usual
     for name in path:
         if not isinstance(node, DictConfig):
@@ -177,7 +177,7 @@ def case(name: str, folder: Path) -> tuple[AgentRecipe, VerlTraining, Scribe]:
 
 
 def assert_neutral(found: "dict[str, Trained]", recipe: AgentRecipe, run: VerlTraining, scribe: Scribe) -> None:
-    """The rows are those that our own driver and algorithm make; what failed is in none, and is told and kept."""
+    """The rows equal those of our driver and algorithm; failed episodes are in none, and are reported and stored."""
     expected, faults, stops = neutral_rows(recipe, run, scribe)
     assert QUESTIONS * GROUP >= 200 and len(found) == len(expected) == QUESTIONS * GROUP - faults
     largest = 0.0
@@ -193,17 +193,17 @@ def assert_neutral(found: "dict[str, Trained]", recipe: AgentRecipe, run: VerlTr
         f"{recipe.rl.algorithm}: {len(expected)} rows, {trained} trained tokens, {faults} faults, advantages {largest}"
     )
     assert largest <= 1e-6 and any(any(row.advantage) for row in expected)
-    told = [said for _, said in read_jsonl(run.folder / "faults.jsonl")]
-    assert len(told) == faults > 0
+    reported = [fault for _, fault in read_jsonl(run.folder / "faults.jsonl")]
+    assert len(reported) == faults > 0
     wanted = {StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR}
     wanted |= {StopReason.TOOL_ERROR} if StopReason.TOOL_ERROR in stops else set()
-    assert {said["part"] for said in told} == wanted
+    assert {fault["part"] for fault in reported} == wanted
     kept = [one for path in (run.folder / "rollouts").glob("*/*") for one in Run(path).trajectories()]
     assert {f"{one.question.id}/{one.seed}" for one in kept if one.fault is None} == found.keys()
 
 
 class Worker(AgentLoopWorker):  # type: ignore[misc]
-    """verl's worker in this process: it keeps what the agent loops return."""
+    """verl's worker in this process; keeps what the agent loops return."""
 
     async def _agent_loop_postprocess(
         self, output: list[AgentLoopOutput], validate: bool, **row: object
@@ -228,7 +228,7 @@ async def played_by_verl(config: DictConfig, scribe: Scribe) -> "dict[str, Train
     )
     rows = [(uid, sample, one) for (uid, sample, _), some in zip(asked, outputs, strict=True) for one in some]
     fields = [one.as_dict() for _, _, one in rows]
-    padding = torch.zeros(1)  # as verl pads a batch: a group and a mask of its own
+    padding = torch.zeros(1)  # as verl pads a batch: with a separate group and mask
     padded = {
         name: pad_sequence([*(field[name] for field in fields), padding.to(fields[0][name])], batch_first=True)
         for name in ("response_mask", "rm_scores")
@@ -255,7 +255,7 @@ def register_estimator(config: DictConfig) -> None:
 
 
 def scribe_of(recipe: AgentRecipe, run: VerlTraining, texts: list[str]) -> Scribe:
-    """Writes what the protocol asks for, with queries that fail, answers that are right, and nonsense."""
+    """Writes turns of the protocol: failing queries, right answers, and nonsense."""
     questions = questions_of(run)
     texts = [*texts * 6, *(text.replace("Ada", "lost") for text in texts), "hm", "x" * 400]
     protocol = recipe.load_protocol()

@@ -1,4 +1,4 @@
-"""What tests of verl share: a retriever that fails for some queries, and a scribe that obeys verl and our driver."""
+"""Shared by tests of verl: a retriever that fails for some queries, and a model for verl and our driver."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ BROKEN = """
     def open(settings, opening):
         return Broken(opening.open(settings.over))
 """
-"""A retriever that fails for queries that hold `lost`."""
+"""A retriever that fails for queries with `lost`."""
 
 
 def broken_retriever(folder: Path, index: Path) -> dict[str, object]:
@@ -52,11 +52,11 @@ class Scribe:
     def __init__(
         self, tokenizer: Tokenizer, texts: Sequence[str], stops: Sequence[str], answers: Mapping[str, str]
     ) -> None:
-        """`answers`: question → what is right, which stands for half of the 1815s."""
+        """`answers`: question → right answer, which replaces half of the drawn 1815s."""
         self.tokenizer, self.texts, self.stops, self.answers = tokenizer, texts, stops, answers
 
     def write(self, seed: int, context: Sequence[int], most: int) -> tuple[list[int], list[float]]:
-        """Ids and log-probabilities. Raises `RuntimeError` now and then."""
+        """Ids and log-probabilities. Sometimes raises `RuntimeError`."""
         rng = random.Random(f"{seed}/{len(context)}/{sum(context)}")
         if rng.random() < 0.03:
             raise RuntimeError("out of memory")

@@ -204,8 +204,8 @@ def test_a_failed_search_is_redone(towers: Towers, questions: Path, engine: Path
     towers.broken = {"lamp of tower 100"}
     words = ("data", "collect", questions, HERE, "--search", engine, "--generator", f"{towers.url}/v1", "results=1")
     done = coseek(*words, "--out", tmp_path / "out", "--json")
-    told = json.loads(done.out)
-    assert (told["searches"], list(told["failed_searches"])) == (3 * QUESTIONS - 1, ["lamp of tower 100"])
+    summary = json.loads(done.out)
+    assert (summary["searches"], list(summary["failed_searches"])) == (3 * QUESTIONS - 1, ["lamp of tower 100"])
     searched = [one for one in towers.asked if "tower " in one]
     assert set(searched) == {
         text.format(number + more)
@@ -276,8 +276,8 @@ def test_a_world_gives_questions_that_other_commands_read(coseek: Type, world: P
     out = tmp_path / "out"
     done = coseek("data", "synthesize", world, "count=30", "hop_mix=[1,1]", "--out", out, "--json")
     assert done.code == 0, done.err
-    told = json.loads(done.out)
-    assert sum(sum(hops.values()) for hops in told["questions"].values()) == 30
+    summary = json.loads(done.out)
+    assert sum(sum(hops.values()) for hops in summary["questions"].values()) == 30
     assert coseek("index", out, "--out", tmp_path / "bm25").code == 0
     assert coseek("measure", out, tmp_path / "bm25", "--split", "train", "--metrics", "recall@5").code == 0
     assert coseek("audit", "corpus", out / "unanswerable", "--split", "train").code == 0
@@ -313,9 +313,11 @@ def test_a_model_proposes_and_is_not_asked_twice(coseek: Type, world: Path, gene
     command = ("data", "synthesize", world, *options)
     first = coseek(*command)
     assert first.code == 0, first.err
-    told, asked = json.loads(first.out), len(generator.asked)
-    assert told["calls"]["requests"] <= 80 and asked > told["calls"]["requests"], "proposals, then answers to them"
-    assert sum(sum(hops.values()) for hops in told["questions"].values()) >= 10
+    summary, asked = json.loads(first.out), len(generator.asked)
+    assert summary["calls"]["requests"] <= 80 and asked > summary["calls"]["requests"], (
+        "proposals, then answers to them"
+    )
+    assert sum(sum(hops.values()) for hops in summary["questions"].values()) >= 10
     again = coseek(*command)
     assert again.out == first.out
     assert all(one.method == "GET" for one in generator.asked[asked:])

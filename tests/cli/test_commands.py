@@ -76,9 +76,9 @@ def test_a_folder_answers_with_its_source(tmp_path: Path, coseek: Type, monkeypa
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "birds.md").write_text("# Herons\n\nThey wait.\n\n## Food\n\n[red] perch\n\n## End\n\nof it")
     (tmp_path / "notes" / "scan.pdf").write_bytes(b"%PDF-1.4 [bold]cut off")
-    told = coseek("data", "import", "documents", "notes", "size=50", "--out", "d")
-    assert (told.code, "failed: notes/scan.pdf: it is no whole PDF" in told.out) == (0, True)
-    assert coseek(*told.out.partition("Next: coseek ")[2].split()).code == 0
+    imported = coseek("data", "import", "documents", "notes", "size=50", "--out", "d")
+    assert (imported.code, "failed: notes/scan.pdf: it is no whole PDF" in imported.out) == (0, True)
+    assert coseek(*imported.out.partition("Next: coseek ")[2].split()).code == 0
     shown = coseek("search", "d-bm25", "perch", "--context", 1).out
     assert "Herons › Food  [red] perch" in shown
     assert [line.strip() for line in shown.splitlines()[-3:]] == ["path notes/birds.md", "↑ They wait.", "↓ of it"]
@@ -191,7 +191,7 @@ def test_a_model_folder_is_an_agent(world: Path, index: Path, tmp_path: Path, co
     assert (asked.code, "no answer: the run ended by" in asked.err or bool(asked.out)) == (0, True)
 
 
-def test_ask_prints_the_answer_alone_and_the_way_to_it_beside(index: Path, coseek: Type) -> None:
+def test_ask_prints_only_the_answer_to_stdout(index: Path, coseek: Type) -> None:
     outcome = coseek("ask", "Where was Ada born ?", "--agent", "rules", "--retriever", index)
     assert outcome.code == 0
     assert len(outcome.out.splitlines()) == 1
@@ -284,10 +284,10 @@ TEXT = (ROOT / "src" / "coseek" / "cli" / "project" / "AGENTS.md").read_text(enc
 STEPS: list[tuple[str, str]] = re.findall(r"```sh\n(.*?)\n```\n\n```text\n(.*?)\n```", TEXT, flags=re.DOTALL)
 
 
-def printed_as_told(told: str, out: str) -> bool:
+def prints_expected_lines(expected: str, out: str) -> bool:
     """Whether the output contains every expected line, in order. `…` matches anything; columns may be wider."""
     rest = [" ".join(line.split()) for line in out.splitlines()]
-    for line in told.splitlines():
+    for line in expected.splitlines():
         parts = [re.escape(" ".join(part.split())) for part in line.split("…")]
         pattern = re.compile(".*".join(part and rf" ?{part} ?" for part in parts))
         place = next((number for number, one in enumerate(rest) if pattern.fullmatch(one)), None)
@@ -304,9 +304,9 @@ def test_a_new_project_prints_what_its_page_says(tmp_path: Path, coseek: Type, m
     names = {path.name for path in (tmp_path / "mine").iterdir()}
     assert outcome.code == 0 and names == {"AGENTS.md", "data", "recipe.yaml"}
     monkeypatch.chdir(tmp_path / "mine")
-    for command, told in STEPS:
+    for command, expected in STEPS:
         done = coseek(*shlex.split(command)[1:])
-        assert done.code == 0 and printed_as_told(told, done.out), f"{command}\n{done.out}{done.err}"
+        assert done.code == 0 and prints_expected_lines(expected, done.out), f"{command}\n{done.out}{done.err}"
 
 
 def test_init_takes_a_new_folder_alone(tmp_path: Path, coseek: Type) -> None:

@@ -1,4 +1,4 @@
-"""Labels and logs of other agents on the command line: what a user types, the files that come of it, and mistakes."""
+"""Labels and logs of other agents on the command line: what a user types, the resulting files, and mistakes."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ def their_logs(world: Path) -> list[JsonObject]:
             {"role": "tool", "tool_call_id": "1", "content": shown},
             {"role": "assistant", "content": question.answers[0]},
         ]
-        asked = {**question.to_json(), "answers": []}  # its plan is for the oracle, which stands for a rating model
+        asked = {**question.to_json(), "answers": []}  # the oracle, which stands in for a rating model, needs its plan
         rows.append({"question": asked, "gold": [*question.answers], "messages": messages})
     return rows
 
@@ -64,12 +64,12 @@ def test_the_guide_makes_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert Path("runs/retriever/encoder/coseek.yaml").is_file()
 
 
-def test_what_came_of_a_log_is_told_and_the_run_is_scored_viewed_and_sound(tmp_path: Path, coseek: Type) -> None:
+def test_an_import_of_a_log_is_summarized_and_its_run_is_scored_viewed_and_sound(tmp_path: Path, coseek: Type) -> None:
     log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()], "gold": "Goethe"}])
     log.write_text(log.read_text() + '{"messages": [\n')
-    told = coseek("data", "import", "traces", log, "answers=gold", "--out", tmp_path / "run")
-    assert told.code == 0 and "left out: log.jsonl, line 2: not valid JSON" in told.out
-    assert "1 conversation (1 with gold answers), 1 search; 1 record left out" in told.out
+    imported = coseek("data", "import", "traces", log, "answers=gold", "--out", tmp_path / "run")
+    assert imported.code == 0 and "left out: log.jsonl, line 2: not valid JSON" in imported.out
+    assert "1 conversation (1 with gold answers), 1 search; 1 record left out" in imported.out
     assert json.loads((tmp_path / "run" / "source.json").read_text())["left_out"][0]["where"] == "log.jsonl, line 2"
     assert coseek("audit", tmp_path / "run").code == 0
     scored = json.loads(coseek("score", tmp_path / "run", "--json").out)
@@ -81,10 +81,10 @@ def test_what_came_of_a_log_is_told_and_the_run_is_scored_viewed_and_sound(tmp_p
     assert json.loads(again.out)["with_answers"] == 1
 
 
-def test_conversations_that_end_without_an_answer_are_told(tmp_path: Path, coseek: Type) -> None:
+def test_conversations_that_end_without_an_answer_are_counted(tmp_path: Path, coseek: Type) -> None:
     log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()[:4]]}])
-    told = coseek("data", "import", "traces", log, "--out", tmp_path / "run")
-    assert "Without an answer: 1 conversation (answer=PATH names its place)" in told.out
+    imported = coseek("data", "import", "traces", log, "--out", tmp_path / "run")
+    assert "Without an answer: 1 conversation (answer=PATH names its place)" in imported.out
 
 
 def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
-from tests.hardware.paces import FAST, SLOW, begun_anew, kept
+from tests.hardware.paces import FAST, SLOW, forget_speeds, kept
 from tests.source_tree import ROOT
 
 from coseek.cli import commands
@@ -75,11 +75,11 @@ def test_every_command_has_a_line_and_a_help(coseek: Type) -> None:
     for line in lines:
         name, about = line.split(maxsplit=1)
         assert about.strip().endswith(".")
-        told = coseek(name, "--help")
-        assert told.code == 0 and (("--quiet" in told.out and "--verbose" in told.out) or "COMMAND" in told.out)
+        shown = coseek(name, "--help")
+        assert shown.code == 0 and (("--quiet" in shown.out and "--verbose" in shown.out) or "COMMAND" in shown.out)
 
 
-def test_the_version_is_told(coseek: Type) -> None:
+def test_the_version_is_printed(coseek: Type) -> None:
     assert coseek("--version").out.startswith("coseek 0.")
 
 
@@ -228,21 +228,21 @@ def test_a_part_that_fails_is_broken_and_says_why() -> None:
 @pytest.mark.parametrize(("ratio", "taken", "way"), [(FAST, "bfloat16", "int8"), (SLOW, "float32", "exact")])
 def test_auto_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, taken: str, way: str) -> None:
     kept(tmp_path, monkeypatch, ratio, ratio, ratio)
-    told, found = precision(), exact_search()
+    precisions, search = precision(), exact_search()
     for use in Use:
-        assert f"{use} in {taken} (bfloat16 has {ratio:.2g} × the speed of float32)" in told
-    assert f"auto is {way} for a million vectors" in found and f"{ratio:.2g} × the speed" in found
-    assert told.endswith(instructions()) and found.endswith(instructions())
+        assert f"{use} in {taken} (bfloat16 has {ratio:.2g} × the speed of float32)" in precisions
+    assert f"auto is {way} for a million vectors" in search and f"{ratio:.2g} × the speed" in search
+    assert precisions.endswith(instructions()) and search.endswith(instructions())
 
 
 def test_a_probe_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    begun_anew(monkeypatch)
+    forget_speeds(monkeypatch)
     found = check("precision", precision, "use precision float32")
     assert (found.health, found.remedy) == (CheckStatus.BROKEN, "use precision float32")
-    assert "a process of its own" in found.detail
+    assert "a separate process" in found.detail
 
 
 # --- the demo

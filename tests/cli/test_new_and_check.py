@@ -25,7 +25,7 @@ def test_a_new_part_works_as_written(part: str, tmp_path: Path, coseek: Type, mo
     assert first == f"{path.name}: {part.replace('-', ' ')}" and lines and path.name in use, checked.err
 
 
-def test_the_test_beside_a_new_part_passes_and_fails_with_it(tmp_path: Path, coseek: Type) -> None:
+def test_the_test_of_a_new_part_passes_and_fails_with_it(tmp_path: Path, coseek: Type) -> None:
     assert coseek("new", "reward", "brevity", "--out", tmp_path).code == 0
     test = runpy.run_path(str(tmp_path / "test_brevity.py"))["test_brevity_keeps_its_contract_and_runs"]
     test()
@@ -70,7 +70,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fear", BROKEN)
-def test_a_part_that_breaks_its_contract_is_told_in_a_sentence(fear: str, tmp_path: Path, coseek: Type) -> None:
+def test_a_part_that_breaks_its_contract_is_reported_in_a_sentence(fear: str, tmp_path: Path, coseek: Type) -> None:
     text, said = BROKEN[fear]
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
     assert said in coseek("check", tmp_path / "mine.py").sentence

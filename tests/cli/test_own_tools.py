@@ -111,7 +111,7 @@ def test_a_training_remembers_the_tools_of_its_protocols(home: Path) -> None:
     assert not (home / "was-run").exists()
 
 
-def test_what_an_agent_said_is_not_taken_for_that_of_one_with_another_tool(home: Path) -> None:
+def test_agents_with_different_tools_share_no_cached_text(home: Path) -> None:
     agent = settings_for("rules", str(home / "react.yaml"))
     before = identity_of(agent)
     assert identity_of(agent) == before

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on, and ends as if it had not been."""
+"""A stopped run resumes, and ends as if it had never been stopped."""
 
 import json
 import shutil

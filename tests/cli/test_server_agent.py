@@ -1,4 +1,4 @@
-"""`--agent URL`: the same trajectories as with the folder behind it; text only is marked, and refused for training."""
+"""`--agent URL`: same trajectories as with the served folder; text-only runs are marked and refused for training."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read with the line of what is broken."""
+"""Files: written whole or not at all; errors name the broken line."""
 
 import gzip
 import json

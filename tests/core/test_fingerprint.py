@@ -16,7 +16,7 @@ def test_a_change_deep_inside_the_weights_changes_the_fingerprint(tmp_path: Path
 
 
 def test_a_change_between_the_sampled_pieces_of_large_weights_changes_the_fingerprint(tmp_path: Path) -> None:
-    """As an adapter that is merged into a single matrix makes it."""
+    """The same model after an adapter was merged into one matrix."""
     weights = {f"layer.{number}": np.zeros((500, 100), dtype=np.float32) for number in range(200)}
     save_file(weights, tmp_path / "model.safetensors")
     found = {fingerprint(tmp_path)}

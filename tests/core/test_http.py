@@ -1,4 +1,4 @@
-"""Fears about calls: a key that leaks, a fault that is repeated for ever or not at all, a stall that spreads."""
+"""Fears about calls: a key that leaks, a fault that is retried for ever or never, a stalled call that delays others."""
 
 import gzip
 import json
@@ -66,7 +66,7 @@ def test_what_will_not_pass_is_asked_once(status: int) -> None:
     assert str(status) in sentence
 
 
-def test_a_call_ends_after_so_many_attempts() -> None:
+def test_a_call_ends_after_its_attempts() -> None:
     sentence, made = failure_of(in_order(Said({}, 500)))
     assert made == 3
     assert sentence.endswith("it answered 500 (3 tries)")
@@ -153,7 +153,7 @@ def test_an_answer_that_is_too_long_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 503])
-def test_without_quotes_nothing_that_the_server_said_is_repeated(status: int) -> None:
+def test_without_quotes_no_text_of_the_server_is_repeated(status: int) -> None:
     plain = pytest.raises(HttpFailure, match=rf"^it: it answered {status}( \(3 tries\))?$")
     with client(in_order(Said({"error": "your key is abc"}, status)), name="it", quotes=False) as (calls, _), plain:
         calls.fetch("GET", "/x", headers={"x-key": "abc"})

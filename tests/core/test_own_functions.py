@@ -65,7 +65,7 @@ def test_a_function_is_the_same_in_another_process_and_another_with_other_code(m
         (typed_in(), "the source of typed cannot be read"),
     ],
 )
-def test_what_its_source_does_not_identify_is_said(function: object, why: str) -> None:
+def test_a_function_that_its_source_does_not_identify_has_a_reason(function: object, why: str) -> None:
     digest, problem = identify(function)
     assert not digest and why in problem
 

@@ -57,7 +57,7 @@ def test_overrides_come_after_the_file_and_are_yaml(tmp_path: Path) -> None:
     assert made.perhaps is not None and made.perhaps.learning_rate == 1e-3
 
 
-def test_a_group_on_the_command_line_keeps_what_the_file_says_beside_it(tmp_path: Path) -> None:
+def test_a_group_on_the_command_line_keeps_the_other_settings_of_the_file(tmp_path: Path) -> None:
     path = recipe(tmp_path, "inner: {steps: 7, learning_rate: 0.5}\nsizes: {small: 1}\n")
     merged = load_settings(Recipe, path, ["inner={steps: 9}", "sizes={big: 2}"])
     assert (merged.inner, merged.sizes) == (Inner(steps=9, learning_rate=0.5), {"big": 2})

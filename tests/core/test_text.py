@@ -1,4 +1,4 @@
-"""Text: how bytes without an encoding are read, what loops, and how a policy's own spelling differs from people's."""
+"""Text: reading bytes of unknown encoding, repetition, and differences between a policy's spelling and people's."""
 
 import pytest
 
@@ -117,7 +117,7 @@ def test_what_people_type_is_spelled_as_it_was_learnt(typed: str) -> None:
     assert separated(typed, is_token) == LEARNT
 
 
-def test_marks_inside_a_question_stand_apart_and_those_inside_words_do_not() -> None:
+def test_marks_inside_a_question_are_split_off_and_those_inside_words_are_not() -> None:
     typed = "Which was first, Golden Gate (film) or Anne-Marie’s 3.5?"
     assert separated(typed, is_token) == "Which was first , Golden Gate ( film ) or Anne-Marie 's 3.5 ?"
     assert separated("name the mayor of Julenta", is_token) == "Name the mayor of Julenta ."

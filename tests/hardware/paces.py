@@ -22,7 +22,7 @@ def kept(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"schema": 2, "hosts": {host_digest(): stored}}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    begun_anew(monkeypatch)
+    forget_speeds(monkeypatch)
     return path
 
 
@@ -31,7 +31,7 @@ def processor(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> No
     kept(folder, monkeypatch, ratio, ratio)
 
 
-def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a new process on a machine without an accelerator."""
     placement._speedups.cache_clear()
     placement._warned.clear()

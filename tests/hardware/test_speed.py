@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.hardware.paces import FAST, SLOW, begun_anew, kept, processor
+from tests.hardware.paces import FAST, SLOW, forget_speeds, kept, processor
 
 from coseek.core.errors import SettingError
 from coseek.core.files import read_json
@@ -66,11 +66,11 @@ def test_a_probe_is_made_once_on_this_machine_and_kept(tmp_path: Path, monkeypat
     other = {"many_rows": 2.0, "few_rows": 3.0, "int8_search": 4.0}
     path.write_text(json.dumps({"schema": 2, "hosts": {"another": other}}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    begun_anew(monkeypatch)
+    forget_speeds(monkeypatch)
     found = placement.speedups()
     assert found is not None and placement.cache_file() == path
     assert read_json(path) == {"schema": 2, "hosts": {"another": other, host_digest(): found.model_dump()}}
-    begun_anew(monkeypatch)
+    forget_speeds(monkeypatch)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     assert placement.speedups() == found
 
@@ -78,12 +78,12 @@ def test_a_probe_is_made_once_on_this_machine_and_kept(tmp_path: Path, monkeypat
 def test_where_no_probe_can_be_made_nothing_new_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    begun_anew(monkeypatch)
+    forget_speeds(monkeypatch)
     assert placement.speedups() is None and fastest(Use.TRAINING, device="cpu") == "float32"
     assert not list(tmp_path.iterdir())
 
 
-def test_a_slow_precision_that_is_named_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_precision_that_is_named_is_warned_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor(tmp_path, monkeypatch, SLOW)
     float32, auto, bfloat16 = (LearnerSettings(precision=name) for name in ("float32", "auto", "bfloat16"))
     assert placement.warning(float32) == placement.warning(auto) == ""
@@ -119,7 +119,7 @@ def values(recipe: AgentRecipe) -> dict[Place, str]:
     return {place: value for place, _, value in placement.named(AgentRecipe, dump_settings(recipe))}
 
 
-def test_every_auto_is_settled_wherever_it_stands() -> None:
+def test_every_auto_is_resolved_at_every_place() -> None:
     asked: dict[Place, Use] = {}
 
     def choose(use: Use, place: Place) -> Precision:

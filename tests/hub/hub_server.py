@@ -1,4 +1,4 @@
-"""A small server that speaks the part of the hub's protocol that push and pull use, for the hub's own client."""
+"""A small server with the part of the hub's protocol that push and pull use, for the hub's client."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Cards: what is known stands in them, nothing is invented, and no text of others becomes markup, code or YAML."""
+"""Cards: they hold what is known, invent nothing, and no foreign text becomes markup, code or YAML."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Push and pull by the hub's own client, against a small server that speaks its protocol: what leaves this machine, and
-that what arrives is what was sent."""
+"""Push and pull with the hub's client against a small server: what leaves this machine, and that pulled files equal
+pushed ones."""
 
 import json
 import shutil

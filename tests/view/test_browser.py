@@ -168,8 +168,8 @@ def test_a_token_strip_tells_every_value_and_is_coloured_by_one(browser: Chromiu
     browser.ask("document.querySelectorAll('.strip')[1].focus()")
     browser.press("ArrowRight")
     browser.press("ArrowRight")
-    told = browser.ask("document.querySelectorAll('.strip')[1].nextSibling.innerText")
-    assert str(told).startswith("B · token 66: log p -2.000, trained, advantage -1.500")
+    readout = browser.ask("document.querySelectorAll('.strip')[1].nextSibling.innerText")
+    assert str(readout).startswith("B · token 66: log p -2.000, trained, advantage -1.500")
 
 
 def test_curves_of_several_runs_lie_over_each_other(browser: Chromium, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_curves_of_several_runs_lie_over_each_other(browser: Chromium, tmp_path:
     browser.ask("document.querySelector('.legend input').click()")
     assert browser.ask(f"{lines}.length") == 1
     choose(browser, "lines", "10")
-    assert browser.ask(f"{lines}.length") == 2, "the mean lies over what was logged"
+    assert browser.ask(f"{lines}.length") == 2, "the mean is drawn over the logged values"
 
 
 @pytest.mark.skipif(not AXE, reason="axe-core-python is not installed")

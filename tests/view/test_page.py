@@ -73,7 +73,9 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
 # --- the command
 
 
-def test_the_page_lies_in_the_run_unless_it_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_written_into_the_run_unless_it_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make_run(tmp_path / "run", [trajectory()])
     assert main(["view", str(folder)]) == 0
     assert f"{folder / 'view.html'}: 1 episodes" in capsys.readouterr().out
@@ -145,7 +147,7 @@ def test_a_reload_shows_what_a_run_under_way_has_added(tmp_path: Path) -> None:
         assert answer.headers["Cache-Control"] == "no-store"
 
 
-def test_a_run_without_episodes_yet_is_said_and_served_later(tmp_path: Path) -> None:
+def test_a_run_without_episodes_yet_is_reported_and_served_later(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [])
     with served(folder) as live:
         answer, text = get(live)
@@ -200,7 +202,7 @@ def test_opening_a_folder_of_somebody_else_runs_no_code_of_theirs(tmp_path: Path
     assert reward_of(tmp_path) is None
 
 
-def test_grades_beside_a_run_are_found_again(tmp_path: Path) -> None:
+def test_grades_of_a_run_are_found_again(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [trajectory("a")])
     answers = GradeCache.beside(folder, GeneratedAnswer, "generator", {})
     with answers.appending() as file:
@@ -290,7 +292,7 @@ def test_a_fault_is_neither_right_nor_wrong(tmp_path: Path) -> None:
     assert bodies(table)[2]["stop_detail"] == "timed out"
 
 
-def test_a_passage_stands_once_a_chunk_and_two_texts_of_one_id_are_not_mixed_up(tmp_path: Path) -> None:
+def test_a_passage_is_stored_once_per_chunk_and_two_texts_of_one_id_are_not_mixed_up(tmp_path: Path) -> None:
     one, other = Passage("p", "t", "one"), Passage("p", "t", "other")
     searches = tuple(Search("x", (Hit(each, 1.0),), turn=1) for each in (one, one, other, one))
     table = table_of(tmp_path / "run", [replace(trajectory(), searches=searches)])
@@ -363,7 +365,7 @@ def test_seeds_beyond_a_double_and_tokens_keep_their_values(tmp_path: Path) -> N
     assert table.pieces == [{"65": "A", "66": "B"}]
 
 
-def test_the_view_that_the_index_looked_up_stands_with_the_query(tmp_path: Path) -> None:
+def test_the_text_that_the_index_looked_up_is_shown_with_the_query(tmp_path: Path) -> None:
     settings: JsonObject = {
         "agent": {"name": "rules", "protocol": "search-r1", "prompt_template": "default"},
         "index": {"retriever": "bm25", "settings": {"view": "question+query"}},

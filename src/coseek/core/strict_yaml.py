@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in keys:
-                    raise _fault(f"{_shown(key)} stands twice", key)
+                    raise _fault(f"{_shown(key)} appears twice", key)
                 keys.add((key.tag, key.value))
         mapping: dict[object, object] = super().construct_mapping(cast(yaml.MappingNode, node), deep)
         return mapping
@@ -65,7 +65,7 @@ class _Loader(yaml.SafeLoader):
         try:
             value: object = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, OverflowError):  # an impossible date, `!!int x` …
-            raise _fault(f"{_shown(node)} is not what it looks like; put it in quotes", node) from None
+            raise _fault(f"{_shown(node)} is not valid for its YAML type; put it in quotes", node) from None
         if not isinstance(value, _PLAIN):
             raise _fault(f"{node.tag.rpartition(':')[2]!r} is no plain value", node)
         return value
@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
 
 def _replace(loader: _Loader, node: yaml.Node) -> Replace:
     if not isinstance(node, yaml.MappingNode):
-        raise _fault("`!replace` stands before `name: value` settings", node)
+        raise _fault("`!replace` needs `name: value` settings after it", node)
     return Replace({str(name): value for name, value in loader.construct_mapping(node, deep=True).items()})
 
 

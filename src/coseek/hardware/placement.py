@@ -192,7 +192,7 @@ def described(use: Use) -> Choice:
         has = "multiplies" if multiplies_bfloat16(place) else "does not multiply"
         return Choice(fastest(use), f"{place} {has} bfloat16 natively")
     if (speed := speedups()) is None:
-        raise OSError("the probe, a process of its own that multiplies for a second, failed")
+        raise OSError("the probe, a separate process that multiplies matrices for a second, failed")
     return Choice(fastest(use), f"bfloat16 has {speed.bfloat16(use):.2g} × the speed of float32")
 
 
