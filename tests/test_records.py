@@ -77,7 +77,7 @@ LIKELIHOODS = AnswerLikelihoods("q1", "digest", (-1.5, -2.0), (3, 4))
 SUB_ANSWERS = SubAnswers("q1", 7, "digest", ("a", None), ("text",))
 STEP = Step("Ada", "ada", "painter", "born", "d1", "1815", "When?", "Who is 1815?")
 FIELDS = ContextFields(True, False, "queries", 3)
-RESULT = EvaluationResult(np.array([1, 3], dtype=np.int64), (None, (1, 2)))
+RESULT = EvaluationResult(np.array([1, 3], dtype=np.int64), ((), (1, 2)))
 
 
 class Stored(Protocol):

@@ -108,12 +108,12 @@ def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
     assert not found.zero_grad_B.any() and found.singleton_groups == 0
 
 
-def test_resampling_ends_at_its_limit_with_what_has_spread_by_then() -> None:
+def test_resampling_ends_at_its_limit_with_the_groups_that_have_spread() -> None:
     sampled = resampled([[1, 1], [0, 1], [0, 0], [1, 1]])
     assert len(sampled.kept.scored) == 2 and sampled.questions == 4 and sampled.dropped == 3
 
 
-def test_a_step_whose_first_questions_have_spread_asks_no_more() -> None:
+def test_a_step_whose_first_groups_have_spread_takes_no_further_questions() -> None:
     sampled = resampled([[1, 0], [0, 1]])
     assert sampled.questions == 2 and sampled.dropped == 0 and sampled.kept.scored == sampled.episodes.scored
 
@@ -166,11 +166,11 @@ def test_metrics_of_a_step_are_means_over_its_runs_and_a_search_of_the_protocol_
 
 
 @pytest.mark.parametrize(("tokens", "part"), [(0, 0.0), (60, 0.0), (80, -0.5), (100, -1.0), (500, -1.0)])
-def test_a_long_run_is_charged_in_proportion_to_its_last_stretch(tokens: int, part: float) -> None:
+def test_the_overlong_penalty_grows_linearly_within_the_margin(tokens: int, part: float) -> None:
     assert overlong_penalty(tokens, OverlongSettings(max_tokens=100, margin_tokens=40)) == pytest.approx(part)
 
 
-def test_the_charge_counts_what_stands_behind_the_prompt_and_is_logged_by_name() -> None:
+def test_the_penalty_counts_tokens_after_the_prompt_and_is_logged_by_name() -> None:
     run = trajectory(environment(*[1] * 50), agent(2, 3), environment(4), agent(5))
     charged = add_overlong_penalty(
         TrajectoryBatch((ScoredTrajectory(0, run, Reward(1.0, {"exact_match": 1.0})),)),

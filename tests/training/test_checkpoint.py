@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, and the one before it survives whatever happens."""
+"""A checkpoint is complete or ignored, and a failure leaves the previous one intact."""
 
 import os
 import resource
@@ -33,7 +33,7 @@ def loaded_step(folder: Path) -> int | None:
     return None if found is None else found["step"]
 
 
-def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, state(3))
     found = load_checkpoint(tmp_path)
     assert found is not None
@@ -66,9 +66,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, harm: 
     assert loaded_step(tmp_path) == 1
 
 
-def test_when_no_checkpoint_is_whole_that_is_said(tmp_path: Path) -> None:
+def test_damage_of_all_checkpoints_is_an_error(tmp_path: Path) -> None:
     (save_checkpoint(tmp_path, state(7)) / SHARD).write_bytes(b"")
-    with pytest.raises(RunError, match=r"none of the checkpoints .* is whole \(steps \[7\]\)"):
+    with pytest.raises(RunError, match=r"all checkpoints .* are damaged \(steps \[7\]\)"):
         load_checkpoint(tmp_path)
 
 
@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path: Path, large
     assert loaded_step(tmp_path) == 1
 
 
-def test_what_a_killed_write_left_behind_is_swept_away(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_write_are_removed(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, state(1))
     (tmp_path / ".step-000002.abcd1234.part").mkdir()
     (tmp_path / ".step-000002.abcd1234.part" / SHARD).write_bytes(b"half")
@@ -109,13 +109,13 @@ def test_what_a_killed_write_left_behind_is_swept_away(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
-def test_a_replacement_that_was_cut_in_two_is_undone(tmp_path: Path) -> None:
+def test_an_interrupted_replacement_is_undone(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, state(1))
     os.replace(path, tmp_path / ".step-000001.old")
     assert loaded_step(tmp_path) == 1
 
 
-def test_a_setting_that_is_newer_than_a_run_does_not_end_it(tmp_path: Path) -> None:
+def test_a_training_from_before_a_setting_existed_can_be_resumed(tmp_path: Path) -> None:
     class Began(Settings):
         lr: float = 0.1
 

@@ -43,7 +43,7 @@ from coseek.training.encoder.recipe import HeldOutSettings, RetrieverRecipe
 from coseek.training.encoder.trainer import arguments
 
 
-def seen(query: Query) -> str:
+def text_of(query: Query) -> str:
     return query.text
 
 
@@ -83,6 +83,11 @@ def test_no_search_is_measured_twice_because_its_labels_were_named_or_made_twice
         ({"loss": {"negatives": 0}, "kind": "reranker"}, r"loss\.negatives=0 leaves no passage"),
         ({"token_dimension": 8}, "token_dimension is of kind=late-interaction"),
         ({"loss": {"flops": [0.1, 0.1]}}, r"loss\.flops is of kind=sparse"),
+        ({"held_out": {"keep": "best"}}, r"every=0 makes none before the last update"),
+        (
+            {"held_out": {"keep": "best", "every": 100}, "training": {"checkpoint_every": 30}},
+            r"checkpoint_every=30 does not divide held_out.every=100",
+        ),
     ],
 )
 def test_a_training_that_learns_nothing_or_a_setting_that_does_nothing_is_refused(
@@ -99,17 +104,17 @@ def test_a_divergence_over_candidates_needs_no_negatives() -> None:
 
 @given(st.integers(1, 30), st.integers(2, 12), st.integers(0, 5))
 def test_every_epoch_is_every_row_once(count: int, batch: int, seed: int) -> None:
-    rows = [TrainingExample.of(label(number), seen) for number in range(count)]
+    rows = [TrainingExample.of(label(number), text_of) for number in range(count)]
     order = ExampleOrder(rows, batch, 15, seed)
-    drawn = [row.turn for step in range(-(-3 * count // batch)) for row in order.batch(step)]
+    drawn = [row.question for step in range(-(-3 * count // batch)) for row in order.batch(step)]
     if count >= batch:
         # An update that reaches over an epoch's end holds a row that comes twice only once.
-        assert all(2 <= drawn.count(row.turn) <= 4 for row in rows)
-    assert all(len({row.turn for row in order.batch(step)}) == len(order.batch(step)) for step in range(5))
+        assert all(2 <= drawn.count(row.question) <= 4 for row in rows)
+    assert all(len({row.question for row in order.batch(step)}) == len(order.batch(step)) for step in range(5))
 
 
 def test_an_update_follows_from_the_seed_and_its_number_alone() -> None:
-    rows = [TrainingExample.of(label(number), seen) for number in range(40)]
+    rows = [TrainingExample.of(label(number), text_of) for number in range(40)]
     one, other = ExampleOrder(rows, 8, 2, 7), ExampleOrder(rows, 8, 2, 7)
     straight = [one.batch(step) for step in range(12)]
     assert other.batch(9) == straight[9] and other.batch(2) == straight[2]
@@ -117,9 +122,9 @@ def test_an_update_follows_from_the_seed_and_its_number_alone() -> None:
 
 
 def test_of_many_negatives_others_are_drawn_in_every_epoch() -> None:
-    rows = [TrainingExample.of(label(number), seen) for number in range(10)]
+    rows = [TrainingExample.of(label(number), text_of) for number in range(10)]
     order = ExampleOrder(rows, 10, 2, 0)
-    drawn = [[given.id for row in order.batch(epoch) if row.turn == rows[0].turn for given in row.negatives]
+    drawn = [[given.id for row in order.batch(epoch) if row.question == rows[0].question for given in row.negatives]
              for epoch in range(12)]  # fmt: skip
     known = {given.id for given in rows[0].negatives}
     assert all(len(ids) == 2 and set(ids) <= known for ids in drawn) and set().union(*drawn) == known
@@ -184,19 +189,13 @@ def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() ->
     ]
 
 
-def test_best_needs_evaluations_and_keeps_the_checkpoints_asked_for(tmp_path: Path) -> None:
-    def recipe(every: int, saved: int) -> RetrieverRecipe:
-        held_out = {"keep": "best", "every": every}
-        tree = {"labels": ["x"], "device": "cpu", "held_out": held_out, "training": {"checkpoint_every": saved}}
-        return make_settings(RetrieverRecipe, tree)
-
-    with pytest.raises(SettingError, match=r"every=0 makes none before the last update"):
-        recipe(0, 100)
-    with pytest.raises(SettingError, match=r"checkpoint_every=30 does not divide held_out.every=100"):
-        recipe(100, 30)
-    for every, saved, least in ((1000, 100, 100), (100, 100, 100), (40, 100, 40)):
-        made = arguments(tmp_path, recipe(every, saved), 6000, evaluates=True)
-        assert (made.save_steps, made.eval_steps, made.load_best_model_at_end) == (least, every, True)
+@pytest.mark.parametrize(("every", "save_steps"), [(1000, 100), (100, 100), (40, 40)])
+def test_keeping_the_best_weights_saves_as_often_as_set_and_at_every_evaluation(
+    every: int, save_steps: int, tmp_path: Path
+) -> None:
+    tree = {"labels": ["x"], "device": "cpu", "held_out": {"keep": "best", "every": every}}
+    args = arguments(tmp_path, make_settings(RetrieverRecipe, tree), 6000, evaluates=True)
+    assert (args.save_steps, args.eval_steps, args.load_best_model_at_end) == (save_steps, every, True)
 
 
 @pytest.fixture(scope="module")

@@ -33,17 +33,15 @@ from coseek.training.learner.learner import checkpoint_activations
 from coseek.training.learner.workers import Workers
 
 
-def row(positive: str, *negatives: str, turn: str = "", question: str = "", query: str = "") -> TrainingExample:
-    """Passages by their texts; an id of its own is written in front: `id|text`. Rows ask different things unless told
-    otherwise."""
+def row(positive: str, *negatives: str, question: str = "", query: str = "") -> TrainingExample:
+    """An example of passages `text` or `id|text`. By default each row has its own question, which is its query."""
 
     def passage(text: str) -> ExamplePassage:
-        ident, bar, said = text.partition("|")
-        return ExamplePassage(ident, said if bar else text)
+        ident, bar, rest = text.partition("|")
+        return ExamplePassage(ident, rest if bar else text)
 
-    own = question or positive
-    asked = query or f"{own}, {turn}"
-    return TrainingExample((turn or own,), own, asked, passage(positive), tuple(passage(text) for text in negatives))
+    question = question or positive
+    return TrainingExample(question, query or question, passage(positive), tuple(passage(text) for text in negatives))
 
 
 def negatives_of(batch: EncoderBatch, number: int) -> list[str]:
@@ -139,7 +137,7 @@ def test_a_worker_without_a_query_of_its_own_encodes_one_that_no_score_reads(tmp
     assert {int(cast(Target, share["label"])["query_B"].max()) for share in shares} == {1}
 
 
-def test_what_is_masked_gets_no_gradient_at_all() -> None:
+def test_masked_slots_get_no_gradient() -> None:
     scores_BS = torch.tensor([[1.0, 90.0, 0.5]], requires_grad=True)
     loss_B = contrastive(scores_BS, torch.tensor([[True, False, True]]), torch.tensor([0]))
     loss_B.sum().backward()
@@ -147,7 +145,7 @@ def test_what_is_masked_gets_no_gradient_at_all() -> None:
     assert loss_B.item() == pytest.approx(math.log(1 + math.exp(-0.5)))
 
 
-def test_the_divergence_is_that_of_replug_and_is_nought_where_nothing_is_to_learn() -> None:
+def test_the_divergence_is_that_of_replug_and_is_0_at_the_targets() -> None:
     scores_BS = torch.tensor([[1.0, 2.0, 70.0]], requires_grad=True)
     allowed_BS = torch.tensor([[True, True, False]])
     p = [1 / (1 + math.e), math.e / (1 + math.e)]
@@ -300,7 +298,7 @@ def test_rows_in_blocks_have_the_gradient_of_accumulated_batches(tmp_path: Path)
     assert gap({name: (first[name] + second[name]) / 2 for name in first}, together) < 1e-6
 
 
-def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
+def test_a_loss_of_nan_stops_the_training(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "encoder")
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     objective = RetrieverObjective(model, RetrieverLoss(), micro_batch_tokens=99, cached=True, normalise=False)

@@ -71,7 +71,7 @@ def test_keys_and_values_are_read_everywhere_and_the_rest_of_the_last_layer_is_n
     assert parts_of(tiny_model(layers=("full_attention", "conv"))) == {"conv.out_proj", "feed_forward", "ffn_norm"}
 
 
-def test_it_is_found_out_for_other_architectures() -> None:
+def test_other_architectures_are_tested_for_reducible_parts() -> None:
     attention = {"attention", "self_attn.q_proj", "self_attn.o_proj"}
     norms = {f"{place}_layernorm" for place in ("post_attention", "pre_feedforward", "post_feedforward")}
     assert parts_of(qwen()) == {*attention, "mlp", "post_attention_layernorm"}
@@ -107,7 +107,7 @@ def test_a_model_without_layers_that_are_known_is_not_trimmed() -> None:
 
 @pytest.mark.parametrize("make", [tiny_model, qwen, gemma])
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_can_tell_from_the_gradient(make: Callable[[], PreTrainedModel], seed: int) -> None:
+def test_a_reduced_layer_has_the_same_gradient(make: Callable[[], PreTrainedModel], seed: int) -> None:
     model = make()
     batch = batch_of(seed)
     looked_BT = before(batch.agent_BT)

@@ -125,14 +125,14 @@ def test_gae_sees_policy_tokens_as_if_the_others_were_not_there(
         assert not advantages_BT[row, ~here].any()
 
 
-def test_gae_reads_no_number_behind_the_mask() -> None:
+def test_gae_ignores_values_outside_the_mask() -> None:
     mask_BT = torch.tensor([[True, False, True]])
     odd_BT = torch.tensor([[1.0, math.nan, 2.0]])
     advantages_BT, returns_BT = gae(odd_BT, odd_BT, mask_BT)
     assert advantages_BT.tolist() == [[2.0, 0.0, 0.0]] and returns_BT.tolist() == [[3.0, 0.0, 2.0]]
 
 
-def test_whitening_looks_at_masked_tokens_only_and_is_nothing_where_nothing_is_to_compare() -> None:
+def test_whitening_uses_masked_tokens_only_and_is_0_without_spread() -> None:
     mask_BT = torch.tensor([[True, False, True]])
     assert torch.allclose(whiten(torch.tensor([[1.0, math.nan, 3.0]]), mask_BT), torch.tensor([[-1.0, 0.0, 1.0]]))
     assert not whiten(torch.full((1, 3), math.nan), torch.zeros(1, 3, dtype=torch.bool)).any()
@@ -151,7 +151,7 @@ def test_whitening_looks_at_masked_tokens_only_and_is_nothing_where_nothing_is_t
         (1.5, -1.0, 0.2, 0.2, 1.5, True),
     ],
 )
-def test_the_policy_loss_clips_only_what_runs_ahead(
+def test_the_policy_loss_only_clips_ratios_that_moved_too_far(
     ratio: float, advantage: float, low: float, high: float, loss: float, moves: bool
 ) -> None:
     new_BT = torch.tensor([[math.log(ratio)]], requires_grad=True)
@@ -173,9 +173,7 @@ def test_the_policy_loss_clips_only_what_runs_ahead(
         (2.0, 1.5, 1.0, 0.5 * 1.0**2),  # ran away from its target: the larger of both errors
     ],
 )
-def test_a_value_moves_by_a_fifth_at_most_unless_something_else_is_asked_for(
-    value: float, old: float, target: float, loss: float
-) -> None:
+def test_a_value_moves_by_at_most_a_fifth_by_default(value: float, old: float, target: float, loss: float) -> None:
     columns = [torch.tensor([[number, 5.0]]) for number in (value, old, target)]
     found_BT = value_loss(columns[0], columns[1], columns[2], torch.tensor([[True, False]]))
     assert found_BT[0].tolist() == pytest.approx([loss, 0.0])
@@ -186,7 +184,7 @@ def test_a_huge_ratio_is_bounded_on_both_sides() -> None:
     assert found_BT[0].tolist() == pytest.approx([math.exp(20), math.exp(-20)])
 
 
-def test_nothing_behind_a_mask_reaches_loss_or_gradient() -> None:
+def test_values_outside_the_mask_reach_neither_loss_nor_gradient() -> None:
     """Trap 10: a NaN or an overflow at a token that does not count must not count."""
     mask_BT = torch.tensor([[True, False, False]])
     odd = torch.tensor([[-1.0, math.nan, math.inf]])
@@ -278,7 +276,7 @@ def test_an_empty_mask_weighs_nothing_rather_than_not_a_number() -> None:
         assert weights_BT.tolist() == [[0.0] * 3] * 2
 
 
-def test_a_normaliser_says_what_it_lacks() -> None:
+def test_a_normaliser_names_the_missing_setting() -> None:
     mask_BT = torch.ones(1, 1, dtype=torch.bool)
     with pytest.raises(SettingError, match="loss_scale_factor above 0, not 0"):
         loss_weights(mask_BT, "seq-mean-token-sum-norm")
@@ -388,7 +386,7 @@ def test_a_loss_stays_finite_where_ratios_overflow() -> None:
         assert bool(found_bt.isfinite().all()) and bool(gradient_bt.isfinite().all())
 
 
-def test_what_is_wrong_with_a_loss_is_said() -> None:
+def test_an_invalid_policy_loss_is_an_error_sentence() -> None:
     with pytest.raises(UnknownName, match="did you mean 'cispo'"):
         open_policy_loss(RlSettings(policy_loss="cipso"))
     with pytest.raises(

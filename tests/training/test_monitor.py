@@ -87,7 +87,7 @@ def test_each_collapse_raises_its_alarm_alone_and_advises(ends: dict[str, float]
         {"exact_match": 0.1, "reward": 0.6},  # paid for something that is not the form
     ],
 )
-def test_what_only_looks_like_a_collapse_raises_nothing(ends: dict[str, float]) -> None:
+def test_what_only_looks_like_a_collapse_raises_no_alarm(ends: dict[str, float]) -> None:
     assert alarms(history(**ends)) == []
 
 
@@ -97,7 +97,7 @@ def test_a_single_spike_is_no_explosion() -> None:
     assert alarms(rows) == []
 
 
-def test_a_protocol_without_answers_is_not_told_to_answer() -> None:
+def test_a_protocol_without_answers_raises_no_alarm_for_missing_answers() -> None:
     assert alarms([row(answered=0.0, exact_match=0.0, valid=1.0) for _ in range(30)]) == []
 
 
@@ -161,7 +161,7 @@ def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
     assert len(said.lines) == len(set(said.lines)) and not any("no-search" in line for line in said.lines)
 
 
-def test_a_new_alarm_is_said_once_and_written_as_long_as_it_lasts() -> None:
+def test_a_new_alarm_is_reported_once_and_logged_while_it_lasts() -> None:
     said = Heard()
     health = Monitor(SETTINGS, [], said)
     told = [health.update({**one, "step": step + 1}) for step, one in enumerate(history(answered=0.3))]
@@ -283,14 +283,14 @@ def heard(settings: RlSettings, *rows: dict[str, float]) -> list[str]:
     return progress.warned
 
 
-def test_a_group_of_one_run_is_said_where_runs_are_compared(tmp_path: Path) -> None:
+def test_groups_of_one_run_are_warned_of_if_runs_are_compared(tmp_path: Path) -> None:
     [said] = heard(RlSettings(group_size=1))
     assert said.startswith("rl.group_size=1") and "rl.algorithm=reinforce-pp" in said
     assert not heard(RlSettings(group_size=1, algorithm="ppo"))
     assert not heard(RlSettings(group_size=2))
 
 
-def test_steps_without_a_gradient_are_said_once_until_something_is_learnt_again() -> None:
+def test_steps_without_a_gradient_are_reported_once_until_a_step_has_one() -> None:
     flat, dropped = {"updates": 2.0, "grad_norm": 0.0, "reward": 0.0}, {"updates": 0.0, "reward": 0.0}
     moved = {"updates": 2.0, "grad_norm": 0.1}
     assert not heard(RlSettings(), *[flat] * (QUIET_STEPS - 1), moved, flat)

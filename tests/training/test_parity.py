@@ -188,8 +188,8 @@ def test_trls_advantages_are_ours_but_for_the_sample_spread_and_its_eps(
         assert torch.allclose(found, expected, atol=1e-6)
 
 
-def step_of(policy: Policy, reference: Policy, loss_agg_mode: str) -> tuple[Experience, list[int]]:
-    """Six runs with observations in them, their reference, and the lengths of their prompts."""
+def step_of(policy: Policy, reference: Policy, loss_agg_mode: str) -> Experience:
+    """Six runs with observations in them, with prompts of four tokens, and their reference."""
     rng = random.Random(0)
 
     def ids(low: int, high: int) -> list[int]:
@@ -205,9 +205,7 @@ def step_of(policy: Policy, reference: Policy, loss_agg_mode: str) -> tuple[Expe
     paid = iter([0.0, 1.0, 0.3, 0.2, 0.6, 0.9])
     episodes = score([0, 0, 0, 1, 1, 1], runs, lambda _: Reward(next(paid)))
     choice = settings_of("grpo", kl_coef=0.1, loss_agg_mode=loss_agg_mode)
-    return make_experience(
-        episodes, choice, open_algorithm(choice), LocalBackend(policy, choice, reference=reference)
-    ), [4] * 6
+    return make_experience(episodes, choice, open_algorithm(choice), LocalBackend(policy, choice, reference=reference))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +225,7 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
 ) -> None:
     """The whole road: ids, masks, ratios off 1, both clips, k3 against a reference, loss_agg_mode, backward."""
     pytest.importorskip("trl")
-    from tests.training.trl_side import inputs_of, open_trl
+    from tests.training.trl_side import inputs_of, trl_loss
 
     linear = OptimizerSettings(lr=1e6, eps=1e3, max_grad_norm=0.0)
     policy = Policy(small_llama(tokenizer), LearnerSettings(optimizer=linear), 1)
@@ -235,16 +233,15 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
     with torch.no_grad():
         for weight in other.parameters():
             weight.mul_(3.0)
-    experience, prompts = step_of(policy, Policy(other, LearnerSettings(), 1), loss_agg_mode)
+    experience = step_of(policy, Policy(other, LearnerSettings(), 1), loss_agg_mode)
     other.save_pretrained(tmp_path / "reference")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "reference")
-    side = open_trl(
-        model, tokenizer, tmp_path, loss_type=loss_type, beta=0.1,
-        clip_ratio_high=1.28 if loss_type == "cispo" else 0.28,  # its epsilon_high is the largest weight itself
-        level="sequence" if policy_loss == "gspo" else "token", rows=6, group_size=3, max_completion=20,
-    )  # fmt: skip
     model.load_state_dict(policy.model.state_dict())
-    their_loss = side.loss(inputs_of(experience, prompts, torch.arange(6)))
+    their_loss = trl_loss(
+        model, tokenizer, tmp_path, inputs_of(experience, 4), loss_type=loss_type,
+        clip_ratio_high=1.28 if loss_type == "cispo" else 0.28,  # its epsilon_high is the largest weight itself
+        level="sequence" if policy_loss == "gspo" else "token",
+    )  # fmt: skip
     their_loss.backward()
     before = [weight.detach().clone() for weight in policy.module.parameters()]
     choice = settings_of(

@@ -100,7 +100,7 @@ def test_changing_the_targets_that_the_environment_wrote_changes_no_gradient(see
 
 
 @pytest.mark.parametrize("architecture", ["lfm2", "granite"])
-def test_the_policy_says_what_the_model_says(architecture: str) -> None:
+def test_log_probabilities_are_those_of_the_model(architecture: str) -> None:
     """Granite divides its logits; taking its last hidden state through its head alone would be another model."""
     model, batch = small_model(architecture), make_batch(random_trajectories(3, random.Random(3)))
     with torch.no_grad():
@@ -311,7 +311,7 @@ def test_a_critic_of_an_adapted_policy_is_a_plain_trunk_that_trains_whole() -> N
     ) * 3
 
 
-def test_a_target_that_no_layer_is_called_is_refused_by_name() -> None:
+def test_an_unknown_lora_target_is_refused_by_name() -> None:
     with pytest.raises(SettingError, match=r"'qproj'; did you mean 'q_proj'\? Known: .*v_proj"):
         Policy(tiny_model(), LearnerSettings(lora=LoraSettings(target_modules=("qproj",))), 1)
     named = Policy(tiny_model(), LearnerSettings(lora=LoraSettings(target_modules=("q_proj",))), 1)
@@ -429,7 +429,7 @@ def module_of(critic: Critic) -> ValueModule:
     return critic.module
 
 
-def test_an_untrained_critic_values_everything_at_nothing() -> None:
+def test_the_values_of_an_untrained_critic_are_0() -> None:
     found = batch()
     assert critic_of().forward(found, found.agent_BT).tolist() == [[0.0] * 5] * 2
     assert critic_of().weights()["head.weight"].shape == (1, 16)

@@ -37,7 +37,7 @@ def test_the_reward_rises(tmp_path: Path, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None:
+def test_a_step_logs_its_metrics(tmp_path: Path, algorithm: str) -> None:
     changes = {"steps": 1, "kl_coef": 0.01, "kl_location": "loss" if algorithm == "grpo" else "reward"}
     _, (row,) = train(tmp_path, settings_of(algorithm, **changes))
     for name in (
@@ -82,7 +82,7 @@ def test_ctrl_c_loses_no_step_though_no_checkpoint_was_due(tmp_path: Path) -> No
     assert same_weights(whole, parts)
 
 
-def test_what_was_logged_after_the_checkpoint_is_taken_back(tmp_path: Path) -> None:
+def test_rows_logged_after_the_checkpoint_are_removed_on_resume(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=2)
     train(tmp_path, settings)
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -91,7 +91,7 @@ def test_what_was_logged_after_the_checkpoint_is_taken_back(tmp_path: Path) -> N
     assert [row["step"] for row in rows] == [1, 2, 3]
 
 
-def test_a_folder_with_a_run_in_it_is_not_written_over(tmp_path: Path) -> None:
+def test_a_folder_with_a_training_is_not_overwritten(tmp_path: Path) -> None:
     train(tmp_path, settings_of("grpo", steps=1))
     with pytest.raises(DataError, match="go on with it with --resume"):
         train(tmp_path, settings_of("grpo", steps=1))
@@ -110,7 +110,7 @@ def test_two_occurrences_of_a_question_are_two_groups() -> None:
     assert score(groups, runs, reward).rows_by_group() == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
 
 
-def test_a_rollout_that_answers_other_questions_is_noticed() -> None:
+def test_a_rollout_with_other_questions_is_an_error() -> None:
     with pytest.raises(ValueError, match="not those of the 2 questions"):
         collect(QUESTIONS[:1], 2, [1, 2], lambda questions, _: [fixed(QUESTIONS[1])] * len(questions))
 

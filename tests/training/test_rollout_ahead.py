@@ -173,7 +173,7 @@ def turns_of(pool: ServerPool, count: int) -> dict[int, int | None]:
 
 
 @pytest.mark.slow
-def test_a_run_that_ended_early_asks_again_for_what_it_had_not_trained_on(tmp_path: Path, policy: Path) -> None:
+def test_a_resumed_training_samples_again_what_it_had_not_trained_on(tmp_path: Path, policy: Path) -> None:
     """In a moment of the fourth step at which rollouts of the fifth are under way."""
     wanted = Training(tmp_path / "here", policy, steps=STEPS)
     wanted.train()
@@ -240,7 +240,7 @@ def test_workers_divide_the_rows_and_push_every_version_once(tmp_path: Path, pol
     ("fails", "error"),
     [("reward", "a bug"), ("retriever", "a bug"), ("server", "no rollout server loaded the new weights")],
 )
-def test_what_ends_a_training_ends_the_rollouts_under_way(fails: str, error: str, tmp_path: Path, policy: Path) -> None:
+def test_an_error_ends_the_rollouts_in_progress(fails: str, error: str, tmp_path: Path, policy: Path) -> None:
     with ExitStack() as doomed:
         live = doomed.enter_context(servers(policy, 1))
         training = Training(tmp_path / "there", policy, urls_of(live), ahead=2 if fails == "reward" else 1)

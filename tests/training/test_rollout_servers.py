@@ -225,7 +225,7 @@ def test_turns_of_other_weights_are_not_taken_for_those_of_the_policy() -> None:
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(SettingError, match="names one twice"):
+    with pytest.raises(SettingError, match="names a server twice"):
         make_settings(RolloutSettings, {"servers": ["http://127.0.0.1:9", "http://127.0.0.1:9"]})
     with pytest.raises(SettingError, match="add old_logprobs=recompute"):
         make_settings(RlSettings, {"rollout_is": "mask"})

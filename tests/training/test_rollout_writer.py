@@ -140,7 +140,7 @@ def test_a_run_in_which_a_part_failed_is_kept_without_values(tmp_path: Path) -> 
     assert [run.stop for run in stored if (run.question.id, run.seed) not in data] == [StopReason.RETRIEVER_ERROR]
 
 
-def test_groups_that_were_not_learnt_from_say_so(tmp_path: Path) -> None:
+def test_groups_that_were_not_trained_on_are_marked(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=1, dynamic_sampling=True, group_size=2)
     train(tmp_path, settings, callbacks=[writer_in(tmp_path)])
     found = data_of(tmp_path / "rollouts" / "step-000001")
@@ -186,7 +186,7 @@ def test_one_step_takes_a_tenth_of_the_budget_in_whole_groups(tmp_path: Path) ->
     assert run.settings["groups"] == len(set(groups)) and run.settings["groups_of_step"] == 4
 
 
-def test_nothing_is_kept_where_nothing_was_asked_for(tmp_path: Path) -> None:
+def test_no_rollouts_are_kept_at_an_interval_of_0(tmp_path: Path) -> None:
     train(tmp_path, settings_of("grpo", steps=2), callbacks=[writer_in(tmp_path, every=0)])
     assert not (tmp_path / "rollouts").exists()
 

@@ -159,7 +159,7 @@ def test_a_run_that_failed_is_in_no_row_and_in_no_baseline(seed: int) -> None:
     assert [row.episode for row in rows] == [f"{run.question.id}/{run.seed}" for run in kept]
 
 
-def test_a_row_tells_the_oldest_weights_that_sampled_it() -> None:
+def test_a_row_has_the_oldest_version_of_the_weights_that_sampled_it() -> None:
     written = [replace(agent(2, 3), version=7), environment(4), replace(agent(5), version=6)]
     run = trajectory(environment(1), *written, question="q1")
     choice = settings_of("grpo", group_size=1)
@@ -202,7 +202,7 @@ def test_groups_without_spread_are_left_out_where_they_are_resampled(tmp_path: P
     assert 0 not in {row.group for row in read_rows(export_rows(run, paid, choice).path)}
 
 
-def test_what_no_stored_run_can_give_is_refused(tmp_path: Path) -> None:
+def test_settings_that_need_a_model_are_refused_for_stored_runs(tmp_path: Path) -> None:
     run = stored(tmp_path, [one for one in sampled(1) if one.seed == 0])
     with pytest.raises(SettingError, match="no critic, which ppo needs"):
         export_rows(run, paid, settings_of("ppo"))
@@ -218,7 +218,7 @@ def test_what_no_stored_run_can_give_is_refused(tmp_path: Path) -> None:
     ("change", "problem"),
     [
         ({"schema": 2}, "a row of schema 2"),
-        ({"ids": [1, 2]}, "needs as many values of every kind"),
+        ({"ids": [1, 2]}, "needs one value of each kind per id"),
         ({"trained": [True, True, False]}, "the first token"),
         ({"trained": [False, False, True]}, "an advantage at a token that is not trained"),
     ],

@@ -62,7 +62,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_algorithm_of_ones_own_is_its_own_arithmetic(here: Path) -> None:
+def test_a_users_algorithm_computes_the_advantages(here: Path) -> None:
     settings = settings_of("opo.py")
     long = Trajectory(
         QUESTIONS[0], "test", (environment(1), agent(2, 3, 4, 5, 6, 7)), (), StopReason.ANSWERED, "no", True
@@ -74,7 +74,7 @@ def test_an_algorithm_of_ones_own_is_its_own_arithmetic(here: Path) -> None:
     assert found.advantages_BT[:, 1].tolist() == [0.75, -0.25]
 
 
-def test_a_backend_of_ones_own_is_all_that_the_loop_knows(here: Path) -> None:
+def test_the_loop_reaches_the_models_only_through_the_backend(here: Path) -> None:
     weights: list[dict[str, torch.Tensor]] = []
     for name in ("local", "recorder.py"):
         settings = settings_of("grpo", steps=2, kl_coef=0.1, backend=name)
@@ -90,7 +90,7 @@ def test_a_backend_of_ones_own_is_all_that_the_loop_knows(here: Path) -> None:
 
 
 @pytest.mark.parametrize("name", plugin_names(PACKAGE))
-def test_every_algorithm_says_what_it_can_be_told_and_refuses_the_rest(name: str) -> None:
+def test_every_algorithm_is_found_by_name_and_refuses_unknown_settings(name: str) -> None:
     assert open_algorithm(settings_of(name)).name == name
     with pytest.raises(UnknownName, match=f"did you mean '{name}'"):
         open_algorithm(settings_of(f"{name}x"))

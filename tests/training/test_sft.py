@@ -211,7 +211,7 @@ def test_a_later_round_does_not_walk_through_the_curriculum_again(tmp_path: Path
 
 
 @given(st.integers(2, 30), st.integers(0, 30), st.integers(0, 2**31))
-def test_only_what_can_be_known_is_asked_for(length: int, gap: int, seed: int) -> None:
+def test_only_predictable_tokens_are_targets_of_the_copy_task(length: int, gap: int, seed: int) -> None:
     batch = repeat_batch(50, 3, length, torch.Generator().manual_seed(seed), gap)
     again = slice(length + gap, 2 * length + gap)
     assert torch.equal(batch.ids_BT[:, :length], batch.ids_BT[:, again])

@@ -57,7 +57,7 @@ def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
                 assert f"{title} # {facts.partition(' ,')[0]} :" in prompt
 
 
-def test_a_drill_tells_what_its_passages_tell() -> None:
+def test_a_drill_states_what_its_passages_state() -> None:
     for number in range(40):
         example = sampler().drill(4, random.Random(number))
         prompt = teacher().generator.context(ReadingInput(example.question.question, example.passages)).prompt

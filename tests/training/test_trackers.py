@@ -116,7 +116,7 @@ def test_a_resumed_run_has_the_same_id_and_names_the_step_of_its_checkpoint(own:
     assert len(received(out)) == 5
 
 
-def test_a_fault_is_said_once_and_after_a_pause_the_tracker_is_tried_again(
+def test_a_fault_is_reported_once_and_the_tracker_is_retried_after_a_pause(
     own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, said = tmp_path / "out", list[str]()

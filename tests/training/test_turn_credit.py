@@ -346,7 +346,7 @@ def test_an_algorithm_may_return_what_is_nearly_a_tensor(kind: str) -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, ["a"], [[1.0], [1.0, 2.0]]])
-def test_an_algorithm_without_numbers_hears_that_a_tensor_is_wanted(nothing: object) -> None:
+def test_an_algorithm_that_returns_no_numbers_is_asked_for_a_tensor(nothing: object) -> None:
     step = StepRewards(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2).bool(), ((0,),), 1, torch.zeros(1).bool())
     with pytest.raises(SettingError, match=r"the algorithm lambda returned .*; let it return a tensor"):
         open_algorithm(settings_of(algorithm_name(lambda step: nothing))).advantages(step)  # type: ignore[arg-type, return-value]

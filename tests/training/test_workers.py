@@ -223,9 +223,7 @@ def test_supervised_training_by_two_workers_is_that_of_one_and_both_work(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "offload"), OFFLOADED)
-def test_what_lies_in_the_host_s_memory_learns_what_lies_on_the_devices(
-    two_workers: Path, algorithm: str, offload: tuple[str, ...]
-) -> None:
+def test_offloaded_training_gives_the_same_weights(two_workers: Path, algorithm: str, offload: tuple[str, ...]) -> None:
     here, there = (torch.load(two_workers / f"{algorithm}-{kind}.pt") for kind in ("fsdp2", "-".join(offload)))
     assert gap(here, there) < 1e-6
 

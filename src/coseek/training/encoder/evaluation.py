@@ -118,8 +118,8 @@ class EvaluationResult:
 
     ranks: Ranks
     """Ranks of the positives."""
-    gold: tuple[tuple[int, ...] | None, ...]
-    """Ranks of the question's gold passages; `None` for a question without any in the pool."""
+    gold: tuple[tuple[int, ...], ...]
+    """Ranks of the question's gold passages that are in the pool."""
 
     def metrics(self, held_out: HeldOut, k: Sequence[int]) -> dict[str, float]:
         """Return the means over all turns, and over each group's turns if there are several groups."""
@@ -133,7 +133,7 @@ class EvaluationResult:
         ranks = self.ranks[turns]
         means = {f"recall@{depth}": float((ranks <= depth).mean()) for depth in k}
         means["mrr"] = float((1.0 / ranks).mean())
-        gold = [gold_ranks for turn in turns if (gold_ranks := self.gold[turn]) is not None]
+        gold = [self.gold[turn] for turn in turns if self.gold[turn]]
         for depth in k if gold else ():
             means[f"gold@{depth}"] = fmean(fmean(rank <= depth for rank in gold_ranks) for gold_ranks in gold)
         return means
@@ -141,14 +141,13 @@ class EvaluationResult:
     def to_json(self) -> JsonObject:
         return {
             "ranks": cast(list[Json], self.ranks.tolist()),
-            "gold": [None if ranks is None else cast(list[Json], [*ranks]) for ranks in self.gold],
+            "gold": [cast(list[Json], [*ranks]) or None for ranks in self.gold],
         }
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "EvaluationResult":
         gold = cast("list[list[int] | None]", row["gold"])
-        gold_ranks = tuple(None if each is None else tuple(each) for each in gold)
-        return cls(np.array(row["ranks"], dtype=np.int64), gold_ranks)
+        return cls(np.array(row["ranks"], dtype=np.int64), tuple(tuple(ranks or ()) for ranks in gold))
 
     def values(self, name: str) -> list[float]:
         """Return `mrr` or `recall@K` of each turn."""
@@ -212,24 +211,23 @@ class EncoderEvaluator(BaseEvaluator):
 
     @cached_property
     def _bm25_scores(self) -> Vectors:
-        corpus = self._corpus()
-        return self._search_scores(Bm25.over(corpus), [label.query.text for label in self.held_out.labels], corpus)
+        return self._search_scores(Bm25.over(self._corpus), [label.query.text for label in self.held_out.labels])
 
     def hybrid(self, folder: Path) -> EvaluationResult:
         """Evaluate BM25 and the encoder in a folder, together as `hybrid` fuses them."""
-        corpus = self._corpus()
-        dense = Dense.over(corpus, DenseSettings(encoder=str(folder)))
-        hybrid = Hybrid([Bm25.over(corpus), dense], HybridSettings(parts=["bm25", "dense"], depth=len(corpus)))
-        return self._result(self._search_scores(hybrid, [label.query for label in self.held_out.labels], corpus))
+        parts: list[Retriever] = [Bm25.over(self._corpus), Dense.over(self._corpus, DenseSettings(encoder=str(folder)))]
+        hybrid = Hybrid(parts, HybridSettings(parts=["bm25", "dense"], depth=len(self._corpus)))
+        return self._result(self._search_scores(hybrid, [label.query for label in self.held_out.labels]))
 
+    @cached_property
     def _corpus(self) -> Corpus:
         """Return the pool, with rows as ids."""
         return Corpus([Passage(str(row), each.title, each.text) for row, each in enumerate(self.held_out.pool)])
 
-    def _search_scores(self, retriever: Retriever, queries: Sequence[QueryLike], corpus: Corpus) -> Vectors:
+    def _search_scores(self, retriever: Retriever, queries: Sequence[QueryLike]) -> Vectors:
         """Return the scores of all passages, shape Q × U; −1 for those that the retriever does not return."""
-        scores_QU = np.full((len(queries), len(corpus)), -1.0, dtype=np.float32)
-        for scores_U, hits in zip(scores_QU, retriever.search(queries, len(corpus)), strict=True):
+        scores_QU = np.full((len(queries), len(self._corpus)), -1.0, dtype=np.float32)
+        for scores_U, hits in zip(scores_QU, retriever.search(queries, len(self._corpus)), strict=True):
             for hit in hits:
                 scores_U[int(hit.passage.id)] = hit.score
         return scores_QU
@@ -237,11 +235,11 @@ class EncoderEvaluator(BaseEvaluator):
     def _result(self, scores_QU: Vectors) -> EvaluationResult:
         labels = self.held_out.labels
         positives = [self._row_by_text[passage_text(label.passage(label.positive))] for label in labels]
-        gold: list[tuple[int, ...] | None] = []
+        gold: list[tuple[int, ...]] = []
         for scores_U, label in zip(scores_QU, labels, strict=True):
             rows = [self._row_by_id[ident] for ident in label.question.gold_ids if ident in self._row_by_id]
             scores_GU = np.broadcast_to(scores_U, (len(rows), len(scores_U)))
-            gold.append(tuple(ranks_of(scores_GU, np.array(rows, dtype=np.int64)).tolist()) if rows else None)
+            gold.append(tuple(ranks_of(scores_GU, np.array(rows, dtype=np.int64)).tolist()))
         return EvaluationResult(ranks_of(scores_QU, np.array(positives, dtype=np.int64)), tuple(gold))
 
 

@@ -50,8 +50,6 @@ class ExamplePassage:
 class TrainingExample:
     """A search query with its labelled passages."""
 
-    turn: tuple[str, ...]
-    """Key of the turn, for display; examples of one turn share it."""
     question: str
     """The question of the trajectory; examples of one question share it."""
     query: str
@@ -68,7 +66,6 @@ class TrainingExample:
     def of(cls, label: LabelSet, query_text: QueryText) -> "TrainingExample":
         passages = {candidate.passage.id: ExamplePassage.of(candidate.passage) for candidate in label.candidates}
         return cls(
-            turn=label.turn.key,
             question=label.question.question,
             query=query_text(label.query),
             positive=passages[label.positive],

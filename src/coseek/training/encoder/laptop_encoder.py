@@ -100,8 +100,8 @@ def make_sparse_encoder(start: Path, folder: Path, seed: int, *, trust: bool = F
     config.tie_word_embeddings = True
     if config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not trust:
         raise DataError(
-            f"{start} is a {config.model_type}, of which no masked language model can be made for kind=sparse; take "
-            "another encoder, or kind=late-interaction"
+            f"kind=sparse needs a masked language model, and transformers has none of type {config.model_type} "
+            f"({start}); take another encoder, or kind=late-interaction"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

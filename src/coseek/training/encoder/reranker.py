@@ -123,7 +123,7 @@ class RerankerEvaluator(EncoderEvaluator):
         """BM25, and the ceiling: its candidates in the perfect order, for the positive and for the gold passages."""
         bm25 = super().baselines()[BM25]
         depth_Q = np.minimum(DEPTH, (self._bm25_scores >= 0).sum(axis=1))
-        gold = [ranks and _moved_up(ranks, depth) for ranks, depth in zip(bm25.gold, depth_Q.tolist(), strict=True)]
+        gold = [_moved_up(ranks, depth) for ranks, depth in zip(bm25.gold, depth_Q.tolist(), strict=True)]
         return {BM25: bm25, ORACLE: EvaluationResult(np.where(bm25.ranks <= depth_Q, 1, bm25.ranks), tuple(gold))}
 
 

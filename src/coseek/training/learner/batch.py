@@ -63,8 +63,6 @@ class Batch:
 
 def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     """Make a batch of the ids of trajectories, one row each. Raises `DataError` for those without exact ids."""
-    if not trajectories:
-        raise DataError("a batch needs at least one trajectory")
     lengths_B = torch.tensor([len(trajectory.ids) for trajectory in trajectories])
     shape = (len(trajectories), int(lengths_B.max()))
     ids_BT = torch.full(shape, FILLER_ID, dtype=torch.long)
@@ -74,9 +72,9 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         segments, question = trajectory.segments, trajectory.question.id
         if not trajectory.exact:
             raise DataError(
-                f"the run of question {question!r} cannot be trained on: the server or log that it is from does not "
-                "hold the ids that were sampled with their log-probabilities; run the agent from its folder, or on a "
-                "server that returns both (vLLM, SGLang)"
+                f"the run of question {question!r} cannot be trained on: its server or log has not stored the sampled "
+                "ids and their log-probabilities; run the agent from its folder, or on a server that returns both "
+                "(vLLM, SGLang)"
             )
         if not segments or not segments[0].ids or segments[0].author is Author.AGENT:
             raise DataError(f"the trajectory of question {question!r} begins without a prompt")

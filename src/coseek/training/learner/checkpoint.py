@@ -173,7 +173,7 @@ def load_checkpoint(folder: Path, like: CheckpointTensors | None = None, workers
         if _is_valid(path):
             return _read(path, like, workers)
     if steps:
-        raise RunError(f"none of the checkpoints in {folder} is whole (steps {steps}); delete them to start again")
+        raise RunError(f"all checkpoints in {folder} are damaged (steps {steps}); delete them to start again")
     return None
 
 
@@ -319,7 +319,12 @@ class TrainingState:
             old = make_settings(type(settings), state["settings"])  # newer settings have their defaults
             old = old.model_copy(update={name: getattr(settings, name) for name in resumable})
             check_same_settings(folder, dump_settings(old), self._settings, "take the old value")
-            self._restore(state)
+            self.step, self.position, self.notes = state["step"], state["position"], state["notes"]
+            for name, learner in learners.items():
+                learner.load_state(state["learners"][name])
+            for name, model in frozen.items():
+                model.load_weights(state["frozen"][name])
+            torch.set_rng_state(state["torch_rng"])
         self._is_saved = state is not None
         self._clock = SaveClock()
         if workers.is_main:
@@ -332,14 +337,6 @@ class TrainingState:
             "learners": {name: learner.state() for name, learner in self._learners.items()},
             "frozen": {name: frozen.weights() for name, frozen in self._frozen.items()},
         }
-
-    def _restore(self, state: Checkpoint) -> None:
-        self.step, self.position, self.notes = state["step"], state["position"], state["notes"]
-        for name, learner in self._learners.items():
-            learner.load_state(state["learners"][name])
-        for name, frozen in self._frozen.items():
-            frozen.load_weights(state["frozen"][name])
-        torch.set_rng_state(state["torch_rng"])
 
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
         """Append a row to `metrics.jsonl`."""

@@ -175,7 +175,7 @@ class StepRewards:
     def _known_trajectories(self) -> tuple[Trajectory, ...]:
         if len(self.trajectories) != len(self.mask_BT):
             raise SettingError(
-                "no trajectories are handed to an algorithm here, which reads turns; take rl.backend=local"
+                "the algorithm reads turns, and this engine passes no trajectories to it; take rl.backend=local"
             )
         return self.trajectories
 

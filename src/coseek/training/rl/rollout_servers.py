@@ -176,7 +176,7 @@ def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> Non
     ):
         raise SettingError(
             f"rollout.max_steps_behind={max_steps_behind} samples steps before the schedule of data.training_retriever "
-            "has come to them; set it to 0"
+            "has reached them; set it to 0"
         )
 
 
@@ -216,8 +216,8 @@ class RolloutAhead:
             backend.settings.check(settings)
             self._max_steps_behind = backend.settings.max_steps_behind
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="coseek-rollout") if self._max_steps_behind else None
-        self._pending: deque[tuple[list[int], Future[list[Trajectory]]]] = deque()
-        """Seeds and trajectories of this worker's share of each prefetched step."""
+        self._pending: deque[Future[list[Trajectory]]] = deque()
+        """Trajectories of this worker's share of each prefetched step."""
         self._next_step = 0
         """The next step to prefetch."""
         self._step_of_version: dict[int, int] = {}
@@ -246,19 +246,16 @@ class RolloutAhead:
         for later in range(max(step, self._next_step), min(step + self._max_steps_behind + 1, settings.steps)):
             taken = self._stream.take(position + (later - step) * count, count)
             questions = workers.contiguous_share([question for question in taken for _ in range(settings.group_size)])
-            seeds = list(workers.contiguous_share(rollout_seeds(later, 0, count, settings)))
+            seeds = workers.contiguous_share(rollout_seeds(later, 0, count, settings))
             if questions:
-                self._pending.append((seeds, self._thread.submit(self._rollout, questions, seeds)))
+                self._pending.append(self._thread.submit(self._rollout, questions, seeds))
             self._next_step = later + 1
 
     def __call__(self, questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
         if self._thread is None:
             return self._rollout(questions, seeds)
         called_s = time.perf_counter()
-        prefetched_seeds, future = self._pending.popleft()
-        if prefetched_seeds != list(seeds):
-            raise ValueError("the runs that were asked for in advance are those of another step")
-        trajectories = future.result()
+        trajectories = self._pending.popleft().result()
         ready_s = time.perf_counter()
         self._waited_share = (ready_s - called_s) / (ready_s - self._ready_s)
         self._ready_s = ready_s

@@ -65,7 +65,7 @@ class TrainingRow(Record):
     def __post_init__(self) -> None:
         sizes = {len(self.ids), len(self.trained), len(self.sampled_logprob), len(self.advantage)}
         if len(sizes) != 1 or not self.ids:
-            raise DataError(f"a row of {len(self.ids)} ids needs as many values of every kind, and at least one")
+            raise DataError(f"a row of {len(self.ids)} ids needs one value of each kind per id, and at least one id")
         if self.trained[0]:
             raise DataError("the first token of a row has nothing before it and cannot be trained")
         if any(value for value, trained in zip(self.advantage, self.trained, strict=True) if not trained):

@@ -100,7 +100,7 @@ class RolloutSettings(Settings):
     @model_validator(mode="after")
     def _names_each_server_once(self) -> "RolloutSettings":
         if len(set(self.servers)) < len(self.servers):
-            raise ValueError(f"servers names one twice: {', '.join(self.servers)}")
+            raise ValueError(f"servers names a server twice: {', '.join(self.servers)}")
         if self.max_steps_behind and not self.servers:
             raise ValueError(
                 f"max_steps_behind={self.max_steps_behind} needs servers, which sample while this process trains; name "
