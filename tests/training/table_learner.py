@@ -30,7 +30,7 @@ class TableLearner:
         return torch.where(target_mask_BT, self.table_BT.detach()[: len(batch), : batch.ids_BT.shape[1]], 0.0)
 
     def forward_backward(self, batch: Batch, target_mask_BT: Tensor, loss: Loss, entropy: Entropy = "off") -> float:
-        """Run each row as a part of its own, cut to its length."""
+        """Run each row as a micro-batch, cut to its length."""
         rows = target_mask_BT.any(dim=1).nonzero()[:, 0].tolist()
         self.rows_seen.append(rows)
         total = 0.0

@@ -65,7 +65,7 @@ def test_reinforce_plus_plus_whitens_over_all_policy_tokens_of_the_step() -> Non
         True,
     )  # fmt: skip
     found = experience_of([fixed(QUESTIONS[0]), long], [0, 0], settings_of("reinforce-pp"))
-    # Two tokens paid 1 and three paid 0: mean 0.4, variance 0.4 · 0.6.
+    # Two tokens with reward 1 and three with 0: mean 0.4, variance 0.4 · 0.6.
     assert found.advantages_BT[0, 1].item() == pytest.approx(0.6 / math.sqrt(0.24), abs=1e-5)
     assert found.advantages_BT[1].tolist() == pytest.approx(
         [0, *[-0.4 / math.sqrt(0.24)] * 2, 0, -0.4 / math.sqrt(0.24)]
@@ -82,7 +82,7 @@ def untrained() -> LocalBackend:
 
 
 def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
-    """A step of two questions, group size two, whose groups are paid in this order as they are asked."""
+    """A step of two questions, group size two, whose groups get these rewards in the order of sampling."""
     stream = iter([value for group in groups_of_rewards for value in group])
 
     def rollout(asked: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:

@@ -75,11 +75,11 @@ def check_served_as_measured(training: RetrieverTraining, kind: str, index: Path
 
 
 class Stop(Exception):
-    """The plug is pulled."""
+    """Ends a training early."""
 
 
 class StopsAfter(NoProgress):
-    """Somebody who watches, and pulls the plug after so many updates."""
+    """Raises `Stop` after `updates` updates."""
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
@@ -118,7 +118,7 @@ def timeless_lines(out: Path) -> list[dict[str, float]]:
 def test_a_run_that_goes_on_ends_with_the_same_weights(
     given_folders: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    # A line of metrics every three updates: the second one is under way at the checkpoint of the fourth.
+    # A row of metrics every three updates: the second row is incomplete at the checkpoint of the fourth.
     settings = ("training.steps=9", "training.checkpoint_every=4", "training.log_every=3", "held_out.every=4", *more)
     whole = train(given_folders, tmp_path / "whole", *settings)
     gone_on = stopped_and_gone_on(given_folders, tmp_path / "stopped", 6, *settings)
@@ -168,7 +168,7 @@ def test_another_kind_learns_and_is_searched_as_it_was_measured(
     assert read["trained"]["mrr"] > read["before"]["mrr"]
     assert training.next_command.startswith(f"coseek index DATA --retriever {kind}")
     check_served_as_measured(training, kind, tmp_path / "index")
-    # A trained one goes on as it is, and is none of one vector per text.
+    # A trained encoder can be trained further, and cannot be opened as one of a vector per text.
     again = train(
         given_folders, tmp_path / "again", *settings[:1], "training.steps=1", f"encoder={tmp_path}/out/encoder"
     )

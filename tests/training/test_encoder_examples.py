@@ -62,7 +62,7 @@ def test_turns_of_one_question_are_never_split() -> None:
     assert 15 <= len(questions[1]) <= 45
     assert split_by_question(labels[::-1][:50], 0.3, seed=1)[1] == [one for one in labels[::-1][:50] if one in held]
     assert split_by_question(labels, 0.0, seed=1)[1] == []
-    # Few questions: by chance alone none would be measured.
+    # With few questions, none might be held out by chance.
     assert len({one.question.question for one in split_by_question(labels[:12], 1e-9, seed=1)[1]}) == 1
     assert split_by_question(labels[:6], 1e-9, seed=1)[1] == []
 

@@ -79,7 +79,7 @@ ROWS = st.lists(
 
 
 def counts(rows: Sequence[TrainingExample], number: int) -> list[str]:
-    """The rules, said once more, slot by slot: texts of a row's negatives."""
+    """The rules, written slot by slot: texts of a row's negatives."""
     mine, kept = rows[number], []
     for other in rows:
         for place, passage in enumerate((other.positive, *other.negatives)):

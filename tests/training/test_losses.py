@@ -1,4 +1,4 @@
-"""The arithmetic of the losses, against hand-made rows and enumerable distributions; and each policy loss beside a
+"""The arithmetic of the losses, against hand-made rows and enumerable distributions; and each policy loss against a
 worked example of its paper (TRL's are in `test_parity.py`)."""
 
 import math
@@ -240,7 +240,7 @@ def test_the_expected_gradient_of_k2_is_that_of_the_kl_and_of_k1_none(first: lis
 
 
 def test_the_estimates_of_a_kl_by_hand() -> None:
-    """The policy stands .5 above its reference at the first token, .5 below it at the second."""
+    """The policy's log-probability is .5 above its reference at the first token, .5 below at the second."""
     new_BT, ref_BT = torch.tensor([[-1.0, -2.0, 3.0]]), torch.tensor([[-1.5, -1.5, 9.0]])
     mask_BT = torch.tensor([[True, True, False]])
     up, down = math.exp(-0.5) - 1 + 0.5, math.exp(0.5) - 1 - 0.5
@@ -263,7 +263,7 @@ def test_the_normalisers_weigh_as_their_table_says() -> None:
 
 
 def test_each_group_weighs_one_part_of_the_groups_however_long_it_is() -> None:
-    """QAgent, eq. 3: 1 / (groups · tokens of its group). The third group has no token and is none."""
+    """QAgent, eq. 3: 1 / (groups · tokens of its group). The third group has no token and does not count."""
     mask_BT = torch.tensor([[True, True, True], [True, False, False], [False, True, False], [False, False, False]])
     weights_BT = loss_weights(mask_BT, "group-mean", groups_B=torch.tensor([4, 4, 9, 2]))
     assert weights_BT.tolist() == [[1 / 8, 1 / 8, 1 / 8], [1 / 8, 0, 0], [0, 1 / 2, 0], [0, 0, 0]]

@@ -83,8 +83,8 @@ def test_each_collapse_raises_its_alarm_alone_and_advises(ends: dict[str, float]
         {"searches": 1.0},  # one search where there were two
         {"answered": 0.5, "declined": 0.45},  # it learnt to decline
         {"truncated": 0.5, "searches": 0.5},  # cut off while writing, not while searching
-        {"exact_match": 0.1, "reward": 0.1},  # it gets worse, but is not paid for it
-        {"exact_match": 0.1, "reward": 0.6},  # paid for something that is not the form
+        {"exact_match": 0.1, "reward": 0.1},  # it gets worse, but is not rewarded for it
+        {"exact_match": 0.1, "reward": 0.6},  # rewarded for something other than the format
     ],
 )
 def test_what_only_looks_like_a_collapse_raises_no_alarm(ends: dict[str, float]) -> None:
@@ -152,21 +152,21 @@ def test_noise_around_any_level_raises_no_alarm_in_two_hundred_steps(rows: list[
 
 
 def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
-    said = Heard()
-    health = Monitor(SETTINGS, [], said)
+    progress = Heard()
+    health = Monitor(SETTINGS, [], progress)
     for step in range(20):
         written = health.update({"step": step + 1, "search_rate": 0.9, "truncated": 0.0, "searches": 1.0})
         assert written == {"alarms": 0.0}
-    assert "monitor: no metric answered, so alarm no-answer cannot be raised" in said.lines
-    assert len(said.lines) == len(set(said.lines)) and not any("no-search" in line for line in said.lines)
+    assert "monitor: no metric answered, so alarm no-answer cannot be raised" in progress.lines
+    assert len(progress.lines) == len(set(progress.lines)) and not any("no-search" in line for line in progress.lines)
 
 
 def test_a_new_alarm_is_reported_once_and_logged_while_it_lasts() -> None:
-    said = Heard()
-    health = Monitor(SETTINGS, [], said)
+    progress = Heard()
+    health = Monitor(SETTINGS, [], progress)
     told = [health.update({**one, "step": step + 1}) for step, one in enumerate(history(answered=0.3))]
     assert told[-1] == {"alarms": 1.0, "alarm/no-answer": 1.0} and told[9] == {"alarms": 0.0}
-    assert len(said.lines) == 1 and "alarm no-answer in step" in said.lines[0]
+    assert len(progress.lines) == 1 and "alarm no-answer in step" in progress.lines[0]
 
 
 # --- real runs
@@ -227,12 +227,12 @@ def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(tmp_
     looked = searching(again)(QUESTIONS * 8, range(32))
     assert sum(bool(run.searches) for run in looked) > 0.6 * len(looked)  # not yet what the alarm was about
 
-    # To start again is no permission to go on.
+    # A resume alone does not continue past the alarm.
     with pytest.raises(MonitorStop, match="stopped after step"):
         train(plan, tmp_path, resume=True)
     assert len(read(tmp_path / "metrics.jsonl")) == len(rows)
 
-    # The run may go on when its owner says so, from where it stopped; what was healthy stays.
+    # With stop=false the training continues from where it stopped, and the healthy checkpoint stays.
     train(small().model_copy(update={"steps": len(rows) + 2}), tmp_path, resume=True)
     assert [one["step"] for one in read(tmp_path / "metrics.jsonl")] == list(range(1, len(rows) + 3))
     still = load_healthy(tmp_path / "checkpoints")
@@ -271,7 +271,7 @@ def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_pat
     assert [written(step) for step in (3, 6, 9, 12, 15)] == [None, None, 3, 3, 9]
     assert written(18, alarm=True) == 9  # 15 was waiting, and is not to be trusted
     assert [written(step) for step in (21, 24, 27)] == [9, 9, 21]
-    assert load_healthy(tmp_path) is None  # a checkpoint without its files is none
+    assert load_healthy(tmp_path) is None  # its files are missing
 
 
 def heard(settings: RlSettings, *rows: dict[str, float]) -> list[str]:
@@ -284,8 +284,8 @@ def heard(settings: RlSettings, *rows: dict[str, float]) -> list[str]:
 
 
 def test_groups_of_one_run_are_warned_of_if_runs_are_compared(tmp_path: Path) -> None:
-    [said] = heard(RlSettings(group_size=1))
-    assert said.startswith("rl.group_size=1") and "rl.algorithm=reinforce-pp" in said
+    [warning] = heard(RlSettings(group_size=1))
+    assert warning.startswith("rl.group_size=1") and "rl.algorithm=reinforce-pp" in warning
     assert not heard(RlSettings(group_size=1, algorithm="ppo"))
     assert not heard(RlSettings(group_size=2))
 

@@ -1,4 +1,4 @@
-"""Muon: its update beside torch's own, and which parameters it has."""
+"""Muon: its update compared with torch's, and which parameters it updates."""
 
 import pytest
 import torch

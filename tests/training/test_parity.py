@@ -1,7 +1,7 @@
-"""Our arithmetic beside TRL's and verl's on the same tensors. The table of what differs: bench/results/parity.md.
+"""Our arithmetic compared with TRL's and verl's on the same tensors. Differences: bench/results/parity.md.
 
 TRL comes with the `dev` extra. verl pins another transformers, so it has to be put there by hand; without it these
-tests are passed over. What a library does otherwise is written out here, so that the rest must agree.
+tests are skipped. Known differences are written out here, so that everything else must agree.
 """
 
 import random
@@ -163,7 +163,7 @@ def small_llama(tokenizer: HfTokenizer) -> PreTrainedModel:
 def test_trls_advantages_are_ours_but_for_the_sample_spread_and_its_eps(
     tmp_path: Path, tokenizer: HfTokenizer, algorithm: str
 ) -> None:
-    """Its trainer really samples here; the rewards are handed to it."""
+    """Its trainer samples; the rewards are fixed."""
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
 

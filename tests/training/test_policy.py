@@ -137,7 +137,7 @@ def test_rollouts_to_train_on_are_sampled_from_the_whole_softmax_at_the_policys_
 
 
 def trained_in_step(policy: Policy, sampler: Sampler, tolerance: float) -> None:
-    """Three times: what the sampler says of its tokens is what the policy says, which is then stepped."""
+    """Three times: compare the log-probabilities of sampler and policy, then update the policy."""
     request = Request(0, (1, 2, 3, 4), 6, 5, EpisodeState(Question("q", "?")))
     for _ in range(3):
         sampler.start(request)
@@ -343,7 +343,7 @@ def test_all_samplers_of_a_policy_share_one_copy_of_the_weights() -> None:
 
 
 class Half(Workers):
-    """One of two workers, which waits for nobody."""
+    """One of two workers, without barriers."""
 
     def barrier(self) -> None:
         pass

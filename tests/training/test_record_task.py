@@ -94,7 +94,7 @@ def test_a_chain_goes_from_value_to_name_and_ends_with_its_answer(seed: int) -> 
             assert min(places) >= 0
             assert answer == path[-1][3]
             assert all(one[3] == other[0] for one, other in pairwise(path))
-            # What is still asked is the question with the value in the place of the words that asked for it.
+            # The remaining question has the value in place of the words that asked for it.
             left = NOW.findall(written)
             assert len(left) == len(path) - 1
             for (_, _, _, value), rest, (_, _, relation, _) in zip(path, left, path[1:], strict=False):

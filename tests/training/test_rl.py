@@ -65,7 +65,7 @@ def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path:
 
 
 class Presses(Callback):
-    """Somebody who presses Ctrl-C in the second step."""
+    """Presses Ctrl-C in the second step."""
 
     def after_step(self, report: StepReport) -> None:
         if report.step == 2:

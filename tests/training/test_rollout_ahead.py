@@ -1,5 +1,5 @@
-"""Fears about rollouts that are sampled while the policy trains: tokens older than was allowed, or said to be of other
-weights than they are; episodes that are lost, asked twice or end with the process; a training that hangs."""
+"""Fears about rollouts that are sampled while the policy trains: tokens that are older than allowed or have a wrong
+version of the weights; episodes that are lost or sampled twice; a training that hangs."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ class KeptWeights(Training):
 
 
 class Look(Callback):
-    """An evaluation, greedy, by the servers that sample later steps meanwhile."""
+    """A greedy evaluation by servers that also sample later steps."""
 
     def __init__(self, training: Training) -> None:
         self.agent = Agent(PROTOCOL, training.open_sampler(0.0))
@@ -142,7 +142,7 @@ def test_no_turn_is_sampled_while_weights_are_changed(tmp_path: Path, policy: Pa
             pool.start(request(key, 100))
         pool.pause()
         written = server.written_tokens
-        assert written > 0 and not server.running  # those under way were waited for
+        assert written > 0 and not server.running  # running requests were waited for
         pool.start(request(3, 20))
         pool.start(request(4, 20))
         pool.close(4)
@@ -174,7 +174,7 @@ def turns_of(pool: ServerPool, count: int) -> dict[int, int | None]:
 
 @pytest.mark.slow
 def test_a_resumed_training_samples_again_what_it_had_not_trained_on(tmp_path: Path, policy: Path) -> None:
-    """In a moment of the fourth step at which rollouts of the fifth are under way."""
+    """In the fourth step, while rollouts of the fifth are running."""
     wanted = Training(tmp_path / "here", policy, steps=STEPS)
     wanted.train()
     with servers(policy, 2) as live:

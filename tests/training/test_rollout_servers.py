@@ -1,5 +1,5 @@
-"""Fears about rollout servers: that they sample from other weights than those that are trained, that a dead one costs
-episodes or makes them zeros."""
+"""Fears about rollout servers: that they sample from other weights than those that are trained, and that a dead server
+loses episodes or scores them 0."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,7 @@ QUICK = {"patience": {"attempts": 1, "first_wait_s": 0.0, "timeout_s": 20.0}}
 
 
 def by_odd_ids(run: Trajectory) -> Reward:
-    """Hardly two runs are paid alike, so that every step has an update."""
+    """Rewards are rarely equal, so that every step has an update."""
     written = [ident for part in run.segments if part.author is Author.AGENT for ident in part.ids]
     return Reward(sum(ident % 2 for ident in written) / len(written), {})
 
@@ -209,10 +209,10 @@ def test_without_any_server_episodes_are_faults_and_training_stops_with_a_senten
 
 
 def test_turns_of_other_weights_are_not_taken_for_those_of_the_policy() -> None:
-    """SGLang says with every text which weights wrote it."""
+    """SGLang returns the version of the weights with every text."""
     meta: JsonObject = {"output_token_logprobs": [[-0.5, 97, None]], "finish_reason": {"type": "stop"}}
-    said = Said({"text": "a", "meta_info": {**meta, "weight_version": "7"}})
-    with site(lambda asked: said) as there:
+    reply = Said({"text": "a", "meta_info": {**meta, "weight_version": "7"}})
+    with site(lambda _: reply) as there:
         settings = make_settings(RemoteModelSettings, {"dialect": "sglang", "model": "m", **QUICK})
         for version, end in ((0, TurnEnd.FAULT), (7, TurnEnd.EOS)):
             model = open_remote(there.url, settings, ByteTokenizer(), (), 1.0)
@@ -262,7 +262,7 @@ def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:
 
 @dataclass
 class Asked:
-    """A server that does whatever it is told."""
+    """A server that accepts every call."""
 
     served: ServerInfo
     version: int | None = None

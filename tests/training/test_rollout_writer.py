@@ -153,7 +153,7 @@ def test_groups_that_were_not_trained_on_are_marked(tmp_path: Path) -> None:
 
 
 def steps_written(writer: RolloutWriter, steps: int, groups: int = 4) -> None:
-    """Hand a writer so many steps of `groups` groups of two runs."""
+    """Call a writer for `steps` steps of `groups` groups of two runs."""
     for step in range(1, steps + 1):
         runs = [replace(fixed(QUESTIONS[at % 4]), seed=at) for at in range(2 * groups)]
         episodes = score([at // 2 for at in range(2 * groups)], runs, reward)

@@ -117,11 +117,11 @@ def test_rows_move_a_policy_by_the_same_bits_as_the_learners_own_batch(
     first, second = (Policy(tiny_model(), choice.policy, 8) for _ in range(2))
     backend = LocalBackend(first, choice)
     experience, rows = made(scored(sampled(3)), choice, backend)
-    said = update_weights(experience, choice, opened, backend, random.Random(5))
+    metrics = update_weights(experience, choice, opened, backend, random.Random(5))
     without_critic = LocalBackend(second, settings_of("grpo"))
     again = update_weights(experience_of(rows, choice), choice, opened, without_critic, random.Random(5))
-    assert said["updates"] == again["updates"] > 0 and said["grad_norm"] > 0
-    assert {name: said[name] for name in again} == again
+    assert metrics["updates"] == again["updates"] > 0 and metrics["grad_norm"] > 0
+    assert {name: metrics[name] for name in again} == again
     assert same_weights(first, second)
 
 

@@ -24,7 +24,7 @@ from coseek.training.rl.trainer import train_rl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDER = '''
-"""Recorder: the local backend, with a list of what was asked of its policy."""
+"""Recorder: the local backend, with a list of the calls of its policy."""
 
 from coseek.training.rl.backends import local
 
@@ -70,7 +70,7 @@ def test_a_users_algorithm_computes_the_advantages(here: Path) -> None:
     policy = Policy(tiny_model(), settings.policy, 1)
     episodes = score([0, 0], [fixed(QUESTIONS[0]), long], reward)
     found = make_experience(episodes, settings, open_algorithm(settings), LocalBackend(policy, settings))
-    # Two tokens paid 1 and six paid 0: the baseline is 2 / 8.
+    # Two tokens with reward 1 and six with 0: the baseline is 2 / 8.
     assert found.advantages_BT[:, 1].tolist() == [0.75, -0.25]
 
 

@@ -1,5 +1,5 @@
-"""Tinker's protocol, spoken to a real SkyRL server with its JAX back end, in an environment of its own: `make
-test-tinker`. Refusals need no server."""
+"""Tinker's protocol with a real SkyRL server and its JAX back end, in a separate environment: `make test-tinker`.
+Refusals need no server."""
 
 import json
 import random

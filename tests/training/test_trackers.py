@@ -23,7 +23,7 @@ from coseek.training import tracker as tracker_module
 from coseek.training.tracker import ADAPTERS, MetricsLog, find_tracker, tracked
 
 OWN = '''
-"""Appends every row to a file of the store; fails where a file `down` lies beside it."""
+"""Appends every row to a file of the store; fails if a file `down` is in the same folder."""
 import json, os, random
 import numpy, torch
 
@@ -76,9 +76,9 @@ def received(folder: Path) -> list[dict[str, object]]:
 
 
 @contextmanager
-def tracking(own: str, folder: Path, said: list[str] | None = None) -> Iterator[None]:
+def tracking(own: str, folder: Path, messages: list[str] | None = None) -> Iterator[None]:
     """A training in a folder whose only part is `rl`."""
-    with tracked([own], folder, {"threads": 1}, (said if said is not None else []).append):
+    with tracked([own], folder, {"threads": 1}, (messages if messages is not None else []).append):
         yield
 
 
@@ -119,23 +119,23 @@ def test_a_resumed_run_has_the_same_id_and_names_the_step_of_its_checkpoint(own:
 def test_a_fault_is_reported_once_and_the_tracker_is_retried_after_a_pause(
     own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, said = tmp_path / "out", list[str]()
+    out, messages = tmp_path / "out", list[str]()
     (store(out) / "down").write_text("2")
-    with tracking(own, out, said):
+    with tracking(own, out, messages):
         log = MetricsLog(out / "rl" / "metrics.jsonl")
         write(log, 1, 2)
         (store(out) / "down").unlink()
         write(log, 3)  # within the pause
         monkeypatch.setattr(tracker_module, "RETRY_S", 0.0)
     assert [row["step"] for row in received(out)] == [1]
-    assert len(said) == 2 and "failed (ConnectionError: nobody answers); training continues" in said[0]
-    assert said[1].endswith("lines.py: 2 rows were not sent; metrics.jsonl has them")
+    assert len(messages) == 2 and "failed (ConnectionError: nobody answers); training continues" in messages[0]
+    assert messages[1].endswith("lines.py: 2 rows were not sent; metrics.jsonl has them")
     (store(out) / "down").write_text("5")
-    with tracking(own, out, said):
+    with tracking(own, out, messages):
         write(log := MetricsLog(out / "rl" / "metrics.jsonl", log.position), 4, 5)
         (store(out) / "down").unlink()
         write(log, 6)
-    assert [row["step"] for row in received(out)] == [1, 4, 6] and "1 rows were not sent" in said[-1]
+    assert [row["step"] for row in received(out)] == [1, 4, 6] and "1 rows were not sent" in messages[-1]
 
 
 def test_ctrl_c_closes_the_run(own: str, tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ def test_ctrl_c_closes_the_run(own: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["import sys\ndef open_run(run): sys.exit(3)\n", "def open_run(run): return None\n"])
 def test_no_tracker_ends_a_training(source: str, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(source, encoding="utf-8")
-    said: list[str] = []
-    with tracking(str(tmp_path / "odd.py"), tmp_path / "out", said):
+    messages: list[str] = []
+    with tracking(str(tmp_path / "odd.py"), tmp_path / "out", messages):
         write(MetricsLog(tmp_path / "out" / "rl" / "metrics.jsonl"), 1, 2)
-    assert len(rows(tmp_path / "out" / "rl" / "metrics.jsonl")) == 2 and "2 rows were not sent" in said[-1]
+    assert len(rows(tmp_path / "out" / "rl" / "metrics.jsonl")) == 2 and "2 rows were not sent" in messages[-1]
 
 
 Curves = dict[str, list[tuple[int, float]]]
@@ -200,24 +200,24 @@ def test_a_service_holds_every_row_of_a_run_that_is_resumed(
     if service != "tensorboard":  # the development extra has that one
         pytest.importorskip(service)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    out, said = tmp_path / "out", list[str]()
+    out, messages = tmp_path / "out", list[str]()
     path = out / "rl" / "metrics.jsonl"
-    with suppress(KeyboardInterrupt), tracking(service, out, said):
+    with suppress(KeyboardInterrupt), tracking(service, out, messages):
         log = MetricsLog(path)
         write(log, 1, 2)
         log.write({"step": 2, "held/recall@5": 0.25})
         checkpoint = log.position
         write(log, 3)
         raise KeyboardInterrupt
-    with tracking(service, out, said):
+    with tracking(service, out, messages):
         write(MetricsLog(path, checkpoint), 3, 4)
-    assert said == [] and capsys.readouterr().out == ""
+    assert messages == [] and capsys.readouterr().out == ""
     curves = {name.replace("@", "-"): sorted(set(values)) for name, values in SERVICES[service](out).items()}
     assert curves == {
         "loss": [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3, rel=1e-5)), (4, 0.25)],
         "held/recall-5": [(2, 0.25)],
     }
-    if service == "tensorboard":  # it takes back what was sent after the checkpoint
+    if service == "tensorboard":  # it removes rows that were sent after the checkpoint
         assert len(SERVICES[service](out)["loss"]) == 4
 
 

@@ -114,7 +114,7 @@ def test_gigpo_adds_the_advantage_among_turns_that_had_read_the_same() -> None:
     found = credit("gigpo", runs, [1.0, 0.0, 0.0], scale_by_std=False, gamma=0.5, weight=2.0)
     third = 1 / 3
     assert found[0] == pytest.approx([2 * third + 2 * (0.5 - 0.5 * third), 2 * third + 2 * 0.5])
-    assert found[2] == pytest.approx([-third - 2 * 0.5 * third, -third])  # nobody else had read c alone
+    assert found[2] == pytest.approx([-third - 2 * 0.5 * third, -third])  # no other run had read c alone
 
 
 def test_tree_grpo_compares_runs_within_their_tree_and_in_the_group() -> None:
@@ -141,7 +141,7 @@ def test_igpo_pays_each_turn_the_gain_in_probability_standardised_over_the_group
 
 def test_a_turn_is_paid_what_the_gold_answer_loses_without_it() -> None:
     def probe(contexts: Sequence[GoldContext]) -> list[float]:
-        """A passage is worth a nat where token 4 stands in the context."""
+        """Token 4 in the context adds one nat."""
         return [-1.0 + (4 in [token for segment in context for token in segment.ids]) for _, context in contexts]
 
     found = credit("leave-one-turn-out", [run(3, 4, 5), run(6)], [1.0, 0.0], levels=probe)
@@ -184,7 +184,7 @@ def test_ig_search_pays_what_passages_add_beyond_those_that_others_found() -> No
     assert found[0] == pytest.approx([1 + 2 * (3 - 0.75), 1 + 2 * (1 - 1.75), 1.0])
     assert found[1] == pytest.approx([-1 + 2 * (0.5 - 2), -1.0])
     assert asked[0] == [1, 2, 3, 11] and sorted(one[-1] for one in asked[1:3]) == [12, 13]
-    assert asked[3] == [1, 2, 3, 11, 4, 12]  # what was read before stays
+    assert asked[3] == [1, 2, 3, 11, 4, 12]  # earlier observations stay
     assert credit("ig-search", [run(3, 4)], [1.0], levels=probe, others=1) == [[1.0, 1.0]]  # nothing was read
 
 
@@ -247,7 +247,7 @@ def by_turn(run: Trajectory) -> list[float]:
 
 
 def step_of(runs: Sequence[Trajectory], groups: Sequence[int], algorithm: str) -> tuple[Tensor, StepRewards]:
-    """The advantages of an algorithm, and what it was handed."""
+    """The advantages of an algorithm, and its input."""
     handed: list[StepRewards] = []
     opened = open_algorithm(settings_of(algorithm, group_size=3))
 

@@ -1,4 +1,4 @@
-"""One update by hand: what a step of each loss does to a table of numbers, and what it says about itself."""
+"""One update by hand: the effect of a step of each loss on a table of numbers, and its metrics."""
 
 import math
 import random
@@ -65,10 +65,10 @@ def taught(
 
 
 def updated(**changes: object) -> tuple[list[list[float]], dict[str, float]]:
-    """The table of a policy that said −1 of every token, after the updates of a step, and what the step said."""
+    """The table of a policy with log-probability −1 at every token after the updates of a step, and their metrics."""
     policy = TableLearner(table(-1.0, -1.0))
-    _, _, said = taught(TableBackend(policy), **changes)
-    return policy.rows(), said
+    _, _, metrics = taught(TableBackend(policy), **changes)
+    return policy.rows(), metrics
 
 
 def close(found: list[list[float]], expected: list[list[float]]) -> bool:
@@ -77,47 +77,47 @@ def close(found: list[list[float]], expected: list[list[float]]) -> bool:
 
 def test_one_update_of_grpo_by_hand() -> None:
     """Advantages are 1 and −1, each of the five tokens weighs 1/5, and the gradient of −ρA at ρ = 1 is −A."""
-    rows, said = updated()
+    rows, metrics = updated()
     assert close(rows, table(-0.8, -1.2))
     none = dict.fromkeys(("staleness", "staleness_max", "logprob_gap", "logprob_gap_max", "clip_frac", "kl_old"), 0)
     moved = {"updates": 1, "loss": (-2 + 3) / 5, "grad_norm": math.sqrt(5) / 5, "ratio": 1, "ratio_max": 1}
-    assert said == pytest.approx(none | moved, abs=1e-6)
+    assert metrics == pytest.approx(none | moved, abs=1e-6)
 
 
 def test_a_second_update_is_clipped_against_the_policy_of_the_rollout() -> None:
     """The ratios are then e^.2 and e^−.2: the first is outside the clip and has no gradient, the second is inside."""
-    rows, said = updated(epochs=2)
+    rows, metrics = updated(epochs=2)
     up, down = math.exp(0.2), math.exp(-0.2)
     assert close(rows, table(-0.8, -1.2 - down / 5))
-    assert said["updates"] == 2
-    assert said["clip_frac"] == pytest.approx(2 / 10)
-    assert said["ratio"] == pytest.approx((5 + 2 * up + 3 * down) / 10)
-    assert said["ratio_max"] == pytest.approx(up)
-    assert said["kl_old"] == pytest.approx((2 * (up - 1 - 0.2) + 3 * (down - 1 + 0.2)) / 10, abs=1e-6)
-    assert said["loss"] == pytest.approx((0.2 + (-2 * 1.2 + 3 * down) / 5) / 2)
-    assert said["staleness"] == pytest.approx(0.5) and said["staleness_max"] == 1
-    assert said["logprob_gap"] == 0  # sampler and trainer are compared before the first update alone
+    assert metrics["updates"] == 2
+    assert metrics["clip_frac"] == pytest.approx(2 / 10)
+    assert metrics["ratio"] == pytest.approx((5 + 2 * up + 3 * down) / 10)
+    assert metrics["ratio_max"] == pytest.approx(up)
+    assert metrics["kl_old"] == pytest.approx((2 * (up - 1 - 0.2) + 3 * (down - 1 + 0.2)) / 10, abs=1e-6)
+    assert metrics["loss"] == pytest.approx((0.2 + (-2 * 1.2 + 3 * down) / 5) / 2)
+    assert metrics["staleness"] == pytest.approx(0.5) and metrics["staleness_max"] == 1
+    assert metrics["logprob_gap"] == 0  # sampler and trainer are compared before the first update alone
 
 
 @pytest.mark.parametrize(("low", "high", "share"), [(0.2, 0.3, 0.0), (0.1, 0.3, 0.3), (0.2, 0.2, 0.2)])
 def test_each_end_of_the_clip_has_its_own_share_of_tokens_outside(low: float, high: float, share: float) -> None:
-    said = updated(epochs=2, clip_ratio_low=low, clip_ratio_high=high)[1]
-    assert said["clip_frac"] == pytest.approx(share)
+    metrics = updated(epochs=2, clip_ratio_low=low, clip_ratio_high=high)[1]
+    assert metrics["clip_frac"] == pytest.approx(share)
 
 
 def test_the_gap_between_sampler_and_trainer_is_measured_at_policy_tokens() -> None:
     policy = TableLearner(table(-1.5, -3.0))
-    _, _, said = taught(TableBackend(policy), old_logprobs="recompute")
-    assert said["logprob_gap"] == pytest.approx((2 * 0.5 + 3 * 2.0) / 5)
-    assert said["logprob_gap_max"] == pytest.approx(2.0)
-    assert said["ratio"] == 1  # the old policy is the trainer's own, however far the sampler is
-    _, _, said = taught(TableBackend(TableLearner(table(-1.5, -0.9))))
-    assert said["ratio"] == pytest.approx((2 * math.exp(-0.5) + 3 * math.exp(0.1)) / 5)
+    _, _, metrics = taught(TableBackend(policy), old_logprobs="recompute")
+    assert metrics["logprob_gap"] == pytest.approx((2 * 0.5 + 3 * 2.0) / 5)
+    assert metrics["logprob_gap_max"] == pytest.approx(2.0)
+    assert metrics["ratio"] == 1  # the old policy is the trainer's own, however far the sampler is
+    _, _, metrics = taught(TableBackend(TableLearner(table(-1.5, -0.9))))
+    assert metrics["ratio"] == pytest.approx((2 * math.exp(-0.5) + 3 * math.exp(0.1)) / 5)
 
 
 def test_each_minibatch_is_weighed_by_its_own_tokens() -> None:
-    rows, said = updated(num_minibatches=2)
-    assert close(rows, table(-1.0 + 1 / 2, -1.0 - 1 / 3)) and said["updates"] == 2
+    rows, metrics = updated(num_minibatches=2)
+    assert close(rows, table(-1.0 + 1 / 2, -1.0 - 1 / 3)) and metrics["updates"] == 2
     rows, _ = updated(num_minibatches=2, loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=10)
     assert close(rows, table(-1.0 + 1 / 10, -1.0 - 1 / 10))
     assert close(updated(loss_agg_mode="seq-mean-token-mean")[0], table(-1.0 + 1 / 4, -1.0 - 1 / 6))
@@ -126,9 +126,9 @@ def test_each_minibatch_is_weighed_by_its_own_tokens() -> None:
 
 def test_a_step_without_a_gradient_makes_no_update() -> None:
     policy = TableLearner(table(-1.0, -1.0))
-    experience, _, said = taught(TableBackend(policy), (True, True))
+    experience, _, metrics = taught(TableBackend(policy), (True, True))
     assert experience.zero_grad_B.tolist() == [True, True]
-    assert said == {"updates": 0} and policy.updates_done == 0 and policy.rows() == table(-1.0, -1.0)
+    assert metrics == {"updates": 0} and policy.updates_done == 0 and policy.rows() == table(-1.0, -1.0)
 
 
 def test_a_row_without_a_gradient_is_not_run_and_counts_in_the_normaliser() -> None:
@@ -138,18 +138,18 @@ def test_a_row_without_a_gradient_is_not_run_and_counts_in_the_normaliser() -> N
     runs = [ran(SHORT, True), ran(LONG, False), ran(SHORT, True)]
     experience = make_experience(score([0, 0, 1], runs, reward), settings, algorithm, TableBackend(policy))
     assert experience.zero_grad_B.tolist() == [False, False, True]
-    said = update_weights(experience, settings, algorithm, TableBackend(policy), random.Random(0))
-    assert policy.rows_seen == [[0, 1]] and said["grad_norm"] == pytest.approx(math.sqrt(5) / 7)
+    metrics = update_weights(experience, settings, algorithm, TableBackend(policy), random.Random(0))
+    assert policy.rows_seen == [[0, 1]] and metrics["grad_norm"] == pytest.approx(math.sqrt(5) / 7)
 
 
 def test_a_kl_in_the_loss_pulls_the_policy_back_to_its_reference() -> None:
-    """β(π − π_ref) of k2: the policy stands .5 above its reference, so each token is pulled down by β · .5 / 5."""
+    """β(π − π_ref) of k2: the policy is .5 above its reference, so each token is pulled down by β · .5 / 5."""
     policy, reference = TableLearner(table(-1.0, -1.0)), TableLearner(table(-1.5, -1.5))
     changes: dict[str, object] = {"kl_coef": 0.4, "kl_location": "loss", "kl_estimator": "k2"}
-    _, _, said = taught(TableBackend(policy, reference=reference), **changes)
+    _, _, metrics = taught(TableBackend(policy, reference=reference), **changes)
     assert close(policy.rows(), table(-0.8 - 0.04, -1.2 - 0.04))
-    assert said["kl_reference"] == pytest.approx(math.exp(-0.5) - 1 + 0.5, abs=1e-6)  # k3, whatever the loss takes
-    assert said["loss"] == pytest.approx(0.2 + 0.4 * 0.5 * 0.5**2)
+    assert metrics["kl_reference"] == pytest.approx(math.exp(-0.5) - 1 + 0.5, abs=1e-6)  # k3, whatever the loss takes
+    assert metrics["loss"] == pytest.approx(0.2 + 0.4 * 0.5 * 0.5**2)
     policy = TableLearner(table(-1.0, -1.0))
     taught(TableBackend(policy, reference=reference), kl_clamp=0.1, **changes)
     assert close(policy.rows(), table(-0.8, -1.2))  # .125 is cut to .1, which has no gradient
@@ -159,23 +159,23 @@ def test_a_kl_in_the_reward_is_in_no_loss_and_is_still_measured() -> None:
     policy, reference = TableLearner(table(-1.0, -1.0)), TableLearner(table(-1.5, -1.5))
     unscaled = {"scale_by_std": False}
     backend = TableBackend(policy, reference=reference)
-    _, _, said = taught(backend, kl_coef=0.4, kl_location="reward", algorithm_settings=unscaled)
+    _, _, metrics = taught(backend, kl_coef=0.4, kl_location="reward", algorithm_settings=unscaled)
     k3 = math.exp(-0.5) - 1 + 0.5
     lead = 0.5 + 0.4 * k3 / 2  # the longer run is charged for one token more
     assert close(policy.rows(), table(-1 + lead / 5, -1 - lead / 5))
-    assert said["kl_reference"] == pytest.approx(k3, abs=1e-6)
+    assert metrics["kl_reference"] == pytest.approx(k3, abs=1e-6)
 
 
 def test_a_bonus_for_entropy_raises_it_and_a_measurement_does_not() -> None:
     policy = TableLearner(table(-1.0, -1.0), entropy=0.75)
-    _, _, said = taught(TableBackend(policy), entropy_coef=0.1)
-    assert said["entropy"] == pytest.approx(0.75)
-    assert said["loss"] == pytest.approx(0.2 - 0.1 * 0.75)
+    _, _, metrics = taught(TableBackend(policy), entropy_coef=0.1)
+    assert metrics["entropy"] == pytest.approx(0.75)
+    assert metrics["loss"] == pytest.approx(0.2 - 0.1 * 0.75)
     assert policy.entropy_BT[0].tolist() == pytest.approx([0.75, 0.77, 0.77, 0.75, 0.75])
     assert close(policy.rows(), table(-0.8, -1.2))
     measured = TableLearner(table(-1.0, -1.0), entropy=0.75)
-    _, _, said = taught(TableBackend(measured), measure_entropy=True)
-    assert said["entropy"] == pytest.approx(0.75) and said["loss"] == pytest.approx(0.2)
+    _, _, metrics = taught(TableBackend(measured), measure_entropy=True)
+    assert metrics["entropy"] == pytest.approx(0.75) and metrics["loss"] == pytest.approx(0.2)
     assert measured.entropy_BT.tolist() == [[0.75] * 5] * 2
 
 
@@ -185,14 +185,14 @@ PLAIN_PPO = {"whiten": False, "value_clip": None}
 def test_the_critic_is_stepped_with_the_policy() -> None:
     """Returns are 1 and 0; V = .5 and 0 leaves an error in the first run alone, and the gradient is (V − R)/5."""
     policy, critic = TableLearner(table(-1.0, -1.0)), TableLearner(table(0.5, 0.25))
-    _, _, said = taught(TableBackend(policy, critic), algorithm="ppo", algorithm_settings=PLAIN_PPO)
+    _, _, metrics = taught(TableBackend(policy, critic), algorithm="ppo", algorithm_settings=PLAIN_PPO)
     assert (critic.updates_done, policy.updates_done) == (1, 1)
     assert close(critic.rows(), table(0.5 + 0.5 / 5, 0.25 - 0.25 / 5))
-    assert said["value_loss"] == pytest.approx(0.5 * (2 * 0.25 + 3 * 0.0625) / 5)
-    assert said["critic_grad_norm"] == pytest.approx(math.sqrt(2 * 0.01 + 3 * 0.0025))
-    assert said["value"] == pytest.approx((2 * 0.5 + 3 * 0.25) / 5)
+    assert metrics["value_loss"] == pytest.approx(0.5 * (2 * 0.25 + 3 * 0.0625) / 5)
+    assert metrics["critic_grad_norm"] == pytest.approx(math.sqrt(2 * 0.01 + 3 * 0.0025))
+    assert metrics["value"] == pytest.approx((2 * 0.5 + 3 * 0.25) / 5)
     # Returns 1, 1, 0, 0, 0 have variance .24; errors .5, .5, −.25 (three times) have .75² · .24.
-    assert said["explained_variance"] == pytest.approx(1 - 0.5625)
+    assert metrics["explained_variance"] == pytest.approx(1 - 0.5625)
     # The advantages .5 and −.25 are those of the critic before its update.
     assert close(policy.rows(), table(-1.0 + 0.5 / 5, -1.0 - 0.25 / 5))
 
@@ -209,12 +209,12 @@ def test_a_value_that_ran_further_than_its_clip_stays_there_for_the_step(clip: f
 def test_returns_without_spread_have_no_explained_variance() -> None:
     policy, critic = TableLearner(table(-1.0, -1.0)), TableLearner(table(0.5, 0.25))
     backend = TableBackend(policy, critic)
-    _, _, said = taught(backend, (True, True), algorithm="ppo", algorithm_settings=PLAIN_PPO)
-    assert "explained_variance" not in said and said["value"] == pytest.approx(0.35)
+    _, _, metrics = taught(backend, (True, True), algorithm="ppo", algorithm_settings=PLAIN_PPO)
+    assert "explained_variance" not in metrics and metrics["value"] == pytest.approx(0.35)
 
 
 def test_a_kl_in_the_reward_is_a_cost_and_not_a_bonus() -> None:
-    """The policy stands .5 above its reference: k1 charges .1 · .5 a token, and a token pays for all behind it."""
+    """The policy is .5 above its reference: k1 charges .1 · .5 per token, and a token is charged for all later ones."""
     policy, critic = TableLearner(table(-1.0, -1.0)), TableLearner(table(0.0, 0.0))
     backend = TableBackend(policy, critic, TableLearner(table(-1.5, -1.5)))
     charged = {"kl_coef": 0.1, "kl_location": "reward", "kl_estimator": "k1"}
@@ -235,8 +235,8 @@ def test_the_full_weight_reference_stays_where_the_policy_began() -> None:
     experience = make_experience(
         score([0, 0], [ran(SHORT, True), ran(LONG, False)], reward), settings, algorithm, backend
     )
-    said = update_weights(experience, settings, algorithm, backend, random.Random(0))
-    assert said["grad_norm"] > 0 and not torch.equal(policy.forward(batch, batch.agent_BT), began)
+    metrics = update_weights(experience, settings, algorithm, backend, random.Random(0))
+    assert metrics["grad_norm"] > 0 and not torch.equal(policy.forward(batch, batch.agent_BT), began)
     assert torch.equal(backend.reference.forward(batch, batch.agent_BT), began)
     assert not any(weight.requires_grad for weight in backend.reference.module.parameters())
 
@@ -364,7 +364,7 @@ def test_a_run_is_right_by_the_outcome_that_is_watched() -> None:
 
 
 class Drifts(TableLearner):
-    """Says of every token a tenth of its id below nought, and half of that from the second time on."""
+    """Returns −id / 10 for every token, and half of that at each further call."""
 
     def forward(self, batch: Batch, target_mask_BT: torch.Tensor) -> torch.Tensor:
         self.scale = getattr(self, "scale", 0.2) / 2

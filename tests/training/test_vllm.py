@@ -1,4 +1,4 @@
-"""Rollouts by a real vLLM on a processor, in an environment of its own: `make test-vllm`."""
+"""Rollouts by a real vLLM on a CPU, in a separate environment: `make test-vllm`."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def tiny_llama(folder: Path) -> Path:
 
 @contextmanager
 def engine(command: Sequence[str], health: str, log: Path, modes: Mapping[str, str]) -> Iterator[str]:
-    """The URL of a server on a free port, in processes of its own, which are ended in the end."""
+    """The URL of a server on a free port, whose processes are terminated after the block."""
     with bound("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     url, ends = f"http://127.0.0.1:{port}", time.monotonic() + STARTS_S

@@ -36,14 +36,14 @@ workers.MIN_OWN_MESSAGE, workers.BUCKET_SIZE = 300, 4
 Kind: TypeAlias = Literal["ddp", "fsdp2"]
 
 ALGORITHMS = ("ppo", "lora")
-"""PPO with a critic and a reference of its own; GRPO with adapters and its KL in the loss."""
+"""PPO with a critic and a reference; GRPO with adapters and its KL in the loss."""
 KINDS: tuple[Kind, ...] = ("ddp", "fsdp2")
 OFFLOADED: tuple[tuple[str, tuple[Offloaded, ...]], ...] = (
     ("ppo", ("moments", "reference")),
     ("ppo", ("weights", "reference")),
     ("lora", ("weights",)),
 )
-"""Algorithms, and what lies in the host's memory. Each run stops after its first step and goes on."""
+"""Algorithms, and what is offloaded. Each training stops after its first step and is resumed."""
 
 
 def settings_for(algorithm: str, kind: Kind) -> RlSettings:
@@ -128,7 +128,7 @@ def run_all(folder: Path, here: Workers) -> None:
 
 
 def go_on(folder: Path, here: Workers) -> None:
-    """A third step of every run that lies in the folder."""
+    """Take a third step of every training in the folder."""
     for path in sorted(path for path in folder.iterdir() if (path / "checkpoints").is_dir()):
         algorithm, _, kind = path.name.rpartition("-")
         keep(
@@ -243,7 +243,7 @@ def gone_on_with_four(two_workers: Path, tmp_path_factory: pytest.TempPathFactor
 def test_a_run_that_two_workers_began_goes_on_with_one_and_with_four(
     two_workers: Path, gone_on_with_four: Path, tmp_path: Path, kind: Kind
 ) -> None:
-    """Moments of Adam, the critic and the reference are among what is dealt anew."""
+    """Moments of Adam, the critic and the reference are sharded again."""
     shutil.copytree(two_workers / f"ppo-{kind}", tmp_path / "began")
     alone = train("ppo", kind, tmp_path / "alone", ALONE, steps=3).module.state_dict()
     gone_on = train("ppo", kind, tmp_path / "began", ALONE, steps=3, resume=True).module.state_dict()
