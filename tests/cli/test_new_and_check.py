@@ -64,7 +64,7 @@ BROKEN = {
     ),
     "a format that fails": (FORMAT + "1 / 0\n", "ZeroDivisionError: division by zero (line 2)"),
     "a format that returns rows": (FORMAT + "[]\n", "returns an ImportedData, not list"),
-    "hits that rise": (BACKWARDS, "hits come best first"),
+    "hits that rise": (BACKWARDS, "return hits by falling score"),
     "a file that cannot be read": ("def (\n", "SyntaxError"),
 }
 

@@ -17,7 +17,7 @@ from coseek.agents.drivers import Agent
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import rows_of
 from coseek.agents.search_turns import SearchTurn
-from coseek.core.errors import DataError, ModelError, RetrieverError, SettingError
+from coseek.core.errors import DataError, ModelError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.answers import exact_match
@@ -33,7 +33,7 @@ from coseek.labels.maker import Labelled
 from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
 from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 
@@ -372,12 +372,6 @@ def test_two_questions_of_the_same_words_and_other_gold_are_refused(tmp_path: Pa
     OracleRetriever(rankings, [first, twin])
     with pytest.raises(DataError, match="'twin'"):
         OracleRetriever(rankings, [first, replace(twin, answers=("somebody else",))])
-
-
-def test_a_question_that_nobody_told_of_is_a_failed_search(tmp_path: Path) -> None:
-    ranked = OracleRetriever(maker(tmp_path).rankings, questions())
-    with pytest.raises(RetrieverError, match="no question"):
-        ranked.search([Query("text", "What ?")], 3)
 
 
 def test_impossible_settings_and_a_run_of_other_settings_are_refused(tmp_path: Path) -> None:

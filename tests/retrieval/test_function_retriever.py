@@ -79,9 +79,12 @@ IMPOSSIBLE = {
     "an id that is no text": ("[[Hit(Passage(1, '', ''), 1.0)]] * len(queries)", "return Hit"),
     "no score": ("[[Hit(a, None)]] * len(queries)", "return Hit"),
     "a score that is no number": ("[[Hit(a, float('nan'))]] * len(queries)", "score nan"),
-    "rising scores": ("[[Hit(a, 1.0), Hit(b, 2.0)]] * len(queries)", "with falling scores"),
+    "rising scores": ("[[Hit(a, 1.0), Hit(b, 2.0)]] * len(queries)", "return hits by falling score"),
     "a passage twice": ("[[Hit(a, 1.0), Hit(a, 0.5)]] * len(queries)", "the passage 'a' twice"),
-    "more than was asked for": ("[[Hit(a, 1.0), Hit(b, 0.5)] * k] * len(queries)", "hits, of 2 at most"),
+    "more than was asked for": (
+        "[[Hit(a, 1.0), Hit(b, 0.5)] * k] * len(queries)",
+        "but at most 2 were requested",
+    ),
     "a passage of another corpus": ("[[Hit(Passage('c', '', ''), 1.0)]] * len(queries)", "'c', which is not in its"),
     "an exception": ("[1 / 0]", "ZeroDivisionError: division by zero( .line 9.; mend it)?$"),
 }

@@ -244,7 +244,7 @@ def test_an_answer_that_is_no_ranking_keeps_the_order_and_is_counted(answer: str
     assert retriever.stats.unreadable == retriever.stats.outputs == 3
 
 
-def test_the_identity_knows_prompt_model_and_settings() -> None:
+def test_the_identity_of_a_ranker_knows_prompt_model_and_settings() -> None:
     first, model = listwise(by_worth)
     kinds = {first.identity, listwise(by_worth, window=8, step=4)[0].identity}
     other = PROMPT.model_copy(update={"prompt": "{passages} {query}"})

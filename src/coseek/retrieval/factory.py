@@ -142,7 +142,7 @@ def failed_search(name: str) -> Iterator[None]:
 
 
 def _checked(hits: Sequence[object], k: int, corpus: Corpus | None) -> list[Hit]:
-    """The hits of one query. Raises `RetrieverError` for a list that is no ranking of at most `k` passages."""
+    """The hits of one query. Raises `RetrieverError` unless they are a ranking of at most `k` passages."""
     ranking: list[Hit] = []
     for rank, hit in enumerate(hits, start=1):
         match hit:
@@ -151,17 +151,16 @@ def _checked(hits: Sequence[object], k: int, corpus: Corpus | None) -> list[Hit]
             case _:
                 raise RetrieverError(f"hit {rank} of the retriever is {reprlib.repr(hit)}; return Hit(passage, number)")
     ids, scores = [hit.passage.id for hit in ranking], [hit.score for hit in ranking]
-    fault = fault_of_hits(ranking)
-    if not fault and len(hits) > k:
-        fault = f"the retriever returned {len(hits)} hits, of {k} at most"
-    if not fault and scores != sorted(scores, reverse=True):
-        fault = f"hits come best first, with falling scores; those of the retriever are {reprlib.repr(scores)}"
-    if not fault and (twice := [ident for ident, count in Counter(ids).items() if count > 1]):
-        fault = f"the retriever returned the passage {twice[0]!r} twice in one search"
-    if not fault and corpus is not None and (foreign := [ident for ident in ids if not corpus.has(ident)]):
-        fault = f"the retriever returned the passage {foreign[0]!r}, which is not in its corpus"
-    if fault:
+    if fault := fault_of_hits(ranking):
         raise RetrieverError(fault)
+    if len(hits) > k:
+        raise RetrieverError(f"the retriever returned {len(hits)} hits, but at most {k} were requested")
+    if scores != sorted(scores, reverse=True):
+        raise RetrieverError(f"the scores of the retriever are {reprlib.repr(scores)}; return hits by falling score")
+    if repeated := [ident for ident, count in Counter(ids).items() if count > 1]:
+        raise RetrieverError(f"the retriever returned the passage {repeated[0]!r} twice in one search")
+    if corpus is not None and (foreign := [ident for ident in ids if not corpus.has(ident)]):
+        raise RetrieverError(f"the retriever returned the passage {foreign[0]!r}, which is not in its corpus")
     return ranking
 
 
