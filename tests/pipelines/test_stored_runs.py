@@ -208,25 +208,16 @@ LONG = "It was built of wood . " * 60
 
 
 def demonstrations(folder: Path, *settings: str) -> list[Trajectory]:
-    passages = {
-        "rome": ("Rome", "Rome was made by Romulus."),
-        "ostia": ("Ostia", f"Ostia is a harbour. {LONG} It was made by Ancus."),
-        "alba": ("Alba", "Alba lies on a hill."),
-    }
-    write_jsonl(
-        folder / "corpus.jsonl",
-        ({"id": name, "title": title, "text": text} for name, (title, text) in passages.items()),
-    )
-    asked = [
-        ("found", "Who made Rome?", "Romulus", "rome"),
-        ("cut", "Who made Ostia?", "Ancus", "ostia"),
-        ("missed", "Who made the town of nobody?", "Nobody", "alba"),
-    ]
-    write_jsonl(
-        folder / "questions.train.jsonl",
-        ({"id": ident, "question": text, "answers": [gold], "gold_ids": [passage], "hops": 1}
-         for ident, text, gold, passage in asked),
-    )  # fmt: skip
+    write_jsonl(folder / "corpus.jsonl", [
+        {"id": "rome", "title": "Rome", "text": "Rome was made by Romulus."},
+        {"id": "ostia", "title": "Ostia", "text": f"Ostia is a harbour. {LONG} It was made by Ancus."},
+        {"id": "alba", "title": "Alba", "text": "Alba lies on a hill."},
+    ])  # fmt: skip
+    write_jsonl(folder / "questions.train.jsonl", [
+        {"id": "found", "question": "Who made Rome?", "answers": ["Romulus"], "gold_ids": ["rome"], "hops": 1},
+        {"id": "cut", "question": "Who made Ostia?", "answers": ["Ancus"], "gold_ids": ["ostia"], "hops": 1},
+        {"id": "missed", "question": "Who made nothing?", "answers": ["Nobody"], "gold_ids": ["alba"], "hops": 1},
+    ])  # fmt: skip
     recipe = load_recipe("smollm", [
         "limits={passages_per_search: 1, max_document_tokens: 400, max_observation_tokens: 500, max_turn_tokens: 500, "
         "max_tokens: 9000}", "warm_start.also={}", *settings,

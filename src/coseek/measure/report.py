@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from coseek.core.files import Json, JsonObject, atomic_write, write_json, write_jsonl
+from coseek.core.files import JsonObject, atomic_write, write_json, write_jsonl
 from coseek.core.text import as_written
 from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
 from coseek.measure.abstention import ended_right
@@ -143,12 +143,9 @@ def _search_html(search: Search, gold_ids: Sequence[str]) -> str:
 
 
 def _call_html(call: Call) -> str:
-    outcome = f"→ {_json(call.result)}" if call.fault is None else f"— failed: {call.fault}"
-    return clean(f"{call.tool} {_json(call.arguments)} {outcome}")
-
-
-def _json(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    arguments, result = (json.dumps(value, ensure_ascii=False) for value in (call.arguments, call.result))
+    outcome = f"→ {result}" if call.fault is None else f"— failed: {call.fault}"
+    return clean(f"{call.tool} {arguments} {outcome}")
 
 
 def _paragraphs(text: str) -> str:
@@ -209,29 +206,21 @@ def write_scores(folder: Path, runs: Sequence[ScoredRun], summary: JsonObject, t
 def question_rows(run: ScoredRun) -> Iterator[JsonObject]:
     """One row per question, in the order of the run. A question with only faults has no metrics."""
     for ident, row in run.questions.items():
-        yield {
+        question: JsonObject = {
             "run": run.name,
             "id": ident,
             "dataset": row.question.dataset,
             "hops": row.question.hops,
-            "trajectories": row.rows,
-            "faults": row.faults,
-            "metrics": dict(row.metrics),
         }
+        yield {**question, "trajectories": row.rows, "faults": row.faults, "metrics": dict(row.metrics)}
 
 
 def write_values(
     out: Path, values: Mapping[str, Mapping[str, Mapping[str, float]]], table: Table, name: str
 ) -> JsonObject:
     """Write row → question → metric as rows of `questions.jsonl`, and the table as `name`; returns what that holds."""
-    write_jsonl(
-        out / ROWS,
-        (
-            {"run": row, "id": ident, "metrics": {**metrics}}
-            for row, questions in values.items()
-            for ident, metrics in questions.items()
-        ),
-    )
+    rows = [(row, ident, metrics) for row, questions in values.items() for ident, metrics in questions.items()]
+    write_jsonl(out / ROWS, ({"run": row, "id": ident, "metrics": {**metrics}} for row, ident, metrics in rows))
     tree = table_json(table)
     write_json(out / name, tree)
     return tree

@@ -256,18 +256,12 @@ def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str
     corrected = holm([difference.p for _, _, difference in compared])
     binary = any(difference.mcnemar is not None for _, _, difference in compared)
     several = len(compared) > 1
-    rows = [
-        (
-            pair,
-            name,
-            str(difference.difference.n),
-            ("+" if difference.difference.mean > 0 else "") + _cell(difference.difference, name),
-            _p(difference.p),
-            *((_p(p),) if several else ()),
-            *((_p(difference.mcnemar),) if binary else ()),
-        )
-        for (pair, name, difference), p in zip(compared, corrected, strict=True)
-    ]
+    rows = []
+    for (pair, name, paired), p in zip(compared, corrected, strict=True):
+        interval = paired.difference
+        shown = ("+" if interval.mean > 0 else "") + _cell(interval, name)
+        p_values = [paired.p, *([p] if several else []), *([paired.mcnemar] if binary else [])]
+        rows.append((pair, name, str(interval.n), shown, *map(_p, p_values)))
     if sentence := verdict(claims_of(scores, metrics, group)):
         notes.insert(0, sentence)
     if several:

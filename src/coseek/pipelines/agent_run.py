@@ -142,15 +142,9 @@ class RunJob:
             with TemporaryDirectory(prefix="coseek-rows-") as scratch:
                 run = Run.create(Path(scratch) / "run", {})
                 run_questions(
-                    run,
-                    agent,
-                    retriever,
-                    self.questions,
-                    settings.limits,
-                    seed=settings.seed,
-                    samples=settings.samples,
-                    only=frozenset(rows),
-                )
+                    run, agent, retriever, self.questions, settings.limits, seed=settings.seed,
+                    samples=settings.samples, only=frozenset(rows),
+                )  # fmt: skip
                 return run.sent()
 
         return answer

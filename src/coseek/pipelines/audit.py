@@ -290,7 +290,7 @@ def _remade_labels(labels: LabelFolder, record: JsonObject, retriever: str | Non
     tree = record.get("settings")
     settings_tree = dict(tree) if isinstance(tree, dict) else {}
     if "runs" not in settings_tree:
-        raise DataError("imported ones and those of a co-training are not")
+        raise DataError("labels of an import or of a co-training are not made again")
     method_settings = settings_tree.pop(str(settings_tree.get("method")), {})
     method_settings = method_settings if isinstance(method_settings, dict) else {}
     settings = make_settings(LabelSettings, settings_tree)

@@ -138,7 +138,12 @@ def label_runs(
         opener = partial(open_maker, settings, method_settings, questions, cache)
         maker, parts = opener(out)
         stack.enter_context(closing(parts))
-        turns: Iterable[SearchTurn] = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
+        turns: Iterable[SearchTurn] = []
+        if not isinstance(maker, RolloutMaker):
+            wanted = {question.id for question in questions}
+            turns = [turn for run in runs_of(settings) for turn in turns_of(run, wanted)]
+            if not turns:
+                raise DataError(f"{', '.join(settings.runs)}: no searches, so there is nothing to label")
         check_distinct(turns)  # raises before there is a folder
         recorded: JsonObject = {**dump_settings(settings), settings.method: method_settings}
         labels = LabelFolder.begin(out, recorded, maker.identity, resume, fixed_parts)
@@ -180,15 +185,6 @@ def run_questions(settings: LabelSettings) -> list[Question]:
 
 def runs_of(settings: LabelSettings) -> list[Run]:
     return [Run(Path(name)) for name in settings.runs]
-
-
-def run_turns(settings: LabelSettings, questions: Iterable[Question]) -> list[SearchTurn]:
-    """The search turns of the runs for these questions, in order. Raises `DataError` if there is none."""
-    wanted = {question.id for question in questions}
-    turns = [turn for run in runs_of(settings) for turn in turns_of(run, wanted)]
-    if not turns:
-        raise DataError(f"{', '.join(settings.runs)}: no searches, so there is nothing to label")
-    return turns
 
 
 def turns_of(run: Run, question_ids: Collection[str] | None = None) -> Iterator[SearchTurn]:

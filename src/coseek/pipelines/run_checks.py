@@ -173,10 +173,10 @@ class RunChecks:
         if not isinstance(spec, dict):
             return None
         if any(map(is_plugin_path, spec)) or str(spec.get("preset", "")).endswith((".yaml", ".yml")):
-            raise DataError("a file of the user's rewards, which is not run")
+            raise DataError("the reward is a file of the user's, which is not run")
         reward = make_reward(cast("Mapping[str, RewardValue]", spec))
         if reward.needs:
-            raise DataError("they need grades, which are not stored with the run")
+            raise DataError("the reward needs grades, which are not stored with the run")
         return reward
 
 

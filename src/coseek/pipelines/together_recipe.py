@@ -199,7 +199,7 @@ class TogetherRecipe(Settings):
     @model_validator(mode="after")
     def _every_round_trains(self) -> "TogetherRecipe":
         if self.agent.tools or self.agent.data.view:
-            raise ValueError("co-training knows nothing of agent.tools and agent.data.view; write them to YAML files")
+            raise ValueError("co-training does not support agent.tools and agent.data.view; write them to YAML files")
         if self.agent.learn == "demonstrations" and not self.agent.stages:
             raise SettingError("an agent with learn: demonstrations learns nothing in a round; take agent.learn=rl")
         kinds = {self.index.retriever, self.retriever.kind}
@@ -301,12 +301,12 @@ def check_labels(recipe: TogetherRecipe) -> None:
     mistakes = ErrorList()
     if terms.scorer and labels.scorer is None:
         mistakes.add(
-            f"labels.method={method} needs somebody who scores passages; name with labels.scorer a model (a folder, a "
+            f"labels.method={method} needs a scorer of passages; set labels.scorer to a model (a folder, a "
             "URL, a YAML file), oracle for laptop worlds, or gold for questions with gold passages"
         )
     if terms.likelihood and labels.likelihood is None:
         mistakes.add(
-            f"labels.method={method} needs a model that says how likely an answer is; name its folder with "
+            f"labels.method={method} needs a model for the likelihood of answers; name its folder with "
             "labels.likelihood"
         )
     if terms.answers and not answers_itself(recipe.agent.protocol):

@@ -50,10 +50,9 @@ def check(recipe: AgentRecipe) -> None:
             f"rl.questions_per_step={rl.questions_per_step}; set one that does"
         )
     if rl.policy_loss != "ppo-clip":
-        mistakes.add(f"verl is given PPO's clipped loss and not rl.policy_loss={rl.policy_loss}; leave it out")
-    for name, value in (("tools", recipe.tools), ("data.view", recipe.data.view)):
-        if value:
-            mistakes.add(f"verl's own processes know nothing of {name}; write it to a protocol's or retriever's file")
+        mistakes.add(f"verl has PPO's clipped loss and not rl.policy_loss={rl.policy_loss}; leave it out")
+    for name in filter(None, (recipe.tools and "tools", recipe.data.view and "data.view")):
+        mistakes.add(f"verl's own processes do not support {name}; write it to a protocol's or retriever's file")
     if functions := [name for name in plugin_digests(dump_settings(recipe)) if is_function(name)]:
         mistakes.add(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
     if rl.loss_agg_mode == "group-mean":
