@@ -7,8 +7,6 @@ from typing import cast
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.models.http_site import Asked, Said, Site, site
 from tests.models.networks import NETWORKS, SMALL, TEXTS, logits_of, network
 from tests.models.prompt_server import DIALECTS, ids_of, serving
@@ -66,29 +64,21 @@ def rows_of(seed: int, count: int) -> list[Continuation]:
     return [Continuation(some(1, 30), some(1, 6), some(0, 3)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_it_is_the_sum_that_one_plain_pass_over_the_row_alone_gives(name: str) -> None:
-    likelihood = over(name)
+BATCHES = [*((name, 8192) for name in NETWORKS), ("lfm2", 1), ("lfm2", 40), ("lfm2", 200)]
+
+
+@pytest.mark.parametrize(("name", "batch_tokens"), BATCHES)
+def test_it_is_the_sum_that_one_plain_pass_over_the_row_alone_gives(name: str, batch_tokens: int) -> None:
+    likelihood = over(name, batch_tokens)
     rows = rows_of(1, 12)
-    for row, weighed in zip(rows, likelihood.score(rows), strict=True):
+    scores = likelihood.score(rows)
+    assert scores == likelihood.score(rows)
+    for row, weighed in zip(rows, scores, strict=True):
         given_ids = TOKENIZER.encode_data(row.prompt) + TOKENIZER.encode_data(row.lead)
         said_ids = TOKENIZER.encode_data(row.text)
         assert weighed.tokens == len(said_ids)
         assert weighed.nats == pytest.approx(by_hand(likelihood, given_ids, said_ids), abs=2e-4)
         assert weighed.fault is None
-
-
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(st.integers(0, 10_000), st.integers(1, 9), st.sampled_from([1, 40, 200, 8192]))
-def test_a_row_has_the_same_likelihood_alone_and_among_others(seed: int, count: int, batch_tokens: int) -> None:
-    likelihood = over("lfm2", batch_tokens)
-    rows = rows_of(seed, count)
-    together = likelihood.score(rows)
-    alone = [likelihood.score([row])[0] for row in rows]
-    assert [one.tokens for one in together] == [one.tokens for one in alone]
-    assert [one.nats for one in together] == pytest.approx([one.nats for one in alone], abs=2e-4)
-    assert together == likelihood.score(rows)
 
 
 def test_prompt_and_words_are_never_tokenised_together(likelihood: LocalLikelihood) -> None:

@@ -38,6 +38,8 @@ _FIRST = re.compile(
     rf"({'|'.join(_WORDS)})(?:[.!,;:\u2013\u2014]|[ \t]++[-(\u2013\u2014]|[ \t]*+(?:\n|$))\s*+(\w*+)", re.I
 )
 """A verdict with a mark after it, and the next word."""
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
+_FENCE = re.compile(r"```[\w-]*+")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*+")
 _CLAUSE = re.compile(r"[,;]\s")
 _ENDING = re.compile(
@@ -45,9 +47,6 @@ _ENDING = re.compile(
     r"(?:(?:the|my)\s++)?(?:final\s++)?(?:answer|verdict|judge?ment|decision|conclusion|response)\s++is:?\s++(\w++)"
 )
 """The whole last clause, in lower case: inside a longer clause it is a report of someone else's answer."""
-
-
-_FENCE = re.compile(r"```[\w-]*+")
 
 
 def unfenced(text: str) -> str:
@@ -66,9 +65,6 @@ def read_verdict(text: str, after: str = "", plain: tuple[str, ...] = _PLAIN) ->
         if verdicts:
             return verdicts.pop() if len(verdicts) == 1 else None
     return None
-
-
-_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
 
 
 def _marked(text: str) -> set[bool]:

@@ -104,10 +104,9 @@ class QuestionProposer:
     @property
     def tally(self) -> dict[str, int]:
         """Counts of the calls by their outcome."""
-        failed = sum(self.counts.faults.values())
         return {
             "requests": self.requests, "retries": self.counts.counts[RETRIES], "unreadable": self.unreadable,
-            "failed": failed,
+            "failed": sum(self.counts.faults.values()),
         }  # fmt: skip
 
     def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:

@@ -28,7 +28,7 @@ LISTED = (2, 4)
 """Fewest and most names of a list."""
 
 Path = list[tuple[Entity, Fact]]
-"""A chain: each fact's object is the next entity."""
+"""Entities with one fact each. In a chain the object of a fact is the next entity."""
 Draw = Callable[[str], Question | None]
 """Question id → one drawn question; `None` when the draw failed."""
 
@@ -143,10 +143,10 @@ class _Asker:
     def _draws(self, anchors: list[Entity]) -> dict[str, Draw]:
         """The draws by type of question: `comparison`, `constraint`, `list`, and `1` to `4` hops."""
         rng = self._rng
-        by_noun: dict[str, list[Entity]] = {}
+        by_noun: dict[str, Path] = {}
         for entity in anchors:
             for fact in entity.facts:
-                by_noun.setdefault(fact.noun, []).append(entity)
+                by_noun.setdefault(fact.noun, []).append((entity, fact))
         patterns = [(anchor, row) for anchor in anchors for row in self._lexicon.constraints
                     if len(self._holders.get((*row[:2], anchor.id), ())) > 1]  # fmt: skip
         draws: dict[str, Draw] = {
@@ -271,18 +271,17 @@ class _Asker:
 
     # Lists
 
-    def _list(self, name: str, noun: str, entities: list[Entity]) -> Question | None:
+    def _list(self, name: str, noun: str, holders: Path) -> Question | None:
         """A question for one relation of two to four anchors of one kind."""
-        rng, kind = self._rng, self._rng.choice(entities).kind
-        alike = [entity for entity in entities if entity.kind == kind]
-        chosen = rng.sample(alike, min(len(alike), rng.randint(*LISTED)))
-        path = [(entity, fact) for entity in chosen if (fact := entity.fact(noun))]
-        mentions = [self._mention(entity, noun) for entity in chosen]
+        rng, kind = self._rng, self._rng.choice(holders)[0].kind
+        alike = [(entity, fact) for entity, fact in holders if entity.kind == kind]
+        path = rng.sample(alike, min(len(alike), rng.randint(*LISTED)))
+        mentions = [self._mention(entity, noun) for entity, _ in path]
         parts = [rng.choice(fact.relation.phrases[: self._settings.paraphrases]).format(x=mention)
                  for (_, fact), mention in zip(path, mentions, strict=True)]  # fmt: skip
         frame, values = rng.choice(self._lexicon.frames), [fact.value for _, fact in path]
         left = [frame.format(x=listed([*values[:step], *parts[step:]])) for step in range(len(path))]
-        anchors = [entity.id for entity in chosen]
+        anchors = [entity.id for entity, _ in path]
         if len(path) < LISTED[0] or self._gives_away(path, left[0]) or not self._is_new(LIST, noun, *sorted(anchors)):
             return None
         answers = tuple(map(listed, product(*(self._answers(fact) for _, fact in path))))
@@ -290,13 +289,13 @@ class _Asker:
 
     # Comparisons
 
-    def _comparison(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
+    def _comparison(self, name: str, by_noun: dict[str, Path]) -> Question | None:
         """Which of two years is earlier, or whether two entities have one value."""
         rng, lexicon = self._rng, self._lexicon
         same = rng.random() < 0.5
         yes = same and self._yes_is_due
         noun = rng.choice(lexicon.same_nouns if same else lexicon.earlier_nouns)
-        pair = self._pair(by_noun.get(noun, []), noun, partner=yes)
+        pair = self._pair(by_noun.get(noun, []), same_value=yes)
         if pair is None:
             return None
         (one, first), (other, second) = pair
@@ -317,19 +316,15 @@ class _Asker:
         text = ask.format(a=plan[0].mention, b=plan[1].mention, noun=noun)
         return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare=kind)
 
-    def _pair(self, entities: list[Entity], noun: str, partner: bool = False) -> Path | None:
-        """Two anchors of one kind with the relation and distinct names; `partner`: with the same value."""
-        if len(entities) < 2:
+    def _pair(self, holders: Path, same_value: bool) -> Path | None:
+        """Two anchors of one kind with the relation and distinct names."""
+        if len(holders) < 2:
             return None
-        one = self._rng.choice(entities)
-        fact = one.fact(noun)
-        if fact is None:
-            return None
-        if partner:
-            entities = [other for other in entities if (match := other.fact(noun)) and match.value == fact.value]
-        other = self._rng.choice(entities)
-        match = other.fact(noun)
-        if match is None or other is one or one.kind != other.kind or _nested(one, other):
+        one, fact = self._rng.choice(holders)
+        if same_value:
+            holders = [holder for holder in holders if holder[1].value == fact.value]
+        other, match = self._rng.choice(holders)
+        if other is one or one.kind != other.kind or _nested(one, other):
             return None
         return [(one, fact), (other, match)]
 

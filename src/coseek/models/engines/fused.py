@@ -187,7 +187,8 @@ class FusedEngine:
         """Attention of all rows of a block at once, padded to its longest."""
         # Query heads that share a key-value head are concatenated along W.
         queries_BW = block.positions_BW.repeat(1, self._heads // self._kv_heads)
-        slices = _query_slices(queries_BW.shape[1], len(queries_BW) * self._kv_heads * block.end)
+        size = max(1, MAX_SCORES // (len(queries_BW) * self._kv_heads * block.end))
+        slices = [slice(start, start + size) for start in range(0, queries_BW.shape[1], size)]
         whole_bias = self._causal(queries_BW, block.end) if len(slices) == 1 else None  # the same in all layers
         kernel = _attend if self._family.laptop else _attend_many
 
@@ -375,12 +376,6 @@ def _row_blocks(starts_B: Tensor, end: int) -> Iterator[tuple[slice, int]]:
         rows = slice(first, min(first + ROWS_TOGETHER, len(starts_B)))
         longest = int(starts_B[rows].max()) + 1
         yield rows, min(end, -(-longest // COLUMNS_TOGETHER) * COLUMNS_TOGETHER)
-
-
-def _query_slices(queries: int, scores: int) -> list[slice]:
-    """Slices of the queries, of at most `MAX_SCORES` scores each; a query has `scores`."""
-    size = max(1, MAX_SCORES // scores)
-    return [slice(start, start + size) for start in range(0, queries, size)]
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:

@@ -121,7 +121,8 @@ def weights_of(model: PreTrainedModel, family: Family, dtype: torch.dtype, share
 
     def product(names: Sequence[str], gain_H: Tensor | None = None) -> Product:
         if shares:
-            return _concatenated([cast(Product, model.get_submodule(name)) for name in names])
+            products = [cast(Product, model.get_submodule(name)) for name in names]
+            return products[0] if len(products) == 1 else lambda x: torch.cat([part(x) for part in products], dim=-1)
         weights = [named[f"{name}.weight"] for name in names]
         joined = torch.cat(weights) if gain_H is None else torch.cat(weights) * gain_H
         biases = [bias for name in names if (bias := named.get(f"{name}.bias")) is not None]  # all of them, or none
@@ -157,10 +158,6 @@ def weights_of(model: PreTrainedModel, family: Family, dtype: torch.dtype, share
 def _scale(model: PreTrainedModel, queries_D: Tensor, keys_D: Tensor) -> Tensor:
     heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
     return torch.cat((queries_D.expand(heads, -1) * len(queries_D) ** -0.5, keys_D.expand(kv_heads, -1)))
-
-
-def _concatenated(products: Sequence[Product]) -> Product:
-    return products[0] if len(products) == 1 else lambda x: torch.cat([product(x) for product in products], dim=-1)
 
 
 def _packs(dtype: torch.dtype, device: torch.device) -> bool:
