@@ -1,1 +1,1 @@
-"""What the shipped models learn from generated worlds: tasks, examples, drills, labels."""
+"""Training data of the shipped models from generated worlds: tasks, examples, drills."""

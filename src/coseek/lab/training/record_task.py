@@ -169,7 +169,7 @@ class RecordTask:
         return path
 
     def _pair(self, facts: list[Fact], rng: random.Random) -> list[Fact]:
-        """Two facts that only one record states both of, in any order; empty if there are none."""
+        """Two facts of a record that no other record states together, in any order; empty without such a pair."""
         first = rng.choice(facts)
         others = [fact for fact in facts if fact[0] == first[0] and fact[1] != first[1]]
         pair = [first, *rng.sample(others, min(1, len(others)))]
