@@ -7,13 +7,7 @@ from typing import TypeAlias
 
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, UnknownName
-from coseek.core.files import (
-    atomic_folder,
-    check_output_folder,
-    check_replaceable,
-    write_json,
-    write_jsonl,
-)
+from coseek.core.files import atomic_folder, check_output_folder, check_replaceable, write_json, write_jsonl
 from coseek.core.lock import lock_beside
 from coseek.data.digests import check_output_file
 from coseek.data.run import Run

@@ -101,10 +101,7 @@ def _passage(row: SourceRow) -> Passage:
 def origin_of_row(row: SourceRow, path: Path) -> tuple[str, str]:
     """Data set and split of a question, from its row or else from its file's path; empty if unknown."""
     dataset, split = origin_of(path) or ("", "")
-    return (
-        row.text_or_empty("data_source") or dataset,
-        row.row_or_empty("extra_info").text_or_empty("split") or split,
-    )
+    return (row.text_or_empty("data_source") or dataset, row.row_or_empty("extra_info").text_or_empty("split") or split)
 
 
 def question_of(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -> Question:
