@@ -86,11 +86,6 @@ def test_a_run_is_never_begun_among_other_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not a run"):
-        Run(tmp_path)
-
-
 PARTS = {"questions": "one", "agent": "two"}
 
 

@@ -157,7 +157,11 @@ class CorpusFile(Corpus):
         order_N = np.argsort(hashes_N, kind="stable")
         hashes_N2 = np.stack([hashes_N[order_N], order_N], axis=1)
         corpus = cls(path, spans_N2, hashes_N2, digests_N4, hashlib.sha256(digests).hexdigest(), stamp)
-        corpus._check_unique(source)
+        for index in np.flatnonzero(hashes_N2[1:, 0] == hashes_N2[:-1, 0]).tolist():
+            # Equal hashes are adjacent; three equal ones make two pairs.
+            ident, next_ident = (corpus[row].id for row in order_N[index : index + 2].tolist())
+            if ident == next_ident:
+                raise DataError(f"{source} has the id {ident!r} twice; ids must be unique")
         return corpus
 
     @classmethod
@@ -224,14 +228,6 @@ class CorpusFile(Corpus):
             f"passage {row} of {self.path} has changed since the corpus was read; bring the index up to date with "
             "`coseek index --update`"
         )
-
-    def _check_unique(self, source: str) -> None:
-        hashes_N, rows_N = self._hashes_N2[:, 0], self._hashes_N2[:, 1]
-        for index in np.flatnonzero(hashes_N[1:] == hashes_N[:-1]).tolist():
-            # Equal hashes are adjacent; three equal ones make two pairs.
-            ident, next_ident = (self._read(row).id for row in rows_N[index : index + 2].tolist())
-            if ident == next_ident:
-                raise DataError(f"{source} has the id {ident!r} twice; ids must be unique")
 
 
 def _hashes(ids_N: Longs) -> Longs:

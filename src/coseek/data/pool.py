@@ -98,7 +98,7 @@ def make_pool(sources: Sequence[PoolSource], out: Path, shares: Mapping[str, flo
         passages = _passages(sources, collector, pool, evaluations)
         corpus = CorpusFile.write(folder / imports.CORPUS, passages, source="the sources of the pool")
         check_gold_ids((pooled.question for pooled in pool), corpus, "the corpus", "give the corpus of these questions")
-        whole = [pooled._replace(passages=frozenset(_beginnings(pooled.question, corpus))) for pooled in pool]
+        whole = [pooled._replace(passages=_beginnings(pooled.question, corpus)) for pooled in pool]
         dealt, notes = deal(whole, shares)
         splits, counts = checked_splits(dealt, collector.notes + notes)
         sizes: dict[str, Counter[str]] = {}
@@ -148,9 +148,9 @@ def _without_repeats(asked: Sequence[Pooled], notes: Counter[str]) -> Iterator[P
         yield pooled
 
 
-def _beginnings(question: Question, corpus: Corpus) -> Iterator[str]:
-    for passage in map(corpus.by_id, question.gold_ids):
-        yield f"{normalise(passage.title)}\n{normalise(passage.text)[:_ALIKE]}"
+def _beginnings(question: Question, corpus: Corpus) -> frozenset[str]:
+    gold = map(corpus.by_id, question.gold_ids)
+    return frozenset(f"{normalise(passage.title)}\n{normalise(passage.text)[:_ALIKE]}" for passage in gold)
 
 
 def _groups(shared: Sequence[Iterable[str]]) -> list[int]:

@@ -63,7 +63,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
             for name in _OWN:
                 _add(gold, row.rows(name) if row.has(name) else ())
     whole = [_question(gold, row.text("query_id"), row.text("query"), row) for row in gold.questions]
-    questions = whole or [_question(gold, ident, text) for ident, text in gold.bare.items()]
+    questions = whole or [_question(gold, ident, text, SourceRow("", {})) for ident, text in gold.bare.items()]
     return ImportedData(tuple(gold.passages.values()), tuple(questions), notes)
 
 
@@ -106,15 +106,15 @@ def _add(gold: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
             raise DataError(f"{page.where}: the page {ident!r} has another text elsewhere; keep one of them")
 
 
-def _question(gold: _BrowseCompGold, ident: str, text: str, row: SourceRow | None = None) -> Question:
-    answers = () if row is None else row.answers("answer")
+def _question(gold: _BrowseCompGold, ident: str, text: str, row: SourceRow) -> Question:
     gold_docs = _pages(gold.golds, ident, row, "gold_docs")
     meta: dict[str, Json] = {"gold_docs": [*gold_docs]} if gold_docs else {}
-    return Question(ident, text, answers, tuple(_pages(gold.evidence, ident, row, "evidence_docs")), meta=meta)
+    evidence = _pages(gold.evidence, ident, row, "evidence_docs")
+    return Question(ident, text, row.answers("answer"), tuple(evidence), meta=meta)
 
 
-def _pages(qrels: Qrels | None, ident: str, row: SourceRow | None, name: str) -> list[str]:
+def _pages(qrels: Qrels | None, ident: str, row: SourceRow, name: str) -> list[str]:
     """Page ids from the qrels, if any, else from the row's list `name`."""
     if qrels:
         return [page for page, grade in qrels.get(ident, {}).items() if grade > 0]
-    return [page.text("docid") for page in row.rows(name)] if row is not None and row.has(name) else []
+    return [page.text("docid") for page in row.rows(name)] if row.has(name) else []

@@ -72,7 +72,8 @@ def read(sources: Sequence[Path]) -> ImportedData:
             for row in read_rows(path):
                 if _is_passage(row):
                     count += 1
-                    yield _passage(row)
+                    with row.placed():
+                        yield Passage.from_json(row.value)
                     continue
                 dataset, split = origin_of_row(row, path)
                 questions.append(question_of(row, dataset, split, notes))
@@ -91,11 +92,6 @@ def _begins_with_passage(path: Path) -> bool:
 
 def _is_passage(row: SourceRow) -> bool:
     return not any(row.has(name) for name in (*ASKED, "prompt"))
-
-
-def _passage(row: SourceRow) -> Passage:
-    with row.placed():
-        return Passage.from_json(row.value)
 
 
 def origin_of_row(row: SourceRow, path: Path) -> tuple[str, str]:
