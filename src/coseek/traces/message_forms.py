@@ -8,13 +8,11 @@ cannot be read are counted by name.
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import cast
 
 from coseek.core.files import Json, JsonObject
-from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.models import written
-from coseek.traces.calls import calls_in, is_finish, reasoning_and_words, text_of
+from coseek.traces.calls import calls_in, is_finish, parsed, reasoning_and_words, text_of
 from coseek.traces.message_shapes import (
     ROLES,
     THOUGHTS,
@@ -117,10 +115,7 @@ class _Forms:
                 item = {**item, name: value}
         parts: list[Json] = []
         for name in [name for name, value in item.items() if value and (holds_calls(name) or holds_results(name))]:
-            if isinstance(text := item[name], str):
-                with suppress(InvalidJson):
-                    item[name] = parse_strict(text)
-            value = item[name]
+            value = item[name] = parsed(item[name])
             rows = value if isinstance(value, list) else [value]
             uses = [tool_use_in(row) if isinstance(row, dict) else None for row in rows]
             if not any(use and use.result for use in uses) and len(written.calls_in({name: value})) == len(rows):
