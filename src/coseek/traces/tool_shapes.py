@@ -76,10 +76,9 @@ def tool_use_in(block: JsonObject) -> ToolUse | None:
     kind = kind_of(block)
     objects = (name for name, value in block.items() if value and isinstance(value, dict))
     outer = next((name for name in objects if holds_calls(name) or holds_results(name)), None)
-    if outer is not None and not _calls({letters(name): value for name, value in block.items()}):
+    if outer is not None and not _calls(_fields(block)):
         kind, block = outer, {"toolCallId": block.get("id"), **_object(block[outer])}
-    block = {**block, **_object(block.get("function")), **_object(block.get("custom"))}
-    fields = {letters(name): value for name, value in block.items() if value is not None}
+    fields = _fields({**block, **_object(block.get("function")), **_object(block.get("custom"))})
     refers = _refers(fields) or any(isinstance(fields.get(name), dict) for name in _CALLS)
     if holds_results(kind) or (not kind and not _calls(fields) and refers and _first(fields, _CONTENTS) is not None):
         return ToolUse(_call_beside(fields), _result_of(fields))
@@ -114,6 +113,11 @@ def tool_name_in(value: Json) -> str:
 
 def _object(value: Json) -> JsonObject:
     return value if isinstance(value, dict) else {}
+
+
+def _fields(block: JsonObject) -> JsonObject:
+    """The values of an object that are not null, by the letters of their names."""
+    return {letters(name): value for name, value in block.items() if value is not None}
 
 
 def _first(fields: Mapping[str, Json], names: Sequence[str]) -> Json:
@@ -158,7 +162,7 @@ def _result_of(fields: Mapping[str, Json]) -> JsonObject:
     content = _first(fields, _CONTENTS)
     fault = _fault_in(fields)
     if isinstance(content, dict) and (content.get("type") in _AI_SDK or {"is_error", "isError"} & content.keys()):
-        fault = fault or _fault_in({letters(name): value for name, value in content.items()})
+        fault = fault or _fault_in(_fields(content))
         content = next((content[name] for name in ("value", "content", "blocks") if name in content), None)
     text, call = result_text(content), _call_beside(fields)
     ident = _first(fields, (*_IDS, "id")) or (call and call["id"])

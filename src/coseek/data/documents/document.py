@@ -81,11 +81,6 @@ class Outline:
         self._end(0)
         return self.sections
 
-    @property
-    def first_heading(self) -> str:
-        """The heading that opens the document, if any."""
-        return next(iter(self.sections[0].headings), "") if self.sections else ""
-
     def _end(self, level: int) -> None:
         if self._is_bare and not self._blocks and self._path[-1][0] >= level:
             self._blocks = [self._path[-1][1]]

@@ -237,7 +237,8 @@ def read_html(text: str, name: str = "") -> Document:
     if date := next((page.metas[key] for key in _DATES if page.metas.get(key)), None):
         meta["date"] = date[:40]
     sections = outline.finish()
-    return Document(page.title or outline.first_heading, sections, meta)
+    first_headings = sections[0].headings if sections else ()
+    return Document(page.title or next(iter(first_headings), ""), sections, meta)
 
 
 def read_markdown(text: str, name: str = "") -> Document:
