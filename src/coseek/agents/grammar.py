@@ -25,7 +25,7 @@ from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.prompt_file import ROLE_MARK, harmless
-from coseek.data.trajectory import LAST_WORD, MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
+from coseek.data.trajectory import COMMON_TAGS, LAST_WORD, MISSING, PAGE, RETRY, TOOL, Author, Segment
 from coseek.models.written import (
     MARK_IN_DATA,
     ToolCallText,
@@ -101,7 +101,7 @@ class Grammar:
         for mark in marks:
             if marks.count(mark) > 1:
                 raise DataError(f"two tags of this protocol are written {mark!r}; a reader could not tell them apart")
-        for reserved in names & {PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE, LAST_WORD, START, END}:
+        for reserved in names & {*COMMON_TAGS, START, END}:
             raise DataError(f"a tag of this protocol is called {reserved!r}, a name with a meaning of its own")
 
     @cached_property
