@@ -242,41 +242,41 @@ class RetrieverRecipe(DevicePlacement):
         every, saved = self.held_out.every, self.training.checkpoint_every
         own_negatives_only = self.kind == "reranker" or not self.loss.in_batch
         sources = bool(self.labels) + (self.synthetic is not None) + (self.data is not None)
-        wrong = None
+        problem = None
         if self.training.optimizer.algorithm == "muon":
-            wrong = "training.optimizer.algorithm=muon: encoders are trained by AdamW alone; take adamw and its rate"
+            problem = "training.optimizer.algorithm=muon: encoders are trained by AdamW alone; take adamw and its rate"
         elif self.held_out.keep == "best" and not every:
-            wrong = (
+            problem = (
                 "held_out.keep=best chooses among evaluations, and held_out.every=0 makes none before the last update; "
                 "set held_out.every to the updates between them"
             )
         elif self.held_out.keep == "best" and saved < every and every % saved:
-            wrong = (
+            problem = (
                 f"held_out.keep=best needs a checkpoint at every evaluation, and training.checkpoint_every={saved} "
                 f"does not divide held_out.every={every}; change one of them"
             )
         elif self.loss.kind == "contrastive" and own_negatives_only and self.loss.negatives == 0:
-            wrong = "loss.negatives=0 leaves no passage to tell the positive from; set it to 1 or more"
+            problem = "loss.negatives=0 leaves no passage to tell the positive from; set it to 1 or more"
         elif self.kind != "late-interaction" and self.token_dimension != 128:
-            wrong = f"token_dimension is of kind=late-interaction, and kind={self.kind} has none; leave it out"
+            problem = f"token_dimension is of kind=late-interaction, and kind={self.kind} has none; leave it out"
         elif self.kind != "sparse" and self.loss.flops != RetrieverLoss().flops:
-            wrong = f"loss.flops is of kind=sparse, and kind={self.kind} has no such term; leave it out"
+            problem = f"loss.flops is of kind=sparse, and kind={self.kind} has no such term; leave it out"
         elif sources != 1:
-            wrong = (
+            problem = (
                 "a retriever is trained on labels (--labels FOLDER, made by `coseek label`), on synthetic ones, or on "
                 "a data set (recipe `documents`, data.folder=DIR); give one"
             )
         elif self.loss.kind == "kl" and not self.labels:
-            wrong = "these labels have no targets, which the loss `kl` needs; the method replug makes labels with them"
+            problem = "these labels have no targets, which the loss `kl` needs; make labels with the method replug"
         elif self.kind in ("late-interaction", "sparse") and (self.data is not None or self.pooling is not None):
-            wrong = (
+            problem = (
                 f"kind={self.kind} pools no vectors, and is trained on label folders or synthetic labels; leave "
                 "`data` and `pooling` out"
             )
         elif self.kind == "reranker" and self.data is not None:
-            wrong = "kind=reranker is trained on label folders or synthetic labels; leave `data` out"
-        if wrong is not None:
-            raise SettingError(wrong)
+            problem = "kind=reranker is trained on label folders or synthetic labels; leave `data` out"
+        if problem is not None:
+            raise SettingError(problem)
         return self
 
 

@@ -120,8 +120,8 @@ class StepRewards:
         """Return the reward of each turn of every trajectory: its own, and at the last turn also the rest of the
         trajectory's reward, less the KL charged to the turn's tokens."""
         turn_spans = self.turn_spans
-        given = self.rewards_of_turns or ((),) * len(self.rewards_B)
-        turn_rewards = [[*rewards] or [0.0] * len(spans) for rewards, spans in zip(given, turn_spans, strict=True)]
+        by_row = zip(self.rewards_of_turns or ((),) * len(self.rewards_B), turn_spans, strict=True)
+        turn_rewards = [[*rewards] or [0.0] * len(spans) for rewards, spans in by_row]
         for row, rewards in enumerate(turn_rewards):
             if rewards:
                 rewards[-1] += float(self.rewards_B[row]) - sum(rewards)

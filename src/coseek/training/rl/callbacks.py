@@ -228,10 +228,10 @@ class RolloutWriter(Callback):
                 ) from None
 
     def _keep(self, report: StepReport) -> None:
-        step, kept = report.step, self._kept_steps()
-        if any(later > step for later in kept) and step not in kept:
+        step, folders = report.step, self._kept_steps()
+        if any(later > step for later in folders) and step not in folders:
             return  # a killed session wrote this step and has removed it since
-        folder = kept.get(step, self._folder / f"step-{step:06d}")
+        folder = folders.get(step, self._folder / f"step-{step:06d}")
         atomic_folder(folder, lambda temp_folder: self._write(temp_folder, report))
         self._thin(step)
 

@@ -23,7 +23,7 @@ def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> TokenLosses:
     log_ratios_bt = batch.log_ratios_bt
     length_b1 = batch.mask_bt.sum(dim=1, keepdim=True).clamp(min=1)
     mean_b1 = (log_ratios_bt.sum(dim=1, keepdim=True) / length_b1).detach()
-    own_bt = log_ratios_bt - log_ratios_bt.detach()  # 0, with the token's gradient
-    ratios_bt = (mean_b1 + own_bt).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    zeros_bt = log_ratios_bt - log_ratios_bt.detach()  # with the token's gradient
+    ratios_bt = (mean_b1 + zeros_bt).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     clipped_bt = ratios_bt.clamp(1.0 - batch.clip_ratio_low, 1.0 + batch.clip_ratio_high)
     return -torch.minimum(ratios_bt * batch.advantages_bt, clipped_bt * batch.advantages_bt)
