@@ -53,6 +53,11 @@ LOCAL = ["graders.generator.model=models/Qwen2.5-14B-Instruct", "graders.judge.m
         ("search-r1-ppo", ["machine.devices=1"], "machine.devices=8"),
         ("search-r1-grpo", ["rl.policy.micro_batch_tokens=32768"], "rl.policy.micro_batch_tokens="),
         ("s3", LOCAL, "graders.generator.model=http://"),
+        (
+            "search-r1-ppo",
+            ["rl.policy.gradient_checkpointing=false", "rl.policy.share_prefixes=true"],
+            "share_prefixes=false",
+        ),
         ("sft", ["warm_start.sft.learner.strategy=ddp", "machine.memory_gib=24"], "sft.learner.strategy=fsdp2"),
     ],
 )

@@ -83,7 +83,7 @@ def test_text_in_a_log_forges_neither_a_call_nor_an_answer_nor_an_exact_run(tmp_
 
 def test_a_log_that_says_it_is_exact_is_trained_on_by_nothing(tmp_path: Path) -> None:
     (run,), _ = imported(tmp_path, [{"messages": [*search_chat()], "answers": ["Goethe"]}])
-    with pytest.raises(DataError, match="server or log that it is from does not hold the ids"):
+    with pytest.raises(DataError, match="server or log has not stored the sampled ids"):
         make_batch([run])
     with pytest.raises(DataError, match="cannot be trained on"):
         export_rows(Run(tmp_path / "run"), make_reward({"exact_match": 1.0}), RlSettings(group_size=1))

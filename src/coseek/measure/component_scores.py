@@ -162,10 +162,10 @@ class CombinationGain:
     def table(self) -> Table:
         """One row per point: score, size of the generator's context, and the agent's gain over it."""
         gains = [self.gain(run) for run in self.runs[:-1]] + [None]
-        shown = {self.metric: 3, "context_passages": 1, "context_tokens": 1, "recall": 3}
+        shown = ((self.metric, 3), ("context_passages", 1), ("context_tokens", 1), ("recall", 3))
         rows = []
         for row, gain in zip(self.rows, gains, strict=True):
-            means = (show(row.metrics.get(name), decimals) for name, decimals in shown.items())
+            means = (show(row.metrics.get(name), decimals) for name, decimals in shown)
             rows.append((row.run, str(row.questions), *means, show(gain.difference if gain else None)))
         columns = ("passages from", "questions", self.metric, "passages", "tokens", "recall", "agent above it by")
         return Table(columns, tuple(rows), tuple(left_out(self.rows, (self.metric,))))

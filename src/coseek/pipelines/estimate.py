@@ -467,7 +467,9 @@ def _changes(recipe: AgentRecipe, shape: Shape) -> Iterator[tuple[str, list[str]
     for divisor in (2, 4, 8):
         tokens = [max(1, learner.micro_batch_tokens // divisor) for learner in learners]
         yield "rows", [f"{path}.micro_batch_tokens={count}" for path, count in zip(paths, tokens, strict=True)]
-    yield "checkpointing", [f"{path}.gradient_checkpointing=true" for path in paths]
+    shared = [path for path, learner in zip(paths, learners, strict=True) if learner.share_prefixes]
+    apart = [f"{path}.share_prefixes=false" for path in shared]  # which keep the activations of their attention
+    yield "checkpointing", [*(f"{path}.gradient_checkpointing=true" for path in paths), *apart]
     if (devices := recipe.machine.devices) > 1:
         shards = [f"{path}.strategy=fsdp2" for path in paths]
         yield "shards", shards
