@@ -131,7 +131,7 @@ class RayCluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         cpus, gpus, key, folder = self._settings.cpus, self._settings.gpus, uuid.uuid4().hex, os.getcwd()
-        task = ray.remote(_do).options(num_cpus=cpus, num_gpus=gpus, max_retries=TRIES - 1)
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=TRIES - 1)(_do)
 
         def send(number: int, item: object) -> "ray.ObjectRef":
             node = self._nodes[number % self.nodes]
