@@ -53,6 +53,14 @@ def there() -> "Iterator[Nodes]":
         yield four
 
 
+def _wait_for(host: str, port: int) -> None:
+    """Wait until a server listens there."""
+    deadline = time.monotonic() + 60.0
+    with socket.socket() as probe:
+        while probe.connect_ex((host, port)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
 def coseek_ended(*words: object) -> "subprocess.CompletedProcess[str]":
     """A command in a process of its own: this one is connected to the nodes of these tests."""
     command = [sys.executable, "-m", "coseek.cli.main", *map(str, words)]
@@ -124,6 +132,7 @@ def test_rows_over_a_clients_address_are_those_of_one_machine(base: Path, there:
     ]  # fmt: skip
     with subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
+            _wait_for(host, int(port))
             ended = coseek_ended(*words, "--out", tmp_path / "run", "--cluster", f"ray://{address}")
         finally:
             process.terminate()
@@ -136,5 +145,5 @@ def test_a_cluster_that_is_not_there_is_a_sentence_at_once(base: Path, tmp_path:
     for address in ("127.0.0.1:9", "ray://127.0.0.1:9"):
         began = time.monotonic()
         ended = coseek_ended(*words, "--cluster", address)
-        assert ended.returncode == 1 and f"no connection to the cluster {address}" in ended.stderr, ended.stderr
+        assert ended.returncode == 1 and f"cannot connect to the cluster {address}" in ended.stderr, ended.stderr
         assert time.monotonic() - began < 60.0
