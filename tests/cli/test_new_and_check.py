@@ -13,7 +13,7 @@ from coseek.core.errors import UserError
 
 @pytest.mark.parametrize("part", sorted(TEMPLATES))
 def test_a_new_part_works_as_written(part: str, tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
-    if part == "algorithm":
+    if part in ("algorithm", "policy-loss"):
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     made = coseek("new", part, "My-own")
