@@ -29,6 +29,9 @@ BROKEN = """
         def __init__(self, inner):
             self.inner, self.name, self.corpus, self.identity = inner, inner.name, inner.corpus, "broken"
 
+        def seen(self, query):
+            return self.inner.seen(query)
+
         def search(self, queries, k):
             if any("lost" in str(query) for query in queries):
                 raise RetrieverError("the disk is gone")
