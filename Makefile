@@ -169,8 +169,8 @@ engine-tinker: .venv-tinker/made-from-these-files
 	$(TINKER) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tinker]' tinker==0.24.1 pytest hypothesis
 	@touch $@
 
-test-tinker: engine-tinker
-	OMP_NUM_THREADS=1 $(TINKER) -m pytest -rP tests/training/test_tinker.py
+test-tinker: engine-tinker   # whose client leaves its connections to the garbage collector
+	OMP_NUM_THREADS=1 $(TINKER) -m pytest -rP -W ignore::pytest.PytestUnraisableExceptionWarning tests/training/test_tinker.py
 engine-ray:
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch

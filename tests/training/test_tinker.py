@@ -113,7 +113,7 @@ def largest(first_BT: Tensor, second_BT: Tensor) -> float:
 @pytest.mark.parametrize(
     ("changes", "most"),
     [
-        ({}, 1e-5),
+        ({}, 2e-5),  # 1.05e-5 was measured with AVX512
         ({"kl_coef": 0.05, "loss_agg_mode": "seq-mean-token-mean", "clip_ratio_high": 0.28}, 1e-5),
         # Four updates: AdamW divides a gradient of rounding errors by its own size.
         ({"algorithm": "rloo", "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 32, **FOUR}, 1e-3),
