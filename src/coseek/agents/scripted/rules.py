@@ -144,7 +144,7 @@ class _Notes:
 
     @property
     def taken_ids(self) -> tuple[str, ...] | None:
-        """The selection: all passages taken; `None` if there are none."""
+        """Ids of the taken passages, for the selection; `None` without any."""
         return tuple(passage.id for passage in self.taken) or None
 
 
