@@ -210,13 +210,14 @@ test-studies: env
 	rm -rf build/studies
 	OMP_NUM_THREADS=1 $(BIN)/coseek study all --smoke --jobs $(WORKERS) --out build/studies
 
+QUICK := -m "not slow and not medium"
 quick: env
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(QUICK)
 
 CORES := core data lab/world agents measure rewards graders cli retrieval labels view traces hub
 UNITS := core data hardware lab/world models agents measure rewards graders
 unit: env
-	$(PYTEST) -m "not slow" $(UNITS:%=tests/%)
+	$(PYTEST) $(QUICK) $(UNITS:%=tests/%)
 
 # mutmut goes on where an earlier run ended, and runs again what changed since.
 mutants: env

@@ -17,7 +17,7 @@ from coseek.core.errors import EXTRA_OF, MissingExtra
 def pytest_configure(config: pytest.Config) -> None:
     # Trials of the machine's speed are kept between sessions as a user's are, and not among a user's.
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache")
-    settings.load_profile(QUICK if config.option.markexpr == "not slow" else FULL)
+    settings.load_profile(QUICK if "not slow" in config.option.markexpr else FULL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -64,6 +64,7 @@ def test_every_package_has_a_layer() -> None:
     assert packages <= LAYERS.keys()
 
 
+@pytest.mark.medium
 def test_packages_import_only_lower_layers() -> None:
     wrong = []
     for path in sources("src/coseek"):
@@ -87,6 +88,7 @@ def test_only_the_command_line_imports_the_laboratory() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.medium
 def test_tests_and_benches_do_not_import_each_other() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
@@ -147,6 +149,7 @@ def test_importing_coseek_imports_nothing_heavy() -> None:
     assert run_python(f"import coseek, sys; print([name for name in {heavy!r} if name in sys.modules])") == "[]\n"
 
 
+@pytest.mark.medium
 def test_packages_that_need_no_torch_import_none() -> None:
     packages = tuple(f"coseek.{package}." for package in TORCH_FREE)
     code = f"""
@@ -210,6 +213,7 @@ def code_in(page: Path) -> str:
     return "\n".join(blocks + re.findall(r"`([^`\n]+)`", prose))
 
 
+@pytest.mark.medium
 def test_every_command_in_the_docs_exists(capsys: pytest.CaptureFixture[str]) -> None:
     for command in sorted(written_commands()):
         assert command[0] in plugin_names(COMMANDS), f"`coseek {command[0]}` is in the docs and is no command"
@@ -235,6 +239,7 @@ def test_no_link_is_tracked() -> None:
     assert not links, f"run `git rm --cached {' '.join(links)}` and amend the commit"
 
 
+@pytest.mark.medium
 def test_no_file_holds_a_path_of_one_machine() -> None:
     # Put together here, so that this file does not hold what it looks for.
     wrong = re.compile(

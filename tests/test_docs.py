@@ -150,6 +150,7 @@ def page_files(page: Path) -> dict[str, str]:
     return dict(re.findall(r"All of `(\w+\.py)`:\n\n```python\n(.*?)```", text, flags=re.DOTALL))
 
 
+@pytest.mark.medium
 def test_the_parts_of_the_page_on_own_parts_work(tmp_path: Path) -> None:
     files = page_files(ROOT / "docs" / "how-to" / "write-a-part.md")
     for name, text in files.items():

@@ -37,6 +37,7 @@ def timeless(trajectory: coseek.Trajectory) -> coseek.Trajectory:
     return dataclasses.replace(trajectory, timings={})
 
 
+@pytest.mark.medium
 def test_rollouts_are_those_of_a_run_folder_and_the_command(data: coseek.Dataset, index: Path, tmp_path: Path) -> None:
     rows = coseek.rollout("faulty-expert", data.questions("test"), index, samples=2, seed=3)
     words = ["run", str(data.folder), "--split", "test", "--agent", "faulty-expert", "--retriever", str(index)]
@@ -50,6 +51,7 @@ def test_rollouts_are_those_of_a_run_folder_and_the_command(data: coseek.Dataset
     assert [row.question.id for row in rows[:2]] == [data.questions("test")[0].id] * 2
 
 
+@pytest.mark.medium
 def test_labels_of_the_library_are_those_of_the_command(data: coseek.Dataset, index: Path, tmp_path: Path) -> None:
     run = coseek.run_agent(data.folder, "expert", index, tmp_path / "run", split="train")
     summary = coseek.label(run.folder, "gold", tmp_path / "called", {"negatives": 3})
@@ -170,6 +172,7 @@ def test_the_librarys_advice_names_parameters_and_functions(data: coseek.Dataset
     assert "--" not in str(caught.value)
 
 
+@pytest.mark.medium
 def test_documents_are_imported_asked_and_measured_from_a_program(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("# Herons\n\nMira Holt feeds the herons at dawn.\n", encoding="utf-8")
     notes = coseek.import_documents(tmp_path / "notes.md", tmp_path / "notes", {"size": 100})
@@ -209,6 +212,7 @@ def test_the_page_gives_every_function_its_parameters_in_order() -> None:
             assert words == list(inspect.signature(getattr(coseek, name)).parameters), name
 
 
+@pytest.mark.medium
 def test_the_example_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)

@@ -38,6 +38,8 @@ from coseek.traces.calls import answer_in, calls_in
 from coseek.traces.found_passages import found_by_query
 from coseek.traces.message_forms import chat_messages
 
+pytestmark = pytest.mark.medium
+
 QUICK = (1_000, 10_000)
 LIMIT_S = 1.0
 """Per million characters; at least a tenth of it for short texts."""

@@ -11,6 +11,8 @@ from coseek.data.trajectory import StopReason, Trajectory
 from coseek.labels.label_folder import LabelFolder
 from coseek.measure.score import score_trajectory
 
+pytestmark = pytest.mark.medium
+
 pytest.importorskip("datasets", reason="make test-adapters")
 
 

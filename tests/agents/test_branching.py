@@ -285,6 +285,7 @@ def common_turns(one: Trajectory, other: Trajectory) -> int:
     return sum(one.ids[:end] == other.ids[:end] for (_, end), _ in ends)
 
 
+@pytest.mark.medium
 def test_the_runs_of_a_tree_share_a_root_up_to_a_search_and_go_on_by_themselves() -> None:
     agent, _ = sampler("search-r1")
     asked = [question for question in QUESTIONS for _ in range(6)]

@@ -45,6 +45,7 @@ def test_only_what_the_agent_wrote_is_marked_as_the_agents() -> None:
     assert TOKENIZER.decode(written) == SEARCH + ANSWER
 
 
+@pytest.mark.medium
 def test_a_run_ends_at_its_token_budget_and_nothing_is_cut() -> None:
     whole = play("search-r1", SEARCH, ANSWER)
     for budget in range(1, len(whole.ids) + 1):
@@ -152,6 +153,7 @@ def test_no_more_rows_are_open_than_the_model_has() -> None:
     assert model.most == 3 and all(len(run.searches) == 1 for run in runs)
 
 
+@pytest.mark.medium
 def test_episodes_whose_caches_do_not_fit_in_memory_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
     for gib in (64.0, 0.5, 0.0):
@@ -202,6 +204,7 @@ def async_ledgers(
     return [ledger(run) for run in asyncio.run(played)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
 def test_the_async_driver_writes_the_ledger_of_the_batch_driver(name: str) -> None:
     protocol = protocol_of(name)

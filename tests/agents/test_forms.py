@@ -182,6 +182,7 @@ def check(paper: SearchR1 | QAgent | S3, count: int, seed: int) -> float:
 PAPERS = [SearchR1(), QAgent(), S3()]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
 def test_validity_is_the_papers_on_generated_and_mutated_sequences(paper: SearchR1 | QAgent | S3) -> None:
     assert 0.1 < check(paper, 1500, seed=0) < 0.9

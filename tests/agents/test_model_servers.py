@@ -148,6 +148,7 @@ def test_tokens_that_reasoning_used_up_are_a_fault_that_is_asked_again(tmp_path:
             open_retriever(str(engine)).search(["Mira Castell"], 1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("message", "why"),
     [

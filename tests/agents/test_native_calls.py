@@ -91,6 +91,7 @@ def played(tokenizer: HfTokenizer, scripts: Sequence[Sequence[str]], shelf: Shel
     return runs, model
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("style", STYLES.values(), ids=list(STYLES))
 def test_a_row_grows_by_what_was_sampled_and_by_what_the_template_writes(style: Style) -> None:
     check_conversations(style, tokenizer_of(style), EACH)
@@ -169,6 +170,7 @@ PIECES = (
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("style", STYLES.values(), ids=list(STYLES))
 def test_whatever_a_model_writes_is_a_sound_run_and_no_crash(style: Style) -> None:
     draw = random.Random(style.name)

@@ -77,6 +77,7 @@ class Breaking(Typist):
         return replace(turn, end=TurnEnd.FAULT, fault="out of memory") if number == self.breaks_at else turn
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", OURS)
 @given(data=st.data(), max_tokens=st.integers(1, 4000), max_turn_tokens=st.integers(1, 300), k=st.integers(1, 3))
 @settings(max_examples=at_most(20))
@@ -249,6 +250,7 @@ def run(name: str, titles: list[str], texts: list[str], question: Question, note
     return rollout(Agent(protocol, model), shelf, [question], [7], WIDE)[0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", OURS)
 @given(data=st.data())
 @settings(max_examples=at_most(15))

@@ -67,6 +67,7 @@ def served(run: Trajectory, serving: str) -> list[tuple[str, str]]:
     return [(passage.title, passage.text) for passage in served_context(run, serving)]
 
 
+@pytest.mark.medium
 def test_hundreds_of_runs_serve_again_what_an_extractor_of_their_text_finds() -> None:
     sizes = set()
     for seed in range(300):

@@ -120,6 +120,7 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Mistake → the words of the command, and texts that its sentence must contain."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("what", TYPED_WRONG)
 def test_what_is_mistyped_is_named_with_the_way_out(what: str, refused: Refused) -> None:
     words, named = TYPED_WRONG[what]

@@ -29,6 +29,7 @@ from coseek.pipelines.agent_recipe import DataSettings
 from coseek.retrieval.index import IndexCard
 
 
+@pytest.mark.medium
 def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = coseek("world", "make", "w", "--size", "tiny", "train=10", "dev=20", "test=10")
@@ -46,6 +47,7 @@ def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypa
     assert audit.err == ""  # nothing was left out
 
 
+@pytest.mark.medium
 def test_the_next_step_a_command_names_works(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("w", "my worlds/$(touch harm); 'a'"):
@@ -146,6 +148,7 @@ def test_no_output_replaces_a_file_of_a_run_or_a_data_set(
     assert coseek("audit", "corpus", data, "--out", tmp_path / "world.json").code == 0  # of no data set
 
 
+@pytest.mark.medium
 def test_an_export_of_documents_replaces_no_other_file(run: Path, tmp_path: Path, coseek: Type) -> None:
     out = tmp_path / "out"
     for _ in range(2):
@@ -258,6 +261,7 @@ def test_a_wrong_place_is_one_sentence(tmp_path: Path, coseek: Type) -> None:
 # --- paths below ~
 
 
+@pytest.mark.medium
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coseek: Type) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     here.mkdir()
@@ -339,6 +343,7 @@ def test_a_pulled_agent_encoder_and_data_set_run(coseek: Type, world: Path, tmp_
 # --- two processes
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("more", [(), ("--resume",)], ids=["new", "resumed"])
 def test_two_commands_never_share_a_folder(
     more: tuple[str, ...], world: Path, index: Path, tmp_path: Path, coseek: Type

@@ -166,6 +166,7 @@ def test_gold_labels_need_neither_agent_nor_scorer(ran: Path, tmp_path: Path, co
     assert len({one.question.id for one in LabelFolder(tmp_path / "g").sets()}) <= 5
 
 
+@pytest.mark.medium
 def test_runs_of_two_agents_share_labels(ran: Path, world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     rules = ("run", world, "--split", "dev", "--count", 3, "--agent", "rules", "--retriever", index)
     assert coseek(*rules, "--out", tmp_path / "run").code == 0
@@ -176,6 +177,7 @@ def test_runs_of_two_agents_share_labels(ran: Path, world: Path, index: Path, tm
     assert "name it with --agent" in asked.sentence
 
 
+@pytest.mark.medium
 def test_passages_of_another_world_are_no_gold_passages(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
     make_world(WorldSettings(size="tiny", train=1, dev=1, test=1, seed=5)).save(tmp_path / "other")
     # Its texts in other words are its own passages still, and are compared with a warning.
@@ -197,6 +199,7 @@ def test_passages_of_another_world_are_no_gold_passages(ran: Path, world: Path, 
     assert "another title" not in coseek("measure", world, *asked, world.with_name("world-bm25")).err
 
 
+@pytest.mark.medium
 def test_resuming_finished_labels_changes_nothing(ran: Path, tmp_path: Path, coseek: Type) -> None:
     words = ("label", ran, "--method", "agentic-r", "--scorer", "gold", "--out", tmp_path / "a", "--count", 6)
     assert coseek(*words).code == 0
@@ -207,6 +210,7 @@ def test_resuming_finished_labels_changes_nothing(ran: Path, tmp_path: Path, cos
     assert "min_lr = 60, and now 50" in coseek(*words, "min_lr=50", "--resume").sentence
 
 
+@pytest.mark.medium
 def test_a_mistake_about_labels_has_a_way_out(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
     agent, rows = tmp_path / "agent.yaml", tmp_path / "rows"
     agent.write_text("name: http://127.0.0.1:1\ntokenizer: bytes\n")

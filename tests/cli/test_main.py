@@ -52,6 +52,7 @@ def processor_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.medium
 def test_help_is_quick_and_imports_no_torch() -> None:
     code = "import sys; from coseek.cli.main import main; main(['--help']); sys.exit('torch' in sys.modules)"
     took = []
@@ -69,6 +70,7 @@ def test_no_words_at_all_show_the_help(coseek: Type) -> None:
     assert coseek().code == 0
 
 
+@pytest.mark.medium
 def test_every_command_has_a_line_and_a_help(coseek: Type) -> None:
     lines = [line for line in coseek("--help").out.splitlines() if line.startswith("  ")]
     assert len(lines) >= 9
@@ -160,6 +162,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("words", COMMANDS, ids=[" ".join(words[:2]) for words in COMMANDS])
 def test_every_setting_is_listed_with_value_and_meaning_and_nothing_is_trained(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coseek: Type
@@ -179,6 +182,7 @@ def test_every_setting_is_listed_with_value_and_meaning_and_nothing_is_trained(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", recipe_names())
 def test_what_is_listed_can_be_typed_and_means_what_it_says(name: str) -> None:
     recipe = load_recipe(name)
@@ -255,6 +259,7 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines()]
 
 
+@pytest.mark.medium
 def test_the_readme_shows_what_make_demo_prints(coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [str(ROOT / ".venv" / "bin" / "coseek")])
@@ -265,6 +270,7 @@ def test_the_readme_shows_what_make_demo_prints(coseek: Type, monkeypatch: pytes
     assert outcome.code == 0 and not outcome.err and "\x1b" not in outcome.out
 
 
+@pytest.mark.medium
 def test_the_demo_takes_seconds_and_neither_torch_nor_a_model(tmp_path: Path) -> None:
     code = "import sys; from coseek.cli.main import main; sys.exit(main(['demo']) or 'torch' in sys.modules)"
     began = processor_s()
@@ -274,6 +280,7 @@ def test_the_demo_takes_seconds_and_neither_torch_nor_a_model(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.medium
 def test_another_question_has_another_answer(coseek: Type) -> None:
     assert "Ossder (right)" in coseek("demo", 5).out
     assert "in passage 1" not in coseek("demo", 5).out

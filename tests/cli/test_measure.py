@@ -31,6 +31,7 @@ def means(printed: str) -> dict[str, dict[str, float]]:
     return {one["run"]: {name: value["mean"] for name, value in one["metrics"].items()} for one in overall}
 
 
+@pytest.mark.medium
 def test_retrievers_are_compared_in_pairs(world: Path, index: Path, noise: Path, coseek: Type) -> None:
     words = ("measure", world, index, noise, "--split", "test", "--metrics", "recall@5,ndcg@10")
     printed = coseek(*words, "--json").out
@@ -85,6 +86,7 @@ def test_questions_without_gold_are_measured_by_answers(world: Path, index: Path
     assert means(printed)[str(index)]["answer_hit@20"] > 0.2
 
 
+@pytest.mark.medium
 def test_a_reranker_that_ranked_nothing_is_reported(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     pytest.importorskip("httpx")
     wrote: JsonObject = {"message": {"role": "assistant", "content": "Sorry."}, "finish_reason": "stop"}

@@ -11,6 +11,7 @@ from coseek.cli.commands.new import TEMPLATES
 from coseek.core.errors import UserError
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("part", sorted(TEMPLATES))
 def test_a_new_part_works_as_written(part: str, tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     if part in ("algorithm", "policy-loss"):
@@ -69,6 +70,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fear", BROKEN)
 def test_a_part_that_breaks_its_contract_is_reported_in_a_sentence(fear: str, tmp_path: Path, coseek: Type) -> None:
     text, said = BROKEN[fear]

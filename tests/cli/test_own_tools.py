@@ -60,6 +60,7 @@ def marked(home: Path) -> Path:
     return home / "was-run"
 
 
+@pytest.mark.medium
 def test_audit_and_score_never_run_the_tool_of_a_run(home: Path, words: tuple[object, ...], coseek: Type) -> None:
     mark = marked(home)
     assert coseek(*words).code == 0 and mark.exists()

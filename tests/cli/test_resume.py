@@ -27,6 +27,8 @@ from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import LayeredRetriever
 
+pytestmark = pytest.mark.medium
+
 
 def rows(run: Path) -> list[JsonObject]:
     """The stored trajectories without their timings."""

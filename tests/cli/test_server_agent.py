@@ -83,6 +83,7 @@ def test_text_is_not_trained_on(coseek: Type, world: Path, index: Path, policy: 
         make_batch(kept)
 
 
+@pytest.mark.medium
 def test_bytes_are_no_tokens_of_a_server_that_exchanges_ids(url: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"name: {url}\nserver: {{dialect: vllm}}\n")
     with pytest.raises(SettingError, match="exchanges token ids"):

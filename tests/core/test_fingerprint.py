@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from coseek.core.fingerprint import fingerprint
@@ -15,6 +16,7 @@ def test_a_change_deep_inside_the_weights_changes_the_fingerprint(tmp_path: Path
     assert fingerprint(tmp_path) != before
 
 
+@pytest.mark.medium
 def test_a_change_between_the_sampled_pieces_of_large_weights_changes_the_fingerprint(tmp_path: Path) -> None:
     """The same model after an adapter was merged into one matrix."""
     weights = {f"layer.{number}": np.zeros((500, 100), dtype=np.float32) for number in range(200)}

@@ -94,6 +94,7 @@ def test_text_that_has_no_bytes_is_sent_escaped() -> None:
         assert there.asked[0].body == {"a": "\ud800"}
 
 
+@pytest.mark.medium
 def test_a_stalled_call_ends_and_holds_up_no_other() -> None:
     gate = threading.Event()
     patience = HttpSettings(timeout_s=0.3, attempts=1)

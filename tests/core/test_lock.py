@@ -37,6 +37,7 @@ def holder(kind: str, path: Path) -> Iterator["subprocess.Popen[str]"]:
             process.communicate("\n")
 
 
+@pytest.mark.medium
 def test_of_two_processes_the_second_hears_at_once_who_is_writing(tmp_path: Path) -> None:
     with holder("folder", tmp_path / "run") as other:
         with pytest.raises(UserError) as refused:
@@ -77,6 +78,7 @@ def test_a_process_takes_its_own_lock_again_and_has_it_until_the_last_claim_is_g
     assert not (tmp_path / ".lock").exists()
 
 
+@pytest.mark.medium
 def test_a_lock_beside_a_folder_survives_its_replacement(tmp_path: Path) -> None:
     target = tmp_path / "index"
     atomic_folder(target, lambda part: (part / "old").touch())
@@ -102,6 +104,7 @@ def test_a_start_that_fails_gives_its_folder_back_though_its_error_is_still_look
     lock.release()
 
 
+@pytest.mark.medium
 def test_a_sheet_beside_a_run_has_one_writer(tmp_path: Path) -> None:
     where = GradeCache.beside(tmp_path, Verdict, "judge", {})
     with holder("beside", where.path):

@@ -137,6 +137,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_no_setting_means_is_refused_with_its_line(what: str, tmp_path: Path) -> None:
     text, said = REFUSED[what]
@@ -152,6 +153,7 @@ def test_no_plain_value_is_read_as_another_one(value: object) -> None:
     assert parse_yaml(text) == yaml.safe_load(text)
 
 
+@pytest.mark.medium
 def test_anchors_and_merges_that_stay_small_are_read(tmp_path: Path) -> None:
     text = "base: &b {steps: 1, lr: 2}\nmore: {<<: *b, lr: 3}\nsame: *b\n"
     base = {"steps": 1, "lr": 2}

@@ -124,6 +124,7 @@ def test_marks_inside_a_question_are_split_off_and_those_inside_words_are_not() 
     assert [separated(text, is_token) for text in ("", " ", "?")] == ["", "", "?"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("lexicon", ["laptop", "drawn", "held-out"])
 def test_a_question_of_a_world_stays_byte_for_byte_and_comes_back_from_what_people_write(lexicon: str) -> None:
     world = make_world(WorldSettings(seed=7, lexicon=lexicon, size="compact"))  # type: ignore[arg-type]

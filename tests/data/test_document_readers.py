@@ -97,6 +97,7 @@ def mail_of(kind: str, *parts: str) -> str:
     return f"Content-Type: multipart/{kind}; boundary={kind}\n\n{body}--{kind}--\n"
 
 
+@pytest.mark.medium
 def test_every_text_and_attachment_of_a_mail_is_read_at_any_depth(tmp_path: Path) -> None:
     page = "Content-Type: text/html\n\n<p>charlie</p>"
     sheet = "Content-Type: text/csv\nContent-Disposition: attachment\n\nsum\ndelta"

@@ -21,6 +21,8 @@ from coseek.data.imports import ImportSummary, import_data
 from coseek.data.passage import Passage
 from coseek.models.model_folder import model_path
 
+pytestmark = pytest.mark.medium
+
 TEXT = """The heron waits in shallow water. It stands for hours without a move, and then it strikes.
 
 It eats small fish. In winter it also takes mice and frogs from the wet meadows behind the dike.

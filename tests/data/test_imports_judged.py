@@ -232,6 +232,7 @@ def test_a_named_column_of_answers_keeps_their_aliases(settings: dict[str, str],
     assert Dataset(tmp_path / "out").questions("test")[0].answers == ("Mira", "M.")
 
 
+@pytest.mark.medium
 def test_questions_beside_documents_lose_neither_their_report_nor_a_later_import(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.md").write_text("Herons nest in Velora.")

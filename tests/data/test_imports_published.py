@@ -50,6 +50,7 @@ def by_dataset(folder: Path, split: str) -> dict[str | None, int]:
     return dict(Counter(question.dataset for question in Dataset(folder).questions(split)))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sets", [("nq", "hotpotqa"), ("triviaqa", "hotpotqa")])
 def test_one_command_deals_the_papers_training_and_test_sets_from_flashrag(
     flashrag: Path, tmp_path: Path, sets: tuple[str, ...]

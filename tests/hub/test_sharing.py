@@ -19,6 +19,8 @@ from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world
 from coseek.models.laptop import LaptopSettings, make_policy
 
+pytestmark = pytest.mark.medium
+
 TINY = LaptopSettings(hidden=16, layers=("conv", "full_attention"), heads=2, kv_heads=1, feed_forward=8, vocabulary=300)
 
 

@@ -48,6 +48,7 @@ def sets_of(labels: LabelFolder) -> dict[tuple[str, ...], tuple[str, tuple[str, 
     return {(*one.turn.key, str(one.copy)): (one.positive, one.negatives) for one in labels.sets()}
 
 
+@pytest.mark.medium
 def test_every_rule_holds_in_the_labels_of_a_run(tmp_path: Path) -> None:
     """Checked on the label sets alone; `test_positives.py` checks the choice of the positive."""
     labels, said = labelled(tmp_path, parts(tmp_path), seed=3)
@@ -85,6 +86,7 @@ def test_labels_of_a_turn_do_not_depend_on_the_other_turns(tmp_path: Path) -> No
     assert alone.items() <= sets_of(together).items()
 
 
+@pytest.mark.medium
 def test_trap_39_a_turn_of_which_one_passage_was_scored_is_not_done(tmp_path: Path) -> None:
     some = turns(6)
     full, _ = labelled(tmp_path / "a", parts(tmp_path / "a"), some, exhaustive=True)
@@ -98,6 +100,7 @@ def test_trap_39_a_turn_of_which_one_passage_was_scored_is_not_done(tmp_path: Pa
     assert sets_of(half) == sets_of(full)
 
 
+@pytest.mark.medium
 def test_a_finished_folder_asks_nobody_again(tmp_path: Path) -> None:
     labelled(tmp_path, parts(tmp_path))
     before = files(tmp_path)
@@ -105,6 +108,7 @@ def test_a_finished_folder_asks_nobody_again(tmp_path: Path) -> None:
     assert files(tmp_path) == before and not said.counts
 
 
+@pytest.mark.medium
 def test_a_fault_of_the_agent_leaves_the_turn_undone_and_the_next_start_tries_again(tmp_path: Path) -> None:
     model = Faulty(agent().model.agent, protocol(), agent().model.tokenizer)  # type: ignore[attr-defined]
     _, said = labelled(tmp_path, parts(tmp_path, who=Agent(protocol(), model)))
@@ -147,6 +151,7 @@ def test_turns_that_can_have_no_label_say_why_and_take_none_from_their_neighbour
     assert [(one.turn, one.reason) for one in unknown.dropped()] == [(bare.id, "no-answer")]
 
 
+@pytest.mark.medium
 def test_the_ablations_rank_by_what_is_left(tmp_path: Path) -> None:
     without_gac, said = labelled(tmp_path / "a", parts(tmp_path / "a"), gac=False)
     assert "branches" not in said.counts
@@ -163,6 +168,7 @@ def test_the_ablations_rank_by_what_is_left(tmp_path: Path) -> None:
         make_settings(AgenticRSettings, {"lr": False, "gac": False})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("ties", "positives"), [("paper", 1), ("code", 3)])
 def test_ties_are_one_positive_in_the_paper_and_three_in_the_code(ties: Ties, positives: int, tmp_path: Path) -> None:
     made_of = scored_by(tmp_path, lambda prompt: all_alike(prompt, 80))

@@ -37,6 +37,8 @@ from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 
+pytestmark = pytest.mark.medium
+
 
 @cache
 def world() -> World:

@@ -220,6 +220,7 @@ def test_the_positive_is_the_open_gold_passage_of_the_best_rank_or_else_of_most_
     assert len(sets) + sum(dropped.values()) == len(turns())
 
 
+@pytest.mark.medium
 def test_every_open_gold_passage_can_have_a_set_of_its_own(tmp_path: Path) -> None:
     sets, _ = sets_of(tmp_path, every=True)
     by_turn = {turn.id: turn for turn in turns()}
@@ -239,6 +240,7 @@ def test_a_corpus_that_is_not_at_hand_cannot_give_missing_passages(tmp_path: Pat
     assert said.labelled == len(list(labels.sets())) > 0
 
 
+@pytest.mark.medium
 def test_labels_of_a_replaced_run_are_not_taken_for_its_own(tmp_path: Path) -> None:
     made_of, maker = parts(tmp_path), gold.open(GoldSettings(), parts(tmp_path))
     before, other = turns(), RandomRetriever(world().corpus, RandomSettings(seed=1))

@@ -15,6 +15,8 @@ from tests.models.http_site import Asked, Said, site
 from coseek.agents.search_turns import SearchTurn
 from coseek.data.trajectory import Trajectory
 
+pytestmark = pytest.mark.medium
+
 
 @cache
 def some() -> tuple[SearchTurn, ...]:

@@ -288,6 +288,7 @@ def test_the_plot_is_the_curve_with_its_band_and_the_agent_as_a_point() -> None:
     assert found.plot() == line_plot([curve, Series("agent", (2.5,), (0.875,), markers=True)], "passages", "em")
 
 
+@pytest.mark.medium
 def test_a_point_without_a_context_is_not_in_the_plot() -> None:
     bare = collect("one", [(QUESTIONS[0], "answered", {"em": 1.0})])
     other = collect("one", [(QUESTIONS[0], "answered", {"context_passages": 4.0})])

@@ -19,6 +19,8 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.credit import CreditSignal, Ruler, credit_of, measured_turns, values_of
 from coseek.retrieval.retriever import FixedRetriever
 
+pytestmark = pytest.mark.medium
+
 LIMITS = Limits(max_turns=4, passages_per_search=1, max_turn_tokens=200, max_observation_tokens=200, max_tokens=4000)
 SHELF = FixedRetriever(
     Corpus([Passage("good", "", "it is blue"), Passage("bad", "", "nothing")]), {"well": ["good"], "badly": ["bad"]}

@@ -170,6 +170,7 @@ def test_networks_that_do_more_than_their_architecture_are_left_to_the_general_e
         assert isinstance(make_engine(other, torch.float32), GeneralEngine)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("name", "special"),
@@ -236,6 +237,7 @@ def ahead(model: PreTrainedModel, stops: Sequence[str] = (), **settings: object)
     return made
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
 def test_rows_that_run_ahead_of_the_host_are_those_that_it_looks_at_every_token(name: str) -> None:
     """With stop strings inside the stretch, budgets that end in it, rows that wait beside others, and every slot in
@@ -286,6 +288,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0}, {"top_p": 0.9, "top_k": 20}])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_the_host_looks_at_most_once_in_eight_tokens(name: str, settings: dict[str, object]) -> None:

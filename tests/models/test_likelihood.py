@@ -165,6 +165,7 @@ def scored(remote: RemoteLikelihood, rows: Sequence[Continuation]) -> list[Conti
         remote.calls.close()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("templated", [False, True])
 def test_a_server_gives_the_likelihood_that_the_same_model_has_here(

@@ -87,6 +87,7 @@ def ids_of(said: dict[int, list[Turn]]) -> dict[int, list[tuple[int, ...]]]:
     return {key: [turn.ids for turn in turns] for key, turns in said.items()}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_row_whose_prompt_was_read_in_another_is_the_row_that_read_it_itself(name: str) -> None:
     model, keys = network(name), list(range(12))

@@ -46,6 +46,7 @@ def largest_gap(model: PreTrainedModel, turns: dict[int, list[Turn]], temperatur
     return max(gaps)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in NETWORKS), ("lfm2", 0.6)])
 def test_log_probabilities_are_those_of_a_plain_forward_pass(name: str, temperature: float) -> None:
     model = network(name)
@@ -90,6 +91,7 @@ def test_sampling_leaves_the_global_generator_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "dtype"), [("lfm2", "float32"), ("lfm2", "bfloat16"), ("gpt2", "bfloat16")])
 def test_the_sampler_writes_with_the_weights_that_training_left(name: str, dtype: str) -> None:
     model = network(name)
@@ -224,6 +226,7 @@ def test_a_row_that_is_closed_while_it_is_written_changes_no_other() -> None:
     assert ids(converse(disturbed, [0, 1, 2, 3, 4])) == alone
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.5}, {"top_k": 20, "top_p": 0.7}])
 def test_cut_distributions_draw_likely_tokens_only_and_are_not_for_training(settings: dict[str, float]) -> None:
     model = network("lfm2")
@@ -277,6 +280,7 @@ def test_a_cache_in_bytes_is_never_exceeded_and_changes_no_row(name: str) -> Non
     assert 0 < most <= 3.5 * row
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "dtype"), [("lfm2", "float32"), ("deepseek_v3", "bfloat16")])
 def test_a_sampler_that_was_released_holds_nothing_and_goes_on_as_before(name: str, dtype: str) -> None:
     model = network(name)

@@ -105,6 +105,7 @@ ALTERED: dict[str, tuple[str, Edit, str]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ALTERED)
 def test_what_was_altered_differs_from_what_follows(name: str, home: Path, tmp_path: Path) -> None:
     """With new digests, which find nothing."""

@@ -48,6 +48,7 @@ def test_every_recipe_fits_the_machine_that_it_names(name: str, preset: str) -> 
         assert share_of(stage, shape_of(stage)[0]) <= FULL
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("protocol", ["search-r1", "search-r1-code", "tongyi", "s3"])
 def test_a_policy_that_knows_another_protocol_or_an_unknown_mark_is_named(protocol: str, tmp_path: Path) -> None:
     folder = tmp_path / "policy"
@@ -84,6 +85,7 @@ def test_one_process_of_a_recipe_for_eight_devices_is_refused_before_anything_is
     check_fits(load_recipe("search-r1-grpo", ["policy.folder=models/unknown"]), 1, 80)  # of unknown shape
 
 
+@pytest.mark.medium
 def test_a_training_that_cannot_fit_ends_before_its_folder_is_written(tmp_path: Path) -> None:
     training = AgentTraining(load_recipe("from-nothing", ["policy.laptop.hidden=262144"]), tmp_path / "run")
     with pytest.raises(SettingError, match=r"needs about 1\d,\d{3} GiB on each device"):

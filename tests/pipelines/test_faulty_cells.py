@@ -36,6 +36,8 @@ from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
 from coseek.training.rl.rollout_servers import check_in_turn
 
+pytestmark = pytest.mark.medium
+
 FIRST = Pair(0, 0)
 
 

@@ -60,6 +60,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     assert (training.trained_folder / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.medium
 def test_a_generator_begins_with_the_shipped_base_and_writes_the_worlds_words_whole(tmp_path: Path) -> None:
     training = GeneratorTraining(make_settings(GeneratorRecipe, {**TINY, "start": "base", "words": 30}), tmp_path / "g")
     training.make_start()

@@ -69,6 +69,7 @@ def test_nothing_of_a_laptop_recipe_is_in_bfloat16_where_that_is_slow(
         assert set(precisions(resolve_recipe(recipe)).values()) == {"float32"}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("first", "then", "taken"), [(FAST, SLOW, "bfloat16"), (SLOW, FAST, "float32")])
 def test_a_resumed_run_keeps_the_precision_it_was_begun_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: float, then: float, taken: str

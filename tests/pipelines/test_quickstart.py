@@ -74,6 +74,7 @@ def said(folder: Path) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.medium
 def test_going_on_without_a_warm_start_says_what_the_policy_said_twice_in_a_row(tmp_path: Path) -> None:
     shape = LaptopSettings(hidden=16, layers=("conv", "full_attention"), heads=2, kv_heads=1, feed_forward=24)
     marks = load_recipe("quickstart").load_protocol().grammar.special_tokens

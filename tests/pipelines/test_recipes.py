@@ -127,6 +127,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_
         load_recipe(write(tmp_path, "a.yaml", text))
 
 
+@pytest.mark.medium
 def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()

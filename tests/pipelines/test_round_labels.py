@@ -39,6 +39,8 @@ from coseek.pipelines.together.paths import CoTrainingPaths
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 
+pytestmark = pytest.mark.medium
+
 LIMITS = "agent.limits={max_turns: 4, max_turn_tokens: 4000, max_observation_tokens: 8000, max_tokens: 64000}"
 BY_ANSWERS = ("agent.protocol=search-r1", "labels.settings={}")
 

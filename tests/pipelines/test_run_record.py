@@ -84,6 +84,7 @@ def test_training_does_not_go_on_with_parts_that_were_replaced(tmp_path: Path) -
     begin(tmp_path, Plan(), resume=True)  # a recipe that names nothing has nothing that could be replaced
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("corpus", "sentence"), [("few", "names the gold passage"), ("other", "is another passage")])
 def test_an_index_of_another_corpus_is_refused_and_earns_no_reward_of_0(
     corpus: str, sentence: str, tmp_path: Path

@@ -207,6 +207,7 @@ def test_a_run_on_a_cluster_has_the_rows_of_one_machine_also_when_its_caller_was
     assert told[-1] == (48, 48) and told == sorted(told)
 
 
+@pytest.mark.medium
 def test_rows_of_another_agent_are_refused(base: Path, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", {})
     sent = Run(base / "run").sent()

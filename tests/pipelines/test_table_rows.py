@@ -74,6 +74,7 @@ def published() -> list[Question]:
     ]
 
 
+@pytest.mark.medium
 def test_a_paper_s_table_asks_every_question_of_the_seven_sets(published: list[Question]) -> None:
     for name in ("search-r1-ppo", "search-r1-grpo", "qagent", "s3", "zerosearch"):
         table = load_recipe(name).table
@@ -83,6 +84,7 @@ def test_a_paper_s_table_asks_every_question_of_the_seven_sets(published: list[Q
     assert by_share["bamboogle"] == 5  # why not
 
 
+@pytest.mark.medium
 def test_a_cap_for_each_set_leaves_the_small_ones_whole(published: list[Question]) -> None:
     cap = load_recipe("search-r1-ppo", ["table.per_set=500"]).table
     drawn = draw(published, cap.questions, cap.seed, cap.per_set)
@@ -114,6 +116,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_untrained_models_that_follow_instructions_have_rows_of_their_own(tmp_path: Path, chat_model: Path) -> None:
     recipe = load_recipe("from-nothing", [
         *TINY, "data.unseen=null", "rl.steps=0", "rl.evaluate_every=0", "policy.folder=base", "warm_start=null",
@@ -159,6 +162,7 @@ def test_a_misspelt_baseline_or_metric_is_refused_before_anything_is_trained(set
         check_settings(load_recipe("from-nothing", [setting]))
 
 
+@pytest.mark.medium
 def test_a_baseline_over_the_wrong_retriever_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     recipe = load_recipe("from-nothing", [*TINY, "table.baselines=[rag-rerank]", "prompt_template=default"])
     training = AgentTraining(recipe, tmp_path / "run")

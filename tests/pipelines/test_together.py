@@ -170,6 +170,7 @@ def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
     check_together(load_together_recipe("laptop", ["agent={extends: s3, preset: laptop}", *also]))
 
 
+@pytest.mark.medium
 def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tmp_path: Path) -> None:
     out = tmp_path / "run"
     CoTraining(recipe(tmp_path), out).begin(resume=False)

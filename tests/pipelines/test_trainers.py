@@ -57,6 +57,7 @@ def index(data: coseek.Dataset) -> Path:
     return data.folder.parent / "index"
 
 
+@pytest.mark.medium
 def test_functions_train_and_resume_and_another_function_does_not(
     data: coseek.Dataset, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_functions_train_and_resume_and_another_function_does_not(
         first.evaluate()
 
 
+@pytest.mark.medium
 def test_a_lambda_trains_on_questions_in_memory_and_says_that_it_cannot_be_resumed(
     data: coseek.Dataset, index: Path, tmp_path: Path
 ) -> None:

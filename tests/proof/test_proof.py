@@ -15,6 +15,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     return Material(tmp_path_factory.mktemp("proof"))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW if name == "training" else ()) for name in PROOFS])
 def test_results_are_those_of_the_committed_digests(name: str, material: Material) -> None:
     changed = differences(stored()[name], PROOFS[name](material))

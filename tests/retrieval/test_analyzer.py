@@ -120,6 +120,7 @@ LANGUAGES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_corpus_is_stemmed_in_its_own_language(language: str, tmp_path: Path) -> None:
     corpus = Corpus([Passage("a", "", LANGUAGES[language])])

@@ -46,6 +46,7 @@ def without(folder: Path, part: str) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_an_encoder_without_a_tensor_is_refused(tmp_path: Path) -> None:
     folder = without(make_encoder(tmp_path / "encoder"), "encoder.layer.0.output.dense.weight")
     with pytest.raises(
@@ -54,6 +55,7 @@ def test_an_encoder_without_a_tensor_is_refused(tmp_path: Path) -> None:
         Encoder.open(folder, FLOAT32)
 
 
+@pytest.mark.medium
 def test_a_missing_pooler_that_no_vector_depends_on_is_accepted_and_the_same_in_every_process(tmp_path: Path) -> None:
     whole = make_encoder(tmp_path / "whole")
     vectors = Encoder.open(whole, FLOAT32).encode(TEXTS, "", 64, 4)
@@ -263,6 +265,7 @@ def test_meaning_is_found_without_a_common_word(dense: Dense) -> None:
     assert [hits[0].passage.id for hits in dense.search(QUERIES[:3], 1)] == ["physics", "sea", "cook"]
 
 
+@pytest.mark.medium
 def test_a_query_finds_the_same_alone_and_in_a_batch_to_the_last_bit(dense: Dense) -> None:
     assert dense.search(QUERIES, 4) == [dense.search([query], 4)[0] for query in QUERIES]
 
@@ -281,6 +284,7 @@ def test_a_blank_query_finds_nothing_and_k_counts_from_one(dense: Dense) -> None
         dense.search(["x"], 0)
 
 
+@pytest.mark.medium
 def test_lengths_of_queries_and_passages_are_kept_apart(tmp_path: Path, tiny: Path) -> None:
     EncoderCard(query_tokens=3, passage_tokens=64).save(tiny)  # a query is its first word
     corpus = sentences(60)
@@ -291,6 +295,7 @@ def test_lengths_of_queries_and_passages_are_kept_apart(tmp_path: Path, tiny: Pa
     assert whole.search(["ba be bi"], 5) != whole.search(["ba"], 5)
 
 
+@pytest.mark.medium
 def test_a_view_is_kept_with_the_index_and_applied(tmp_path: Path, tiny: Path) -> None:
     EncoderCard(view="question+query", query_tokens=64, passage_tokens=64).save(tiny)
     corpus = sentences(60)
@@ -318,6 +323,7 @@ CHANGES: list[tuple[dict[str, object], str]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("change", "sentence"), CHANGES)
 def test_an_encoder_whose_card_changed_is_refused_with_what_differs(
     tmp_path: Path, tiny: Path, change: dict[str, object], sentence: str
@@ -329,6 +335,7 @@ def test_an_encoder_whose_card_changed_is_refused_with_what_differs(
         open_index(tmp_path / "index", CORPUS)
 
 
+@pytest.mark.medium
 def test_an_encoder_that_was_trained_on_is_refused(tmp_path: Path, tiny: Path) -> None:
     settings: dict[str, object] = {"encoder": str(tiny)}
     plain = build_index(CORPUS, "dense", tmp_path / "index", settings).identity
@@ -343,6 +350,7 @@ def test_an_encoder_that_was_trained_on_is_refused(tmp_path: Path, tiny: Path) -
         open_index(tmp_path / "index", CORPUS)
 
 
+@pytest.mark.medium
 def test_an_index_and_its_encoder_may_move_together(tmp_path: Path) -> None:
     make_encoder(tmp_path / "here" / "encoder")
     build_index(CORPUS, "dense", tmp_path / "here" / "index", {"encoder": str(tmp_path / "here" / "encoder")})
@@ -368,6 +376,7 @@ def test_what_matters_only_when_searching_can_be_chosen_when_opening(tmp_path: P
         open_index(tmp_path / "index", CORPUS, {"querys_together": 2})
 
 
+@pytest.mark.medium
 def test_a_vector_that_is_no_number_is_a_fault_of_the_search_and_stops_a_build(tmp_path: Path, tiny: Path) -> None:
     from safetensors.numpy import load_file, save_file
 

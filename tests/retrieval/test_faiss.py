@@ -21,6 +21,8 @@ from coseek.retrieval.vectors.exact import ExactSearch
 from coseek.retrieval.vectors.faiss_index import Lift, write_file
 from coseek.retrieval.vectors.store import VectorStore
 
+pytestmark = pytest.mark.medium
+
 QUERIES = ["ba be", "gu go ge", " ", "do"]
 EF_SEARCH = 64
 

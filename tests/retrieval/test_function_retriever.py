@@ -164,6 +164,7 @@ def encoder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_code_of_an_encoder_runs_on_request_only_and_a_card_is_no_request(encoder: Path, tmp_path: Path) -> None:
     mark, corpus = tmp_path / "mark", sentences(40)
     corpus.save(tmp_path / "corpus.jsonl")

@@ -82,6 +82,7 @@ def test_a_corpus_that_is_gone_is_named(folder: Path, tmp_path: Path) -> None:
         open_index(tmp_path / "index")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["hybrid.yaml", "runs/x/run.yaml"])
 def test_neither_a_build_nor_an_update_loses_a_file_in_an_index_folder(folder: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "index"
@@ -363,6 +364,7 @@ def test_devices_of_two_kinds_do_not_share_a_corpus(tmp_path: Path, encoder: Pat
     assert not list(tmp_path.glob(".x*"))
 
 
+@pytest.mark.medium
 def test_a_stopped_build_with_other_settings_or_another_encoder_begins_anew(tmp_path: Path, corpus: Corpus) -> None:
     for seed, prompt in ((1, ""), (1, "ba "), (2, "ba ")):
         encoder = make_encoder(tmp_path / "encoder", seed=seed)

@@ -417,6 +417,7 @@ def test_a_batch_is_shared_by_all_replicas_and_a_dead_one_costs_no_query() -> No
         assert more.identity == found.identity  # so that a run can be resumed with other addresses
 
 
+@pytest.mark.medium
 def test_servers_of_different_indexes_are_refused() -> None:
     with live({"main": EchoRetriever()}) as one, live({"main": OtherIndex()}) as two:
         found = open_retriever({**QUICK, "url": [one, two]})

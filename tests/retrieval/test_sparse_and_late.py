@@ -19,6 +19,8 @@ from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.retrieval.vectors.encoder import EncoderCard
 from coseek.training.encoder.laptop_encoder import make_sparse_encoder, make_token_encoder
 
+pytestmark = pytest.mark.medium
+
 CORPUS = sentences(150)
 QUERIES = ["ba be", "do, go! ge", "gu"]
 

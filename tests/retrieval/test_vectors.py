@@ -153,6 +153,7 @@ def test_parts_on_several_devices_find_what_one_search_finds_to_the_last_id(case
     assert parted.scores_QK.tobytes() == whole.scores_QK.tobytes()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("maker", [copies, near_ties, mixed_norms])
 def test_ties_across_parts_keep_the_order_of_the_rows(tmp_path: Path, maker: object) -> None:
     assert callable(maker)

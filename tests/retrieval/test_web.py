@@ -239,6 +239,7 @@ def test_pages_on_this_machine_are_not_read_unless_one_says_so(site: Site) -> No
     assert site.count("/lighthouse.html") == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
@@ -261,6 +262,7 @@ def test_a_page_that_is_not_one_has_a_reason(site: Site, path: str, reason: str)
     assert str(got) == reason
 
 
+@pytest.mark.medium
 def test_a_server_that_dribbles_is_too_slow(site: Site) -> None:
     got = read(Fetcher(PageLimits(allow_private=True, timeout_s=0.3)), f"{site.url}/slow")
     assert str(got) == "too slow"

@@ -109,6 +109,7 @@ def test_a_follow_up_is_the_run_of_a_question_with_earlier_messages(tmp_path: Pa
     assert len(set(runs)) == 3
 
 
+@pytest.mark.medium
 def test_the_official_client_reads_answers_and_streams() -> None:
     with live_agent("rules") as (url, _), openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         assert [one.id for one in client.models.list()] == ["agent"]
@@ -319,6 +320,7 @@ def test_examples_are_questions_of_the_data_folder_as_people_write_them(tmp_path
     assert set(shown) <= {as_written(one).strip() for one in asked} and not any(" ?" in text for text in shown)
 
 
+@pytest.mark.medium
 def test_an_index_without_questions_is_asked_about_its_own_passages(tmp_path: Path) -> None:
     make_world(WorldSettings(size="tiny", train=0, dev=0, test=5)).save(tmp_path / "world")
     build_index(tmp_path / "world", "bm25", tmp_path / "index")

@@ -169,6 +169,7 @@ def test_too_much_for_one_request_is_refused(client: httpx.Client) -> None:
     assert "bytes" in refused(client.post("/retrieve", content=unannounced()), 413)
 
 
+@pytest.mark.medium
 def test_a_batch_of_search_r1s_grpo_script_is_answered() -> None:
     with live({"echo": EchoRetriever()}, batch=4_096) as url:
         body = {"queries": [f"q{number}" for number in range(2_560)], "topk": 3, "return_scores": True}

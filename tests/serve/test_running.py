@@ -95,6 +95,7 @@ def test_the_command_serves_several_indexes_under_their_names(tmp_path: Path) ->
         assert running.wait(10) == 0
 
 
+@pytest.mark.medium
 def test_a_mistake_of_the_user_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     CORPUS.save(tmp_path / "corpus.jsonl")
     build_index(tmp_path / "corpus.jsonl", "bm25", tmp_path / "words")
@@ -129,6 +130,7 @@ def test_names_come_from_folders_files_and_hosts(tmp_path: Path) -> None:
             check_name(name)
 
 
+@pytest.mark.medium
 def test_a_loopback_service_refuses_the_name_of_another_host() -> None:
     """A page of evil.example that points its name at 127.0.0.1 would otherwise read the answers."""
     with live({"echo": EchoRetriever()}) as url:
@@ -256,6 +258,7 @@ def test_connections_beyond_the_limit_are_refused() -> None:
         until(lambda: ask(url).status_code == 200)
 
 
+@pytest.mark.medium
 def test_a_body_that_is_too_long_or_too_late_is_refused() -> None:
     with live({"echo": EchoRetriever()}, max_body_bytes=1_000, body_s=0.2) as url:
         assert WEB.post(f"{url}/retrieve", content=b" " * 1_001).status_code == 413

@@ -68,6 +68,7 @@ def made(folder: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in (folder / "runs/studies/arms").glob("*.json")}
 
 
+@pytest.mark.medium
 def test_a_study_goes_on_behind_a_command_that_failed_is_judged_and_only_what_changed_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +251,7 @@ def test_a_verdict_needs_the_interval_and_every_seed(
     assert finding(sign, 0.0, 0.0, (0.0,), n=4).verdict is StudyVerdict.OPEN  # a few equal questions tell nothing
 
 
+@pytest.mark.medium
 def test_commands_started_by_hand_at_paper_size_are_read_with_a_judges_word_for_em(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,12 +23,14 @@ def searched(tmp_path: Path, result: Json) -> tuple[Search, dict[str, int]]:
     return run.searches[0], dict(report.counts)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("result", [*RESULTS["faults"], TRACEBACK, PAGE])
 def test_a_search_that_failed_is_a_fault_and_its_message_no_passage(tmp_path: Path, result: Json) -> None:
     search, counts = searched(tmp_path, result)
     assert search.fault and not search.hits and counts["failed_searches"] == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("result", RESULTS["nothing"])
 def test_a_search_that_found_nothing_has_no_hits_and_is_no_fault(tmp_path: Path, result: Json) -> None:
     search, counts = searched(tmp_path, result)

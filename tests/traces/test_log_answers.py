@@ -10,6 +10,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import StopReason
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "acts",
     [
@@ -41,6 +42,7 @@ def test_a_question_after_such_an_act_is_the_one_that_is_answered(tmp_path: Path
 SERVED: JsonObject = {"choices": [{"message": SAID}, {"message": {**SAID, "content": "Rhine"}}]}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "beside",
     [

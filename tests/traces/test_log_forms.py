@@ -75,6 +75,7 @@ def test_a_second_question_is_never_answered_under_the_first(tmp_path: Path) -> 
     assert first.question.question == ASK["content"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "query"),
     [
@@ -91,6 +92,7 @@ def test_arguments_that_are_no_json_are_counted_and_never_a_query(
     assert sum(report.unread.values()) == (query is None) and run.answer == "Tave"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "words",
     [
@@ -171,6 +173,7 @@ SEEN: list[Json] = [{"type": "SPAN", "name": "search", "input": {"query": "a"}, 
 STEPS: list[Json] = [[{"tool": "search", "tool_input": "Orlen"}, "Orlen lies."]]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "row",
     [
@@ -353,6 +356,7 @@ ARGS: JsonObject = {"query": "Orlen river"}
 TYPED = json.dumps(ARGS)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("program", LOGS)
 def test_a_call_and_its_result_are_found_in_the_log_of_any_program(tmp_path: Path, program: str) -> None:
     for folder, row in (("trace", {"trace": {"items": LOGS[program]}}), ("chat", {"messages": LOGS[program]})):
@@ -399,6 +403,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("words", TEXTS)
 def test_a_call_in_the_marks_of_any_model_is_read(tmp_path: Path, words: str) -> None:
     call = {**SAID, "content": words}

@@ -52,6 +52,7 @@ def there_and_back(folder: Path, run: Trajectory, name: str) -> Trajectory:
     return again
 
 
+@pytest.mark.medium
 def test_conversations_come_back_as_they_were_and_are_sound_runs(tmp_path: Path) -> None:
     rng, count = random.Random(0), 200
     chats = [random_chat(rng) for _ in range(count)]
@@ -170,6 +171,7 @@ RUNS: dict[str, tuple[StopReason, Callable[[], Trajectory]]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["messages", "atif"])
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_run_is_what_it_was_after_the_way_through_messages_and_atif(tmp_path: Path, kind: str, name: str) -> None:
@@ -193,6 +195,7 @@ def check_way(folder: Path, before: Trajectory, name: str) -> None:
     assert audit_run(folder / "twice" / "again").violations == ()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("arguments", ['{"query": "brok', "plain words", '["a"]'])
 @pytest.mark.parametrize("name", ["messages", "atif"])
 def test_a_broken_query_is_one_after_the_way_through_messages_and_atif(
@@ -306,6 +309,7 @@ def test_ids_that_nobody_sampled_are_not_written_as_sampled() -> None:
     assert all(step.metrics is None for step in steps)
 
 
+@pytest.mark.medium
 def test_any_conversation_is_a_valid_document_and_loses_no_search(tmp_path: Path) -> None:
     rng = random.Random(7)
     runs, _ = imported(tmp_path, ({"messages": [*random_chat(rng)]} for _ in range(100)))

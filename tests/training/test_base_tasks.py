@@ -63,6 +63,7 @@ def examples(task: Task) -> list[tuple[Question, str, str]]:
     return [(asked(one.shown), one.shown, one.written) for one in made]
 
 
+@pytest.mark.medium
 def test_the_answer_follows_from_the_passages_that_are_shown() -> None:
     for question, shown, written in examples("read"):
         assert shown.endswith(" So :") and all(gold_shown(question, shown))

@@ -258,6 +258,7 @@ def say(*words: str) -> int:
     return main(["train", "retriever", *words])
 
 
+@pytest.mark.medium
 def test_mistakes_are_sentences(given_folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, labels = ["--out", str(tmp_path / "out")], ["--labels", str(given_folders / "labels")]
     (tmp_path / "empty").mkdir()

@@ -210,6 +210,7 @@ def gap(found: Gradients, expected: Gradients) -> float:
 CONTRASTIVE = RetrieverLoss(temperature=0.05)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("loss", [CONTRASTIVE, RetrieverLoss(kind="kl", temperature=0.1)])
 def test_cached_gradients_are_the_gradients(tmp_path: Path, loss: RetrieverLoss, tokens: bool) -> None:
@@ -254,6 +255,7 @@ def test_cached_gradients_drop_the_same_activations_twice(tmp_path: Path) -> Non
     assert gap(cached, apart) < 1e-6
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("cached", "dropout"), [(True, 0.2), (False, 0.0), (False, 0.2)])
 def test_checkpointed_gradients_are_the_gradients_of_far_fewer_kept_numbers(
     tmp_path: Path, cached: bool, dropout: float
@@ -275,6 +277,7 @@ def test_checkpointed_gradients_are_the_gradients_of_far_fewer_kept_numbers(
     assert kept[1] < 0.5 * kept[0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_gradients_in_bfloat16_are_near_also_where_layers_are_recomputed(
     tmp_path: Path, gradient_checkpointing: bool

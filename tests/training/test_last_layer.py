@@ -188,6 +188,7 @@ def forks(rng: random.Random) -> list[Trajectory]:
     return runs
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("entropy", ["off", "detached", "with_grad"])
 @pytest.mark.parametrize("tokens", [24, 1000])
 def test_shared_rows_have_the_outputs_and_gradients_of_the_rows_apart(entropy: Entropy, tokens: int) -> None:

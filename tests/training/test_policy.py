@@ -277,6 +277,7 @@ def held_bytes() -> dict[int, int]:
     return {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}
 
 
+@pytest.mark.medium
 def test_adapters_train_and_sample_over_one_copy_of_weights_in_bfloat16(tmp_path: Path) -> None:
     config = Qwen2Config(
         vocab_size=VOCABULARY, hidden_size=64, intermediate_size=512, num_hidden_layers=2, num_attention_heads=2,

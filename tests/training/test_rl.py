@@ -36,6 +36,7 @@ def test_the_reward_rises(tmp_path: Path, algorithm: str) -> None:
     assert [row["step"] for row in rows] == list(range(1, 16))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_step_logs_its_metrics(tmp_path: Path, algorithm: str) -> None:
     changes = {"steps": 1, "kl_coef": 0.01, "kl_location": "loss" if algorithm == "grpo" else "reward"}
@@ -72,6 +73,7 @@ class Presses(Callback):
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.medium
 def test_ctrl_c_loses_no_step_though_no_checkpoint_was_due(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=4, checkpoint_every=100)
     whole, rows = train(tmp_path / "whole", settings)
@@ -82,6 +84,7 @@ def test_ctrl_c_loses_no_step_though_no_checkpoint_was_due(tmp_path: Path) -> No
     assert same_weights(whole, parts)
 
 
+@pytest.mark.medium
 def test_rows_logged_after_the_checkpoint_are_removed_on_resume(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=2)
     train(tmp_path, settings)
@@ -91,6 +94,7 @@ def test_rows_logged_after_the_checkpoint_are_removed_on_resume(tmp_path: Path) 
     assert [row["step"] for row in rows] == [1, 2, 3]
 
 
+@pytest.mark.medium
 def test_a_folder_with_a_training_is_not_overwritten(tmp_path: Path) -> None:
     train(tmp_path, settings_of("grpo", steps=1))
     with pytest.raises(DataError, match="go on with it with --resume"):

@@ -144,6 +144,7 @@ def policy(tmp_path: Path) -> Path:
     return tiny_policy(tmp_path / "shared" / "policy")
 
 
+@pytest.mark.medium
 def test_servers_sample_with_the_weights_of_every_step(tmp_path: Path, policy: Path) -> None:
     """Each row is the one that its seed and the current weights give, at whichever server it is."""
     with servers(policy, 1) as live:
@@ -166,6 +167,7 @@ def test_servers_sample_with_the_weights_of_every_step(tmp_path: Path, policy: P
     assert len(list((policy.parent).glob("*/version-*"))) == 1  # older weights are removed
 
 
+@pytest.mark.medium
 def test_what_servers_sample_greedily_is_what_this_process_samples(tmp_path: Path, policy: Path) -> None:
     here = Training(tmp_path / "here", policy)
     with servers(policy, 1) as live:
@@ -179,6 +181,7 @@ def test_what_servers_sample_greedily_is_what_this_process_samples(tmp_path: Pat
         assert ids(there.rollout(QUESTIONS, seeds)) == ids(here.rollout(QUESTIONS, seeds))
 
 
+@pytest.mark.medium
 def test_rows_of_a_dead_server_go_on_elsewhere(tmp_path: Path, policy: Path) -> None:
     seeds = list(range(len(QUESTIONS)))
     with servers(policy, 1) as live, ExitStack() as doomed:

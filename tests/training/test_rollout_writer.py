@@ -42,6 +42,7 @@ def data_of(folder: Path) -> list[tuple[Trajectory, TokenData]]:
     return [(run, data[run.question.id, run.seed]) for run in Run(folder).trajectories()]
 
 
+@pytest.mark.medium
 def test_the_rollouts_of_every_nth_and_the_last_step_are_kept_as_runs(tmp_path: Path) -> None:
     _, rows = train(tmp_path, settings_of("grpo", steps=5), callbacks=[writer_in(tmp_path)])
     kept = sorted((tmp_path / "rollouts").iterdir())
@@ -52,6 +53,7 @@ def test_the_rollouts_of_every_nth_and_the_last_step_are_kept_as_runs(tmp_path: 
     assert [("keep_s" in row) for row in rows] == [False, True, False, True, True]
 
 
+@pytest.mark.medium
 def test_values_stand_at_the_tokens_that_they_were_computed_for(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=1, measure_entropy=True)
     train(tmp_path, settings, callbacks=[writer_in(tmp_path)])
@@ -200,6 +202,7 @@ def test_values_of_other_tokens_are_refused() -> None:
         TokenData("4", 0, 0, 1.0, spans=((1, 3),), entropies=(0.5,))
 
 
+@pytest.mark.medium
 def test_keeping_may_change_on_resume(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=1)
     train(tmp_path, settings)

@@ -96,6 +96,7 @@ def experience_of(rows: Sequence[TrainingRow], settings: RlSettings) -> Experien
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
     [

@@ -74,6 +74,7 @@ def test_a_users_algorithm_computes_the_advantages(here: Path) -> None:
     assert found.advantages_BT[:, 1].tolist() == [0.75, -0.25]
 
 
+@pytest.mark.medium
 def test_the_loop_reaches_the_models_only_through_the_backend(here: Path) -> None:
     weights: list[dict[str, torch.Tensor]] = []
     for name in ("local", "recorder.py"):

@@ -85,6 +85,7 @@ def test_a_warm_start_that_was_stopped_and_resumed_ends_with_the_same_weights(
     assert rows[0] == rows[1] and len(rows[0]) == 35
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_loses_no_step_though_no_checkpoint_was_due(sign: signal.Signals, tmp_path: Path) -> None:
     settings = settings_of(steps=8, repeat_steps=0, varied_steps=0, checkpoint_every=100)
@@ -103,6 +104,7 @@ def test_a_stop_loses_no_step_though_no_checkpoint_was_due(sign: signal.Signals,
     assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in whole.state_dict().items())
 
 
+@pytest.mark.medium
 def test_rounds_go_on_until_the_gate_is_reached(tmp_path: Path) -> None:
     readings = iter([0.1, 0.3, 0.9])
     settings = settings_of(steps=3, gate=0.25, rounds=5)

@@ -48,6 +48,7 @@ def made(corpus: Corpus, folder: Path, solver: SkilledSolver) -> SynthesisSummar
     return synthesize(folder / "in", folder / "out", SETTINGS, solver=solver)
 
 
+@pytest.mark.medium
 def test_only_questions_at_the_edge_are_kept_and_the_rest_is_counted(corpus: Corpus, tmp_path: Path) -> None:
     for share, reason in ((1.0, "nearly always"), (0.0, "seldom")):
         summary = made(corpus, tmp_path / reason, SkilledSolver({1: share, 2: 0.4}))

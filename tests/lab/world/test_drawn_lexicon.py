@@ -35,6 +35,7 @@ def drawn(seed: int, size: Size = "tiny") -> World:
     return make_world(WorldSettings(seed=seed, size=size, lexicon="drawn", train=60, dev=0, test=20))
 
 
+@pytest.mark.medium
 def test_no_word_of_a_measured_world_is_learnt_before() -> None:
     measured = words_of(laptop_lexicon()) - set(FUNCTION_WORDS.split())
     for seed in range(60):
@@ -49,6 +50,7 @@ def test_relations_names_and_wordings_differ_between_drawn_worlds() -> None:
     assert len(one & other) < 0.3 * len(one)
 
 
+@pytest.mark.medium
 def test_no_relation_of_a_held_out_world_is_learnt() -> None:
     learnt = {relation.noun for seed in range(60) for relation in drawn_lexicon(seed).relations}
     held_out = [relation.noun for seed in range(20) for relation in drawn_lexicon(seed, held_out=True).relations]

@@ -89,6 +89,7 @@ def test_a_generator_is_taught_known_facts_from_passages_that_do_not_state_them(
     assert all(exact_match(recalled(one).rpartition(MARK)[2], one.answers) for one in marked())
 
 
+@pytest.mark.medium
 def test_half_of_the_examples_of_a_warm_start_are_of_known_facts_in_the_world_that_is_searched(tmp_path: Path) -> None:
     world().save(tmp_path)
     small = ["warm_start.worlds=1", "warm_start.world.size=tiny", "warm_start.world.train=20", "limits.max_tokens=9999"]

@@ -184,6 +184,7 @@ def _short_query_recall(world: World) -> float:
     return mean(hits[0].passage.id == work.id for work, hits in zip(works, found, strict=True))
 
 
+@pytest.mark.medium
 def test_more_lookalikes_make_short_queries_find_less() -> None:
     easy, hard = (make_world(WorldSettings(size="compact", lookalikes=share, dev=0, test=0)) for share in (0, 0.9))
     assert _short_query_recall(easy) > _short_query_recall(hard) + 0.15
