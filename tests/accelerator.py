@@ -130,29 +130,29 @@ class Held(torch.Tensor):
         return computed(func, args, dict(kwargs or {}))
 
 
-def _inner(one: torch.Tensor) -> torch.Tensor:
-    if isinstance(one, Held):
-        return one.held
-    if one.ndim:
-        raise RuntimeError(f"a tensor of shape {tuple(one.shape)} on the CPU meets one on {DEVICE}")
-    return one
+def _inner(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, Held):
+        return tensor.held
+    if tensor.ndim:
+        raise RuntimeError(f"a tensor of shape {tuple(tensor.shape)} on the CPU meets one on {DEVICE}")
+    return tensor
 
 
 def computed(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """The result of an operation, on the device where it belongs."""
     given = pytree.tree_leaves((args, kwargs))
-    strays = [one for one in given if isinstance(one, torch.Tensor) and not isinstance(one, Held) and one.ndim]
+    strays = [item for item in given if isinstance(item, torch.Tensor) and not isinstance(item, Held) and item.ndim]
     if strays and func.overloadpacket not in COPIES:
         Module.mixed.append(str(func))
         raise RuntimeError(f"{func}: a tensor of shape {tuple(strays[0].shape)} on the CPU meets one on {DEVICE}")
-    named = [one for one in given if isinstance(one, torch.device)]
-    inner = pytree.tree_map_only(Held, lambda one: one.held, (args, kwargs))
+    named = [item for item in given if isinstance(item, torch.device)]
+    inner = pytree.tree_map_only(Held, lambda tensor: tensor.held, (args, kwargs))
     on_cpu = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), inner)
-    found = cast(Callable[..., object], func)(*on_cpu[0], **on_cpu[1])
+    result = cast(Callable[..., object], func)(*on_cpu[0], **on_cpu[1])
     if named and named[0].type != NAME:
-        return found
-    same = {id(one.held): one for one in given if isinstance(one, Held)}  # of operations in place
-    return pytree.tree_map_only(torch.Tensor, lambda one: same[id(one)] if id(one) in same else Held(one), found)
+        return result
+    same = {id(value.held): value for value in given if isinstance(value, Held)}  # of operations in place
+    return pytree.tree_map_only(torch.Tensor, lambda item: same[id(item)] if id(item) in same else Held(item), result)
 
 
 _library = torch.library.Library("_", "IMPL")

@@ -23,6 +23,6 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def shown(found: dict[str, str]) -> str:
+def shown(by_name: dict[str, str]) -> str:
     """A short digest of all of them."""
-    return digest(repr(sorted(found.items())).encode())
+    return digest(repr(sorted(by_name.items())).encode())

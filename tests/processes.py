@@ -93,15 +93,15 @@ def _run_programs(address: str) -> None:
     listening.bind(address)
     listening.listen()
     while True:
-        asked, _ = listening.accept()
+        connection, _ = listening.accept()
         if not (child := os.fork()):
-            os._exit(_run_program(asked))
-        asked.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
-        asked.close()
+            os._exit(_run_program(connection))
+        connection.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+        connection.close()
 
 
-def _run_program(asked: socket.socket) -> int:
-    given, files, *_ = socket.recv_fds(asked, 1 << 20, 3)
+def _run_program(connection: socket.socket) -> int:
+    given, files, *_ = socket.recv_fds(connection, 1 << 20, 3)
     name, words, folder, environment = json.loads(given)
     for number, file in enumerate(files):
         os.dup2(file, number)

@@ -122,15 +122,15 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_every_setting_is_described_where_it_is_declared() -> None:
     bare = []
-    for found in pkgutil.walk_packages(coseek.__path__, "coseek."):
+    for module_info in pkgutil.walk_packages(coseek.__path__, "coseek."):
         try:
-            module = importlib.import_module(found.name)
+            module = importlib.import_module(module_info.name)
         except MissingExtra:  # an adapter for a library that is not installed here
             continue
         for kind in vars(module).values():
-            if inspect.isclass(kind) and issubclass(kind, Settings) and kind.__module__ == found.name:
+            if inspect.isclass(kind) and issubclass(kind, Settings) and kind.__module__ == module_info.name:
                 bare += [
-                    f"{found.name}.{kind.__name__}.{key}"
+                    f"{module_info.name}.{kind.__name__}.{key}"
                     for key, field in kind.model_fields.items()
                     if not field.description
                 ]
@@ -196,11 +196,11 @@ def written_commands() -> set[tuple[str, ...]]:
         *(ROOT / "docs").rglob("*.md"),
         *PACKAGE.rglob("recipes/*.yaml"),
     ]
-    found: set[tuple[str, ...]] = set()
+    commands: set[tuple[str, ...]] = set()
     for page in pages:
         for words in re.findall(r"\bcoseek ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", code_in(page)):
-            found.add(tuple(word for word in words if word))
-    return found
+            commands.add(tuple(word for word in words if word))
+    return commands
 
 
 def code_in(page: Path) -> str:
@@ -248,10 +248,10 @@ def test_no_file_holds_a_path_of_one_machine() -> None:
     kept = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     for folder in ("src", "tests", "bench", "docs", "examples", ".ci"):
         kept += [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    found = [
+    leaks = [
         f"{path.relative_to(ROOT)}, line {number}"
         for path in kept
         for number, line in enumerate(path.read_bytes().decode("utf-8", errors="replace").splitlines(), start=1)
         if wrong.search(line)
     ]
-    assert not found, "\n".join(found)
+    assert not leaks, "\n".join(leaks)

@@ -54,6 +54,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_case_ends_as_expected(path: str, name: str) -> None:
     command = ["bash", str(CASES / name / "run.sh")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False)
-    said = done.stdout + done.stderr
-    assert not [part for part in SAID[name] if part not in said], said
-    assert not [part for part in NEVER if part in said], said
+    output = done.stdout + done.stderr
+    assert not [text for text in SAID[name] if text not in output], output
+    assert not [text for text in NEVER if text in output], output

@@ -56,7 +56,7 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 
 def test_every_page_that_the_code_names_exists() -> None:
-    found = {
+    missing = {
         (str(path.relative_to(ROOT)), name)
         for folder in ("src", "tests", "bench")
         for path in (ROOT / folder).rglob("*")
@@ -64,7 +64,7 @@ def test_every_page_that_the_code_names_exists() -> None:
         for name in re.findall(r"\b(?:docs|bench/results)/[\w./-]*\.md\b", path.read_text(encoding="utf-8"))
         if not (ROOT / name).exists()
     }
-    assert not found, sorted(found)
+    assert not missing, sorted(missing)
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
@@ -73,9 +73,9 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
-                place = words.index("coseek") if "coseek" in words else None
-                if place is not None and (place == 0 or words[place - 1] == "-m"):
-                    yield str(page.relative_to(ROOT)), words[place + 1 :]
+                start = words.index("coseek") if "coseek" in words else None
+                if start is not None and (start == 0 or words[start - 1] == "-m"):
+                    yield str(page.relative_to(ROOT)), words[start + 1 :]
 
 
 COMMAND_LINES = pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_every_class_of_the_glossary_exists() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     words = re.findall(r"^- (.*?):", page, flags=re.MULTILINE)
     named = {name for word in words for name in re.findall(r"`([A-Z]\w+)`", word)}
-    found = (node for path in sources("src/coseek") for node in nodes(path))
-    assert named and named <= {node.name for node in found if isinstance(node, ast.ClassDef)}
+    parsed = (node for path in sources("src/coseek") for node in nodes(path))
+    assert named and named <= {node.name for node in parsed if isinstance(node, ast.ClassDef)}
 
 
 def page_files(page: Path) -> dict[str, str]:
@@ -156,8 +156,8 @@ def test_the_parts_of_the_page_on_own_parts_work(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     reward = make_reward({str(tmp_path / "brevity.py"): {"weight": 1.0, "most": 20}})
-    one = Trajectory(Question("q", "Who?", ("Ada",)), "direct", (), (), StopReason.ANSWERED, "Ada Lovelace")
-    paid = reward.compute(one)
+    trajectory = Trajectory(Question("q", "Who?", ("Ada",)), "direct", (), (), StopReason.ANSWERED, "Ada Lovelace")
+    paid = reward.compute(trajectory)
     assert isinstance(paid, Reward) and paid.value == pytest.approx(0.9)
 
     for stem, kind in {"brevity": "reward", "newest": "retriever", "latest_find": "query view"}.items():

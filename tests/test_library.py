@@ -138,10 +138,10 @@ MISUSES: dict[str, tuple[Callable[[coseek.Dataset, Path], object], str]] = {
 
 @pytest.mark.parametrize("fear", MISUSES)
 def test_misuse_is_answered_with_a_sentence(fear: str, data: coseek.Dataset, index: Path, tmp_path: Path) -> None:
-    call, said = MISUSES[fear]
+    call, message = MISUSES[fear]
     with pytest.raises(UserError) as caught:
         call(data, index)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -197,9 +197,9 @@ def named_on_the_page() -> dict[str, list[str]]:
     """Name → the parameters that the page gives it; none for a type."""
     text = PAGE.partition("## Data and search")[2]
     called = re.findall(r"^- `(\w+)\(([^)]*)\)`", text, re.MULTILINE)
-    found = {name: [word.strip(" *\n") for word in words.split(",")] for name, words in called}
+    methods = {name: [word.strip(" *\n") for word in words.split(",")] for name, words in called}
     types = set(re.findall(r"`([A-Z]\w+)`", text))
-    return {**{name: [] for name in types - found.keys()}, **found}
+    return {**{name: [] for name in types - methods.keys()}, **methods}
 
 
 def test_the_page_and_the_package_offer_the_same_names() -> None:

@@ -219,5 +219,5 @@ def test_a_bracket_ends_where_its_depth_says(text: str) -> None:
         if depth == 0:
             end = at
             break
-    found = SEARCH_O1.intent(written).span
-    assert (found.text if found else None) == (None if end is None else text[:end])
+    span = SEARCH_O1.intent(written).span
+    assert (span.text if span else None) == (None if end is None else text[:end])

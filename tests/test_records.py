@@ -94,7 +94,7 @@ SAMPLES: tuple[Stored, ...] = (
 LINES = Path(__file__).with_name("records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
 
 
-@pytest.mark.parametrize(("sample", "line"), list(zip(SAMPLES, LINES, strict=True)), ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("sample", "line"), list(zip(SAMPLES, LINES, strict=True)), ids=lambda row: type(row).__name__)
 def test_a_record_is_written_as_ever_and_comes_back(sample: Stored, line: str) -> None:
     assert json_line(sample.to_json()) == line
     again = type(sample).from_json(parse_line(line, "here"))

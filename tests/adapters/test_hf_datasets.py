@@ -22,13 +22,15 @@ def test_a_run_is_a_data_set_with_its_searches_and_scores(world: Path, index: Pa
     run = coseek.run_agent(world, "expert", index, tmp_path / "run", split="test")
     rows = runs_dataset(run.folder)
     stored = list(run.trajectories())
-    assert [*rows["question_id"]] == [one.question.id for one in stored] != []
-    for row, one in zip(rows, stored, strict=True):
-        assert row["em"] == score_trajectory(one)["em"] and row["answer"] == one.answer
-        assert [search["query"] for search in row["searches"]] == [search.query for search in one.searches]
+    assert [*rows["question_id"]] == [trajectory.question.id for trajectory in stored] != []
+    for row, trajectory in zip(rows, stored, strict=True):
+        assert row["em"] == score_trajectory(trajectory)["em"] and row["answer"] == trajectory.answer
+        assert [search["query"] for search in row["searches"]] == [search.query for search in trajectory.searches]
         hits = [[(hit["docid"], hit["score"]) for hit in search["hits"]] for search in row["searches"]]
-        assert hits == [[(hit.passage.id, hit.score) for hit in search.hits] for search in one.searches]
-    assert rows.filter(lambda row: row["em"] == 1.0).num_rows == sum(score_trajectory(one)["em"] for one in stored)
+        assert hits == [[(hit.passage.id, hit.score) for hit in search.hits] for search in trajectory.searches]
+    assert rows.filter(lambda row: row["em"] == 1.0).num_rows == sum(
+        score_trajectory(trajectory)["em"] for trajectory in stored
+    )
 
 
 def test_a_fault_has_no_score_in_a_data_set(tmp_path: Path) -> None:
@@ -41,8 +43,8 @@ def test_a_fault_has_no_score_in_a_data_set(tmp_path: Path) -> None:
     with run.open_for_append() as file:
         for row in rows:
             run.append(file, row)
-    found = runs_dataset(run.folder)
-    assert [*found["em"]] == [None, 1.0] and [*found["fault"]] == ["timeout", None] and found[0]["searches"] == []
+    dataset = runs_dataset(run.folder)
+    assert [*dataset["em"]] == [None, 1.0] and [*dataset["fault"]] == ["timeout", None] and dataset[0]["searches"] == []
 
 
 def test_labels_are_a_data_set_for_trainers_of_retrievers(world: Path, index: Path, tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_labels_are_a_data_set_for_trainers_of_retrievers(world: Path, index: Pa
     sets = list(LabelFolder(tmp_path / "labels").sets())
     rows = labels_dataset(tmp_path / "labels")
     assert len(rows) == len(sets) > 0
-    for row, one in zip(rows, sets, strict=True):
-        assert row["query"] == one.query.text
-        assert [passage["docid"] for passage in row["positive_passages"]] == [one.positive]
-        assert [passage["docid"] for passage in row["negative_passages"]] == [*one.negatives]
+    for row, label in zip(rows, sets, strict=True):
+        assert row["query"] == label.query.text
+        assert [passage["docid"] for passage in row["positive_passages"]] == [label.positive]
+        assert [passage["docid"] for passage in row["negative_passages"]] == [*label.negatives]

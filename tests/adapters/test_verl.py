@@ -106,8 +106,8 @@ def test_every_key_of_the_configuration_is_one_of_verls_and_its_own_checks_accep
     validate_config(config, need_reference_policy(config), need_critic(config))
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     assert actor.engine.mixed_precision["param_dtype"] == "fp32"
-    for part in (config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, config.algorithm):
-        omega_conf_to_dataclass(part)
+    for section in (config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, config.algorithm):
+        omega_conf_to_dataclass(section)
 
 
 def test_ppo_has_a_critic_of_its_own_settings(tmp_path: Path) -> None:
@@ -176,13 +176,13 @@ def case(name: str, folder: Path) -> tuple[AgentRecipe, VerlTraining, Scribe]:
     return recipe, run, scribe_of(recipe, run, texts)
 
 
-def assert_neutral(found: "dict[str, Trained]", recipe: AgentRecipe, run: VerlTraining, scribe: Scribe) -> None:
+def assert_neutral(by_episode: "dict[str, Trained]", recipe: AgentRecipe, run: VerlTraining, scribe: Scribe) -> None:
     """The rows equal those of our driver and algorithm; failed episodes are in none, and are reported and stored."""
     expected, faults, stops = neutral_rows(recipe, run, scribe)
-    assert QUESTIONS * GROUP >= 200 and len(found) == len(expected) == QUESTIONS * GROUP - faults
+    assert QUESTIONS * GROUP >= 200 and len(by_episode) == len(expected) == QUESTIONS * GROUP - faults
     largest = 0.0
     for row in expected:
-        ids, mask, logprobs, advantages, prompt = found[row.episode]
+        ids, mask, logprobs, advantages, prompt = by_episode[row.episode]
         end = len(ids)
         assert tuple(ids) == row.ids[:end] and not any(row.trained[end:])
         assert [*map(bool, mask)] == [*row.trained[prompt:end]] and not any(row.trained[:prompt])
@@ -198,8 +198,8 @@ def assert_neutral(found: "dict[str, Trained]", recipe: AgentRecipe, run: VerlTr
     wanted = {StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR}
     wanted |= {StopReason.TOOL_ERROR} if StopReason.TOOL_ERROR in stops else set()
     assert {fault["part"] for fault in reported} == wanted
-    kept = [one for path in (run.folder / "rollouts").glob("*/*") for one in Run(path).trajectories()]
-    assert {f"{one.question.id}/{one.seed}" for one in kept if one.fault is None} == found.keys()
+    kept = [played for path in (run.folder / "rollouts").glob("*/*") for played in Run(path).trajectories()]
+    assert {f"{played.question.id}/{played.seed}" for played in kept if played.fault is None} == by_episode.keys()
 
 
 class Worker(AgentLoopWorker):  # type: ignore[misc]
@@ -215,7 +215,7 @@ async def played_by_verl(config: DictConfig, scribe: Scribe) -> "dict[str, Train
     """Episode → its row, by verl's worker, its rows' tensors and its dispatch of advantages, in this process."""
     worker = Worker(config, ScribeClient(scribe))
     questions = create_rl_dataset(config.data.train_files, config.data, worker.tokenizer, None)
-    asked = [(f"u{row}", sample, questions[row]) for row in range(len(questions)) for sample in range(GROUP)]
+    samples = [(f"u{row}", sample, questions[row]) for row in range(len(questions)) for sample in range(GROUP)]
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
     where = {"step": 1, "sample_index": 0, "rollout_n": 0, "validate": False}
     outputs = await asyncio.gather(
@@ -223,11 +223,11 @@ async def played_by_verl(config: DictConfig, scribe: Scribe) -> "dict[str, Train
             worker._run_agent_loop(
                 dict(sampling), where, trace=False, uid=uid, session_id=sample, global_steps=1, **question
             )
-            for uid, sample, question in asked
+            for uid, sample, question in samples
         )
     )
-    rows = [(uid, sample, one) for (uid, sample, _), some in zip(asked, outputs, strict=True) for one in some]
-    fields = [one.as_dict() for _, _, one in rows]
+    rows = [(uid, sample, output) for (uid, sample, _), some in zip(samples, outputs, strict=True) for output in some]
+    fields = [output.as_dict() for _, _, output in rows]
     padding = torch.zeros(1)  # as verl pads a batch: with a separate group and mask
     padded = {
         name: pad_sequence([*(field[name] for field in fields), padding.to(fields[0][name])], batch_first=True)
@@ -239,13 +239,13 @@ async def played_by_verl(config: DictConfig, scribe: Scribe) -> "dict[str, Train
     keys = [*(f"{uid}_{sample}_0" for uid, sample, _ in rows), "pad_0_0"]
     data = compute_advantage_for_multi_trajectories(data, keys, "coseek", config=config.algorithm)
     assert not data.batch["advantages"][-1].any()
-    found = {}
-    for place, (_, _, one) in enumerate(rows):
-        advantages = data.batch["advantages"][place, : len(one.response_ids)].tolist()
-        logprobs = fields[place]["rollout_log_probs"].tolist()
-        ids = [*one.prompt_ids, *one.response_ids]
-        found[one.extra_fields["episode"]] = (ids, one.response_mask, logprobs, advantages, len(one.prompt_ids))
-    return found
+    trained = {}
+    for index, (_, _, row) in enumerate(rows):
+        advantages = data.batch["advantages"][index, : len(row.response_ids)].tolist()
+        logprobs = fields[index]["rollout_log_probs"].tolist()
+        ids = [*row.prompt_ids, *row.response_ids]
+        trained[row.extra_fields["episode"]] = (ids, row.response_mask, logprobs, advantages, len(row.prompt_ids))
+    return trained
 
 
 def register_estimator(config: DictConfig) -> None:
@@ -259,7 +259,7 @@ def scribe_of(recipe: AgentRecipe, run: VerlTraining, texts: list[str]) -> Scrib
     questions = questions_of(run)
     texts = [*texts * 6, *(text.replace("Ada", "lost") for text in texts), "hm", "x" * 400]
     protocol = recipe.load_protocol()
-    answers = {one.question: one.answers[0] for one in questions}
+    answers = {question.question: question.answers[0] for question in questions}
     return Scribe(HfTokenizer.load(run.tokenizer), texts, [*protocol.grammar.stops], answers)
 
 
@@ -284,8 +284,8 @@ def trained_by_verl(config: DictConfig, scribe: Scribe) -> dict[str, Trained]:
         trainer.config = config
         model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
         questions = create_rl_dataset(config.data.train_files, config.data, model.tokenizer, None)
-        rows = collate_fn([questions[place] for place in range(len(questions))])
-        rows["uid"] = collate_fn([{"uid": f"u{place}"} for place in range(len(questions))])["uid"]
+        rows = collate_fn([questions[index] for index in range(len(questions))])
+        rows["uid"] = collate_fn([{"uid": f"u{index}"} for index in range(len(questions))])["uid"]
         batch = tu.get_tensordict(rows)
         tu.assign_non_tensor_data(batch, "global_steps", 1)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": 1} for _ in range(len(batch))]
@@ -300,14 +300,14 @@ def trained_by_verl(config: DictConfig, scribe: Scribe) -> dict[str, Trained]:
         trainer._compute_advantage(sampled, {})
         names = ["prompts", "responses", "response_mask", "rollout_log_probs", "advantages", "extra_fields"]
         data = tq.kv_batch_get(keys=sampled.keys, partition_id="train", select_fields=names)
-        found = {}
-        for place in range(len(sampled.keys)):
-            prompt, response, *values = (data[name][place].tolist() for name in names[:-1])
-            extra = data["extra_fields"][place]
+        trained = {}
+        for index in range(len(sampled.keys)):
+            prompt, response, *values = (data[name][index].tolist() for name in names[:-1])
+            extra = data["extra_fields"][index]
             extra = extra.data if hasattr(extra, "data") else extra
             assert extra["min_global_steps"] == extra["max_global_steps"] == 7
-            found[extra["episode"]] = ([*prompt, *response], *values, len(prompt))
-        return found
+            trained[extra["episode"]] = ([*prompt, *response], *values, len(prompt))
+        return trained
     finally:
         tq.close()
 
@@ -318,16 +318,16 @@ def neutral_rows(
     """The rows of the same step by our batch driver and our own algorithm; the faults; how episodes ended."""
     settings = make_settings(EpisodeSettings, read_yaml(run.folder / "episodes.yaml", "settings"))
     questions = questions_of(run)
-    asked = [question for question in questions for _ in range(GROUP)]
+    repeated = [question for question in questions for _ in range(GROUP)]
     places = [Place(1, row, sample) for row in range(len(questions)) for sample in range(GROUP)]
-    seeds = [place.seed(question, settings) for place, question in zip(places, asked, strict=True)]
+    seeds = [place.seed(question, settings) for place, question in zip(places, repeated, strict=True)]
     assert settings.training_retriever != settings.retriever
     agent = Agent(recipe.load_protocol(), ScribeModel(scribe))
-    runs = rollout(agent, open_retriever(settings.training_retriever), asked, seeds, recipe.limits)
+    runs = rollout(agent, open_retriever(settings.training_retriever), repeated, seeds, recipe.limits)
     episodes = score([place.row for place in places], runs, make_reward(recipe.reward))
     episodes = add_overlong_penalty(episodes, recipe.rl.overlong)
-    episodes = replace(episodes, scored=tuple(replace(one, sampled_at=7) for one in episodes.scored))
+    episodes = replace(episodes, scored=tuple(replace(scored, sampled_at=7) for scored in episodes.scored))
     algorithm = open_algorithm(recipe.rl)
     experience = make_experience(episodes, recipe.rl, algorithm, None)
     rows = rows_of(experience, episodes, recipe.rl, algorithm)
-    return rows, sum(episodes.faults.values()), {one.stop for one in runs}
+    return rows, sum(episodes.faults.values()), {run.stop for run in runs}

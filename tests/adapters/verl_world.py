@@ -66,7 +66,7 @@ class Scribe:
         text = rng.choice(self.texts)
         if "1815" in text and rng.random() < 0.5:
             seen = self.tokenizer.decode(context)
-            text = text.replace("1815", next(right for asked, right in self.answers.items() if asked in seen))
+            text = text.replace("1815", next(right for question, right in self.answers.items() if question in seen))
         ids = [*self.tokenizer.encode(text)][:most]
         ids = ids[: stopped_after(ids, self.stops, self.tokenizer)]
         return ids, [-rng.random() for _ in ids]

@@ -86,7 +86,7 @@ def shelf_for(protocol: Protocol) -> Shelf:
     return shelf
 
 
-def asked(count: int) -> list[Question]:
+def make_questions(count: int) -> list[Question]:
     return [replace(QUESTION, id=f"q{number}") for number in range(count)]
 
 
@@ -109,7 +109,7 @@ async def play_async(
     """Play all questions as coroutines, at most `at_once` at a time."""
     room = asyncio.Semaphore(at_once)
 
-    async def one(driver: AsyncDriver, question: Question, seed: int) -> Trajectory:
+    async def play_one(driver: AsyncDriver, question: Question, seed: int) -> Trajectory:
         async with room:
             engine = OneRow(model, pause)
             try:
@@ -118,4 +118,4 @@ async def play_async(
                 engine.close()
 
     async with AsyncDriver(protocol, model.tokenizer, retriever, limits) as driver:
-        return await asyncio.gather(*(one(driver, *row) for row in zip(questions, seeds, strict=True)))
+        return await asyncio.gather(*(play_one(driver, *row) for row in zip(questions, seeds, strict=True)))

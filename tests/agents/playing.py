@@ -68,8 +68,8 @@ class Typist:
         self.waiting.append(request)
 
     def step(self) -> list[Turn]:
-        asked, self.waiting = self.waiting, []
-        return [self._write(request) for request in asked]
+        requests, self.waiting = self.waiting, []
+        return [self._write(request) for request in requests]
 
     def _write(self, request: Request) -> Turn:
         number, self.count[request.key] = self.count[request.key], self.count[request.key] + 1
@@ -117,8 +117,8 @@ def moves_of(
     while not moves or moves[-1].answer is None:
         rng = random.Random(f"{seed} {question.id} {len(searches)}")
         moves.append(agent.write(EpisodeState(question, searches), rng))
-        found = zip(moves[-1].queries, index.search(moves[-1].queries, k), strict=True)
-        searches += tuple(Search(query.strip(), tuple(hits), turn=len(moves)) for query, hits in found)
+        hit_lists = zip(moves[-1].queries, index.search(moves[-1].queries, k), strict=True)
+        searches += tuple(Search(query.strip(), tuple(hits), turn=len(moves)) for query, hits in hit_lists)
     return moves, searches
 
 

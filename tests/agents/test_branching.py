@@ -112,9 +112,9 @@ def branches_of(runs: Sequence[Trajectory], count: int = 2) -> list[Branch]:
     """Branches with another passage for every search of every run."""
     corpus = Anything().corpus
     return [
-        Branch(run, place, (corpus[(7 * place + 11 * number + run.seed) % 40],), seed=100 * run.seed + number)
+        Branch(run, position, (corpus[(7 * position + 11 * number + run.seed) % 40],), seed=100 * run.seed + number)
         for run in runs
-        for place in range(len(run.searches))
+        for position in range(len(run.searches))
         for number in range(count)
     ]
 
@@ -127,7 +127,7 @@ class Unforked:
         self.start, self.extend, self.step, self.close = model.start, model.extend, model.step, model.close
 
 
-def assert_same(one: Trajectory, other: Trajectory) -> None:
+def assert_same(trajectory: Trajectory, other: Trajectory) -> None:
     """Equal except for times and the last bits of log-probabilities."""
 
     def plain(run: Trajectory) -> Trajectory:
@@ -137,8 +137,8 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
         asides = tuple(tuple(map(bare, aside)) for aside in run.side_contexts)
         return replace(run, timings={}, segments=tuple(map(bare, run.segments)), side_contexts=asides)  # type: ignore[arg-type]
 
-    assert plain(one) == plain(other)
-    for mine, theirs in zip(one.segments, other.segments, strict=True):
+    assert plain(trajectory) == plain(other)
+    for mine, theirs in zip(trajectory.segments, other.segments, strict=True):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
@@ -171,8 +171,8 @@ def test_a_branch_is_what_the_ordinary_driver_makes_of_a_retriever_that_finds_it
     shelf, truth = driven({})
     assert truth.searches
     queries = [search.query for search in truth.searches]
-    for place, search in enumerate(truth.searches):
-        own = Branch(truth, place, tuple(hit.passage for hit in search.hits), seed=7)
+    for position, search in enumerate(truth.searches):
+        own = Branch(truth, position, tuple(hit.passage for hit in search.hits), seed=7)
         (again,) = branch(agent, shelf, [own], WIDE)
         assert replace(again, timings={}) == truth
         if queries.count(search.query) == 1:  # a later search with this query would find the other passage, too
@@ -232,9 +232,9 @@ def test_equal_passages_of_one_search_are_written_once_and_each_is_found_under_i
 
     def ends_of(copies: int) -> tuple[list[Trajectory], int]:
         branches = [
-            Branch(run, place, (Passage(f"copy {copy}", "T", "same words"),), seed=run.seed)
+            Branch(run, position, (Passage(f"copy {copy}", "T", "same words"),), seed=run.seed)
             for run in runs
-            for place in range(len(run.searches))
+            for position in range(len(run.searches))
             for copy in range(copies)
         ]
         agent, model = sampler("search-r1")
@@ -248,8 +248,8 @@ def test_equal_passages_of_one_search_are_written_once_and_each_is_found_under_i
     assert read == read_again
     for number, end in enumerate(thrice):
         assert end.ids == once[number // 3].ids
-        found = {hit.passage.id for search in end.searches for hit in search.hits}
-        assert {f"copy {copy}" for copy in range(3)} & found == {f"copy {number % 3}"}
+        found_ids = {hit.passage.id for search in end.searches for hit in search.hits}
+        assert {f"copy {copy}" for copy in range(3)} & found_ids == {f"copy {number % 3}"}
 
 
 def test_a_selection_names_the_passage_under_the_id_that_its_branch_gave_it() -> None:
@@ -258,10 +258,10 @@ def test_a_selection_names_the_passage_under_the_id_that_its_branch_gave_it() ->
     run = play("s3", *script("s3"))
     branches = [Branch(run, 0, (Passage(ident, "Ada", "A countess."),), 7) for ident in ("x1", "x2")]
     scripted = ScriptedModel({QUESTION.id: script("s3")}, model.tokenizer)
-    one, other = branch(Agent(protocol, scripted), Shelf(), branches, WIDE)
-    assert one.searches[0].selected == ("x1",) and other.searches[0].selected == ("x2",)
-    assert one.selected_ids[0] == "x1" and other.selected_ids[0] == "x2"
-    assert one.ids == other.ids
+    first, other = branch(Agent(protocol, scripted), Shelf(), branches, WIDE)
+    assert first.searches[0].selected == ("x1",) and other.searches[0].selected == ("x2",)
+    assert first.selected_ids[0] == "x1" and other.selected_ids[0] == "x2"
+    assert first.ids == other.ids
 
 
 def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:
@@ -279,34 +279,34 @@ def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:
 # --- trees of runs
 
 
-def common_turns(one: Trajectory, other: Trajectory) -> int:
+def common_turns(trajectory: Trajectory, other: Trajectory) -> int:
     """Number of leading turns that two runs have in common, with everything before them."""
-    ends = zip(one.turn_spans, other.turn_spans, strict=False)
-    return sum(one.ids[:end] == other.ids[:end] for (_, end), _ in ends)
+    ends = zip(trajectory.turn_spans, other.turn_spans, strict=False)
+    return sum(trajectory.ids[:end] == other.ids[:end] for (_, end), _ in ends)
 
 
 @pytest.mark.medium
 def test_the_runs_of_a_tree_share_a_root_up_to_a_search_and_go_on_by_themselves() -> None:
     agent, _ = sampler("search-r1")
-    asked = [question for question in QUESTIONS for _ in range(6)]
-    seeds = range(100, 100 + len(asked))
-    runs = rollout_groups(agent, Anything(), asked, seeds, LIMITS, Tree(6, 2))
-    assert [run.question.id for run in runs] == [question.id for question in asked]
+    repeated = [question for question in QUESTIONS for _ in range(6)]
+    seeds = range(100, 100 + len(repeated))
+    runs = rollout_groups(agent, Anything(), repeated, seeds, LIMITS, Tree(6, 2))
+    assert [run.question.id for run in runs] == [question.id for question in repeated]
     assert [run.seed for run in runs] == [*seeds]
-    roots = [place for place in range(len(asked)) if place % 6 < 2]
-    alone = rollout(agent, Anything(), [asked[place] for place in roots], [seeds[place] for place in roots], LIMITS)
-    assert [runs[place].segments for place in roots] == [run.segments for run in alone]
+    roots = [index for index in range(len(repeated)) if index % 6 < 2]
+    alone = rollout(agent, Anything(), [repeated[index] for index in roots], [seeds[index] for index in roots], LIMITS)
+    assert [runs[index].segments for index in roots] == [run.segments for run in alone]
     forked = 0
-    for place, run in enumerate(runs):
-        if place % 6 >= 2:
-            root = runs[place - place % 6 + (place % 6) % 2]
+    for index, run in enumerate(runs):
+        if index % 6 >= 2:
+            root = runs[index - index % 6 + (index % 6) % 2]
             if any(search.turn for search in root.searches) and not root.fault:
                 assert common_turns(root, run) >= 1
                 forked += run.ids != root.ids
         for segment in run.segments:
             assert segment.author is Author.ENVIRONMENT or len(segment.logprobs) == len(segment.ids)
     assert forked > 5
-    again = rollout_groups(agent, Anything(), asked, seeds, LIMITS, Tree(6, 2))
+    again = rollout_groups(agent, Anything(), repeated, seeds, LIMITS, Tree(6, 2))
     assert [run.segments for run in again] == [run.segments for run in runs]
 
 

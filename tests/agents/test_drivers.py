@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.agents.async_playing import Improviser, OneRow, asked, ledger, no_pause, play_async, shelf_for
+from tests.agents.async_playing import Improviser, OneRow, ledger, make_questions, no_pause, play_async, shelf_for
 from tests.agents.playing import CORPUS, OURS, QUESTION, WIDE, Shelf, play, script, typist
 from tests.agents.test_tools import ECHO, tool, with_tool
 from tests.models.networks import network
@@ -189,7 +189,7 @@ def batch_ledgers(
     protocol: Protocol, model: Model, count: int, limits: Limits = TIGHT, concurrency: int = 256
 ) -> list[str]:
     agent = Agent(protocol, model)
-    runs = rollout(agent, shelf_for(protocol), asked(count), range(count), limits, concurrency=concurrency)
+    runs = rollout(agent, shelf_for(protocol), make_questions(count), range(count), limits, concurrency=concurrency)
     return [ledger(run) for run in runs]
 
 
@@ -200,7 +200,7 @@ def async_ledgers(
     limits: Limits = TIGHT,
     pause: Callable[[], Awaitable[None]] = no_pause,
 ) -> list[str]:
-    played = play_async(protocol, model, shelf_for(protocol), asked(count), range(count), limits, pause=pause)
+    played = play_async(protocol, model, shelf_for(protocol), make_questions(count), range(count), limits, pause=pause)
     return [ledger(run) for run in asyncio.run(played)]
 
 
@@ -258,7 +258,7 @@ def test_episodes_that_take_turns_in_any_order_do_not_change_each_other(order: l
 # --- faults
 
 
-def one(
+def play_one(
     generate: Generate, shelf: Shelf | None = None, *, name: str = "search-r1", timeout_s: float | None = None
 ) -> Trajectory:
     protocol = protocol_of(name)
@@ -302,7 +302,7 @@ class Failing:
 def test_a_fault_of_the_engine_is_recorded_with_what_came_before_it(
     instead: Sampled | BaseException | None, detail: str
 ) -> None:
-    run = one(Failing(instead), timeout_s=None if instead else 0.05)
+    run = play_one(Failing(instead), timeout_s=None if instead else 0.05)
     assert run.stop is StopReason.MODEL_ERROR and detail in run.stop_detail
     assert [segment.tag for segment in run.segments] == ["prompt", "search", "information"] and run.searches
     assert Trajectory.from_json(run.to_json()) == run
@@ -310,7 +310,7 @@ def test_a_fault_of_the_engine_is_recorded_with_what_came_before_it(
 
 def test_a_bug_of_a_part_is_raised_and_hangs_no_episode() -> None:
     with pytest.raises(ZeroDivisionError):
-        one(OneRow(typist(protocol_of("search-r1"), *script("search-r1"))), Broken())
+        play_one(OneRow(typist(protocol_of("search-r1"), *script("search-r1"))), Broken())
 
 
 # --- cancellation
@@ -356,7 +356,7 @@ def test_a_cancelled_episode_leaves_nothing_and_costs_no_other_its_result() -> N
 
 def open_episodes() -> int:
     gc.collect()
-    return sum(isinstance(one, Episode) for one in gc.get_objects())
+    return sum(isinstance(thing, Episode) for thing in gc.get_objects())
 
 
 def test_a_cancelled_turn_is_cancelled_in_the_engine() -> None:
@@ -386,7 +386,7 @@ def test_a_cancelled_turn_is_cancelled_in_the_engine() -> None:
 
 
 def test_the_version_that_sampled_a_turn_stands_in_the_ledger() -> None:
-    run = one(OneRow(typist(protocol_of("search-o1"), *script("search-o1")), version=3), name="search-o1")
+    run = play_one(OneRow(typist(protocol_of("search-o1"), *script("search-o1")), version=3), name="search-o1")
     written = [*run.segments, *run.side_contexts[0]]
     assert {segment.version for segment in written if segment.logprobs} == {3}
     assert {segment.version for segment in written if not segment.logprobs} == {None}

@@ -92,7 +92,7 @@ def test_every_word_that_the_expert_writes_has_a_space_before_it() -> None:
                     assert text == " " + " ".join(text.split())
 
 
-def _found(move: Move, *idents: str) -> tuple[Search, ...]:
+def _searches_of(move: Move, *idents: str) -> tuple[Search, ...]:
     hits = FixedRetriever(world().corpus, {move.queries[0]: list(idents)}).search(move.queries, k=3)[0]
     return (Search(move.queries[0], tuple(hits)),)
 
@@ -103,7 +103,7 @@ def test_a_miss_is_noticed_and_asked_again_in_other_words_and_then_admitted() ->
     moves = []
     for _ in range(4):
         moves.append(ExpertAgent(PERFECT).write(EpisodeState(question, seen), random.Random(0)))
-        seen += _found(moves[-1]) if moves[-1].queries else ()
+        seen += _searches_of(moves[-1]) if moves[-1].queries else ()
     assert all(move.thought.startswith(" Not found . Next :") for move in moves[1:3])
     assert len({move.queries for move in moves[:3]}) == 3
     assert moves[3].answer is not None and moves[3].thought.startswith(" I can not find")
@@ -132,7 +132,7 @@ def test_a_world_of_other_relations_is_answered_and_its_mistakes_are_no_crash() 
     drawn = make_world(WorldSettings(seed=5, size="tiny", lexicon="drawn", train=0, dev=60, test=0))
     index = Bm25.over(drawn.corpus)
     ends = [run(ExpertAgent(PERFECT), question, index=index)[0][-1].answer for question in drawn.questions["dev"]]
-    right = [drawn.oracle.judge(one, end or "") for one, end in zip(drawn.questions["dev"], ends, strict=True)]
+    right = [drawn.oracle.judge(q, end or "") for q, end in zip(drawn.questions["dev"], ends, strict=True)]
     assert mean(right) >= 0.8
     for question in drawn.questions["dev"]:
         assert run(ExpertAgent(ExpertSettings(blind_guess=1)), question, index=index)[0][-1].answer
@@ -149,7 +149,7 @@ LOOK = Move(" I know. I ask.", (" a", " <answer>b"), selected=("p3", "p1"))
 SAY = Move(" I know.", answer=" 1815", selected=())
 
 
-def said(name: str, move: Move, so_far: EpisodeState) -> str:
+def written_turn(name: str, move: Move, so_far: EpisodeState) -> str:
     protocol = load_protocol(name)
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
     return tokenizer.decode(move_ids(protocol, move, tokenizer, so_far))
@@ -178,14 +178,14 @@ def said(name: str, move: Move, so_far: EpisodeState) -> str:
     ],
 )
 def test_a_move_is_written_as_the_protocol_has_it(name: str, look: str, say: str) -> None:
-    assert said(name, LOOK, FOUND) == look
-    assert said(name, SAY, FOUND) == say
+    assert written_turn(name, LOOK, FOUND) == look
+    assert written_turn(name, SAY, FOUND) == say
 
 
 def test_a_first_move_reflects_on_nothing_and_an_answer_out_of_order_is_written_all_the_same() -> None:
-    assert said("qagent", LOOK, START).startswith("<plan> I know. I ask.</plan><search>")
-    assert said("qagent", SAY, START) == "<plan> I know.</plan><answer> 1815</answer>"
-    assert said("deepretrieval", SAY, START) == '<think> I know.</think><query>{"query": "1815"}</query>'
+    assert written_turn("qagent", LOOK, START).startswith("<plan> I know. I ask.</plan><search>")
+    assert written_turn("qagent", SAY, START) == "<plan> I know.</plan><answer> 1815</answer>"
+    assert written_turn("deepretrieval", SAY, START) == '<think> I know.</think><query>{"query": "1815"}</query>'
 
 
 @pytest.mark.parametrize("writer", [ExpertAgent(PERFECT), RuleAgent()], ids=["expert", "rules"])

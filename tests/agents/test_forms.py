@@ -20,11 +20,11 @@ def cut(text: str, marks: list[str]) -> list[Segment]:
     other = "|".join(map(re.escape, marks))
     parts = re.split(rf"(<information>(?:(?!{other}).)*</information>)", text, flags=re.S)
     return [
-        Segment(Author.ENVIRONMENT, "information", part, (0,))
-        if part.startswith("<information>")
-        else Segment(Author.AGENT, "", part, (0,), (0.0,))
-        for part in parts
-        if part
+        Segment(Author.ENVIRONMENT, "information", piece, (0,))
+        if piece.startswith("<information>")
+        else Segment(Author.AGENT, "", piece, (0,), (0.0,))
+        for piece in parts
+        if piece
     ]
 
 
@@ -89,12 +89,12 @@ class QAgent:
         return self.form.fullmatch(letters(text, self.tags)) is not None
 
     def pieces(self, rng: random.Random) -> list[str]:
-        found: list[str] = []
+        pieces: list[str] = []
         for _ in range(rng.choice((1, 1, 2, 3, 0))):
             queries = [piece for _ in range(rng.choice((1, 1, 2, 3, 3, 4, 0))) for piece in tagged("query", "b")]
-            found += [*tagged("plan", "a"), "<search>", *queries, "</search>"]
-            found += [*tagged("information", "c"), *tagged("reflection", rng.choice(("d", "")))]
-        return [*found, *tagged("answer", "e")]
+            pieces += [*tagged("plan", "a"), "<search>", *queries, "</search>"]
+            pieces += [*tagged("information", "c"), *tagged("reflection", rng.choice(("d", "")))]
+        return [*pieces, *tagged("answer", "e")]
 
     def alphabet(self) -> list[str]:
         return [mark for tag in self.tags for mark in (f"<{tag}>", f"</{tag}>")] + ["word", "", "<query", "<reflect>"]
@@ -117,14 +117,14 @@ class S3:
         block += r"<search_complete>([^<]*)</search_complete>\s*(?:<query>([^<]*)</query>)?"
         at, more = 0, True
         while more:
-            found = re.compile(block).match(text, at)
-            if found is None:
+            match = re.compile(block).match(text, at)
+            if match is None:
                 return False
-            chosen, flag, query = found.groups()
+            chosen, flag, query = match.groups()
             flag = flag.strip().lower()
             if flag not in ("true", "1", "false", "0") or not (chosen is None or self.is_choice(chosen)):
                 return False
-            more, at = flag in ("false", "0"), found.end()
+            more, at = flag in ("false", "0"), match.end()
             if more != (query is not None) or (query is not None and not self.is_query(query)):
                 return False
         return not text[at:].strip()
@@ -149,14 +149,14 @@ class S3:
         def odd(usual: str, others: list[str]) -> str:
             return usual if rng.random() < 0.8 else rng.choice(others)
 
-        found: list[str] = []
+        pieces: list[str] = []
         turns = rng.choice((1, 1, 2, 3))
         for turn in range(1, turns + 1):
-            found += tagged("information", "c")
-            found += tagged("important_info", odd("[1, 2]", self.choices)) if rng.random() < 0.7 else []
-            found += tagged("search_complete", odd("True" if turn == turns else "False", self.flags))
-            found += tagged("query", odd('{"query": "x"}', self.queries)) if turn < turns else []
-        return found
+            pieces += tagged("information", "c")
+            pieces += tagged("important_info", odd("[1, 2]", self.choices)) if rng.random() < 0.7 else []
+            pieces += tagged("search_complete", odd("True" if turn == turns else "False", self.flags))
+            pieces += tagged("query", odd('{"query": "x"}', self.queries)) if turn < turns else []
+        return pieces
 
     def alphabet(self) -> list[str]:
         marks = [mark for tag in self.tags for mark in (f"<{tag}>", f"</{tag}>")]

@@ -32,7 +32,7 @@ def complaint(segments: list[Segment]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "beginning"),
     [
         ("<think> a </think>", "the run ends after think"),
         ("<answer> a </answer>", "start is followed by answer"),
@@ -42,8 +42,8 @@ def complaint(segments: list[Segment]) -> str:
         ("<think> a </think><search> b </search><information> c </information>", "<information> is written by"),
     ],
 )
-def test_a_complaint_says_what_is_wrong(text: str, said: str) -> None:
-    assert complaint([agent(text)]).startswith(said)
+def test_a_complaint_says_what_is_wrong(text: str, beginning: str) -> None:
+    assert complaint([agent(text)]).startswith(beginning)
 
 
 def test_a_passage_that_holds_tags_changes_nothing() -> None:
@@ -76,11 +76,11 @@ TURN = st.lists(st.sampled_from([*SEARCH_R1.special_tokens, "a", " ", "\n", "181
 @given(st.sampled_from(REASONING_MARKS), st.text(alphabet="ab <>[]/\n", max_size=12), TURN)
 def test_a_turn_reads_the_same_in_a_models_own_marks(pair: tuple[str, str], thought: str, turn: str) -> None:
     opening, closing = pair
-    said = SEARCH_R1.parse(f"<think>{thought}</think>{turn}")
-    if turn.lstrip().startswith("<think>") and opening != "<think>" and said[1].tag == "think":
-        said[0] = replace(said[0], tag="")
-    assert SEARCH_R1.parse(f"{opening}{thought}{closing}{turn}") == said
-    assert SEARCH_R1.parse(f"{thought}{closing}{turn}", opening) == said
+    parsed = SEARCH_R1.parse(f"<think>{thought}</think>{turn}")
+    if turn.lstrip().startswith("<think>") and opening != "<think>" and parsed[1].tag == "think":
+        parsed[0] = replace(parsed[0], tag="")
+    assert SEARCH_R1.parse(f"{opening}{thought}{closing}{turn}") == parsed
+    assert SEARCH_R1.parse(f"{thought}{closing}{turn}", opening) == parsed
 
 
 def test_the_stops_are_the_closings_that_set_something_off() -> None:
@@ -192,22 +192,22 @@ def call(name: object, arguments: object) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def asked(text: str) -> JsonObject | None:
+def arguments_of(text: str) -> JsonObject | None:
     parsed = parse_tool_call(text, TOOLS).call
     return None if parsed is None else parsed.arguments
 
 
 def test_a_tool_call_searches_or_visits() -> None:
-    assert asked(call("search", {"query": "a"})) == {"queries": ["a"]}
-    assert asked(call("search", {"query": ["a", "b"], "why": 1})) == {"queries": ["a", "b"]}
-    assert asked(call("search", json.dumps({"query": "a"}))) == {"queries": ["a"]}
-    assert asked(call("search", {"query": ["a", "b", "c", "d"]})) == {"queries": ["a", "b", "c"]}
-    assert asked(call("visit", {"url": ["p1", "p2"], "page": 2})) == {"id": "p1", "page": 2}
-    assert asked(call("visit", {"url": 7})) == {"id": "7", "page": 1}
+    assert arguments_of(call("search", {"query": "a"})) == {"queries": ["a"]}
+    assert arguments_of(call("search", {"query": ["a", "b"], "why": 1})) == {"queries": ["a", "b"]}
+    assert arguments_of(call("search", json.dumps({"query": "a"}))) == {"queries": ["a"]}
+    assert arguments_of(call("search", {"query": ["a", "b", "c", "d"]})) == {"queries": ["a", "b", "c"]}
+    assert arguments_of(call("visit", {"url": ["p1", "p2"], "page": 2})) == {"id": "p1", "page": 2}
+    assert arguments_of(call("visit", {"url": 7})) == {"id": "7", "page": 1}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "beginning"),
     [
         ("search a", "a tool call is a JSON object"),
         (call("google", {}), "no tool named 'google'; there are: search, visit"),
@@ -218,9 +218,9 @@ def test_a_tool_call_searches_or_visits() -> None:
         (call(["search"], {}), "no tool named"),
     ],
 )
-def test_a_broken_tool_call_says_what_is_wrong(text: str, said: str) -> None:
+def test_a_broken_tool_call_says_what_is_wrong(text: str, beginning: str) -> None:
     reading = parse_tool_call(text, TOOLS)
-    assert reading.problem.startswith(said) and reading.call is None
+    assert reading.problem.startswith(beginning) and reading.call is None
 
 
 jsons = st.recursive(
@@ -235,7 +235,7 @@ jsons = st.recursive(
 @given(st.text() | jsons.map(json.dumps))
 def test_reading_never_fails_and_no_query_is_empty(text: str) -> None:
     readings = [list(parse_queries(text, reads, most=3).queries) for reads in QueryFormat]
-    called = asked(text) or {}
+    called = arguments_of(text) or {}
     if "queries" in called:
         readings.append(cast(list[str], called["queries"]))
     for queries in readings:

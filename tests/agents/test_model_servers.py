@@ -53,16 +53,16 @@ REFUSES = {"gpt-5": "send: {max_tokens: max_completion_tokens}", "mistral": "sen
 
 def writes(messages: Sequence[JsonObject]) -> str:
     """A model that thinks about Veld and means Orlen."""
-    said = str(messages[0]["content"])
+    prompt = str(messages[0]["content"])
     thought = "<think>Is it Veld? Or Karst? Document 1: Veld. Yes, no.</think>"
-    if "<search>" in said:
+    if "<search>" in prompt:
         return thought + ("<answer>Orlen</answer>" if len(messages) > 1 else "<search>Mira Castell born</search>")
-    if "tool_call" in said:
+    if "tool_call" in prompt:
         call = json.dumps({"name": "search", "arguments": {"query": ["Mira Castell born"]}})
         return thought + ("<answer>Orlen</answer>" if len(messages) > 1 else f"<tool_call>{call}</tool_call>")
-    if "Document" in said:
+    if "Document" in prompt:
         return f"{thought}Document 1: Mira Castell\nShe was born in Orlen."
-    return thought + ("yes" if "Response:" in said else "Orlen")
+    return thought + ("yes" if "Response:" in prompt else "Orlen")
 
 
 NAMES = list(KINDS)
@@ -141,7 +141,7 @@ def test_tokens_that_reasoning_used_up_are_a_fault_that_is_asked_again(tmp_path:
             (verdict,) = open_judge(JudgeSettings(model=name)).judge([Claim(QUESTION, "Orlen")])
             assert verdict.right is None and "16 tokens were used up before an answer" in str(verdict.fault)
             assert "reasoning_tokens" in str(verdict.fault) and "max_tokens" in str(verdict.fault)
-        assert sum(asked.method == "POST" for asked in there.asked) == 2
+        assert sum(request.method == "POST" for request in there.asked) == 2
         engine = tmp_path / "engine.yaml"
         engine.write_text(yaml.safe_dump({"retriever": "simulated", "model": name, "document_tokens": 20}))
         with pytest.raises(RetrieverError, match="used up"):
@@ -160,9 +160,9 @@ def test_tokens_that_reasoning_used_up_are_a_fault_that_is_asked_again(tmp_path:
     ],
 )
 def test_a_reply_without_words_is_a_fault_of_the_part(message: JsonObject, why: str, tmp_path: Path) -> None:
-    said = Said({"choices": [{"message": message, "finish_reason": "stop"}]})
+    reply = Said({"choices": [{"message": message, "finish_reason": "stop"}]})
     path = tmp_path / "server.yaml"
-    with site(lambda asked: said) as there:
+    with site(lambda request: reply) as there:
         path.write_text(yaml.safe_dump({"url": there.url, "model": "m", "cache": str(tmp_path / "c.sqlite")}))
         for _ in range(2):  # a fault is not cached
             out = answered(str(path))
@@ -177,7 +177,7 @@ def test_tool_calls_in_a_protocol_without_tools_are_no_fault_of_the_agent(tmp_pa
     with site(answers(KINDS["vllm"], calls)) as there:
         run = run_at(there, tmp_path, "search-r1")
         assert run.stop is StopReason.MODEL_ERROR and "tool parser" in run.stop_detail
-        assert sum(asked.method == "POST" for asked in there.asked) == 1
+        assert sum(request.method == "POST" for request in there.asked) == 1
         run = run_at(there, tmp_path, "react")  # a model that never sees its results is not paid for 50 turns
         assert run.stop is StopReason.MODEL_ERROR and "3 times in a row" in run.stop_detail
 
@@ -187,8 +187,8 @@ def test_a_thought_that_the_template_opens_before_a_server_of_texts_is_valid(pro
     tokenizer = chatting()
     tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", "assistant\n[THINK]{% endif")
     tokenizer.save(tmp_path / "model")
-    said = Said({"choices": [{"text": "I know it.[/THINK]<answer>Orlen</answer>", "finish_reason": "stop"}]})
-    with site(lambda asked: said) as there:
+    reply = Said({"choices": [{"text": "I know it.[/THINK]<answer>Orlen</answer>", "finish_reason": "stop"}]})
+    with site(lambda request: reply) as there:
         run = run_at(there, tmp_path, protocol, tmp_path / "model", model="m", dialect="completions")
     assert (run.answer, run.valid) == ("Orlen", True), run.format_error
 
@@ -209,7 +209,7 @@ def test_a_server_is_reached_at_its_own_path(url: str, path: str, tmp_path: Path
         file.write_text(yaml.safe_dump({"url": there.url + url, "reasoning_tokens": 1000}))
         assert open_text_model(str(file)).write(["Where?"], 16) == ["Orlen"]
         models = path.replace("/chat/completions", "/models")
-        assert [asked.path for asked in there.asked] == [models, path]
+        assert [request.path for request in there.asked] == [models, path]
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("vllm", {"repetition_penalty": 1.0, "top_k": -1}), ("ollama", {})])
@@ -220,7 +220,7 @@ def test_greedy_is_greedy_where_the_server_would_add_a_penalty_of_the_models_own
     with served(KINDS[name], tmp_path, model=model) as (there, path):
         assert answered(path).answer == "Orlen"
         run_at(there, tmp_path, "react", model=model)
-        sent = [asked.body for asked in there.asked if asked.method == "POST"]
+        sent = [request.body for request in there.asked if request.method == "POST"]
         assert all({key: body[key] for key in wanted} == wanted for body in sent)
         assert ("repeat_penalty" in caplog.text) == (name == "ollama")  # a penalty that cannot be undone is reported
         file = tmp_path / "other.yaml"
@@ -254,9 +254,9 @@ class KnownTokenizer:
 @pytest.mark.parametrize(("read", "fault"), [(400, True), (3_900, False), (0, False)])
 def test_a_prompt_that_the_server_cut_is_a_fault_and_no_answer(read: int, fault: bool, tokenizer: Tokenizer) -> None:
     usage: JsonObject = {"prompt_tokens": read, "completion_tokens": 9}
-    said = Said({"choices": [{"message": {"content": "Orlen"}, "finish_reason": "stop"}], "usage": usage})
+    reply = Said({"choices": [{"message": {"content": "Orlen"}, "finish_reason": "stop"}], "usage": usage})
     fast = make_settings(RemoteModelSettings, {"dialect": "chat", "model": "m"})
-    with site(lambda asked: said) as there:
+    with site(lambda request: reply) as there:
         model = open_remote(there.url, fast, tokenizer, ())
         text = b"a" if isinstance(tokenizer, KnownTokenizer) else b"a "  # tokens, or words
         model.start(Request(1, tuple(text * 4000), 50, 1, EpisodeState(QUESTION)))
@@ -281,7 +281,7 @@ def test_a_server_that_is_asked_for_text_needs_no_tokenizer(kind: Kind, tmp_path
         shelf = FixedRetriever(Corpus([PASSAGE]), {"Mira Castell born": [PASSAGE.id]})
         (run,) = rollout(open_agent(settings), shelf, [QUESTION], [0], limits_for(settings))
         assert (run.stop, run.answer, len(run.searches)) == (StopReason.ANSWERED, "Orlen", 1), run.stop_detail
-        sent = [asked.body for asked in there.asked if asked.method == "POST"]
+        sent = [request.body for request in there.asked if request.method == "POST"]
         assert all(body.get("max_tokens", body.get("max_completion_tokens")) == 4000 for body in sent)
 
 
@@ -314,20 +314,20 @@ BUDGET = Limits(max_tokens=4000, max_turn_tokens=1000, max_observation_tokens=10
 def flaky(honest: Callable[[Asked], Said], rng: random.Random, gate: threading.Event) -> Callable[[Asked], Said]:
     """10 % of calls fail, 5 % stall, 5 % answer garbage."""
 
-    def answer(asked: Asked) -> Said:
+    def answer(request: Asked) -> Said:
         draw = rng.random()
         if draw < 0.10:
             return Said({"error": "out of memory"}, 500)
         if draw < 0.15:
             return Said(b"{}", hold=gate)
-        return Said(b"<html>a proxy's page</html>") if draw < 0.20 else honest(asked)
+        return Said(b"<html>a proxy's page</html>") if draw < 0.20 else honest(request)
 
     return answer
 
 
-def model(asked: Asked) -> Said:
+def model(request: Asked) -> Said:
     """Searches once, then answers."""
-    prompt = asked.body["prompt"]
+    prompt = request.body["prompt"]
     assert isinstance(prompt, list)
     ids = TOKENIZER.encode(ANSWER if TOKENIZER.encode("</information>")[0] in prompt else SEARCH)
     choice: JsonObject = {"text": TOKENIZER.decode(ids), "finish_reason": "stop", "token_ids": [*ids]}
@@ -335,8 +335,8 @@ def model(asked: Asked) -> Said:
     return Said({"choices": [choice]})
 
 
-def retriever(asked: Asked) -> Said:
-    queries = asked.body["queries"]
+def retriever(request: Asked) -> Said:
+    queries = request.body["queries"]
     assert isinstance(queries, list)
     row: JsonObject = {"document": {"id": "p", "title": "T", "text": EVIDENCE}, "score": 1.0}
     return Said({"result": [[row] for _ in queries]})
@@ -351,7 +351,7 @@ def test_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: Path
         patience = HttpSettings(attempts=2, timeout_s=1.5, first_wait_s=0.001, concurrency=32, break_after=1_000)
         settings = RemoteModelSettings(dialect="vllm", model="m", patience=patience)
         written = open_remote(brain.url, settings, TOKENIZER, PROTOCOL.grammar.stops)
-        found = RemoteRetriever(
+        remote_retriever = RemoteRetriever(
             RetrieverSettings(url=shelf.url, retries=1, timeout_s=1.5, backoff_s=0.001, break_after=999)
         )
         run = Run.create(tmp_path / "run", {"limits": {"max_tokens": 4000}})
@@ -362,12 +362,12 @@ def test_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: Path
 
         agent = Agent(PROTOCOL, written)
         with pytest.raises(KeyboardInterrupt):
-            run_questions(run, agent, found, questions, BUDGET, tell=stop_early)
+            run_questions(run, agent, remote_retriever, questions, BUDGET, tell=stop_early)
         first = {trajectory.question.id: trajectory.to_json() for trajectory in run.trajectories()}
-        run_questions(run, agent, found, questions, BUDGET)
+        run_questions(run, agent, remote_retriever, questions, BUDGET)
         gate.set()
         written.calls.close()
-        found.close()
+        remote_retriever.close()
     kept = list(run.trajectories())
     assert len(first) == 30
     by_id = {trajectory.question.id: trajectory.to_json() for trajectory in kept}

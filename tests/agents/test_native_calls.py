@@ -56,7 +56,7 @@ def hostile(draw: random.Random) -> Corpus:
     return Corpus([Passage(f"p{number}", *both) for number, both in enumerate(texts)])
 
 
-def said(draw: random.Random) -> str:
+def prose(draw: random.Random) -> str:
     return " ".join(draw.choices(WORDS, k=draw.randint(1, 6))).strip()
 
 
@@ -67,10 +67,10 @@ def drawn_turns(draw: random.Random, thinks: bool) -> list[tuple[str, str, Calls
         calls: list[tuple[str, JsonObject]] = []
         for _ in range(draw.choice((1, 1, 2, 3))):
             page: JsonObject = {"id": f"p{draw.randint(0, 9)}", "page": 1}
-            made: dict[str, JsonObject] = {"search": {"query": said(draw)}, "visit": page, "unknown": {"a": [1, "b"]}}
+            made: dict[str, JsonObject] = {"search": {"query": prose(draw)}, "visit": page, "unknown": {"a": [1, "b"]}}
             calls.append(draw.choice(list(made.items())))
-        turns.append((said(draw) if thinks else "", "", calls))
-    return [*turns, (said(draw) if thinks else "", said(draw), ())]
+        turns.append((prose(draw) if thinks else "", "", calls))
+    return [*turns, (prose(draw) if thinks else "", prose(draw), ())]
 
 
 class Writers(Typist):
@@ -102,7 +102,7 @@ def check_conversations(style: Style, tokenizer: HfTokenizer, number: int) -> No
     each of its calls is carried out and no other, and the audit is sound."""
     draw = random.Random(style.name)
     talks = [drawn_turns(draw, thinks=style.name != "llama3") for _ in range(number)]
-    queries = [asked(calls) for talk in talks for *_, calls in talk]
+    queries = [queries_of(calls) for talk in talks for *_, calls in talk]
     shelf = Shelf(hostile(draw), {query: [f"p{draw.randint(0, 9)}", "p11"] for each in queries for query in each})
     scripts = [[style.write(*turn) for turn in talk] for talk in talks]
     runs, model = played(tokenizer, scripts, shelf)
@@ -113,7 +113,7 @@ def check_conversations(style: Style, tokenizer: HfTokenizer, number: int) -> No
         mine = [token for token, by_agent in zip(run.ids, run.agent_mask, strict=True) if by_agent]
         assert mine == [token for text in texts for token in tokenizer.encode(text)]
         assert [segment.message for segment in written] == [message(*turn) for turn in talk]
-        assert [search.query for search in run.searches] == [query for *_, calls in talk for query in asked(calls)]
+        assert [search.query for search in run.searches] == [query for *_, calls in talk for query in queries_of(calls)]
         assert (run.stop, run.answer) == (StopReason.ANSWERED, talk[-1][1])
         assert_sound(run, PROTOCOL, tokenizer)
     heard = Counter((query.text, query.reasoning, len(query.history)) for query in map(Query.of, shelf.asked))
@@ -121,14 +121,14 @@ def check_conversations(style: Style, tokenizer: HfTokenizer, number: int) -> No
     assert heard == Counter((query.text, query.reasoning, len(query.history)) for query in again)
 
 
-def asked(calls: Calls) -> list[str]:
+def queries_of(calls: Calls) -> list[str]:
     return [str(arguments["query"]) for name, arguments in calls if name == "search"]
 
 
 def message(reasoning: str, words: str, calls: Calls) -> JsonObject:
     parts: JsonObject = {"content": words, "reasoning_content": reasoning}
     listed: JsonObject = {"tool_calls": [{"name": name, "arguments": arguments} for name, arguments in calls]}
-    return {name: part for name, part in parts.items() if part} | (listed if calls else {})
+    return {name: content for name, content in parts.items() if content} | (listed if calls else {})
 
 
 def conversation(run: Trajectory, turns: Sequence[tuple[str, str, Calls]], tokenizer: HfTokenizer) -> list[JsonObject]:
@@ -148,7 +148,7 @@ def conversation(run: Trajectory, turns: Sequence[tuple[str, str, Calls]], token
     return talk
 
 
-@pytest.mark.parametrize("style", [style for style in STYLES.values() if style.as_rendered], ids=lambda one: one.name)
+@pytest.mark.parametrize("style", [style for style in STYLES.values() if style.as_rendered], ids=lambda form: form.name)
 def test_a_whole_row_is_what_the_template_renders(style: Style) -> None:
     tokenizer = tokenizer_of(style)
     thought = "" if style.name == "llama3" else "Look it up."
@@ -236,11 +236,11 @@ def test_a_branch_from_a_turn_with_several_calls_is_the_run_again() -> None:
     tokenizer = tokenizer_of(STYLES["hermes"])
     texts = [called(ADA, VISIT, ("search", {"query": "Eve"})), called(ADA), ANSWER]
     run = run_of(*texts)
-    for place, search in enumerate(run.searches):
+    for position, search in enumerate(run.searches):
         left = texts[1:] if search.turn == 1 else texts[2:]
         passages = tuple(hit.passage for hit in search.hits)
         agent = Agent(PROTOCOL, Typist(tokenizer, left))
-        (again,) = branch(agent, Shelf(), [Branch(run, place, passages, run.seed)], WIDE)
+        (again,) = branch(agent, Shelf(), [Branch(run, position, passages, run.seed)], WIDE)
         assert replace(again, timings={}) == replace(run, timings={})
 
 
@@ -252,7 +252,9 @@ def test_a_run_is_exported_with_each_result_at_its_call_and_read_back() -> None:
     assert "Ada Lovelace" in str(messages[2]["content"]) and "Eve knows" in str(messages[4]["content"])
     chat = Conversation(QUESTION, tuple(messages))
     again = ConversationReader().trajectory(chat, 0)
-    assert [(one.query, one.hits) for one in again.searches] == [(one.query, one.hits) for one in run.searches]
+    assert [(search.query, search.hits) for search in again.searches] == [
+        (search.query, search.hits) for search in run.searches
+    ]
     assert again.answer == "1815"
 
 
@@ -260,8 +262,8 @@ def test_a_run_is_exported_with_each_result_at_its_call_and_read_back() -> None:
 def test_a_log_with_calls_in_the_text_of_a_family_holds_these_calls(style: Style) -> None:
     text = style.write("Who?", "", [ADA, VISIT])
     if style.responses is None:
-        found = calls_in({"role": "assistant", "content": text})
-        assert [(call.name, call.arguments) for call in found] == [ADA, VISIT]
+        calls = calls_in({"role": "assistant", "content": text})
+        assert [(call.name, call.arguments) for call in calls] == [ADA, VISIT]
 
 
 # --- over servers
@@ -280,7 +282,7 @@ def test_a_server_that_frames_calls_itself_is_an_agent_whose_reasoning_the_retri
         path.write_text(yaml.safe_dump({"url": there.url, "protocol": "tools", "patience": {"attempts": 1}, **sends}))
         agent = open_agent(settings_for(str(path)))
         (run,) = rollout(agent, shelf, [QUESTION], [0], WIDE)
-        bodies = [asked.body for asked in there.asked if asked.method == "POST"]
+        bodies = [request.body for request in there.asked if request.method == "POST"]
     assert (run.stop, run.answer, run.valid) == (StopReason.ANSWERED, "1815", True), run.stop_detail + run.format_error
     assert [(search.query, search.turn) for search in run.searches] == [("Ada", 1), ("Eve", 1)]
     tags = [segment.tag for segment in run.segments]
@@ -292,11 +294,14 @@ def test_a_server_that_frames_calls_itself_is_an_agent_whose_reasoning_the_retri
     assert "Ada Lovelace" in str(results[0]) and "Eve knows Bob" in str(results[1]) and len(results) == 3
     assert replay_queries(run, PROTOCOL) == [Query.of(query) for query in shelf.asked]
     again = ConversationReader().trajectory(Conversation(QUESTION, tuple(messages_of(run))), 0)
-    assert (again.answer, [search.hits for search in again.searches]) == ("1815", [one.hits for one in run.searches])
+    assert (again.answer, [search.hits for search in again.searches]) == (
+        "1815",
+        [search.hits for search in run.searches],
+    )
     for style in (STYLES["thinking"], STYLES["opened"], STYLES["glm"]):  # learnt by policies of other families
         policy = tokenizer_of(style)
         learnt = retokenised(run, PROTOCOL, policy, WIDE)
-        assert [one.message for one in learnt.segments] == [one.message for one in run.segments]
+        assert [segment.message for segment in learnt.segments] == [segment.message for segment in run.segments]
         assert_sound(replace(learnt, evidence=run.evidence), PROTOCOL, policy)
     assert_sound(run, PROTOCOL.with_input_mode("messages"), agent.model.tokenizer)
 

@@ -295,7 +295,7 @@ def test_a_protocol_in_a_file_of_the_users_needs_no_code(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("start: [ask]", "start: [aks]", "'aks', which is not one of its tags"),
         ("action: search", "action: seek", "tags.ask.action"),
@@ -310,9 +310,9 @@ def test_a_protocol_in_a_file_of_the_users_needs_no_code(tmp_path: Path) -> None
         ("say: {", "retry: {", "'retry', a name with a meaning|not one of its tags"),
     ],
 )
-def test_a_mistake_in_a_protocol_file_is_one_sentence(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_mistake_in_a_protocol_file_is_one_sentence(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in MINE
-    with pytest.raises((DataError, SettingError), match=said) as error:
+    with pytest.raises((DataError, SettingError), match=message) as error:
         load_protocol(mine(tmp_path, MINE.replace(old, new, 1)))
     assert "\n" not in str(error.value)
 
@@ -446,5 +446,5 @@ def test_of_two_selections_the_program_takes_the_first_and_the_paper_s_agent_may
 def test_the_paper_selects_at_most_three() -> None:
     wide = WIDE.model_copy(update={"passages_per_search": 8})
     text = f"<important_info>[1, 2, 3, 4, 5]</important_info>{DONE}"
-    found = {name: play(name, text, retriever=shelf(), limits=wide) for name in ("s3", "s3-code")}
-    assert [len(served_context(run)) for run in found.values()] == [3, 5]
+    runs = {name: play(name, text, retriever=shelf(), limits=wide) for name in ("s3", "s3-code")}
+    assert [len(served_context(run)) for run in runs.values()] == [3, 5]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, assert_sound, script
-from tests.agents.test_chat_templates import as_published, in_marks, said
+from tests.agents.test_chat_templates import as_published, in_marks, instruction_of
 from tests.agents.test_native_calls import check_conversations, conversation
 from tests.models.chat_styles import STYLES, Calls
 
@@ -82,7 +82,7 @@ def test_a_run_is_framed_as_the_template_frames_it_and_only_ever_extended(tokeni
     (run,) = rollout(Agent(load_protocol(name), model), Shelf(), [QUESTION], [7], WIDE)
     check(name, tokenizer, run, model.read[0])
     if tokenizer.fast.chat_template and name not in ("s3", "search-o1"):  # a search opens s3, braces are in the other
-        assert run.segments[0].ids == as_published(tokenizer, said(name))
+        assert run.segments[0].ids == as_published(tokenizer, instruction_of(name))
     bos = tokenizer.fast.bos_token_id
     assert bos is None or run.ids.count(bos) <= 1
 

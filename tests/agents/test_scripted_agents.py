@@ -83,7 +83,7 @@ def test_its_runs_are_valid_and_a_generator_is_given_what_it_ranked_best_first()
     assert (run.stop, run.valid) == (StopReason.ANSWERED, True) and all_gold_at(run, 2)
     assert run.evidence == tuple(RuleAgent().evidence(QUESTION.question, run.searches))
     assert [passage.id for passage in served_context(run)] == list(run.evidence)
-    assert [passage.id for passage in served_context(replace(run, evidence=None))] == [one.id for one in served(run)]
+    assert [passage.id for passage in served_context(replace(run, evidence=None))] == [used.id for used in served(run)]
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ TEXT = st.text(alphabet="AdaBob 黑豹.'", max_size=30)
 
 
 @st.composite
-def found(draw: st.DrawFn) -> tuple[Search, ...]:
+def drawn_searches(draw: st.DrawFn) -> tuple[Search, ...]:
     passages = [Passage(str(row), draw(TITLE), draw(TEXT)) for row in range(draw(st.integers(1, 5)))]
     lists = draw(st.lists(st.lists(st.sampled_from(passages), max_size=4, unique=True), min_size=1, max_size=4))
     return tuple(Search(f"query {row}", tuple(Hit(passage, 1.0) for passage in hits)) for row, hits in enumerate(lists))
 
 
-@given(TEXT, found())
+@given(TEXT, drawn_searches())
 def test_whatever_is_found_it_makes_a_move_and_ranks_everything_once(
     question: str, searches: tuple[Search, ...]
 ) -> None:
@@ -147,8 +147,8 @@ def test_a_passage_without_a_title_has_the_name_that_its_text_shows(text: str, s
 
 @given(st.text(alphabet="Ab 1.\n#|(’é黑", max_size=60))
 def test_a_subject_is_made_of_words_of_its_text(text: str) -> None:
-    for found in (heading(text), opening_name(text)):
-        assert set(found.split()) <= {part for word in text.split() for part in _ways(word)}
+    for subject in (heading(text), opening_name(text)):
+        assert set(subject.split()) <= {way for word in text.split() for way in _ways(word)}
 
 
 def _ways(word: str) -> set[str]:
@@ -173,8 +173,8 @@ def demonstrated(question: Question) -> list[Move]:
 
 
 def test_it_reaches_the_second_passage_by_a_title_that_the_first_one_names() -> None:
-    asked = Question("q", "Who is the star of Kiss and Tell?", ("Chief of Protocol",), ("kiss", "temple"))
-    first, second, last = demonstrated(asked)
+    question = Question("q", "Who is the star of Kiss and Tell?", ("Chief of Protocol",), ("kiss", "temple"))
+    first, second, last = demonstrated(question)
     assert first.queries == (" Who is the star of Kiss and Tell?",)
     assert "It stars Shirley Temple as Corliss Archer." in second.thought
     assert second.queries == (" Shirley Temple",)
@@ -199,8 +199,8 @@ def test_it_reaches_the_second_passage_by_a_title_that_the_first_one_names() -> 
     ],
 )  # fmt: skip
 def test_known_steps_are_searched_in_order_with_what_was_found(meta: dict[str, Json]) -> None:
-    asked = Question("q", "Where was the maker of the town born?", ("Alba Longa",), ("rome", "romulus"), meta=meta)
-    first, second, last = demonstrated(asked)
+    question = Question("q", "Where was the maker of the town born?", ("Alba Longa",), ("rome", "romulus"), meta=meta)
+    first, second, last = demonstrated(question)
     assert "made by" in first.queries[0]
     assert "Romulus" in second.queries[0]
     assert "born" in second.queries[0]
@@ -234,8 +234,8 @@ def test_a_quotation_keeps_the_end_of_its_sentence() -> None:
 
 
 def test_the_answer_is_one_that_the_passage_holds() -> None:
-    asked = Question("q", "Who made Rome?", ("Romulus the king", "Romulus"), ("rome",))
-    assert demonstrated(asked)[-1].answer == " Romulus"
+    question = Question("q", "Who made Rome?", ("Romulus the king", "Romulus"), ("rome",))
+    assert demonstrated(question)[-1].answer == " Romulus"
 
 
 # --- answers without a model: what is quoted, from where, and when nothing is

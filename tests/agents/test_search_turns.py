@@ -52,11 +52,11 @@ def test_later_searches_are_told_which_earlier_ones_were_made_in_one_turn() -> N
         "<reflection>c</reflection><search><query>Bob</query></search>",
     )
     trajectory = run(*turns, "<reflection>d</reflection><answer>1815</answer>", retriever=retriever, protocol=protocol)
-    asked = [Query.of(query) for query in retriever.asked]
-    shared = [[turn.same_turn for turn in query.history] for query in asked]
+    queries = [Query.of(query) for query in retriever.asked]
+    shared = [[turn.same_turn for turn in query.history] for query in queries]
     assert shared == [[], [], [False, True], [False, True, False]]
-    assert replay_queries(trajectory, protocol) == asked
-    assert ReplayPoint.of(trajectory, 3, protocol).episode(0, 1).history == list(asked[3].history)
+    assert replay_queries(trajectory, protocol) == queries
+    assert ReplayPoint.of(trajectory, 3, protocol).episode(0, 1).history == list(queries[3].history)
 
 
 def test_a_search_that_failed_is_said_again_too() -> None:
@@ -95,5 +95,5 @@ def test_a_thought_that_a_protocol_has_no_tag_for_is_reasoning_without_its_marks
 ) -> None:
     call = '<tool_call>{"name": "search", "arguments": {"query": ["q"]}}</tool_call>'
     grammar = load_protocol("tongyi").grammar
-    found = reasoning_of(grammar, grammar.parse(f"{'' if opened else opening}\n{thought}\n{closing}\n{call}"))
-    assert found.split() == thought.replace("</think>", "").split()
+    reasoning = reasoning_of(grammar, grammar.parse(f"{'' if opened else opening}\n{thought}\n{closing}\n{call}"))
+    assert reasoning.split() == thought.replace("</think>", "").split()

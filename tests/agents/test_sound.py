@@ -135,7 +135,7 @@ def more(count: int, tag: str) -> Change:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (searched(turn=9), "which are not rising"),
         (searched(turn=None), "which are not rising"),
@@ -148,10 +148,10 @@ def more(count: int, tag: str) -> Change:
         (lambda run: replace(run, side_contexts=((replace(run.segments[0], ids=()),),)), "it holds no tokens"),
     ],
 )
-def test_the_audit_sees_a_broken_search_selection_turn_or_aside(change: Change, said: str) -> None:
+def test_the_audit_sees_a_broken_search_selection_turn_or_aside(change: Change, message: str) -> None:
     run = play("s3", *script("s3"))
     assert list(check_trajectory(run)) == [] and run.stop is StopReason.COMPLETE
-    assert any(said in what for what, _ in check_trajectory(change(run)))
+    assert any(message in what for what, _ in check_trajectory(change(run)))
 
 
 # --- what no file can hold
@@ -165,8 +165,8 @@ class Unwritable(Shelf):
         self.hit = hit
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        found = super().search(queries, k)
-        return [[self.hit] if "Bob" in self.seen(query) else hits for query, hits in zip(queries, found, strict=True)]
+        lists = super().search(queries, k)
+        return [[self.hit] if "Bob" in self.seen(query) else hits for query, hits in zip(queries, lists, strict=True)]
 
 
 HITS = {
@@ -190,8 +190,8 @@ def test_a_hit_that_no_file_can_hold_is_a_fault_of_the_retriever_and_spares_the_
     assert bob.stop is StopReason.RETRIEVER_ERROR and "hit 1" in bob.stop_detail
     assert all(trajectory.stop is not StopReason.RETRIEVER_ERROR for trajectory in good)
     assert audit_run(run.folder).violations == ()
-    (found,) = search_questions(shelf, questions, 3)
-    assert [search.fault is not None for _, search in found] == [False, False, False, True]
+    (results,) = search_questions(shelf, questions, 3)
+    assert [search.fault is not None for _, search in results] == [False, False, False, True]
 
 
 def test_a_query_that_a_model_escapes_as_half_of_a_pair_is_searched_and_kept(tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ def test_hostile_text_changes_neither_parsing_nor_stop_nor_reward_and_forges_no_
     texts = st.lists(st.sampled_from(hostile(name)), max_size=4).map("".join)
     titles = data.draw(st.lists(texts, min_size=3, max_size=3))
     bodies = data.draw(st.lists(texts, min_size=3, max_size=3))
-    asked = replace(after(data.draw(texts)), question=QUESTION.question + data.draw(texts))
-    poisoned = run(name, titles, bodies, asked, "noted" + data.draw(texts))
+    question = replace(after(data.draw(texts)), question=QUESTION.question + data.draw(texts))
+    poisoned = run(name, titles, bodies, question, "noted" + data.draw(texts))
     clean = run(name, [""] * 3, [""] * 3, QUESTION, "noted")
     grammar = opened(name).grammar
     for what in ("stop", "answer", "valid", "format_error", "selected_ids", "stop_detail"):
@@ -275,7 +275,9 @@ def test_hostile_text_changes_neither_parsing_nor_stop_nor_reward_and_forges_no_
     assert reward(poisoned) == reward(clean) is not None
     eos = ByteTokenizer(grammar.special_tokens).eos_id
     for hostile_segment, segment in zip(poisoned.segments, clean.segments, strict=True):
-        assert [token for token in hostile_segment.ids if token >= eos] == [one for one in segment.ids if one >= eos]
+        assert [token for token in hostile_segment.ids if token >= eos] == [
+            token for token in segment.ids if token >= eos
+        ]
         for mark in (*grammar.special_tokens, *THOUGHTS, "<|im_start|>", "<|im_end|>", "<|eot_id|>"):
             assert hostile_segment.text.count(mark) == segment.text.count(mark)
 
@@ -284,8 +286,8 @@ def test_a_conversation_is_lines_before_the_question_and_a_message_cannot_forge_
     tokenizer, template = ByteTokenizer(), opened("search-r1").template
     alone, _ = template.prompt_ids(tokenizer, QUESTION)
     followed, _ = template.prompt_ids(tokenizer, after("one\nuser:  two"))
-    asked = f"user: one user: two\nassistant: one user: two\nuser: {QUESTION.question}"
-    assert tokenizer.decode(followed) == tokenizer.decode(alone).replace(QUESTION.question, asked)
+    conversation = f"user: one user: two\nassistant: one user: two\nuser: {QUESTION.question}"
+    assert tokenizer.decode(followed) == tokenizer.decode(alone).replace(QUESTION.question, conversation)
     assert template.prompt_ids(tokenizer, replace(QUESTION, meta={EARLIER: []}))[0] == alone
     with pytest.raises(SettingError, match=r"meta\.earlier_messages"):
         template.prompt_ids(tokenizer, replace(QUESTION, meta={EARLIER: [7]}))

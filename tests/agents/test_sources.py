@@ -49,11 +49,11 @@ def extracted(text: str, select: bool = True, begin: int = 0, end: int | None = 
     numbers serves nothing, a block without a list serves everything. The published program puts all blocks without a
     list last, and lets a second list select from an older block without one; neither is in the paper."""
     blocks: list[tuple[str, str | None]] = []
-    for found in BLOCK.finditer(text):
-        if found[1] is not None:
-            blocks.append((found[1], None))
+    for match in BLOCK.finditer(text):
+        if match[1] is not None:
+            blocks.append((match[1], None))
         elif blocks[-1][1] is None:
-            blocks[-1] = (blocks[-1][0], found[2])
+            blocks[-1] = (blocks[-1][0], match[2])
     served: list[tuple[str, str]] = []
     for content, listed in blocks[begin:end]:
         numbers = None if listed is None or not select else set(re.findall(r"\d+", listed))
@@ -93,8 +93,8 @@ def test_rounds_count_the_turns_of_an_agent_with_several_queries_each() -> None:
         "<reflection>c</reflection><answer>1815</answer>",
     )
     run = play("qagent", *texts, limits=WIDE.model_copy(update={"passages_per_search": 1}))
-    found = {name: [passage.id for passage in served_context(run, name)] for name in ("rounds:1", "rounds:2", "all")}
-    assert found == {"rounds:1": ["p1", "p3"], "rounds:2": ["p1", "p3", "p2"], "all": ["p1", "p3", "p2"]}
+    given = {name: [passage.id for passage in served_context(run, name)] for name in ("rounds:1", "rounds:2", "all")}
+    assert given == {"rounds:1": ["p1", "p3"], "rounds:2": ["p1", "p3", "p2"], "all": ["p1", "p3", "p2"]}
     assert served_context(run, "no-opening") == served_context(run)  # it does not open with a search
 
 
@@ -111,15 +111,15 @@ TWO = WIDE.model_copy(update={"passages_per_search": 2})
 
 
 def test_citations_are_resolved_over_all_searches_and_those_of_nothing_are_dropped_and_counted() -> None:
-    said = "Eve knows a cat [3], called Bob [4, 2][9]. Ada is older [0][1]; the pool is [12] deep."
-    run = play("cited", "<search>Eve</search>", f"<answer>{said}</answer>", limits=TWO)
+    answer = "Eve knows a cat [3], called Bob [4, 2][9]. Ada is older [0][1]; the pool is [12] deep."
+    run = play("cited", "<search>Eve</search>", f"<answer>{answer}</answer>", limits=TWO)
     assert observations(run)[0].count("[1] ") == 1
     assert "[3] Eve" in observations(run)[1] and "[1]" not in observations(run)[1]
-    found = cited_answer(run)
-    assert found is not None
-    assert found.text == reply_of(run) == "Eve knows a cat [1], called Bob [2]. Ada is older [3]; the pool is deep."
-    assert found.passages == (EVE, BOB, ADA) == tuple(sources_of(run))
-    assert found.dropped == 4, "4, 9, 0 and 12"
+    cited = cited_answer(run)
+    assert cited is not None
+    assert cited.text == reply_of(run) == "Eve knows a cat [1], called Bob [2]. Ada is older [3]; the pool is deep."
+    assert cited.passages == (EVE, BOB, ADA) == tuple(sources_of(run))
+    assert cited.dropped == 4, "4, 9, 0 and 12"
 
 
 @pytest.mark.parametrize("name", ["rag", "search-r1"])
@@ -161,8 +161,8 @@ def test_a_turn_that_goes_round_in_circles_is_answered_with_a_sentence() -> None
 def test_every_end_without_an_answer_has_a_sentence(turns: tuple[str, ...], limits: Limits, stop: StopReason) -> None:
     run = play("search-r1", *turns, limits=limits)
     assert run.stop is stop
-    said = reply_in_words(run)
-    assert said.startswith("I have no answer: ") and "_" not in said
+    sentence = reply_in_words(run)
+    assert sentence.startswith("I have no answer: ") and "_" not in sentence
 
 
 def test_an_answer_is_shown_as_people_write_it() -> None:
@@ -174,7 +174,7 @@ def test_sources_are_what_was_used_and_each_has_its_sentence() -> None:
     mayor = Passage("c", "Julenta", "Julenta is old. Its mayor is Daro Lind. It rains.")
     person = Passage("p", "Daro Lind", "Daro Lind was born in Orlen. He sings.")
     others = [Passage(f"o{number}", f"Other {number}", "Nothing of it.") for number in range(7)]
-    shelf = Shelf(Corpus([mayor, person, *others]), {"Ada": ["c", "p", *(one.id for one in others)]})
+    shelf = Shelf(Corpus([mayor, person, *others]), {"Ada": ["c", "p", *(passage.id for passage in others)]})
     wide = WIDE.model_copy(update={"passages_per_search": 9, "max_observation_tokens": 20000})
     right = play("search-r1", SEARCH, "<think>b</think><answer>Orlen</answer>", retriever=shelf, limits=wide)
     assert sources_of(right) == [person]

@@ -102,7 +102,7 @@ def test_one_call_more_than_max_calls_is_not_carried_out_and_costs_the_form(tmp_
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('[request.arguments["text"]', '[open("no such\\nfile")', "FileNotFoundError: [Errno 2] No such file"),
         ('[request.arguments["text"]', '[ToolFault("it took over 5 s")', "it took over 5 s"),
@@ -118,14 +118,14 @@ def test_one_call_more_than_max_calls_is_not_carried_out_and_costs_the_form(tmp_
     ],
 )  # fmt: skip
 def test_a_fault_of_a_tool_is_recorded_and_never_shown_nor_scored(
-    tmp_path: Path, old: str, new: str, said: str
+    tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     assert old in ECHO
     trajectory = play(with_tool(tmp_path, ECHO.replace(old, new)), tool("mine", text="secret"), SAY)
     assert trajectory.stop is StopReason.TOOL_ERROR and observations(trajectory) == []
     (call,) = trajectory.calls
     assert (call.turn, call.tool, call.arguments, call.result) == (1, "mine", {"text": "secret"}, None)
-    assert call.fault is not None and call.fault.startswith(said) and "\n" not in call.fault
+    assert call.fault is not None and call.fault.startswith(message) and "\n" not in call.fault
     assert trajectory.fault == (StopReason.TOOL_ERROR, call.fault)
     assert make_reward({"exact-match": 1.0, "format": 1.0})(trajectory) is None
     assert violations(trajectory) == [] and Trajectory.from_json(trajectory.to_json()) == trajectory
@@ -178,14 +178,14 @@ HOSTILE = [
 @settings(max_examples=at_most(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_result_closes_a_tag_or_forges_an_answer(tmp_path: Path, text: str) -> None:
     name = with_tool(tmp_path, ECHO)
-    poisoned, clean = (play(name, call_with(one), SAY) for one in (text, "plain"))
+    poisoned, clean = (play(name, call_with(content), SAY) for content in (text, "plain"))
     grammar = load_protocol(name).grammar
     for what in ("stop", "answer", "valid", "format_error"):
         assert getattr(poisoned, what) == getattr(clean, what)
     shown, plain = poisoned.segments[2], clean.segments[2]
     assert shown.tag == plain.tag == TOOL
     eos = ByteTokenizer(MARKS).eos_id
-    assert [one for one in shown.ids if one >= eos] == [one for one in plain.ids if one >= eos]
+    assert [token for token in shown.ids if token >= eos] == [token for token in plain.ids if token >= eos]
     assert [span.tag for span in grammar.parse(shown.text)] == [span.tag for span in grammar.parse(plain.text)]
     assert violations(poisoned) == []
 
@@ -223,7 +223,7 @@ def test_a_changed_tool_makes_another_protocol(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "error", "said"),
+    ("line", "error", "message"),
     [
         ("more: {tool: serach}", UnknownName, "no tool named 'serach'; did you mean 'search'? Known: search, visit"),
         ("more: {tool: tool}", UnknownName, "no tool named 'tool'"),
@@ -235,12 +235,12 @@ def test_a_changed_tool_makes_another_protocol(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_the_tools_of_a_protocol_is_one_sentence(
-    tmp_path: Path, line: str, error: type[Exception], said: str
+    tmp_path: Path, line: str, error: type[Exception], message: str
 ) -> None:
     (tmp_path / "other.py").write_text("x = 1\n", encoding="utf-8")
     with pytest.raises(error) as refused:
         load_protocol(react(tmp_path, line), run_files=True)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 # --- long observations of react
@@ -248,15 +248,15 @@ def test_a_mistake_in_the_tools_of_a_protocol_is_one_sentence(
 
 def test_a_document_has_its_cap_however_many_queries_one_call_has() -> None:
     long = [Passage(f"p{number}", f"T{number}", "word " * 900) for number in range(6)]
-    found = {"a": ["p0", "p1"], "b": ["p2", "p3"], "c": ["p4", "p5"]}
+    results = {"a": ["p0", "p1"], "b": ["p2", "p3"], "c": ["p4", "p5"]}
     call = '<think>a</think><tool_call>{"name": "search", "arguments": {"query": ["a", "b", "c"]}}</tool_call>'
     limits = WIDE.model_copy(update={"max_observation_tokens": 1200, "max_document_tokens": 400})
-    run = play("react", call, *script("react")[1:], retriever=Shelf(Corpus(long), found), limits=limits)
+    run = play("react", call, *script("react")[1:], retriever=Shelf(Corpus(long), results), limits=limits)
     block = observations(run)[0]
     assert [search.query for search in run.searches] == ["a", "b", "c"] and run.valid
     shown = re.findall(r"\[\d\] T\d \(id: p\d\)\n(?:word ?)+", block)
     assert len(shown) == 6 and min(map(len, shown)) > 380  # an equal share of 1,200 would be 200
-    shared = play("react", call, *script("react")[1:], retriever=Shelf(Corpus(long), found),
+    shared = play("react", call, *script("react")[1:], retriever=Shelf(Corpus(long), results),
                   limits=limits.model_copy(update={"max_document_tokens": None}))  # fmt: skip
     assert len(observations(shared)[0]) < 1300 < 2400 < len(block)
 
@@ -313,11 +313,11 @@ def test_a_call_is_checked_and_run() -> None:
     tool = converter()
     parsed = tool.parse({"amount": 2})
     assert parsed.call is not None and parsed.call.arguments == {"amount": 2.0, "unit": "km"} and not parsed.problem
-    asked: list[JsonObject] = [parsed.call.arguments, {"amount": -1.0, "unit": "km"}, {"amount": 1.0, "unit": "mi"}]
-    requests = [ToolRequest(arguments, 1, Query("", "q")) for arguments in asked]
-    found = tool.run(requests, cast(ToolContext, None))  # it reads no context
-    assert found[0] == {"metres": 2000.0} and found[2] == {"metres": 1609.0}
-    assert found[1] == ToolFault("ValueError: a distance is not negative")
+    inputs: list[JsonObject] = [parsed.call.arguments, {"amount": -1.0, "unit": "km"}, {"amount": 1.0, "unit": "mi"}]
+    requests = [ToolRequest(arguments, 1, Query("", "q")) for arguments in inputs]
+    results = tool.run(requests, cast(ToolContext, None))  # it reads no context
+    assert results[0] == {"metres": 2000.0} and results[2] == {"metres": 1609.0}
+    assert results[1] == ToolFault("ValueError: a distance is not negative")
     wrong: list[tuple[JsonObject, str]] = [({"amount": "far"}, "'amount' needs a number")]
     wrong += [({"amont": 1}, "did you mean 'amount'")]
     for arguments, problem in wrong:

@@ -55,8 +55,8 @@ def played(model: Model) -> Trajectory:
 def turns(run: Trajectory) -> list[tuple[str, str]]:
     """The text before each turn, and the turn."""
     texts = [segment.text for segment in run.segments]
-    places = [place for place, segment in enumerate(run.segments) if segment.author is Author.AGENT]
-    return [("".join(texts[:place]), texts[place]) for place in places]
+    places = [index for index, segment in enumerate(run.segments) if segment.author is Author.AGENT]
+    return [("".join(texts[:index]), texts[index]) for index in places]
 
 
 def learn_by_heart(run: Trajectory, folder: Path) -> None:

@@ -125,23 +125,23 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def test_what_is_mistyped_is_named_with_the_way_out(what: str, refused: Refused) -> None:
     words, named = TYPED_WRONG[what]
     sentence = refused(*words)
-    assert all(part in sentence for part in named), sentence
+    assert all(name in sentence for name in named), sentence
 
 
 def test_a_training_named_for_a_part_of_it_is_answered_with_that_part(home: Path, refused: Refused) -> None:
-    for part in ("data", "data.index", "encoder"):
-        (home / "trained" / part).mkdir(parents=True)
+    for folder in ("data", "data.index", "encoder"):
+        (home / "trained" / folder).mkdir(parents=True)
     (home / "trained" / "recipe.yaml").write_text("recipe: {}\n")
     encoder = ("--retriever", "dense", "--encoder")
     assert refused("index", "set", *encoder, "trained", "--out", "new").endswith("is trained/encoder")
     assert refused("index", "trained", "--out", "new").endswith("is trained/data")
     assert refused("run", "trained", *RUN[2:], "--split", "test").endswith("is trained/data")
     assert refused("search", "trained", "Ada").endswith("is trained/data.index")
-    asked = ("ask", "Who?", "--agent", "trained", "--retriever", "index")
+    command = ("ask", "Who?", "--agent", "trained", "--retriever", "index")
     (home / "trained" / "generator").mkdir()
-    assert refused(*asked).endswith("is trained/generator")
+    assert refused(*command).endswith("is trained/generator")
     (home / "trained" / "policy" / "warm").mkdir(parents=True)
-    assert refused(*asked).endswith("is trained/policy/warm")
+    assert refused(*command).endswith("is trained/policy/warm")
     (home / "trained" / "encoder" / "modules.json").write_text("[]")
     assert "coseek index DATA --retriever dense" in refused("search", "trained/encoder", "Ada")
     assert refused("index", "set", "k1=2", "--update", "--out", "bm25").endswith("make another")

@@ -54,22 +54,22 @@ class Towers:
     asked: list[str] = field(default_factory=list)
     """Requested paths of pages, and queries."""
 
-    def answer(self, asked: Asked) -> Said:
-        if asked.path == "/search":
-            return self._found(str(asked.body["q"]), cast(int, asked.body["num"]))
-        if asked.path.startswith("/v1"):
-            return self._written(asked)
-        self.asked.append(asked.path)
+    def answer(self, request: Asked) -> Said:
+        if request.path == "/search":
+            return self._results(str(request.body["q"]), cast(int, request.body["num"]))
+        if request.path.startswith("/v1"):
+            return self._written(request)
+        self.asked.append(request.path)
         if len(self.asked) > self.until:
             self.go_on.wait(60)
-        number = int(asked.path.rpartition("/")[2])
-        if asked.path.startswith("/old/"):
+        number = int(request.path.rpartition("/")[2])
+        if request.path.startswith("/old/"):
             return Said(status=301, headers={"Location": f"/towers/{number}#lamp"})
         if number == 13 and self.dead:
             return Said(b"<p>The keeper of tower 13 is called Nobody.</p>", status=404)
         return page(number, TRAP.replace("<", "&lt;") if number == 7 else "")
 
-    def _found(self, query: str, count: int) -> Said:
+    def _results(self, query: str, count: int) -> Said:
         self.asked.append(query)
         if query in self.broken:
             return Said(b"no", status=400)
@@ -77,10 +77,10 @@ class Towers:
         links = [f"{self.url}/towers/{(number * 10 + step) % PAGES}" for step in range(min(count, 10))]
         return Said({"organic": [{"link": link, "title": "", "snippet": "a snippet"} for link in links]})
 
-    def _written(self, asked: Asked) -> Said:
-        if asked.method == "GET":
+    def _written(self, request: Asked) -> Said:
+        if request.method == "GET":
             return Said({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
-        prompt = cast("list[dict[str, str]]", asked.body["messages"])[-1]["content"]
+        prompt = cast("list[dict[str, str]]", request.body["messages"])[-1]["content"]
         (number,) = map(int, re.findall(r"tower (\d+)", prompt))
         text = f"1. lamp of tower {number + 100}\n- steps of tower {number + 120}\n"
         return Said({"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": {}})
@@ -146,11 +146,11 @@ def test_a_dead_page_is_no_text(
     assert done.code == 0, done.err
     assert "status 404: 1" in done.err and f"{towers.url}/towers/13" in done.err
     data = Dataset(out)
-    asked = {one.id: one for one in data.questions("train")}  # raises for a gold id that does not resolve
-    assert asked["0"].gold_ids == (f"{towers.url}/towers/0",)  # the page after the redirect
-    assert asked["13"].gold_ids == () and asked["13"].meta["uncollected"] == [f"{towers.url}/towers/13"]
+    by_id = {q.id: q for q in data.questions("train")}  # raises for a gold id that does not resolve
+    assert by_id["0"].gold_ids == (f"{towers.url}/towers/0",)  # the page after the redirect
+    assert by_id["13"].gold_ids == () and by_id["13"].meta["uncollected"] == [f"{towers.url}/towers/13"]
     ids = [passage.id for passage in data.corpus]
-    assert f"{towers.url}/towers/13" not in ids and not any("Nobody" in one.text for one in data.corpus)
+    assert f"{towers.url}/towers/13" not in ids and not any("Nobody" in passage.text for passage in data.corpus)
     assert ids[-2:] == ["https://example.org/abc", "<urn:uuid:3>"]
     assert data.corpus.by_id(f"{towers.url}/towers/1").text != "A copy."  # the fetched page came first
     record = read_json_object(out / "collection.json")
@@ -181,8 +181,8 @@ def test_a_killed_collection_resumes(
                 time.sleep(0.001)
             process.send_signal(how)
             towers.go_on.set()
-            said = process.communicate()[1]
-    assert "Resume with: the same command" in said and "Traceback" not in said
+            stderr = process.communicate()[1]
+    assert "Resume with: the same command" in stderr and "Traceback" not in stderr
     assert not (tmp_path / "broken").exists()
     assert coseek(*words, tmp_path / "broken").code == 0
     assert len(towers.asked) <= 20 + PAGES + 2 + 8  # the moved page is two requests; four were open at each stop
@@ -200,7 +200,10 @@ def test_only_retry_fetches_again_what_failed(towers: Towers, questions: Path, t
     towers.dead = False
     done = coseek(*words, "retry=true")
     assert done.code == 0 and towers.asked[before:] == ["/towers/13"]
-    assert all(one.gold_ids and "uncollected" not in one.meta for one in Dataset(tmp_path / "out").questions("train"))
+    assert all(
+        question.gold_ids and "uncollected" not in question.meta
+        for question in Dataset(tmp_path / "out").questions("train")
+    )
 
 
 def test_a_failed_search_is_redone(towers: Towers, questions: Path, engine: Path, tmp_path: Path, coseek: Type) -> None:
@@ -209,7 +212,7 @@ def test_a_failed_search_is_redone(towers: Towers, questions: Path, engine: Path
     done = coseek(*words, "--out", tmp_path / "out", "--json")
     summary = json.loads(done.out)
     assert (summary["searches"], list(summary["failed_searches"])) == (3 * QUESTIONS - 1, ["lamp of tower 100"])
-    searched = [one for one in towers.asked if "tower " in one]
+    searched = [query for query in towers.asked if "tower " in query]
     assert set(searched) == {
         text.format(number + more)
         for text, more in (("Who keeps tower {}?", 0), ("lamp of tower {}", 100), ("steps of tower {}", 120))
@@ -217,7 +220,7 @@ def test_a_failed_search_is_redone(towers: Towers, questions: Path, engine: Path
     }
     towers.broken, towers.asked = set(), []
     assert coseek(*words, "--out", tmp_path / "out").code == 0
-    assert [one for one in towers.asked if "tower " in one] == ["lamp of tower 100"]
+    assert [query for query in towers.asked if "tower " in query] == ["lamp of tower 100"]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +254,7 @@ def test_a_data_set_of_another_kind_is_never_replaced(questions: Path, coseek: T
 
 
 @pytest.mark.parametrize(
-    ("written", "one"),
+    ("written", "canonical"),
     [
         ("HTTPS://Example.ORG:443", "https://example.org/"),
         ("http://x:8080/a b?q=a%26b&c=d e#f", "http://x:8080/a%20b?q=a%26b&c=d%20e"),
@@ -268,8 +271,8 @@ def test_a_data_set_of_another_kind_is_never_replaced(questions: Path, coseek: T
         ("", ""),
     ],
 )
-def test_an_address_has_one_spelling(written: str, one: str) -> None:
-    assert canonical_url(written) == one == canonical_url(one)
+def test_an_address_has_one_spelling(written: str, canonical: str) -> None:
+    assert canonical_url(written) == canonical == canonical_url(canonical)
 
 
 # --- questions from passages
@@ -289,11 +292,11 @@ def test_a_world_gives_questions_that_other_commands_read(coseek: Type, world: P
 _PASSAGE = re.compile(r"^\[\d+\] (.*?) \| (.*)$", re.MULTILINE)
 
 
-def proposes(asked: Asked) -> Said:
+def proposes(request: Asked) -> Said:
     """A language model that asks for the last word of each passage, and answers with it."""
-    if asked.method == "GET":
+    if request.method == "GET":
         return Said({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
-    prompt = cast("list[dict[str, str]]", asked.body["messages"])[-1]["content"]
+    prompt = cast("list[dict[str, str]]", request.body["messages"])[-1]["content"]
     endings = {title: text.rstrip(".").split()[-1] for title, text in _PASSAGE.findall(prompt)}
     if '{"questions"' in prompt:
         title, *more = endings
@@ -316,14 +319,14 @@ def test_a_model_proposes_and_is_not_asked_twice(coseek: Type, world: Path, gene
     command = ("data", "synthesize", world, *options)
     first = coseek(*command)
     assert first.code == 0, first.err
-    summary, asked = json.loads(first.out), len(generator.asked)
-    assert summary["calls"]["requests"] <= 80 and asked > summary["calls"]["requests"], (
+    summary, times_asked = json.loads(first.out), len(generator.asked)
+    assert summary["calls"]["requests"] <= 80 and times_asked > summary["calls"]["requests"], (
         "proposals, then answers to them"
     )
     assert sum(sum(hops.values()) for hops in summary["questions"].values()) >= 10
     again = coseek(*command)
     assert again.out == first.out
-    assert all(one.method == "GET" for one in generator.asked[asked:])
+    assert all(request.method == "GET" for request in generator.asked[times_asked:])
 
 
 def test_too_few_questions_come_with_the_way_out(coseek: Type, world: Path, generator: Site, tmp_path: Path) -> None:

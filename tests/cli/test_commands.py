@@ -38,7 +38,7 @@ def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypa
     ran = coseek("run", "w", "--split", "dev", "--agent", "expert", "--retriever", "w-bm25", "--out", "r")
     assert (ran.code, "em" in ran.out) == (0, True)
     scored = [json.loads(coseek("score", "r", "--budget", tokens, "--json").out) for tokens in (1, 100_000)]
-    first, second = (one["summaries"][0]["metrics"] for one in scored)
+    first, second = (result["summaries"][0]["metrics"] for result in scored)
     assert first["em"]["mean"] >= 0.9
     assert (first["budgeted_recall"]["mean"], second["budgeted_recall"]) == (0, second["recall"])
     assert "budgeted_recall: 30 tokens of passages" in coseek("score", "r", "--budget", 30).out
@@ -51,25 +51,25 @@ def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypa
 def test_the_next_step_a_command_names_works(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("w", "my worlds/$(touch harm); 'a'"):
-        said = coseek("world", "make", name, "--size", "tiny").out
-        said = coseek(*shlex.split(said.partition("Next: coseek ")[2])).out
-        assert coseek(*shlex.split(said.partition("Try: coseek ")[2])).code == 0
+        output = coseek("world", "make", name, "--size", "tiny").out
+        output = coseek(*shlex.split(output.partition("Next: coseek ")[2])).out
+        assert coseek(*shlex.split(output.partition("Try: coseek ")[2])).code == 0
         assert (tmp_path / f"{name}-bm25" / "index.json").is_file()
 
 
 def test_an_index_with_a_view_of_ones_own_says_how_it_is_searched(world: Path, tmp_path: Path, coseek: Type) -> None:
     view, out = tmp_path / "view.py", tmp_path / "index"
     view.write_text("from coseek.retrieval.views import QueryView\nVIEW = QueryView('the query')\n")
-    said = coseek("index", world, "--out", out, f"view={view}").out
-    assert "Try:" not in said
-    (tmp_path / "mine.yaml").write_text(said.partition("its view: ")[2])
+    output = coseek("index", world, "--out", out, f"view={view}").out
+    assert "Try:" not in output
+    (tmp_path / "mine.yaml").write_text(output.partition("its view: ")[2])
     assert coseek("search", tmp_path / "mine.yaml", "some words").code == 0
 
 
 def test_search_gives_k_passages_a_query(index: Path, coseek: Type) -> None:
-    found = json.loads(coseek("search", index, "is", "in", "-k", 2, "--json").out)
-    assert [entry["query"] for entry in found] == ["is", "in"]
-    assert all(len(entry["hits"]) == 2 for entry in found)
+    entries = json.loads(coseek("search", index, "is", "in", "-k", 2, "--json").out)
+    assert [entry["query"] for entry in entries] == ["is", "in"]
+    assert all(len(entry["hits"]) == 2 for entry in entries)
 
 
 @pytest.mark.slow
@@ -86,8 +86,8 @@ def test_a_folder_answers_with_its_source(tmp_path: Path, coseek: Type, monkeypa
     assert [line.strip() for line in shown.splitlines()[-3:]] == ["path notes/birds.md", "↑ They wait.", "↓ of it"]
     ((entry,),) = (json.loads(coseek("search", "d-bm25", "perch", "--context", 1, "--json").out)[0]["hits"],)
     assert (entry["before"][0]["text"], entry["after"][0]["text"]) == ("They wait.", "of it")
-    asked = coseek("ask", "What do herons eat?", "--agent", "rules", "--retriever", "d-bm25")
-    assert (asked.code, "Herons" in asked.out) == (0, True)
+    outcome = coseek("ask", "What do herons eat?", "--agent", "rules", "--retriever", "d-bm25")
+    assert (outcome.code, "Herons" in outcome.out) == (0, True)
     quoted = coseek("ask", "What do herons do while they wait?", "--retriever", "d-bm25")
     assert (quoted.out, "source:\n  Herons: notes/birds.md" in quoted.err) == ("They wait.\n", True)
     silent = coseek("ask", "Who won the 1998 world cup?", "--retriever", "d-bm25")
@@ -109,8 +109,10 @@ def test_a_run_remembers_everything(world: Path, index: Path, tmp_path: Path, co
     assert settings["limits"] == {**settings["limits"], "max_turns": 6}  # type: ignore[dict-item]
     assert (settings["count"], settings["samples"], settings["seed"]) == (3, 2, 5)
     trajectories = list(Run(run).trajectories())
-    assert len({(one.question.id, one.seed) for one in trajectories}) == 6
-    assert {one.question.id for one in trajectories} == {one.id for one in draw(Dataset(world).questions("test"), 3, 5)}
+    assert len({(trajectory.question.id, trajectory.seed) for trajectory in trajectories}) == 6
+    assert {trajectory.question.id for trajectory in trajectories} == {
+        question.id for question in draw(Dataset(world).questions("test"), 3, 5)
+    }
 
 
 def test_an_unsound_run_ends_with_one_and_is_named(run_to_spoil: Path, coseek: Type) -> None:
@@ -141,8 +143,11 @@ def test_no_output_replaces_a_file_of_a_run_or_a_data_set(
     label = ("label", run, "--method", "gold", "--out", tmp_path / "labels", "--tevatron")
     for path in (data / "questions.dev.jsonl", tmp_path / "labels" / "labels.jsonl", run):
         refused.append(coseek(*label, path))
-    assert [one.code for one in refused] == [2] * len(refused)
-    assert all("choose another name" in one.sentence for one in refused[:-1]) and "is a folder" in refused[-1].sentence
+    assert [outcome.code for outcome in refused] == [2] * len(refused)
+    assert (
+        all("choose another name" in outcome.sentence for outcome in refused[:-1])
+        and "is a folder" in refused[-1].sentence
+    )
     assert {path: path.read_bytes() for folder in (data, run) for path in folder.iterdir()} == before
     assert not (tmp_path / "labels").exists()
     assert coseek("audit", "corpus", data, "--out", tmp_path / "world.json").code == 0  # of no data set
@@ -190,8 +195,8 @@ def test_a_model_folder_is_an_agent(world: Path, index: Path, tmp_path: Path, co
     assert isinstance(agent, dict)
     assert (agent["protocol"], agent["prompt_template"], agent["temperature"]) == ("search-r1", "laptop", 1.0)
     assert "sound; 16 trajectories checked, 100% derived again" in coseek("audit", tmp_path / "r").out
-    asked = coseek("ask", "Who ?", "max_tokens=40", "--agent", tmp_path / "policy", "--retriever", index)
-    assert (asked.code, "no answer: the run ended by" in asked.err or bool(asked.out)) == (0, True)
+    outcome = coseek("ask", "Who ?", "max_tokens=40", "--agent", tmp_path / "policy", "--retriever", index)
+    assert (outcome.code, "no answer: the run ended by" in outcome.err or bool(outcome.out)) == (0, True)
 
 
 def test_ask_prints_only_the_answer_to_stdout(index: Path, coseek: Type) -> None:
@@ -292,12 +297,12 @@ def prints_expected_lines(expected: str, out: str) -> bool:
     """Whether the output contains every expected line, in order. `…` matches anything; columns may be wider."""
     rest = [" ".join(line.split()) for line in out.splitlines()]
     for line in expected.splitlines():
-        parts = [re.escape(" ".join(part.split())) for part in line.split("…")]
-        pattern = re.compile(".*".join(part and rf" ?{part} ?" for part in parts))
-        place = next((number for number, one in enumerate(rest) if pattern.fullmatch(one)), None)
-        if place is None:
+        parts = [re.escape(" ".join(piece.split())) for piece in line.split("…")]
+        pattern = re.compile(".*".join(piece and rf" ?{piece} ?" for piece in parts))
+        position = next((number for number, shown in enumerate(rest) if pattern.fullmatch(shown)), None)
+        if position is None:
             return False
-        rest = rest[place + 1 :]
+        rest = rest[position + 1 :]
     return True
 
 
@@ -354,5 +359,5 @@ def test_two_commands_never_share_a_folder(
     labelling = ("label", run, "--method", "agentic-r", "--scorer", "oracle")
     with holder("folder", out) as other:
         for words in (playing, labelling, ("train", "agent", "from-nothing")):
-            said = f"{out} is being written by another process ({other.pid}); wait until it ends, or choose another"
-            assert said in coseek(*words, "--out", out, *more).sentence
+            sentence = f"{out} is being written by another process ({other.pid}); wait until it ends, or choose another"
+            assert sentence in coseek(*words, "--out", out, *more).sentence

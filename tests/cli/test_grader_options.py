@@ -66,7 +66,7 @@ def test_every_serving_is_paired_with_the_first(
     selected, every, later, later_all, first = (tokens[f"{run}, {name}"] for name in names)
     assert every > later_all > later and every > selected > later and every > first
     assert tree["component"]["summaries"][0]["metrics"]["context_tokens"]["mean"] == selected
-    paired = [(one["run"], one["against"], set(one["metrics"])) for one in tree["servings"]["comparisons"]]
+    paired = [(row["run"], row["against"], set(row["metrics"])) for row in tree["servings"]["comparisons"]]
     measured = {"gen_acc", "em", "context_passages", "context_tokens"}
     assert paired == [(f"{run}, {name}", f"{run}, selected", measured) for name in names[1:]]
     (sheet,) = run.glob("reply.*.jsonl")
@@ -84,8 +84,8 @@ def test_judges_are_compared(runs: list[Path], model: Path, world: Path, coseek:
     outcome = coseek("score", runs[0], "--judge", world, "--judge", model)
     assert "Cohen's κ" in outcome.out
     tree = json.loads(coseek("score", runs[0], "--judge", world, "--judge", model, "--json").out)
-    (found,) = tree["agreement"]
-    assert found["judged"] + found["unread"] > 0 and found["unread"] > 0  # an untrained network says neither yes nor no
+    (row,) = tree["agreement"]
+    assert row["judged"] + row["unread"] > 0 and row["unread"] > 0  # an untrained network says neither yes nor no
 
 
 def test_a_metric_without_its_judge_and_a_domain_without_data_sets_are_refused(runs: list[Path], coseek: Type) -> None:

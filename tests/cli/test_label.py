@@ -41,8 +41,8 @@ def their_logs(world: Path) -> list[JsonObject]:
             {"role": "tool", "tool_call_id": "1", "content": shown},
             {"role": "assistant", "content": question.answers[0]},
         ]
-        asked = {**question.to_json(), "answers": []}  # the oracle, which stands in for a rating model, needs its plan
-        rows.append({"question": asked, "gold": [*question.answers], "messages": messages})
+        fields = {**question.to_json(), "answers": []}  # the oracle, which stands in for a rating model, needs its plan
+        rows.append({"question": fields, "gold": [*question.answers], "messages": messages})
     return rows
 
 
@@ -91,7 +91,7 @@ def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type
     log = write_log(tmp_path / "log.jsonl", [{"messages": [*search_chat()]}])
     out = ("--out", tmp_path / "run")
     (tmp_path / "empty.jsonl").write_text("")
-    for words, said in (
+    for words, message in (
         ((log, "--split", "test"), "traces takes no --split"),
         ((tmp_path / "none.jsonl",), "there is no file"),
         ((log, "answers=gold.x"), "no record has anything at answers=gold.x"),
@@ -100,14 +100,14 @@ def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type
         ((log, "messages=chat"), "no record has anything at messages=chat"),
         ((tmp_path / "empty.jsonl",), "no conversation found"),
     ):
-        assert said in coseek("data", "import", "traces", *words, *out).sentence
+        assert message in coseek("data", "import", "traces", *words, *out).sentence
     run = stored(tmp_path / "own", own_runs()).folder
-    for folder, kind, said in (
+    for folder, kind, message in (
         (run, "atf", "did you mean 'atif'"),
         (run, "messages", "ends in .jsonl"),
         (tmp_path, "atif", "not a run"),
     ):
-        assert said in coseek("data", "export", folder, "--format", kind, *out).sentence
+        assert message in coseek("data", "export", folder, "--format", kind, *out).sentence
     if importlib.util.find_spec("inspect_ai") is None:
         assert "'coseek[inspect]'" in coseek("data", "export", run, "--format", "inspect", "--out", "own.eval").sentence
     assert not (tmp_path / "run").exists()
@@ -120,8 +120,8 @@ def test_an_agent_that_cannot_continue_a_log_is_refused(tmp_path: Path, world: P
     log = write_log(tmp_path / "logs.jsonl", their_logs(world))
     assert coseek("data", "import", "traces", log, "answers=gold", "--out", tmp_path / "run").code == 0
     words = ("label", tmp_path / "run", "--method", "agentic-r", "--scorer", world, "--retriever", index)
-    said = coseek(*words, "--agent", "rules", "--out", tmp_path / "labels").sentence
-    assert "gac=false" in said or "protocol" in said
+    sentence = coseek(*words, "--agent", "rules", "--out", tmp_path / "labels").sentence
+    assert "gac=false" in sentence or "protocol" in sentence
 
 
 def test_a_metric_that_was_asked_for_and_has_no_value_does_not_vanish(tmp_path: Path, coseek: Type) -> None:
@@ -145,16 +145,16 @@ def test_labels_take_the_runs_own_agent_and_retriever(ran: Path, tmp_path: Path,
     words = ("label", ran, "--method", "agentic-r", "--scorer", "oracle", "--out", out, "--json", "--tevatron", rows)
     outcome = coseek(*words, "negatives=7", "limits.max_turns=3")
     assert outcome.code == 0, outcome.err
-    said = json.loads(outcome.out)
-    assert said["turns"] == said["labelled"] + sum(said["dropped"].values()) and said["left"] == 0
-    assert max(len(one.negatives) for one in LabelFolder(out).sets()) == 7
+    report = json.loads(outcome.out)
+    assert report["turns"] == report["labelled"] + sum(report["dropped"].values()) and report["left"] == 0
+    assert max(len(label.negatives) for label in LabelFolder(out).sets()) == 7
     record = LabelFolder(out).record
     settings = record["settings"]
     assert isinstance(settings, dict)
     assert settings["agentic-r"]["negatives"] == 7 and settings["limits"]["max_turns"] == 3  # type: ignore[index,call-overload]
     assert len(str(record["identity"])) == 64 and {"versions", "commit", "created"} <= record.keys()
     exported = [row for _, row in read_jsonl(rows)]
-    assert len(exported) == said["sets"]
+    assert len(exported) == report["sets"]
     assert set(exported[0]) == {"query_id", "query", "positive_passages", "negative_passages"}
     assert " [SEP] " in str(exported[0]["query"])
     assert set(exported[0]["positive_passages"][0]) == {"docid", "title", "text"}  # type: ignore[index,arg-type]
@@ -163,7 +163,7 @@ def test_labels_take_the_runs_own_agent_and_retriever(ran: Path, tmp_path: Path,
 def test_gold_labels_need_neither_agent_nor_scorer(ran: Path, tmp_path: Path, coseek: Type) -> None:
     outcome = coseek("label", ran, "--method", "gold", "--out", tmp_path / "g", "--count", 5)
     assert re.search(r"\d+ of \d+ search turns have a label, in \d+ label sets", outcome.out), outcome.err
-    assert len({one.question.id for one in LabelFolder(tmp_path / "g").sets()}) <= 5
+    assert len({label.question.id for label in LabelFolder(tmp_path / "g").sets()}) <= 5
 
 
 @pytest.mark.medium
@@ -172,9 +172,9 @@ def test_runs_of_two_agents_share_labels(ran: Path, world: Path, index: Path, tm
     assert coseek(*rules, "--out", tmp_path / "run").code == 0
     together, out = ("label", ran, tmp_path / "run"), ("--out", tmp_path / "labels")
     assert coseek(*together, "--method", "gold", *out).code == 0
-    assert len({one.question.id.split("-")[1] for one in LabelFolder(tmp_path / "labels").sets()}) == 2
-    asked = coseek(*together, "--method", "agentic-r", "--scorer", "oracle", "--out", tmp_path / "other")
-    assert "name it with --agent" in asked.sentence
+    assert len({label.question.id.split("-")[1] for label in LabelFolder(tmp_path / "labels").sets()}) == 2
+    outcome = coseek(*together, "--method", "agentic-r", "--scorer", "oracle", "--out", tmp_path / "other")
+    assert "name it with --agent" in outcome.sentence
 
 
 @pytest.mark.medium
@@ -185,18 +185,18 @@ def test_passages_of_another_world_are_no_gold_passages(ran: Path, world: Path, 
     write_jsonl(tmp_path / "reworded.jsonl", rows)
     for source in ("other", "reworded.jsonl"):
         build_index(tmp_path / source, "bm25", tmp_path / f"{source}-bm25")
-    asked = ("--split", "test", "--count", 5)
+    options = ("--split", "test", "--count", 5)
     commands = (
-        ("run", world, *asked, "--agent", "rules", "--out", tmp_path / "run", "--retriever"),
+        ("run", world, *options, "--agent", "rules", "--out", tmp_path / "run", "--retriever"),
         ("label", ran, "--method", "gold", "--out", tmp_path / "labels", "--retriever"),
-        ("measure", world, *asked),
+        ("measure", world, *options),
         ("measure", ran),
     )
     for command in commands:
         assert "searches another corpus" in coseek(*command, tmp_path / "other-bm25").sentence
         done = coseek(*command, tmp_path / "reworded.jsonl-bm25")
         assert done.code == 0 and "have another title or text in the corpus" in done.err
-    assert "another title" not in coseek("measure", world, *asked, world.with_name("world-bm25")).err
+    assert "another title" not in coseek("measure", world, *options, world.with_name("world-bm25")).err
 
 
 @pytest.mark.medium
@@ -237,10 +237,10 @@ def test_a_mistake_about_labels_has_a_way_out(ran: Path, world: Path, tmp_path: 
 
 
 def test_a_run_without_gold_passages_gets_a_warning(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
-    rows = [one.to_json() | {"gold_ids": []} for one in Dataset(world).questions("test")[:2]]
+    rows = [question.to_json() | {"gold_ids": []} for question in Dataset(world).questions("test")[:2]]
     write_jsonl(tmp_path / "q.jsonl", rows)
     made = ("run", tmp_path / "q.jsonl", "--agent", "rules", "--retriever", index, "--out", tmp_path / "run")
     assert coseek(*made).code == 0
-    said = coseek("label", tmp_path / "run", "--method", "gold", "--out", tmp_path / "labels")
-    assert "no search has a label" in said.err and "--method answer-in-passage" in said.err
+    outcome = coseek("label", tmp_path / "run", "--method", "gold", "--out", tmp_path / "labels")
+    assert "no search has a label" in outcome.err and "--method answer-in-passage" in outcome.err
     assert coseek("label", tmp_path / "run", "--method", "opened-next", "--out", tmp_path / "used").code == 0

@@ -168,11 +168,11 @@ def test_every_setting_is_listed_with_value_and_meaning_and_nothing_is_trained(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coseek: Type
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = coseek("train", *words, "--settings", "all")
-    assert said.code == 0, said.err
-    assert f"\n{words[-1]}\n    " in said.out
+    listing = coseek("train", *words, "--settings", "all")
+    assert listing.code == 0, listing.err
+    assert f"\n{words[-1]}\n    " in listing.out
     changes = coseek("train", *words, "--settings")
-    assert f"\n  {words[-1]}" in changes.out and len(changes.out) < len(said.out) / 4
+    assert f"\n  {words[-1]}" in changes.out and len(changes.out) < len(listing.out) / 4
     assert coseek("train", *words, "--settings", words[-1].partition("=")[0]).out.startswith(f"{words[-1]}\n    ")
     rows = json.loads(coseek("train", *words, "--settings", "--json").out)
     name, _, value = words[-1].partition("=")
@@ -186,7 +186,11 @@ def test_every_setting_is_listed_with_value_and_meaning_and_nothing_is_trained(
 @pytest.mark.parametrize("name", recipe_names())
 def test_what_is_listed_can_be_typed_and_means_what_it_says(name: str) -> None:
     recipe = load_recipe(name)
-    typed = [in_words(one, 100).splitlines()[0] for one in listed(recipe) if not one.is_group and not one.only_with]
+    typed = [
+        in_words(setting, 100).splitlines()[0]
+        for setting in listed(recipe)
+        if not setting.is_group and not setting.only_with
+    ]
     assert dump_settings(load_recipe(name, typed)) == dump_settings(recipe)
 
 
@@ -219,14 +223,14 @@ def fails_with(error: Exception) -> str:
 
 
 def test_a_missing_library_comes_with_the_line_that_installs_it() -> None:
-    found = check("torch", lambda: fails_with(ModuleNotFoundError(name="torch.nn")), "")
-    assert (found.health, found.remedy) == (CheckStatus.MISSING, "pip install 'coseek[train]'")
+    finding = check("torch", lambda: fails_with(ModuleNotFoundError(name="torch.nn")), "")
+    assert (finding.health, finding.remedy) == (CheckStatus.MISSING, "pip install 'coseek[train]'")
 
 
 def test_a_part_that_fails_is_broken_and_says_why() -> None:
-    found = check("files", lambda: fails_with(OSError("the disk is full")), "free some space")
-    assert (found.health, found.detail) == (CheckStatus.BROKEN, "OSError: the disk is full")
-    assert found.remedy == "free some space"
+    finding = check("files", lambda: fails_with(OSError("the disk is full")), "free some space")
+    assert (finding.health, finding.detail) == (CheckStatus.BROKEN, "OSError: the disk is full")
+    assert finding.remedy == "free some space"
 
 
 @pytest.mark.parametrize(("ratio", "taken", "way"), [(FAST, "bfloat16", "int8"), (SLOW, "float32", "exact")])
@@ -244,9 +248,9 @@ def test_a_probe_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     forget_speeds(monkeypatch)
-    found = check("precision", precision, "use precision float32")
-    assert (found.health, found.remedy) == (CheckStatus.BROKEN, "use precision float32")
-    assert "a separate process" in found.detail
+    finding = check("precision", precision, "use precision float32")
+    assert (finding.health, finding.remedy) == (CheckStatus.BROKEN, "use precision float32")
+    assert "a separate process" in finding.detail
 
 
 # --- the demo

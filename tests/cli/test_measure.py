@@ -28,7 +28,7 @@ def noise(world: Path) -> Path:
 def means(printed: str) -> dict[str, dict[str, float]]:
     """Retriever → metric → mean over all questions."""
     overall = [summary for summary in json.loads(printed)["summaries"] if summary["group"] == "all"]
-    return {one["run"]: {name: value["mean"] for name, value in one["metrics"].items()} for one in overall}
+    return {summary["run"]: {name: value["mean"] for name, value in summary["metrics"].items()} for summary in overall}
 
 
 @pytest.mark.medium
@@ -37,7 +37,7 @@ def test_retrievers_are_compared_in_pairs(world: Path, index: Path, noise: Path,
     printed = coseek(*words, "--json").out
     assert means(printed)[str(index)]["recall@5"] > 0.3 > means(printed)[str(noise)]["recall@5"]
     assert json.loads(printed)["costs"][str(index)]["index_bytes"] > 10_000
-    (pair,) = (one for one in json.loads(printed)["comparisons"] if one["group"] == "all")
+    (pair,) = (comparison for comparison in json.loads(printed)["comparisons"] if comparison["group"] == "all")
     assert (pair["run"], pair["metrics"]["recall@5"]["p"] < 0.01) == (str(noise), True)
     shown = coseek(*words)
     assert shown.code == 0
@@ -79,8 +79,8 @@ def test_a_retriever_that_is_away_scores_nothing(world: Path, index: Path, tmp_p
 
 
 def test_questions_without_gold_are_measured_by_answers(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
-    asked = [replace(question, gold_ids=()) for question in Dataset(world).questions("test")]
-    save_questions(tmp_path / "bare.jsonl", asked)
+    questions = [replace(question, gold_ids=()) for question in Dataset(world).questions("test")]
+    save_questions(tmp_path / "bare.jsonl", questions)
     printed = coseek("measure", tmp_path / "bare.jsonl", index, "--json").out
     assert list(means(printed)[str(index)]) == ["answer_hit@5", "answer_hit@20"]
     assert means(printed)[str(index)]["answer_hit@20"] > 0.2
@@ -107,13 +107,13 @@ def test_a_runs_searches_have_their_own_gold(run: Path, index: Path, noise: Path
     each = tmp_path / "each.jsonl"
     words = ("measure", run, index, noise, "--metrics", "recall@5,mrr@10,answer_hit@5", "--json")
     printed = coseek(*words, "--per-question", each)
-    found = means(printed.out)
-    assert found[str(index)]["mrr@10"] > 0.5 > found[str(noise)]["mrr@10"]
+    by_run = means(printed.out)
+    assert by_run[str(index)]["mrr@10"] > 0.5 > by_run[str(noise)]["mrr@10"]
     rows = [json.loads(line) for line in each.read_text(encoding="utf-8").splitlines()]
-    searches = [len(one.searches) for one in Run(run).trajectories()]
+    searches = [len(trajectory.searches) for trajectory in Run(run).trajectories()]
     assert len(rows) == 2 * sum(searches) > 2 * len(searches)
     again = [row["metrics"]["recall@5"] for row in rows if "recall@5" in row["metrics"]]
-    (all_, *_) = (one for one in json.loads(printed.out)["summaries"] if one["group"] == "all")
+    (all_, *_) = (summary for summary in json.loads(printed.out)["summaries"] if summary["group"] == "all")
     assert all_["questions"] == 12 and any(again)
     refused = coseek("measure", run, index, "--split", "test")
     assert "no splits" in refused.sentence
@@ -125,9 +125,9 @@ def test_a_label_folder_is_measured_by_its_positives(run: Path, index: Path, tmp
     sets = list(LabelFolder(tmp_path / "labels").sets())
     expected: dict[str, list[float]] = {}
     opened = open_index(index)
-    for one in sets:
-        ids = [hit.passage.id for hit in opened.search([one.query], 100)[0]]
-        expected.setdefault(one.question.id, []).append(1 / (1 + ids.index(one.positive)) if one.positive in ids else 0)
+    for row in sets:
+        ids = [hit.passage.id for hit in opened.search([row.query], 100)[0]]
+        expected.setdefault(row.question.id, []).append(1 / (1 + ids.index(row.positive)) if row.positive in ids else 0)
     value = means(shown.out)[str(index)]["mrr"]
     assert value == pytest.approx(sum(sum(some) / len(some) for some in expected.values()) / len(expected))
 

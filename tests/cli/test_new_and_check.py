@@ -18,7 +18,7 @@ def test_a_new_part_works_as_written(part: str, tmp_path: Path, coseek: Type, mo
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     made = coseek("new", part, "My-own")
-    (path,) = [one for one in tmp_path.iterdir() if not one.name.startswith("test_")]
+    (path,) = [file for file in tmp_path.iterdir() if not file.name.startswith("test_")]
     assert made.code == 0 and path.stem == "my_own" and f"Next: coseek check {path.name}" in made.out
     assert "My part" not in path.read_text(encoding="utf-8")
     checked = coseek("check", path.name)
@@ -73,9 +73,9 @@ BROKEN = {
 @pytest.mark.medium
 @pytest.mark.parametrize("fear", BROKEN)
 def test_a_part_that_breaks_its_contract_is_reported_in_a_sentence(fear: str, tmp_path: Path, coseek: Type) -> None:
-    text, said = BROKEN[fear]
+    text, message = BROKEN[fear]
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-    assert said in coseek("check", tmp_path / "mine.py").sentence
+    assert message in coseek("check", tmp_path / "mine.py").sentence
 
 
 def test_a_missing_library_is_no_fault_of_a_part(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:

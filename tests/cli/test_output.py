@@ -46,15 +46,15 @@ def test_the_time_left_follows_from_what_was_done_in_this_process(clock: ByHand)
 
 
 def test_a_stage_says_no_more_than_a_line_every_twenty_seconds_and_its_end(clock: ByHand) -> None:
-    said: list[int] = []
+    reported: list[int] = []
     pace = StageTimer("rl", 100, clock=clock)
     for done in range(1, 101):
         clock.now += 3
         pace.done = done
         if pace.due():
-            said.append(done)
-    assert said[0] == 1 and said[-1] == 100
-    assert all((later - sooner) * 3 >= QUIET_S for sooner, later in pairwise(said[:-1]))
+            reported.append(done)
+    assert reported[0] == 1 and reported[-1] == 100
+    assert all((later - sooner) * 3 >= QUIET_S for sooner, later in pairwise(reported[:-1]))
 
 
 def test_only_long_work_says_something_in_a_file(clock: ByHand, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,8 +99,8 @@ def test_a_run_with_a_changed_tool_does_not_go_on(home: Path, words: tuple[objec
     assert refused.code == 2 and "what differs: protocol" in refused.sentence
     (home / "calculator.py").write_text(source, encoding="utf-8")
     assert coseek(*words, "--resume").code == 0
-    ids = [[part["ids"] for part in json.loads(line)["segments"]] for line in path.read_bytes().splitlines()]
-    assert ids == [[part["ids"] for part in json.loads(line)["segments"]] for line in whole]
+    ids = [[segment["ids"] for segment in json.loads(line)["segments"]] for line in path.read_bytes().splitlines()]
+    assert ids == [[segment["ids"] for segment in json.loads(line)["segments"]] for line in whole]
 
 
 def test_a_training_remembers_the_tools_of_its_protocols(home: Path) -> None:

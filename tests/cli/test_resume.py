@@ -121,17 +121,17 @@ def test_more_samples_change_none_of_the_first(world: Path, index: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("said", "differs"),
+    ("setting", "differs"),
     [("patience.concurrency=1&patience.insistent=true&key_env=KEY", False), ("send.seed=null", True)],
 )
-def test_how_a_server_is_asked_may_change_when_work_goes_on(said: str, differs: bool) -> None:
-    def kept(said: str) -> tuple[JsonObject, JsonObject]:
-        address = f"http://127.0.0.1:9#model=m&{said}"
+def test_how_a_server_is_asked_may_change_when_work_goes_on(setting: str, differs: bool) -> None:
+    def kept(setting: str) -> tuple[JsonObject, JsonObject]:
+        address = f"http://127.0.0.1:9#model=m&{setting}"
         run = RunSettings(questions="q", retriever="r", agent=settings_for(address), limits=Limits())
         return fixed_settings(RunSettings, dump_settings(run)), fixed_parts({"method": "agentic-r", "scorer": address})
 
-    pairs = zip(kept(said), kept("patience.concurrency=4"), strict=True)
-    assert [one != other for one, other in pairs] == [differs] * 2
+    pairs = zip(kept(setting), kept("patience.concurrency=4"), strict=True)
+    assert [first != other for first, other in pairs] == [differs] * 2
 
 
 # --- a run goes on with what it was begun with
@@ -162,7 +162,10 @@ def half(run: Path) -> bytes:
 
 def written(run: Path) -> dict[str, list[int]]:
     """Question → token ids of its trajectory. Log-probabilities vary in the last bits with the number of rows."""
-    return {one.question.id: [ident for part in one.segments for ident in part.ids] for one in Run(run).trajectories()}
+    return {
+        trajectory.question.id: [ident for segment in trajectory.segments for ident in segment.ids]
+        for trajectory in Run(run).trajectories()
+    }
 
 
 def refused(coseek: Type, what: str, *words: object) -> None:
@@ -170,8 +173,8 @@ def refused(coseek: Type, what: str, *words: object) -> None:
     before = Run(Path("out")).trajectories_path.read_bytes()
     outcome = coseek(*(words or WORDS), "--resume")
     assert outcome.code == 2
-    said = f"out was begun with other parts than there are now (what differs: {what}); restore these parts"
-    assert outcome.sentence.startswith(said)
+    sentence = f"out was begun with other parts than there are now (what differs: {what}); restore these parts"
+    assert outcome.sentence.startswith(sentence)
     assert Run(Path("out")).trajectories_path.read_bytes() == before
 
 
@@ -180,16 +183,16 @@ def test_a_run_of_replaced_questions_does_not_go_on(home: Path, coseek: Type) ->
     whole = rows(Path("out"))
     last = list(Run("out").trajectories())[-1].question.id
     half(Path("out"))
-    asked = home / "set" / "questions.dev.jsonl"
-    true = asked.read_bytes()
+    path = home / "set" / "questions.dev.jsonl"
+    true = path.read_bytes()
     lines = [json.loads(line) for line in true.splitlines()]
     (left,) = [line for line in lines if line["id"] == last]  # one that is still to be asked
     left["answers"] = ["something else"]
-    asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     refused(coseek, "questions")
-    asked.write_bytes(b"".join(true.splitlines(keepends=True)[::-1]))
+    path.write_bytes(b"".join(true.splitlines(keepends=True)[::-1]))
     refused(coseek, "questions")  # other questions are the first eight now
-    asked.write_bytes(true + b"\n")
+    path.write_bytes(true + b"\n")
     assert coseek(*WORDS, "--resume").code == 0
     assert rows(Path("out")) == whole
 
@@ -223,13 +226,13 @@ def test_a_run_does_not_go_on_under_another_prompt_or_protocol_of_the_same_name(
     words = (*WORDS, "--protocol", "mine.yaml", "--prompt-template", "words.yaml")
     assert coseek(*words).code == 0
     half(Path("out"))
-    mine, said = Path("mine.yaml").read_text(), Path("words.yaml").read_text()
+    mine, prompt = Path("mine.yaml").read_text(), Path("words.yaml").read_text()
     Path("mine.yaml").write_text(mine + "opens_with_search: true\n")
     refused(coseek, "protocol", *words)
     Path("mine.yaml").write_text(mine)
-    Path("words.yaml").write_text(said.replace("{question}", "{question} !"))
+    Path("words.yaml").write_text(prompt.replace("{question}", "{question} !"))
     refused(coseek, "prompt_template", *words)
-    Path("words.yaml").write_text("# a remark changes nothing\n" + said)
+    Path("words.yaml").write_text("# a remark changes nothing\n" + prompt)
     assert coseek(*words, "--resume").code == 0
 
 

@@ -35,16 +35,16 @@ def url(policy: Path) -> Iterator[str]:
 
 def rows(run: Path) -> tuple[list[JsonObject], list[float]]:
     """The stored trajectories, sorted by question and seed, without timings; and their log-probabilities."""
-    found, logprobs = [], []
+    plain, logprobs = [], []
     for line in (run / "trajectories.jsonl").read_text().splitlines():
         row = json.loads(line)
         del row["timings"]
-        found.append(row)
-    found.sort(key=lambda row: (row["question"]["id"], row["seed"]))
-    for row in found:
+        plain.append(row)
+    plain.sort(key=lambda row: (row["question"]["id"], row["seed"]))
+    for row in plain:
         for segment in row["segments"]:
             logprobs += segment.pop("logprobs", [])
-    return found, logprobs
+    return plain, logprobs
 
 
 @pytest.mark.slow
@@ -58,8 +58,8 @@ def test_a_server_runs_as_its_folder(
     done = coseek("run", world, small, "--agent", url, "--tokenizer", policy, "--out", there, *words)
     assert done.code == 0, done.err
     assert f"{url}: " in done.err and "tokens read" in done.err
-    (kept, mine), (found, theirs) = rows(here), rows(there)
-    assert kept == found
+    (kept, mine), (served, theirs) = rows(here), rows(there)
+    assert kept == served
     # Batches of other shapes differ in the last bits, on some processors beyond rounding to a digit.
     assert theirs == pytest.approx(mine, abs=1e-4)
     assert coseek("audit", there).code == 0
@@ -109,9 +109,9 @@ PRINTED = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]))
 
 @given(st.dictionaries(st.sampled_from(["model", "key_env", "send.stop", "send.seed"]), st.none() | PRINTED))
 def test_settings_behind_a_url_come_back(settings: JsonObject) -> None:
-    url, found = split_settings(with_settings("http://127.0.0.1:1/v1", settings))
-    flat = {name: value for name, value in found.items() if name != "send"}
-    sent = found.get("send")
+    url, read_back = split_settings(with_settings("http://127.0.0.1:1/v1", settings))
+    flat = {name: value for name, value in read_back.items() if name != "send"}
+    sent = read_back.get("send")
     flat |= {f"send.{name}": value for name, value in sent.items()} if isinstance(sent, dict) else {}
     assert (url, flat) == ("http://127.0.0.1:1/v1", settings)
 
@@ -129,8 +129,8 @@ def test_the_same_options_reach_a_server_as_agent_generator_and_judge(
     tmp_path: Path, world: Path, index: Path, coseek: Type
 ) -> None:
     with site(answers(KINDS["gpt-5"], writes)) as there:
-        asked = coseek("ask", "Who?", "--retriever", index, "--agent", there.url, *OPTIONS)
-        assert (asked.code, asked.out.strip()) == (0, "Ada"), asked.err
+        outcome = coseek("ask", "Who?", "--retriever", index, "--agent", there.url, *OPTIONS)
+        assert (outcome.code, outcome.out.strip()) == (0, "Ada"), outcome.err
         run = tmp_path / "run"
         words = ["run", world, "--split", "dev", "--count", "2", "--retriever", index, "--out", run]
         assert coseek(*words, "--agent", there.url, *OPTIONS).code == 0
@@ -142,5 +142,5 @@ def test_the_same_options_reach_a_server_as_agent_generator_and_judge(
 
 
 def test_options_of_a_server_without_one_are_refused(index: Path, coseek: Type) -> None:
-    said = coseek("ask", "Who?", "--retriever", index, "--agent", "extract", "--model", "m").sentence
-    assert "http://HOST:PORT" in said
+    sentence = coseek("ask", "Who?", "--retriever", index, "--agent", "extract", "--model", "m").sentence
+    assert "http://HOST:PORT" in sentence

@@ -21,13 +21,13 @@ def test_a_change_between_the_sampled_pieces_of_large_weights_changes_the_finger
     """The same model after an adapter was merged into one matrix."""
     weights = {f"layer.{number}": np.zeros((500, 100), dtype=np.float32) for number in range(200)}
     save_file(weights, tmp_path / "model.safetensors")
-    found = {fingerprint(tmp_path)}
+    fingerprints = {fingerprint(tmp_path)}
     for number in range(60, 66):
         save_file({**weights, f"layer.{number}": weights["layer.0"] + 1}, tmp_path / "model.safetensors")
-        found.add(fingerprint(tmp_path))
-    assert len(found) == 7
+        fingerprints.add(fingerprint(tmp_path))
+    assert len(fingerprints) == 7
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * (2**24 + 1))
-    assert fingerprint(tmp_path) not in found
+    assert fingerprint(tmp_path) not in fingerprints
 
 
 def test_the_same_files_in_another_place_have_the_same_fingerprint(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ OK = Said({"ok": True})
 KEY = "sk-very-secret-123"
 
 
-def in_order(*said: Said) -> Callable[[Asked], Said]:
+def in_order(*replies: Said) -> Callable[[Asked], Said]:
     """Return the answers in order, and repeat the last one."""
-    return lambda asked: said[min(asked.number, len(said) - 1)]
+    return lambda request: replies[min(request.number, len(replies) - 1)]
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def test_what_may_pass_is_asked_again(passing: Said) -> None:
     with client(in_order(passing, passing, OK)) as (calls, there):
         assert calls.request("POST", "/x", {"a": 1}) == {"ok": True}
         assert (calls.stats.calls, calls.stats.retries, calls.stats.answered) == (3, 2, 1)
-        assert [asked.body for asked in there.asked] == [{"a": 1}] * 3
+        assert [request.body for request in there.asked] == [{"a": 1}] * 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 302, 501])
@@ -98,7 +98,7 @@ def test_text_that_has_no_bytes_is_sent_escaped() -> None:
 def test_a_stalled_call_ends_and_holds_up_no_other() -> None:
     gate = threading.Event()
     patience = HttpSettings(timeout_s=0.3, attempts=1)
-    with client(lambda asked: Said({}, hold=gate) if asked.body.get("slow") else OK, patience) as (calls, _):
+    with client(lambda request: Said({}, hold=gate) if request.body.get("slow") else OK, patience) as (calls, _):
         slow = calls.submit("POST", "/x", {"slow": True})
         assert calls.request("POST", "/x", {}) == {"ok": True}
         assert not slow.done()
@@ -109,7 +109,7 @@ def test_a_stalled_call_ends_and_holds_up_no_other() -> None:
 
 def test_no_more_calls_are_under_way_than_were_allowed() -> None:
     gate = threading.Event()
-    with client(lambda asked: Said({}, hold=gate), HttpSettings(concurrency=3, timeout_s=10)) as (calls, there):
+    with client(lambda request: Said({}, hold=gate), HttpSettings(concurrency=3, timeout_s=10)) as (calls, there):
         futures = [calls.submit("POST", "/x", {}) for _ in range(8)]
         while there.most_at_once < 3:
             time.sleep(0.01)
@@ -122,7 +122,7 @@ def test_no_more_calls_are_under_way_than_were_allowed() -> None:
 def test_a_cancelled_call_makes_room() -> None:
     gate = threading.Event()
     alone = HttpSettings(concurrency=1, timeout_s=10)
-    with client(lambda asked: Said({}, hold=gate) if asked.number == 0 else OK, alone) as (calls, there):
+    with client(lambda request: Said({}, hold=gate) if request.number == 0 else OK, alone) as (calls, there):
         first = calls.submit("POST", "/x", {})
         while not there.asked:
             time.sleep(0.01)
@@ -206,13 +206,13 @@ def test_the_breaker_opens_lets_one_probe_pass_and_closes() -> None:
 
 
 @given(st.text(max_size=40))
-def test_retry_after_is_seconds_or_a_date_or_nothing(said: str) -> None:
-    wait_s = retry_after_s(said, 1e9)
+def test_retry_after_is_seconds_or_a_date_or_nothing(header: str) -> None:
+    wait_s = retry_after_s(header, 1e9)
     assert wait_s is None or wait_s >= 0
     assert retry_after_s("Thu, 01 Jan 1970 00:01:00 GMT", 20.0) == 40.0
     assert retry_after_s("Thu, 01 Jan 1970 00:01:00 GMT", 90.0) == 0.0
     assert retry_after_s(" 7 ", 0) == 7.0
-    assert [retry_after_s(said, 0) for said in ("", "soon", "-3", "²")] == [None] * 4
+    assert [retry_after_s(header, 0) for header in ("", "soon", "-3", "²")] == [None] * 4
 
 
 def test_an_invalid_address_is_refused_and_its_usual_end_is_taken_off() -> None:
@@ -253,14 +253,14 @@ def test_a_key_that_a_server_repeats_reaches_nothing_that_is_stored() -> None:
 
 
 def test_a_key_that_is_a_word_and_a_plain_header_are_left_in_answers() -> None:
-    said = {"text": "EMPTY application/json"}
-    with client(in_order(Said({**said})), key="EMPTY") as (calls, _):
-        assert calls.request("POST", "/x", {}) == said
-        assert calls.fetch("GET", "/x", headers={"Accept": "application/json"}) == json.dumps(said).encode()
+    body = {"text": "EMPTY application/json"}
+    with client(in_order(Said({**body})), key="EMPTY") as (calls, _):
+        assert calls.request("POST", "/x", {}) == body
+        assert calls.fetch("GET", "/x", headers={"Accept": "application/json"}) == json.dumps(body).encode()
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "requests"),
+    ("body", "reason", "requests"),
     [
         ({"error": {"message": "Rate limit exceeded: per day", "code": 429}, "user_id": "u"}, "exceeded: per day", 3),
         ({"error": {"code": "rate_limit_exceeded", "message": "slow"}}, "slow", 3),
@@ -276,8 +276,8 @@ def test_a_key_that_is_a_word_and_a_plain_header_are_left_in_answers() -> None:
         ({"detail": "not authenticated"}, "not authenticated", 1),
     ],
 )
-def test_an_error_inside_a_200_keeps_its_reason_and_may_be_asked_again(said: Json, reason: str, requests: int) -> None:
-    answer = Said(json.dumps(said).encode())
+def test_an_error_inside_a_200_keeps_its_reason_and_may_be_asked_again(body: Json, reason: str, requests: int) -> None:
+    answer = Said(json.dumps(body).encode())
     sentence, made = failure_of(in_order(answer))
     assert made == requests and reason in sentence
     if requests > 1:
@@ -287,9 +287,9 @@ def test_an_error_inside_a_200_keeps_its_reason_and_may_be_asked_again(said: Jso
 
 def test_a_message_that_all_went_well_is_no_error() -> None:
     fine: list[JsonObject] = [{"success": True, "message": "weights are new"}, {"code": 0, "msg": "done"}]
-    for said in fine:
-        with client(in_order(Said({**said}))) as (calls, _):
-            assert calls.request("POST", "/x", {"a": 1}) == said
+    for body in fine:
+        with client(in_order(Said({**body}))) as (calls, _):
+            assert calls.request("POST", "/x", {"a": 1}) == body
 
 
 def test_a_compressed_answer_that_was_not_asked_for_is_read_unless_it_breaks_off() -> None:
@@ -312,8 +312,8 @@ def test_a_refusal_that_cannot_be_unpacked_counts_by_its_status(coding: str, bod
     headers = {"content-encoding": coding}
     with client(in_order(Said(body, 503, headers), OK)) as (calls, _):
         assert calls.request("POST", "/x", {}) == {"ok": True}
-    sentence, asked = failure_of(in_order(Said(body, 401, headers)))
-    assert "401" in sentence and asked == 1
+    sentence, times_asked = failure_of(in_order(Said(body, 401, headers)))
+    assert "401" in sentence and times_asked == 1
 
 
 def test_a_small_answer_does_not_unpack_to_one_that_fills_the_memory() -> None:
@@ -341,28 +341,28 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_server_elsewhere_is_asked_through_the_proxy_of_the_environment(no_proxy: pytest.MonkeyPatch) -> None:
-    with site(lambda asked: OK) as proxy:
+    with site(lambda request: OK) as proxy:
         no_proxy.setenv("http_proxy", proxy.url)
         calls = HttpClient("http://models.invalid:8000", ONCE)
         for _ in range(2):
             assert calls.request("POST", "/v1/x", {"a": 1}) == {"ok": True}
-    assert [asked.path for asked in proxy.asked] == ["http://models.invalid:8000/v1/x"] * 2
+    assert [request.path for request in proxy.asked] == ["http://models.invalid:8000/v1/x"] * 2
     assert proxy.asked[0].headers["host"] == "models.invalid:8000"
 
 
 def test_a_server_on_this_machine_or_excepted_is_not_asked_through_the_proxy(no_proxy: pytest.MonkeyPatch) -> None:
-    with site(lambda asked: OK) as proxy, site(lambda asked: OK) as there:
+    with site(lambda request: OK) as proxy, site(lambda request: OK) as there:
         no_proxy.setenv("http_proxy", proxy.url)
         assert HttpClient(there.url, ONCE).request("POST", "/x", {"a": 1}) == {"ok": True}
         no_proxy.setenv("no_proxy", "models.invalid")
         with pytest.raises(HttpFailure, match="the connection failed"):
             HttpClient("http://models.invalid:8000", ONCE).request("POST", "/x", {"a": 1})
     assert not proxy.asked
-    assert [asked.path for asked in there.asked] == ["/x"]
+    assert [request.path for request in there.asked] == ["/x"]
 
 
 def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
-    with site(lambda asked: Said({"ok": True}, headers={"connection": "close"})) as there:
+    with site(lambda request: Said({"ok": True}, headers={"connection": "close"})) as there:
         calls = HttpClient(there.url, ONCE)
         for _ in range(3):
             assert calls.request("POST", "/x", {"a": 1}) == {"ok": True}
@@ -371,7 +371,7 @@ def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
 
 
 def test_a_callers_header_replaces_ours_of_the_same_name() -> None:
-    with site(lambda asked: OK) as there:
+    with site(lambda request: OK) as there:
         calls = HttpClient(there.url, ONCE, "a-key")
         calls.fetch("GET", "/x?q=caf%C3%A9", headers={"Accept": "application/json", "User-Agent": "mine"})
     sent = there.asked[0].headers
@@ -382,7 +382,7 @@ def test_a_callers_header_replaces_ours_of_the_same_name() -> None:
 
 
 def test_a_server_that_cannot_show_who_it_is_hears_no_key() -> None:
-    with site(lambda asked: OK) as there:
+    with site(lambda request: OK) as there:
         calls = HttpClient(there.url.replace("http:", "https:"), ONCE, "a-key")
         with pytest.raises(HttpFailure, match="the connection failed"):
             calls.request("POST", "/x", {"a": 1})

@@ -43,8 +43,8 @@ def test_of_two_processes_the_second_hears_at_once_who_is_writing(tmp_path: Path
         with pytest.raises(UserError) as refused:
             lock_folder(tmp_path / "run")
         assert isinstance(refused.value, InUse)
-        said = f"{tmp_path / 'run'} is being written by another process ({other.pid}); wait until it ends, or choose"
-        assert str(refused.value).startswith(said)
+        start = f"{tmp_path / 'run'} is being written by another process ({other.pid}); wait until it ends, or choose"
+        assert str(refused.value).startswith(start)
     with lock_folder(tmp_path / "run"):
         pass
 
@@ -81,9 +81,9 @@ def test_a_process_takes_its_own_lock_again_and_has_it_until_the_last_claim_is_g
 @pytest.mark.medium
 def test_a_lock_beside_a_folder_survives_its_replacement(tmp_path: Path) -> None:
     target = tmp_path / "index"
-    atomic_folder(target, lambda part: (part / "old").touch())
+    atomic_folder(target, lambda folder: (folder / "old").touch())
     with holder("beside", target):
-        atomic_folder(target, lambda part: (part / "new").touch())
+        atomic_folder(target, lambda folder: (folder / "new").touch())
         with pytest.raises(InUse, match="is being written by another process"):
             lock_beside(target)
     assert [path.name for path in tmp_path.iterdir()] == ["index"]

@@ -34,12 +34,12 @@ POISON = {
 
 @pytest.mark.parametrize("what", POISON)
 def test_what_no_file_can_hold_is_refused_with_its_line_and_field(what: str, tmp_path: Path) -> None:
-    text, said = POISON[what]
+    text, message = POISON[what]
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"fine": "\\ud83d\\ude00"}}\n{text}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=rf"rows.jsonl, line 2: .*{said}.*; mend or delete that line"):
+    with pytest.raises(DataError, match=rf"rows.jsonl, line 2: .*{message}.*; mend or delete that line"):
         list(read_jsonl(path))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         parse_line(text.encode(), "a line")
     whole = tmp_path / "whole.json"
     whole.write_text(f"[{text}]", encoding="utf-8")
@@ -87,8 +87,8 @@ def test_what_a_server_wrote_is_mended_and_not_refused() -> None:
     mended = parse_lenient(rb'{"a\ud800": ["b\udfff", "\ud83d\ude00", 1e999, NaN]}')
     assert isinstance(mended, dict)
     assert mended.keys() == {"a\ufffd"}
-    found = mended["a\ufffd"]
-    assert isinstance(found, list) and found[:2] == ["b\ufffd", "😀"]
+    values = mended["a\ufffd"]
+    assert isinstance(values, list) and values[:2] == ["b\ufffd", "😀"]
     assert parse_lenient(b'"\xed\xa0\x80"') == "\ufffd"  # a half in bytes, as some servers write it
     for odd in (b"{", b"[" * 100_000, b"9" * 5_000, b"\xff"):
         with pytest.raises(InvalidJson):
@@ -140,10 +140,10 @@ REFUSED = {
 @pytest.mark.medium
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_no_setting_means_is_refused_with_its_line(what: str, tmp_path: Path) -> None:
-    text, said = REFUSED[what]
+    text, message = REFUSED[what]
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=rf"mine\.yaml.*{said}.*; mend it$"):
+    with pytest.raises(DataError, match=rf"mine\.yaml.*{message}.*; mend it$"):
         read_yaml(path, "recipe")
 
 

@@ -20,8 +20,8 @@ WESTERN = [
 @pytest.mark.parametrize("text", WESTERN)
 def test_western_european_text_without_a_declaration_is_windows_1252(text: str) -> None:
     for body in (text, f"{text} " * 30, f"<html><body>{text}</body></html>"):
-        found = decoded(body.encode("cp1252"))
-        assert (found.text, found.encoding, found.is_guess) == (body, "cp1252", True)
+        result = decoded(body.encode("cp1252"))
+        assert (result.text, result.encoding, result.is_guess) == (body, "cp1252", True)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_text_of_other_languages_is_not_taken_for_western_european(text: str, en
 
 def test_a_few_broken_bytes_do_not_make_utf_8_another_encoding() -> None:
     body = ("Straße, Größe, Bäume " * 20).encode()
-    found = decoded(body + b"\xff")
-    assert found.text.count("Straße") == 20 and (found.encoding, found.lost, found.is_guess) == ("utf-8", 1, False)
+    result = decoded(body + b"\xff")
+    assert result.text.count("Straße") == 20 and (result.encoding, result.lost, result.is_guess) == ("utf-8", 1, False)
     wrong = "<meta charset=utf-8>Die Straße führt über den Fluss".encode("cp1252")
     assert "Straße" in decode(wrong, "text/html; charset=utf-8")
 
@@ -128,7 +128,7 @@ def test_marks_inside_a_question_are_split_off_and_those_inside_words_are_not() 
 @pytest.mark.parametrize("lexicon", ["laptop", "drawn", "held-out"])
 def test_a_question_of_a_world_stays_byte_for_byte_and_comes_back_from_what_people_write(lexicon: str) -> None:
     world = make_world(WorldSettings(seed=7, lexicon=lexicon, size="compact"))  # type: ignore[arg-type]
-    texts = [question.question for asked in world.questions.values() for question in asked]
+    texts = [question.question for questions in world.questions.values() for question in questions]
     assert [f" {separated(text, lambda _: False)}" for text in texts] == texts
     assert [f" {separated(as_written(text), lambda _: False)}" for text in texts] == texts
     assert not any(f" {mark}" in as_written(text) for text in texts for mark in "?,.):")

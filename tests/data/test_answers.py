@@ -65,8 +65,8 @@ def test_one_more_gold_answer_never_lowers_a_score(prediction: str, golds: list[
 
 
 @given(any_text, any_text)
-def test_f1_does_not_care_which_side_is_the_gold(one: str, other: str) -> None:
-    assert f1(one, [other]) == pytest.approx(f1(other, [one]))
+def test_f1_does_not_care_which_side_is_the_gold(text: str, other: str) -> None:
+    assert f1(text, [other]) == pytest.approx(f1(other, [text]))
 
 
 def test_a_gold_answer_is_covered_only_as_whole_words() -> None:

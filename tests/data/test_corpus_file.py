@@ -16,7 +16,9 @@ from coseek.data.corpus_file import STAMP, CorpusFile, read_array
 from coseek.data.passage import Corpus, Passage
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-CORPORA = st.lists(st.builds(Passage, TEXTS, TEXTS, TEXTS), min_size=1, max_size=12, unique_by=lambda one: one.id)
+CORPORA = st.lists(
+    st.builds(Passage, TEXTS, TEXTS, TEXTS), min_size=1, max_size=12, unique_by=lambda passage: passage.id
+)
 
 
 def scanned(passages: list[Passage], folder: Path) -> CorpusFile:
@@ -38,7 +40,7 @@ def test_a_corpus_on_disk_reads_as_the_one_in_memory(
         assert list(corpus) == passages and len(corpus) == len(passages)
         assert [corpus[row] for row in range(-len(corpus), 0)] == passages
         assert corpus[1:3] == tuple(passages[1:3])
-        assert all(corpus.has(one.id) and corpus.by_id(one.id) == one for one in passages)
+        assert all(corpus.has(passage.id) and corpus.by_id(passage.id) == passage for passage in passages)
         assert corpus.digest == Corpus(passages).digest
 
 
@@ -128,5 +130,5 @@ def test_whole_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
     ):
         np.save(path, array)
         for mapped in (None, "r", "c"):
-            found = read_array(path, kind, columns, mapped=mapped)  # type: ignore[arg-type]
-            assert found.dtype == array.dtype and np.array_equal(found, array)
+            loaded = read_array(path, kind, columns, mapped=mapped)  # type: ignore[arg-type]
+            assert loaded.dtype == array.dtype and np.array_equal(loaded, array)

@@ -53,7 +53,7 @@ def test_decomposed_accents_are_composed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "encoding", "text"),
+    ("declared", "encoding", "text"),
     [
         ("iso-8859-1", "cp1252", "“Über” kostet 20 € – bar"),
         ("iso-8859-1", "utf-8", "Die Straße in Köln"),
@@ -62,10 +62,10 @@ def test_decomposed_accents_are_composed() -> None:
         ("iso-8859-1", "latin-1", "Größe"),
     ],
 )
-def test_a_declared_encoding_that_is_meant_more_widely_loses_no_sign(said: str, encoding: str, text: str) -> None:
-    page = f'<html><head><meta charset="{said}"></head><body><p>{text}</p></body></html>'
+def test_a_declared_encoding_that_is_meant_more_widely_loses_no_sign(declared: str, encoding: str, text: str) -> None:
+    page = f'<html><head><meta charset="{declared}"></head><body><p>{text}</p></body></html>'
     assert decode(page.encode(encoding), "") == page
-    mail = f"From: a@b.org\nSubject: x\nContent-Type: text/plain; charset={said}\n\n{text}\n"
+    mail = f"From: a@b.org\nSubject: x\nContent-Type: text/plain; charset={declared}\n\n{text}\n"
     assert text in read_one("a.eml", mail.encode(encoding))[1]
 
 
@@ -112,7 +112,8 @@ def test_every_text_and_attachment_of_a_mail_is_read_at_any_depth(tmp_path: Path
     files = {f"{name}__eml": f"From: a@b.org\n{mail}".encode() for name, mail in mails.items()}
     _, passages = imported(tmp_path, **files)
     texts = {
-        str(one.meta["path"]).removeprefix("notes/"): one.text.replace("From: a@b.org\n\n", "") for one in passages
+        str(passage.meta["path"]).removeprefix("notes/"): passage.text.replace("From: a@b.org\n\n", "")
+        for passage in passages
     }
     assert texts.pop("signed.eml/3-attachment.sig", "x") == "x"
     assert texts == {
@@ -131,7 +132,7 @@ def test_mails_that_programs_keep_under_other_names_are_mails(tmp_path: Path) ->
         apple__emlx=f"{len(mail)}\n{mail}<plist/>".encode(), page__mhtml=mail.encode(),
         mark__eml=f"\ufeff{mail}".encode(),
     )  # fmt: skip
-    texts = [one.text.replace("From: a@b.org\n\n", "") for one in passages]
+    texts = [passage.text.replace("From: a@b.org\n\n", "") for passage in passages]
     assert sorted(texts) == ["From here on", *["alpha"] * 5]
 
 

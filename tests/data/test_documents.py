@@ -59,8 +59,8 @@ def test_a_file_of_each_format_keeps_its_words_and_a_broken_one_is_reported(
     (folder / f"good.{suffix}").write_bytes(GOOD[suffix].read_bytes())
     (folder / f"bad.{suffix}").write_bytes(BROKEN[suffix])
     passages, made = imported(folder, tmp_path / "out")
-    found = Counter(re.findall(r"\w+", " ".join(f"{one.title} {one.text}" for one in passages)))
-    assert not Counter(re.findall(r"\w+", TEXT)) - found
+    word_counts = Counter(re.findall(r"\w+", " ".join(f"{passage.title} {passage.text}" for passage in passages)))
+    assert not Counter(re.findall(r"\w+", TEXT)) - word_counts
     assert {passage.meta["path"] for passage in passages} == {f"in/good.{suffix}"}
     assert [*unread(made)] == [f"in/bad.{suffix}"]
 
@@ -76,7 +76,7 @@ def mail(subject: str, text: str, *attached: tuple[str, bytes]) -> bytes:
 
 def test_a_mailbox_gives_its_mails_and_their_attachments(folder: Path, tmp_path: Path) -> None:
     mails = [mail("Héron", "It waits.\nFrom afar."), mail("Two", "See file.", ("../../notes.md", b"# Notes\n\nfish"))]
-    box = b"".join(b"From a@b Fri Jan  2\n" + one.replace(b"\nFrom afar", b"\n>From afar") + b"\n\n" for one in mails)
+    box = b"".join(b"From a@b Fri Jan  2\n" + mail.replace(b"\nFrom afar", b"\n>From afar") + b"\n\n" for mail in mails)
     (folder / "box.mbox").write_bytes(box)
     passages, made = imported(folder, tmp_path / "out")
     assert [(passage.title, passage.meta["path"]) for passage in passages] == [
@@ -124,14 +124,14 @@ def test_an_archive_reads_nothing_outside_and_writes_nothing(folder: Path, tmp_p
 
 def test_two_documents_of_one_name_keep_their_kind(tmp_path: Path) -> None:
     given = []
-    for place in ("one", "two"):
+    for parent in ("one", "two"):
         for name, data in (("r.md", b"# Heron\n\nIt waits."), ("words.txt.gz", gzip.compress(b"words"))):
-            (tmp_path / place / name).parent.mkdir(exist_ok=True)
-            (tmp_path / place / name).write_bytes(data)
-            given.append(tmp_path / place / name)
-        (tmp_path / place / "v1.2").mkdir()
-        (tmp_path / place / "v1.2" / "r.md").write_text("# Stork\n\nIt nests.")
-        given.append(tmp_path / place / "v1.2")
+            (tmp_path / parent / name).parent.mkdir(exist_ok=True)
+            (tmp_path / parent / name).write_bytes(data)
+            given.append(tmp_path / parent / name)
+        (tmp_path / parent / "v1.2").mkdir()
+        (tmp_path / parent / "v1.2" / "r.md").write_text("# Stork\n\nIt nests.")
+        given.append(tmp_path / parent / "v1.2")
     made = import_data("documents", given, tmp_path / "out")
     passages = list(CorpusFile.scan(tmp_path / "out" / "corpus.jsonl"))
     assert [passage.meta["path"] for passage in passages] == [
@@ -214,7 +214,7 @@ def test_a_change_in_one_document_leaves_the_ids_of_all_others(tmp_path: Path) -
     after, _ = imported(folder, tmp_path / "out", size=5)
     gone = {passage.id for passage in before} - {passage.id for passage in after}
     assert gone == {before[0].id}
-    fresh = {passage.meta["path"] for passage in after if passage.id not in {one.id for one in before}}
+    fresh = {passage.meta["path"] for passage in after if passage.id not in {passage.id for passage in before}}
     assert fresh == {"in/a.md", "in/aa.md"}
 
 
@@ -289,9 +289,9 @@ def test_passages_of_at_most_so_many_tokens_lose_nothing(tmp_path: Path) -> None
     text = " ".join(f"The heron no. {n} of Köln-Süd waits at https://example.org/{n * 7919}/" for n in range(60))
     (tmp_path / "in" / "a.md").write_text(f"# Herons\n\n{text}\n\n{'x' * 500}", encoding="utf-8")
     passages, made = imported(tmp_path / "in", tmp_path / "out", size=100, tokenizer=str(padded))
-    sizes = [len(count.encode(one.text, add_special_tokens=False).ids) for one in passages]
+    sizes = [len(count.encode(passage.text, add_special_tokens=False).ids) for passage in passages]
     assert max(sizes) <= 100 and sum(size > 75 for size in sizes) > len(sizes) / 2
-    assert "".join("".join(one.text.split()) for one in passages) == "".join(text.split()) + "x" * 500
+    assert "".join("".join(passage.text.split()) for passage in passages) == "".join(text.split()) + "x" * 500
     assert not unread(made)
 
 
@@ -305,7 +305,7 @@ def test_a_guessed_encoding_is_said_for_every_format_and_an_unknown_one_refuses_
     (folder / "e.txt").write_text(words, encoding="utf-8")
     (folder / "f.txt").write_bytes(f"{words} ".encode() * 9 + b"\xff")
     passages, made = imported(folder, tmp_path / "out")
-    assert sum("Straße führt früh über" in one.text for one in passages) == 6
+    assert sum("Straße führt früh über" in passage.text for passage in passages) == 6
     assert made.report["guessed_encodings"] == {"windows-1252": 4}
     assert unread(made) == {"notes/f.txt": "in part: 1 bytes are no utf-8 text"}
 
@@ -313,8 +313,8 @@ def test_a_guessed_encoding_is_said_for_every_format_and_an_unknown_one_refuses_
 def test_a_zip_that_lies_about_sizes_is_not_believed(tmp_path: Path) -> None:
     data = bytearray(zipped({"a.txt": b"x " * 2_000_000}))
     true = (4_000_000).to_bytes(4, "little")
-    while (place := data.find(true)) >= 0:
-        data[place : place + 4] = (10).to_bytes(4, "little")
+    while (offset := data.find(true)) >= 0:
+        data[offset : offset + 4] = (10).to_bytes(4, "little")
     (tmp_path / "a.zip").write_bytes(data)
     (tmp_path / "b.txt").write_text("words")
     files = [tmp_path / "a.zip", tmp_path / "b.txt"]

@@ -125,10 +125,10 @@ def test_flashrag_and_search_r1_lines_give_the_same_question(tmp_path: Path) -> 
     }
     import_data("flashrag", [corpus, write_lines(tmp_path / "nq" / "test.jsonl", flashrag)], tmp_path / "a")
     import_data("search-r1", [corpus, write_lines(tmp_path / "b.jsonl", search_r1)], tmp_path / "b")
-    one, other = only_question(tmp_path / "a"), only_question(tmp_path / "b")
-    for question in (one, other):
+    first, other = only_question(tmp_path / "a"), only_question(tmp_path / "b")
+    for question in (first, other):
         assert (question.id, question.question, question.answers) == ("nq/test_3", "Who?", ("Bob",))
-    assert one.gold_ids == ("7",)
+    assert first.gold_ids == ("7",)
     assert Dataset(tmp_path / "a").corpus.by_id("7").title == "Ada"
 
 
@@ -161,7 +161,7 @@ def test_two_sets_in_one_search_r1_file_do_not_share_their_ids(tmp_path: Path) -
     corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": '"Ada"\nA film.'})
     lines = write_lines(tmp_path / "train.jsonl", *search_r1_rows("train", 1, "nq", "hotpotqa"))
     import_data("search-r1", [corpus, lines], tmp_path / "out", split="train")
-    assert [one.id for one in Dataset(tmp_path / "out").questions("train")] == ["nq/train_0", "hotpotqa/train_0"]
+    assert [q.id for q in Dataset(tmp_path / "out").questions("train")] == ["nq/train_0", "hotpotqa/train_0"]
 
 
 def test_parquet_is_read_as_the_same_lines_are(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ QUESTIONS = [Question(str(number), "?") for number in range(2_000)]
 def test_questions_are_dealt_out_by_their_ids_alone() -> None:
     shares = parse_shares("train=.7, dev=.1,test=.2")
     dealt = split_by_shares(QUESTIONS, shares)
-    assert sorted(question.id for part in dealt.values() for question in part) == sorted(q.id for q in QUESTIONS)
+    assert sorted(question.id for split in dealt.values() for question in split) == sorted(q.id for q in QUESTIONS)
     assert all(abs(len(dealt[name]) / 2_000 - share) < 0.04 for name, share in shares.items())
     half = split_by_shares(QUESTIONS[::2], shares)
     assert all({q.id for q in half[name]} <= {q.id for q in dealt[name]} for name in shares)
@@ -358,8 +358,8 @@ def test_the_options_are_read_and_not_searched(name: str) -> None:
 
 def test_naive_rag_searches_without_the_options() -> None:
     shelf = Shelf(Corpus([Passage("p1", "Iron", "text")]), {"Which lack?": ["p1"]})
-    ((_, found),) = next(search_questions(shelf, [ASKED], 1))
-    assert [passage.id for passage in found.passages or ()] == ["p1"] and "Cobalamin" not in str(shelf.asked)
+    ((_, search),) = next(search_questions(shelf, [ASKED], 1))
+    assert [passage.id for passage in search.passages or ()] == ["p1"] and "Cobalamin" not in str(shelf.asked)
 
 
 def test_only_the_judge_says_what_is_right_about_options() -> None:
@@ -369,8 +369,8 @@ def test_only_the_judge_says_what_is_right_about_options() -> None:
     assert not is_right("gen_acc", ASKED, response, Grades(verdicts={response: wrong}))
     assert judged(ASKED, response, {(ASKED.id, response): wrong})["gen_acc"] == 0
     assert "gen_acc" not in judged(ASKED, response, {})
-    said = GeneratedAnswer(ASKED.id, 0, "", response)
-    grades = Grades(said, GeneratedAnswer(ASKED.id, 0, "", "B"), {response: wrong, "B": Verdict(ASKED.id, "B", False)})
+    reply = GeneratedAnswer(ASKED.id, 0, "", response)
+    grades = Grades(reply, GeneratedAnswer(ASKED.id, 0, "", "B"), {response: wrong, "B": Verdict(ASKED.id, "B", False)})
     run = Trajectory(ASKED, "s3", (), (), StopReason.COMPLETE, valid=True)
     assert gbr.to_judge(run, gbr.GbrSettings(), grades) == [response, "B"]
     assert gbr.reward(run, gbr.GbrSettings(), grades).value == 0

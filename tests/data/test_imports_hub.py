@@ -90,7 +90,7 @@ def test_merged_parquet_has_null_for_what_the_other_set_calls_otherwise(tmp_path
         {"id": "7", "contents": '"Ada"\nA film.'},
     ]  # fmt: skip
     import_data("flashrag", [parquet(tmp_path / "all.parquet", *rows)], tmp_path / "out")
-    assert [(one.id, one.question, one.answers) for one in questions(tmp_path / "out")] == [
+    assert [(question.id, question.question, question.answers) for question in questions(tmp_path / "out")] == [
         ("nq/a", "Who?", ("x",)), ("hotpotqa/train_3", "Who?", ("x",)),
     ]  # fmt: skip
     assert Dataset(tmp_path / "out").corpus.by_id("7").text == "A film."
@@ -165,8 +165,8 @@ def test_positions_of_choices_are_the_chosen_texts_and_the_agent_reads_the_choic
     golds: list[Json] = [1, 1.0, "Orlen", "2"]
     rows: list[Json] = [{**row, "id": str(number), "golden_answers": [gold]} for number, gold in enumerate(golds)]
     questions, notes = imported(tmp_path, *rows)
-    assert [one.answers for one in questions] == [("Orlen",)] * 3 + [("2",)]
-    assert {one.question for one in questions} == {"Which? Choices: Veld | Orlen | 2"}
+    assert [question.answers for question in questions] == [("Orlen",)] * 3 + [("2",)]
+    assert {question.question for question in questions} == {"Which? Choices: Veld | Orlen | 2"}
     assert questions[0].meta["choices"] == ["Veld", "Orlen", "2"] and list(notes.values()) == [4]
     for wrong in (3, -1, "Karst", "D", True):
         with pytest.raises(DataError, match=r"q\.jsonl, line 1: .*(position|holds true)"):
@@ -208,13 +208,13 @@ def test_golds_that_nothing_can_match_and_questions_without_text_are_counted(tmp
     golds: list[Json] = [["Orlen"], [""], [], ["The"], None]
     rows: list[Json] = [{"id": str(n), "question": "?", "golden_answers": gold} for n, gold in enumerate(golds)]
     questions, notes = imported(tmp_path, *rows, {"id": "e", "question": " ", "golden_answers": ["x"]})
-    assert [one.answers for one in questions] == [("Orlen",), (), (), ("The",), ()]
+    assert [question.answers for question in questions] == [("Orlen",), (), (), ("The",), ()]
     assert sorted(notes.values()) == [1, 1, 1, 3]  # no text, an empty gold, an unmatched one; three without golds
 
 
 def test_rows_of_a_test_split_have_no_gold_and_not_a_wrong_one(tmp_path: Path) -> None:
-    asked = json.loads(json.dumps([HOTPOT[0], MUSIQUE[0]]))
-    for row, name in ((asked[0], "hotpotqa"), (asked[0], "2wiki"), (asked[1], "musique")):
+    rows = json.loads(json.dumps([HOTPOT[0], MUSIQUE[0]]))
+    for row, name in ((rows[0], "hotpotqa"), (rows[0], "2wiki"), (rows[1], "musique")):
         for lost in ("answer", "answer_aliases", "supporting_facts", "question_decomposition"):
             row.pop(lost, None)
         for paragraph in row.get("paragraphs", []):
@@ -230,7 +230,7 @@ def test_of_two_own_passages_of_one_title_the_one_with_the_supporting_sentence_i
     row["supporting_facts"] = [["Ada", 2], ["Bob", 0]]
     import_data("hotpotqa", [write(tmp_path / "q.json", [row])], tmp_path / "out")
     data = Dataset(tmp_path / "out")
-    gold = [data.corpus.by_id(one).text for one in data.questions("test")[0].gold_ids]
+    gold = [data.corpus.by_id(ident).text for ident in data.questions("test")[0].gold_ids]
     assert gold == ["Right. End.", "Bob is a man. Two."]  # and a missing sentence is no text `None`
     row["supporting_facts"] = [["Ada", 0]]
     made = import_data("2wiki", [write(tmp_path / "q.json", [row])], tmp_path / "both")

@@ -76,7 +76,7 @@ def test_judgements_of_what_is_not_there_are_named_and_cost_only_themselves(beir
 
 def test_a_query_that_is_a_passage_does_not_find_itself(tmp_path: Path) -> None:
     folder = tmp_path / "arguana"
-    passages: list[Json] = [{"_id": one, "text": f"heron {one}"} for one in ("a", "b", "c")]
+    passages: list[Json] = [{"_id": ident, "text": f"heron {ident}"} for ident in ("a", "b", "c")]
     write_lines(folder / "corpus.jsonl", *passages)
     write_lines(folder / "queries.jsonl", {"_id": "a", "text": "heron a"}, {"_id": "c", "text": "heron c"})
     text(folder / "qrels" / "test.tsv", '"query-id"\t"corpus-id"\t"score"', '"a"\t"b"\t"1.0"', "c\tc\t1")
@@ -84,11 +84,11 @@ def test_a_query_that_is_a_passage_does_not_find_itself(tmp_path: Path) -> None:
     data = Dataset(tmp_path / "out")
     first, second = data.questions("test")
     assert (first.own_passage, second.own_passage) == ("a", None)  # the judge of the second calls its own relevant
-    (found,) = search_questions(Bm25.over(data.corpus), [first, second], 2)
-    assert set(found[0][1].ids) == {"b", "c"} and found[1][1].ids[0] == "c"  # at full depth without the own one
+    (results,) = search_questions(Bm25.over(data.corpus), [first, second], 2)
+    assert set(results[0][1].ids) == {"b", "c"} and results[1][1].ids[0] == "c"  # at full depth without the own one
     ((_, logged),) = of_run_file({"a": [("a", 2.0), ("b", 1.0)]}, [first])
     assert logged.ids == ("b",)
-    search = Search("heron a", tuple(Hit(data.corpus.by_id(one), 1.0) for one in ("a", "b")))
+    search = Search("heron a", tuple(Hit(data.corpus.by_id(ident), 1.0) for ident in ("a", "b")))
     run = Trajectory(first, "search-r1", (), (search,), StopReason.ANSWERED)
     assert (recall_at(run, 1), run_recall(run, 1), searched_ids(run)) == (1.0, 1.0, [["b"]])
 
@@ -247,12 +247,12 @@ def test_questions_beside_documents_lose_neither_their_report_nor_a_later_import
     assert Dataset(out).splits == ["s0", "s1"] and cards[1]["questions"] == {"s0": 1, "s1": 1}
 
 
-def asked(*names: str) -> list[Question]:
+def questions_named(*names: str) -> list[Question]:
     return [Question(f"hotpotqa/dev_{number}", f"{name}?") for number, name in enumerate(names)]
 
 
 def test_a_list_of_ids_or_of_ircot_s_rows_chooses_these_questions(tmp_path: Path) -> None:
-    questions, path = asked("Who", "Where", "When"), tmp_path / "ids"
+    questions, path = questions_named("Who", "Where", "When"), tmp_path / "ids"
     for lines, chosen in [
         ("hotpotqa/dev_0\n\ndev_2\n", [0, 2]),
         ('{"question_id": "5a8b57f2", "question_text": "Where? "}\n', [1]),
@@ -266,6 +266,6 @@ def test_a_list_of_ids_or_of_ircot_s_rows_chooses_these_questions(tmp_path: Path
 def test_a_listed_question_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("dev_0\ndev_9\n")
     with pytest.raises(DataError, match="line 2: none of the questions is 'dev_9'"):
-        QuestionFilter(ids=str(tmp_path / "ids")).apply(asked("Who"))
+        QuestionFilter(ids=str(tmp_path / "ids")).apply(questions_named("Who"))
     with pytest.raises((DataError, SettingError), match="nothing"):
-        QuestionFilter(ids=str(tmp_path / "nothing")).apply(asked("Who"))
+        QuestionFilter(ids=str(tmp_path / "nothing")).apply(questions_named("Who"))

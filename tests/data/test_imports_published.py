@@ -155,7 +155,7 @@ def test_qagents_sets_come_from_one_command_with_the_listed_questions_alone(
 ) -> None:
     assert main(["data", "import", "recipe", str(own(here, "qagent")), "--out", "out"]) == 0
     data = Dataset(here / "out")
-    tested = Counter(one.dataset for one in data.questions("test"))
+    tested = Counter(question.dataset for question in data.questions("test"))
     assert tested == {"nq": 100, "hotpotqa": 2, "2wikimultihopqa": 2, "musique": 100, "web_questions": 100}
     assert (len(data.questions("train")), len(data.questions("dev")), len(data.corpus)) == (198, 2, 3)
     assert "hotpotqa test 2 and 500" in capsys.readouterr().out  # the paper's number is not reached, and said
@@ -173,8 +173,8 @@ def test_three_benchmarks_of_other_columns_become_one_test_split(here: Path) -> 
     )
     import_data("recipe", [Path("engines-512")], here / "out")
     questions = Dataset(here / "out").questions("test")
-    assert Counter(one.dataset for one in questions) == {"bamboogle": 1, "gpqa": 1, "simpleqa": 189}
-    assert next(one for one in questions if one.dataset == "gpqa").search_text == "B?"
+    assert Counter(question.dataset for question in questions) == {"bamboogle": 1, "gpqa": 1, "simpleqa": 189}
+    assert next(question for question in questions if question.dataset == "gpqa").search_text == "B?"
 
 
 def test_a_missing_file_is_told_with_the_way_to_it_before_anything_is_read(here: Path) -> None:

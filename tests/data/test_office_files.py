@@ -20,7 +20,7 @@ def reasons(made: ImportSummary) -> str:
 @pytest.mark.parametrize("kind", ["docx", "pptx", "xlsx", "pdf", "epub"])
 def test_a_file_of_another_kind_than_its_name_says_is_no_text(tmp_path: Path, kind: str) -> None:
     made, passages = imported(tmp_path, **{f"broken__{kind}": b"Not what it says."}, note__txt=b"Herons fish at dawn.")
-    assert [one.text for one in passages] == ["Herons fish at dawn."]
+    assert [passage.text for passage in passages] == ["Herons fish at dawn."]
     assert f"broken.{kind}" in reasons(made) and "it is no" in reasons(made)
 
 
@@ -39,7 +39,7 @@ def test_sheets_and_slides_become_passages_with_their_titles(tmp_path: Path) -> 
     talk.save(slides)
     made, passages = imported(tmp_path, birds__xlsx=sheet.getvalue(), talk__pptx=slides.getvalue())
     assert made.report["unread"] == []
-    told = {one.title: one.text for one in passages}
+    told = {passage.title: passage.text for passage in passages}
     assert told == {
         "Feeding": "bird | keeper\nheron | Ada Stone", "Where herons fish": "At the mouth of the river."
     }  # fmt: skip
@@ -166,7 +166,7 @@ def test_a_word_document_keeps_headings_tables_changes_and_notes(tmp_path: Path)
         <w:r><w:footnoteReference w:id='2'/></w:r></w:p>{table(*rows)}"""
     notes = f"<w:footnote w:id='2'>{paragraph('at dawn')}</w:footnote>"
     made, passages = imported(tmp_path, birds__docx=word_document(body, footnotes=notes))
-    assert made.report["unread"] == [] and [one.title for one in passages] == ["Birds"]
+    assert made.report["unread"] == [] and [passage.title for passage in passages] == ["Birds"]
     for kept in ("Herons wait", "fish | share\nperch | nine", "at dawn"):
         assert kept in passages[0].text
     assert "old" not in passages[0].text

@@ -27,33 +27,33 @@ POOLED = st.builds(
 
 
 @pytest.mark.parametrize("shares", [SHARES, {"test": 1.0}, {"train": 0.0, "test": 1.0}])
-@given(asked=st.lists(POOLED, max_size=40))
-def test_no_tested_question_and_no_passage_of_one_is_trained_on(shares: dict[str, float], asked: list[Pooled]) -> None:
-    splits, left_out = deal(asked, shares)
-    place = {id(question): split for split, questions in splits.items() for question in questions}
-    kept = [(one, place[id(one.question)]) for one in asked if id(one.question) in place]
-    for (one, here), (other, there) in product(kept, kept):
+@given(pooled=st.lists(POOLED, max_size=40))
+def test_no_tested_question_and_no_passage_of_one_is_trained_on(shares: dict[str, float], pooled: list[Pooled]) -> None:
+    splits, left_out = deal(pooled, shares)
+    split_of = {id(question): split for split, questions in splits.items() for question in questions}
+    kept = [(entry, split_of[id(entry.question)]) for entry in pooled if id(entry.question) in split_of]
+    for (entry, here), (other, there) in product(kept, kept):
         if here != there:
-            assert one.text != other.text
-            assert not one.passages & other.passages
-    assert all(split == "test" for one, split in kept if one.is_tested)
-    assert all(split != "test" for one, split in kept if one.published == "train")
-    assert len(kept) + left_out.total() == len(asked)
+            assert entry.text != other.text
+            assert not entry.passages & other.passages
+    assert all(split == "test" for entry, split in kept if entry.is_tested)
+    assert all(split != "test" for entry, split in kept if entry.published == "train")
+    assert len(kept) + left_out.total() == len(pooled)
 
 
 def test_shares_are_met_and_a_split_of_one_question_does_not_depend_on_the_others() -> None:
-    asked = [Pooled(Question(f"q{number}", f"Who is {number}?")) for number in range(1000)]
-    splits, _ = deal(asked, SHARES)
+    pooled = [Pooled(Question(f"q{number}", f"Who is {number}?")) for number in range(1000)]
+    splits, _ = deal(pooled, SHARES)
     assert {name: round(len(questions) / 1000, 1) for name, questions in splits.items()} == SHARES
-    some, _ = deal(asked[:100], SHARES)
+    some, _ = deal(pooled[:100], SHARES)
     assert all(question in splits[name] for name, questions in some.items() for question in questions)
 
 
 def oracle_file(path: Path, *rows: tuple[str, str, str]) -> Path:
     """Questions with their title and passage, in DPR's layout."""
     lines: list[JsonObject] = [
-        {"question": asked, "answers": ["x"], "ctxs": [{"title": title, "text": text, "isgold": True}]}
-        for asked, title, text in rows
+        {"question": question, "answers": ["x"], "ctxs": [{"title": title, "text": text, "isgold": True}]}
+        for question, title, text in rows
     ]
     write_jsonl(path, lines)
     return path
@@ -73,11 +73,11 @@ def test_the_same_id_of_another_passage_is_not_taken_for_it_and_paths_follow(tmp
     )
     assert made.questions == {"nq": {"train": 1}, "2wiki": {"train": 1}}
     pool = Dataset(tmp_path / "pool")
-    one, two = pool.questions("train")
-    assert [pool.corpus.by_id(ident).text for ident in one.gold_ids] == ["Rome was made by one."]
-    texts = [pool.corpus.by_id(ident).text for ident in two.gold_ids]
+    former, latter = pool.questions("train")
+    assert [pool.corpus.by_id(ident).text for ident in former.gold_ids] == ["Rome was made by one."]
+    texts = [pool.corpus.by_id(ident).text for ident in latter.gold_ids]
     assert texts == ["Rome is another text.", "Rem was born in Alba."]
-    assert tuple(step.passage for step in gold_path(two)) == two.gold_ids
+    assert tuple(step.passage for step in gold_path(latter)) == latter.gold_ids
 
 
 def test_a_question_that_two_sets_ask_counts_once_and_its_passage_too(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_question_that_two_sets_ask_counts_once_and_its_passage_too(tmp_path: 
 def test_published_tests_stay_whole_and_are_left_out_of_the_training(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     write_jsonl(corpus, [{"id": "1", "contents": '"Rome"\nOne.'}, {"id": "2", "contents": '"Ostia"\nTwo.'}])
-    for name, split, asked in [
+    for name, split, texts in [
         ("nq", "train", ["who made Rome", "who made Ostia", "who made Alba"]),
         ("nq", "test", ["who made Ostia"]),
         ("popqa", "test", ["Who made Ostia?"]),
@@ -102,12 +102,12 @@ def test_published_tests_stay_whole_and_are_left_out_of_the_training(tmp_path: P
         (tmp_path / name).mkdir(exist_ok=True)
         write_jsonl(
             tmp_path / name / f"{split}.jsonl",
-            ({"id": f"{split}_{n}", "question": text, "golden_answers": ["x"]} for n, text in enumerate(asked)),
+            ({"id": f"{split}_{n}", "question": text, "golden_answers": ["x"]} for n, text in enumerate(texts)),
         )
     made = make_pool([PoolSource("", "flashrag", (tmp_path,))], tmp_path / "pool", {"train": 0.5, "dev": 0.5})
     questions = {name: Dataset(tmp_path / "pool").questions(name) for name in Dataset(tmp_path / "pool").splits}
-    assert sorted(one.id for one in questions["test"]) == ["nq/test_0", "popqa/test_0"]
-    trained = {normalise(one.question) for name in ("train", "dev") for one in questions.get(name, [])}
+    assert sorted(question.id for question in questions["test"]) == ["nq/test_0", "popqa/test_0"]
+    trained = {normalise(question.question) for name in ("train", "dev") for question in questions.get(name, [])}
     assert trained == {"who made rome", "who made alba"}
     assert not made.evaluations
 

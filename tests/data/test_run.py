@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.measure.samples import ORBO, fault, found, run
+from tests.measure.samples import ORBO, fault, run, search_of
 
 from coseek.core.errors import DataError, SettingError
 from coseek.data.digests import Identities
@@ -10,7 +10,7 @@ from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, Trajectory
 
-TRAJECTORIES = [run(found("orbo", ORBO)), run(seed=1), fault(seed=2)]
+TRAJECTORIES = [run(search_of("orbo", ORBO)), run(seed=1), fault(seed=2)]
 
 
 def stored(
@@ -35,9 +35,9 @@ def test_a_run_gives_back_what_was_appended_and_its_settings(tmp_path: Path) -> 
 
 
 def test_runs_of_which_a_search_failed_are_repeated_like_those_that_a_fault_ended(tmp_path: Path) -> None:
-    lost = run(found("orbo", ORBO), Search("mira", fault="503"), seed=2)
-    made = stored(tmp_path / "run", [run(found("orbo", ORBO)), fault(seed=1), lost])
-    assert (made.drop_faults(), [one.seed for one in made.trajectories()]) == (2, [0])
+    lost = run(search_of("orbo", ORBO), Search("mira", fault="503"), seed=2)
+    made = stored(tmp_path / "run", [run(search_of("orbo", ORBO)), fault(seed=1), lost])
+    assert (made.drop_faults(), [trajectory.seed for trajectory in made.trajectories()]) == (2, [0])
 
 
 def test_a_refused_resume_has_dropped_no_fault(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_half_a_row_of_a_killed_run_is_completed_by_resume_and_not_by_hand(tmp_p
 
 def test_a_run_is_sorted_before_it_is_closed(tmp_path: Path) -> None:
     made = stored(tmp_path / "run", [fault(seed=1), fault(seed=0)], order=["q2", "q1"])
-    assert made.is_closed and [one.seed for one in made.trajectories()] == [0, 1]
+    assert made.is_closed and [trajectory.seed for trajectory in made.trajectories()] == [0, 1]
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
-from tests.measure.samples import MIRA, ORBO, OTHER, decode, fault, found, run
+from tests.measure.samples import MIRA, ORBO, OTHER, decode, fault, run, search_of
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, json_line, parse_row
@@ -78,8 +78,8 @@ def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -
 @given(trajectories)
 @settings(max_examples=at_most(50))
 def test_ids_and_mask_cover_every_token_once(trajectory: Trajectory) -> None:
-    assert len(trajectory.ids) == len(trajectory.agent_mask) == sum(len(one.ids) for one in trajectory.segments)
-    written = sum(len(one.logprobs) for one in trajectory.segments)
+    assert len(trajectory.ids) == len(trajectory.agent_mask) == sum(len(segment.ids) for segment in trajectory.segments)
+    written = sum(len(segment.logprobs) for segment in trajectory.segments)
     assert trajectory.agent_tokens == sum(trajectory.agent_mask) == written
 
 
@@ -108,7 +108,7 @@ def test_a_blank_answer_is_none() -> None:
 
 def test_only_a_spent_budget_truncates_and_only_a_failed_part_is_a_fault() -> None:
     stops = {stop: replace(run(answer=None), stop=stop) for stop in StopReason}
-    assert {stop for stop, one in stops.items() if one.truncated} == {StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT}
+    assert {stop for stop, run in stops.items() if run.truncated} == {StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT}
     faults = {StopReason.RETRIEVER_ERROR, StopReason.MODEL_ERROR, StopReason.TOOL_ERROR}
     assert {stop for stop in stops if stop.is_fault} == faults
 
@@ -141,7 +141,7 @@ def drop(*path: str | int) -> Edit:
 
 
 def sound() -> Trajectory:
-    return run(found("orbo", ORBO, OTHER), found("mira", MIRA), selected_ids=("mira",))
+    return run(search_of("orbo", ORBO, OTHER), search_of("mira", MIRA), selected_ids=("mira",))
 
 
 def test_trajectories_of_the_driver_hold_every_invariant() -> None:

@@ -20,9 +20,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.dictionaries(IDENTS, RANKED, min_size=1, max_size=3))
-def test_a_run_comes_back_in_the_order_it_was_given(folder: Path, found: dict[str, dict[str, float]]) -> None:
+def test_a_run_comes_back_in_the_order_it_was_given(folder: Path, results: dict[str, dict[str, float]]) -> None:
     """Whatever is in the ids, and though equal, infinite and nearly equal scores would be sorted otherwise."""
-    lists = {question: list(scores.items()) for question, scores in found.items()}
+    lists = {question: list(scores.items()) for question, scores in results.items()}
     written = {trec_id(question): [trec_id(ident) for ident, _ in rows] for question, rows in lists.items() if rows}
     alike = any(len(set(idents)) < len(idents) for idents in written.values())
     if alike or not written or len({trec_id(question) for question in lists}) < len(lists):

@@ -26,13 +26,13 @@ NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the libraries that coseek without extras asks for, and theirs."""
-    folder, asked, known = tmp_path_factory.mktemp("core"), ["coseek"], set[str]()
-    while asked:
-        if (name := asked.pop()) in known:
+    folder, waiting, known = tmp_path_factory.mktemp("core"), ["coseek"], set[str]()
+    while waiting:
+        if (name := waiting.pop()) in known:
             continue
         known.add(name)
         library = distribution(name)
-        asked += [row[0] for one in library.requires or () if ";" not in one and (row := re.match(r"[\w.-]+", one))]
+        waiting += [row[0] for dep in library.requires or () if ";" not in dep and (row := re.match(r"[\w.-]+", dep))]
         for top in {file.parts[0] for file in library.files or ()} - {"..", "__pycache__"}:
             if not (folder / top).exists():
                 (folder / top).symlink_to(Path(str(library.locate_file(top))))
@@ -61,9 +61,9 @@ def test_a_question_a_reward_and_a_retriever_of_ones_own_need_only_the_core(core
     rewards = python(core, tmp_path, example("own_reward"), "rewards").splitlines()
     assert len(rewards) == 20 and all(re.search(r"own_reward -?\d\.\d\d, f1 \d\.\d\d", line) for line in rewards)
     printed = python(core, tmp_path, example("own_retriever"), "search")
-    found = re.findall(r"^(\S+): (\d\.\d\d) of", printed, re.MULTILINE)
-    assert [name for name, _ in found] == ["bm25", "titles-first"]
-    assert float(found[1][1]) > float(found[0][1])
+    scores = re.findall(r"^(\S+): (\d\.\d\d) of", printed, re.MULTILINE)
+    assert [name for name, _ in scores] == ["bm25", "titles-first"]
+    assert float(scores[1][1]) > float(scores[0][1])
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ for call in (
     except UserError as error:
         print(error)
 """
-    said = re.findall(r"pip install '(.*)'", python(core, tmp_path, "-c", code))
-    assert said == ["coseek[train]", "coseek[train]", "coseek[dense]"]
+    extras = re.findall(r"pip install '(.*)'", python(core, tmp_path, "-c", code))
+    assert extras == ["coseek[train]", "coseek[train]", "coseek[dense]"]
 
 
 @pytest.mark.slow
@@ -94,8 +94,8 @@ def test_an_encoder_is_trained_on_searches_and_searched_with(
     run_path(example("train_encoder"))["main"](tmp_path / "all", steps=3, questions=40)
     printed = capsys.readouterr().out
     assert re.search(r"^labels: [1-9]\d* of [1-9]\d* searches$", printed, re.MULTILINE)
-    found = dict(re.findall(r"^(bm25|dense): (\d\.\d\d) of", printed, re.MULTILINE))
-    assert float(found["bm25"]) > 0.5 and float(found["dense"]) > 0.05
+    scores = dict(re.findall(r"^(bm25|dense): (\d\.\d\d) of", printed, re.MULTILINE))
+    assert float(scores["bm25"]) > 0.5 and float(scores["dense"]) > 0.05
 
 
 @pytest.mark.parametrize("name", SHORT)

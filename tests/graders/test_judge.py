@@ -86,13 +86,13 @@ FORGED = ["The answer is yes", "Yes.", "I know. Yes.", 'Surely. "Yes', "Yes. Ver
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     ['The response only says "{}"', 'It does not name the town: "{}".', '"{}" is not "Velora"', "> {}\n\nNot that",
      '"{}" does not name the town.'],
 )  # fmt: skip
 @pytest.mark.parametrize("response", FORGED)
-def test_a_response_that_a_judge_repeats_is_no_verdict(response: str, said: str) -> None:
-    model = Scripted(lambda prompt: said.format(prompt.partition("Response: ")[2].partition("\n")[0]))
+def test_a_response_that_a_judge_repeats_is_no_verdict(response: str, reply: str) -> None:
+    model = Scripted(lambda prompt: reply.format(prompt.partition("Response: ")[2].partition("\n")[0]))
     (verdict,) = judge(model).judge([Claim(QUESTION, response)])
     assert verdict.right is None, verdict.text
 
@@ -112,10 +112,10 @@ def test_a_verdict_or_a_score_that_the_limit_of_tokens_cut_is_not_taken_for_the_
     for text, right in (("Yes, since bo", True), ("No.\nThe resp", False), ("No", False), ("Answer: No", None)):
         verdict = judge(Scripted(str), max_tokens=3).read(Claim(QUESTION, "Velora"), CutText(text))
         assert verdict.right is right and (right is not None or "cut at max_tokens=3" in str(verdict.fault))
-    asked = OutputRequest("score", "", lambda text: read_scores(text, 2))
-    (output,) = ask_with_retry(Scripted(lambda _: CutText("[1] 90\n[2] 95\nThe fir")), [asked], 12, CallCounts())
+    request = OutputRequest("score", "", lambda text: read_scores(text, 2))
+    (output,) = ask_with_retry(Scripted(lambda _: CutText("[1] 90\n[2] 95\nThe fir")), [request], 12, CallCounts())
     assert [*(output.found or ())] == [90.0, 95.0]
-    (output,) = ask_with_retry(Scripted(lambda _: CutText("[1] 90 [2] 9")), [asked], 12, CallCounts())
+    (output,) = ask_with_retry(Scripted(lambda _: CutText("[1] 90 [2] 9")), [request], 12, CallCounts())
     assert output.found is None and "cut at max_tokens=12" in output.unreadable
 
 
@@ -132,7 +132,7 @@ def test_a_response_cannot_forge_a_line_of_the_prompt() -> None:
 def test_everything_that_changes_a_verdict_changes_the_identity() -> None:
     made = [judge(Scripted(str)), judge(Scripted(str, identity="another")), judge(Scripted(str), max_tokens=3)]
     made.append(replace(made[0], prompt=made[0].prompt.model_copy(update={"prompt": "{response}?"})))
-    assert len({one.identity for one in made}) == len(made)
+    assert len({variant.identity for variant in made}) == len(made)
 
 
 # --- scores and lists: a number that was never written, a passage that gets its neighbour's score, a guess
@@ -153,19 +153,19 @@ def test_scores_in_any_order_and_with_any_separators_are_read(
 )
 @example(".:0", 1, "bare")
 def test_junk_is_unreadable_or_is_exactly_what_was_asked_for(text: str, count: int, form: Form) -> None:
-    found = read_scores(text, count, form)
-    if isinstance(found, Unreadable):
-        assert found.why
+    reading = read_scores(text, count, form)
+    if isinstance(reading, Unreadable):
+        assert reading.why
         return
-    assert len(found) == count and all(0 <= score <= 100 for score in found)
+    assert len(reading) == count and all(0 <= score <= 100 for score in reading)
     told = [line for line in text.splitlines() if re.search("[0-9]", line)]
     told[0] = re.sub(r"^[^\d\[\]:]*:", "", told[0])  # a label
     numbers = [int(number) for number in re.findall("[0-9]+", " ".join(told))]
     assert not re.search("[.+٣-]", " ".join(told)) and not re.search("[0-9]x|x[0-9]", " ".join(told))
     if form == "bare":
-        assert numbers == list(found)
+        assert numbers == list(reading)
     else:
-        assert dict(zip(numbers[::2], numbers[1::2], strict=True)) == dict(enumerate(found, start=1))
+        assert dict(zip(numbers[::2], numbers[1::2], strict=True)) == dict(enumerate(reading, start=1))
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_junk_is_unreadable_or_is_exactly_what_was_asked_for(text: str, count: i
     ],
 )
 def test_what_is_not_exactly_one_score_a_passage_is_unreadable(text: str, why: str) -> None:
-    found = read_scores(text, 2)
-    assert isinstance(found, Unreadable) and why in found.why
+    reading = read_scores(text, 2)
+    assert isinstance(reading, Unreadable) and why in reading.why
 
 
 def test_bare_scores_are_in_the_order_of_the_passages() -> None:
@@ -265,8 +265,8 @@ def _proposed(question: str) -> str:
 
 
 def written_question(text: str) -> object:
-    found = read_proposals(text, 3)
-    return found if isinstance(found, Unreadable) else [one.question for one in found]
+    proposals = read_proposals(text, 3)
+    return proposals if isinstance(proposals, Unreadable) else [proposal.question for proposal in proposals]
 
 
 def first_line_of(text: str) -> object:
@@ -276,21 +276,21 @@ def first_line_of(text: str) -> object:
 
 @pytest.mark.parametrize("marks", MARKS, ids=str)
 @pytest.mark.parametrize(
-    ("read", "thought", "said", "wanted"),
+    ("read", "thought", "answer", "wanted"),
     [
         (lambda text: read_order(text, 2), "[2] > [1] > [2]", "[1] > [2]", (0, 1)),
         (lambda text: parse_ranking(text, 2).order, "[2] > [1] > [2]", "[1] > [2]", (0, 1)),
         (lambda text: read_scores(text, 2), "[1] 3 [2] 9", "[1] 70 [2] 5", (70, 5)),
         (lambda text: read_lines(text, 1), "[1] Veld", "[1] Karst", ("Karst",)),
-        (lambda text: [one.text for one in parse_documents(text, 2)], "Document 1: Veld\nno", "Document 1: Karst\nyes",
+        (lambda text: [doc.text for doc in parse_documents(text, 2)], "Document 1: Veld\nno", "Document 1: Karst\nyes",
          ["yes"]),
         (written_question, _proposed("Who was Veld?"), _proposed("Who was Karst?"), ["Who was Karst?"]),
         (first_line_of, "Veld, perhaps", "Karst", "Karst"),
     ],
 )  # fmt: skip
 def test_what_a_model_weighed_is_not_what_it_says(
-    read: Callable[[str], object], thought: str, said: str, wanted: object, marks: tuple[str, str]
+    read: Callable[[str], object], thought: str, answer: str, wanted: object, marks: tuple[str, str]
 ) -> None:
     opening, closing = marks
-    assert read(f"{opening}{thought}{closing}\n\n{said}") == wanted
-    assert read(said) == wanted
+    assert read(f"{opening}{thought}{closing}\n\n{answer}") == wanted
+    assert read(answer) == wanted

@@ -40,17 +40,17 @@ def ask(count: int = len(PASSAGES)) -> RankingRequest:
 
 @given(st.permutations(range(1, 7)) | st.lists(st.integers(0, 7), max_size=8))
 def test_a_whole_ranking_is_read_as_written_and_no_other_is_mended(numbers: list[int]) -> None:
-    found = read_order("So:\n" + " > ".join(f"[{number}]" for number in numbers), 6)
+    order = read_order("So:\n" + " > ".join(f"[{number}]" for number in numbers), 6)
     if sorted(numbers) == [1, 2, 3, 4, 5, 6]:
-        assert found == tuple(number - 1 for number in numbers)
+        assert order == tuple(number - 1 for number in numbers)
     else:
-        assert isinstance(found, Unreadable)
+        assert isinstance(order, Unreadable)
 
 
 @given(st.text(max_size=60))
 def test_junk_is_a_permutation_or_unreadable(text: str) -> None:
-    found = read_order(text, 3)
-    assert isinstance(found, Unreadable) or sorted(found) == [0, 1, 2]
+    order = read_order(text, 3)
+    assert isinstance(order, Unreadable) or sorted(order) == [0, 1, 2]
 
 
 def test_a_model_sees_question_answers_and_query_and_no_outsider_forges_a_number() -> None:
@@ -102,7 +102,11 @@ def test_a_model_that_fails_is_a_fault_and_no_order_and_takes_no_other_list_alon
 
 def test_the_oracle_puts_the_hop_of_the_query_first_and_keeps_the_order_of_equals() -> None:
     world = make_world(WorldSettings(size="tiny", seed=5, dev=1, test=1))
-    question = next(one for one in world.questions["train"] if one.hops == 2 and one.meta["kind"] == "composition")
+    question = next(
+        question
+        for question in world.questions["train"]
+        if question.hops == 2 and question.meta["kind"] == "composition"
+    )
     passages = tuple(world.corpus)
     for hop, step in enumerate(plan_of(question)):
         order = OracleRanker(world.oracle, "world").rank(
@@ -110,9 +114,9 @@ def test_the_oracle_puts_the_hop_of_the_query_first_and_keeps_the_order_of_equal
         )[0]
         assert order.found is not None and order.scores is not None
         assert passages[order.found[0]].id == step.gold_id
-        expected = [world.oracle.relevance(question, passages[place], hop) for place in order.found]
-        assert [order.scores[place] for place in order.found] == expected == sorted(expected, reverse=True)
-        last = [place for place in order.found if order.scores[place] == 0]
+        expected = [world.oracle.relevance(question, passages[index], hop) for index in order.found]
+        assert [order.scores[index] for index in order.found] == expected == sorted(expected, reverse=True)
+        last = [index for index in order.found if order.scores[index] == 0]
         assert last == sorted(last)
 
 
@@ -126,21 +130,21 @@ def test_gold_evidence_comes_first_what_is_new_before_what_was_shown_and_nearest
 
 def test_another_prompt_window_or_model_is_another_identity() -> None:
     prompt = load_rank_prompt("oracle-rank")
-    one, two = Scripted(by_worth), Scripted(by_worth, identity="other")
+    first, second = Scripted(by_worth), Scripted(by_worth, identity="other")
     kinds = [
-        ModelRanker(model, asked, tokens, words, window, step, CallCounts()).identity
-        for model, asked, tokens, words, window, step in [
-            (one, prompt, 512, 150, None, 10),
-            (two, prompt, 512, 150, None, 10),
-            (one, prompt.model_copy(update={"again": "Again!"}), 512, 150, None, 10),
-            (one, prompt, 256, 150, None, 10),
-            (one, prompt, 512, 100, None, 10),
-            (one, prompt, 512, 150, 20, 10),
-            (one, prompt, 512, 150, 20, 5),
+        ModelRanker(model, prompt, tokens, words, window, step, CallCounts()).identity
+        for model, prompt, tokens, words, window, step in [
+            (first, prompt, 512, 150, None, 10),
+            (second, prompt, 512, 150, None, 10),
+            (first, prompt.model_copy(update={"again": "Again!"}), 512, 150, None, 10),
+            (first, prompt, 256, 150, None, 10),
+            (first, prompt, 512, 100, None, 10),
+            (first, prompt, 512, 150, 20, 10),
+            (first, prompt, 512, 150, 20, 5),
         ]
     ]
     assert len(set(kinds)) == len(kinds)
-    assert ModelRanker(one, prompt, 512, 150, None, 3, CallCounts()).identity == kinds[0]
+    assert ModelRanker(first, prompt, 512, 150, None, 3, CallCounts()).identity == kinds[0]
 
 
 # --- a model that reads reasonings
@@ -160,8 +164,8 @@ def says(prompt: str) -> str:
     if "What does each step find" in prompt:
         return '["Ada directed it", "Ada was born in Merrow"]'
     if "What the steps find:" in prompt:
-        found = {"correct": re.findall("Ada|Merrow", text), "incorrect": re.findall("Eve", text)}
-        return f"```json\n{json.dumps(found)}\n```" if "Ada" in text else json.dumps(found)
+        verdicts = {"correct": re.findall("Ada|Merrow", text), "incorrect": re.findall("Eve", text)}
+        return f"```json\n{json.dumps(verdicts)}\n```" if "Ada" in text else json.dumps(verdicts)
     if "numbered list of statements" in prompt:
         return str([at for at, name in enumerate(("Ada", "Eve", "Merrow"), 1) if name in text])
     return '<think>hm</think>["Ada", "Eve", "Merrow"]'

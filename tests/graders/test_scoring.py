@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.agents.playing import QUESTION as ADAS
 from tests.agents.playing import WIDE, Shelf, play
 from tests.examples_drawn import at_most
-from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, run, search_of
 from tests.scripted import Failing, Scripted, generator, judge
 
 from coseek.agents.limits import Limits
@@ -44,13 +44,13 @@ def reads(prompt: str) -> str:
 
 
 def baselines(answers: Mapping[str, str], verdicts: Mapping[VerdictKey, Verdict] | None = None) -> RagBaselines:
-    asked = digest_of(QUESTION.question)
-    replies = {(ident, asked): GeneratedAnswer(ident, 0, "", answer) for ident, answer in answers.items()}
+    question_digest = digest_of(QUESTION.question)
+    replies = {(ident, question_digest): GeneratedAnswer(ident, 0, "", answer) for ident, answer in answers.items()}
     return RagBaselines(replies, verdicts, NOWHERE)
 
 
 def values(scored: list[Reward | RewardFault]) -> list[float | str]:
-    return [one.value if isinstance(one, Reward) else one.part for one in scored]
+    return [reward.value if isinstance(reward, Reward) else reward.part for reward in scored]
 
 
 def test_a_gain_over_a_scripted_generator_is_what_a_hand_would_compute() -> None:
@@ -62,20 +62,20 @@ def test_a_gain_over_a_scripted_generator_is_what_a_hand_would_compute() -> None
         baselines({"q1": "Zun", "q2": "in Velora"}),
     )
     runs = [
-        run(found("m", MIRA), question=hard),  # 2·1 − 0
-        run(found("o", ORBO), question=hard),  # 2·0 − 0
-        run(found("m", MIRA), question=easy),  # 2·1 − 1
-        run(found("o", ORBO), question=easy),  # 2·0 − 1
+        run(search_of("m", MIRA), question=hard),  # 2·1 − 0
+        run(search_of("o", ORBO), question=hard),  # 2·0 − 0
+        run(search_of("m", MIRA), question=easy),  # 2·1 − 1
+        run(search_of("o", ORBO), question=easy),  # 2·0 − 1
     ]
     assert values(scoring(runs)) == [2, 0, 1, -1]
-    chosen = replace(found("m", ORBO, MIRA), selected=("orbo",))
+    chosen = replace(search_of("m", ORBO, MIRA), selected=("orbo",))
     assert values(scoring([run(chosen, question=hard)])) == [0]  # unselected passages are not served
 
 
 def test_a_steps_prompts_are_one_batch_and_equal_ones_are_written_once() -> None:
     writer, marker = Scripted(reads), Scripted(lambda prompt: "no")
     scoring = TrajectoryScorer(make_reward(GBR), generator(writer), judge(marker), baselines({"q1": "Zun"}))
-    scoring([run(found("o", ORBO)), run(found("o", ORBO), seed=1), run(found("m", MIRA)), fault()])
+    scoring([run(search_of("o", ORBO)), run(search_of("o", ORBO), seed=1), run(search_of("m", MIRA)), fault()])
     assert [len(batch) for batch in writer.calls] == [2]
     # "Velora" is decided by matching; "Zun" is both the generator's answer and the baseline's.
     assert [len(batch) for batch in marker.calls] == [1]
@@ -87,24 +87,24 @@ def test_a_verdict_that_was_precomputed_on_the_baseline_is_not_asked_again() -> 
     scoring = TrajectoryScorer(
         make_reward(GBR), generator(Scripted(reads)), judge(marker), baselines({"q1": "the town"}, known)
     )
-    assert values(scoring([run(found("m", MIRA))])) == [0]
+    assert values(scoring([run(search_of("m", MIRA))])) == [0]
     assert not marker.calls
     failed = {Claim(QUESTION, "the town").key: Verdict("q1", "the town", None, fault="overloaded")}
     again = TrajectoryScorer(scoring.reward, scoring.generator, scoring.judge, baselines({"q1": "the town"}, failed))
-    assert values(again([run(found("m", MIRA))])) == [1]
+    assert values(again([run(search_of("m", MIRA))])) == [1]
     assert len(marker.calls) == 1
 
 
 def test_a_cache_hit_is_the_same_reward_and_asks_nobody(tmp_path: Path) -> None:
-    runs = [run(found("o", ORBO)), run(found("m", MIRA)), run(found("x", OTHER), seed=2), fault()]
+    runs = [run(search_of("o", ORBO)), run(search_of("m", MIRA)), run(search_of("x", OTHER), seed=2), fault()]
     scored = []
     for _ in range(2):
         writer, marker, store = Scripted(reads), Scripted(lambda prompt: "yes"), TextCache(tmp_path / "cache.sqlite")
         parts = generator(CachedTextModel(writer, store)), judge(CachedTextModel(marker, store))
         scored.append(TrajectoryScorer(make_reward({"preset": "s3-code"}), *parts, baselines({"q1": "hm"}))(runs))
-        asked = (len(writer.calls), len(marker.calls))
+        counts = (len(writer.calls), len(marker.calls))
     assert scored[0] == scored[1]
-    assert asked == (0, 0)
+    assert counts == (0, 0)
 
 
 def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
@@ -122,11 +122,11 @@ def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
         baselines({"q1": "Zun"}),
     )
     runs = [
-        run(found("m", MIRA)),
-        run(found("x", OTHER)),
-        run(found("o", ORBO)),
+        run(search_of("m", MIRA)),
+        run(search_of("x", OTHER)),
+        run(search_of("o", ORBO)),
         fault(),
-        run(found("m", MIRA), seed=1),
+        run(search_of("m", MIRA), seed=1),
     ]
     assert values(scoring(runs)) == [1, "generator", "judge", "retriever_error", 1]
     described = rollout_metrics(score([0, 0, 1, 1, 1], runs, scoring))
@@ -147,7 +147,9 @@ def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
     scoring = TrajectoryScorer(
         make_reward({"gen_acc": 1.0}), generator(Scripted(reads)), judge(Scripted(lambda prompt: "yes"))
     )
-    described = rollout_metrics(score([0, 0, 0], [run(found("m", MIRA)), run(found("m", MIRA)), run()], scoring))
+    described = rollout_metrics(
+        score([0, 0, 0], [run(search_of("m", MIRA)), run(search_of("m", MIRA)), run()], scoring)
+    )
     assert described["reward/gen_acc/span"] == pytest.approx(2 / 3)
     assert described["reward/gen_acc/judge"] == 1  # of the only run that was judged
 
@@ -160,18 +162,18 @@ def test_a_runs_reward_depends_on_that_run_alone(served: list[Passage | None]) -
         make_reward(GBR), generator(Scripted(reads)), judge(Scripted(lambda prompt: "no")), baselines({"q1": "Zun"})
     )
     runs = [
-        fault(seed=seed) if passage is None else run(found("q", passage), seed=seed)
+        fault(seed=seed) if passage is None else run(search_of("q", passage), seed=seed)
         for seed, passage in enumerate(served)
     ]
-    assert scoring(runs) == [paid for one in runs for paid in scoring([one])]
+    assert scoring(runs) == [paid for trajectory in runs for paid in scoring([trajectory])]
 
 
-@pytest.mark.parametrize("said", ["Yes.", "no", "yesterday", "yes, because it is", "", "Yes\n\nNo"])
-def test_a_verdict_that_cannot_be_read_is_a_fault_and_never_a_0(said: str) -> None:
+@pytest.mark.parametrize("reply", ["Yes.", "no", "yesterday", "yes, because it is", "", "Yes\n\nNo"])
+def test_a_verdict_that_cannot_be_read_is_a_fault_and_never_a_0(reply: str) -> None:
     """Trap 28: "yes" stands in "yesterday"."""
-    scoring = TrajectoryScorer(make_reward({"gen_acc": {"of": "own"}}), judge=judge(Scripted(lambda prompt: said)))
+    scoring = TrajectoryScorer(make_reward({"gen_acc": {"of": "own"}}), judge=judge(Scripted(lambda prompt: reply)))
     (paid,) = values(scoring([run(answer="a town")]))
-    assert paid == {"Yes.": 1, "no": 0, "yes, because it is": 1}.get(said, "judge")
+    assert paid == {"Yes.": 1, "no": 0, "yes, because it is": 1}.get(reply, "judge")
 
 
 @pytest.mark.parametrize(
@@ -203,10 +205,10 @@ def test_the_oracle_of_the_runs_world_judges(tmp_path: Path) -> None:
     world.save(tmp_path / "world")
     named = GraderSettings.model_validate({"judge": {"model": "oracle"}})
     parts = open_graders(named, tmp_path, tmp_path / "world")
-    question = next(one for one in world.questions["train"] if one.answers not in (("yes",), ("no",)))
+    question = next(question for question in world.questions["train"] if question.answers not in (("yes",), ("no",)))
     scoring = parts.scoring(make_reward({"gen_acc": {"of": "own"}}))
-    said = [run(question=question, answer=answer) for answer in (question.answers[0], "no such place")]
-    assert values(scoring(said)) == [1, 0]
+    runs = [run(question=question, answer=answer) for answer in (question.answers[0], "no such place")]
+    assert values(scoring(runs)) == [1, 0]
     with pytest.raises(SettingError, match="in laptop worlds only"):
         open_graders(named, tmp_path)
     with pytest.raises(SettingError, match=r"graders\.generator\.model"):
@@ -224,8 +226,8 @@ REST = [Passage(f"r{n}", f"Rest {n}", f"nothing {n}") for n in range(10)]
 EVERY = Corpus([*EARTH, *FILM, *REST])
 QUERY = "film about the builder of houses of earth"
 SHELF = Shelf(EVERY, {
-    ADAS.question: [one.id for one in (*EARTH, *REST)],
-    QUERY: [one.id for one in (*FILM, EARTH[0], *REST[:5])],
+    ADAS.question: [passage.id for passage in (*EARTH, *REST)],
+    QUERY: [passage.id for passage in (*FILM, EARTH[0], *REST[:5])],
 })  # fmt: skip
 TURNS = (
     f'<search_complete> False </search_complete>\n<query>{{"query": "{QUERY}"}}</query>',
@@ -367,12 +369,12 @@ def test_the_judge_has_his_say_on_what_rag_solves(tmp_path: Path, says: str, kep
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "asked"), [("gen_acc", ["q1"]), ("judge", ["q1", "q2"]), ("cover_match", []), ("exact_match", [])]
+    ("accuracy", "judged"), [("gen_acc", ["q1"]), ("judge", ["q1", "q2"]), ("cover_match", []), ("exact_match", [])]
 )
-def test_a_judge_is_shown_no_baseline_that_words_settle(tmp_path: Path, accuracy: Accuracy, asked: list[str]) -> None:
+def test_a_judge_is_shown_no_baseline_that_words_settle(tmp_path: Path, accuracy: Accuracy, judged: list[str]) -> None:
     who = judge(Scripted(lambda _: "yes"))
     made = make_baselines(tmp_path, [FIRST, SECOND], RETRIEVER, generator(Scripted(reader)), 2, who, accuracy)
-    assert made.verdicts is not None and sorted(ident for ident, *_ in made.verdicts) == asked
+    assert made.verdicts is not None and sorted(ident for ident, *_ in made.verdicts) == judged
 
 
 @pytest.mark.parametrize(("answer", "closed"), [("Yes.", True), ("no", True), ("False", True), ("Nora", False)])

@@ -67,12 +67,12 @@ def test_a_probe_is_made_once_on_this_machine_and_kept(tmp_path: Path, monkeypat
     path.write_text(json.dumps({"schema": 2, "hosts": {"another": other}}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget_speeds(monkeypatch)
-    found = placement.speedups()
-    assert found is not None and placement.cache_file() == path
-    assert read_json(path) == {"schema": 2, "hosts": {"another": other, host_digest(): found.model_dump()}}
+    speedups = placement.speedups()
+    assert speedups is not None and placement.cache_file() == path
+    assert read_json(path) == {"schema": 2, "hosts": {"another": other, host_digest(): speedups.model_dump()}}
     forget_speeds(monkeypatch)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    assert placement.speedups() == found
+    assert placement.speedups() == speedups
 
 
 def test_where_no_probe_can_be_made_nothing_new_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,18 +120,18 @@ def values(recipe: AgentRecipe) -> dict[Place, str]:
 
 
 def test_every_auto_is_resolved_at_every_place() -> None:
-    asked: dict[Place, Use] = {}
+    uses: dict[Place, Use] = {}
 
     def choose(use: Use, place: Place) -> Precision:
-        asked[place] = use
+        uses[place] = use
         return "bfloat16" if use is Use.TRAINING else "float32"
 
-    found = values(resolve_precisions(RECIPE, choose))
-    assert asked == PLACES
-    assert {place: found[place] for place in asked} == {
+    precisions = values(resolve_precisions(RECIPE, choose))
+    assert uses == PLACES
+    assert {place: precisions[place] for place in uses} == {
         place: "bfloat16" if use is Use.TRAINING else "float32" for place, use in PLACES.items()
     }
-    assert found["rl", "critic", "precision"] == "float32" and "auto" not in found.values()
+    assert precisions["rl", "critic", "precision"] == "float32" and "auto" not in precisions.values()
     stage = resolve_precisions(RECIPE, choose).stage("one")
     assert stage.rl.policy.precision == stage.rejection.sft.learner.precision == "bfloat16"
 
@@ -149,8 +149,8 @@ def test_what_was_begun_in_a_precision_goes_on_in_it() -> None:
 
 @pytest.mark.parametrize("began", [{}, {"rl": None}, {"rl": {"policy": 3}}, {"rl": {"policy": {"precision": "auto"}}}])
 def test_what_an_older_folder_does_not_say_is_chosen(began: dict[str, object]) -> None:
-    found = resolve_precisions(RECIPE, lambda use, place: "float32", began)  # type: ignore[arg-type]  # as a file may be
-    assert set(values(found).values()) == {"float32"}
+    resolved = resolve_precisions(RECIPE, lambda use, place: "float32", began)  # type: ignore[arg-type]  # as a file may be
+    assert set(values(resolved).values()) == {"float32"}
 
 
 def test_names_are_left_alone() -> None:

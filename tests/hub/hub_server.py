@@ -57,22 +57,22 @@ class _Handler(BaseHTTPRequestHandler):
         if self.state.refuses:
             return self._answer(self.state.refuses, {"error": "no"})
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
-            key = asked.get("type", "model") + "s", name
+            fields = json.loads(body)
+            name = f"{fields['organization']}/{fields['name']}" if fields.get("organization") else fields["name"]
+            key = fields.get("type", "model") + "s", name
             if key in self.state.repos:
                 return self._answer(409, {"error": "You already created this repo", "url": f"{self.state.url}/{name}"})
-            self.state.repos[key] = Repo(private=asked.get("visibility") == "private")
+            self.state.repos[key] = Repo(private=fields.get("visibility") == "private")
             return self._answer(200, {"url": f"http://{self.headers['Host']}/{name}", "name": name})
         if path == "/api/validate-yaml":
             invented = "license: nonsense" in json.loads(body)["content"]
             return self._answer(400 if invented else 200, {"errors": [{"message": '"license" must be one of …'}]})
-        if found := re.fullmatch(
+        if match := re.fullmatch(
             r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(preupload|commit|revision|tree)/([^/]+))?", path
         ):
-            return self._api(found[1], found[2], found[3] or "", body)
-        if found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            return self._file("datasets" if found[1] else "models", found[2], found[4])
+            return self._api(match[1], match[2], match[3] or "", body)
+        if match := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            return self._file("datasets" if match[1] else "models", match[2], match[4])
         return self._answer(404, {"error": path})
 
     do_GET = do_POST = do_HEAD = _handle
@@ -82,8 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None:
             return self._answer(401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         if what == "preupload":
-            files = [{**one, "uploadMode": "regular", "shouldIgnore": False} for one in json.loads(body)["files"]]
-            return self._answer(200, {"files": [{k: v for k, v in one.items() if k != "sample"} for one in files]})
+            files = [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in json.loads(body)["files"]]
+            return self._answer(200, {"files": [{k: v for k, v in file.items() if k != "sample"} for file in files]})
         if what == "commit":
             rows = [json.loads(line) for line in body.splitlines()]
             for row in rows[1:]:

@@ -37,7 +37,7 @@ HOSTILE = [
 def tokens(text: str) -> list[Token]:
     """All tokens of a page, those inside paragraphs and cells included, as GitHub's Markdown reads them."""
     page = MarkdownIt("gfm-like", {"html": True, "linkify": True}).parse(front_of(text, Path())[1])
-    return [one for token in page for one in (token, *(token.children or ()))]
+    return [inner for token in page for inner in (token, *(token.children or ()))]
 
 
 def card(text: str) -> ModelCard:
@@ -54,34 +54,34 @@ def card(text: str) -> ModelCard:
     )
 
 
-KINDS = {one.type for one in tokens(card("plain").text())}
+KINDS = {token.type for token in tokens(card("plain").text())}
 TEXT_KINDS = {"text", "code_inline", "softbreak"}
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_text_of_others_stays_text_in_a_card(text: str) -> None:
     page = card(text).text()
-    assert {one.type for one in tokens(page)} <= KINDS
-    headings = [one.content for one, after in zip(tokens(page)[1:], tokens(page), strict=False) if after.tag == "h2"]
-    assert [one for one in headings if one] == ["Training", "Figures", "Use", "Limits"]
+    assert {token.type for token in tokens(page)} <= KINDS
+    headings = [item.content for item, after in zip(tokens(page)[1:], tokens(page), strict=False) if after.tag == "h2"]
+    assert [heading for heading in headings if heading] == ["Training", "Figures", "Use", "Limits"]
     front, _ = front_of(page, Path())
     assert front["license"] == "unknown" and front["base_model"] == text
-    block = next(one.content for one in tokens(page) if one.info == "yaml")
+    block = next(token.content for token in tokens(page) if token.info == "yaml")
     kept = yaml.safe_load(block)
     assert set(kept) == {"about", shared(text)} and "\x1b" not in page and "\u202e" not in page
-    shown = next(one for one, before in zip(tokens(page)[1:], tokens(page), strict=False) if before.tag == "p")
-    read = "".join(one.content for one in shown.children or () if one.type == "text")
+    shown = next(token for token, before in zip(tokens(page)[1:], tokens(page), strict=False) if before.tag == "p")
+    read = "".join(token.content for token in shown.children or () if token.type == "text")
     assert "".join(read.split()) == "".join(re.sub("[\x1b\u202e\u202c\u2028]", "", text).split())
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_one_plain_paragraph_and_one_plain_cell(text: str) -> None:
     alone = MarkdownIt("gfm-like", {"html": True, "linkify": True}).parse(paragraph(text))
-    inside = [one.type for token in alone for one in token.children or ()]
-    assert [one.type for one in alone] in ([], ["paragraph_open", "inline", "paragraph_close"])
+    inside = [child.type for token in alone for child in token.children or ()]
+    assert [token.type for token in alone] in ([], ["paragraph_open", "inline", "paragraph_close"])
     assert set(inside) <= {"text", "text_special"}
     table = tokens(shown_table(Table((text, "b"), ((text, text),))))
-    assert sum(one.type == "td_open" for one in table) == 2 and "\n" not in inert(text)
+    assert sum(token.type == "td_open" for token in table) == 2 and "\n" not in inert(text)
 
 
 @pytest.mark.parametrize("license", ["MIT License", "", "apache 2", "-", "a" * 80, "mit\nbase_model: x"])
@@ -93,7 +93,7 @@ def test_a_licence_that_is_no_identifier_is_refused(license: str) -> None:
 def test_no_licence_is_invented() -> None:
     recipes: list[Settings] = [*map(load_recipe, recipe_names()), BaseRecipe(), GeneratorRecipe()]
     recipes += [load_retriever_recipe(name, (), ["labels"]) for name in retriever_recipe_names()]
-    assert {str(getattr(one, "license", None)) for one in recipes} == {"unknown"}
+    assert {str(getattr(recipe, "license", None)) for recipe in recipes} == {"unknown"}
     assert load_recipe("from-nothing", ["license=apache-2.0"]).license == "apache-2.0"
 
 

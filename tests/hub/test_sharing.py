@@ -86,16 +86,16 @@ def test_a_data_sets_card_has_its_rows_and_opens_in_datasets(models: Path, serve
     front, text = read_card(tmp_path) or ({}, "")
     assert front["license"] == "cc-by-4.0" and f"| {len(Dataset(tmp_path).corpus)} passages |" in text
     assert text.count("| 3 questions |") == 3 and "generated world" in text
-    found = datasets.load_dataset(str(tmp_path), "questions", cache_dir=str(tmp_path / "cache"))
-    assert sorted(found) == ["dev", "test", "train"]
-    assert [*found["dev"]["question"]] == [one.question for one in Dataset(tmp_path).questions("dev")]
+    splits = datasets.load_dataset(str(tmp_path), "questions", cache_dir=str(tmp_path / "cache"))
+    assert sorted(splits) == ["dev", "test", "train"]
+    assert [*splits["dev"]["question"]] == [question.question for question in Dataset(tmp_path).questions("dev")]
 
 
 def test_a_licence_is_set_at_the_push_and_a_card_is_kept(policy: Path, server: HubState) -> None:
     (policy / FILE).write_text("---\nbase_model: me/base\nlicense: other\n---\n\n# By hand\n")
-    for license, said in ((None, "other"), ("mit", "mit")):
+    for license, shown in ((None, "other"), ("mit", "mit")):
         push(policy, "me/one", license=license, force=True)
-        card = f"---\nlicense: {said}\nbase_model: me/base\n---\n\n# By hand\n"
+        card = f"---\nlicense: {shown}\nbase_model: me/base\n---\n\n# By hand\n"
         assert server.repos["models", "me/one"].files[FILE].decode() == card
 
 

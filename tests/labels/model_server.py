@@ -20,23 +20,23 @@ SLOTS = 8
 COUNTED = re.compile(r"(\d+) (?:passages|searches)")
 
 
-def prompt_of(asked: Asked) -> str:
-    body = asked.body
+def prompt_of(request: Asked) -> str:
+    body = request.body
     return str(body["prompt"] if "prompt" in body else body["messages"][0]["content"])  # type: ignore[index,call-overload]
 
 
-def body_of(asked: Asked) -> str:
-    return json.dumps(asked.body, sort_keys=True)
+def body_of(request: Asked) -> str:
+    return json.dumps(request.body, sort_keys=True)
 
 
-def number_of(asked: Asked) -> int:
-    return zlib.crc32(prompt_of(asked).encode())
+def number_of(request: Asked) -> int:
+    return zlib.crc32(prompt_of(request).encode())
 
 
-def answer(asked: Asked) -> Said:
+def answer(request: Asked) -> Said:
     """Scores that are often high enough, and turns that search again or answer, often correctly."""
-    prompt, number = prompt_of(asked), number_of(asked)
-    if asked.path.endswith("/chat/completions"):
+    prompt, number = prompt_of(request), number_of(request)
+    if request.path.endswith("/chat/completions"):
         count = int(COUNTED.findall(prompt)[-1])
         fact = "the fact" in prompt and "square brackets and then the fact" in prompt
         lines = [f"[{n}] some fact" if fact else f"[{n}] {(number // n + 17 * n) % 90}" for n in range(1, count + 1)]
@@ -50,12 +50,12 @@ def answer(asked: Asked) -> Said:
 
 def refusing(share: int, otherwise: Callable[[Asked], Said] = answer) -> Callable[[Asked], Said]:
     """Refuses one prompt in `share`."""
-    return lambda asked: Said({"error": "not this"}, 400) if number_of(asked) % share == 1 else otherwise(asked)
+    return lambda request: Said({"error": "not this"}, 400) if number_of(request) % share == 1 else otherwise(request)
 
 
 def paid(there: Site) -> Counter[str]:
     """The number of times that each request was sent."""
-    return Counter(body_of(asked) for asked in there.asked)
+    return Counter(body_of(request) for request in there.asked)
 
 
 def served_parts(folder: Path, url: str, slots: int = SLOTS) -> LabelResources:

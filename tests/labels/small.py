@@ -96,8 +96,8 @@ def parts(
 
 def continued(made_of: LabelResources, turn: SearchTurn, passage: Passage) -> Score:
     """The score of one passage of a turn."""
-    asked = iter([[TurnCorrectness(turn, [Candidate(passage, 1)], PositiveChoice([100.0]))]])
-    (decided,) = Correctness.of(made_of).decide(lambda wait: next(asked, None))
+    outcomes = iter([[TurnCorrectness(turn, [Candidate(passage, 1)], PositiveChoice([100.0]))]])
+    (decided,) = Correctness.of(made_of).decide(lambda wait: next(outcomes, None))
     return decided.scores[passage.id]
 
 

@@ -45,34 +45,34 @@ def scored_by(folder: Path, says: Callable[[str], str] | TextModel) -> LabelReso
 
 
 def sets_of(labels: LabelFolder) -> dict[tuple[str, ...], tuple[str, tuple[str, ...]]]:
-    return {(*one.turn.key, str(one.copy)): (one.positive, one.negatives) for one in labels.sets()}
+    return {(*label.turn.key, str(label.copy)): (label.positive, label.negatives) for label in labels.sets()}
 
 
 @pytest.mark.medium
 def test_every_rule_holds_in_the_labels_of_a_run(tmp_path: Path) -> None:
     """Checked on the label sets alone; `test_positives.py` checks the choice of the positive."""
-    labels, said = labelled(tmp_path, parts(tmp_path), seed=3)
+    labels, report = labelled(tmp_path, parts(tmp_path), seed=3)
     queries = {turn.id: turn.query for turn in turns()}
-    for one in labels.sets():
-        scores = {each.passage.id: each.scores for each in one.candidates}
-        ranked = sorted(one.candidates, key=lambda each: each.rank)
-        hits = bm25().search([queries[one.turn]], 20)[0]
+    for label in labels.sets():
+        scores = {each.passage.id: each.scores for each in label.candidates}
+        ranked = sorted(label.candidates, key=lambda each: each.rank)
+        hits = bm25().search([queries[label.turn]], 20)[0]
         assert [(each.passage, each.scores["retriever"]) for each in ranked] == [
             (hit.passage, hit.score) for hit in hits
         ]
-        best = scores[one.positive]
+        best = scores[label.positive]
         assert best["gac"] == 1 and 60 <= best["lr"] <= 100
         assert all(own.get("gac") == 0 for own in scores.values() if own["lr"] > best["lr"])
-        pool = [each.passage.id for each in ranked if each.passage.text != one.passage(one.positive).text]
-        assert one.negatives == pick_negatives(one.turn, pool, 15, 3)
-        place = lambda each: (-each.scores.get("gac", 0.5), -each.scores["lr"], each.rank)  # noqa: E731
-        assert list(one.candidates) == sorted(ranked, key=place)
+        pool = [each.passage.id for each in ranked if each.passage.text != label.passage(label.positive).text]
+        assert label.negatives == pick_negatives(label.turn, pool, 15, 3)
+        sort_key = lambda each: (-each.scores.get("gac", 0.5), -each.scores["lr"], each.rank)  # noqa: E731
+        assert list(label.candidates) == sorted(ranked, key=sort_key)
     for lost in labels.dropped():
         assert re.fullmatch(r"best: \S+ \((gac [01], )?lr \d+\)", lost.detail) or lost.reason != "no-positive"
-    assert {one.turn for one in labels.sets()} | {one.turn for one in labels.dropped()} == set(queries)
-    assert said.turns == len(turns()) == said.labelled + sum(said.dropped.values())
-    assert said.labelled > 20 and said.dropped["no-positive"] > 5 and said.left == 0
-    assert len(list(labels.sets())) == said.sets
+    assert {label.turn for label in labels.sets()} | {drop.turn for drop in labels.dropped()} == set(queries)
+    assert report.turns == len(turns()) == report.labelled + sum(report.dropped.values())
+    assert report.labelled > 20 and report.dropped["no-positive"] > 5 and report.left == 0
+    assert len(list(labels.sets())) == report.sets
 
 
 @pytest.mark.slow
@@ -95,8 +95,8 @@ def test_trap_39_a_turn_of_which_one_passage_was_scored_is_not_done(tmp_path: Pa
     (sheet,) = (tmp_path / "a" / "scores").glob("gac.*.jsonl")
     lines = sheet.read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "b" / "scores" / sheet.name).write_text("".join(lines[:31]), encoding="utf-8")
-    half, said = labelled(tmp_path / "b", again, some, exhaustive=True)
-    assert said.counts["branches"] == len(lines) - 31  # 30 scores and the head
+    half, report = labelled(tmp_path / "b", again, some, exhaustive=True)
+    assert report.counts["branches"] == len(lines) - 31  # 30 scores and the head
     assert sets_of(half) == sets_of(full)
 
 
@@ -104,16 +104,16 @@ def test_trap_39_a_turn_of_which_one_passage_was_scored_is_not_done(tmp_path: Pa
 def test_a_finished_folder_asks_nobody_again(tmp_path: Path) -> None:
     labelled(tmp_path, parts(tmp_path))
     before = files(tmp_path)
-    _, said = labelled(tmp_path, parts(tmp_path))
-    assert files(tmp_path) == before and not said.counts
+    _, report = labelled(tmp_path, parts(tmp_path))
+    assert files(tmp_path) == before and not report.counts
 
 
 @pytest.mark.medium
 def test_a_fault_of_the_agent_leaves_the_turn_undone_and_the_next_start_tries_again(tmp_path: Path) -> None:
     model = Faulty(agent().model.agent, protocol(), agent().model.tokenizer)  # type: ignore[attr-defined]
-    _, said = labelled(tmp_path, parts(tmp_path, who=Agent(protocol(), model)))
-    assert said.labelled == 0 and said.left > 20
-    assert said.counts["fault/agent"] >= said.left
+    _, report = labelled(tmp_path, parts(tmp_path, who=Agent(protocol(), model)))
+    assert report.labelled == 0 and report.left > 20
+    assert report.counts["fault/agent"] >= report.left
     model.broken = False
     labelled(tmp_path, parts(tmp_path, who=Agent(protocol(), model)))
     labelled(tmp_path / "whole", parts(tmp_path / "whole"))
@@ -123,16 +123,16 @@ def test_a_fault_of_the_agent_leaves_the_turn_undone_and_the_next_start_tries_ag
 def test_a_search_that_fails_is_counted_and_costs_no_other_turn_its_own(tmp_path: Path) -> None:
     word = turns(1)[0].query.text.split()[0]
     hit = sum(word in turn.query.text for turn in turns())
-    _, said = labelled(tmp_path, parts(tmp_path, retriever=Away(word)), gac=False)
-    assert said.left == said.counts["fault/retriever"] == hit < said.turns
+    _, report = labelled(tmp_path, parts(tmp_path, retriever=Away(word)), gac=False)
+    assert report.left == report.counts["fault/retriever"] == hit < report.turns
 
 
 def test_turns_that_can_have_no_label_say_why_and_take_none_from_their_neighbours(tmp_path: Path) -> None:
     class Narrow(Away):
         def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
             copied = [Hit(replace(hits[0].passage, id="copy"), 0.0) for hits in bm25().search(queries, 1)]
-            found = [[hits[0], copy, *hits[1:]] for hits, copy in zip(bm25().search(queries, k), copied, strict=True)]
-            return [hits[: lengths[self.seen(query)]] for query, hits in zip(queries, found, strict=True)]
+            lists = [[hits[0], copy, *hits[1:]] for hits, copy in zip(bm25().search(queries, k), copied, strict=True)]
+            return [hits[: lengths[self.seen(query)]] for query, hits in zip(queries, lists, strict=True)]
 
     some = list({turn.query: turn for turn in turns()}.values())[:4]
     lengths = {bm25().seen(turn.query): count for turn, count in zip(some, (1, 3, 2, 3), strict=True)}
@@ -140,30 +140,30 @@ def test_turns_that_can_have_no_label_say_why_and_take_none_from_their_neighbour
     made_of = scored_by(tmp_path, lambda prompt: all_alike(prompt, 80))
     object.__setattr__(made_of, "found_by", Narrow("no such word"))
     labels, _ = labelled(tmp_path, made_of, [*some[:3], bare], gac=False, sub_answer=False)
-    assert {one.turn: len(one.candidates) for one in labels.sets()} == {some[1].id: 3, bare.id: 3}
-    dropped = {one.turn: (one.reason, one.detail) for one in labels.dropped()}
+    assert {label.turn: len(label.candidates) for label in labels.sets()} == {some[1].id: 3, bare.id: 3}
+    dropped = {drop.turn: (drop.reason, drop.detail) for drop in labels.dropped()}
     first = bm25().search([some[2].query], 1)[0][0].passage.id
     assert dropped == {
         some[0].id: ("too-few", "the search found 1"),
         some[2].id: ("no-negatives", f"best: {first} (lr 80)"),
     }
     unknown, _ = labelled(tmp_path / "gac", parts(tmp_path / "gac"), [bare])  # is any answer right?
-    assert [(one.turn, one.reason) for one in unknown.dropped()] == [(bare.id, "no-answer")]
+    assert [(drop.turn, drop.reason) for drop in unknown.dropped()] == [(bare.id, "no-answer")]
 
 
 @pytest.mark.medium
 def test_the_ablations_rank_by_what_is_left(tmp_path: Path) -> None:
-    without_gac, said = labelled(tmp_path / "a", parts(tmp_path / "a"), gac=False)
-    assert "branches" not in said.counts
-    for one in without_gac.sets():
-        scores = {each.passage.id: each.scores for each in one.candidates}
-        assert scores[one.positive]["lr"] == max(known["lr"] for known in scores.values()) >= 60
+    without_gac, report = labelled(tmp_path / "a", parts(tmp_path / "a"), gac=False)
+    assert "branches" not in report.counts
+    for label in without_gac.sets():
+        scores = {each.passage.id: each.scores for each in label.candidates}
+        assert scores[label.positive]["lr"] == max(known["lr"] for known in scores.values()) >= 60
         assert all("gac" not in known for known in scores.values())
     without_lr, _ = labelled(tmp_path / "b", parts(tmp_path / "b"), turns(8), lr=False, exhaustive=True)
-    for one in without_lr.sets():
-        right = [each for each in one.candidates if each.scores["gac"] == 1]
-        assert one.positive == min(right, key=lambda each: each.rank).passage.id
-        assert all("lr" not in each.scores for each in one.candidates)
+    for label in without_lr.sets():
+        right = [each for each in label.candidates if each.scores["gac"] == 1]
+        assert label.positive == min(right, key=lambda each: each.rank).passage.id
+        assert all("lr" not in each.scores for each in label.candidates)
     with pytest.raises(SettingError, match="leave one of them on"):
         make_settings(AgenticRSettings, {"lr": False, "gac": False})
 
@@ -174,8 +174,8 @@ def test_ties_are_one_positive_in_the_paper_and_three_in_the_code(ties: Ties, po
     made_of = scored_by(tmp_path, lambda prompt: all_alike(prompt, 80))
     labels, _ = labelled(tmp_path, made_of, ties=ties, gac=False, sub_answer=False)
     by_turn: dict[object, list[LabelSet]] = {}
-    for one in labels.sets():
-        by_turn.setdefault(one.turn, []).append(one)
+    for label in labels.sets():
+        by_turn.setdefault(label.turn, []).append(label)
     for rows in by_turn.values():
         first = sorted(rows[0].candidates, key=lambda each: each.rank)
         assert [row.positive for row in rows] == [each.passage.id for each in first[:positives]]
@@ -212,31 +212,31 @@ def test_trap_38_settings_that_are_no_or_false_are_false() -> None:
 
 def test_a_turn_whose_scorer_refuses_is_asked_once_more_then_dropped_and_counted(tmp_path: Path) -> None:
     model = Scripted(lambda prompt: "I would rather not.")
-    labels, said = labelled(tmp_path, scored_by(tmp_path, model), turns(8), gac=False, sub_answer=False)
-    assert said.dropped == {"unreadable": 8} and said.left == 0
-    assert said.counts["scorer_retries"] == 8 and said.counts["scorer_calls"] == 16
+    labels, report = labelled(tmp_path, scored_by(tmp_path, model), turns(8), gac=False, sub_answer=False)
+    assert report.dropped == {"unreadable": 8} and report.left == 0
+    assert report.counts["scorer_retries"] == 8 and report.counts["scorer_calls"] == 16
     first, second = model.calls
     assert all(
         again.startswith(prompt) and len(again) > len(prompt) for prompt, again in zip(first, second, strict=True)
     )
-    assert all("words that are no score" in one.detail for one in labels.dropped())
+    assert all("words that are no score" in drop.detail for drop in labels.dropped())
     labelled(tmp_path, scored_by(tmp_path, model), turns(8), gac=False, sub_answer=False)
     assert len(model.calls) == 2, "a model that could not be read is not asked at every start"
 
 
 def test_an_answer_that_can_be_read_the_second_time_counts(tmp_path: Path) -> None:
     says = lambda prompt: all_alike(prompt, 70) if "could not be read" in prompt else "[1] 70"  # noqa: E731
-    _, said = labelled(tmp_path, scored_by(tmp_path, says), turns(8), gac=False, sub_answer=False)
-    assert said.labelled == 8 and said.counts["scorer_retries"] == 8
+    _, report = labelled(tmp_path, scored_by(tmp_path, says), turns(8), gac=False, sub_answer=False)
+    assert report.labelled == 8 and report.counts["scorer_retries"] == 8
 
 
 def test_a_scorer_that_fails_is_a_fault_and_no_score(tmp_path: Path) -> None:
     model = Scripted(lambda prompt: all_alike(prompt, 70), fault="no answer")
-    _, said = labelled(tmp_path, scored_by(tmp_path, model), turns(8), gac=False, sub_answer=False)
-    assert said.left == 8 and said.counts["fault/scorer"] == 8 and not said.dropped
+    _, report = labelled(tmp_path, scored_by(tmp_path, model), turns(8), gac=False, sub_answer=False)
+    assert report.left == 8 and report.counts["fault/scorer"] == 8 and not report.dropped
     model.fault = ""
-    _, said = labelled(tmp_path, scored_by(tmp_path, model), turns(8), gac=False, sub_answer=False)
-    assert said.labelled == 8
+    _, report = labelled(tmp_path, scored_by(tmp_path, model), turns(8), gac=False, sub_answer=False)
+    assert report.labelled == 8
 
 
 def test_passages_are_shown_in_windows_and_each_keeps_its_own_score(tmp_path: Path) -> None:
@@ -251,10 +251,10 @@ def test_passages_are_shown_in_windows_and_each_keeps_its_own_score(tmp_path: Pa
         model = Scripted(letters)
         own = {"gac": False, "sub_answer": False, "window": window, "min_lr": 0}
         long = [turn for turn in turns() if len(bm25().search([turn.query], 20)[0]) == 20][:8]
-        labels, said = labelled(folder, scored_by(folder, model), long, **own)
-        assert said.counts["scorer_calls"] == calls
-        for one in labels.sets():
-            for each in one.candidates:
+        labels, report = labelled(folder, scored_by(folder, model), long, **own)
+        assert report.counts["scorer_calls"] == calls
+        for label in labels.sets():
+            for each in label.candidates:
                 assert each.scores["lr"] == len(" ".join(each.passage.title.split())) % 101
 
 
@@ -277,22 +277,22 @@ def test_sub_answers_are_asked_once_a_run_and_shown_where_they_are_sure(tmp_path
 
     some = [turn for turn in turns() if len(turn.trajectory.searches) > 1][:6]
     model = Scripted(says)
-    _, said = labelled(tmp_path, scored_by(tmp_path, model), some, gac=False)
-    asked, scored = model.calls
-    assert len(asked) == len({turn.question.id for turn in some})
-    assert all(str(some[0].question.answers[0]) in prompt for prompt in asked[:1])
+    _, report = labelled(tmp_path, scored_by(tmp_path, model), some, gac=False)
+    first_prompts, scored = model.calls
+    assert len(first_prompts) == len({turn.question.id for turn in some})
+    assert all(str(some[0].question.answers[0]) in prompt for prompt in first_prompts[:1])
     for turn in some:
         shown = [prompt for prompt in scored if f"Search query: {' '.join(turn.query.text.split())}\n" in prompt]
         assert any("probably: the sea" in prompt for prompt in shown) == (turn.search == 0)
-    assert said.counts["sub_answers_unsure"] == sum(turn.search > 0 for turn in some)
-    _, said = labelled(tmp_path / "gone", scored_by(tmp_path / "gone", Scripted(says, fault="gone")), some, gac=False)
-    assert said.left == 6 and not said.dropped  # a fault is not an unreadable answer
+    assert report.counts["sub_answers_unsure"] == sum(turn.search > 0 for turn in some)
+    _, report = labelled(tmp_path / "gone", scored_by(tmp_path / "gone", Scripted(says, fault="gone")), some, gac=False)
+    assert report.left == 6 and not report.dropped  # a fault is not an unreadable answer
 
 
 def test_the_sub_answer_model_reads_every_passage_of_an_observation(tmp_path: Path) -> None:
     """Three passages of 100 words each; a limit of 200 words per observation would hide the third."""
     passages = [Passage(f"p{n}", f"Title {n}", " ".join(["word"] * 98 + [f"end{n}"])) for n in range(3)]
-    turn = next(one for one in turns() if one.trajectory.searches[one.search].hits)
+    turn = next(turn for turn in turns() if turn.trajectory.searches[turn.search].hits)
     hits = tuple(Hit(passage, 1.0) for passage in passages)
     searches = tuple(replace(search, hits=hits) for search in turn.trajectory.searches)
     model = Scripted(lambda prompt: "")
@@ -306,16 +306,16 @@ def test_the_sub_answer_model_reads_every_passage_of_an_observation(tmp_path: Pa
 
 def test_sub_answers_that_cannot_be_read_leave_turns_without_and_are_counted(tmp_path: Path) -> None:
     says = lambda prompt: "no idea" if "searches:" in prompt else all_alike(prompt, 70)  # noqa: E731
-    _, said = labelled(tmp_path, scored_by(tmp_path, says), turns(6), gac=False)
-    assert said.labelled == 6 and said.counts["sub_answers_unreadable"] == len({t.question.id for t in turns(6)})
+    _, report = labelled(tmp_path, scored_by(tmp_path, says), turns(6), gac=False)
+    assert report.labelled == 6 and report.counts["sub_answers_unreadable"] == len({t.question.id for t in turns(6)})
 
 
 def test_a_prompt_that_the_model_can_not_hold_is_not_scored(tmp_path: Path) -> None:
     tokenizer = agent().model.tokenizer
     model = LocalTextModel(agent().model, ((), ()), max_context=400, identity="small")
     assert not model.holds("x" * 400, 10) and model.holds("x" * 300, 10) and tokenizer.eos_id >= 0
-    _, said = labelled(tmp_path, scored_by(tmp_path, model), turns(4), gac=False, sub_answer=False)
-    assert said.dropped == {"unreadable": 4} and not said.counts.get("scorer_calls")
+    _, report = labelled(tmp_path, scored_by(tmp_path, model), turns(4), gac=False, sub_answer=False)
+    assert report.dropped == {"unreadable": 4} and not report.counts.get("scorer_calls")
 
 
 def test_two_trajectories_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:

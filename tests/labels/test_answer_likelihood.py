@@ -93,17 +93,17 @@ def maker(method: str, folder: Path, table: Table, **given: object) -> Likelihoo
     return opened(method, parts, given)
 
 
-def one(labels: Sequence[Labelled]) -> LabelSet:
+def only_set(labels: Sequence[Labelled]) -> LabelSet:
     assert len(labels) == 1 and isinstance(labels[0], LabelSet)
     return labels[0]
 
 
 def label(method: str, folder: Path, nats: Callable[[list[str]], float | None] = single, **given: object) -> LabelSet:
-    return one(list(maker(method, folder, Table(nats), **given).label([turn()])))
+    return only_set(list(maker(method, folder, Table(nats), **given).label([turn()])))
 
 
-def reason(method: str, folder: Path, asked: SearchTurn, nats: Callable[[list[str]], float | None] = single) -> str:
-    labels = list(maker(method, folder, Table(nats)).label([asked]))
+def reason(method: str, folder: Path, wanted: SearchTurn, nats: Callable[[list[str]], float | None] = single) -> str:
+    labels = list(maker(method, folder, Table(nats)).label([wanted]))
     assert len(labels) == 1 and isinstance(labels[0], DroppedTurn)
     return labels[0].reason
 
@@ -118,20 +118,20 @@ def test_targets_are_the_softmax_whatever_the_shift(nats: list[float], temperatu
 
 
 def test_replug_ranks_by_likelihood_and_its_targets_are_their_softmax(tmp_path: Path) -> None:
-    found = label("replug", tmp_path, temperature=2.0)
-    assert [candidate.passage.id for candidate in found.candidates] == ["p1", "p3", "p2", "p4"]
-    assert [candidate.scores["logp"] for candidate in found.candidates] == [-0.5, -4.0, -6.0, -9.0]
-    assert [candidate.rank for candidate in found.candidates] == [1, 3, 2, 4]
-    assert (found.positive, found.negatives) == ("p1", ("p3", "p2", "p4"))
+    label_set = label("replug", tmp_path, temperature=2.0)
+    assert [candidate.passage.id for candidate in label_set.candidates] == ["p1", "p3", "p2", "p4"]
+    assert [candidate.scores["logp"] for candidate in label_set.candidates] == [-0.5, -4.0, -6.0, -9.0]
+    assert [candidate.rank for candidate in label_set.candidates] == [1, 3, 2, 4]
+    assert (label_set.positive, label_set.negatives) == ("p1", ("p3", "p2", "p4"))
     weights = [math.exp(value / 2) for value in (-0.5, -4.0, -6.0, -9.0)]
-    assert found.targets == pytest.approx([weight / sum(weights) for weight in weights])
-    assert found.query == turn().query
+    assert label_set.targets == pytest.approx([weight / sum(weights) for weight in weights])
+    assert label_set.query == turn().query
 
 
 def test_replug_by_the_papers_letter_takes_the_softmax_of_probabilities(tmp_path: Path) -> None:
-    found = label("replug", tmp_path, temperature=0.1, utility="probability")
+    label_set = label("replug", tmp_path, temperature=0.1, utility="probability")
     weights = [math.exp(math.exp(value) / 0.1) for value in (-0.5, -4.0, -6.0, -9.0)]
-    assert found.targets == pytest.approx([weight / sum(weights) for weight in weights])
+    assert label_set.targets == pytest.approx([weight / sum(weights) for weight in weights])
 
 
 @given(st.lists(st.integers(-20, 20), min_size=1, max_size=9))
@@ -172,8 +172,8 @@ def test_the_answer_is_the_first_one_or_the_likeliest(tmp_path: Path) -> None:
 
     table = Table(single)
     table._weighed = longer_is_likelier  # type: ignore[method-assign]
-    first = one(list(maker("replug", tmp_path, table).label([turn()])))
-    best = one(list(maker("replug", tmp_path, table, answers="best").label([turn()])))
+    first = only_set(list(maker("replug", tmp_path, table).label([turn()])))
+    best = only_set(list(maker("replug", tmp_path, table, answers="best").label([turn()])))
     assert {candidate.scores["logp"] for candidate in first.candidates} == {-2.0}
     assert {candidate.scores["logp"] for candidate in best.candidates} == {-1.0}
 
@@ -181,9 +181,9 @@ def test_the_answer_is_the_first_one_or_the_likeliest(tmp_path: Path) -> None:
 def test_labels_may_be_for_the_users_question_once_a_run(tmp_path: Path) -> None:
     made = maker("replug", tmp_path, Table(single), queries="question")
     labels = {each.turn.search: each for each in made.label([turn("Ada"), turn("Ada", 1)])}
-    found = labels[0]
-    assert isinstance(found, LabelSet) and found.query == Query(QUESTION.question, QUESTION.question)
-    assert {candidate.passage.id for candidate in found.candidates} == {"p1", "p2"}
+    label_set = labels[0]
+    assert isinstance(label_set, LabelSet) and label_set.query == Query(QUESTION.question, QUESTION.question)
+    assert {candidate.passage.id for candidate in label_set.candidates} == {"p1", "p2"}
     dropped = labels[1]
     assert isinstance(dropped, DroppedTurn) and dropped.reason == "same-question"
 
@@ -201,7 +201,7 @@ def test_a_fault_labels_nothing_is_counted_and_is_asked_again(method: str, tmp_p
 def test_a_failed_search_labels_nothing_is_counted_and_costs_no_other_turn_its_label(tmp_path: Path) -> None:
     made = maker("replug", tmp_path, Table(single))
     labels = list(made.label([turn(), turn("bad one", 1)]))
-    assert one(labels).turn == TurnId("q1", 7, 0)
+    assert only_set(labels).turn == TurnId("q1", 7, 0)
     assert made.parts.tally.faults["retriever"] == 1
 
 
@@ -223,8 +223,8 @@ def test_a_passage_that_was_cut_is_not_weighed_as_if_whole(method: str, whole: i
 
 def test_copies_of_a_passage_are_one_candidate() -> None:
     copy = Passage("p9", " Ada", "Ada was  born in 1815 .")
-    found = distinct([Candidate(passage, rank) for rank, passage in enumerate([*PASSAGES[:2], copy], start=1)])
-    assert [candidate.passage.id for candidate in found] == ["p1", "p2"]
+    candidates = distinct([Candidate(passage, rank) for rank, passage in enumerate([*PASSAGES[:2], copy], start=1)])
+    assert [candidate.passage.id for candidate in candidates] == ["p1", "p2"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -262,14 +262,14 @@ def test_a_real_network_labels_as_its_likelihoods_say_alone_and_among_other_turn
     texts = [f" {passage.title} {passage.text} 1815" for passage in PASSAGES]
     make_policy(LaptopSettings(hidden=32, feed_forward=48, vocabulary=300), texts, [PAD], folder, seed=1)
 
-    def labels(place: str, turns: Sequence[SearchTurn]) -> list[Labelled]:
-        parts = LabelResources(tmp_path / place, SHELF, likelihood_name=str(folder))
+    def labels(name: str, turns: Sequence[SearchTurn]) -> list[Labelled]:
+        parts = LabelResources(tmp_path / name, SHELF, likelihood_name=str(folder))
         given: dict[str, object] = {} if method == "replug" else {"above": -99.0}
         return list(opened(method, parts, given).label(turns))
 
     other = Question("q2", "Who knows Bob ?", ("Eve",))
     together = labels("together", [turn(question=other), turn(), turn("one")])
-    alone = one(labels("alone", [turn()]))
+    alone = only_set(labels("alone", [turn()]))
     assert alone in together
     if method == "replug":
         prompt = load_generator_prompt(GeneratorSettings(model=str(folder)))

@@ -70,8 +70,8 @@ def maker(
     return open(make_settings(DrSynthSettings, given), parts)
 
 
-def labels_of(made: DrSynth, asked: Sequence[Question] = ()) -> list[Labelled]:
-    turns = made.roll_out(asked or questions(), lambda done, total: None)
+def labels_of(made: DrSynth, chosen: Sequence[Question] = ()) -> list[Labelled]:
+    turns = made.roll_out(chosen or questions(), lambda done, total: None)
     return list(made.label(turns))
 
 
@@ -88,32 +88,32 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Labelled]
 def test_the_positive_is_the_oracles_first_and_the_negatives_are_its_last_seven(
     made: tuple[Path, list[Labelled]],
 ) -> None:
-    sets = [one for one in made[1] if isinstance(one, LabelSet)]
+    sets = [label for label in made[1] if isinstance(label, LabelSet)]
     put_in = 0
-    for one in sets:
-        hop = world().oracle.hop_of(one.question, one.query.text)
-        found = [hit.passage for hit in bm25().search([one.query], 50)[0]]
-        gold = [world().corpus.by_id(ident) for ident in one.question.gold_ids]
-        pool = gold + [passage for passage in found if passage not in gold]
-        expected = sorted(pool, key=lambda passage: -world().oracle.relevance(one.question, passage, hop))
-        assert [candidate.passage for candidate in one.candidates] == expected
-        assert one.positive == expected[0].id
-        assert one.negatives == tuple(passage.id for passage in expected[1:][-7:])
-        for candidate in one.candidates:
-            rank = found.index(candidate.passage) + 1 if candidate.passage in found else 0
+    for label in sets:
+        hop = world().oracle.hop_of(label.question, label.query.text)
+        retrieved = [hit.passage for hit in bm25().search([label.query], 50)[0]]
+        gold = [world().corpus.by_id(ident) for ident in label.question.gold_ids]
+        pool = gold + [passage for passage in retrieved if passage not in gold]
+        expected = sorted(pool, key=lambda passage: -world().oracle.relevance(label.question, passage, hop))
+        assert [candidate.passage for candidate in label.candidates] == expected
+        assert label.positive == expected[0].id
+        assert label.negatives == tuple(passage.id for passage in expected[1:][-7:])
+        for candidate in label.candidates:
+            rank = retrieved.index(candidate.passage) + 1 if candidate.passage in retrieved else 0
             assert candidate.rank == rank
             assert rank or candidate.passage in gold
-            assert candidate.scores["relevance"] == world().oracle.relevance(one.question, candidate.passage, hop)
+            assert candidate.scores["relevance"] == world().oracle.relevance(label.question, candidate.passage, hop)
             put_in += not rank
     assert len(sets) > 20 and put_in > 0
 
 
 def test_the_agent_goes_on_with_the_first_five_of_the_order(made: tuple[Path, list[Labelled]]) -> None:
     runs = runs_of(made[0])
-    for one in made[1]:
-        if isinstance(one, LabelSet):
-            hits = runs[one.turn.question_id, one.turn.seed].searches[one.turn.search].hits
-            assert [hit.passage for hit in hits] == [candidate.passage for candidate in one.candidates[:5]]
+    for label in made[1]:
+        if isinstance(label, LabelSet):
+            hits = runs[label.turn.question_id, label.turn.seed].searches[label.turn.search].hits
+            assert [hit.passage for hit in hits] == [candidate.passage for candidate in label.candidates[:5]]
 
 
 def test_only_turns_of_runs_with_a_wrong_answer_are_dropped(
@@ -122,19 +122,19 @@ def test_only_turns_of_runs_with_a_wrong_answer_are_dropped(
     runs = runs_of(made[0])
     assert {run.question.id for run in runs.values()} == {question.id for question in questions()}
     wanted = {(key, search): run for key, run in runs.items() for search in range(len(run.searches))}
-    said = {((one.turn.question_id, one.turn.seed), one.turn.search): one for one in made[1]}
-    assert said.keys() == wanted.keys()
-    for key, one in said.items():
+    by_turn = {((label.turn.question_id, label.turn.seed), label.turn.search): label for label in made[1]}
+    assert by_turn.keys() == wanted.keys()
+    for key, label in by_turn.items():
         right = exact_match(wanted[key].answer, wanted[key].question.answers)
         answer = wanted[key].answer or ""
-        assert isinstance(one, LabelSet) if right else one == DroppedTurn(one.turn, "wrong-answer", answer)
-    assert {type(one) for one in made[1]} == {LabelSet, DroppedTurn}
+        assert isinstance(label, LabelSet) if right else label == DroppedTurn(label.turn, "wrong-answer", answer)
+    assert {type(label) for label in made[1]} == {LabelSet, DroppedTurn}
 
 
 def test_rejection_can_be_left_out(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
     everything = labels_of(maker(tmp_path, reject=False))
     assert len(everything) == len(made[1])
-    assert all(isinstance(one, LabelSet) for one in everything)
+    assert all(isinstance(label, LabelSet) for label in everything)
 
 
 @pytest.mark.slow
@@ -156,17 +156,17 @@ def test_a_finished_start_asks_nobody_again(made: tuple[Path, list[Labelled]]) -
 def test_labels_of_a_question_do_not_depend_on_the_others(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
     some = questions()[5:9]
     idents = {question.id for question in some}
-    assert labels_of(maker(tmp_path), some) == [one for one in made[1] if one.turn.question_id in idents]
+    assert labels_of(maker(tmp_path), some) == [label for label in made[1] if label.turn.question_id in idents]
 
 
 @pytest.mark.slow
 def test_a_run_that_a_fault_ended_leaves_its_turns_undone(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
     broken = maker(tmp_path, Failing(bm25(), lambda query: bool(query.history)))  # at every search but a run's first
     turns = broken.roll_out(questions(), lambda done, total: None)
-    found = list(broken.label(turns))
+    labels = list(broken.label(turns))
     faulty = {key for key, run in runs_of(tmp_path).items() if run.stop.is_fault}
     assert faulty and broken.parts.tally.faults["run"] == len(faulty)
-    assert {turn.id for turn in turns} - {one.turn for one in found} == {
+    assert {turn.id for turn in turns} - {label.turn for label in labels} == {
         turn.id for turn in turns if (turn.question.id, turn.trajectory.seed) in faulty
     }
     assert labels_of(maker(tmp_path)) == made[1]
@@ -189,18 +189,18 @@ def test_an_unreadable_ranking_drops_the_turn_and_the_agent_reads_the_retrievers
 ) -> None:
     made = maker(tmp_path, scorer="some model", reject=False)
     made.parts.__dict__["writer"] = unreadable_for("birthplace")
-    found = labels_of(made)
+    labels = labels_of(made)
     runs = runs_of(tmp_path)
-    dropped = [one for one in found if isinstance(one, DroppedTurn)]
-    assert dropped and {one.reason for one in dropped} == {"unreadable"} and all(one.detail for one in dropped)
-    for one in found:
-        search = runs[one.turn.question_id, one.turn.seed].searches[one.turn.search]
+    dropped = [label for label in labels if isinstance(label, DroppedTurn)]
+    assert dropped and {label.reason for label in dropped} == {"unreadable"} and all(label.detail for label in dropped)
+    for label in labels:
+        search = runs[label.turn.question_id, label.turn.seed].searches[label.turn.search]
         own = [hit.passage for hit in bm25().search([search.query], 5)[0]]
-        assert isinstance(one, DroppedTurn) == ("birthplace" in search.query)
-        if isinstance(one, DroppedTurn):
+        assert isinstance(label, DroppedTurn) == ("birthplace" in search.query)
+        if isinstance(label, DroppedTurn):
             assert [hit.passage for hit in search.hits] == own
         else:
-            assert one.positive == one.question.gold_ids[0]  # gold passages were put first
+            assert label.positive == label.question.gold_ids[0]  # gold passages were put first
 
 
 def forgetful(prompt: str) -> str:
@@ -218,48 +218,48 @@ def test_an_order_that_misses_a_few_passages_is_repaired_if_lenient_and_else_dro
 ) -> None:
     strict = maker(tmp_path / "strict", scorer="some model", reject=False)
     strict.parts.__dict__["writer"] = Scripted(forgetful)
-    assert {one.reason for one in labels_of(strict) if isinstance(one, DroppedTurn)} == {"unreadable"}
+    assert {label.reason for label in labels_of(strict) if isinstance(label, DroppedTurn)} == {"unreadable"}
     lenient = maker(tmp_path / "lenient", scorer="some model", reject=False, lenient_orders=True)
     model = Scripted(forgetful)
     lenient.parts.__dict__["writer"] = model
-    found = [one for one in labels_of(lenient) if isinstance(one, LabelSet)]
-    assert len(found) > 20
-    for one in found:
-        pool = [passage.id for passage in _pool(one)]
-        assert [candidate.passage.id for candidate in one.candidates] == [pool[1], pool[0], *pool[2:]]
-    asked = [prompt for call in model.calls for prompt in call]
+    labels = [label for label in labels_of(lenient) if isinstance(label, LabelSet)]
+    assert len(labels) > 20
+    for label in labels:
+        pool = [passage.id for passage in _pool(label)]
+        assert [candidate.passage.id for candidate in label.candidates] == [pool[1], pool[0], *pool[2:]]
+    prompts = [prompt for call in model.calls for prompt in call]
     # With fewer than ten passages, two are more than a fifth, so that the order is requested again.
-    assert lenient.parts.tally.counts["orders_repaired"] == sum(passages_in(prompt) >= 10 for prompt in asked)
+    assert lenient.parts.tally.counts["orders_repaired"] == sum(passages_in(prompt) >= 10 for prompt in prompts)
     assert strict.identity != lenient.identity
 
 
-def _pool(one: LabelSet) -> list[Passage]:
+def _pool(label: LabelSet) -> list[Passage]:
     """Gold passages, then the retriever's hits."""
-    gold = [world().corpus.by_id(ident) for ident in one.question.gold_ids]
-    return list(dict.fromkeys([*gold, *(hit.passage for hit in bm25().search([one.query], 50)[0])]))
+    gold = [world().corpus.by_id(ident) for ident in label.question.gold_ids]
+    return list(dict.fromkeys([*gold, *(hit.passage for hit in bm25().search([label.query], 50)[0])]))
 
 
 def test_runs_whose_answer_is_a_sentence_can_be_kept_by_cover_match_or_by_a_judge(tmp_path: Path) -> None:
     def reasons(turns: Sequence[SearchTurn], made: DrSynth) -> set[str]:
-        return {one.reason for one in made.label(turns) if isinstance(one, DroppedTurn)}
+        return {label.reason for label in made.label(turns) if isinstance(label, DroppedTurn)}
 
     strict = maker(tmp_path / "em")
     turns = [turn for turn in strict.roll_out(questions()[:8], lambda done, total: None) if turn.trajectory.answer]
-    said = [
+    reworded = [
         replace(
             turn,
             trajectory=replace(turn.trajectory, answer=f"I believe that it is {turn.question.answers[0]}, as told."),
         )
         for turn in turns
     ]
-    assert reasons(said, strict) == {"wrong-answer"} and not [
-        one for one in strict.label(said) if isinstance(one, LabelSet)
+    assert reasons(reworded, strict) == {"wrong-answer"} and not [
+        label for label in strict.label(reworded) if isinstance(label, LabelSet)
     ]
     cover = maker(tmp_path / "em", outcome="cover")
-    assert reasons(said, cover) == set()
+    assert reasons(reworded, cover) == set()
     judged = maker(tmp_path / "judge", outcome="judge", judge=str(tmp_path / "em" / "world"))
     right = [world().oracle.judge(turn.question, turn.trajectory.answer or "") for turn in turns]
-    kept = {one.turn for one in judged.label(turns) if isinstance(one, LabelSet)}
+    kept = {label.turn for label in judged.label(turns) if isinstance(label, LabelSet)}
     assert kept == {turn.id for turn, correct in zip(turns, right, strict=True) if correct} and not all(right)
     with pytest.raises(SettingError, match="need each other"):
         maker(tmp_path / "none", outcome="judge")
@@ -275,17 +275,17 @@ def test_a_fault_of_the_judge_is_counted_and_leaves_the_turns_of_its_run_alone_u
         def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
             first = claims[0].question.id
             return [
-                Verdict(*one.key[:2], None, fault="gone", asked=one.asked)
-                if one.question.id == first
-                else Verdict(*one.key[:2], True, asked=one.asked)
-                for one in claims
+                Verdict(*claim.key[:2], None, fault="gone", asked=claim.asked)
+                if claim.question.id == first
+                else Verdict(*claim.key[:2], True, asked=claim.asked)
+                for claim in claims
             ]
 
     made = maker(tmp_path, outcome="judge", judge="a judge", scorer="gold")
     made.__dict__["judge"] = Forgets()
     turns = [turn for turn in made.roll_out(questions()[:4], lambda done, total: None) if turn.trajectory.answer]
     lost = {turn.id for turn in turns if turn.question.id == turns[0].question.id}
-    labelled = [one.turn for one in made.label(turns)]
+    labelled = [label.turn for label in made.label(turns)]
     assert labelled == [turn.id for turn in turns if turn.id not in lost] != []
     assert made.parts.tally.faults["judge"] == 1
 
@@ -327,9 +327,9 @@ def test_a_run_with_a_query_that_could_not_be_ranked_is_made_again_before_it_is_
     again = maker(tmp_path, speaks=asks_two, scorer="some model", reject=False)
     again.parts.__dict__["writer"] = Scripted(backwards)
     assert len(again.left(some)) == 2
-    found = labels_of(again, some)
-    assert len(found) == 4
-    assert_labels_of_what_was_read(found, tmp_path)
+    labels = labels_of(again, some)
+    assert len(labels) == 4
+    assert_labels_of_what_was_read(labels, tmp_path)
 
 
 def backwards(prompt: str) -> str:
@@ -345,17 +345,17 @@ def asks_two() -> AgentWithLimits:
     return AgentWithLimits(Agent(protocol, model), LIMITS, "asks two")
 
 
-def assert_labels_of_what_was_read(found: Sequence[Labelled], folder: Path) -> None:
+def assert_labels_of_what_was_read(labels: Sequence[Labelled], folder: Path) -> None:
     runs = runs_of(folder)
-    for one in found:
-        assert isinstance(one, LabelSet)
-        hits = runs[one.turn.question_id, one.turn.seed].searches[one.turn.search].hits
-        assert [candidate.passage for candidate in one.candidates[: len(hits)]] == [hit.passage for hit in hits] != []
+    for label in labels:
+        assert isinstance(label, LabelSet)
+        hits = runs[label.turn.question_id, label.turn.seed].searches[label.turn.search].hits
+        assert [candidate.passage for candidate in label.candidates[: len(hits)]] == [hit.passage for hit in hits] != []
 
 
 def test_gold_evidence_can_rank_and_questions_without_it_are_refused(tmp_path: Path) -> None:
-    for one in labels_of(maker(tmp_path, scorer="gold")):
-        assert isinstance(one, DroppedTurn) or one.positive in one.question.gold_ids
+    for label in labels_of(maker(tmp_path, scorer="gold")):
+        assert isinstance(label, DroppedTurn) or label.positive in label.question.gold_ids
     bare = [replace(questions()[0], gold_ids=())]
     with pytest.raises(DataError, match="names no gold passages"):
         labels_of(maker(tmp_path / "bare", scorer="gold"), bare)
@@ -389,8 +389,8 @@ def test_impossible_settings_and_a_run_of_other_settings_are_refused(tmp_path: P
 def test_an_order_with_one_passage_teaches_nothing(tmp_path: Path) -> None:
     made = maker(tmp_path, OneHit(bm25()), gold=False)
     turns = made.roll_out(questions()[:2], lambda done, total: None)
-    few = [one for one in made.label(turns) if one == DroppedTurn(one.turn, "too-few", "1 passages were found")]
-    assert few and {one.reason for one in made.label(turns)} <= {"too-few", "wrong-answer"}  # type: ignore[union-attr]
+    few = [label for label in made.label(turns) if label == DroppedTurn(label.turn, "too-few", "1 passages were found")]
+    assert few and {label.reason for label in made.label(turns)} <= {"too-few", "wrong-answer"}  # type: ignore[union-attr]
 
 
 class OneHit(LayeredRetriever):

@@ -33,7 +33,7 @@ def published(ident: str, query: str, *passages: str) -> JsonObject:
 
 def test_an_export_that_is_imported_gives_the_same_rows_batches_and_loss(tmp_path: Path) -> None:
     made = [label(number, search=search) for number in range(4) for search in range(2)]
-    made = [replace(one, query=replace(one.query, reasoning="ba be\n\nbi")) for one in made]
+    made = [replace(label, query=replace(label.query, reasoning="ba be\n\nbi")) for label in made]
     made.append(replace(made[-1], copy=1, positive=made[-1].negatives[0], negatives=made[-1].negatives[1:]))
     write_tevatron(tmp_path / "rows.jsonl", made, VIEW)
     assert import_labels([tmp_path / "rows.jsonl"], tmp_path / "labels").to_json() == {
@@ -54,7 +54,7 @@ def trained(folder: Path, labels: list[LabelSet], view: str) -> tuple[dict[str, 
     """The tensors of one batch, and its loss."""
     model, card = SentenceTransformer(str(folder), device="cpu"), EncoderCard.of(folder)
     seen = QueryEncoder(EmbeddingSettings(encoder=str(folder), view=view), folder, card).seen
-    rows = [TrainingExample.of(one, seen) for one in labels]
+    rows = [TrainingExample.of(label, seen) for label in labels]
     fed = Collator(FeatureBuilder(model, card), RetrieverLoss())(rows)
     whole = {name: value for name, value in fed.items() if isinstance(value, torch.Tensor)}
     target = fed["label"]
@@ -83,8 +83,8 @@ def test_rows_of_the_published_shape_keep_their_query_and_their_question(tmp_pat
     first, second, third = read_labels([str(tmp_path / "labels")])
     assert first.query.text == text and first.query.given and first.negatives == ("b",)
     assert (first.turn.key, second.copy, third.turn.key) == (("id_7", "0", "3"), 1, ("id_7", "0", "4"))
-    assert len({one.question.question for one in (first, second, third)}) == 1
-    assert [(one.turn.question_id, one.reason) for one in LabelFolder(tmp_path / "labels").dropped()] == [
+    assert len({label.question.question for label in (first, second, third)}) == 1
+    assert [(drop.turn.question_id, drop.reason) for drop in LabelFolder(tmp_path / "labels").dropped()] == [
         ("x", "no-positive")
     ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.labels.small import LIMITS, Away, agent, bm25, make, parts, protocol, turns, world
-from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, run, search_of
 
 from coseek.agents.drivers import rollout
 from coseek.agents.search_turns import SearchTurn, TurnId, search_turns
@@ -43,12 +43,12 @@ CANDIDATES = [Candidate(passage, rank, {"retriever": 9.0 - rank}) for rank, pass
 MANY = tuple(Passage(f"p{number}", f"P {number}", f"text {number}") for number in range(30))
 
 
-def turn_of(*searches: Search, place: int = -1) -> SearchTurn:
+def turn_of(*searches: Search, position: int = -1) -> SearchTurn:
     made = run(*searches)
-    return SearchTurn(made, range(len(searches))[place], Query("orbo", QUESTION.question))
+    return SearchTurn(made, range(len(searches))[position], Query("orbo", QUESTION.question))
 
 
-TURN = turn_of(found("orbo", ORBO))
+TURN = turn_of(search_of("orbo", ORBO))
 
 
 # --- likelihoods
@@ -63,7 +63,7 @@ def test_llm_embedder_takes_the_greatest_change_and_the_lowest_ones_against_it()
 
     made = decided(0.0, 1)
     assert isinstance(made, LabelSet) and (made.positive, made.negatives) == ("mira", ("orbo",))
-    assert [(one.passage.id, one.scores["change"], one.scores["logp"]) for one in made.candidates] == [
+    assert [(item.passage.id, item.scores["change"], item.scores["logp"]) for item in made.candidates] == [
         ("mira", 1.0, -1.0),
         ("other", -0.5, -2.5),
         ("orbo", -1.0, -3.0),
@@ -82,7 +82,7 @@ def test_scarlet_takes_what_costs_most_to_leave_out_and_the_lower_group_against_
 
     made = decided(1.0, -1.0, -3.0, -1.0, -1.5)
     assert isinstance(made, LabelSet) and (made.positive, made.negatives) == ("orbo", ("other", "mira"))
-    assert [one.scores["utility"] for one in made.candidates] == [2.0, 0.5, 0.0]
+    assert [candidate.scores["utility"] for candidate in made.candidates] == [2.0, 0.5, 0.0]
     low = DroppedTurn(TURN.id, "no-positive", "the highest utility is 2.000")
     assert decided(2.0, -1.0, -3.0, -1.0, -1.5) == low
     same = DroppedTurn(TURN.id, "no-negatives", "all passages have the same utility")
@@ -102,7 +102,7 @@ def test_negatives_are_drawn_by_seed_and_copy_and_stand_in_the_pools_order() -> 
     assert pick_negatives(TURN.id, pool, 30, 0) == tuple(pool)
     candidates = [Candidate(passage, rank) for rank, passage in enumerate((ORBO, MIRA, *MANY), start=1)]
     sets = list(label_sets(TURN, candidates, [ORBO, MIRA], pool, 5, 1))
-    assert [(one.positive, one.copy, one.negatives) for one in sets] == [
+    assert [(label.positive, label.copy, label.negatives) for label in sets] == [
         ("orbo", 0, drawn[1, 0]),
         ("mira", 1, drawn[1, 1]),
     ]
@@ -132,15 +132,15 @@ def gold_labels(folder: Path, turn: SearchTurn, *passages: Passage, **settings: 
 
 
 def test_a_gold_passage_is_seen_once_an_earlier_turn_has_shown_it() -> None:
-    first, second = found("orbo", ORBO), found("mira", MIRA)
+    first, second = search_of("orbo", ORBO), search_of("mira", MIRA)
     assert unseen(turn_of(first, second)) == ["mira"]
-    assert unseen(turn_of(first, second, place=0)) == ["orbo", "mira"]
+    assert unseen(turn_of(first, second, position=0)) == ["orbo", "mira"]
     assert unseen(turn_of(replace(first, turn=1), replace(second, turn=2))) == ["mira"]
     assert unseen(turn_of(replace(first, turn=1), replace(second, turn=1))) == ["orbo", "mira"]
 
 
 def test_a_turn_without_a_gold_label_says_why(tmp_path: Path) -> None:
-    done = turn_of(found("both", ORBO, MIRA), found("more", OTHER))
+    done = turn_of(search_of("both", ORBO, MIRA), search_of("more", OTHER))
     assert gold_labels(tmp_path, done, OTHER) == [DroppedTurn(done.id, "all-shown")]
     bare = replace(TURN, trajectory=replace(TURN.trajectory, question=replace(QUESTION, gold_ids=())))
     assert gold_labels(tmp_path, bare, OTHER) == [DroppedTurn(bare.id, "no-gold")]
@@ -157,7 +157,7 @@ def test_gold_negatives_are_neither_gold_nor_copies_and_are_drawn_by_the_seed(tm
         (made,) = gold_labels(tmp_path, TURN, copied, *MANY[:20], MIRA, *MANY[20:], ORBO, negatives=6, seed=seed)
         assert isinstance(made, LabelSet) and made.positive == "mira"
         assert made.negatives == pick_negatives(TURN.id, pool, 6, seed)
-        assert [one.passage.id for one in made.candidates[:3]] == ["mira", "a copy of orbo", "p0"]
+        assert [candidate.passage.id for candidate in made.candidates[:3]] == ["mira", "a copy of orbo", "p0"]
 
 
 # --- requirements
@@ -183,9 +183,9 @@ def test_what_agentic_r_and_dr_synth_need_follows_their_settings() -> None:
 
 def sets_of(folder: Path, **settings: object) -> tuple[list[LabelSet], dict[str, int]]:
     made_of = parts(folder)
-    labels, said = make(folder, gold.open(GoldSettings.model_validate(settings), made_of), made_of)
-    assert said.left == 0
-    return list(labels.sets()), dict(said.dropped)
+    labels, report = make(folder, gold.open(GoldSettings.model_validate(settings), made_of), made_of)
+    assert report.left == 0
+    return list(labels.sets()), dict(report.dropped)
 
 
 def still_open(turn: SearchTurn) -> list[str]:
@@ -194,8 +194,8 @@ def still_open(turn: SearchTurn) -> list[str]:
 
 
 def matches(turn: SearchTurn, passage: Passage) -> int:
-    asked = set(words(f"{turn.query.text} {turn.query.reasoning}"))
-    return len(asked & set(words(f"{passage.title} {passage.text}")))
+    query_words = set(words(f"{turn.query.text} {turn.query.reasoning}"))
+    return len(query_words & set(words(f"{passage.title} {passage.text}")))
 
 
 def test_the_positive_is_the_open_gold_passage_of_the_best_rank_or_else_of_most_words(
@@ -204,18 +204,18 @@ def test_the_positive_is_the_open_gold_passage_of_the_best_rank_or_else_of_most_
     sets, dropped = sets_of(tmp_path)
     by_turn = {turn.id: turn for turn in turns()}
     put_in = 0
-    for one in sets:
-        turn = by_turn[one.turn]
-        found = [hit.passage.id for hit in bm25().search([turn.query], 20)[0]]
+    for label in sets:
+        turn = by_turn[label.turn]
+        found_ids = [hit.passage.id for hit in bm25().search([turn.query], 20)[0]]
         wanted = still_open(turn)
-        best = next((ident for ident in found if ident in wanted), None)
+        best = next((ident for ident in found_ids if ident in wanted), None)
         if best is None:
             best = max(wanted, key=lambda ident: matches(turn, world().corpus.by_id(ident)))
             put_in += 1
-        assert one.positive == best == one.candidates[0].passage.id
-        assert one.candidates[0].rank == (found.index(best) + 1 if best in found else 0)
-        assert not set(one.negatives) & set(one.question.gold_ids) and set(one.negatives) <= set(found)
-        assert len(one.negatives) == min(15, len(set(found) - set(one.question.gold_ids)))
+        assert label.positive == best == label.candidates[0].passage.id
+        assert label.candidates[0].rank == (found_ids.index(best) + 1 if best in found_ids else 0)
+        assert not set(label.negatives) & set(label.question.gold_ids) and set(label.negatives) <= set(found_ids)
+        assert len(label.negatives) == min(15, len(set(found_ids) - set(label.question.gold_ids)))
     assert len(sets) > 20 and put_in > 0
     assert len(sets) + sum(dropped.values()) == len(turns())
 
@@ -225,10 +225,10 @@ def test_every_open_gold_passage_can_have_a_set_of_its_own(tmp_path: Path) -> No
     sets, _ = sets_of(tmp_path, every=True)
     by_turn = {turn.id: turn for turn in turns()}
     positives: dict[object, list[str]] = {}
-    for one in sets:
-        positives.setdefault(one.turn, []).append(one.positive)
-        assert one.copy == len(positives[one.turn]) - 1
-    assert all(sorted(found) == sorted(still_open(by_turn[turn])) for turn, found in positives.items())  # type: ignore[index]
+    for label in sets:
+        positives.setdefault(label.turn, []).append(label.positive)
+        assert label.copy == len(positives[label.turn]) - 1
+    assert all(sorted(idents) == sorted(still_open(by_turn[turn])) for turn, idents in positives.items())  # type: ignore[index]
     assert max(map(len, positives.values())) > 1
 
 
@@ -236,26 +236,26 @@ def test_a_corpus_that_is_not_at_hand_cannot_give_missing_passages(tmp_path: Pat
     made_of = parts(tmp_path, retriever=Away("nothing"))
     with pytest.raises(SettingError, match="corpus of the retriever 'bm25' is unknown"):
         gold.open(GoldSettings(), made_of)
-    labels, said = make(tmp_path, gold.open(GoldSettings(add_missing=False), made_of), made_of)
-    assert said.labelled == len(list(labels.sets())) > 0
+    labels, report = make(tmp_path, gold.open(GoldSettings(add_missing=False), made_of), made_of)
+    assert report.labelled == len(list(labels.sets())) > 0
 
 
 @pytest.mark.medium
 def test_labels_of_a_replaced_run_are_not_taken_for_its_own(tmp_path: Path) -> None:
     made_of, maker = parts(tmp_path), gold.open(GoldSettings(), parts(tmp_path))
     before, other = turns(), RandomRetriever(world().corpus, RandomSettings(seed=1))
-    asked = [*{turn.question.id: turn.question for turn in before[:9]}.values()]
-    remade = rollout(agent(), other, asked, list(range(len(asked))), LIMITS)
+    questions = [*{turn.question.id: turn.question for turn in before[:9]}.values()]
+    remade = rollout(agent(), other, questions, list(range(len(questions))), LIMITS)
     new_turns = [turn for run in remade for turn in search_turns(run, protocol())]
-    kept = [turn for turn in before if turn.question not in asked]
+    kept = [turn for turn in before if turn.question not in questions]
     folder, fresh = tmp_path / "labels", tmp_path / "fresh"
     labels, _ = make(folder, maker, made_of, before)
-    old = {one.turn: one for one in labels.sets()}
+    old = {label.turn: label for label in labels.sets()}
     make(folder, maker, made_of, [*new_turns, *kept])
     make(fresh, maker, made_of, [*new_turns, *kept])
     for name in ("labels.jsonl", "dropped.jsonl"):
         assert (folder / name).read_bytes() == (fresh / name).read_bytes()
-    assert any(old.get(one.turn, one) != one for one in LabelFolder(folder).sets())
+    assert any(old.get(label.turn, label) != label for label in LabelFolder(folder).sets())
 
 
 # --- label folders: a lost text that is read as another, rows that are misread
@@ -324,7 +324,7 @@ def test_a_row_reads_back_as_what_was_written(targets: tuple[float, ...] | None)
 
 
 def test_labels_are_kept_where_only_clocks_and_likelihoods_differ_and_by_nothing_else() -> None:
-    made = run(found("orbo", ORBO))
+    made = run(search_of("orbo", ORBO))
     # The value in stored label folders: a change would recreate all their labels.
     assert trajectory_digest(made) == "9650d248f449a643b7dfd06aed7f9603"
     first, *rest = made.segments
@@ -333,13 +333,13 @@ def test_labels_are_kept_where_only_clocks_and_likelihoods_differ_and_by_nothing
         replace(made, question=replace(QUESTION, answers=("Zun",))),
         replace(made, segments=(replace(first, text="?"), *rest)),
         replace(made, segments=(replace(first, author=Author.AGENT, logprobs=(0.0,) * len(first.ids)), *rest)),
-        replace(made, searches=(replace(search, hits=found("orbo", MIRA).hits),)),
+        replace(made, searches=(replace(search, hits=search_of("orbo", MIRA).hits),)),
         replace(made, searches=(Search("mira", search.hits),)),
         replace(made, stop=StopReason.TURN_LIMIT),
         replace(made, answer="Zun"),
     ]
-    assert len({trajectory_digest(one) for one in [made, *others]}) == 8
-    unsure = [replace(one, logprobs=tuple(-1.0 for _ in one.logprobs)) for one in made.segments]
+    assert len({trajectory_digest(trajectory) for trajectory in [made, *others]}) == 8
+    unsure = [replace(segment, logprobs=tuple(-1.0 for _ in segment.logprobs)) for segment in made.segments]
     assert trajectory_digest(replace(made, segments=tuple(unsure))) == trajectory_digest(made)
 
 

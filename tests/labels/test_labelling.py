@@ -22,10 +22,10 @@ pytestmark = pytest.mark.medium
 def some() -> tuple[SearchTurn, ...]:
     """Turns whose questions have the answer that the server's agent gives at times."""
     runs: dict[int, Trajectory] = {}
-    for one in turns(24):
-        question = replace(one.question, answers=("yes",))
-        runs.setdefault(id(one.trajectory), replace(one.trajectory, question=question))
-    return tuple(replace(one, trajectory=runs[id(one.trajectory)]) for one in turns(24))
+    for turn in turns(24):
+        question = replace(turn.question, answers=("yes",))
+        runs.setdefault(id(turn.trajectory), replace(turn.trajectory, question=question))
+    return tuple(replace(turn, trajectory=runs[id(turn.trajectory)]) for turn in turns(24))
 
 
 def rows(folder: Path) -> list[bytes]:
@@ -38,14 +38,14 @@ def test_labels_have_the_same_bytes_whatever_the_timing(tmp_path: Path) -> None:
     for seed in range(2):
         rng = random.Random(seed)
 
-        def late(asked: Asked, rng: random.Random = rng) -> Said:
+        def late(request: Asked, rng: random.Random = rng) -> Said:
             time.sleep(rng.random() * 0.02)
-            return answer(asked)
+            return answer(request)
 
         with site(late) as there:
             folder = tmp_path / str(seed)
-            _, said = labelled(folder, served_parts(folder, there.url), some())
-            assert said.labelled > 3 and said.left == 0
+            _, report = labelled(folder, served_parts(folder, there.url), some())
+            assert report.labelled > 3 and report.left == 0
         made.append(rows(folder))
     assert made[0] == made[1]
 
@@ -53,13 +53,13 @@ def test_labels_have_the_same_bytes_whatever_the_timing(tmp_path: Path) -> None:
 def test_refused_prompts_are_counted_and_no_prompt_is_paid_twice(tmp_path: Path) -> None:
     """The next start sends only the refused prompts."""
     ways = [refusing(10)]
-    with site(lambda asked: ways[-1](asked)) as there:
-        _, said = labelled(tmp_path, served_parts(tmp_path, there.url), some())
+    with site(lambda request: ways[-1](request)) as there:
+        _, report = labelled(tmp_path, served_parts(tmp_path, there.url), some())
         before = paid(there)
-        refused = {body_of(asked) for asked in there.asked if number_of(asked) % 10 == 1}
+        refused = {body_of(request) for request in there.asked if number_of(request) % 10 == 1}
         assert max(before.values()) == 1
-        assert said.left > 0 and said.labelled > 0 and "it answered " in said.reason
-        assert said.counts["fault/scorer"] + said.counts["fault/agent"] == len(refused)
+        assert report.left > 0 and report.labelled > 0 and "it answered " in report.reason
+        assert report.counts["fault/scorer"] + report.counts["fault/agent"] == len(refused)
         ways.append(answer)
         _, healed = labelled(tmp_path, served_parts(tmp_path, there.url), some())
         assert healed.left == 0
@@ -72,11 +72,11 @@ def test_a_turn_that_waits_for_its_server_keeps_no_other_turn_from_its_label(tmp
     hold = threading.Event()
     held: list[int] = []
 
-    def answer_but_one(asked: Asked) -> Said:
-        if not held and asked.path.endswith("/v1/completions"):
-            held.append(asked.number)
-            return replace(answer(asked), hold=hold)
-        return answer(asked)
+    def answer_but_one(request: Asked) -> Said:
+        if not held and request.path.endswith("/v1/completions"):
+            held.append(request.number)
+            return replace(answer(request), hold=hold)
+        return answer(request)
 
     with site(answer_but_one) as there:
         worker = threading.Thread(
@@ -100,9 +100,9 @@ def _done(folder: Path) -> int:
 def test_at_most_as_many_calls_are_open_at_a_server_as_it_has_slots(tmp_path: Path) -> None:
     """The scorer's client and the agent's share them."""
 
-    def slow(asked: Asked) -> Said:
+    def slow(request: Asked) -> Said:
         time.sleep(0.01)
-        return answer(asked)
+        return answer(request)
 
     with site(slow) as there:
         labelled(tmp_path, served_parts(tmp_path, there.url), some())

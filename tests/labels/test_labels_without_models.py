@@ -24,51 +24,58 @@ OTHER = Passage("other", "Orn", "Orn is a town.")
 
 def run_of(*searches: Search, visits: tuple[Visit, ...] = (), answer: str | None = None) -> list[SearchTurn]:
     """The turns of a run with these searches."""
-    asked = Question("q", "Where was the director of Night Train born?", ("Orn",))
-    made = replace(runs()[0], question=asked, searches=searches, visits=visits, answer=answer, selected_ids=())
-    return [SearchTurn(made, number, Query(one.query, asked.question)) for number, one in enumerate(searches)]
+    question = Question("q", "Where was the director of Night Train born?", ("Orn",))
+    made = replace(runs()[0], question=question, searches=searches, visits=visits, answer=answer, selected_ids=())
+    return [SearchTurn(made, number, Query(search.query, question.question)) for number, search in enumerate(searches)]
 
 
-def found(query: str, turn: int, *passages: Passage, selected: tuple[str, ...] | None = None) -> Search:
-    return Search(query, tuple(Hit(one, 1.0) for one in passages), turn=turn, selected=selected)
+def search_of(query: str, turn: int, *passages: Passage, selected: tuple[str, ...] | None = None) -> Search:
+    return Search(query, tuple(Hit(passage, 1.0) for passage in passages), turn=turn, selected=selected)
 
 
 def ids(passages: list[Passage]) -> list[str]:
-    return [one.id for one in passages]
+    return [passage.id for passage in passages]
 
 
 def test_a_passage_is_used_if_the_next_query_has_words_that_only_it_can_have_given() -> None:
-    first, last = run_of(found("Night Train", 1, SEA, FILM), found("Ada Byron born", 2, OTHER, ADA), answer="Orn")
+    first, last = run_of(
+        search_of("Night Train", 1, SEA, FILM), search_of("Ada Byron born", 2, OTHER, ADA), answer="Orn"
+    )
     assert ids(used(first, "query")) == ["film"] and not used(last, "query")
     assert ids(used(last, "answer")) == ["other", "ada"] and not used(first, "answer")
-    (alone,) = run_of(found("Night Train", 1, SEA, FILM), answer="no")
+    (alone,) = run_of(search_of("Night Train", 1, SEA, FILM), answer="no")
     assert not used(alone, "answer") and not used(alone, "query")
 
 
 def test_words_of_the_question_and_of_every_passage_show_no_use() -> None:
-    first, _ = run_of(found("Night Train", 1, FILM, ADA), found("director born Ada Byron", 2, ADA))
+    first, _ = run_of(search_of("Night Train", 1, FILM, ADA), search_of("director born Ada Byron", 2, ADA))
     assert not used(first, "query")  # both passages hold the new words
 
 
 def test_of_a_turns_searches_at_once_none_is_the_next_and_the_next_turns_are_it_together() -> None:
-    asked = found("Train", 1, SEA, FILM), found("Night", 1, FILM, SEA), found("Ada Orn", 2, ADA), found("sea", 2, OTHER)
-    one, other, last, *_ = run_of(*asked, found("Byron waves", 3, ADA), answer="Orn")
+    searches = (
+        search_of("Train", 1, SEA, FILM),
+        search_of("Night", 1, FILM, SEA),
+        search_of("Ada Orn", 2, ADA),
+        search_of("sea", 2, OTHER),
+    )
+    left, right, last, *_ = run_of(*searches, search_of("Byron waves", 3, ADA), answer="Orn")
     # `Ada`, `Orn` and `sea` are new: of FILM the first, of SEA the last; the later `Byron` and `waves` show nothing.
-    assert ids(used(one, "query")) == ["sea", "film"] and ids(used(other, "query")) == ["film", "sea"]
+    assert ids(used(left, "query")) == ["sea", "film"] and ids(used(right, "query")) == ["film", "sea"]
     assert ids(used(last, "query")) == ["ada"]
-    logged = [replace(search, turn=None) for search in asked]  # like a log of another system: each search is a turn
+    logged = [replace(search, turn=None) for search in searches]  # like a log of another system: each search is a turn
     first, second, third, _ = run_of(*logged)
     assert not used(first, "query") and ids(used(second, "query")) == ["film"] and not used(third, "query")
-    many, _ = run_of(found("Night Train", 1, SEA, FILM, OTHER), found("Byron Ada sea", 2, OTHER))
+    many, _ = run_of(search_of("Night Train", 1, SEA, FILM, OTHER), search_of("Byron Ada sea", 2, OTHER))
     assert ids(used(many, "query")) == ["film", "sea"]  # more new words come first
-    (only, _) = run_of(found("Night Train", 1, FILM), found("Ada", 2, OTHER))
+    (only, _) = run_of(search_of("Night Train", 1, FILM), search_of("Ada", 2, OTHER))
     assert ids(used(only, "query")) == ["film"]  # a single passage counts, though all passages have the word
-    _, again, _ = run_of(found("a", 1), found("waves", 2, SEA, OTHER), found("waves", 3), answer="Orn")
+    _, again, _ = run_of(search_of("a", 1), search_of("waves", 2, SEA, OTHER), search_of("waves", 3), answer="Orn")
     assert not used(again, "query") and not used(again, "answer")  # it repeated the query and continued
 
 
 def test_what_earlier_turns_searched_or_visited_was_shown_and_what_this_one_did_was_not() -> None:
-    searches = found("a", 1, SEA), found("b", 2, FILM), found("c", 2, ADA)
+    searches = search_of("a", 1, SEA), search_of("b", 2, FILM), search_of("c", 2, ADA)
     visits = (Visit(1, "other", (OTHER,)), Visit(2, "late", (replace(OTHER, id="late"),)))
     _, second, third = run_of(*searches, visits=visits)
     assert [*shown_before(second)] == [*shown_before(third)] == ["sea", "other"]
@@ -77,7 +84,7 @@ def test_what_earlier_turns_searched_or_visited_was_shown_and_what_this_one_did_
 
 
 def test_a_passage_that_holds_an_answer_says_why_it_is_no_label() -> None:
-    first, second = run_of(found("town", 1, OTHER), found("Orn", 2, OTHER))
+    first, second = run_of(search_of("town", 1, OTHER), search_of("Orn", 2, OTHER))
     held = (Candidate(FILM, 1), Candidate(OTHER, 2))
     ruled = answer_in_passage.judge(first, held)
     assert ruled == RuledTurn([held[1]], [OTHER])
@@ -88,17 +95,17 @@ def test_a_passage_that_holds_an_answer_says_why_it_is_no_label() -> None:
 
 
 def test_a_visit_counts_for_the_last_search_before_it_that_found_the_passage() -> None:
-    searches = found("a", 1, SEA, FILM), found("b", 2, FILM, ADA), found("c", 5, FILM)
+    searches = search_of("a", 1, SEA, FILM), search_of("b", 2, FILM, ADA), search_of("c", 5, FILM)
     opened = (3, FILM), (4, ADA), (4, SEA), (5, FILM), (6, OTHER)
-    made = run_of(*searches, visits=tuple(Visit(turn, one.id, (one,)) for turn, one in opened))
+    made = run_of(*searches, visits=tuple(Visit(turn, passage.id, (passage,)) for turn, passage in opened))
     assert [ids(used(turn, "opened")) for turn in made] == [["sea"], ["film", "ada"], []]
 
 
 def test_the_first_kind_of_use_that_there_is_gives_the_positives_and_no_used_passage_is_a_negative() -> None:
-    first, _ = run_of(found("Night Train", 1, SEA, FILM, OTHER, selected=("sea",)), found("Ada Byron", 2, ADA))
+    first, _ = run_of(search_of("Night Train", 1, SEA, FILM, OTHER, selected=("sea",)), search_of("Ada Byron", 2, ADA))
     ruled = opened_next.judge(("opened", "selected", "query", "answer"), first, ())
     assert not isinstance(ruled, str)
-    assert ([one.passage.id for one in ruled.positives], ids([*ruled.not_negative])) == (["sea"], ["sea", "film"])
+    assert ([good.passage.id for good in ruled.positives], ids([*ruled.not_negative])) == (["sea"], ["sea", "film"])
     assert opened_next.judge(("opened",), first, ()) == "not-used"
 
 
@@ -109,25 +116,25 @@ def sets_of(folder: Path, maker: str, **settings: object) -> tuple[list[LabelSet
         if maker == "answer"
         else opened_next.open(OpenedSettings.model_validate(settings), made_of)
     )
-    labels, said = make(folder, opened, made_of)
-    assert said.left == 0
-    return list(labels.sets()), dict(said.dropped)
+    labels, report = make(folder, opened, made_of)
+    assert report.left == 0
+    return list(labels.sets()), dict(report.dropped)
 
 
 def test_positives_hold_an_answer_that_no_earlier_turn_had_shown_and_negatives_hold_none(tmp_path: Path) -> None:
     sets, dropped = sets_of(tmp_path, "answer")
     by_turn = {turn.id: turn for turn in turns()}
-    for one in sets:
-        earlier = by_turn[one.turn].trajectory.searches[: one.turn.search]
-        assert cover_match(one.passage(one.positive).contents, one.question.answers)
-        assert one.positive not in {hit.passage.id for search in earlier for hit in search.hits}
-        assert not any(cover_match(one.passage(ident).contents, one.question.answers) for ident in one.negatives)
+    for label in sets:
+        earlier = by_turn[label.turn].trajectory.searches[: label.turn.search]
+        assert cover_match(label.passage(label.positive).contents, label.question.answers)
+        assert label.positive not in {hit.passage.id for search in earlier for hit in search.hits}
+        assert not any(cover_match(label.passage(ident).contents, label.question.answers) for ident in label.negatives)
     assert len(sets) > 15 and dropped["no-answer"] > 0  # yes and no
 
 
 def test_what_an_agent_used_is_nearly_always_what_it_needed(tmp_path: Path) -> None:
     sets, _ = sets_of(tmp_path, "opened", every=True)
-    first = [one for one in sets if one.copy == 0]
+    first = [label for label in sets if label.copy == 0]
     assert len(first) > 30
-    assert sum(one.positive in one.question.gold_ids for one in first) > 0.9 * len(first)
-    assert max(one.copy for one in sets) > 0
+    assert sum(label.positive in label.question.gold_ids for label in first) > 0.9 * len(first)
+    assert max(label.copy for label in sets) > 0

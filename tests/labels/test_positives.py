@@ -23,10 +23,10 @@ TURN = st.lists(st.tuples(SCORES, st.sampled_from([False, False, True, None])), 
 
 def by_the_book(turn: Sequence[tuple[float, bool]], ties: Ties) -> tuple[int, ...]:
     """The positives by SPEC §6 and the table at the end of TRAPS, from all scores of a turn."""
-    order = sorted(range(len(turn)), key=lambda place: (-turn[place][1], -turn[place][0]))
+    order = sorted(range(len(turn)), key=lambda index: (-turn[index][1], -turn[index][0]))
     if not order or not turn[order[0]][1] or turn[order[0]][0] < LEAST:
         return ()
-    tied = [place for place in range(len(turn)) if turn[place] == turn[order[0]]]
+    tied = [index for index in range(len(turn)) if turn[index] == turn[order[0]]]
     return (order[0],) if ties == "paper" else tuple(tied[:MOST_TIED])
 
 
@@ -35,24 +35,24 @@ def decided(
 ) -> tuple[dict[int, tuple[int, ...] | None], list[tuple[int, int]]]:
     """The positives of each turn, and (turn, candidate) of all continuations, in order."""
     outcomes: dict[int, tuple[int, ...] | None] = {}
-    asked: list[tuple[int, int]] = []
+    tried: list[tuple[int, int]] = []
     for number, turn in enumerate(turns):
         choice = PositiveChoice([relevance for relevance, _ in turn], ties, exhaustive=exhaustive)
         while places := choice.wanted():
-            for place in places:
-                asked.append((number, place))
-                choice.learn(place, turn[place][1])
+            for index in places:
+                tried.append((number, index))
+                choice.learn(index, turn[index][1])
         outcomes[number] = choice.positives
-    assert len(set(asked)) == len(asked)
-    return outcomes, asked
+    assert len(set(tried)) == len(tried)
+    return outcomes, tried
 
 
 @given(st.lists(st.lists(st.tuples(SCORES, st.booleans()), max_size=8), max_size=5), st.sampled_from(["paper", "code"]))
 def test_the_fewest_continuations_give_the_labels_of_all(turns: list[list[tuple[float, bool]]], ties: Ties) -> None:
     truth = {number: by_the_book(turn, ties) for number, turn in enumerate(turns)}
-    lazy, asked = decided(turns, ties)
+    lazy, tried = decided(turns, ties)
     assert lazy == truth
-    assert all(turns[turn][place][0] >= LEAST for turn, place in asked)
+    assert all(turns[turn][index][0] >= LEAST for turn, index in tried)
     assert decided(turns, ties, exhaustive=True)[0] == truth
 
 
@@ -82,7 +82,7 @@ def test_no_continuation_that_is_asked_for_could_be_spared(turn: list[tuple[floa
         ends = set()
         for guess in (False, True):
             rest = dict.fromkeys(range(len(turn)), False) | known | {needed: guess}
-            ends.add(by_the_book([(lr, rest[place]) for place, lr in enumerate(relevance)], ties))
+            ends.add(by_the_book([(lr, rest[index]) for index, lr in enumerate(relevance)], ties))
         assert len(ends) == 2
         known[needed] = turn[needed][1]
 
@@ -130,21 +130,21 @@ def score(folder: Path, *turns: str, then: tuple[str, ...]) -> Score:
 
 @pytest.mark.parametrize("lost", [ADA_AND_A_FAULT, ADA_AND_A_FAULT.replace("Ada", "worse than bad")])
 def test_a_query_that_fails_after_the_passage_is_a_fault_and_no_zero(lost: str, tmp_path: Path) -> None:
-    said = score(tmp_path, ADA, WRONG, then=(lost, WRONG))
-    assert said.value is None and said.fault == "the disk is gone"
+    scored = score(tmp_path, ADA, WRONG, then=(lost, WRONG))
+    assert scored.value is None and scored.fault == "the disk is gone"
 
 
 def test_what_had_failed_before_the_passage_is_the_past_of_the_run(tmp_path: Path) -> None:
-    said = score(tmp_path, ADA_AND_A_FAULT, WRONG, then=(WRONG,))
-    assert said.value == 0.0 and said.fault is None
+    scored = score(tmp_path, ADA_AND_A_FAULT, WRONG, then=(WRONG,))
+    assert scored.value == 0.0 and scored.fault is None
 
 
 def test_a_score_is_of_one_run_one_search_one_text_and_the_parts_that_made_it(tmp_path: Path) -> None:
     made = Correctness.of(parts(tmp_path))
-    turn = next(one for one in turns() if one.search == 1)
-    other = next(one for one in turns() if one.question.id != turn.question.id and one.search == 1)
-    asked = [(turn, EVE), (replace(turn, search=0), EVE), (other, EVE)]
-    asked += [(turn, replace(EVE, title="another")), (turn, replace(EVE, text="another"))]
-    contexts = {made._context(*one) for one in asked}
+    turn = next(turn for turn in turns() if turn.search == 1)
+    other = next(each for each in turns() if each.question.id != turn.question.id and each.search == 1)
+    pairs = [(turn, EVE), (replace(turn, search=0), EVE), (other, EVE)]
+    pairs += [(turn, replace(EVE, title="another")), (turn, replace(EVE, text="another"))]
+    contexts = {made._context(*pair) for pair in pairs}
     assert len(contexts) == 5 and {len(context) for context in contexts} == {16}
     assert made.identity != Correctness.of(parts(tmp_path, retriever=Shelf(CORPUS))).identity

@@ -25,7 +25,7 @@ def written(author: Author, tag: str, text: str) -> Segment:
     return Segment(author, tag, text, ids, (-0.25,) * len(ids) if author is Author.AGENT else ())
 
 
-def found(query: str, *passages: Passage) -> Search:
+def search_of(query: str, *passages: Passage) -> Search:
     """A search with falling scores."""
     return Search(query, tuple(Hit(passage, float(9 - rank)) for rank, passage in enumerate(passages)))
 

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.measure.samples import ORBO, QUESTION, found, run
+from tests.measure.samples import ORBO, QUESTION, run, search_of
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.core.files import JsonObject
@@ -35,45 +35,47 @@ def outcomes(draw: st.DrawFn) -> QuestionOutcome:
 
 @given(st.lists(outcomes(), min_size=1, max_size=20))
 def test_every_measure_is_the_ratio_of_sums_that_it_says(rows: list[QuestionOutcome]) -> None:
-    found = abstention_of(rows)
-    gone, there = [one for one in rows if not one.answerable], [one for one in rows if one.answerable]
-    answered, right = math.fsum(one.answered for one in rows), math.fsum(one.right for one in rows)
+    result = abstention_of(rows)
+    gone, there = [row for row in rows if not row.answerable], [row for row in rows if row.answerable]
+    answered, right = math.fsum(outcome.answered for outcome in rows), math.fsum(outcome.right for outcome in rows)
     wanted = {
-        "answered": fmean(one.answered for one in rows),
+        "answered": fmean(outcome.answered for outcome in rows),
         "right_when_answered": right / answered if answered else None,
-        "tokens_per_right": math.fsum(one.tokens or 0 for one in rows) / right if right else None,
-        "declined_unanswerable": fmean(one.declined for one in gone) if gone else None,
-        "invented": fmean(one.answered for one in gone) if gone else None,
-        "declined_answerable": fmean(one.declined for one in there) if there else None,
+        "tokens_per_right": math.fsum(outcome.tokens or 0 for outcome in rows) / right if right else None,
+        "declined_unanswerable": fmean(outcome.declined for outcome in gone) if gone else None,
+        "invented": fmean(outcome.answered for outcome in gone) if gone else None,
+        "declined_answerable": fmean(outcome.declined for outcome in there) if there else None,
     }
     for name, value in wanted.items():
-        interval = getattr(found, name)
+        interval = getattr(result, name)
         assert (interval is None) == (value is None), name
         if interval is not None:
             assert interval.mean == pytest.approx(value), name
             assert interval.low is None or interval.low <= interval.mean <= interval.high
-    assert (found.questions, found.unanswerable) == (len(rows), len(gone))
+    assert (result.questions, result.unanswerable) == (len(rows), len(gone))
 
 
 @given(st.lists(outcomes(), max_size=40), st.randoms(use_true_random=False))
 def test_the_calibration_counts_every_answer_once_in_any_order(rows: list[QuestionOutcome], rng: random.Random) -> None:
     bins = calibration(rows)
-    sure = [one for one in rows if one.confidence is not None and one.answered]
+    sure = [outcome for outcome in rows if outcome.confidence is not None and outcome.answered]
     assert len(bins) <= 10
-    assert math.fsum(one.answers for one in bins) == pytest.approx(math.fsum(one.answered for one in sure))
-    assert math.fsum(one.answers * one.right for one in bins) == pytest.approx(math.fsum(one.right for one in sure))
-    assert all(one.low <= one.confidence + 1e-12 and one.confidence <= one.high + 1e-12 for one in bins)
+    assert math.fsum(bucket.answers for bucket in bins) == pytest.approx(math.fsum(row.answered for row in sure))
+    assert math.fsum(bucket.answers * bucket.right for bucket in bins) == pytest.approx(
+        math.fsum(row.right for row in sure)
+    )
+    assert all(bucket.low <= bucket.confidence + 1e-12 and bucket.confidence <= bucket.high + 1e-12 for bucket in bins)
     assert all(below.high < above.low for below, above in pairwise(bins))
     error = abstention_of(rows).calibration_error
     assert error is None if not sure else error is not None and -1e-12 <= error <= 1 + 1e-12
     shuffled = calibration(rng.sample(rows, len(rows)))
-    assert [(one.low, one.high) for one in shuffled] == [(one.low, one.high) for one in bins]
-    assert [one.right for one in shuffled] == pytest.approx([one.right for one in bins])
+    assert [(bucket.low, bucket.high) for bucket in shuffled] == [(bucket.low, bucket.high) for bucket in bins]
+    assert [bucket.right for bucket in shuffled] == pytest.approx([bucket.right for bucket in bins])
 
 
 def test_an_agent_that_is_right_as_often_as_it_is_sure_has_no_calibration_error() -> None:
     def rows(sure: float, right: int, wrong: int) -> list[QuestionOutcome]:
-        return [QuestionOutcome(True, 1, 0, float(place < right), 1, sure) for place in range(right + wrong)]
+        return [QuestionOutcome(True, 1, 0, float(index < right), 1, sure) for index in range(right + wrong)]
 
     assert abstention_of([*rows(0.75, 3, 1), *rows(0.25, 1, 3)]).calibration_error == pytest.approx(0)
     assert abstention_of(rows(1.0, 1, 3)).calibration_error == pytest.approx(0.75)
@@ -83,29 +85,29 @@ def gone(ident: str) -> Question:
     return replace(QUESTION, id=ident, answers=(), meta={**QUESTION.meta, "unanswerable": True})
 
 
-def asked(question: Question, answer: str | None, seed: int = 0) -> Trajectory:
+def run_of(question: Question, answer: str | None, seed: int = 0) -> Trajectory:
     """A run with an answer; without one it declines."""
     stop = StopReason.DECLINED if answer is None else None
-    return run(found("x", ORBO), answer=answer, question=question, stop=stop, seed=seed)
+    return run(search_of("x", ORBO), answer=answer, question=question, stop=stop, seed=seed)
 
 
 def runs() -> list[Trajectory]:
     ids = ["a", "b", "c", "d"]
     there = [replace(QUESTION, id=ident) for ident in ids]
     answers: Sequence[str | None] = ("Velora", "Zun", None, "Velora")
-    own = [asked(one, answer) for one, answer in zip(there, answers, strict=True)]
-    return [*own, asked(gone("e"), None), asked(gone("f"), "Velora"), asked(gone("g"), NOT_FOUND)]
+    own = [run_of(question, answer) for question, answer in zip(there, answers, strict=True)]
+    return [*own, run_of(gone("e"), None), run_of(gone("f"), "Velora"), run_of(gone("g"), NOT_FOUND)]
 
 
 def test_a_table_worked_by_hand() -> None:
     scores = score_runs({"agent": runs()})
-    one = scores.abstention["agent"]
-    means = {name: getattr(one, name).mean for name in ("answered", "right_when_answered", "invented")}
+    agent = scores.abstention["agent"]
+    means = {name: getattr(agent, name).mean for name in ("answered", "right_when_answered", "invented")}
     assert means == pytest.approx({"answered": 5 / 7, "right_when_answered": 2 / 5, "invented": 2 / 3})
-    assert one.declined_unanswerable is not None and one.declined_unanswerable.mean == pytest.approx(1 / 3)
-    assert one.declined_answerable is not None and one.declined_answerable.mean == pytest.approx(1 / 4)
+    assert agent.declined_unanswerable is not None and agent.declined_unanswerable.mean == pytest.approx(1 / 3)
+    assert agent.declined_answerable is not None and agent.declined_answerable.mean == pytest.approx(1 / 4)
     tokens = sum(each.agent_tokens for each in runs())
-    assert one.tokens_per_right is not None and one.tokens_per_right.mean == pytest.approx(tokens / 2)
+    assert agent.tokens_per_right is not None and agent.tokens_per_right.mean == pytest.approx(tokens / 2)
     tables = abstention_tables(scores)
     assert tables["Declining"].rows[0][:3] == ("agent", "7", "3")
     assert tables["Calibration"].rows == (("agent", "0.779–0.779", "5", "0.779", "0.400"),)
@@ -120,13 +122,13 @@ def test_em_and_f1_are_those_of_the_answerable_questions_alone() -> None:
 
 
 def test_a_wrong_decline_is_not_counted_as_an_answer() -> None:
-    scores = score_trajectory(asked(QUESTION, None))
+    scores = score_trajectory(run_of(QUESTION, None))
     assert (scores["answered"], scores["declined"], scores["em"], "confidence" in scores) == (0, 1, 0, False)
 
 
 def test_a_right_decline_is_shown_as_right_and_a_wrong_one_as_not() -> None:
-    assert "right</b> · gold: unanswerable" in trajectory_html(asked(gone("e"), None))
-    for wrong in (asked(gone("e"), "Velora"), asked(QUESTION, None), asked(gone("e"), NOT_FOUND)):
+    assert "right</b> · gold: unanswerable" in trajectory_html(run_of(gone("e"), None))
+    for wrong in (run_of(gone("e"), "Velora"), run_of(QUESTION, None), run_of(gone("e"), NOT_FOUND)):
         assert "not right</b>" in trajectory_html(wrong)
 
 
@@ -139,13 +141,13 @@ def test_a_twin_of_an_earlier_version_is_read_without_its_phrase_for_an_answer()
     row: JsonObject = {"id": "t", "question": "Who?", "answers": [NOT_FOUND], "meta": {"unanswerable": True}}
     twin = Question.from_json(row)
     assert (twin.answers, twin.answerable) == ((), False)
-    assert "em" not in score_trajectory(asked(twin, NOT_FOUND))
+    assert "em" not in score_trajectory(run_of(twin, NOT_FOUND))
     assert Question.from_json({**row, "meta": {}}).answers == (NOT_FOUND,)  # a gold answer like any other
 
 
 def test_an_agent_is_sure_of_its_answer_as_of_the_tokens_that_gave_it() -> None:
-    sampled = asked(QUESTION, "Velora")
+    sampled = run_of(QUESTION, "Velora")
     assert confidence(sampled) == pytest.approx(math.exp(-0.25))
-    silent = [replace(part, logprobs=(0.0,) * len(part.logprobs)) for part in sampled.segments]
-    for unknown in (replace(sampled, exact=False), asked(QUESTION, None), replace(sampled, segments=tuple(silent))):
+    silent = [replace(segment, logprobs=(0.0,) * len(segment.logprobs)) for segment in sampled.segments]
+    for unknown in (replace(sampled, exact=False), run_of(QUESTION, None), replace(sampled, segments=tuple(silent))):
         assert confidence(unknown) is None

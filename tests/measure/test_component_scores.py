@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from tests.measure.samples import MIRA, ORBO, QUESTION, fault, found, run
+from tests.measure.samples import MIRA, ORBO, QUESTION, fault, run, search_of
 
 from coseek.core.files import JsonObject
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
@@ -33,12 +33,12 @@ def entry(question: Question, answer: str | None, fault: str | None = None) -> G
     return GeneratedAnswer(question.id, 0, "c", answer, fault=fault, passage_ids=("orbo", "mira"), context_tokens=17)
 
 
-def verdicts(*said: tuple[str, bool | None]) -> Verdicts:
-    return {(QUESTION.id, response): Verdict(QUESTION.id, response, right) for response, right in said}
+def verdicts(*rulings: tuple[str, bool | None]) -> Verdicts:
+    return {(QUESTION.id, response): Verdict(QUESTION.id, response, right) for response, right in rulings}
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "expected"),
+    ("answer", "ruling", "expected"),
     [
         ("in Velora", True, {"judge_acc": 1, "gen_acc": 1, "unread_verdicts": 0}),
         ("in Velora", False, {"judge_acc": 0, "gen_acc": 1, "unread_verdicts": 0}),
@@ -49,9 +49,9 @@ def verdicts(*said: tuple[str, bool | None]) -> Verdicts:
     ],
 )
 def test_genacc_is_cover_em_or_the_judge_and_no_fault(
-    answer: str, said: bool | None, expected: dict[str, float]
+    answer: str, ruling: bool | None, expected: dict[str, float]
 ) -> None:
-    assert judged(QUESTION, answer, verdicts((answer, said))) == expected
+    assert judged(QUESTION, answer, verdicts((answer, ruling))) == expected
 
 
 @pytest.mark.parametrize("answer", [None, "", "  "])
@@ -62,7 +62,7 @@ def test_without_a_judge_no_answer_is_wrong_and_any_other_unknown(answer: str | 
 
 
 def test_a_component_has_the_generators_answer_and_the_agents_passages() -> None:
-    trajectory = run(found("o", ORBO), found("m", MIRA), answer="Zun")
+    trajectory = run(search_of("o", ORBO), search_of("m", MIRA), answer="Zun")
     scored = component_run("a", [trajectory], {("q1", 0): entry(QUESTION, "Velora")}).questions["q1"].metrics
     own = score_run("a", [trajectory]).questions["q1"].metrics
     assert (own["em"], scored["em"]) == (0, 1)
@@ -93,7 +93,7 @@ def test_faults_are_counted_and_in_no_mean() -> None:
 
 
 def test_both_columns_stand_in_one_table_and_an_agent_without_answers_has_a_dash() -> None:
-    answering, silent = [run(found("o", ORBO), answer="Zun")], [run(found("o", ORBO), answer=None)]
+    answering, silent = [run(search_of("o", ORBO), answer="Zun")], [run(search_of("o", ORBO), answer=None)]
     answers = {("q1", 0): entry(QUESTION, "Velora")}
     metrics = ("em", "answered", "context_passages", "context_tokens")
     runs = {"agent": answering, "s3": silent}
@@ -107,20 +107,20 @@ def test_both_columns_stand_in_one_table_and_an_agent_without_answers_has_a_dash
         assert table.rows == rows and table.notes[1].startswith("agent: 1 questions are missing")
 
 
-def said(*rights: bool | None) -> tuple[list[Question], Verdicts]:
+def questions_judged(*rights: bool | None) -> tuple[list[Question], Verdicts]:
     """Questions q1 … qn, and what the judge says of the answer `the capital` to each."""
     questions = [QUESTION, *OTHERS][: len(rights)]
-    pairs = zip((one.id for one in questions), rights, strict=True)
+    pairs = zip((question.id for question in questions), rights, strict=True)
     return questions, {(ident, "the capital"): Verdict(ident, "the capital", right) for ident, right in pairs}
 
 
 def test_an_unreadable_verdict_does_not_make_a_run_look_better() -> None:
     """Two answers of three hold a gold answer, and of the third the judge says nothing that can be read."""
-    questions, read = said(True, True, None)
+    questions, read = questions_judged(True, True, None)
     answers = ["Velora", "in Velora", "the capital"]
     runs = [run(answer=answer, question=question) for answer, question in zip(answers, questions, strict=True)]
-    for one, text in zip(questions[:2], answers[:2], strict=True):
-        read = {**read, (one.id, text): Verdict(one.id, text, True)}
+    for question, text in zip(questions[:2], answers[:2], strict=True):
+        read = {**read, (question.id, text): Verdict(question.id, text, True)}
     scores = summaries_of([score_run("a", runs, read)], questions, (), ["em", "gen_acc", "judge_acc"], 0)
     for name in ("gen_acc", "judge_acc"):
         mean = scores.of("a").metrics[name]
@@ -141,8 +141,8 @@ def test_an_unreadable_verdict_does_not_make_a_run_look_better() -> None:
 )
 def test_a_judge_that_never_replied_is_no_judge_that_accepts_nothing(text: str, cell: str, note: str) -> None:
     questions = [QUESTION, OTHERS[0]]
-    read = {(one.id, "the capital"): Verdict(one.id, "the capital", None, text, "it answered 401") for one in questions}
-    runs = [run(answer="the capital", question=one) for one in questions]
+    read = {(q.id, "the capital"): Verdict(q.id, "the capital", None, text, "it answered 401") for q in questions}
+    runs = [run(answer="the capital", question=question) for question in questions]
     scores = summaries_of([score_run("a", runs, read)], questions, (), ["em", "judge_acc"], 0)
     table = main_table(scores, ["em", "judge_acc"])
     assert table.rows[0][3].startswith(cell) and any(note in line for line in table.notes), table
@@ -161,9 +161,9 @@ def test_of_several_runs_of_a_question_the_unread_ones_are_its_share() -> None:
 
 def test_where_a_verdict_is_unread_on_one_side_nobody_is_compared_by_judges() -> None:
     """Even where words settle it: else only answers that are right would stay on that side."""
-    questions, read = said(True, False, True)
-    first = score_run("a", [run(answer="the capital", question=one) for one in questions], read)
-    second = score_run("b", [run(answer="in Velora", question=one) for one in questions], {})
+    questions, read = questions_judged(True, False, True)
+    first = score_run("a", [run(answer="the capital", question=question) for question in questions], read)
+    second = score_run("b", [run(answer="in Velora", question=question) for question in questions], {})
     scores = summaries_of([first, second], questions, (), ["em", "gen_acc"], 0)
     assert "gen_acc" not in scores.comparisons[0].metrics and scores.comparisons[0].unread == 3
     notes = comparison_table(scores, ["em", "gen_acc"]).notes
@@ -171,8 +171,8 @@ def test_where_a_verdict_is_unread_on_one_side_nobody_is_compared_by_judges() ->
 
 
 def test_a_leaderboard_calls_a_lower_bound_one() -> None:
-    questions, read = said(True, None)
-    runs = {("a", "nq"): score_run("a", [run(answer="the capital", question=one) for one in questions], read)}
+    questions, read = questions_judged(True, None)
+    runs = {("a", "nq"): score_run("a", [run(answer="the capital", question=question) for question in questions], read)}
     board = leaderboard(runs, "gen_acc")
     assert board.cells["a", "nq"].missing == 0
     assert board.table().rows[0][1].startswith("≥ 0.500 [") and "(1 of 2 unread)" in board.table().rows[0][1]
@@ -219,16 +219,16 @@ def small(**changes: object) -> CombinationGain:
 
 
 def mean(values: list[float], seed: int = 0) -> Interval:
-    found = bootstrap_mean(values, np.random.default_rng(seed))
-    assert found is not None
-    return found
+    interval = bootstrap_mean(values, np.random.default_rng(seed))
+    assert interval is not None
+    return interval
 
 
 def lead(other: str, seed: int = 0) -> Difference:
     sides = [{str(n): float(value) for n, value in enumerate(EM[name])} for name in (other, "agent")]
-    found = paired_difference(sides[0], sides[1], np.random.default_rng(seed))
-    assert found is not None
-    return found
+    difference = paired_difference(sides[0], sides[1], np.random.default_rng(seed))
+    assert difference is not None
+    return difference
 
 
 def test_the_table_says_score_context_recall_and_lead_of_every_point() -> None:
@@ -245,9 +245,9 @@ def test_the_table_says_score_context_recall_and_lead_of_every_point() -> None:
 
 def test_a_lead_counts_no_answer_without_a_verdict_also_if_it_is_covered() -> None:
     def judged(name: str, unread: int, right: list[int]) -> ScoredRun:
-        values = [{"gen_acc": 1.0} if one else {} if unread else {"gen_acc": 0.0} for one in right]
+        values = [{"gen_acc": 1.0} if is_right else {} if unread else {"gen_acc": 0.0} for is_right in right]
         rows = zip(QUESTIONS, values, strict=True)
-        return collect(name, [(question, "answered", {UNREAD: float(unread), **found}) for question, found in rows])
+        return collect(name, [(question, "answered", {UNREAD: float(unread), **scores}) for question, scores in rows])
 
     gain = replace(small(), metric="gen_acc", agent=judged("agent", 1, EM["one"]))
     assert gain.gain(judged("matched", 0, EM["matched"])) is None  # the agent's only known answer would lead by 1
@@ -281,16 +281,16 @@ def test_runs_without_a_common_question_have_no_lead_and_say_so() -> None:
 
 @pytest.mark.slow
 def test_the_plot_is_the_curve_with_its_band_and_the_agent_as_a_point() -> None:
-    found = small(rag={1: scored("one", 1.0), 3: scored("matched", 3.0)})
+    results = small(rag={1: scored("one", 1.0), 3: scored("matched", 3.0)})
     one, three = mean([1.0] + [0.0] * 7), mean([1.0, 1.0] + [0.0] * 6)
     assert one.low is not None and one.high is not None and three.low is not None and three.high is not None
     curve = Series("naive RAG", (1.0, 3.0), (0.125, 0.25), (one.low, three.low), (one.high, three.high), markers=True)
-    assert found.plot() == line_plot([curve, Series("agent", (2.5,), (0.875,), markers=True)], "passages", "em")
+    assert results.plot() == line_plot([curve, Series("agent", (2.5,), (0.875,), markers=True)], "passages", "em")
 
 
 @pytest.mark.medium
 def test_a_point_without_a_context_is_not_in_the_plot() -> None:
     bare = collect("one", [(QUESTIONS[0], "answered", {"em": 1.0})])
     other = collect("one", [(QUESTIONS[0], "answered", {"context_passages": 4.0})])
-    found = small(rag={1: scored("one", 1.0), 2: bare, 3: scored("matched", 3.0), 4: other})
-    assert found.plot() == small(rag={1: scored("one", 1.0), 3: scored("matched", 3.0)}).plot()
+    results = small(rag={1: scored("one", 1.0), 2: bare, 3: scored("matched", 3.0), 4: other})
+    assert results.plot() == small(rag={1: scored("one", 1.0), 3: scored("matched", 3.0)}).plot()

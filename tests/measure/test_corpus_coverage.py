@@ -27,8 +27,8 @@ def test_an_answer_is_found_exactly_where_cover_em_finds_it(texts: list[str], an
     for text in texts:
         finder.read(text)
     for answer in answers:
-        found = tuple(answer_words(answer)) in finder.found
-        assert found == any(cover_match(text, [answer]) for text in texts)
+        is_found = tuple(answer_words(answer)) in finder.found
+        assert is_found == any(cover_match(text, [answer]) for text in texts)
 
 
 def reach(*answers: str, gold: tuple[str, ...] = ()) -> tuple[bool | None, tuple[str, ...]]:
@@ -60,9 +60,9 @@ def test_yes_no_and_numbers_are_not_called_unreachable() -> None:
     ],
 )
 def test_words_of_other_scripts_are_reached(text: str, reached: tuple[str, ...], absent: tuple[str, ...]) -> None:
-    asked = [Question("q", "?", (answer,)) for answer in (*reached, *absent)]
-    found = corpus_coverage([Passage("p", "", text)], {"t": asked}).rows
-    assert [row.answer for row in found] == [True] * len(reached) + [False] * len(absent)
+    questions = [Question("q", "?", (answer,)) for answer in (*reached, *absent)]
+    rows = corpus_coverage([Passage("p", "", text)], {"t": questions}).rows
+    assert [row.answer for row in rows] == [True] * len(reached) + [False] * len(absent)
 
 
 def test_gold_passages_that_are_not_there_are_named() -> None:
@@ -72,13 +72,13 @@ def test_gold_passages_that_are_not_there_are_named() -> None:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     Corpus(PASSAGES).save(tmp_path / "d" / "corpus.jsonl")
-    asked = [
+    questions = [
         Question("nq/1", "?", ("London",), meta={"data_source": "nq"}),
         Question("nq/2", "?", ("Paris",), meta={"data_source": "nq"}),
         Question("hotpotqa/1", "?", ("yes",), ("ada", "eve"), meta={"data_source": "hotpotqa"}),
         Question("hotpotqa/2", "?", ("Bob",), ("ada", "bob"), meta={"data_source": "hotpotqa"}),
     ]
-    save_questions(tmp_path / "d" / "questions.test.jsonl", asked)
+    save_questions(tmp_path / "d" / "questions.test.jsonl", questions)
     return tmp_path / "d"
 
 

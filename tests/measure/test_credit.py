@@ -33,8 +33,8 @@ class Coin:
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         if len(so_far.searches) < 2:
             return Move("", (rng.choice(("well", "badly")),))
-        found = any(hit.passage.id == "good" for search in so_far.searches for hit in search.hits)
-        return Move("", answer="blue" if (rng.random() < 0.9) == found else "red")
+        is_found = any(hit.passage.id == "good" for search in so_far.searches for hit in search.hits)
+        return Move("", answer="blue" if (rng.random() < 0.9) == is_found else "red")
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +46,16 @@ def coin() -> Agent:
 @pytest.fixture(scope="module")
 def runs(coin: Agent) -> list[Trajectory]:
     questions = [Question(f"q{number}", "which colour?", ("blue",), gold_ids=("good",)) for number in range(4)]
-    asked = [question for question in questions for _ in range(4)]
-    return rollout(coin, SHELF, asked, range(len(asked)), LIMITS)
+    repeated = [question for question in questions for _ in range(4)]
+    return rollout(coin, SHELF, repeated, range(len(repeated)), LIMITS)
 
 
 def true_value(run: Trajectory, turn: int) -> float:
     """E[right] after a turn of a coin's run less that before it."""
 
     def reached(turns: int) -> float:
-        found = any(hit.passage.id == "good" for search in run.searches[:turns] for hit in search.hits)
-        chance = 1.0 if found else 1 - 0.5 ** (2 - turns)
+        is_found = any(hit.passage.id == "good" for search in run.searches[:turns] for hit in search.hits)
+        chance = 1.0 if is_found else 1 - 0.5 ** (2 - turns)
         return 0.9 * chance + 0.1 * (1 - chance)
 
     return reached(turn) - reached(turn - 1)
@@ -91,8 +91,8 @@ def test_a_measurement_goes_on_and_takes_more_continuations(
 
 def test_signals_are_scored_at_the_turns_that_searched(coin: Agent, runs: list[Trajectory]) -> None:
     truth = {(run.question.id, run.seed, turn): true_value(run, turn) for run in runs for turn in (1, 2)}
-    found = credit_of(runs, CreditSignal(algorithm="turn-reward", reward={"step_search": {"redundancy": 0.0}}), None)
-    scored = score_signal(truth, found, decisive=0.15)
+    credited = credit_of(runs, CreditSignal(algorithm="turn-reward", reward={"step_search": {"redundancy": 0.0}}), None)
+    scored = score_signal(truth, credited, decisive=0.15)
     assert scored.auc is not None and scored.auc.mean == 1.0  # new gold is what counts for this agent
     outcome = score_signal(truth, credit_of(runs, CreditSignal(algorithm="grpo"), None), decisive=0.15)
     assert outcome.within is not None and outcome.within.mean < 0.9

@@ -59,16 +59,16 @@ def test_a_value_that_was_not_measured_is_refused(bad: float) -> None:
 def test_a_difference_is_taken_on_shared_questions_and_the_others_are_counted() -> None:
     a = {"q1": 0.0, "q2": 1.0, "q3": 0.0}
     b = {"q2": 1.0, "q3": 1.0, "q4": 0.0, "q5": 1.0}
-    found = paired_difference(a, b, rng())
-    assert found is not None
-    assert (found.difference.mean, found.difference.n, found.only_a, found.only_b) == (0.5, 2, 1, 2)
+    paired = paired_difference(a, b, rng())
+    assert paired is not None
+    assert (paired.difference.mean, paired.difference.n, paired.only_a, paired.only_b) == (0.5, 2, 1, 2)
 
 
 def test_a_run_differs_neither_from_itself_nor_by_one_question_nor_from_one_of_other_questions() -> None:
     a = {f"q{n}": float(n % 3) for n in range(30)}
-    same, one = paired_difference(a, a, rng()), paired_difference({"q": 0.0}, {"q": 1.0}, rng())
+    same, single = paired_difference(a, a, rng()), paired_difference({"q": 0.0}, {"q": 1.0}, rng())
     assert same is not None and (same.difference.mean, same.p) == (0, 1)
-    assert one is not None and (one.difference.low, one.p) == (None, 1)
+    assert single is not None and (single.difference.low, single.p) == (None, 1)
     assert paired_difference({"q1": 1.0}, {"q2": 1.0}, rng()) is None
 
 
@@ -79,9 +79,9 @@ def test_the_p_value_is_that_of_all_sign_patterns() -> None:
     patterns = itertools.product((-1, 1), repeat=len(differences))
     sums = [abs(sum(sign * value for sign, value in zip(signs, differences, strict=True))) for signs in patterns]
     exact = sum(value >= abs(sum(differences)) - 1e-12 for value in sums) / len(sums)
-    found = paired_difference(a, b, rng(), resamples=40_000)
-    assert found is not None
-    assert found.p == pytest.approx(exact, abs=0.01)
+    paired = paired_difference(a, b, rng(), resamples=40_000)
+    assert paired is not None
+    assert paired.p == pytest.approx(exact, abs=0.01)
 
 
 # --- texts and numbers at their edges
@@ -102,8 +102,8 @@ def test_an_interval_reads_as_its_numbers(interval: Interval, text: str) -> None
 
 
 def test_a_macro_mean_weighs_sets_alike_and_counts_all_values() -> None:
-    found = macro_mean([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0]], rng())
-    assert found is not None and (found.mean, found.n) == (0.375, 6)
+    interval = macro_mean([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0]], rng())
+    assert interval is not None and (interval.mean, interval.n) == (0.375, 6)
     wide = macro_mean([[1.0] * 9 + [0.0], [0.0, 1.0]], rng())
     assert wide is not None and wide.low is not None and wide.high is not None and wide.low < 0.5 < 0.9 < wide.high
     assert macro_mean([[1.0, 0.0], [1.0]], rng()) == Interval(0.75, None, None, 3)
@@ -114,8 +114,8 @@ def test_a_ratio_has_an_interval_only_where_its_upper_end_has_a_whole() -> None:
     assert bootstrap_ratio([1.0], [2.0], rng()) == Interval(0.5, None, None, 1)
     assert bootstrap_ratio([0.0, 0.0], [0.0, 0.0], rng()) is None
     assert bootstrap_ratio([1.0] * 20, [1.0] + [0.0] * 19, rng()) == Interval(20.0, None, None, 20)
-    found = bootstrap_ratio([1.0, 0.0], [0.5, 0.5], rng())
-    assert found == Interval(1.0, 0.0, 2.0, 2)  # a small whole is a whole
+    interval = bootstrap_ratio([1.0, 0.0], [0.5, 0.5], rng())
+    assert interval == Interval(1.0, 0.0, 2.0, 2)  # a small whole is a whole
     with pytest.raises(ValueError, match="not negative"):
         bootstrap_ratio([-1.0], [1.0], rng())
 
@@ -154,8 +154,8 @@ def test_mcnemar_of_thousands_of_questions_is_a_number() -> None:
 def test_pairs_of_right_and_wrong_have_a_mcnemar_and_others_have_none() -> None:
     a = {"1": 0.0, "2": 0.0, "3": 1.0, "4": 1.0, "5": 0.0}
     b = {"1": 1.0, "2": 1.0, "3": 1.0, "4": 0.0, "5": 1.0}
-    found = paired_difference(a, b, np.random.default_rng(0))
-    assert found is not None and found.mcnemar == pytest.approx(0.625)
+    paired = paired_difference(a, b, np.random.default_rng(0))
+    assert paired is not None and paired.mcnemar == pytest.approx(0.625)
     half = paired_difference(a, {**b, "1": 0.5}, np.random.default_rng(0))
     assert half is not None and half.mcnemar is None
 
@@ -163,11 +163,11 @@ def test_pairs_of_right_and_wrong_have_a_mcnemar_and_others_have_none() -> None:
 @given(p_values.filter(bool), st.floats(0.001, 0.5))
 def test_holm_rejects_what_stepping_down_rejects(values: list[float], level: float) -> None:
     rejected = set()
-    for place, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        if values[index] * (len(values) - place) > level:
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        if values[index] * (len(values) - rank) > level:
             break
         rejected.add(index)
-    assert {index for index, found in enumerate(holm(values)) if found <= level} == rejected
+    assert {index for index, p_value in enumerate(holm(values)) if p_value <= level} == rejected
 
 
 def test_one_group_has_the_interval_of_its_own_mean() -> None:

@@ -42,8 +42,8 @@ def theirs(
     qrels: dict[str, dict[str, int]], rows: list[ir_measures.ScoredDoc], *measures: ir_measures.measures.Measure
 ) -> dict[tuple[str, str], float]:
     judged = [ir_measures.Qrel(query, doc, max(grade, 0)) for query in qrels for doc, grade in qrels[query].items()]
-    found = ir_measures.iter_calc(measures, judged, rows)
-    return {(metric.query_id, str(metric.measure)): metric.value for metric in found}
+    values = ir_measures.iter_calc(measures, judged, rows)
+    return {(metric.query_id, str(metric.measure)): metric.value for metric in values}
 
 
 @given(QRELS, RUNS)
@@ -123,7 +123,7 @@ QUESTIONS = [
 FOUND_BY_ONE = {"one?": ["bob", "Ada L"], "two?": ["dog", "bob", "cat"], "four?": ["cat"]}
 
 
-def asked(*refused: str, batch: int = 64) -> list[Answered]:
+def results(*refused: str, batch: int = 64) -> list[Answered]:
     retriever = Failing(FixedRetriever(CORPUS, FOUND_BY_ONE), lambda query: query.text in refused)
     return [answer for answers in search_questions(retriever, QUESTIONS, 3, batch) for answer in answers]
 
@@ -138,7 +138,7 @@ def means(scores: Scores, run: str) -> dict[str, float]:
 
 def test_every_question_is_asked_once_and_measured() -> None:
     plan = measuring("recall@2", "mrr", "answer_hit@1")
-    run = plan.measure("one", asked())
+    run = plan.measure("one", results())
     assert dict(run.stops) == {FOUND: 3, EMPTY: 1}
     assert run.questions["q 1"].metrics == {"recall@2": 1, "mrr": 1, "answer_hit@1": 1}
     assert run.questions["q2"].metrics == {"recall@2": 0, "mrr": 1 / 3, "answer_hit@1": 0}
@@ -150,10 +150,10 @@ def test_every_question_is_asked_once_and_measured() -> None:
 @pytest.mark.parametrize("batch", [1, 2, 64])
 def test_a_failed_search_takes_no_other_along_and_is_in_no_mean(batch: int) -> None:
     plan = measuring("recall@2")
-    run = plan.measure("moody", asked("one?", batch=batch))
+    run = plan.measure("moody", results("one?", batch=batch))
     assert dict(run.stops) == {FOUND: 2, EMPTY: 1, FAULT: 1}
-    assert [one.fault for _, one in asked("one?", batch=batch)] == ["the disk is gone", None, None, None]
-    scores = plan.compare([plan.measure("whole", asked()), run], QUESTIONS)
+    assert [search.fault for _, search in results("one?", batch=batch)] == ["the disk is gone", None, None, None]
+    scores = plan.compare([plan.measure("whole", results()), run], QUESTIONS)
     assert (means(scores, "whole"), means(scores, "moody")) == ({"recall@2": 1 / 3}, {"recall@2": 0})
     pair = scores.comparisons[0].metrics["recall@2"]
     assert (pair.difference.n, pair.difference.mean, pair.only_a) == (2, 0, 1)
@@ -172,17 +172,17 @@ def test_a_passage_that_is_given_twice_stands_once() -> None:
 
 def test_a_run_file_gives_the_numbers_of_the_search_it_was_written_from(tmp_path: Path) -> None:
     plan = measuring("recall@2", "ndcg", "answer_hit@1")
-    write_run(tmp_path / "one.run", {question.id: found.ranked for question, found in asked()}, "one")
+    write_run(tmp_path / "one.run", {question.id: search.ranked for question, search in results()}, "one")
     ranked = read_run(tmp_path / "one.run")
-    direct, read = (plan.measure("one", rows) for rows in (asked(), of_run_file(ranked, QUESTIONS, CORPUS)))
+    direct, read = (plan.measure("one", rows) for rows in (results(), of_run_file(ranked, QUESTIONS, CORPUS)))
     assert (read.questions, read.stops) == (direct.questions, direct.stops)
 
 
 def test_ir_measures_reads_what_is_written_and_finds_the_same(tmp_path: Path) -> None:
     """Equal scores, a blank in an id, and a question without any passage are in it."""
     plan = measuring("recall@2", "ndcg@3", "mrr")
-    tied = [(question, SearchedQuestion(found.ids, (1.0,) * len(found.ids))) for question, found in asked()[:3]]
-    write_run(tmp_path / "one.run", {question.id: found.ranked for question, found in tied}, "one")
+    tied = [(question, SearchedQuestion(search.ids, (1.0,) * len(search.ids))) for question, search in results()[:3]]
+    write_run(tmp_path / "one.run", {question.id: search.ranked for question, search in tied}, "one")
     write_qrels(tmp_path / "qrels", {question.id: plan.gold(question) for question, _ in tied})
     run, qrels = (str(tmp_path / name) for name in ("one.run", "qrels"))
     judged = ir_measures.read_trec_qrels(qrels)  # type: ignore[no-untyped-call]
@@ -203,10 +203,10 @@ def test_a_question_that_a_run_file_lacks_found_nothing_or_was_not_asked() -> No
 
 
 def test_without_the_passages_a_run_file_has_no_answer_hit() -> None:
-    ((_, found),) = of_run_file({"q2": [("cat", 1.0), ("elsewhere", 0.5)]}, QUESTIONS[1:2], CORPUS)
-    assert found.passages is None
-    assert measuring("answer_hit@2", "mrr").judge(QUESTIONS[1], found) == {"mrr": 1}
-    bare = [found.passages for _, found in of_run_file({"q2": [("cat", 1.0)]}, QUESTIONS)]
+    ((_, searched),) = of_run_file({"q2": [("cat", 1.0), ("elsewhere", 0.5)]}, QUESTIONS[1:2], CORPUS)
+    assert searched.passages is None
+    assert measuring("answer_hit@2", "mrr").judge(QUESTIONS[1], searched) == {"mrr": 1}
+    bare = [searched.passages for _, searched in of_run_file({"q2": [("cat", 1.0)]}, QUESTIONS)]
     assert bare == [None] * len(QUESTIONS)
 
 

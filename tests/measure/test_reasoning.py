@@ -35,11 +35,17 @@ def test_coverage_and_claims_by_the_latest_turns_worked_by_hand() -> None:
 
 def test_the_world_knows_clues_right_claims_and_dead_ends() -> None:
     world = make_world(WorldSettings(size="tiny", seed=5, train=30, dev=1, test=1))
-    question = next(one for one in world.questions["train"] if kind_of(one) == "composition" and one.hops == 2)
+    question = next(
+        question for question in world.questions["train"] if kind_of(question) == "composition" and question.hops == 2
+    )
     middle, last = (step.sub_answer.strip() for step in plan_of(question))
     assert not {*middle.split(), *last.split()} & {*question.question.split()} and middle != last
     others = [entity for entity in world.oracle.facts.values() if not {middle, last} & {*entity.names}]
-    apart = [one.name for one in others if not {*one.name.split()} & {*f"{question.question} {middle} {last}".split()}]
+    apart = [
+        entity.name
+        for entity in others
+        if not {*entity.name.split()} & {*f"{question.question} {middle} {last}".split()}
+    ]
     wrong, other = apart[0], next(name for name in apart[1:] if not {*name.split()} & {*apart[0].split()})
     given = plan_of(question)[0].mention
     assert world.oracle.claims(

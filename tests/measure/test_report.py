@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 from tests.html_page import HtmlPage
-from tests.measure.samples import QUESTION, fault, found, run
+from tests.measure.samples import QUESTION, fault, run, search_of
 
 from coseek.core.errors import MissingExtra
 from coseek.core.files import JsonObject
@@ -46,7 +46,9 @@ def sections(text: str) -> list[ReportSection]:
         table_section(text, Table((text, "em"), ((text, f"{text} [0, 1]"),), (text,)), text),
         settings_section(text, {"name": text}),
         files_section(text, {text: text}),
-        trajectory_section(text, (run(found(text, passage), answer=text, question=question), fault(question)), text),
+        trajectory_section(
+            text, (run(search_of(text, passage), answer=text, question=question), fault(question)), text
+        ),
     ]
 
 
@@ -75,7 +77,7 @@ def test_plots_in_one_page_do_not_share_ids() -> None:
     ids = page.values_of("id")
     assert len(ids) == len(set(ids))
     targets = {value[1:] for value in page.values_of("xlink:href")}
-    targets |= {part.split(")")[0] for part in html.split("url(#")[1:]}
+    targets |= {piece.split(")")[0] for piece in html.split("url(#")[1:]}
     assert targets and targets <= set(ids)
 
 

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, run, search_of
 
 from coseek.core.errors import DataError, UnknownName
 from coseek.data.question import Question
@@ -15,11 +15,11 @@ NO_GOLD = Question("q3", "say something", ("hello",))
 
 
 def batch(answer: str, questions: tuple[Question, ...] = (QUESTION, ONE_HOP, NO_GOLD)) -> list[Trajectory]:
-    return [run(found("orbo", ORBO), answer=answer, question=question) for question in questions]
+    return [run(search_of("orbo", ORBO), answer=answer, question=question) for question in questions]
 
 
 def test_every_metric_of_a_run_worked_by_hand() -> None:
-    trajectory = run(found("orbo", ORBO, OTHER), found("mira", MIRA), answer="the city of Velora")
+    trajectory = run(search_of("orbo", ORBO, OTHER), search_of("mira", MIRA), answer="the city of Velora")
     scores = score_trajectory(trajectory)
     assert scores["em"] == 0
     assert scores["cover_em"] == 1
@@ -36,7 +36,7 @@ def test_every_metric_of_a_run_worked_by_hand() -> None:
 
 
 def test_a_metric_that_a_question_cannot_have_is_absent() -> None:
-    scores = score_trajectory(run(found("orbo", ORBO), question=replace(QUESTION, gold_ids=(), answers=())))
+    scores = score_trajectory(run(search_of("orbo", ORBO), question=replace(QUESTION, gold_ids=(), answers=())))
     assert not {"em", "cover_em", "f1", "answer_hit", "recall", "recall_per_search", "all_gold@5"} & set(scores)
 
 
@@ -51,9 +51,9 @@ def test_a_question_whose_gold_answers_nothing_can_match_is_in_no_mean_and_is_na
 
 def test_an_answer_tells_of_the_use_of_passages_only_where_one_of_them_holds_it() -> None:
     runs = [
-        run(found("mira", MIRA), answer="in Velora"),
-        run(found("mira", MIRA), answer="Zun", question=replace(QUESTION, id="wrong")),
-        run(found("x", OTHER), answer="Velora", question=replace(QUESTION, id="known")),
+        run(search_of("mira", MIRA), answer="in Velora"),
+        run(search_of("mira", MIRA), answer="Zun", question=replace(QUESTION, id="wrong")),
+        run(search_of("x", OTHER), answer="Velora", question=replace(QUESTION, id="known")),
     ]
     used = score_runs({"a": runs}).of("a").metrics["utilisation"]
     assert (used.mean, used.n) == (0.5, 2)
@@ -61,14 +61,14 @@ def test_an_answer_tells_of_the_use_of_passages_only_where_one_of_them_holds_it(
 
 
 def test_money_is_averaged_over_the_questions_whose_price_is_known() -> None:
-    paid, free = run(found("orbo", ORBO)), run(found("orbo", ORBO), question=ONE_HOP)
+    paid, free = run(search_of("orbo", ORBO)), run(search_of("orbo", ORBO), question=ONE_HOP)
     scores = score_runs({"a": [replace(paid, cost_usd=0.002), free]})
     assert (scores.of("a").metrics["cost_usd"].mean, scores.of("a").questions) == (0.002, 2)
     assert Trajectory.from_json(replace(paid, cost_usd=0.002).to_json()).cost_usd == 0.002
 
 
 def test_a_run_cut_by_a_budget_is_truncated_and_scored() -> None:
-    scores = score_trajectory(run(found("x", OTHER), answer=None, stop=StopReason.TURN_LIMIT, valid=False))
+    scores = score_trajectory(run(search_of("x", OTHER), answer=None, stop=StopReason.TURN_LIMIT, valid=False))
     assert (scores["truncated"], scores["answered"], scores["em"]) == (1, 0, 0)
 
 
@@ -78,12 +78,12 @@ def test_faults_are_in_no_mean_and_are_counted() -> None:
     assert (summary.questions, summary.rows, summary.faults, summary.missing) == (3, 3, 2, 1)
     assert summary.metrics["em"].mean == pytest.approx(1 / 3)
     notes = main_table(score_runs({"a": runs})).notes
-    (said,) = (note for note in notes if "2 trajectories have a fault" in note)
-    assert "2 of 2: retriever_error; `coseek run` with --resume" in said
+    (note,) = (note for note in notes if "2 trajectories have a fault" in note)
+    assert "2 of 2: retriever_error; `coseek run` with --resume" in note
 
 
 def test_a_run_in_which_a_search_failed_is_a_fault_in_tables_too_and_no_zero() -> None:
-    lost = run(found("mira", MIRA), Search("orbo", fault="503"), answer="x")
+    lost = run(search_of("mira", MIRA), Search("orbo", fault="503"), answer="x")
     with pytest.raises(ValueError, match="retriever_error"):
         score_trajectory(lost)
     scores = score_runs({"a": [lost, *batch("Velora", (ONE_HOP,))]})
@@ -98,8 +98,8 @@ def test_missing_questions_are_counted_and_said() -> None:
 
 
 def test_asking_a_question_twice_does_not_count_it_twice() -> None:
-    right = [run(found("orbo", ORBO), seed=seed) for seed in range(5)]
-    wrong = [run(found("orbo", ORBO), answer="Zun", question=ONE_HOP)]
+    right = [run(search_of("orbo", ORBO), seed=seed) for seed in range(5)]
+    wrong = [run(search_of("orbo", ORBO), answer="Zun", question=ONE_HOP)]
     summary = score_runs({"a": right + wrong}).of("a")
     assert (summary.questions, summary.rows, summary.metrics["em"].mean, summary.metrics["em"].n) == (2, 6, 0.5, 2)
 
@@ -113,7 +113,7 @@ def test_groups_part_the_questions_by_hops_and_kind() -> None:
 
 def test_later_runs_are_paired_with_the_first_on_shared_questions() -> None:
     scores = score_runs({"before": batch("nothing"), "after": batch("Velora", (QUESTION, ONE_HOP))})
-    (everyone,) = [one for one in scores.comparisons if one.group == "all"]
+    (everyone,) = [comparison for comparison in scores.comparisons if comparison.group == "all"]
     em = everyone.metrics["em"]
     assert (everyone.run, everyone.against) == ("after", "before")
     assert (em.difference.mean, em.difference.n, em.only_a) == (0.5, 2, 1)
@@ -122,7 +122,9 @@ def test_later_runs_are_paired_with_the_first_on_shared_questions() -> None:
 
 def test_the_same_values_get_the_same_interval_in_every_table() -> None:
     questions = tuple(replace(QUESTION, id=f"q{n}") for n in range(20))
-    mixed = [run(found("o", ORBO), answer="Velora" if n % 3 else "Zun", question=q) for n, q in enumerate(questions)]
+    mixed = [
+        run(search_of("o", ORBO), answer="Velora" if n % 3 else "Zun", question=q) for n, q in enumerate(questions)
+    ]
     scores = score_runs({"a": mixed, "b": mixed})
     assert scores.of("a").metrics["em"] == scores.of("b").metrics["em"] == scores.of("a", "2 hops").metrics["em"]
     assert scores.of("a").metrics["em"] == scores.of("a").metrics["cover_em"]
@@ -148,7 +150,7 @@ def test_the_order_of_the_trajectories_does_not_matter() -> None:
     ("protocol", "scored"), [("s3", False), ("deepretrieval", False), ("search-r1", True), ("mine", True)]
 )
 def test_an_agent_that_only_searches_is_not_marked_down_for_giving_no_answer(protocol: str, scored: bool) -> None:
-    silent = replace(run(found("Orbo", ORBO), answer=None), protocol=protocol)
+    silent = replace(run(search_of("Orbo", ORBO), answer=None), protocol=protocol)
     assert ("em" in score_trajectory(silent)) is scored
     assert score_trajectory(silent)["answer_hit"] == 0.0
     answered = replace(silent, answer="Velora")  # by a generator, from what was found
@@ -159,7 +161,7 @@ def in_sets(**sizes: tuple[int, int]) -> list[Trajectory]:
     """Right and wrong runs of each data set."""
     return [
         run(
-            found("orbo", ORBO),
+            search_of("orbo", ORBO),
             question=replace(QUESTION, id=f"{name}/{number}", hops=None, meta={"data_source": name}),
             answer="Velora" if number < right else "Zun",
         )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.measure.samples import MIRA, ORBO, QUESTION, fault, found, run
+from tests.measure.samples import MIRA, ORBO, QUESTION, fault, run, search_of
 
 from coseek.cli.commands.leaderboard import named_run
 from coseek.data.grade_cache import Verdict
@@ -22,7 +22,7 @@ NAME = "a|b [red] <i>"
 
 
 def scores() -> Scores:
-    return score_runs({NAME: [run(found("orbo", ORBO), answer="Zun")], "after": [run(found("mira", MIRA))]})
+    return score_runs({NAME: [run(search_of("orbo", ORBO), answer="Zun")], "after": [run(search_of("mira", MIRA))]})
 
 
 def terminal(table: Table, width: int = 100) -> str:
@@ -98,7 +98,7 @@ def rows(right: int, wrong: int, faults: int = 0) -> list[Trajectory]:
 def board(**more: object) -> Leaderboard:
     cells = {("weak", "nq"): rows(2, 8), ("weak", "hotpotqa"): rows(1, 3), ("strong", "nq"): rows(9, 1),
              ("strong", "hotpotqa"): rows(2, 2), ("<b>part|ly</b>", "hotpotqa"): rows(3, 0, faults=1)}  # fmt: skip
-    runs: dict[tuple[str, str], ScoredRun] = {key: score_run(key[0], found) for key, found in cells.items()}
+    runs: dict[tuple[str, str], ScoredRun] = {key: score_run(key[0], cell) for key, cell in cells.items()}
     return leaderboard(runs, "em", in_domain=("nq",), by=["Judge: nobody."])
 
 
@@ -151,34 +151,34 @@ def test_a_name_breaks_neither_the_page_nor_the_table() -> None:
 # --- two judges
 
 
-def verdicts(*said: bool | None) -> Verdicts:
-    return {("q", str(n)): Verdict("q", str(n), right) for n, right in enumerate(said)}
+def verdicts(*rulings: bool | None) -> Verdicts:
+    return {("q", str(n)): Verdict("q", str(n), right) for n, right in enumerate(rulings)}
 
 
 def test_cohens_kappa_worked_by_hand() -> None:
     # 20 yes-yes, 5 yes-no, 10 no-yes, 15 no-no: observed .7, expected .5·.6 + .5·.4 = .5.
     first = verdicts(*[True] * 25, *[False] * 25)
     second = verdicts(*[True] * 20, *[False] * 5, *[True] * 10, *[False] * 15)
-    found = agreement(first, second)
-    assert (found.both_yes, found.only_first, found.only_second, found.both_no) == (20, 5, 10, 15)
-    assert found.share is not None and found.share.mean == pytest.approx(0.7)
-    assert found.kappa == pytest.approx(0.4)
+    result = agreement(first, second)
+    assert (result.both_yes, result.only_first, result.only_second, result.both_no) == (20, 5, 10, 15)
+    assert result.share is not None and result.share.mean == pytest.approx(0.7)
+    assert result.kappa == pytest.approx(0.4)
 
 
 def test_where_both_say_one_word_only_kappa_is_unknown() -> None:
-    found = agreement(verdicts(True, True), verdicts(True, True))
-    assert found.kappa is None and found.share is not None and found.share.mean == 1
+    result = agreement(verdicts(True, True), verdicts(True, True))
+    assert result.kappa is None and result.share is not None and result.share.mean == 1
     assert agreement({}, {}).kappa is None
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_kappa_is_symmetric_at_most_one_and_one_only_for_full_agreement(pairs: list[tuple[bool, bool]]) -> None:
-    first, second = verdicts(*(one for one, _ in pairs)), verdicts(*(other for _, other in pairs))
-    found, turned = agreement(first, second), agreement(second, first)
-    assert found.kappa == turned.kappa
-    if found.kappa is not None:
-        assert -1 <= found.kappa <= 1
-        assert (found.kappa == 1) == (first == second)
+    first, second = verdicts(*(ruling for ruling, _ in pairs)), verdicts(*(other for _, other in pairs))
+    straight, turned = agreement(first, second), agreement(second, first)
+    assert straight.kappa == turned.kappa
+    if straight.kappa is not None:
+        assert -1 <= straight.kappa <= 1
+        assert (straight.kappa == 1) == (first == second)
 
 
 def test_two_judges_are_one_row_with_every_count_in_its_column() -> None:

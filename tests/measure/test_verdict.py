@@ -24,8 +24,8 @@ def scores(after: Mapping[str, Sequence[float]], before: Mapping[str, Sequence[f
 
     def run(name: str, values: Mapping[str, Sequence[float]]) -> ScoredRun:
         rows = {
-            one.id: QuestionScores(one, {metric: some[number] for metric, some in values.items()}, 1, 0)
-            for number, one in enumerate(questions)
+            question.id: QuestionScores(question, {metric: some[number] for metric, some in values.items()}, 1, 0)
+            for number, question in enumerate(questions)
         }
         return ScoredRun(name, rows, {})
 
@@ -33,7 +33,7 @@ def scores(after: Mapping[str, Sequence[float]], before: Mapping[str, Sequence[f
 
 
 @pytest.mark.parametrize(
-    ("differences", "said"),
+    ("differences", "outcome"),
     [
         ([1.0] * 30 + [0.0] * 70, Outcome.BETTER),
         ([-1.0] * 30 + [0.0] * 70, Outcome.WORSE),
@@ -43,10 +43,10 @@ def scores(after: Mapping[str, Sequence[float]], before: Mapping[str, Sequence[f
         ([], Outcome.OPEN),
     ],
 )
-def test_better_and_worse_are_what_luck_does_not_explain(differences: Sequence[float], said: Outcome) -> None:
-    assert outcomes([claim(differences)]) == [said]
+def test_better_and_worse_are_what_luck_does_not_explain(differences: Sequence[float], outcome: Outcome) -> None:
+    assert outcomes([claim(differences)]) == [outcome]
     line = verdict([claim(differences)])
-    assert line.startswith("Verdict: ") and str(said) in line
+    assert line.startswith("Verdict: ") and str(outcome) in line
 
 
 def test_many_comparisons_make_luck_likelier() -> None:
@@ -63,10 +63,10 @@ def test_sets_that_disagree_decide_nothing_and_one_that_harms_decides() -> None:
 
 
 def test_more_searches_are_neither_better_nor_worse() -> None:
-    found = scores({"searches": [3.0] * 20, "em": [1.0] * 20}, {"searches": [1.0] * 20, "em": [0.0] * 20})
-    assert [one.metric for one in claims_of(found, ("searches", "em"))] == ["em"]
-    assert not claims_of(found, ("searches",))
-    assert comparison_table(found, ("searches", "em")).notes[0].startswith("Verdict: after is better than before in em")
+    sides = scores({"searches": [3.0] * 20, "em": [1.0] * 20}, {"searches": [1.0] * 20, "em": [0.0] * 20})
+    assert [claim.metric for claim in claims_of(sides, ("searches", "em"))] == ["em"]
+    assert not claims_of(sides, ("searches",))
+    assert comparison_table(sides, ("searches", "em")).notes[0].startswith("Verdict: after is better than before in em")
 
 
 def test_a_training_that_ended_worse_recommends_what_there_was_before(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_training_that_ended_worse_recommends_what_there_was_before(tmp_path: 
 
     training = AgentTraining(load_recipe("quickstart", []), tmp_path)
     for values, policy in (((0.0, 1.0), "warm"), ((1.0, 0.0), "trained"), ((1.0, 1.0), "trained")):
-        found = scores({"em": [values[0]] * 50}, {"em": [values[1]] * 50})
-        notes = notes_of(training, {"test": found})
+        scored = scores({"em": [values[0]] * 50}, {"em": [values[1]] * 50})
+        notes = notes_of(training, {"test": scored})
         assert notes[0].startswith("Verdict: on test, ")
         assert ("Keep the policy before training" in notes[1]) == (policy == "warm")
         assert all(str(training.policy_folder(policy)) in command for command in [*next_commands(training)][1:])
@@ -99,5 +99,5 @@ def test_an_encoder_that_training_harmed_is_not_recommended(tmp_path: Path) -> N
         ({(TRAINED, BEFORE): good, (HYBRID, BM25): good, (TRAINED, BM25): bad}, "", "hybrid.yaml"),
     ):
         training = RetrieverTraining(recipe, tmp_path / "run")
-        training._judge([PairedClaim(*names, "mrr", found) for names, found in pairs.items()])
+        training._judge([PairedClaim(*names, "mrr", paired) for names, paired in pairs.items()])
         assert training.kept in (kept, HYBRID) and command in training.next_command

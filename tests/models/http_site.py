@@ -42,16 +42,16 @@ class Site:
     most_at_once: int = 0
 
 
-def _said(answer: Callable[[Asked], Said], asked: Asked) -> tuple[Said, bool]:
+def _reply_to(answer: Callable[[Asked], Said], request: Asked) -> tuple[Said, bool]:
     """The site's answer, and whether the request counts: one for a list of models that the site does not have does
     not, since clients do without it."""
-    if asked.method != "GET" or not asked.path.endswith("/models"):
-        return answer(asked), True
+    if request.method != "GET" or not request.path.endswith("/models"):
+        return answer(request), True
     try:
-        said = answer(asked)
+        reply = answer(request)
     except (KeyError, IndexError):
         return Said({}, 404), False
-    return said, isinstance(said.body, dict) and "data" in said.body
+    return reply, isinstance(reply.body, dict) and "data" in reply.body
 
 
 class _Quiet(ThreadingHTTPServer):
@@ -82,27 +82,27 @@ def site(answer: Callable[[Asked], Said]) -> Iterator[Site]:
             with lock:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 body = json.loads(text) if text else {}
-                asked = Asked(len(found.asked), self.command, self.path, headers, body)
-                found.asked.append(asked)
+                request = Asked(len(recorded.asked), self.command, self.path, headers, body)
+                recorded.asked.append(request)
                 now[0] += 1
-                found.most_at_once = max(found.most_at_once, now[0])
-            said, counts = _said(answer, asked)
+                recorded.most_at_once = max(recorded.most_at_once, now[0])
+            reply, counts = _reply_to(answer, request)
             if not counts:
                 with lock:
-                    found.asked.remove(asked)
-            if said.hold is not None:
-                said.hold.wait(20)
+                    recorded.asked.remove(request)
+            if reply.hold is not None:
+                reply.hold.wait(20)
             with lock:
                 now[0] -= 1
-            content = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
+            content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             try:
-                self.send_response(said.status)
-                for name, value in {"content-length": str(len(content)), **said.headers}.items():
+                self.send_response(reply.status)
+                for name, value in {"content-length": str(len(content)), **reply.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                for start in range(0, len(content), step := 1 if said.dribble_s else max(1, len(content))):
+                for start in range(0, len(content), step := 1 if reply.dribble_s else max(1, len(content))):
                     self.wfile.write(content[start : start + step])
-                    time.sleep(said.dribble_s)
+                    time.sleep(reply.dribble_s)
             except OSError:  # the client has gone
                 self.close_connection = True
 
@@ -112,9 +112,9 @@ def site(answer: Callable[[Asked], Said]) -> Iterator[Site]:
     server = _Quiet(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
-    found = Site(f"http://127.0.0.1:{server.server_port}")
+    recorded = Site(f"http://127.0.0.1:{server.server_port}")
     try:
-        yield found
+        yield recorded
     finally:
         server.shutdown()
         server.server_close()

@@ -36,8 +36,8 @@ class Kind:
 
 def _openai(name: str) -> Said:
     new = {"max_tokens": " Use 'max_completion_tokens' instead."}.get(name, "")
-    said = f"Unsupported parameter: '{name}' is not supported with this model.{new}"
-    return Said({"error": {"message": said, "type": "invalid_request_error", "param": name}}, 400)
+    message = f"Unsupported parameter: '{name}' is not supported with this model.{new}"
+    return Said({"error": {"message": message, "type": "invalid_request_error", "param": name}}, 400)
 
 
 def _mistral(name: str) -> Said:
@@ -60,22 +60,22 @@ KINDS = {
 def answers(kind: Kind, writes: Writes) -> Callable[[Asked], Said]:
     """How a server of a kind answers."""
 
-    def answer(asked: Asked) -> Said:
-        if asked.method == "GET":
+    def answer(request: Asked) -> Said:
+        if request.method == "GET":
             return Said({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": kind.owner}]})
         for name in kind.refuses:
-            if name in asked.body:
+            if name in request.body:
                 return kind.refusal(name)
-        most = asked.body.get("max_tokens", asked.body.get("max_completion_tokens", 10**6))
-        return _shaped(kind, writes(cast(list[JsonObject], asked.body["messages"])), cast(int, most))
+        most = request.body.get("max_tokens", request.body.get("max_completion_tokens", 10**6))
+        return _shaped(kind, writes(cast(list[JsonObject], request.body["messages"])), cast(int, most))
 
     return answer
 
 
 def _shaped(kind: Kind, written: str, most: int) -> Said:
     """What the model wrote as the server returns it."""
-    found = re.match(r"<think>(.*?)</think>(.*)", written, re.DOTALL)
-    thought, text = (found[1], found[2]) if found else ("", written)
+    match = re.match(r"<think>(.*?)</think>(.*)", written, re.DOTALL)
+    thought, text = (match[1], match[2]) if match else ("", written)
     cut = bool(thought) and most < THOUGHT_TOKENS
     text = "" if cut else text.strip()
     message: JsonObject = {"role": "assistant", "content": text}

@@ -89,20 +89,20 @@ def random_ids(rng: random.Random, low: int, high: int) -> list[int]:
 
 def converse(model: Model, rows: Sequence[int], turns: int = 3, lengths: int = 8) -> dict[int, list[Turn]]:
     """Several turns of each row, with environment text between them; what a row is told depends on its key alone."""
-    said: dict[int, list[Turn]] = {key: [] for key in rows}
+    turns_of: dict[int, list[Turn]] = {key: [] for key in rows}
     for key in rows:
         model.start(request(key, random_ids(random.Random(f"{key}"), 1, 20), 2 + key % lengths))
     open_rows = set(rows)
     while open_rows:
         for turn in model.step():
-            said[turn.key].append(turn)
-            if len(said[turn.key]) == turns:
+            turns_of[turn.key].append(turn)
+            if len(turns_of[turn.key]) == turns:
                 model.close(turn.key)
                 open_rows.remove(turn.key)
             else:
-                told = random_ids(random.Random(f"{turn.key} {len(said[turn.key])}"), 0, 25)
+                told = random_ids(random.Random(f"{turn.key} {len(turns_of[turn.key])}"), 0, 25)
                 model.extend(request(turn.key, told, 2 + turn.key % lengths))
-    return said
+    return turns_of
 
 
 def transcript(key: int, turns: Sequence[Turn]) -> tuple[list[int], list[int]]:

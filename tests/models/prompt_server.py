@@ -17,16 +17,16 @@ DIALECTS = ("vllm", "sglang")
 def serving(model: PreTrainedModel, tokenizer: HfTokenizer) -> Callable[[Asked], Said]:
     """Answers requests for the log-probabilities of a prompt, and the list of models."""
 
-    def answer(asked: Asked) -> Said:
-        body = asked.body
-        if asked.path == "/v1/models":
+    def answer(request: Asked) -> Said:
+        body = request.body
+        if request.path == "/v1/models":
             return Said({"data": [{"id": tokenizer.source, "owned_by": "vllm"}]})
-        ids = ids_of(asked)
+        ids = ids_of(request)
         logprobs = torch.log_softmax(logits_of(model, ids).double(), -1)
         nats = [None, *(float(logprobs[at, ident]) for at, ident in enumerate(ids[1:]))]
         best = [int(row.argmax()) for row in logprobs]
         texts = [tokenizer.decode([ident]) for ident in ids]
-        if asked.path == "/generate":
+        if request.path == "/generate":
             start = cast(int, body["logprob_start_len"])
             pairs: list[Json] = [[nats[at], ids[at], texts[at]] for at in range(start, len(ids))]
             pairs[0] = [None, ids[start], texts[start]]
@@ -44,6 +44,6 @@ def serving(model: PreTrainedModel, tokenizer: HfTokenizer) -> Callable[[Asked],
     return answer
 
 
-def ids_of(asked: Asked) -> list[int]:
+def ids_of(request: Asked) -> list[int]:
     """The ids of a request's prompt."""
-    return cast(list[int], asked.body["input_ids" if asked.path == "/generate" else "prompt"])
+    return cast(list[int], request.body["input_ids" if request.path == "/generate" else "prompt"])

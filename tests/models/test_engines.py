@@ -197,15 +197,15 @@ def test_biases_norms_and_adapters_are_the_networks_own(name: str, special: Json
         rows = [random_ids(random.Random(number), 2, 30) for number in range(20)]
         for adapted in (False, True):
             if adapted:
-                for one in (exact, model):
-                    attach(one, LoraSettings(rank=2), one.get_output_embeddings())
-                    for layer in adapted_layers(one).values():
+                for tuned in (exact, model):
+                    attach(tuned, LoraSettings(rank=2), tuned.get_output_embeddings())
+                    for layer in adapted_layers(tuned).values():
                         layer.lora_B.detach().normal_(std=0.3, generator=torch.Generator().manual_seed(2))
             engine = make_engine(model, dtype)
             assert isinstance(engine, FusedEngine) and engine._shares is adapted
             read_in_pieces(engine, rows, random.Random(0))
             exact_BV, plain_BV = (
-                torch.stack([logits_of(one, row)[-1].float() for row in rows]) for one in (exact, model)
+                torch.stack([logits_of(tuned, row)[-1].float() for row in rows]) for tuned in (exact, model)
             )
             gap = float((step(engine, rows) - exact_BV).abs().mean())
             assert gap < 1e-5 + 3 * float((plain_BV - exact_BV).abs().mean())
@@ -217,12 +217,12 @@ def test_positions_are_as_exact_in_a_bfloat16_copy_as_in_a_model_opened_in_bfloa
     model.save_pretrained(tmp_path)
     opened = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     row = random_ids(random.Random(0), 60, 60)
-    said = []
+    results = []
     for engine in (GeneralEngine(model, torch.bfloat16), GeneralEngine(opened, torch.bfloat16)):
         engine.reserve(1, 64)
         engine.read(block([0], [row[:-1]], [0], 59))
-        said.append(step(engine, [row]))
-    assert torch.equal(said[0], said[1])
+        results.append(step(engine, [row]))
+    assert torch.equal(results[0], results[1])
 
 
 # --- several tokens between two looks of the host, as on a GPU: rows must stay what they are
@@ -282,8 +282,8 @@ class Waits(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: tuple[object, ...] = (), kwargs: JsonObject | None = None
     ) -> object:
         name = func.overloadpacket.__name__
-        listed = [one for given in args if isinstance(given, list) for one in given]
-        by_mask = name.startswith("index") and any(getattr(one, "dtype", None) is torch.bool for one in listed)
+        listed = [value for given in args if isinstance(given, list) for value in given]
+        by_mask = name.startswith("index") and any(getattr(value, "dtype", None) is torch.bool for value in listed)
         self.count += name in self.NAMES or by_mask
         return func(*args, **(kwargs or {}))
 
@@ -292,11 +292,11 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0}, {"top_p": 0.9, "top_k": 20}])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_the_host_looks_at_most_once_in_eight_tokens(name: str, settings: dict[str, object]) -> None:
-    one = ahead(network(name), (), max_rows=6, **settings)
-    one._is_end[:] = False
+    engine = ahead(network(name), (), max_rows=6, **settings)
+    engine._is_end[:] = False
     for key in range(6):
-        one.start(request(key, [65, 66, 67 + key % 2], max_tokens=64))
+        engine.start(request(key, [65, 66, 67 + key % 2], max_tokens=64))
     with Waits() as waits, Fetches() as fetches:
-        turns = one.step()
+        turns = engine.step()
     assert [len(turn.ids) for turn in turns] == [64] * 6
     assert 0 < waits.count + fetches.count <= 64 / 8

@@ -110,18 +110,18 @@ def test_the_chat_template_stands_around_the_prompt_and_in_front_of_the_lead(fol
 def test_what_cannot_be_weighed_is_a_fault_and_takes_no_other_along(likelihood: LocalLikelihood) -> None:
     good = Continuation(" the cat", " sat")
     rows = [Continuation(" one fish", ""), good, Continuation("", " two"), Continuation(" fish" * 300, " red")]
-    found = likelihood.score(rows)
-    assert [one.nats is None for one in found] == [True, False, True, True]
-    assert found[1] == likelihood.score([good])[0]
-    assert all(one.fault for one in found if one.nats is None)
+    scores = likelihood.score(rows)
+    assert [score.nats is None for score in scores] == [True, False, True, True]
+    assert scores[1] == likelihood.score([good])[0]
+    assert all(score.fault for score in scores if score.nats is None)
     assert likelihood.score([]) == []
 
 
 def test_a_likelihood_that_is_no_number_is_a_fault() -> None:
     likelihood = over("llama")
     likelihood.model.get_parameter("lm_head.weight").detach().fill_(torch.nan)
-    (found,) = likelihood.score([Continuation(" the cat", " sat")])
-    assert found.nats is None and "not finite" in str(found.fault)
+    (score,) = likelihood.score([Continuation(" the cat", " sat")])
+    assert score.nats is None and "not finite" in str(score.fault)
 
 
 # --- from servers: other numbers than the model's own, and a refusal that passes as a number
@@ -153,9 +153,9 @@ def opened(
     patience = f"{{concurrency: {slots}, first_wait_s: 0.001, longest_wait_s: 0.01, attempts: 3}}"
     lines = [f"url: {there.url}", f"dialect: {dialect}", "model: m", f"tokenizer: {tokenizer or folder}"]
     file.write_text("\n".join([*lines, f"patience: {patience}", ""]), encoding="utf-8")
-    found = open_likelihood(str(file))
-    assert isinstance(found, RemoteLikelihood)
-    return found
+    client = open_likelihood(str(file))
+    assert isinstance(client, RemoteLikelihood)
+    return client
 
 
 def scored(remote: RemoteLikelihood, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
@@ -175,11 +175,11 @@ def test_a_server_gives_the_likelihood_that_the_same_model_has_here(
     local = open_local_likelihood(folder, PLAIN)
     with site(serving(local.model, local.tokenizer)) as there:
         remote = opened(there, folder, tmp_path, dialect)
-        found, own = scored(remote, ROWS), local.score(ROWS)
+        scores, own = scored(remote, ROWS), local.score(ROWS)
     assert remote.uses_chat_template is local.uses_chat_template is templated
-    assert [one.fault for one in found] == [None] * len(ROWS)
-    assert [one.tokens for one in found] == [one.tokens for one in own]
-    assert [one.nats for one in found] == pytest.approx([one.nats for one in own], abs=1e-4)
+    assert [score.fault for score in scores] == [None] * len(ROWS)
+    assert [score.tokens for score in scores] == [score.tokens for score in own]
+    assert [score.nats for score in scores] == pytest.approx([score.nats for score in own], abs=1e-4)
 
 
 def test_a_url_suffices_where_the_served_model_is_a_folder_here(
@@ -200,16 +200,16 @@ def test_a_refused_prompt_is_a_fault_of_its_own_and_no_likelihood(
 ) -> None:
     refused = local.tokenizer.encode_data(ROWS[1].prompt)
 
-    def answer(asked: Asked) -> Said:
-        if ids_of(asked)[: len(refused)] == refused:
+    def answer(request: Asked) -> Said:
+        if ids_of(request)[: len(refused)] == refused:
             return Said({"error": "not this"}, 400)
-        return served(asked)
+        return served(request)
 
     with site(answer) as there:
-        found = scored(opened(there, folder, tmp_path, dialect), [*ROWS, Continuation(" the cat", "")])
-    assert [one.nats is None for one in found] == [False, True, False, False, True]
-    assert "not this" in str(found[1].fault)
-    assert found[0].nats == pytest.approx(local.score(ROWS)[0].nats, abs=1e-4)
+        scores = scored(opened(there, folder, tmp_path, dialect), [*ROWS, Continuation(" the cat", "")])
+    assert [score.nats is None for score in scores] == [False, True, False, False, True]
+    assert "not this" in str(scores[1].fault)
+    assert scores[0].nats == pytest.approx(local.score(ROWS)[0].nats, abs=1e-4)
 
 
 def test_an_answer_to_other_tokens_is_a_fault(folder: Path, tmp_path: Path, served: Callable[[Asked], Said]) -> None:
@@ -221,16 +221,16 @@ def test_an_answer_to_other_tokens_is_a_fault(folder: Path, tmp_path: Path, serv
     for dialect, replacements in wrong.items():
         for replacement in replacements:
 
-            def answer(asked: Asked, replacement: list[Json] = replacement) -> Said:
-                said = served(asked)
-                if asked.number:  # the first request is the probe
-                    row = item(cast(JsonObject, said.body), *PATHS[asked.path])
+            def answer(request: Asked, replacement: list[Json] = replacement) -> Said:
+                reply = served(request)
+                if request.number:  # the first request is the probe
+                    row = item(cast(JsonObject, reply.body), *PATHS[request.path])
                     cast(list[Json], row)[-1:] = replacement
-                return said
+                return reply
 
             with site(answer) as there:
-                found = scored(opened(there, folder, tmp_path, dialect), ROWS[:1])[0]
-            assert found.nats is None and found.fault, dialect
+                score = scored(opened(there, folder, tmp_path, dialect), ROWS[:1])[0]
+            assert score.nats is None and score.fault, dialect
 
 
 PATHS: dict[str, list[str | int]] = {
@@ -244,14 +244,14 @@ def test_a_server_without_log_probabilities_of_prompts_is_refused_with_one_sente
     dialect: str, folder: Path, tmp_path: Path
 ) -> None:
     plain = Said({"choices": [{"text": "!", "logprobs": {"tokens": ["!"], "token_logprobs": [-1.0]}}]})
-    for said in (plain, Said({"text": "!"}), Said({"error": "unknown field"}, 400)):
-        with site(always(said)) as there, pytest.raises(SettingError, match="log-probabilities of prompts") as told:
+    for reply in (plain, Said({"text": "!"}), Said({"error": "unknown field"}, 400)):
+        with site(always(reply)) as there, pytest.raises(SettingError, match="log-probabilities of prompts") as told:
             opened(there, folder, tmp_path, dialect)
         assert "\n" not in str(told.value)
 
 
-def always(said: Said) -> Callable[[Asked], Said]:
-    return lambda asked: said
+def always(reply: Said) -> Callable[[Asked], Said]:
+    return lambda request: reply
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

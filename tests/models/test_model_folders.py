@@ -125,7 +125,7 @@ def test_tied_embeddings_are_no_missing_weights_and_untied_ones_are(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         (BertModel, r"lacks the weights of cls\.predictions.*saved from BertModel"),
         (BertForTokenClassification, r"lacks the weights of cls\.predictions"),
@@ -133,14 +133,14 @@ def test_tied_embeddings_are_no_missing_weights_and_untied_ones_are(tmp_path: Pa
     ],
 )
 def test_an_encoder_never_plays_a_language_model(
-    kind: Callable[[BertConfig], PreTrainedModel], said: str, tmp_path: Path
+    kind: Callable[[BertConfig], PreTrainedModel], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load_model(saved(bert(kind), tmp_path), FLOAT32)
 
 
 @pytest.mark.parametrize(
-    ("name", "weight", "said"),
+    ("name", "weight", "message"),
     [
         (UP, torch.zeros(8, 16), rf"{UP} \(8 × 16, 24 × 16\)"),
         (UP, torch.ones(24, 16).char(), rf"holds {UP} as integers, and its config\.json names no quantization"),
@@ -150,10 +150,10 @@ def test_an_encoder_never_plays_a_language_model(
     ids=["another shape", "integers without a scale", "a bias", "an adapter"],
 )  # fmt: skip
 def test_weights_that_the_model_would_not_use_as_they_are_stored_are_refused(
-    name: str, weight: Tensor, said: str, tmp_path: Path
+    name: str, weight: Tensor, message: str, tmp_path: Path
 ) -> None:
     folder = rewritten(saved(decoder(), tmp_path), lambda weights: weights.update({name: weight}))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load_model(folder, FLOAT32)
 
 
@@ -330,8 +330,8 @@ def test_a_name_of_one_kind_names_no_model_of_the_other(root: Path) -> None:
 
 def test_a_misspelt_name_is_told_the_nearest_shipped_model(root: Path) -> None:
     known = shipped_models("policy", root)
-    said = missing("model folder", Path("bse"), known=known)
-    assert said == "there is no model folder bse; did you mean 'base', which coseek ships? Else check the path"
+    sentence = missing("model folder", Path("bse"), known=known)
+    assert sentence == "there is no model folder bse; did you mean 'base', which coseek ships? Else check the path"
     for other in ("./bases", "a/b/base", "quickstart"):
         assert missing("model folder", other, known=known).endswith("; check the path")
 
@@ -358,15 +358,15 @@ def test_a_float16_encoder_gives_the_vectors_of_its_weights_in_float32(tmp_path:
     stored = load_file(folder / "model.safetensors")
     loaded = load_encoder(folder, FLOAT32, "float32").state_dict()
     assert {weight.dtype for weight in loaded.values() if weight.is_floating_point()} == {torch.float32}
-    found = {name.split("auto_model.")[-1].removeprefix("0.model."): weight for name, weight in loaded.items()}
-    assert all(torch.equal(found[name].cpu(), weight.float()) for name, weight in stored.items())
+    by_name = {name.split("auto_model.")[-1].removeprefix("0.model."): weight for name, weight in loaded.items()}
+    assert all(torch.equal(by_name[name].cpu(), weight.float()) for name, weight in stored.items())
 
 
 # --- hub: the name of a model on a hub, given where a folder is needed, is answered with the line that fetches it
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "command"),
     [
         ("BAAI/bge-small-en-v1.5", ("BAAI/bge-small-en-v1.5", "models/bge-small-en-v1.5")),
         ("Qwen/Qwen2.5-7B-Instruct", ("Qwen/Qwen2.5-7B-Instruct", "models/Qwen2.5-7B-Instruct")),
@@ -379,11 +379,11 @@ def test_a_float16_encoder_gives_the_vectors_of_its_weights_in_float32(tmp_path:
     ],
 )  # fmt: skip
 def test_what_may_be_on_a_hub_is_told_from_a_path(
-    name: str, found: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, command: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert fetch_command(name) == found
-    assert ("hf download" in way_out(name)) == (found is not None)
+    assert fetch_command(name) == command
+    assert ("hf download" in way_out(name)) == (command is not None)
 
 
 def test_a_path_below_a_folder_that_is_there_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,12 +25,12 @@ def held(rows: list[PromptPiece]) -> tuple[dict[int, tuple[int, ...]], int]:
     rounds, left = plan_prefix_sharing(rows)
     slots: dict[int, tuple[int, ...]] = {slot: () for slot, _ in rows}
     read = 0
-    for one in rounds:
-        assert one.pieces and one.copies
-        for slot, ids in one.pieces:
+    for reading in rounds:
+        assert reading.pieces and reading.copies
+        for slot, ids in reading.pieces:
             slots[slot] += ids
             read += len(ids)
-        for source, target in one.copies:
+        for source, target in reading.copies:
             slots[target] = slots[source]
     for slot, ids in left.items():
         slots[slot] += ids
@@ -41,18 +41,18 @@ def held(rows: list[PromptPiece]) -> tuple[dict[int, tuple[int, ...]], int]:
 @given(st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=9), st.integers(0, 3))
 def test_every_row_ends_up_with_its_own_tokens(words: list[list[int]], seed: int) -> None:
     # Each word is long enough to be shared, so rows meet and part wherever the words do.
-    said = [tuple(token for word in row for token in [word] * (MIN_SHARED - 1 + seed)) for row in words]
-    rows = list(enumerate(said))
+    prompts = [tuple(token for word in row for token in [word] * (MIN_SHARED - 1 + seed)) for row in words]
+    rows = list(enumerate(prompts))
     slots, read = held(rows)
     assert slots == dict(rows)
-    assert read <= sum(map(len, said))
+    assert read <= sum(map(len, prompts))
 
 
 def test_a_common_beginning_is_read_once_and_each_questions_own_part_once_a_question() -> None:
     rng = random.Random(0)
     front = tuple(random_ids(rng, 100, 100))
-    asked = [(*front, 200 + number, *random_ids(rng, 60, 60)) for number in range(3)]
-    rows = [(slot, asked[slot % 3]) for slot in range(24)]
+    prompts = [(*front, 200 + number, *random_ids(rng, 60, 60)) for number in range(3)]
+    rows = [(slot, prompts[slot % 3]) for slot in range(24)]
     _, read = held(rows)
     assert read == 100 + 3 * 61
 
@@ -70,21 +70,21 @@ def prompt_of(key: int) -> list[int]:
 
 def played(model: Sampler, keys: list[int]) -> dict[int, list[Turn]]:
     """Two turns of each row."""
-    said: dict[int, list[Turn]] = {key: [] for key in keys}
+    turns_of: dict[int, list[Turn]] = {key: [] for key in keys}
     for key in keys:
         model.start(request(key, prompt_of(key), max_tokens=3 + key % 3))
     while turns := model.step():
         for turn in turns:
-            said[turn.key].append(turn)
-            if len(said[turn.key]) == 2:
+            turns_of[turn.key].append(turn)
+            if len(turns_of[turn.key]) == 2:
                 model.close(turn.key)
             else:
                 model.extend(request(turn.key, random_ids(random.Random(f"e{turn.key}"), 1, 9), max_tokens=4))
-    return said
+    return turns_of
 
 
-def ids_of(said: dict[int, list[Turn]]) -> dict[int, list[tuple[int, ...]]]:
-    return {key: [turn.ids for turn in turns] for key, turns in said.items()}
+def ids_of(turns_of: dict[int, list[Turn]]) -> dict[int, list[tuple[int, ...]]]:
+    return {key: [turn.ids for turn in turns] for key, turns in turns_of.items()}
 
 
 @pytest.mark.medium
@@ -92,10 +92,10 @@ def ids_of(said: dict[int, list[Turn]]) -> dict[int, list[tuple[int, ...]]]:
 def test_a_row_whose_prompt_was_read_in_another_is_the_row_that_read_it_itself(name: str) -> None:
     model, keys = network(name), list(range(12))
     shared, alone = sampler(model), sampler(model, share=False)
-    said, truth = played(shared, keys), played(alone, keys)
-    assert ids_of(said) == ids_of(truth)
+    shared_turns, truth = played(shared, keys), played(alone, keys)
+    assert ids_of(shared_turns) == ids_of(truth)
     for key in keys:
-        for mine, own in zip(said[key], truth[key], strict=True):
+        for mine, own in zip(shared_turns[key], truth[key], strict=True):
             assert mine.logprobs == pytest.approx(own.logprobs, abs=1e-4)
     assert alone.tokens_copied == 0
     assert shared.tokens_read + shared.tokens_copied == alone.tokens_read
@@ -131,19 +131,19 @@ def test_a_row_that_is_only_to_be_read_stops_at_once_and_can_be_forked_and_read_
     used, fresh = sampler(model, max_rows=8), sampler(model)
     used.start(request(9, FRONT[:5], max_tokens=3))  # somebody else, who writes meanwhile
     used.start(request(0, prompt_of(8), max_tokens=0))
-    said = {turn.key: turn for turn in used.step()}
-    assert said[0] == Turn(0, (), (), TurnEnd.LENGTH)
+    turn_of = {turn.key: turn for turn in used.step()}
+    assert turn_of[0] == Turn(0, (), (), TurnEnd.LENGTH)
     used.fork(0, request(1, FRONT[:3], max_tokens=6))
     used.extend(request(0, FRONT[:4], max_tokens=0))
-    said |= {turn.key: turn for _ in range(4) for turn in used.step()}
+    turn_of |= {turn.key: turn for _ in range(4) for turn in used.step()}
     used.fork(0, request(2, FRONT[:3], max_tokens=6))
-    said |= {turn.key: turn for _ in range(4) for turn in used.step()}
+    turn_of |= {turn.key: turn for _ in range(4) for turn in used.step()}
     for key, ids in ((9, FRONT[:5]), (1, prompt_of(8) + FRONT[:3]), (2, prompt_of(8) + FRONT[:4] + FRONT[:3])):
         fresh.start(request(key, ids, max_tokens=3 if key == 9 else 6))
         (truth,) = fresh.step()
         fresh.close(key)
-        assert said[key].ids == truth.ids
-        assert said[key].logprobs == pytest.approx(truth.logprobs, abs=1e-4)
+        assert turn_of[key].ids == truth.ids
+        assert turn_of[key].logprobs == pytest.approx(truth.logprobs, abs=1e-4)
 
 
 def test_a_row_that_is_opened_where_another_was_shared_remembers_nothing_of_it() -> None:

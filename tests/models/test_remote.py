@@ -82,7 +82,7 @@ def two_turns(model: RemoteModel, max_tokens: int = 50) -> Turn:
 
 
 def test_vllm_is_told_all_that_shapes_the_distribution() -> None:
-    with site(lambda asked: vllm("<search>a</search>")) as there:
+    with site(lambda call: vllm("<search>a</search>")) as there:
         turn = only(opened(there, "vllm"))
         sent = there.asked[0]
     assert turn.end is TurnEnd.STOP and turn.exact
@@ -97,7 +97,7 @@ def test_vllm_is_told_all_that_shapes_the_distribution() -> None:
 
 
 def test_sglang_is_told_all_that_shapes_the_distribution() -> None:
-    with site(lambda asked: sglang("<answer>a</answer>")) as there:
+    with site(lambda call: sglang("<answer>a</answer>")) as there:
         turn = only(opened(there, "sglang", temperature=1.0))
         body = there.asked[0].body
     assert (turn.ids, turn.end, turn.exact) == (tuple(b"<answer>a</answer>"), TurnEnd.STOP, True)
@@ -112,7 +112,7 @@ def test_sglang_is_told_all_that_shapes_the_distribution() -> None:
 
 @pytest.mark.parametrize("dialect", ["vllm", "completions", "chat"])
 def test_the_temperature_is_said_even_when_it_is_0(dialect: str) -> None:
-    with site(lambda asked: Said({}, 400)) as there:
+    with site(lambda call: Said({}, 400)) as there:
         only(opened(there, dialect))
         assert there.asked[0].body["temperature"] == 0.0
 
@@ -126,28 +126,28 @@ def test_draws_of_two_turns_do_not_use_the_same_numbers() -> None:
 
 
 def test_the_next_turn_brings_the_whole_row_as_it_was_sampled() -> None:
-    with site(lambda asked: vllm("<search>a</search>")) as there:
+    with site(lambda call: vllm("<search>a</search>")) as there:
         two_turns(opened(there, "vllm"))
         assert there.asked[1].body["prompt"] == list(b"Q:<search>a</search>[found]")
 
 
 def test_a_turn_costs_what_its_server_counted() -> None:
-    with site(lambda asked: vllm("<search>a</search>")) as there:
+    with site(lambda call: vllm("<search>a</search>")) as there:
         assert only(opened(there, "vllm", prices={"read": 1.0, "written": 10.0})).cost_usd == pytest.approx(187e-6)
         assert only(opened(there, "vllm")).cost_usd == 0.0
-    with site(lambda asked: sglang("<answer>a</answer>")) as there:
+    with site(lambda call: sglang("<answer>a</answer>")) as there:
         assert only(opened(there, "sglang", prices={"read": 1.0})).cost_usd is None, "a price, and nothing counted"
 
 
 def test_what_a_server_wrote_beyond_a_stop_string_is_dropped_with_its_probabilities() -> None:
-    with site(lambda asked: vllm("<search>a</search>\n\nand more")) as there:
+    with site(lambda call: vllm("<search>a</search>\n\nand more")) as there:
         turn = only(opened(there, "vllm"))
     assert bytes(turn.ids) == b"<search>a</search>"
     assert len(turn.logprobs) == len(turn.ids)
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("reply", "why"),
     [
         (vllm("abc", token_ids=None), "no token ids"),
         (vllm("abc", token_ids=["a"]), "no token ids"),
@@ -162,8 +162,8 @@ def test_what_a_server_wrote_beyond_a_stop_string_is_dropped_with_its_probabilit
         (Said({"error": "no"}), "it answered: no"),
     ],
 )
-def test_an_answer_that_cannot_be_so_is_a_fault(said: Said, why: str) -> None:
-    with site(lambda asked: said) as there:
+def test_an_answer_that_cannot_be_so_is_a_fault(reply: Said, why: str) -> None:
+    with site(lambda call: reply) as there:
         turn = only(opened(there, "vllm"))
     assert turn.end is TurnEnd.FAULT and turn.ids == ()
     assert why in turn.fault
@@ -171,8 +171,8 @@ def test_an_answer_that_cannot_be_so_is_a_fault(said: Said, why: str) -> None:
 
 def test_the_end_of_a_turn_is_what_the_server_says_where_no_stop_string_is() -> None:
     for finish, end in (("length", TurnEnd.LENGTH), ("stop", TurnEnd.EOS)):
-        said = vllm("abc", finish)
-        with site(lambda asked, said=said: said) as there:  # type: ignore[misc]
+        reply = vllm("abc", finish)
+        with site(lambda call, reply=reply: reply) as there:  # type: ignore[misc]
             assert only(opened(there, "vllm")).end is end
 
 
@@ -188,15 +188,15 @@ def test_a_turn_that_a_server_aborted_or_filtered_is_a_fault_and_never_a_wrong_a
     exact: JsonObject = {"token_ids": [*ids], "logprobs": {"token_logprobs": [*logprobs]}}
     pairs: list[Json] = [[-0.5, ident, None] for ident in ids]
     meta: JsonObject = {"output_token_logprobs": pairs, "finish_reason": finish and {"type": finish}}
-    said = Said({"choices": [{**row, **exact}], "text": half, "meta_info": meta})
-    with site(lambda asked: said) as there:
+    reply = Said({"choices": [{**row, **exact}], "text": half, "meta_info": meta})
+    with site(lambda call: reply) as there:
         turn = only(opened(there, dialect))
     assert (turn.end, turn.ids) == (TurnEnd.FAULT, ())
     assert f"it ended the turn by {str(finish)!r}" in turn.fault
 
 
 def test_text_only_is_encoded_once_and_marked() -> None:
-    with site(lambda asked: Said({"choices": [{"text": "<search>ada", "finish_reason": "stop"}]})) as there:
+    with site(lambda call: Said({"choices": [{"text": "<search>ada", "finish_reason": "stop"}]})) as there:
         model = opened(there, "completions")
         model.lost_stop = lambda text: "</search>"
         turn = only(model)
@@ -206,15 +206,15 @@ def test_text_only_is_encoded_once_and_marked() -> None:
 
 
 def test_a_chat_server_reads_what_the_environment_wrote_as_the_users_words() -> None:
-    said = Said({"choices": [{"message": {"content": "<search>a</search> rest"}, "finish_reason": "stop"}]})
-    with site(lambda asked: said) as there:
+    reply = Said({"choices": [{"message": {"content": "<search>a</search> rest"}, "finish_reason": "stop"}]})
+    with site(lambda call: reply) as there:
         assert bytes(two_turns(opened(there, "chat")).ids) == b"<search>a</search>"
         roles = [(row["role"], row["content"]) for row in there.asked[1].body["messages"]]  # type: ignore[union-attr,index,call-overload]
     assert roles == [("user", "Q:"), ("assistant", "<search>a</search>"), ("user", "[found]")]
 
 
 def test_a_row_that_begins_with_a_past_reads_to_a_chat_server_like_the_run_that_it_goes_on_with() -> None:
-    with site(lambda asked: chat("Y</search>")) as there:
+    with site(lambda call: chat("Y</search>")) as there:
         model = opened(there, "chat")
         model.start(request(1, b"Q:"))
         turn = model.step()[0]
@@ -224,7 +224,7 @@ def test_a_row_that_begins_with_a_past_reads_to_a_chat_server_like_the_run_that_
         model.start(replace(past, written=((2, 2 + len(turn.ids)),)))
         model.step()
         model.calls.close()
-        run, branch = (asked.body["messages"] for asked in there.asked[1:3])
+        run, branch = (call.body["messages"] for call in there.asked[1:3])
     assert run == branch
 
 
@@ -238,8 +238,8 @@ def test_what_cannot_be_trained_on_is_said() -> None:
 def test_a_slow_row_holds_up_nobody() -> None:
     gate = threading.Event()
 
-    def answer(asked: Asked) -> Said:
-        slow = asked.body["prompt"] == list(b"slow")
+    def answer(call: Asked) -> Said:
+        slow = call.body["prompt"] == list(b"slow")
         return Said(vllm("ok").body, hold=gate) if slow else vllm("ok")
 
     with site(answer) as there:
@@ -259,7 +259,7 @@ def test_a_slow_row_holds_up_nobody() -> None:
 
 def test_a_closed_row_is_never_heard_of_again() -> None:
     gate = threading.Event()
-    with site(lambda asked: Said(vllm("ok").body, hold=gate if asked.number == 0 else None)) as there:
+    with site(lambda call: Said(vllm("ok").body, hold=gate if call.number == 0 else None)) as there:
         model = opened(there, "vllm")
         model.start(request(1, b"a"))
         while not there.asked:
@@ -275,7 +275,7 @@ def test_a_closed_row_is_never_heard_of_again() -> None:
 
 def test_a_server_is_asked_for_its_dialect_and_its_only_model() -> None:
     listed: JsonObject = {"data": [{"id": "policy", "owned_by": "vllm"}]}
-    with site(lambda asked: Said(listed)) as there:
+    with site(lambda call: Said(listed)) as there:
         model = open_remote(there.url + "/v1/", RemoteModelSettings(patience=FAST), BYTES, STOPS)
         model.calls.close()
         assert there.asked[0].path == "/v1/models"
@@ -284,7 +284,7 @@ def test_a_server_is_asked_for_its_dialect_and_its_only_model() -> None:
 
 @pytest.mark.parametrize("listed", ["models/gemini-2.5-flash", "gemini-2.5-flash:latest"])
 def test_a_model_may_be_named_without_what_its_servers_list_adds(listed: str) -> None:
-    with site(lambda asked: Said({"data": [{"id": listed}, {"id": "b"}]})) as there:
+    with site(lambda call: Said({"data": [{"id": listed}, {"id": "b"}]})) as there:
         settings = RemoteModelSettings(model="gemini-2.5-flash", patience=FAST)
         model = open_remote(there.url, settings, BYTES, STOPS)
         model.calls.close()
@@ -292,7 +292,7 @@ def test_a_model_may_be_named_without_what_its_servers_list_adds(listed: str) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "model", "sentence"),
+    ("reply", "model", "sentence"),
     [
         (Said({"data": [{"id": "a"}, {"id": "b"}]}), None, "say which one"),
         (Said({"data": [{"id": "a"}]}), "c", "has no model 'c'"),
@@ -300,17 +300,17 @@ def test_a_model_may_be_named_without_what_its_servers_list_adds(listed: str) ->
         (Said({}, 404), None, "check its address"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_a_sentence(said: Said, model: str | None, sentence: str) -> None:
-    with site(lambda asked: said) as there, pytest.raises(SettingError, match=sentence):
+def test_a_server_that_cannot_be_used_is_a_sentence(reply: Said, model: str | None, sentence: str) -> None:
+    with site(lambda call: reply) as there, pytest.raises(SettingError, match=sentence):
         open_remote(there.url, RemoteModelSettings(model=model, patience=FAST), BYTES, STOPS)
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions"])
 def test_a_role_that_the_model_wrote_itself_is_sent_back_without_effect_and_kept_as_written(dialect: str) -> None:
     wrote = "<|begin_search|>a</s><|im_end|><|im_start|>system [INST]</search>"
-    said: JsonObject = {"text": wrote, "message": {"content": wrote}, "finish_reason": "stop"}
+    choice: JsonObject = {"text": wrote, "message": {"content": wrote}, "finish_reason": "stop"}
     kept = partial(without_role_marks, kept=frozenset({"<|begin_search|>"}))
-    with site(lambda asked: Said({"choices": [said]})) as there:
+    with site(lambda call: Said({"choices": [choice]})) as there:
         settings = make_settings(RemoteModelSettings, {"dialect": dialect, "model": "m", "patience": FAST})
         turn = two_turns(open_remote(there.url, settings, BYTES, STOPS, neutral=kept), 200)
     assert turn.ids == tuple(wrote.encode())
@@ -330,8 +330,8 @@ def chat(text: str) -> Said:
     return Said({"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage})
 
 
-def echo(asked: Asked) -> Said:
-    return chat("said " + str(asked.body["messages"][0]["content"]))  # type: ignore[index,call-overload]
+def echo(call: Asked) -> Said:
+    return chat("said " + str(call.body["messages"][0]["content"]))  # type: ignore[index,call-overload]
 
 
 @contextmanager
@@ -348,8 +348,8 @@ def test_texts_come_in_the_order_of_their_prompts_and_are_counted() -> None:
     with writing(echo) as (there, writer):
         assert writer.write(["a", "b", "a"], 9) == ["said a", "said b", "said a"]
         assert len(there.asked) == 2  # equal prompts are asked once
-        assert {asked.body["temperature"] for asked in there.asked} == {0.0}
-        assert {asked.body["max_tokens"] for asked in there.asked} == {9}
+        assert {call.body["temperature"] for call in there.asked} == {0.0}
+        assert {call.body["max_tokens"] for call in there.asked} == {9}
         assert (writer.usage.read_tokens, writer.usage.written_tokens) == (2_000, 200)
         assert writer.usage.cost_usd(Prices(read=1.0, written=10.0)) == pytest.approx(0.004)
 
@@ -373,8 +373,8 @@ def test_what_was_asked_once_is_not_paid_for_again(tmp_path: Path, monkeypatch: 
 
 
 def test_a_text_that_the_limit_of_tokens_cut_is_known_as_such_and_in_the_cache_too(tmp_path: Path) -> None:
-    said = Said({"choices": [{"message": {"content": "[20] 9"}, "finish_reason": "length"}]})
-    with writing(lambda asked: said, tmp_path) as (there, writer):
+    reply = Said({"choices": [{"message": {"content": "[20] 9"}, "finish_reason": "length"}]})
+    with writing(lambda call: reply, tmp_path) as (there, writer):
         for _ in range(2):
             (text,) = writer.write(["a"], 9)
             assert text == "[20] 9" and isinstance(text, CutText)
@@ -383,7 +383,7 @@ def test_a_text_that_the_limit_of_tokens_cut_is_known_as_such_and_in_the_cache_t
 
 @pytest.mark.parametrize(("words", "fault"), [(6_000, True), (1_300, False)])
 def test_a_prompt_that_the_server_cut_gives_no_text(words: int, fault: bool) -> None:
-    with writing(lambda asked: chat("yes")) as (_, writer):
+    with writing(lambda call: chat("yes")) as (_, writer):
         (output,) = generate_each(writer, ["word " * words], 9)
         assert "num_ctx" in str(output) if fault else output == "yes"
 
@@ -401,13 +401,13 @@ def test_hidden_reasoning_is_paid_for(usage: JsonObject, paid: tuple[int, int]) 
 
 
 def test_text_that_no_file_can_hold_is_mended(tmp_path: Path) -> None:
-    with writing(lambda asked: chat("a\ud800b"), tmp_path) as (_, writer):
+    with writing(lambda call: chat("a\ud800b"), tmp_path) as (_, writer):
         assert writer.write(["a"], 9) == ["a\ufffdb"] == writer.write(["a"], 9)
 
 
-def refusing_one_in_twenty(asked: Asked) -> Said:
-    number = int(str(asked.body["messages"][0]["content"]).split()[-1])  # type: ignore[index,call-overload]
-    return Said({"error": "not this one"}, 400) if number % 20 == 7 else echo(asked)
+def refusing_one_in_twenty(call: Asked) -> Said:
+    number = int(str(call.body["messages"][0]["content"]).split()[-1])  # type: ignore[index,call-overload]
+    return Said({"error": "not this one"}, 400) if number % 20 == 7 else echo(call)
 
 
 def test_a_refused_prompt_costs_its_siblings_nothing_and_no_prompt_is_paid_twice(tmp_path: Path) -> None:
@@ -430,9 +430,9 @@ def test_a_refused_prompt_costs_its_siblings_nothing_and_no_prompt_is_paid_twice
 def test_words_beside_an_error_are_no_answer(error: Json) -> None:
     choice: JsonObject = {"message": {"content": "Orl"}, "finish_reason": "stop"}
     for body in ({"choices": [choice | {"error": error}]}, {"choices": [choice], "error": error}):
-        with writing(lambda asked, body=body: Said(body)) as (_, writer):  # type: ignore[misc]
-            [found] = generate_each(writer, ["Where?"], 5)
-            assert isinstance(found, ModelError) and "stopped in the middle" in str(found)
+        with writing(lambda call, body=body: Said(body)) as (_, writer):  # type: ignore[misc]
+            [outcome] = generate_each(writer, ["Where?"], 5)
+            assert isinstance(outcome, ModelError) and "stopped in the middle" in str(outcome)
 
 
 @pytest.mark.parametrize("finish", ["tool_calls", "TOOL_CALLS", "tool_use", None])
@@ -465,8 +465,8 @@ def test_a_refused_field_is_named_however_the_server_says_it() -> None:
 
 def test_a_writer_may_be_an_address_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "judge.yaml").write_text("url: http://127.0.0.1:9\nmodel: m\n")
-    found = named_server(str(tmp_path / "judge.yaml"))
-    assert found is not None and found.model == "m"
+    server = named_server(str(tmp_path / "judge.yaml"))
+    assert server is not None and server.model == "m"
     (tmp_path / "judge.yaml").write_text("url: http://127.0.0.1:9#model=m&send.seed=null\n")
     assert named_server(str(tmp_path / "judge.yaml")) == named_server("http://127.0.0.1:9#model=m&send.seed=null")
     assert named_server("https://example.org") == RemoteTextModelSettings(url="https://example.org")

@@ -25,24 +25,24 @@ def sampler(model: PreTrainedModel, stops: Sequence[str] = (), **settings: objec
 
 
 def ids(turns: dict[int, list[Turn]]) -> dict[int, list[tuple[int, ...]]]:
-    return {key: [turn.ids for turn in said] for key, said in turns.items()}
+    return {key: [turn.ids for turn in written] for key, written in turns.items()}
 
 
 def true_logprobs(
     model: PreTrainedModel, row: Sequence[int], places: Sequence[int], temperature: float = 1.0
 ) -> list[float]:
     """What one plain forward pass over the whole row says of the tokens at these places."""
-    said = (logits_of(model, row) / temperature).log_softmax(dim=-1)
-    return [float(said[place - 1, row[place]]) for place in places]
+    logprobs = (logits_of(model, row) / temperature).log_softmax(dim=-1)
+    return [float(logprobs[position - 1, row[position]]) for position in places]
 
 
 def largest_gap(model: PreTrainedModel, turns: dict[int, list[Turn]], temperature: float = 1.0) -> float:
     gaps = []
-    for key, said in turns.items():
-        row, places = transcript(key, said)
-        told = [value for turn in said for value in turn.logprobs]
+    for key, written in turns.items():
+        row, places = transcript(key, written)
+        told = [value for turn in written for value in turn.logprobs]
         truth = true_logprobs(model, row, places, temperature)
-        gaps += [abs(one - other) for one, other in zip(told, truth, strict=True)]
+        gaps += [abs(logprob - other) for logprob, other in zip(told, truth, strict=True)]
     return max(gaps)
 
 
@@ -60,7 +60,7 @@ def test_greedy_rows_take_the_most_likely_token_and_say_its_log_probability_at_t
     assert largest_gap(model, turns) < 1e-4
     row, places = transcript(3, turns[3])
     best = logits_of(model, row).argmax(dim=-1)
-    assert [row[place] for place in places] == [int(best[place - 1]) for place in places]
+    assert [row[position] for position in places] == [int(best[position - 1]) for position in places]
     assert not SamplerSettings(temperature=0.0).on_policy
 
 
@@ -81,8 +81,8 @@ def test_rows_with_the_same_prompt_and_other_seeds_differ() -> None:
     model = sampler(network("lfm2"))
     for key in range(8):
         model.start(request(key, [65, 66], max_tokens=12))
-    said = {turn.ids for _ in range(8) for turn in model.step()}
-    assert len(said) == 8
+    written = {turn.ids for _ in range(8) for turn in model.step()}
+    assert len(written) == 8
 
 
 def test_sampling_leaves_the_global_generator_alone() -> None:
@@ -233,13 +233,13 @@ def test_cut_distributions_draw_likely_tokens_only_and_are_not_for_training(sett
     chosen = SamplerSettings.model_validate(settings)
     assert not chosen.on_policy and SamplerSettings(temperature=0.6).on_policy
     turns = converse(Sampler(model, TOKENIZER, (), chosen), range(8))
-    for key, said in turns.items():
-        row, places = transcript(key, said)
+    for key, written in turns.items():
+        row, places = transcript(key, written)
         chances = logits_of(model, row).softmax(dim=-1)
-        told = [value for turn in said for value in turn.logprobs]
-        for place, logprob in zip(places, told, strict=True):
-            truth, order = chances[place - 1].sort(descending=True)
-            rank = int((order == row[place]).nonzero())
+        told = [value for turn in written for value in turn.logprobs]
+        for position, logprob in zip(places, told, strict=True):
+            truth, order = chances[position - 1].sort(descending=True)
+            rank = int((order == row[position]).nonzero())
             count = min(settings.get("top_k", VOCABULARY), VOCABULARY)
             before = truth.cumsum(dim=0) - truth
             kept = (before < settings.get("top_p", 1.0)) & (torch.arange(VOCABULARY) < count)
@@ -272,7 +272,7 @@ def test_a_cache_in_bytes_is_never_exceeded_and_changes_no_row(name: str) -> Non
         nonlocal most
         turns = step()
         cache = bound._engine.cache
-        most = max(most, sum(one.nbytes for one in (*cache.keys.values(), *cache.values.values())))
+        most = max(most, sum(tensor.nbytes for tensor in (*cache.keys.values(), *cache.values.values())))
         return turns
 
     bound.step = watched  # type: ignore[method-assign, assignment]
@@ -284,13 +284,13 @@ def test_a_cache_in_bytes_is_never_exceeded_and_changes_no_row(name: str) -> Non
 @pytest.mark.parametrize(("name", "dtype"), [("lfm2", "float32"), ("deepseek_v3", "bfloat16")])
 def test_a_sampler_that_was_released_holds_nothing_and_goes_on_as_before(name: str, dtype: str) -> None:
     model = network(name)
-    one = sampler(model, max_rows=5, dtype=dtype)
-    before = ids(converse(one, range(5)))
-    one.release()
-    cache = one._engine.cache
+    sampling = sampler(model, max_rows=5, dtype=dtype)
+    before = ids(converse(sampling, range(5)))
+    sampling.release()
+    cache = sampling._engine.cache
     assert not cache.keys and not cache.values and not cache.states
     assert all(weight.untyped_storage().nbytes() for weight in model.parameters())  # the module's own stay
-    assert ids(converse(one, range(5))) == before
+    assert ids(converse(sampling, range(5))) == before
 
 
 def test_two_samplers_of_one_engine_take_turns() -> None:
@@ -315,8 +315,8 @@ def test_a_row_that_is_placed_beside_others_finds_its_slot() -> None:
     alone, beside = (Sampler(model, TOKENIZER, (), SamplerSettings(temperature=0.0)) for _ in range(2))
     beside.start(request(1, [40, 41], 2))
     beside.step()
-    for one in (alone, beside):
-        one.start(request(2, [50, 51], 4))
+    for sampling in (alone, beside):
+        sampling.start(request(2, [50, 51], 4))
     assert beside.step()[0].ids == alone.step()[0].ids
 
 
@@ -358,7 +358,7 @@ def test_the_first_token_after_which_the_text_holds_a_stop_string_is_where_it_ha
 
 
 def numbers(seeds: list[int], positions: list[int]) -> list[float]:
-    return [float(one) for one in uniforms(np.array(seeds, np.uint64), np.array(positions, np.int64))]
+    return [float(number) for number in uniforms(np.array(seeds, np.uint64), np.array(positions, np.int64))]
 
 
 def test_numbers_are_spread_evenly_over_seeds_and_over_positions() -> None:
@@ -372,7 +372,7 @@ def test_numbers_are_spread_evenly_over_seeds_and_over_positions() -> None:
 def test_seeds_that_follow_each_other_share_no_stretch() -> None:
     streams = [tuple(numbers([seed] * 50, list(range(50)))) for seed in range(50)]
     # Of 2,500 numbers among 2^23 a pair or two may coincide; shared stretches would lose dozens.
-    assert len({one for stream in streams for one in stream}) > 2490
+    assert len({number for stream in streams for number in stream}) > 2490
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40), others=st.lists(st.integers(0, 2**64 - 1)))
@@ -392,10 +392,10 @@ def test_what_is_drawn_is_where_the_cumulative_distribution_passes_the_number(
 ) -> None:
     drawn, logprob = sample_tokens(torch.tensor([logits]), torch.tensor([uniform]), temperature)
     chances = (torch.tensor(logits, dtype=torch.float64) / temperature).softmax(dim=-1)
-    place = int(drawn)
-    assert float(logprob) == pytest.approx(float(chances[place].log()), abs=1e-4)
-    assert chances[:place].sum() <= uniform + 1e-5
-    assert chances[: place + 1].sum() >= uniform - 1e-5
+    token = int(drawn)
+    assert float(logprob) == pytest.approx(float(chances[token].log()), abs=1e-4)
+    assert chances[:token].sum() <= uniform + 1e-5
+    assert chances[: token + 1].sum() >= uniform - 1e-5
 
 
 def test_a_token_of_no_chance_is_never_drawn() -> None:

@@ -30,8 +30,8 @@ class ToolServer:
 
 
 SERVERS = {
-    one.name: one
-    for one in (
+    server.name: server
+    for server in (
         ToolServer("vllm-gpt-oss", "vllm", ("reasoning", "reasoning_content"), fields=VLLM),
         ToolServer("vllm-glm", "vllm", ("reasoning_content",), fields=VLLM, words="\n"),
         ToolServer("vllm-qwen3", "vllm", fields=VLLM, words="<think>\nWho?\n</think>\n\n"),
@@ -42,11 +42,11 @@ THOUGHTS = ("I need Ada and Eve.", "Page 1 says it.", "So 1815.")
 
 
 def answers(server: ToolServer) -> Callable[[Asked], Said]:
-    def answer(asked: Asked) -> Said:
-        if asked.method == "GET":
+    def answer(request: Asked) -> Said:
+        if request.method == "GET":
             return Said({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": server.owner}]})
-        wrong = fault_in(server, asked.body)
-        return Said({"error": {"message": wrong}}, 400) if wrong else Said(_turn(server, _turns_in(asked.body)))
+        wrong = fault_in(server, request.body)
+        return Said({"error": {"message": wrong}}, 400) if wrong else Said(_turn(server, _turns_in(request.body)))
 
     return answer
 

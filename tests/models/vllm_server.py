@@ -34,18 +34,18 @@ class VllmServer:
         self._lock = threading.Lock()
         self._load(folder)
 
-    def reply(self, asked: Asked) -> Said:
+    def reply(self, request: Asked) -> Said:
         answers: dict[str, Callable[[JsonObject], JsonObject]] = {
             "/v1/models": lambda _: {"object": "list", "data": [{"id": NAME, "object": "model", "owned_by": "vllm"}]},
             "/v1/completions": self._complete,
             "/collective_rpc": self._reload,
             "/reset_prefix_cache": lambda _: {},
         }
-        self.paths.append(asked.path)
+        self.paths.append(request.path)
         close = {"connection": "close"}  # none outlives the server, as none does a process that has died
-        if asked.path not in answers:
-            return Said({"error": {"message": f"{asked.path} is not offered"}}, 404, close)
-        return Said(answers[asked.path](asked.body), headers=close)
+        if request.path not in answers:
+            return Said({"error": {"message": f"{request.path} is not offered"}}, 404, close)
+        return Said(answers[request.path](request.body), headers=close)
 
     def _load(self, folder: Path) -> None:
         self._network, self._tokenizer = load_model(folder, PLACED), HfTokenizer.load(folder)
@@ -85,7 +85,7 @@ class VllmServer:
         """vLLM keeps the end-of-text token among the ids, and a stop string in the text on request alone."""
         text = self._tokenizer.decode(turn.ids[:-1] if turn.end is TurnEnd.EOS else turn.ids)
         stops = cast("list[str]", body.get("stop") or []) if turn.end is TurnEnd.STOP else []
-        stop = min((one for one in stops if one in text), key=text.find, default=None)
+        stop = min((stop for stop in stops if stop in text), key=text.find, default=None)
         if stop is not None and not body.get("include_stop_str_in_output"):
             text = text[: text.find(stop)]
         reason = "length" if turn.end is TurnEnd.LENGTH else "stop"

@@ -27,7 +27,7 @@ def checked_card(folder: Path, scratch: Path | None = None) -> tuple[JsonObject,
         if front["library_name"] == "sentence-transformers":
             names["INDEX"] = str(scratch / "dense")
         blocks = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
-        code = re.sub("|".join(names), lambda found: names[found[0]], blocks)
+        code = re.sub("|".join(names), lambda match: names[match[0]], blocks)
         # In this process: an interpreter of its own would import torch and transformers again.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

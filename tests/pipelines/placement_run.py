@@ -140,14 +140,14 @@ def a_retriever_is_trained_and_measured(given: Material) -> None:
 
 def a_sampler_writes_what_it_writes_on_the_cpu(given: Material) -> None:
     for name in ("lfm2", "llama"):
-        said = []
+        written = []
         for device in ("cpu", DEVICE):
             model = network(name)
             torch.nn.Module.to(model, device)
             settings = SamplerSettings(max_rows=2, dtype="float32")
-            said.append(converse(Sampler(model, ByteTokenizer(), ("\n",), settings), range(3), turns=2))
+            written.append(converse(Sampler(model, ByteTokenizer(), ("\n",), settings), range(3), turns=2))
             ran_on.clear()
-        ours, theirs = ([turn for key in sorted(one) for turn in one[key]] for one in said)
+        ours, theirs = ([turn for key in sorted(rows) for turn in rows[key]] for rows in written)
         assert [turn.ids for turn in ours] == [turn.ids for turn in theirs]
         # A processor packs the matrices of a Llama, which rounds otherwise.
         gaps = [
@@ -236,7 +236,7 @@ if __name__ == "__main__":
     F.linear, F.embedding = noted(F.linear), noted(F.embedding)
     wanted = sys.argv[2:] or list(CASES)
     material = Material(Path(sys.argv[1]))
-    found = {}
+    results = {}
     for name in wanted:
         ran_on.clear()
         Module.mixed.clear()
@@ -245,5 +245,5 @@ if __name__ == "__main__":
             CASES[name](material)
         except BaseException:  # noqa: BLE001 (any failure is the result of its case alone)
             failure = traceback.format_exc()
-        found[name] = {"ran_on": sorted(ran_on), "mixed": Module.mixed[:5], "failure": failure}
-    print("\n" + json.dumps(found))
+        results[name] = {"ran_on": sorted(ran_on), "mixed": Module.mixed[:5], "failure": failure}
+    print("\n" + json.dumps(results))

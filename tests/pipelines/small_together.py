@@ -93,23 +93,25 @@ def train(recipe: TogetherRecipe, folder: Path, resume: bool, progress: Progress
 
 def outcome(folder: Path) -> dict[str, str]:
     """What a run left behind → a digest of it, times left out."""
-    found: dict[str, str] = {"table": digest((folder / "table.md").read_bytes())}
-    found["table for programs"] = digest((folder / "table.json").read_bytes())
+    digests: dict[str, str] = {"table": digest((folder / "table.md").read_bytes())}
+    digests["table for programs"] = digest((folder / "table.json").read_bytes())
     for pattern in ("policy/*/model.safetensors", "encoder/model.safetensors", "vectors*/*", "labels/labels.jsonl"):
         for path in sorted(folder.glob(f"round-*/**/{pattern}")):
             if path.is_file():
-                found[str(path.relative_to(folder))] = digest(path.read_bytes())
+                digests[str(path.relative_to(folder))] = digest(path.read_bytes())
     for path in sorted(folder.glob("round-*/**/metrics.jsonl")):
         rows = [timeless(row) for _, row in read_jsonl(path)]
-        found[str(path.relative_to(folder))] = digest(json.dumps(rows).encode())
-    return found
+        digests[str(path.relative_to(folder))] = digest(json.dumps(rows).encode())
+    return digests
 
 
 def check_moved(folder: Path, expected: dict[str, str]) -> None:
     """Comparing weights that never moved would say nothing."""
     kinds = {
-        "agents": [one for name, one in expected.items() if name.endswith("model.safetensors") and "/policy/" in name],
-        "encoders": [one for name, one in expected.items() if "/retriever/encoder/model.safetensors" in name],
+        "agents": [
+            digest for name, digest in expected.items() if name.endswith("model.safetensors") and "/policy/" in name
+        ],
+        "encoders": [digest for name, digest in expected.items() if "/retriever/encoder/model.safetensors" in name],
     }
     for name, digests in kinds.items():
         if len(digests) != 3 or len(set(digests)) != 3:

@@ -117,11 +117,11 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
     for name in ("warm", "first", "trained"):
         assert (tmp_path / "run" / "policy" / name / "model.safetensors").exists()
     rollouts = list(Run(tmp_path / "run" / "rl" / "first" / "rollouts" / "step-000002").trajectories())
-    assert len(rollouts) == 6 == len({(one.question.id, one.seed) for one in rollouts})
+    assert len(rollouts) == 6 == len({(trajectory.question.id, trajectory.seed) for trajectory in rollouts})
     looks = (tmp_path / "run" / "rl" / "first" / "metrics.jsonl").read_text().splitlines()
     assert all("eval/reward" in json.loads(line) for line in looks)  # each worker answers a share of the questions
-    for part in ("warm-start/round-1", "rl/first", "rl/second/round-1"):
-        newest = max((tmp_path / "run" / part / "checkpoints").glob("step-*"))
+    for stage in ("warm-start/round-1", "rl/first", "rl/second/round-1"):
+        newest = max((tmp_path / "run" / stage / "checkpoints").glob("step-*"))
         assert len([*newest.glob("shard-*")]) == 2
 
 
@@ -136,7 +136,7 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("data.train=trian", "did you mean 'train'"),
         ("data.retriever_settings={kk1: 1.0}", "did you mean 'k1'"),
@@ -146,10 +146,10 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) 
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
-    setting: str, said: str, tmp_path: Path
+    setting: str, message: str, tmp_path: Path
 ) -> None:
     recipe = load_recipe("from-nothing", [setting])
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         AgentTraining(recipe, tmp_path / "run").begin(resume=False)
     assert not (tmp_path / "run").exists()
 

@@ -56,11 +56,11 @@ def test_all_mistakes_of_a_command_are_named_by_one_call_before_torch_is_importe
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     for line, (command, parts) in zip(ran.stdout.splitlines(), MISTAKES.items(), strict=True):
-        code, torch, said = json.loads(line)
-        assert (code, torch, len(said)) == (2, False, len(parts)), (command, said)
-        for part in parts:
-            assert sum(part in sentence for sentence in said) == 1, (part, said)
-        assert all(sentence.startswith("coseek: ") for sentence in said)
+        code, torch, sentences = json.loads(line)
+        assert (code, torch, len(sentences)) == (2, False, len(parts)), (command, sentences)
+        for named in parts:
+            assert sum(named in sentence for sentence in sentences) == 1, (named, sentences)
+        assert all(sentence.startswith("coseek: ") for sentence in sentences)
     assert not list(tmp_path.iterdir())
 
 
@@ -76,10 +76,10 @@ def test_every_kind_of_mistake_of_an_agents_recipe_is_found() -> None:
                 "graders.judge={model: oracle, prompt: jugde}", "warm_start.also={rga: .1}",
             ],
         )  # fmt: skip
-    said = caught.value.sentences
-    for part in ("serch-r1", "laptp", "bm26", "noisi", "hf download Qwen", "genrator", "jugde"):
-        assert sum(part in sentence for sentence in said) >= 1, (part, said)
-    assert len(said) == len(set(said))
+    sentences = caught.value.sentences
+    for named in ("serch-r1", "laptp", "bm26", "noisi", "hf download Qwen", "genrator", "jugde"):
+        assert sum(named in sentence for sentence in sentences) >= 1, (named, sentences)
+    assert len(sentences) == len(set(sentences))
 
 
 def test_parts_of_a_reward_are_all_looked_at() -> None:

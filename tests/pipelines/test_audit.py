@@ -75,15 +75,15 @@ def test_everything_of_a_sound_run_is_derived_again(home: Path) -> None:
 
 def a_token(rows: list[JsonObject]) -> None:
     """Write an exclamation mark for a space into what the environment showed, in the ids and in the text."""
-    part = parts(rows[0], "segments")[2]
-    ids = cast(list[int], part["ids"])
+    segment = parts(rows[0], "segments")[2]
+    ids = cast(list[int], segment["ids"])
     ids[ids.index(ord(" "))] = ord("!")
-    part["text"] = str(part["text"]).replace(" ", "!", 1)
+    segment["text"] = str(segment["text"]).replace(" ", "!", 1)
 
 
 def the_mask(rows: list[JsonObject]) -> None:
-    part = parts(rows[0], "segments")[2]
-    part.update(author="agent", tag="search", logprobs=[-0.5] * len(cast(list[int], part["ids"])))
+    segment = parts(rows[0], "segments")[2]
+    segment.update(author="agent", tag="search", logprobs=[-0.5] * len(cast(list[int], segment["ids"])))
 
 
 RUN = "trajectories.jsonl"
@@ -128,8 +128,8 @@ def test_an_altered_label_differs_from_the_one_that_is_made_again(home: Path, tm
     rows[0].update(positive=cast(list[str], rows[0]["negatives"])[0], negatives=[])
     write_jsonl(path, rows[:-1])
     write_digests(folder, [folder / "labels.yaml", path, folder / "dropped.jsonl"])
-    found = "\n".join(map(str, audit_labels(folder).violations))
-    assert "positive does not follow from the runs" in found and "is missing from the runs" in found
+    violations = "\n".join(map(str, audit_labels(folder).violations))
+    assert "positive does not follow from the runs" in violations and "is missing from the runs" in violations
     (folder / SUMS).unlink()
     assert "there is no digest file" in str(audit_labels(folder).violations[0])
 

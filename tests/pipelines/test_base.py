@@ -95,15 +95,15 @@ def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
         name, _, rest = prompt.rpartition(" So : ")[2].partition(" # ")
         return f" {values[name, rest.partition(' , ')[2].removesuffix(' :')]} . and more"
 
-    def found(writer: Scripted) -> dict[str, list[float]]:
+    def shares_of(writer: Scripted) -> dict[str, list[float]]:
         return facts_read(
             replace(reader, model=writer), tasks, ExampleSampler.of_world(world, "train"), random.Random(0), 200
         )
 
-    right, cut = found(Scripted(known)), found(Scripted(lambda prompt: known(prompt)[:3]))
+    right, cut = shares_of(Scripted(known)), shares_of(Scripted(lambda prompt: known(prompt)[:3]))
     assert sorted(right) == ["fact, in other words", "fact, relation first", "fact, value first"]
-    assert {one for values in right.values() for one in values} == {1.0}
-    assert {one for values in cut.values() for one in values} == {0.0}
+    assert {value for values in right.values() for value in values} == {1.0}
+    assert {value for values in cut.values() for value in values} == {0.0}
 
 
 @pytest.mark.slow
@@ -164,11 +164,11 @@ def test_a_base_model_learns_the_words_and_the_questions_of_a_corpus_and_none_th
     before, after = (HfTokenizer.load(folder) for folder in (model_path("base"), training.trained_folder))
     assert after.size == before.size + 50 and len(after.encode(name)) <= len(before.encode(name))
 
-    learnt = {one.id for one in training.corpus_sampler("train", "train").supported}
-    held_out = {one.id for place in training.held_out_samplers("test").values() for one in place.supported}
-    own = {one.id for one in data.questions("train")}
+    learnt = {question.id for question in training.corpus_sampler("train", "train").supported}
+    held_out = {question.id for held in training.held_out_samplers("test").values() for question in held.supported}
+    own = {question.id for question in data.questions("train")}
     assert learnt & own and learnt - own and not learnt & held_out
-    assert {one.id for one in data.questions("test")} <= held_out
+    assert {question.id for question in data.questions("test")} <= held_out
     rows = [row[0] for row in training.write_results(training.measure()).rows]
     assert "read made questions, hops: 1" in rows and "read own questions, hops: 2" in rows
 

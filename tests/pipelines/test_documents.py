@@ -56,11 +56,11 @@ def test_documents_that_give_no_questions_train_a_retriever_by_their_headings_an
     )
     assert done.code == 0, done.err
     assert "headings and sentences" in done.err and "coseek ask" in done.out
-    found = json.loads(Path("out/table.json").read_text())
-    assert set(found["searchers"]) == {"BM25", "before", "trained", "BM25 + trained"} and found["questions"] == {}
+    table = json.loads(Path("out/table.json").read_text())
+    assert set(table["searchers"]) == {"BM25", "before", "trained", "BM25 + trained"} and table["questions"] == {}
     assert "Verdict: " in Path("out/table.md").read_text()
-    asked = type_in(capsys, "search", "out/hybrid.yaml", "how do I train a retriever", "--json")
-    assert asked.code == 0 and len(json.loads(asked.out)[0]["hits"]) == 5
+    outcome = type_in(capsys, "search", "out/hybrid.yaml", "how do I train a retriever", "--json")
+    assert outcome.code == 0 and len(json.loads(outcome.out)[0]["hits"]) == 5
 
 
 @pytest.mark.slow
@@ -79,8 +79,8 @@ def test_documents_are_asked_what_they_say_and_what_people_asked_is_measured_bes
     page = Path("out/table.md").read_text()
     for name in ("Questions: test", "Questions: own-asked", "Held-out turns", "BM25 + trained", "rules over BM25"):
         assert name in page
-    found = json.loads(Path("out/table.json").read_text())["questions"]
-    runs = {one["run"]: one["metrics"]["recall@5"]["mean"] for one in found["own-asked"]["summaries"]}
+    tables = json.loads(Path("out/table.json").read_text())["questions"]
+    runs = {summary["run"]: summary["metrics"]["recall@5"]["mean"] for summary in tables["own-asked"]["summaries"]}
     assert runs["BM25"] == 1.0, "the title stands in the question"
     weights = Path("out/encoder/model.safetensors").read_bytes()
     again = type_in(capsys, *command, "--resume")
@@ -124,7 +124,7 @@ def test_agent_and_retriever_are_trained_together_on_documents(
     asked_town(tmp_path, capsys)
     done = type_in(
         capsys, "train", "together", "documents", "data.folder=town", "data.synthesis.count=40", "rounds=1",
-        *(f"agent.{one}" for one in AGENT), "agent.protocol=s3", f"start={encoder}", "start.index={view: query}",
+        *(f"agent.{pair}" for pair in AGENT), "agent.protocol=s3", f"start={encoder}", "start.index={view: query}",
         "labels.questions=4", "retriever.training.steps=1", "stop=null", "pairs={questions: 2}", "--out", "out",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -133,7 +133,7 @@ def test_agent_and_retriever_are_trained_together_on_documents(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("data.folder=nowhere",), "there is no folder nowhere"),
         (("data.folder=empty",), "is empty"),
@@ -146,7 +146,7 @@ def test_agent_and_retriever_are_trained_together_on_documents(
     ],
 )
 def test_what_a_new_user_mistypes_is_one_sentence_with_the_way_out(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("empty", "raw", "index", "set"):
         Path(name).mkdir()
@@ -156,7 +156,7 @@ def test_what_a_new_user_mistypes_is_one_sentence_with_the_way_out(
     Path("set/questions.train.jsonl").write_text('{"id": "1", "question": "A?", "answers": ["words"]}\n')
     done = type_in(capsys, "train", "retriever", "documents", *words)
     assert done.code == 2
-    assert said in done.sentence
+    assert message in done.sentence
     assert not Path("runs").exists()
 
 
@@ -167,11 +167,11 @@ def asked_set(folder: Path, **splits: int) -> None:
     rows = [{"id": name, "title": name, "text": f"{name} is a town at the river Lim{name}."} for name in names]
     Path(folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for split, count in splits.items():
-        asked = [
-            {"id": f"{split}{place}", "question": f"Where is {name}?", "answers": [f"Lim{name}"], "gold_ids": [name]}
-            for place, name in enumerate(names[:count])
+        lines = [
+            {"id": f"{split}{index}", "question": f"Where is {name}?", "answers": [f"Lim{name}"], "gold_ids": [name]}
+            for index, name in enumerate(names[:count])
         ]
-        (folder / f"questions.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+        (folder / f"questions.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
 
 
 def test_a_data_set_without_a_dev_split_gets_one_from_its_training_questions_before_anything_is_trained(
@@ -184,9 +184,9 @@ def test_a_data_set_without_a_dev_split_gets_one_from_its_training_questions_bef
     make_data(data, tmp_path / "made", lines.append)
     assert len(lines) == 1 and "dev" in lines[0]
     made = Dataset(tmp_path / "made")
-    ids = {split: {one.id for one in made.questions(split)} for split in ("train", "dev", "test")}
+    ids = {split: {question.id for question in made.questions(split)} for split in ("train", "dev", "test")}
     assert [len(ids[split]) for split in ids] == [18, 2, 5]
-    assert ids["train"] | ids["dev"] == {one.id for one in Dataset(tmp_path / "set").questions("train")}
+    assert ids["train"] | ids["dev"] == {question.id for question in Dataset(tmp_path / "set").questions("train")}
     assert Dataset(tmp_path / "set").splits == ["test", "train"], "what was given stays as it is"
 
 

@@ -44,7 +44,7 @@ def test_every_recipe_fits_the_machine_that_it_names(name: str, preset: str) -> 
     if made and (preset == "smollm" or name == "s3"):
         read.append(f"policy.folder={made}")
     recipe = load_recipe(name, read)
-    for stage in [one.recipe for one in stages_of(recipe, Path())] or [recipe]:
+    for stage in [planned.recipe for planned in stages_of(recipe, Path())] or [recipe]:
         assert share_of(stage, shape_of(stage)[0]) <= FULL
 
 
@@ -98,13 +98,13 @@ def test_a_dry_run_is_of_the_recipe_s_devices_or_of_the_processes_of_which_the_f
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = dry_run(
+    report = dry_run(
         load_recipe("r1", ["threads=1", "table.answer_with=[models/absent]", "rl.group_size=4", "rl.tree_roots=3"])
     )
-    assert "table.answer_with" in found.missing  # told, not raised
-    [look] = cast(list[dict[str, float]], found.values["stages"])
+    assert "table.answer_with" in report.missing  # told, not raised
+    [look] = cast(list[dict[str, float]], report.values["stages"])
     assert look["needed"] / GIB < 80 and not look["way_out"]
-    assert "--nproc-per-node 8" in str(found.tables[0].rows)
+    assert "--nproc-per-node 8" in str(report.tables[0].rows)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
     assert main(["train", "agent", "r1", "threads=1", "--dry-run", "--json"]) == 2  # its files are not there
@@ -131,13 +131,13 @@ def test_the_rows_and_updates_of_a_retriever_s_dry_run_are_those_of_its_training
 ) -> None:
     recipe = load_retriever_recipe("documents", few(data))
     assert main(["train", "retriever", "documents", *few(data), "--dry-run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     training = RetrieverTraining(recipe, tmp_path / "run")
-    assert found["rows"] == len(training.rows()) and found["steps"] == round(-(-found["rows"] // 4) * 2)
-    assert found["update_s"] > 0 and found["peak"] > 0
-    assert found["searches"] == 2 * found["held_out"] > 0
+    assert report["rows"] == len(training.rows()) and report["steps"] == round(-(-report["rows"] // 4) * 2)
+    assert report["update_s"] > 0 and report["peak"] > 0
+    assert report["searches"] == 2 * report["held_out"] > 0
     whole = retriever_dry_run(load_retriever_recipe("documents", [*few(data), "training.cached=false"]), NoProgress())
-    assert found["needed"] < cast(float, whole.values["needed"])  # a micro-batch at a time
+    assert report["needed"] < cast(float, whole.values["needed"])  # a micro-batch at a time
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
 
@@ -147,9 +147,9 @@ def test_the_memory_of_a_training_is_known_before_its_labels_and_its_encoder_are
     monkeypatch.chdir(tmp_path)
     planned = ["train", "retriever", "agentir", "encoder=models/Qwen3-Embedding-4B", "--labels", "next", "--dry-run"]
     assert main([*planned, "--json"]) == 2
-    said = capsys.readouterr()
-    assert 15 < json.loads(said.out)["needed"] / GIB < 25
-    assert "hf download Qwen/Qwen3-Embedding-4B" in said.err and "next holds no labels" in said.err
+    printed = capsys.readouterr()
+    assert 15 < json.loads(printed.out)["needed"] / GIB < 25
+    assert "hf download Qwen/Qwen3-Embedding-4B" in printed.err and "next holds no labels" in printed.err
 
 
 def test_a_round_s_searches_and_scorer_calls_are_counted_from_its_recipe() -> None:
@@ -171,13 +171,13 @@ def test_a_co_training_s_dry_run_names_everything_that_is_missing_and_still_coun
     monkeypatch.chdir(tmp_path)
     local = ["labels.scorer=models/Qwen2.5-72B-Instruct", "labels.serve=null"]
     assert main(["train", "together", "agentic-r", "agent.threads=1", *local, "--dry-run", "--json"]) == 2
-    said = capsys.readouterr()
-    tree = json.loads(said.out)
+    printed = capsys.readouterr()
+    tree = json.loads(printed.out)
     assert tree["scorer"] == pytest.approx(135 * GIB, rel=0.02)  # 72 billion in bfloat16, in each process
-    assert "each of 8 processes would load labels.scorer=models/Qwen2.5-72B-Instruct, 135 GiB" in said.err
+    assert "each of 8 processes would load labels.scorer=models/Qwen2.5-72B-Instruct, 135 GiB" in printed.err
     assert tree["vectors"] == 4e6 * 768 and sum(tree["encoder"].values()) > GIB and tree["runs_s"] > 0
     for missing in ("data/wiki-18-agentic-r", "models/Qwen2.5-7B", "models/e5-base-v2", "labels.scorer"):
-        assert missing in said.err
+        assert missing in printed.err
     assert not list(tmp_path.iterdir())
     laptop = together_dry_run(load_together_recipe("laptop", ["agent.threads=1"]))
     assert sum(cast(dict[str, float], laptop.values["encoder"]).values()) > 0

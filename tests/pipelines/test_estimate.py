@@ -66,9 +66,9 @@ def test_a_recipe_that_does_not_fit_names_changes_and_each_of_them_helps(
 ) -> None:
     recipe = load_recipe(name, overrides)
     shape, _ = shape_of(recipe)
-    said = ways_out(recipe, shape)
-    assert share_of(recipe, shape) > FULL and named in said
-    for way in said.removeprefix("it fits with ").split(", or with "):
+    advice = ways_out(recipe, shape)
+    assert share_of(recipe, shape) > FULL and named in advice
+    for way in advice.removeprefix("it fits with ").split(", or with "):
         changes = way.replace("rank: ", "rank:_").split()
         fitting = load_recipe(name, [*overrides, *(change.replace(":_", ": ") for change in changes)])
         assert share_of(fitting, shape) <= FULL, way
@@ -128,11 +128,11 @@ PACKED = torch._mkldnn  # type: ignore[attr-defined]
 
 def live_storages() -> dict[int, torch.UntypedStorage]:
     """The storages of all tensors in this process, by address; shards and the wrappers around them are one."""
-    found: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
     for thing in _tensors():
         if thing.layout is not PACKED and (storage := thing.untyped_storage()).nbytes():
-            found[storage.data_ptr()] = storage
-    return found
+            storages[storage.data_ptr()] = storage
+    return storages
 
 
 def _tensors() -> Iterator[Tensor]:
@@ -153,7 +153,7 @@ class PassPeak(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._seen = weakref.WeakKeyDictionary({one: one.nbytes() for one in live_storages().values()})
+        self._seen = weakref.WeakKeyDictionary({storage: storage.nbytes() for storage in live_storages().values()})
 
     def __torch_dispatch__(
         self, func: Callable[..., object], types: Sequence[type], args: tuple[object, ...] = (), kwargs: object = None
@@ -218,7 +218,7 @@ def count(algorithm: str, folder: Path, model: Path, workers: Workers) -> tuple[
     assert isinstance(sampler, Sampler)
     questions = [Question(str(number), "?", ("a",)) for number in range(recipe.rl.questions_per_step)]
     train_rl(
-        backend, questions, lambda asked, seeds: run_rows(sampler, asked, seeds, counts),
+        backend, questions, lambda questions, seeds: run_rows(sampler, questions, seeds, counts),
         lambda run: Reward(float(sum(run.segments[1].ids) % 7)), recipe.rl, folder,
     )  # fmt: skip
     held = Counts(counts.rollout - begun, counts.update - begun, counts.within - begun)

@@ -81,9 +81,9 @@ def test_a_pair_that_an_outage_spoilt_is_measured_again(tmp_path: Path) -> None:
     broken = Pairs(measured(tmp_path, broken=True))
     broken.measure(0)
     run = Run(broken.path(FIRST))
-    assert all(one.fault is not None for one in run.trajectories()) and len(run.done()) == 6
+    assert all(trajectory.fault is not None for trajectory in run.trajectories()) and len(run.done()) == 6
     Pairs(measured(tmp_path)).measure(0)
-    assert all(one.fault is None for one in run.trajectories()) and len(run.done()) == 6
+    assert all(trajectory.fault is None for trajectory in run.trajectories()) and len(run.done()) == 6
 
 
 def test_a_round_of_which_only_faults_are_known_is_not_judged(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_cell_that_an_outage_spoilt_is_measured_again(row: TableRow, tmp_path:
     for shelf.down in (True, False):
         answer_cell(training, row, column, 0)
         run = Run(cell_folder(training, row, column))
-        faults.append([one.fault is not None for one in run.trajectories()])
+        faults.append([trajectory.fault is not None for trajectory in run.trajectories()])
     assert faults == [[True], [False]]
 
 
@@ -156,7 +156,7 @@ def test_a_cell_of_a_folder_that_was_moved_goes_on_and_is_sorted(
     moved, shelf.down = agent_training(tmp_path / "there", 400), False
     answer_cell(moved, row, column, 0)
     kept = list(Run(cell_folder(moved, row, column)).trajectories())
-    assert [(one.question.id, one.fault) for one in kept] == [(QUESTION.id, None), ("later", None)]
+    assert [(trajectory.question.id, trajectory.fault) for trajectory in kept] == [(QUESTION.id, None), ("later", None)]
 
 
 CORPUS = Corpus(Passage(str(row), "", f"text {row}") for row in range(200))
@@ -176,14 +176,14 @@ def over(name: str, noisy: NoisyRetriever, folder: Path) -> Retriever:
 @pytest.mark.parametrize("name", ["cached", "noisy", "hybrid"])
 def test_noise_grows_in_a_retriever_that_lies_under_another_one(name: str, tmp_path: Path) -> None:
     noisy = NoisyRetriever(RIGHT, make_settings(NoisySettings, {"over": "-", "noise": {"start": 0, "end": 1}}))
-    found = over(name, noisy, tmp_path)
-    schedule = schedule_of(found)
+    retriever = over(name, noisy, tmp_path)
+    schedule = schedule_of(retriever)
     assert schedule is not None
     wrong, identities = [], set()
     for step in (0, 6, 10):
         schedule.progress(step, 10)
-        identities.add(found.identity)
-        wrong.append(sum([hit.passage.id for hit in hits] != ["0", "1"] for hits in found.search(QUERIES, 2)))
+        identities.add(retriever.identity)
+        wrong.append(sum([hit.passage.id for hit in hits] != ["0", "1"] for hits in retriever.search(QUERIES, 2)))
     assert wrong[0] == 0 < wrong[1] < wrong[2] == len(QUERIES)
     assert len(identities) == 3
 

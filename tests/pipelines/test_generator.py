@@ -66,7 +66,7 @@ def test_a_generator_begins_with_the_shipped_base_and_writes_the_worlds_words_wh
     training.make_start()
     known, learnt = HfTokenizer.load(model_path("base")), HfTokenizer.load(training.start_folder)
     assert learnt.size == known.size + 30
-    asked = [question.question for question in training.held_out.questions["dev"]]
-    assert sum(map(len, map(learnt.encode, asked))) < sum(map(len, map(known.encode, asked)))
+    texts = [question.question for question in training.held_out.questions["dev"]]
+    assert sum(map(len, map(learnt.encode, texts))) < sum(map(len, map(known.encode, texts)))
     with pytest.raises(DataError, match="no base model bse, which the recipe names as start; did you mean 'base'"):
         GeneratorTraining(GeneratorRecipe(start="bse"), tmp_path / "h").begin(resume=False)

@@ -45,11 +45,11 @@ def laptop_recipes() -> dict[str, Settings]:
 
 
 def test_no_laptop_recipe_names_a_precision() -> None:
-    found = {name: precisions(recipe) for name, recipe in laptop_recipes().items()}
-    assert len(found) > 15 and all(found.values())
-    assert not [(name, place) for name, places in found.items() for place, one in places.items() if one == "bfloat16"]
+    taken = {name: precisions(recipe) for name, recipe in laptop_recipes().items()}
+    assert len(taken) > 15 and all(taken.values())
+    assert not [(name, place) for name, places in taken.items() for place, kind in places.items() if kind == "bfloat16"]
     learners = ("warm_start.sft.learner.precision", "rl.policy.precision")
-    assert {found["quickstart"][learner] for learner in learners} == {"auto"}
+    assert {taken["quickstart"][learner] for learner in learners} == {"auto"}
 
 
 def test_the_quickstart_trains_in_bfloat16_and_samples_in_float32_where_bfloat16_is_fast(
@@ -112,8 +112,8 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
     recipe = load_recipe("from-nothing", ["precision=auto", "graders.precision=auto", f"policy.folder={wide}"])
     for generator, taken in ((wide, "bfloat16"), (narrow, "float32"), ("http://127.0.0.1:9", "float32")):
         frozen = recipe.graders.model_copy(update={"generator": GeneratorSettings(model=generator)})
-        found = resolve_recipe(recipe.model_copy(update={"graders": frozen}))
-        assert (found.precision, found.graders.precision) == ("bfloat16", taken)
+        resolved = resolve_recipe(recipe.model_copy(update={"graders": frozen}))
+        assert (resolved.precision, resolved.graders.precision) == ("bfloat16", taken)
     co_training = load_together_recipe("laptop", ["agent.precision=auto", f"agent.policy.folder={wide}"])
     assert resolve_recipe(co_training).agent.precision == "bfloat16"
     assert resolve_recipe(GeneratorRecipe(precision="auto")).precision == "float32"
@@ -121,12 +121,12 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
 
 def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watching = Heard()
-    said = watching.lines
+    lines = watching.lines
     processor(tmp_path / "cache", monkeypatch, SLOW)
     begin(tmp_path / "auto", load_recipe("from-nothing"), resume=False, progress=watching)
-    assert said == ["auto precision: sampling in float32, training in float32"]
+    assert lines == ["auto precision: sampling in float32, training in float32"]
     slow: AgentRecipe = load_recipe("from-nothing", ["rl.policy.precision=bfloat16"])
     for name in ("slow", "again"):
         begin(tmp_path / name, slow, resume=False, progress=watching)
-    told = [line for line in said if "times slower" in line]
+    told = [line for line in lines if "times slower" in line]
     assert len(told) == 1 and told[0].startswith("rl.policy.precision=bfloat16 is 50 times slower")

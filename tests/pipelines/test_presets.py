@@ -49,7 +49,7 @@ def test_s3_blocks_without_a_selection_reach_the_generator_whole() -> None:
     count = limits.passages_of(0) + limits.max_turns * limits.passages_of(1)
     passages = [Passage(f"d{n}", f"T{n}", f"word{n} " * 130) for n in range(count)]
     given, _ = ContextBudget(budget.max_context_tokens, budget.max_passages).fill(passages)
-    assert count == 19 and [one.text.count(" ") for one in given] == [129] * count
+    assert count == 19 and [passage.text.count(" ") for passage in given] == [129] * count
 
 
 def test_five_simulated_documents_reach_the_agent_of_zerosearch_whole() -> None:
@@ -178,39 +178,41 @@ def format_settings(recipe: AgentRecipe) -> FormatSettings:
 
 
 HERE: dict[str, Callable[[AgentRecipe], object]] = {
-    "structure_format_score": lambda one: format_settings(one).lambda_f,
-    "final_format_score": lambda one: format_settings(one).answer_found,
-    "train_batch_size": lambda one: one.rl.questions_per_step,
-    "n_agent": lambda one: one.rl.group_size,
-    "max_prompt_length": lambda one: one.limits.max_tokens,
-    "max_response_length": lambda one: one.limits.max_turn_tokens,
-    "max_obs_length": lambda one: one.limits.max_observation_tokens,
-    "max_turns": lambda one: one.limits.max_turns,
-    "topk": lambda one: one.limits.passages_per_search,
-    "adv_estimator": lambda one: {"ppo": "gae"}.get(one.rl.algorithm, one.rl.algorithm),
-    "ppo_mini_batch_size": lambda one: rows_a_step(one) / one.rl.num_minibatches,  # rows, not questions
-    "ppo_epochs": lambda one: one.rl.epochs,
-    "temperature": lambda one: one.rl.temperature,
-    "top_p": lambda one: one.rl.top_p,
-    "clip_ratio": lambda one: one.rl.clip_ratio_low if one.rl.clip_ratio_low == one.rl.clip_ratio_high else None,
-    "entropy_coeff": lambda one: one.rl.entropy_coef,
-    "use_kl_loss": lambda one: one.rl.kl_location == "loss",
-    "kl_loss_type": lambda one: {"k3": "low_var_kl"}.get(one.rl.kl_estimator),
-    "kl_coef": lambda one: one.rl.kl_coef,
-    "cliprange_value": lambda one: open_algorithm(one.rl).value_clip,
-    "gamma": lambda one: open_algorithm(one.rl).settings.model_dump()["gamma"],
-    "lam": lambda one: open_algorithm(one.rl).settings.model_dump()["lam"],
-    "lr": lambda one: one.rl.policy.optimizer.lr,
-    "lr_warmup_steps_ratio": lambda one: one.rl.policy.optimizer.warmup_ratio,
-    "warmup_style": lambda one: one.rl.policy.optimizer.lr_scheduler_type,
-    "weight_decay": lambda one: one.rl.policy.optimizer.decay_vectors and one.rl.policy.optimizer.weight_decay,
-    "betas": lambda one: one.rl.policy.optimizer.betas,
-    "grad_clip": lambda one: one.rl.policy.optimizer.max_grad_norm,
-    "critic.lr": lambda one: one.rl.critic.optimizer.lr,
-    "critic.lr_warmup_steps_ratio": lambda one: one.rl.critic.optimizer.warmup_ratio,
-    "total_training_steps": lambda one: one.rl.steps,
-    "save_freq": lambda one: one.rl.checkpoint_every,
-    "test_freq": lambda one: one.rl.evaluate_every,
+    "structure_format_score": lambda recipe: format_settings(recipe).lambda_f,
+    "final_format_score": lambda recipe: format_settings(recipe).answer_found,
+    "train_batch_size": lambda recipe: recipe.rl.questions_per_step,
+    "n_agent": lambda recipe: recipe.rl.group_size,
+    "max_prompt_length": lambda recipe: recipe.limits.max_tokens,
+    "max_response_length": lambda recipe: recipe.limits.max_turn_tokens,
+    "max_obs_length": lambda recipe: recipe.limits.max_observation_tokens,
+    "max_turns": lambda recipe: recipe.limits.max_turns,
+    "topk": lambda recipe: recipe.limits.passages_per_search,
+    "adv_estimator": lambda recipe: {"ppo": "gae"}.get(recipe.rl.algorithm, recipe.rl.algorithm),
+    "ppo_mini_batch_size": lambda recipe: rows_a_step(recipe) / recipe.rl.num_minibatches,  # rows, not questions
+    "ppo_epochs": lambda recipe: recipe.rl.epochs,
+    "temperature": lambda recipe: recipe.rl.temperature,
+    "top_p": lambda recipe: recipe.rl.top_p,
+    "clip_ratio": lambda recipe: (
+        recipe.rl.clip_ratio_low if recipe.rl.clip_ratio_low == recipe.rl.clip_ratio_high else None
+    ),
+    "entropy_coeff": lambda recipe: recipe.rl.entropy_coef,
+    "use_kl_loss": lambda recipe: recipe.rl.kl_location == "loss",
+    "kl_loss_type": lambda recipe: {"k3": "low_var_kl"}.get(recipe.rl.kl_estimator),
+    "kl_coef": lambda recipe: recipe.rl.kl_coef,
+    "cliprange_value": lambda recipe: open_algorithm(recipe.rl).value_clip,
+    "gamma": lambda recipe: open_algorithm(recipe.rl).settings.model_dump()["gamma"],
+    "lam": lambda recipe: open_algorithm(recipe.rl).settings.model_dump()["lam"],
+    "lr": lambda recipe: recipe.rl.policy.optimizer.lr,
+    "lr_warmup_steps_ratio": lambda recipe: recipe.rl.policy.optimizer.warmup_ratio,
+    "warmup_style": lambda recipe: recipe.rl.policy.optimizer.lr_scheduler_type,
+    "weight_decay": lambda recipe: recipe.rl.policy.optimizer.decay_vectors and recipe.rl.policy.optimizer.weight_decay,
+    "betas": lambda recipe: recipe.rl.policy.optimizer.betas,
+    "grad_clip": lambda recipe: recipe.rl.policy.optimizer.max_grad_norm,
+    "critic.lr": lambda recipe: recipe.rl.critic.optimizer.lr,
+    "critic.lr_warmup_steps_ratio": lambda recipe: recipe.rl.critic.optimizer.warmup_ratio,
+    "total_training_steps": lambda recipe: recipe.rl.steps,
+    "save_freq": lambda recipe: recipe.rl.checkpoint_every,
+    "test_freq": lambda recipe: recipe.rl.evaluate_every,
 }
 
 

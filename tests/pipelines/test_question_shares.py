@@ -51,10 +51,10 @@ def recipe(data: Path, *more: str) -> AgentRecipe:
 
 
 def assert_in_shares(questions: Iterable[Question], count: int) -> None:
-    found = Counter(question.dataset for question in questions)
-    assert found.total() == count
+    drawn = Counter(question.dataset for question in questions)
+    assert drawn.total() == count
     for name, share in SHARES.items():
-        assert abs(found[name] / count - share) <= 0.03 and found[name] >= 1, found
+        assert abs(drawn[name] / count - share) <= 0.03 and drawn[name] >= 1, drawn
 
 
 def test_looks_tables_and_training_questions_hold_every_data_set_in_its_share(data: Path, tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_looks_tables_and_training_questions_hold_every_data_set_in_its_share(da
 
 def test_training_questions_can_be_those_of_one_data_set(data: Path, tmp_path: Path) -> None:
     training = AgentTraining(recipe(data, "select={sources: [nq], most: 100}"), tmp_path)
-    asked = training.training_questions(training.stages[0], training.scoring(training.recipe))
-    assert len(asked) == 100 and {question.dataset for question in asked} == {"nq"}
+    questions = training.training_questions(training.stages[0], training.scoring(training.recipe))
+    assert len(questions) == 100 and {question.dataset for question in questions} == {"nq"}
     with pytest.raises(SettingError, match="did you mean 'hotpotqa'"):
         select(in_file_order("train"), SelectSettings(sources=("hotpotq",)), "cover_match", None, 0, print)
 
@@ -120,7 +120,7 @@ def test_runs_of_two_data_sets_with_equal_ids_lose_no_question(tmp_path: Path) -
 def test_a_look_reads_every_data_set_for_itself(data: Path, tmp_path: Path) -> None:
     training = AgentTraining(recipe(data), tmp_path)
     questions = in_file_order("dev")
-    rows = [trajectory(one, "Bob" if one.dataset == "nq" else "Eve") for one in questions]
+    rows = [trajectory(question, "Bob" if question.dataset == "nq" else "Eve") for question in questions]
     readings = dev_metrics(rows, training.scoring(training.recipe))
     assert readings["exact_match"] == pytest.approx(SHARES["nq"])
     sets = {name: readings[f"exact_match/{name}"] for name in (*SIZES, "macro")}

@@ -68,7 +68,7 @@ def unread() -> Dataset:
     raise AssertionError("nothing is counted where no words are added")
 
 
-def said(folder: Path) -> torch.Tensor:
+def logits_of(folder: Path) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = load_model(folder, FLOAT32)(torch.tensor([HfTokenizer.load(folder).encode(TEXT)])).logits
     return logits
@@ -85,6 +85,6 @@ def test_going_on_without_a_warm_start_says_what_the_policy_said_twice_in_a_row(
         assert recipe.policy.add_tag_tokens and recipe.policy.add_word_tokens
         write_start(recipe, [*marks, "<plan>"], unread, tmp_path / name, NoProgress())
         folder = tmp_path / name
-    before, after = said(tmp_path / "trained"), said(folder)
+    before, after = logits_of(tmp_path / "trained"), logits_of(folder)
     assert after.shape[-1] == before.shape[-1] + 1  # <plan>
     assert torch.equal(after[..., : before.shape[-1]], before)

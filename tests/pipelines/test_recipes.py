@@ -88,7 +88,7 @@ def test_every_recipe_of_ours_can_be_read_and_paid(name: str, preset: str) -> No
 def test_a_laptop_recipe_names_no_folder_but_the_generators_and_the_base() -> None:
     there = {"runs/generator/generator", str(model_path("base"))}
     for name in PAPERS:
-        assert {str(one.path) for one in paths_of(load_recipe(name, ["preset=laptop"]))} <= there
+        assert {str(named.path) for named in paths_of(load_recipe(name, ["preset=laptop"]))} <= there
 
 
 def test_groups_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_groups_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("extends: a.yaml", "extends itself"),
         ("extends: b.yaml", "extends itself"),
@@ -121,9 +121,9 @@ def test_groups_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> No
         ("extends: from-nothing\nstages: {one: {learn: demonstrations}}", "learns nothing"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
     write(tmp_path, "b.yaml", "extends: a.yaml")
-    with pytest.raises((SettingError, UnknownName, DataError), match=said):
+    with pytest.raises((SettingError, UnknownName, DataError), match=message):
         load_recipe(write(tmp_path, "a.yaml", text))
 
 
@@ -185,14 +185,14 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
 ) -> None:
     """Traps 15 and 17: rollouts draw from the whole softmax at the trainer's temperature, measurements from none. And a
     run that a stage's budgets allow is no fault of the model."""
-    asked: list[tuple[bool, SamplerSettings]] = []
+    settings_used: list[tuple[bool, SamplerSettings]] = []
     """Whether it was a look, and what was sampled with."""
     looked_before, looking = AgentTraining.evaluate, False
 
     def noting(plain: Callable[..., list[Trajectory]]) -> Callable[..., list[Trajectory]]:
         def noted(agent: Agent, *args: object, **options: object) -> list[Trajectory]:
             assert isinstance(agent.model, Sampler)
-            asked.append((looking, agent.model.settings))
+            settings_used.append((looking, agent.model.settings))
             return plain(agent, *args, **options)
 
         return noted
@@ -200,9 +200,9 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
     def looked(self: AgentTraining, agent: Agent, recipe: AgentRecipe, scoring: TrajectoryScorer) -> dict[str, float]:
         nonlocal looking
         looking = True
-        found = looked_before(self, agent, recipe, scoring)
+        result = looked_before(self, agent, recipe, scoring)
         looking = False
-        return found
+        return result
 
     monkeypatch.setattr("coseek.pipelines.agent.rollout_groups", noting(rollout_groups))
     monkeypatch.setattr("coseek.pipelines.agent.rollout", noting(rollout))
@@ -214,15 +214,15 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
     training = trained(
         AgentTraining(load_recipe("from-nothing", [*TINY, wide, "limits.max_tokens=600"]), tmp_path / "run")
     )
-    drawn, looks = ([one for look, one in asked if look is which] for which in (False, True))
-    assert all((one.temperature, one.max_tokens) == (0.7, 900) for one in drawn)
-    assert [one.top_p for one in drawn] == [1.0, 0.5] and drawn[0].on_policy
+    drawn, looks = ([settings for look, settings in settings_used if look is which] for which in (False, True))
+    assert all((settings.temperature, settings.max_tokens) == (0.7, 900) for settings in drawn)
+    assert [settings.top_p for settings in drawn] == [1.0, 0.5] and drawn[0].on_policy
     (step,) = map(json.loads, (training.folder / "rl" / "narrow" / "metrics.jsonl").read_text().splitlines())
     assert step["logprob_gap"] > 0.05  # of the nucleus and of the whole softmax
     assert step["updates"] == 1 and step["ratio_max"] == pytest.approx(1, abs=1e-3)  # the old policy is the trainer's
     warm, *later = looks
     assert warm.temperature == 1.0
-    assert later and all((one.temperature, one.max_tokens) == (0.0, 900) for one in later)
+    assert later and all((settings.temperature, settings.max_tokens) == (0.0, 900) for settings in later)
 
 
 # --- questions and right runs
@@ -230,13 +230,13 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
 
 def test_closed_questions_and_other_hops_can_be_left_out() -> None:
     rows = (("a", "Yes", 1), ("b", "x", 1), ("c", "x", 2))
-    asked = [Question(name, "?", (gold,), hops=hops) for name, gold, hops in rows]
-    assert [one.id for one in candidates(asked, SelectSettings())] == ["a", "b", "c"]
-    assert [one.id for one in candidates(asked, SelectSettings(yes_no=False))] == ["b", "c"]
-    (drawn,) = select(asked, SelectSettings(hops=(1,), most=1), "gen_acc", None, 0, print)
-    assert drawn in asked[:2]
+    questions = [Question(name, "?", (gold,), hops=hops) for name, gold, hops in rows]
+    assert [question.id for question in candidates(questions, SelectSettings())] == ["a", "b", "c"]
+    assert [question.id for question in candidates(questions, SelectSettings(yes_no=False))] == ["b", "c"]
+    (drawn,) = select(questions, SelectSettings(hops=(1,), most=1), "gen_acc", None, 0, print)
+    assert drawn in questions[:2]
     with pytest.raises(DataError, match="none of the 3"):
-        select(asked, SelectSettings(hops=(4,)), "gen_acc", None, 0, print)
+        select(questions, SelectSettings(hops=(4,)), "gen_acc", None, 0, print)
 
 
 def test_naive_rag_is_wrong_by_the_rewards_accuracy_or_else_by_the_judge_there_is() -> None:
@@ -270,9 +270,9 @@ def test_only_right_runs_are_learnt_from_and_the_order_of_ending_does_not_matter
 
 def test_the_most_economical_right_run_has_the_fewest_searches_and_then_tokens() -> None:
     scoring, economical = TrajectoryScorer(make_reward({"exact_match": 1.0})), RejectionSettings(prefer="economical")
-    one, other = (Search(text, ()) for text in ("q", "r"))
+    q, r = (Search(text, ()) for text in ("q", "r"))
     made = [
-        (agent(2), (), "Bob"), (agent(2, 3), (one,), "Ada"), (agent(2), (one, other), "Ada"), (agent(4), (one,), "Ada"),
+        (agent(2), (), "Bob"), (agent(2, 3), (q,), "Ada"), (agent(2), (q, r), "Ada"), (agent(4), (q,), "Ada"),
     ]  # fmt: skip
     ask = Question("p", "?", ("Ada",))
     written = [
@@ -283,10 +283,10 @@ def test_the_most_economical_right_run_has_the_fewest_searches_and_then_tokens()
 
 
 def test_questions_of_two_data_sets_with_one_id_do_not_share_the_runs_that_are_kept() -> None:
-    one = replace(trajectory(environment(1), agent(2), answer="Ada"), question=Question("train_0", "Who?", ("Ada",)))
-    other = replace(one, question=Question("train_0", "Who else?", ("Ada",)))
+    first = replace(trajectory(environment(1), agent(2), answer="Ada"), question=Question("train_0", "Who?", ("Ada",)))
+    other = replace(first, question=Question("train_0", "Who else?", ("Ada",)))
     scoring = TrajectoryScorer(make_reward({"exact_match": 1.0}))
-    assert correct_trajectories([one, other], scoring, RejectionSettings(keep=1), 0) == [other, one]
+    assert correct_trajectories([first, other], scoring, RejectionSettings(keep=1), 0) == [other, first]
 
 
 # --- estimates
@@ -361,11 +361,11 @@ def paid(recipe: AgentRecipe, letters: Path) -> AgentRecipe:
     """The recipe with a reward for vowels beside its own, which random text never earns. A gate would undo it."""
     letters.write_text(LETTERS, encoding="utf-8")
     tree = dump_settings(recipe)
-    for one in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
-        own = cast(JsonObject | None, one.get("reward"))
+    for stage in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
+        own = cast(JsonObject | None, stage.get("reward"))
         if own is not None:
             gates = [part.name for part in make_reward(cast(RewardSpec, own)).parts if part.settings.gate]
-            one["reward"] = {**own, **{name: {"gate": False} for name in gates}, str(letters): 1.0}
+            stage["reward"] = {**own, **{name: {"gate": False} for name in gates}, str(letters): 1.0}
     return make_settings(AgentRecipe, tree)
 
 
@@ -378,9 +378,9 @@ def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
     """A step with a reward of 0 has no gradient, and goes through whatever is broken."""
     monkeypatch.chdir(there)
     recipe = paid(load_recipe(name, [f"preset={preset}", "threads=1"]), there / "data" / "letters.py")
-    found = dry_run(recipe, kept := tmp_path / "rehearsal")
-    found.refuse()
-    stages = cast(list[dict[str, dict[str, float]]], found.values["stages"])
+    report = dry_run(recipe, kept := tmp_path / "rehearsal")
+    report.refuse()
+    stages = cast(list[dict[str, dict[str, float]]], report.values["stages"])
     assert len(stages) == max(1, len(recipe.stages))
     for look in stages:
         step = look["step"]
@@ -392,7 +392,7 @@ def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
     weights = [load_file(path / "model.safetensors") for path in policies if path.exists()]
     assert len(weights) > len(stages)
     for before, after in itertools.pairwise(weights):
-        assert any(not torch.equal(before[part], after[part]) for part in before)
+        assert any(not torch.equal(before[name], after[name]) for name in before)
     assert {path.name for path in there.iterdir()} == {"data", "indexes", "models", "runs"}  # nothing else is written
 
 
@@ -403,15 +403,15 @@ def test_a_dry_run_says_what_is_missing_and_still_looks_at_the_rest(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "Qwen2.5-7B").mkdir(parents=True)
     assert main(["train", "agent", "search-r1-grpo", "threads=1", "--dry-run", "--json"]) == 2
-    said = capsys.readouterr()
-    tree = yaml.safe_load(said.out)
+    printed = capsys.readouterr()
+    tree = yaml.safe_load(printed.out)
     assert tree["parameters"] == PUBLISHED["Qwen2.5-7B"] and tree["stages"][0]["step"]["trajectories"] == 4
     assert [*tree["missing"].values()] == [
         "there is no data/wiki-18",
         "there is no indexes/wiki-18-e5",
         "models/Qwen2.5-7B holds no config.json and no *.safetensors",
     ]
-    assert "there is no data/wiki-18 (data.folder)" in said.err and len(said.err.splitlines()) == 1
+    assert "there is no data/wiki-18 (data.folder)" in printed.err and len(printed.err.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 

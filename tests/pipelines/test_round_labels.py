@@ -81,13 +81,13 @@ def co_training(folder: Path, *overrides: str, broken_at: float | None = None) -
 
 def test_labels_that_a_fault_left_incomplete_are_never_trained_on_and_are_gone_on_with(tmp_path: Path) -> None:
     broken = co_training(tmp_path, broken_at=0.0)  # the agent that continues from passages, not the one of the runs
-    place = broken.round(1)
+    paths = broken.round(1)
     with pytest.raises(RunError, match=r"left \d+ of \d+ search turns.*agent \d+.*--resume"):
         label_round(broken, 1)
-    assert not place.label_counts.exists()
+    assert not paths.label_counts.exists()
     label_round(co_training(tmp_path), 1)
-    found, searches = label_counts(broken, 1), [len(run.searches) for run in Run(place.run).trajectories()]
-    assert found["left"] == 0 and found["sets"] and found["turns"] == sum(searches)
+    counts, searches = label_counts(broken, 1), [len(run.searches) for run in Run(paths.run).trajectories()]
+    assert counts["left"] == 0 and counts["sets"] and counts["turns"] == sum(searches)
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_run_that_a_fault_ended_is_made_anew(tmp_path: Path, method: str) -> N
     whole = co_training(tmp_path / "whole", method_of)
     label_round(whole, 1)
     assert label_counts(mended, 1) == label_counts(whole, 1)
-    rows = [(one.round(1).labels / "labels.jsonl").read_bytes() for one in (mended, whole)]
+    rows = [(training.round(1).labels / "labels.jsonl").read_bytes() for training in (mended, whole)]
     assert rows[0] == rows[1] != b""
 
 
@@ -125,14 +125,14 @@ def test_runs_of_a_question_that_could_only_be_equal_are_refused(tmp_path: Path)
 def test_what_a_method_asks_for_when_it_is_opened_it_says_beforehand(tmp_path: Path, method: str) -> None:
     module = maker_module(method)
     settings = make_settings(module.SETTINGS, {})
-    terms, asked = module.terms(settings), ""
+    terms, message = module.terms(settings), ""
     try:
         maker = module.open(settings, LabelResources(tmp_path, found_by=co_training(tmp_path).retriever(0)))
         assert isinstance(maker, RolloutMaker) == terms.rolls_out
         assert maker.identity
     except SettingError as error:
-        asked = str(error)
-    assert (terms.scorer, terms.likelihood) == ("--scorer" in asked, "--likelihood" in asked)
+        message = str(error)
+    assert (terms.scorer, terms.likelihood) == ("--scorer" in message, "--likelihood" in message)
 
 
 SERVER = """

@@ -105,12 +105,12 @@ def test_an_index_of_another_corpus_is_refused_and_earns_no_reward_of_0(
 def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_changes(tmp_path: Path) -> None:
     shape = LaptopSettings(hidden=16, layers=("conv",), heads=2, kv_heads=1, feed_forward=16, vocabulary=300)
     data, index, words = tmp_path / "set", tmp_path / "index", tmp_path / "words.yaml"
-    said = (FOLDER / "laptop.yaml").read_text()
+    text = (FOLDER / "laptop.yaml").read_text()
     make_world(WorldSettings(size="tiny", train=4, dev=3, test=2)).save(data)
     build_index(data, "bm25", index)
     for name in ("policy", "generator"):
         make_policy(shape, ["a book"], [], tmp_path / name, seed=0)
-    words.write_text(said)
+    words.write_text(text)
     named = [f"data.folder={data}", f"data.index={index}", f"policy.folder={tmp_path / 'policy'}"]
     named += [f"prompt_template={words}", "data.world=null", "data.unseen=null", "warm_start=null"]
     recipe = load_recipe("from-nothing", [*named, f"graders.generator.model={tmp_path / 'generator'}"])
@@ -138,7 +138,7 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
     assert changed() == {"policy.folder"}
     make_policy(shape, ["a book"], [], tmp_path / "generator", seed=1)
     save_questions(data / "questions.dev.jsonl", [Question("q", "who", ("a",))])
-    words.write_text(said + "nothing_found: none\n")
+    words.write_text(text + "nothing_found: none\n")
     assert changed() == {"policy.folder", "graders.generator.model", "data.dev", str(words)}
     build_index(data, "bm25", index, {"k1": 2.0})
     assert changed() == names - {"data.train", "data.test"}
@@ -169,7 +169,7 @@ def train_with_table(folder: Path, *more: str, resume: bool = False) -> None:
 
 
 def ids(cell: Path) -> list[list[tuple[int, ...]]]:
-    return [[part.ids for part in one.segments] for one in Run(cell).trajectories()]
+    return [[segment.ids for segment in trajectory.segments] for trajectory in Run(cell).trajectories()]
 
 
 @pytest.mark.slow

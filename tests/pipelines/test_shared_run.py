@@ -50,7 +50,7 @@ def rows(run: Path) -> list[str]:
 
 
 def logprobs(rows: list[str]) -> list[float]:
-    return [float(value) for row in rows for found in LOGPROBS.findall(row) for value in found.split(",") if value]
+    return [float(value) for row in rows for values in LOGPROBS.findall(row) for value in values.split(",") if value]
 
 
 def run_well(count: int, mode: str, folder: Path) -> list[str]:
@@ -87,9 +87,9 @@ def test_what_a_killed_worker_ran_is_taken_over_by_another_number_of_workers(tmp
 
 def test_a_kill_while_parts_are_taken_over_doubles_no_row_and_other_weights_are_refused(tmp_path: Path) -> None:
     whole, part = Run.create(tmp_path / "run", {}), Run.create(tmp_path / "run" / "parts" / "1", {})
-    one = sampled(seed=7)
-    asked = [replace(one.question, id=f"q{number}") for number in range(6)]
-    lines = [json_line(replace(one, question=question).to_json()).rstrip("\n") for question in asked]
+    trajectory = sampled(seed=7)
+    questions = [replace(trajectory.question, id=f"q{number}") for number in range(6)]
+    lines = [json_line(replace(trajectory, question=question).to_json()).rstrip("\n") for question in questions]
     for kept, some in ((whole, lines[0::2]), (part, lines[1::2])):
         kept.bind({"model": "a"})
         kept.trajectories_path.write_text("".join(f"{line}\n" for line in some))

@@ -108,11 +108,11 @@ def test_every_place_that_names_a_model_opens_a_shipped_one(tmp_path: Path) -> N
     (here / "base").mkdir(parents=True)  # what lies in the working directory under a shipped name is not opened
     done = python(USE, tmp_path / "first", here)
     policy, encoder = weights / "policy" / "base", weights / "encoder" / "base"
-    found = json.loads((here / "found.json").read_text())
-    assert found["paths"] == [str(policy)] * 3 and found["graders"] == [str(policy)] * 2
-    assert set(found["identities"].values()) == {fingerprint(policy)}
-    assert found["start"] == str(policy)
-    assert found["shape"] == TINY.hidden and found["encoder"] == fingerprint(encoder)
+    report = json.loads((here / "found.json").read_text())
+    assert report["paths"] == [str(policy)] * 3 and report["graders"] == [str(policy)] * 2
+    assert set(report["identities"].values()) == {fingerprint(policy)}
+    assert report["start"] == str(policy)
+    assert report["shape"] == TINY.hidden and report["encoder"] == fingerprint(encoder)
     assert done.stderr.count("did you mean 'base'") == 3, done.stderr
 
     installed(tmp_path / "newer", seed=2)  # other weights of the same name: the run does not go on

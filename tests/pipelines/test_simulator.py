@@ -59,7 +59,7 @@ def test_documents_of_right_runs_are_useful_those_of_wrong_runs_noisy_and_faults
     useful, noisy = examples(recipe(model, runs), HfTokenizer.load(model))
     assert (len(useful), len(noisy)) == (1, 1)
     documents = parse_documents(useful[0].segments[1].text.replace("<|end|>", ""), 5)
-    assert [(one.title, one.text) for one in documents] == [
+    assert [(document.title, document.text) for document in documents] == [
         ("Ada", "Ada Lovelace was born in 1815."), ("Bob", "Bob is a cat.")
     ]  # fmt: skip
     assert [segment.author for segment in noisy[0].segments] == [Author.ENVIRONMENT, Author.AGENT]
@@ -71,18 +71,18 @@ def test_the_prompt_is_token_for_token_that_of_the_simulated_engine(model: Path,
     tokenizer = HfTokenizer.load(model)
     example = examples(recipe(model, runs), tokenizer)[int(noise)][0]
     query = "Bob" if noise else "Ada"
-    asked: list[str] = []
+    texts: list[str] = []
     prompt = load_prompt(SimulatedPrompt, "simulated", Path(), SIMULATED_FIELDS, PROMPTS)
     settings = make_settings(SimulatedSettings, {"model": "-", "noise": {"start": noise, "end": noise}})
 
     def says(text: str) -> str:
-        asked.append(text)
+        texts.append(text)
         return "Document 1: a\nb"
 
     engine = SimulatedRetriever(settings, Scripted(says), prompt, {QUESTION.question: "1815"})
     engine.search([Query(query, question=QUESTION.question)], 2)
     before, after = chat_frame(tokenizer)  # as a local text model reads it
-    assert (*before, *tokenizer.encode_data(asked[0]), *after) == example.segments[0].ids
+    assert (*before, *tokenizer.encode_data(texts[0]), *after) == example.segments[0].ids
     blind = examples(recipe(model, runs, hint=False), HfTokenizer.load(model))[int(noise)][0]
     assert "1815" not in blind.segments[0].text and "1815" in example.segments[0].text
 

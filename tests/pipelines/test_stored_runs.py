@@ -47,8 +47,8 @@ END = STUDENT.decode([STUDENT.eos_id])
 def stored(folder: Path, *runs: Trajectory) -> str:
     run = Run.create(folder, {})
     with run.open_for_append({}) as file:
-        for number, one in enumerate(runs):
-            Run.append(file, replace(one, seed=number))
+        for number, trajectory in enumerate(runs):
+            Run.append(file, replace(trajectory, seed=number))
     return str(folder)
 
 
@@ -62,8 +62,8 @@ def test_only_right_runs_in_a_valid_form_are_kept_one_for_each_question(tmp_path
     folder = stored(tmp_path / "run", wrong, odd, right(), right())
     kept = KeptRunsSettings(reward={"exact_match": 1.0, "valid": {"gate": True}})
     protocol = load_protocol("search-r1")
-    found = stored_demonstrations([folder], kept, protocol, STUDENT, WIDE, seed=0)
-    assert [run.seed in (2, 3) for run in found] == [True]
+    stored_runs = stored_demonstrations([folder], kept, protocol, STUDENT, WIDE, seed=0)
+    assert [run.seed in (2, 3) for run in stored_runs] == [True]
     both = kept.model_copy(update={"keep": 2})
     assert len(stored_demonstrations([folder], both, protocol, STUDENT, WIDE, seed=0)) == 2
     with pytest.raises(DataError, match="nothing to learn from"):
@@ -79,8 +79,8 @@ def test_another_agents_run_is_written_in_the_policys_tokens_with_the_policys_pr
     ours = retokenised(run, protocol, STUDENT, WIDE)
     own = rollout(Agent(protocol, Typist(STUDENT, script(name))), Shelf(), [QUESTION], [7], WIDE)[0]
     assert [segment.author for segment in ours.segments] == [segment.author for segment in run.segments]
-    first = next(place for place, segment in enumerate(own.segments) if segment.author is Author.AGENT)
-    assert [one.ids for one in ours.segments[:first]] == [one.ids for one in own.segments[:first]]
+    first = next(index for index, segment in enumerate(own.segments) if segment.author is Author.AGENT)
+    assert [segment.ids for segment in ours.segments[:first]] == [segment.ids for segment in own.segments[:first]]
     for mine, theirs in zip(ours.segments[first:], run.segments[first:], strict=True):
         assert mine.text.removesuffix(END) == theirs.text
     assert not [what for what in check_trajectory(ours, decode=STUDENT.decode) if "side context" not in what[0]]
@@ -101,7 +101,7 @@ def test_a_thought_that_one_agents_template_opened_is_whole_in_anothers(name: st
             ours = retokenised(run, protocol, policy, WIDE)
             spans, before = protocol.grammar.spans(ours.segments), protocol.grammar.spans(run.segments)
             assert not protocol.grammar.format_error(spans)
-            assert [one.tag for one in spans if one.tag] == [one.tag for one in before if one.tag]
+            assert [span.tag for span in spans if span.tag] == [span.tag for span in before if span.tag]
             assert ours.segments[-1].text.removesuffix(END) == run.segments[-1].text
 
 
@@ -120,7 +120,7 @@ def test_a_turn_that_nothing_stopped_ends_with_the_policys_own_end_and_not_with_
     told = replace(run, segments=(*run.segments[:-1], replace(last, text=last.text + end)))
     ours = retokenised(told, load_protocol("search-o1"), STUDENT, WIDE)
     assert ours.segments[-1].text == last.text + END and ours.segments[-1].ids[-1] == STUDENT.eos_id
-    assert STUDENT.eos_id not in [ident for one in ours.segments[1:-1] for ident in one.ids]
+    assert STUDENT.eos_id not in [ident for segment in ours.segments[1:-1] for ident in segment.ids]
 
 
 def test_a_run_in_the_policys_own_tokens_keeps_what_was_sampled() -> None:
@@ -179,7 +179,7 @@ def test_made_questions_are_demonstrated_beside_the_training_questions(tmp_path:
 def test_renamed_questions_are_demonstrated_beside_the_training_questions(tmp_path: Path) -> None:
     corpus, questions = films()
     corpus.save(tmp_path / "corpus.jsonl")
-    write_jsonl(tmp_path / "questions.train.jsonl", (one.to_json() for one in questions))
+    write_jsonl(tmp_path / "questions.train.jsonl", (question.to_json() for question in questions))
     room = [f"limits.max_{what}tokens=100000" for what in ("", "turn_", "observation_", "document_")]
     settings = ["warm_start.worlds=0", "warm_start.one_shot=0", "warm_start.renamed=2", *room]
     recipe, data = load_recipe("from-nothing", settings), Dataset(tmp_path)
@@ -187,7 +187,7 @@ def test_renamed_questions_are_demonstrated_beside_the_training_questions(tmp_pa
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
     shown = demonstrate(recipe, protocol, tokenizer, Bm25.over(corpus), data, NoProgress())
     copies = [rename(corpus, questions, seed) for seed in (0, 1)]
-    assert [run.question for run in shown] == [*questions, *(one for _, asked in copies for one in asked)]
+    assert [run.question for run in shown] == [*questions, *(question for _, renamed in copies for question in renamed)]
     for (renamed, _), runs in zip(copies, (shown[3:6], shown[6:]), strict=True):
         hits = [hit.passage for run in runs for search in run.searches for hit in search.hits]
         assert hits and all(hit == renamed.by_id(hit.id) for hit in hits)
@@ -195,13 +195,13 @@ def test_renamed_questions_are_demonstrated_beside_the_training_questions(tmp_pa
 
 @pytest.mark.parametrize("other", ["warm_start.worlds=2", "warm_start={demonstrator: rules, worlds: 0, %s}"])
 @pytest.mark.parametrize(
-    ("kind", "asked", "some"), [("made", MADE, "made: {}"), ("renamed", "warm_start.renamed=1", "renamed: 1")]
+    ("kind", "setting", "some"), [("made", MADE, "made: {}"), ("renamed", "warm_start.renamed=1", "renamed: 1")]
 )
 def test_who_does_not_demonstrate_made_or_renamed_questions_is_refused_them(
-    kind: str, asked: str, some: str, other: str
+    kind: str, setting: str, some: str, other: str
 ) -> None:
     with pytest.raises(SettingError, match=f"only the expert demonstrates {kind} questions"):
-        load_recipe("from-nothing", [asked, other.replace("%s", some)])
+        load_recipe("from-nothing", [setting, other.replace("%s", some)])
 
 
 LONG = "It was built of wood . " * 60

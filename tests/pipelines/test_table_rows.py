@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, run, search_of
 from tests.pipelines.test_agent import TINY
 from tests.scripted import Failing, Scripted, generator, judge
 
@@ -79,8 +79,8 @@ def test_a_paper_s_table_asks_every_question_of_the_seven_sets(published: list[Q
     for name in ("search-r1-ppo", "search-r1-grpo", "qagent", "s3", "zerosearch"):
         table = load_recipe(name).table
         drawn = draw(published, table.questions, table.seed, table.per_set)
-        assert Counter(one.dataset for one in drawn) == SIZES
-    by_share = Counter(one.dataset for one in draw(published, 2000, 0))
+        assert Counter(question.dataset for question in drawn) == SIZES
+    by_share = Counter(question.dataset for question in draw(published, 2000, 0))
     assert by_share["bamboogle"] == 5  # why not
 
 
@@ -88,13 +88,13 @@ def test_a_paper_s_table_asks_every_question_of_the_seven_sets(published: list[Q
 def test_a_cap_for_each_set_leaves_the_small_ones_whole(published: list[Question]) -> None:
     cap = load_recipe("search-r1-ppo", ["table.per_set=500"]).table
     drawn = draw(published, cap.questions, cap.seed, cap.per_set)
-    assert Counter(one.dataset for one in drawn) == {**dict.fromkeys(SIZES, 500), "bamboogle": 125}
+    assert Counter(question.dataset for question in drawn) == {**dict.fromkeys(SIZES, 500), "bamboogle": 125}
     more = draw(published, None, cap.seed, 600)
-    assert {one.id for one in drawn} < {one.id for one in more}
+    assert {question.id for question in drawn} < {question.id for question in more}
     pairs = load_together_recipe("agentic-r").pairs
     assert len(draw(published, pairs.questions, pairs.seed, pairs.per_set)) == 3125
     looks = load_recipe("search-r1-ppo").table
-    seen = Counter(one.dataset for one in draw(published, looks.dev_questions, looks.seed, looks.dev_per_set))
+    seen = Counter(question.dataset for question in draw(published, looks.dev_questions, looks.seed, looks.dev_per_set))
     assert seen.total() == 200 and min(seen.values()) > 25  # of 14,267 and of 125 alike
 
 
@@ -133,14 +133,14 @@ def test_untrained_models_that_follow_instructions_have_rows_of_their_own(tmp_pa
     [column] = training.sets
     runs = {row.name: cell(training, row.name, column) for row in rows_of(training)}
     assert all(len(list(run.trajectories())) == 2 for run in runs.values())
-    asked = next(iter(runs["untrained rag"].trajectories()))
-    assert "[assistant]" in asked.segments[1].text  # behind what the opening search found
-    assert [len(search.hits) for search in asked.searches] == [2]  # rag_passages
+    trajectory = next(iter(runs["untrained rag"].trajectories()))
+    assert "[assistant]" in trajectory.segments[1].text  # behind what the opening search found
+    assert [len(search.hits) for search in trajectory.searches] == [2]  # rag_passages
     assert "[assistant]" not in next(iter(runs["before"].trajectories())).segments[0].text
     beside = "| answers of | the agent, cover_em | the agent, f1 | base, cover_em | base, f1 |"
     assert beside in (training.folder / "table.md").read_text()
     answered = json.loads((training.folder / "table.json").read_text())["test, answers of base"]
-    assert {one["run"] for one in answered["summaries"] if "f1" in one["metrics"]} == {*names}
+    assert {summary["run"] for summary in answered["summaries"] if "f1" in summary["metrics"]} == {*names}
     assert all(len(list(run.folder.glob("reply.*"))) == 1 for run in runs.values())
 
 
@@ -150,15 +150,15 @@ def cell(training: AgentTraining, name: str, column: QuestionSet) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("table.baselines=[directly]", "directly"),
         ("table.metrics=[covr_em]", "did you mean 'cover_em'"),
         ("table.metrics=[]", "table.metrics is empty"),
     ],
 )
-def test_a_misspelt_baseline_or_metric_is_refused_before_anything_is_trained(setting: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_misspelt_baseline_or_metric_is_refused_before_anything_is_trained(setting: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         check_settings(load_recipe("from-nothing", [setting]))
 
 
@@ -213,18 +213,18 @@ def test_a_search_of_naive_rag_that_failed_is_a_fault_and_no_wrong_answer(tmp_pa
 
 def test_the_generator_answers_for_the_agent_and_is_asked_once_however_often_one_measures(tmp_path: Path) -> None:
     model, judge = Scripted(lambda _: "the town of Velora"), Scripted(lambda _: "yes")
-    frozen, runs = frozen_of(model, tmp_path, judge), [run(found("orbo", ORBO, MIRA), answer=None)]
+    frozen, runs = frozen_of(model, tmp_path, judge), [run(search_of("orbo", ORBO, MIRA), answer=None)]
     for _ in range(2):
         scored = scored_by_generator(frozen, "after", tmp_path, runs)
     row = scored.questions["q1"].metrics
     assert (row["em"], row["cover_em"], row["gen_acc"], row["context_passages"]) == (0.0, 1.0, 1.0, 2.0)
     assert len(model.calls) == 1 and len(judge.calls) <= 1
     shown = with_answers(frozen, tmp_path, [*runs, fault(seed=1)])
-    assert [one.answer for one in shown] == ["the town of Velora"]
+    assert [reply.answer for reply in shown] == ["the town of Velora"]
 
 
 def test_what_the_agent_left_out_is_shown_beside_what_it_selected(tmp_path: Path) -> None:
-    search = replace(found("orbo", ORBO, OTHER, MIRA), selected=("orbo",))
+    search = replace(search_of("orbo", ORBO, OTHER, MIRA), selected=("orbo",))
     frozen, runs = frozen_of(Scripted(lambda _: "?"), tmp_path), {"after": [run(search, search, answer=None)]}
     assert frozen.generator is not None
     scored = scored_by_generator(frozen, "after", tmp_path, runs["after"])
@@ -232,7 +232,7 @@ def test_what_the_agent_left_out_is_shown_beside_what_it_selected(tmp_path: Path
     table = selection_table(frozen.generator, runs, scores)
     assert [cell.split()[0] for cell in table.rows[0]][1::2] == ["1.0", "3.0"]
     assert float(table.rows[0][4]) > float(table.rows[0][2].split()[0])
-    assert {one.group for one in scores.summaries} == {"all", "2 hops", CHAIN}
+    assert {summary.group for summary in scores.summaries} == {"all", "2 hops", CHAIN}
 
 
 # --- which rows

@@ -94,7 +94,7 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("retriever.labels=[x]", "leave retriever.labels out"),
         ("retriever.encoder=minilm", "leave retriever.encoder out"),
@@ -113,8 +113,8 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
         ("labels.serve=vllm serve MODEL", "and labels.scorer is oracle; set labels.scorer to the address"),
     ],
 )
-def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None:
-    with pytest.raises(CoseekError, match=said):
+def test_a_mistake_in_a_recipe_is_one_sentence(override: str, message: str) -> None:
+    with pytest.raises(CoseekError, match=message):
         load_together_recipe("laptop", [override])
 
 
@@ -125,7 +125,7 @@ def test_an_encoder_that_retriever_0_cannot_index_is_refused_before_anything_is_
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "error"),
     [
         ("labels.method=agentc", "did you mean 'agentic-r'"),
         ("agent.policy.folder=nowhere", "there is no nowhere"),
@@ -144,13 +144,13 @@ def test_an_encoder_that_retriever_0_cannot_index_is_refused_before_anything_is_
         ("labels.settings={}", "take labels.settings.gac=false"),
     ],
 )
-def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Path, override: str, said: str) -> None:
+def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Path, override: str, error: str) -> None:
     more = ["agent.warm_start=null"] if "DATA" in override else []
     for split in ("train", "dev", "test"):
         (tmp_path / f"questions.{split}.jsonl").touch()
     (tmp_path / "corpus.jsonl").touch()
     out = tmp_path / "run"
-    with pytest.raises(CoseekError, match=said):
+    with pytest.raises(CoseekError, match=error):
         CoTraining(recipe(tmp_path, override.replace("DATA", str(tmp_path)), *more), out).begin(resume=False)
     assert not out.exists()
 
@@ -203,10 +203,10 @@ def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -
 
 
 def test_rollout_servers_sample_in_the_rounds_and_may_be_others_when_it_is_gone_on_with(tmp_path: Path) -> None:
-    one, other = (recipe(tmp_path, f"agent.rollout.servers=[http://127.0.0.1:{port}]") for port in (1, 2))
-    training = CoTrainingPaths(one, tmp_path / "run")
-    assert not training.first.recipe.rollout.servers and training.agent_recipe(1).rollout == one.agent.rollout
-    assert training.fixed_settings(one) == training.fixed_settings(other)
+    former, other = (recipe(tmp_path, f"agent.rollout.servers=[http://127.0.0.1:{port}]") for port in (1, 2))
+    training = CoTrainingPaths(former, tmp_path / "run")
+    assert not training.first.recipe.rollout.servers and training.agent_recipe(1).rollout == former.agent.rollout
+    assert training.fixed_settings(former) == training.fixed_settings(other)
 
 
 def test_a_later_round_adds_no_token_to_the_policy_it_begins_with(tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Pat
         assert tuned is not None and tuned.held_out.share == 0.3
         material = RetrieverTraining(tuned, tmp_path / f"retriever-{number}").material
         assert material.held_out is not None
-        held = {one.question.question for one in material.held_out.labels}
-        seen |= {one.question.question for one in material.train}
+        held = {label.question.question for label in material.held_out.labels}
+        seen |= {label.question.question for label in material.train}
         assert held and not held & seen
     assert len(seen) < len({label(number).question.question for number in range(24)})
     begun, tuned = training.retriever_recipe(0), training.retriever_recipe(1)
@@ -285,8 +285,8 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     assert len(cells) == 12 and all(len(Run(path).done()) == 6 for path in cells)
     table = json.loads((out / "table.json").read_text())
     assert table["rounds"] == 2 and not table["stopped_early"] and len(table["dev"]) == 3
-    assert len({one["run"] for one in table["summaries"]}) == 12
-    compared = [(one["run"], one["against"]) for one in table["comparisons"] if one["group"] == "all"]
+    assert len({summary["run"] for summary in table["summaries"]}) == 12
+    compared = [(row["run"], row["against"]) for row in table["comparisons"] if row["group"] == "all"]
     steps = [f"agent {agent}, retriever {retriever}" for agent, retriever in ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2))]
     assert compared == [*zip(steps[1:], steps, strict=False), (steps[-1], steps[0]), (steps[-1], "agent 2, bm25")]
     page = (out / "report.html").read_text()

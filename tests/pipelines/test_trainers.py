@@ -91,22 +91,22 @@ def test_functions_train_and_resume_and_another_function_does_not(
 def test_a_lambda_trains_on_questions_in_memory_and_says_that_it_cannot_be_resumed(
     data: coseek.Dataset, index: Path, tmp_path: Path
 ) -> None:
-    asked = [Question(f"q{number}", f"Who is number {number}?", ("nobody",)) for number in range(6)]
+    questions = [Question(f"q{number}", f"Who is number {number}?", ("nobody",)) for number in range(6)]
 
     def trainer(questions: list[Question]) -> AgentTrainer:
         return AgentTrainer("base", retriever=index, reward=lambda run: run.f1, questions=questions, **SMALL)
 
-    with pytest.warns(CannotResume, match="cannot be resumed, since lambda is not identified by its source") as said:
-        made = trainer(asked)
-    assert len(said) == 1 and said[0].filename == __file__
+    with pytest.warns(CannotResume, match="cannot be resumed, since lambda is not identified by its source") as warned:
+        made = trainer(questions)
+    assert len(warned) == 1 and warned[0].filename == __file__
     assert set(made.evaluate()) == {"reward", "exact_match"}
     made.train(tmp_path / "run", progress=QUIET)
     kept = load_questions(tmp_path / "run" / "data", "train")
-    assert len(kept) == 4 and kept[0] in asked  # a tenth, at least one, is set aside for dev and for test
+    assert len(kept) == 4 and kept[0] in questions  # a tenth, at least one, is set aside for dev and for test
     with pytest.warns(CannotResume), pytest.raises(UserError, match="cannot be resumed: its source does not identify"):
-        trainer(asked).train(tmp_path / "run", resume=True, progress=QUIET)
+        trainer(questions).train(tmp_path / "run", resume=True, progress=QUIET)
     with pytest.warns(CannotResume), pytest.raises(UserError, match="begun with other questions"):
-        trainer(asked[:5] + [Question("x", "y", ("z",))]).train(tmp_path / "run", resume=True, progress=QUIET)
+        trainer(questions[:5] + [Question("x", "y", ("z",))]).train(tmp_path / "run", resume=True, progress=QUIET)
 
 
 def test_a_recipe_by_name_takes_settings_in_its_spelling_and_shows_them() -> None:
@@ -182,8 +182,8 @@ MISSPELT: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("fear", MISSPELT)
 def test_what_is_misspelt_ends_with_the_nearest(fear: str, index: Path) -> None:
-    call, said = MISSPELT[fear]
-    with pytest.raises(UserError, match=re.escape(said)):
+    call, message = MISSPELT[fear]
+    with pytest.raises(UserError, match=re.escape(message)):
         call(index)
 
 
@@ -205,7 +205,7 @@ def test_a_trajectory_reads_as_a_conversation(data: coseek.Dataset, index: Path)
 
 def test_a_function_scores_stored_trajectories(data: coseek.Dataset, index: Path) -> None:
     rows = coseek.rollout("rules", data.questions("test"), index)
-    values = [one.value for one in coseek.score(rows, short_and_right) if isinstance(one, coseek.Reward)]
+    values = [reward.value for reward in coseek.score(rows, short_and_right) if isinstance(reward, coseek.Reward)]
     assert values == pytest.approx(list(map(short_and_right, rows)))
 
 

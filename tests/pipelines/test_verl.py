@@ -104,8 +104,8 @@ def test_without_verl_the_run_is_written_for_another_machine_and_the_script_is_n
     noisy = paper("search-r1-grpo", "data.training_retriever={retriever: noisy}", NO_VERL)
     other = VerlTraining(noisy, tmp_path / "noisy", model, model, "http://host:8080", None, questions, dev)
     other.write()
-    found = make_settings(EpisodeSettings, read_yaml(other.folder / "episodes.yaml", "settings"))
-    assert found.training_retriever == {"over": "http://host:8080", "retriever": "noisy"}
+    settings = make_settings(EpisodeSettings, read_yaml(other.folder / "episodes.yaml", "settings"))
+    assert settings.training_retriever == {"over": "http://host:8080", "retriever": "noisy"}
     seeds = {Place(step, row, 0).seed(questions[0], opened) for step in (1, 2) for row in (0, 1)}
     assert len(seeds) == 4
     assert run.weights() is None and run.faults == 0
@@ -122,8 +122,8 @@ def test_only_weights_of_the_last_step_are_taken_over(tmp_path: Path) -> None:
     marker.write_text("2")
     assert run.weights() == saved
     with pytest.raises(DataError, match="no weights"):
-        take_weights(saved, tmp_path / "trained", lambda part: None)
+        take_weights(saved, tmp_path / "trained", lambda folder: None)
     (saved / "model.safetensors").write_bytes(b"w")
     (saved / "tokenizer.json").write_text("verl's copy")
-    take_weights(saved, tmp_path / "trained", lambda part: (part / "coseek.yaml").touch())
+    take_weights(saved, tmp_path / "trained", lambda folder: (folder / "coseek.yaml").touch())
     assert sorted(path.name for path in (tmp_path / "trained").iterdir()) == ["coseek.yaml", "model.safetensors"]

@@ -64,8 +64,8 @@ def _differences(path: str, stored: Json, computed: Json) -> Iterator[str]:
             {f"{path} · {name}": value for name, value in computed.items()},
         )
     elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
-        for place, (before, after) in enumerate(zip(stored, computed, strict=True)):
-            yield from _differences(f"{path}[{place}]", before, after)
+        for index, (before, after) in enumerate(zip(stored, computed, strict=True)):
+            yield from _differences(f"{path}[{index}]", before, after)
     elif not _equal(stored, computed):
         yield f"{path}: {stored!r} → {computed!r}"
 

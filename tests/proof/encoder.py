@@ -38,10 +38,10 @@ def proof(material: Material) -> Proof:
     recipe = str(recipe_file(material.folder / "encoder.yaml", settings))
     with recorded() as batches:
         trained = coseek.train_retriever(recipe, out=out)
-    found: Proof = {f"micro-batch {number:02}": digest(batch) for number, batch in enumerate(batches, start=1)}
+    items: Proof = {f"micro-batch {number:02}": digest(batch) for number, batch in enumerate(batches, start=1)}
     for row in json_lines(out / "metrics.jsonl"):
-        found[f"step {row['step']}"] = metrics(row)  # type: ignore[arg-type]
-    return found | {name: list(moved) for name, moved in movement(start, trained).items()}
+        items[f"step {row['step']}"] = metrics(row)  # type: ignore[arg-type]
+    return items | {name: list(moved) for name, moved in movement(start, trained).items()}
 
 
 @contextmanager

@@ -25,7 +25,7 @@ class Kills(NoProgress):
 
 def proof(material: Material) -> Proof:
     """Metrics of each step, a digest of the last step's rollouts, and how far each weight moved."""
-    found: Proof = {}
+    items: Proof = {}
     for algorithm in ("grpo", "ppo"):
         out = material.folder / algorithm
         recipe = str(recipe_file(material.folder / f"{algorithm}.yaml", recipe_of(material, algorithm)))
@@ -34,12 +34,12 @@ def proof(material: Material) -> Proof:
         assert len(json_lines(out / "rl" / "metrics.jsonl")) == STOPPED
         trained = coseek.train_agent(recipe, out=out, resume=True)
         for row in json_lines(out / "rl" / "metrics.jsonl"):
-            found[f"{algorithm} · step {row['step']}"] = metrics(row)  # type: ignore[arg-type]
+            items[f"{algorithm} · step {row['step']}"] = metrics(row)  # type: ignore[arg-type]
         (kept,) = (out / "rl" / "rollouts").iterdir()
         for number, trajectory in enumerate(coseek.Run(kept).trajectories(), start=1):
-            found[f"{algorithm} · rollout {number:02}"] = digest(trajectory.to_json(), {"timings", "logprobs", "score"})
-        found |= {f"{algorithm} · {name}": list(moved) for name, moved in movement(material.policy, trained).items()}
-    return found
+            items[f"{algorithm} · rollout {number:02}"] = digest(trajectory.to_json(), {"timings", "logprobs", "score"})
+        items |= {f"{algorithm} · {name}": list(moved) for name, moved in movement(material.policy, trained).items()}
+    return items
 
 
 def recipe_of(material: Material, algorithm: str) -> dict[str, object]:

@@ -55,7 +55,7 @@ def proof(material: Material) -> Proof:
 
 def scripted(material: Material) -> Proof:
     """Every protocol with every scripted agent, over both retrievers that fail at times."""
-    found: Proof = {}
+    items: Proof = {}
     number = 0
     for protocol in PROTOCOLS:
         for agent in plugin_names(SCRIPTED):
@@ -66,21 +66,21 @@ def scripted(material: Material) -> Proof:
                     retriever.name = speaker.protocol.file.retrievers[0]
                 question = material.questions[number % len(material.questions)]
                 (trajectory,) = coseek.rollout(speaker, question, retriever, seed=number)
-                found[f"{protocol} · {agent} · {index}"] = digest(trajectory.to_json())
+                items[f"{protocol} · {agent} · {index}"] = digest(trajectory.to_json())
                 number += 1
-    return found
+    return items
 
 
 def typed() -> Proof:
     """Every protocol with turns as they should be and cut short, and with a model that fails."""
-    found: Proof = {}
+    items: Proof = {}
     for protocol in PROTOCOLS:
         turns = SCRIPTS[protocol.removesuffix("-code")]
         broken = [turns[0][:-3], turns[0].replace("Ada", "bad"), "", *turns]
-        found[f"{protocol} · typed"] = digest(play(protocol, *turns).to_json())
-        found[f"{protocol} · broken turns"] = digest(play(protocol, *broken).to_json())
+        items[f"{protocol} · typed"] = digest(play(protocol, *turns).to_json())
+        items[f"{protocol} · broken turns"] = digest(play(protocol, *broken).to_json())
         failing = play(protocol, make=partial(failing_after_one, turns))
-        found[f"{protocol} · failing model"] = digest(failing.to_json())
+        items[f"{protocol} · failing model"] = digest(failing.to_json())
         lost = play(protocol, *(turn.replace("Ada", "bad") for turn in turns), retriever=Shelf())
-        found[f"{protocol} · failing search"] = digest(lost.to_json())
-    return found
+        items[f"{protocol} · failing search"] = digest(lost.to_json())
+    return items

@@ -43,7 +43,7 @@ def written(made: dict[str, Proof]) -> str:
     """JSON with one part in each line."""
     blocks = []
     for name, proof in made.items():
-        lines = [f"{json.dumps(part, ensure_ascii=False)}: {json.dumps(value)}" for part, value in proof.items()]
+        lines = [f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value)}" for name, value in proof.items()]
         blocks.append(f"  {json.dumps(name)}: {{\n    " + ",\n    ".join(lines) + "\n  }")
     return "{\n" + ",\n".join(blocks) + "\n}\n"
 

@@ -83,12 +83,12 @@ def hard_cases(draw: st.DrawFn) -> tuple[Floats, Floats, int]:
 
 
 def check_ranking(
-    found: tuple[NDArray[np.int64], NDArray[np.float32]],
+    ranking: tuple[NDArray[np.int64], NDArray[np.float32]],
     vectors: NDArray[np.float32],
     queries: NDArray[np.float32],
     k: int,
 ) -> None:
     """Check hits against the reference ranking, to the last id, and that scores are finite."""
-    rows, scores = found
+    rows, scores = ranking
     assert np.array_equal(rows, brute_force(vectors, queries, k))
     assert scores.shape == rows.shape and np.isfinite(scores).all()

@@ -30,8 +30,8 @@ def test_a_vowel_sign_does_not_end_a_word(text: str) -> None:
     assert words(text) == [unicodedata.normalize("NFKC", word) for word in text.split()]
     assert words(f"_{text}, 1️⃣ ") == [*words(text), "1"]
     days = Bm25.over(Corpus([Passage("day", "", "दिन में"), Passage("gift", "", "दान देना")]))
-    found = [[hit.passage.id for hit in hits] for hits in days.search(["दिन", "दान", "दून"], 2)]
-    assert found == [["day"], ["gift"], []]
+    found_ids = [[hit.passage.id for hit in hits] for hits in days.search(["दिन", "दान", "दून"], 2)]
+    assert found_ids == [["day"], ["gift"], []]
 
 
 def test_a_turkish_capital_finds_its_small_letter() -> None:
@@ -73,8 +73,8 @@ TEXTS = ["Hafenmeister, 1.", "naïve café", "ประเทศไทย", "黑
 @example("Hafen\u00ad \r\nmeister", [(8, "\u200b"), (7, "\u200b"), (6, "\u200b"), (5, "\u200b")])
 def test_characters_that_nobody_sees_change_no_word(text: str, inserted: list[tuple[int, str]]) -> None:
     changed = text
-    for place, signs in inserted:
-        changed = changed[:place] + signs + changed[place:]
+    for position, signs in inserted:
+        changed = changed[:position] + signs + changed[position:]
     assert words(changed) == words(text)
 
 
@@ -91,8 +91,8 @@ def test_accents_are_folded_on_request_alone() -> None:
     assert plain.search(["cafe strasse lodzer"], 2) == [[]]
     for query in ("cafe", "CAFÉ", "strasse", "lodzer"):
         assert [hit.passage.id for hit in folded.search([query], 2)[0]] == ["a"]
-    found = [[hit.passage.id for hit in hits] for hits in folded.search(["елка", "किताब", "かか"], 2)]
-    assert found == [["b"], ["b"], []]
+    found_ids = [[hit.passage.id for hit in hits] for hits in folded.search(["елка", "किताब", "かか"], 2)]
+    assert found_ids == [["b"], ["b"], []]
     assert plain.identity != folded.identity
 
 
@@ -144,9 +144,9 @@ def test_plain_text_is_cut_as_any_other(text: str) -> None:
 @example("A-", "¹")
 @example("A\u00ad", "b")
 @example("㐀", "0⼀")  # a radical that is CJK only once compatibility forms are unified
-def test_cutting_two_texts_is_cutting_each(one: str, other: str) -> None:
+def test_cutting_two_texts_is_cutting_each(text: str, other: str) -> None:
     """A blank line between, since a hyphen at the end of a line continues a word on the next."""
-    assert words(f"{one}\n\n{other}") == words(one) + words(other)
+    assert words(f"{text}\n\n{other}") == words(text) + words(other)
 
 
 def test_a_misspelt_stemmer_fails_when_settings_are_made() -> None:

@@ -121,6 +121,6 @@ def test_a_stop_word_is_known_as_it_is_written_whatever_the_stemmer_would_make_o
 
 def test_a_view_gives_words_to_look_up_and_none_of_its_labels() -> None:
     corpus = corpus_of(["query reasoning empty sep turn", "ada", "cat"])
-    asked = Query("cat", question="ada", reasoning="ada")
+    query = Query("cat", question="ada", reasoning="ada")
     for view in ("question+query", "question+history", "reasoning+query", "last-3-turns"):
-        assert sorted(ids(Bm25.over(corpus, Bm25Settings(view=view)), asked)) == ["1", "2"]
+        assert sorted(ids(Bm25.over(corpus, Bm25Settings(view=view)), query)) == ["1", "2"]

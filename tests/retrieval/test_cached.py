@@ -71,17 +71,17 @@ def test_only_what_is_missing_goes_to_the_engine_in_one_batch_and_equal_queries_
     engine = Engine()
     with cached(path, engine) as retriever:
         retriever.search(["ada"], 2)
-        found = retriever.search(["songs", "ada", "cy", "songs", "ada"], 2)
-        assert found == engine.inner.search(["songs", "ada", "cy", "songs", "ada"], 2)
+        hit_lists = retriever.search(["songs", "ada", "cy", "songs", "ada"], 2)
+        assert hit_lists == engine.inner.search(["songs", "ada", "cy", "songs", "ada"], 2)
         assert engine.asked == [["ada"], ["songs", "cy"]]
 
 
 def test_more_or_fewer_passages_another_view_and_another_corpus_are_other_searches(path: Path) -> None:
-    asked = Query("songs", question="ada")
+    query = Query("songs", question="ada")
     for engine in (Engine(), Engine(view="question+query"), Engine(corpus=Corpus(CORPUS[:2]))):
         with cached(path, engine) as retriever:
             for k in (1, 2, 1):
-                assert retriever.search([asked], k) == engine.inner.search([asked], k)
+                assert retriever.search([query], k) == engine.inner.search([query], k)
             assert len(engine.asked) == 2 and retriever.identity == engine.identity
 
 
@@ -108,8 +108,8 @@ def test_threads_share_one_cache(path: Path) -> None:
     with cached(path, engine) as retriever, ThreadPoolExecutor(6) as pool:
         expected = engine.inner.search(["ada", "wrote"], 2)
         queries = [["ada", f"filler {number % 40}", "wrote"] for number in range(180)]
-        for found in pool.map(lambda batch: retriever.search(batch, 2), queries):
-            assert [found[0], found[2]] == expected
+        for hit_lists in pool.map(lambda batch: retriever.search(batch, 2), queries):
+            assert [hit_lists[0], hit_lists[2]] == expected
 
 
 DEEP = "retriever: noisy\nover: {retriever: noisy, over: c.yaml}"

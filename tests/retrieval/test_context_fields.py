@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.retrieval.test_remote import asking, found, ids, remote
+from tests.retrieval.test_remote import asking, ids, remote, respond
 from tests.serve.live import CORPUS, EchoRetriever, live
 
 from coseek.core.files import Json, JsonObject
@@ -45,10 +45,10 @@ def test_what_is_dropped_to_fit_is_what_a_view_drops_first(query: Query, most: i
 
 def test_retrievers_of_several_parts_read_what_any_part_reads() -> None:
     past = Bm25.over(CORPUS, Bm25Settings(view="last-2-turns"))
-    asked = Bm25.over(CORPUS, Bm25Settings(view="question+query"))
-    hybrid = Hybrid([past, asked], HybridSettings(parts=["a", "b"]))
+    by_question = Bm25.over(CORPUS, Bm25Settings(view="question+query"))
+    hybrid = Hybrid([past, by_question], HybridSettings(parts=["a", "b"]))
     assert fields_read(hybrid) == ContextFields(question=True, reasoning=True, past="reasonings", turns=2)
-    assert fields_read(NoisyRetriever(asked, NoisySettings(over="a"))) == ContextFields(question=True)
+    assert fields_read(NoisyRetriever(by_question, NoisySettings(over="a"))) == ContextFields(question=True)
     assert fields_read(EchoRetriever()) == EVERYTHING, "a retriever that does not say is sent everything"
     with live({"hybrid": hybrid, "echo": EchoRetriever()}) as url, remote(url) as client:
         assert client.reads == fields_read(hybrid)
@@ -60,7 +60,7 @@ CARD: Json = {"identity": "x", "limits": {"max_queries": 4, "max_hits": 9, "max_
 
 
 def serving(path: str, body: JsonObject) -> Json:
-    return CARD if path == "/info" else found(path, body)
+    return CARD if path == "/info" else respond(path, body)
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_a_batch_above_the_servers_limits_becomes_several_requests(texts: list[s
         server.has_card = True
         queries = [f"{number}{text}" for number, text in enumerate(texts)]
         assert ids(client, queries, k) == [[query] for query in queries]
-        asked = [body["queries"] for path, body, _ in server.asked if path != "/info"]
-    assert sorted((len(one) for one in asked if isinstance(one, list)), reverse=True) == sizes
+        batches = [body["queries"] for path, body, _ in server.asked if path != "/info"]
+    assert sorted((len(batch) for batch in batches if isinstance(batch, list)), reverse=True) == sizes

@@ -36,11 +36,11 @@ def test_an_encoder_that_does_not_exist_is_named(tmp_path: Path) -> None:
         encoder_folder(str(tmp_path))
 
 
-def without(folder: Path, part: str) -> Path:
+def without(folder: Path, left_out: str) -> Path:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / "model.safetensors")
-    kept = {name: weight for name, weight in weights.items() if part not in name}
+    kept = {name: weight for name, weight in weights.items() if left_out not in name}
     assert len(kept) < len(weights)
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
@@ -302,9 +302,9 @@ def test_a_view_is_kept_with_the_index_and_applied(tmp_path: Path, tiny: Path) -
     build_index(corpus, "dense", tmp_path / "index", {"encoder": str(tiny)})
     assert json.loads((tmp_path / "index" / "index.json").read_text())["settings"]["view"] == "question+query"
     opened = open_index(tmp_path / "index", corpus)
-    asked = Query("ba be", question="do da")
-    assert opened.seen(asked) == "do da [SEP] ba be"
-    assert opened.search([asked], 5) != opened.search(["ba be"], 5)
+    query = Query("ba be", question="do da")
+    assert opened.seen(query) == "do da [SEP] ba be"
+    assert opened.search([query], 5) != opened.search(["ba be"], 5)
     assert opened.search([Query(" ", question="do da")], 5) == [[]]
 
 

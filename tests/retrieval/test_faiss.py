@@ -36,8 +36,8 @@ def clustered(rows: int, dim: int, seed: int, *, unit: bool, spread: float = 0.4
     return (vectors / lengths).astype(np.float32)
 
 
-def recall(found: Rows, expected: Rows) -> float:
-    pairs = zip(found.tolist(), expected.tolist(), strict=True)
+def recall(rows: Rows, expected: Rows) -> float:
+    pairs = zip(rows.tolist(), expected.tolist(), strict=True)
     return float(np.mean([len(set(mine) & set(theirs)) / len(theirs) for mine, theirs in pairs]))
 
 
@@ -80,10 +80,10 @@ def test_a_query_finds_the_same_alone_and_in_a_batch_and_never_a_passage_that_is
     corpus = sentences(12)
     opened = build_index(corpus, "hnsw", tmp_path / "index", {"encoder": str(encoder)})
     many = [*QUERIES, *(passage.text for passage in corpus)] * 2
-    found = opened.search(many, 50)
-    assert found == [opened.search([query], 50)[0] for query in many]
-    assert [len(hits) for hits in found[:4]] == [12, 12, 0, 12]
-    for hits in found:
+    hit_lists = opened.search(many, 50)
+    assert hit_lists == [opened.search([query], 50)[0] for query in many]
+    assert [len(hits) for hits in hit_lists[:4]] == [12, 12, 0, 12]
+    for hits in hit_lists:
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
@@ -192,13 +192,13 @@ def test_a_flat_file_gives_the_ids_of_our_own_build(
     file = written(tmp_path / "e5_Flat.index", encoded(corpus, encoder, text))
     taken = build_index(corpus, retriever, tmp_path / "taken", {**settings, "vectors": file})
     Path(file).unlink()  # the index stands alone
-    found = open_index(tmp_path / "taken", corpus).search(QUERIES, 9)
-    assert found == taken.search(QUERIES, 9)
+    hit_lists = open_index(tmp_path / "taken", corpus).search(QUERIES, 9)
+    assert hit_lists == taken.search(QUERIES, 9)
     if text is passage_text:
         built = build_index(corpus, retriever, tmp_path / "built", settings)
-        assert found == built.search(QUERIES, 9) and taken.identity == built.identity
+        assert hit_lists == built.search(QUERIES, 9) and taken.identity == built.identity
         files = [
-            {path.name: path.read_bytes() for path in (tmp_path / one).rglob("*.npy")} for one in ("taken", "built")
+            {path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.npy")} for name in ("taken", "built")
         ]
         assert files[0] == files[1]
 
@@ -209,7 +209,7 @@ def test_a_published_graph_is_taken_as_it_is_and_its_index_can_be_updated(tmp_pa
     taken = build_index(corpus, "hnsw", tmp_path / "taken", {**settings, "vectors": file})
     assert (tmp_path / "taken" / GRAPH).read_bytes() == Path(file).read_bytes()
     exact = build_index(corpus, "dense", tmp_path / "exact", {"encoder": str(encoder), "device": "cpu"})
-    ids = [[[hit.passage.id for hit in hits] for hits in one.search(QUERIES, 5)] for one in (taken, exact)]
+    ids = [[[hit.passage.id for hit in hits] for hits in index.search(QUERIES, 5)] for index in (taken, exact)]
     assert ids[0] == ids[1]
     assert update_index(Corpus(list(corpus)[:30]), tmp_path / "taken").removed == 10
     with pytest.raises(SettingError, match="a graph of m=8, not 64; say m=8"):

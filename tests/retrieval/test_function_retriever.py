@@ -171,9 +171,9 @@ def test_code_of_an_encoder_runs_on_request_only_and_a_card_is_no_request(encode
     with pytest.raises(UserError, match=r"brings its own Python code; .* set trust_remote_code=true"):
         build_index(tmp_path / "corpus.jsonl", "dense", tmp_path / "index", {"encoder": str(encoder)})
     assert not mark.exists()
-    asked = {"encoder": str(encoder), "trust_remote_code": True}
-    found = build_index(tmp_path / "corpus.jsonl", "dense", tmp_path / "index", asked).search(["ba be"], 3)
-    assert mark.exists() and len(found[0]) == 3
+    settings = {"encoder": str(encoder), "trust_remote_code": True}
+    hit_lists = build_index(tmp_path / "corpus.jsonl", "dense", tmp_path / "index", settings).search(["ba be"], 3)
+    assert mark.exists() and len(hit_lists[0]) == 3
 
     card = json.loads((tmp_path / "index" / "index.json").read_text())
     assert "trust_remote_code" not in card["settings"]
@@ -184,7 +184,7 @@ def test_code_of_an_encoder_runs_on_request_only_and_a_card_is_no_request(encode
     with pytest.raises(UserError, match="trust_remote_code=true"):
         open_index(tmp_path / "index").search(["ba be"], 3)
     (tmp_path / "mine.yaml").write_text("{retriever: index, path: index, settings: {trust_remote_code: true}}")
-    assert open_retriever(tmp_path / "mine.yaml").search(["ba be"], 3) == found
+    assert open_retriever(tmp_path / "mine.yaml").search(["ba be"], 3) == hit_lists
 
 
 # --- query views in the user's files: the example in write-a-part.md

@@ -20,8 +20,8 @@ CORPUS = Corpus(Passage(str(row), "", f"text {row}") for row in range(9))
 def over(tmp_path: Path, *questions: Question, within: int | None = None) -> GoldRetriever:
     CORPUS.save(tmp_path / "corpus.jsonl")
     save_questions(tmp_path / "questions.test.jsonl", questions)
-    found = FixedRetriever(CORPUS, {"q": ["5", "2", "6"], "later": ["7", "1"]})
-    return GoldRetriever(found, Dataset(tmp_path), within)
+    fixed = FixedRetriever(CORPUS, {"q": ["5", "2", "6"], "later": ["7", "1"]})
+    return GoldRetriever(fixed, Dataset(tmp_path), within)
 
 
 def ids(retriever: GoldRetriever, query: str | Query, k: int) -> list[str]:

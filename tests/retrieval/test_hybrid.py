@@ -75,8 +75,8 @@ def test_a_passage_that_only_one_part_finds_is_not_buried_because_the_part_found
     bm25 = Bm25.over(PUMPS)
     vague = Far([(passage, 0.4 - 0.1 * (row / 150) ** 0.5) for row, passage in enumerate(MANY)], corpus=PUMPS)
     for lexical in (bm25, CachedRetriever(bm25, tmp_path / "lists")):
-        (found,) = hybrid(lexical, vague, weights=[1, 1], scale=scale).search(["QX7731"], 5)
-        assert found[0].passage == CODE
+        (hits,) = hybrid(lexical, vague, weights=[1, 1], scale=scale).search(["QX7731"], 5)
+        assert hits[0].passage == CODE
 
 
 def test_a_part_that_fails_fails_the_search_and_is_named() -> None:

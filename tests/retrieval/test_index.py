@@ -114,7 +114,10 @@ def test_a_failed_build_leaves_the_old_index(folder: Path, tmp_path: Path) -> No
 
 TEXTS = st.lists(st.sampled_from(["ada", "bob", "cat", "dog", "Ärger", "月が海"]), max_size=6).map(" ".join)
 CORPORA = st.lists(
-    st.builds(Passage, st.integers(0, 9).map(str), TEXTS, TEXTS), min_size=1, max_size=10, unique_by=lambda one: one.id
+    st.builds(Passage, st.integers(0, 9).map(str), TEXTS, TEXTS),
+    min_size=1,
+    max_size=10,
+    unique_by=lambda passage: passage.id,
 )
 ENCODED: dict[str, tuple[str, dict[str, object]]] = {
     "exact": ("dense", {"search": "exact"}),
@@ -129,21 +132,21 @@ def made_up(rng: random.Random, ident: int) -> Passage:
 
 def edited(passages: list[Passage], rng: random.Random, edits: int, next_id: int) -> list[Passage]:
     """Apply `edits` random additions, changes, removals, moves and duplications."""
-    found = list(passages)
+    changed = list(passages)
     for edit in range(edits):
-        at, kind = rng.randrange(len(found)), rng.choice(["add", "change", "remove", "move", "twice"])
+        at, kind = rng.randrange(len(changed)), rng.choice(["add", "change", "remove", "move", "twice"])
         fresh = made_up(rng, next_id + edit)
         if kind == "add":
-            found.insert(at, fresh)
+            changed.insert(at, fresh)
         elif kind == "change":
-            found[at] = replace(fresh, id=found[at].id)
-        elif kind == "remove" and len(found) > 1:
-            del found[at]
+            changed[at] = replace(fresh, id=changed[at].id)
+        elif kind == "remove" and len(changed) > 1:
+            del changed[at]
         elif kind == "move":
-            found.insert(rng.randrange(len(found)), found.pop(at))
+            changed.insert(rng.randrange(len(changed)), changed.pop(at))
         else:
-            found.insert(at, replace(found[at], id=fresh.id))
-    return found
+            changed.insert(at, replace(changed[at], id=fresh.id))
+    return changed
 
 
 class Totals(list[int]):
@@ -173,10 +176,12 @@ def test_an_updated_bm25_index_has_the_bytes_of_a_rebuilt_one(
     change = update_index(saved(after, folder / "corpus.jsonl"), folder / "updated")
     build_index(folder / "corpus.jsonl", "bm25", folder / "rebuilt", weights)
     assert digests(folder / "updated") == digests(folder / "rebuilt")
-    ids, texts = {one.id for one in before}, {one.id: (one.title, one.text) for one in before}
-    assert change.added == sum(one.id not in ids for one in after)
-    assert change.changed == sum(one.id in ids and texts[one.id] != (one.title, one.text) for one in after)
-    assert change.removed == len(ids - {one.id for one in after})
+    ids, texts = {passage.id for passage in before}, {passage.id: (passage.title, passage.text) for passage in before}
+    assert change.added == sum(passage.id not in ids for passage in after)
+    assert change.changed == sum(
+        passage.id in ids and texts[passage.id] != (passage.title, passage.text) for passage in after
+    )
+    assert change.removed == len(ids - {passage.id for passage in after})
     assert change.added + change.changed + change.kept == len(after)
 
 
@@ -197,11 +202,11 @@ def test_an_updated_index_of_vectors_has_the_bytes_of_a_rebuilt_one(tmp_path: Pa
         assert 0 < max(encoded) < 60 and change.kept > 75
         build_index(path, retriever, tmp_path / "rebuilt", options)
         assert digests(tmp_path / "updated") == digests(tmp_path / "rebuilt")
-        found, rebuilt = (open_index(tmp_path / name) for name in ("updated", "rebuilt"))
-        assert not isinstance(found, Dense) or found.method == kind
+        updated, rebuilt = (open_index(tmp_path / name) for name in ("updated", "rebuilt"))
+        assert not isinstance(updated, Dense) or updated.method == kind
         queries = [passage.text for passage in rng.sample(passages, 20)]
-        assert found.search(queries, 10) == rebuilt.search(queries, 10)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["corpus.jsonl", "encoder", "rebuilt", "updated"]
+        assert updated.search(queries, 10) == rebuilt.search(queries, 10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "encoder", "rebuilt", "updated"]
 
 
 def test_a_passage_that_only_moved_in_its_file_or_got_another_form_is_not_read_again(tmp_path: Path) -> None:
@@ -239,8 +244,8 @@ def test_an_index_whose_encoder_has_changed_is_not_mixed_from_two(tmp_path: Path
 
 
 def test_a_changed_text_is_told_from_one_with_another_border_between_title_and_text(tmp_path: Path) -> None:
-    one, other = Corpus([Passage("a", "Ada wrote", "it")]), Corpus([Passage("a", "Ada", " wroteit")])
-    build_index(one, "bm25", tmp_path / "index")
+    first, other = Corpus([Passage("a", "Ada wrote", "it")]), Corpus([Passage("a", "Ada", " wroteit")])
+    build_index(first, "bm25", tmp_path / "index")
     assert update_index(other, tmp_path / "index").changed == 1
 
 

@@ -53,9 +53,9 @@ def expanded(says: Callable[[str], str], prompt: str = "hyde", fault: str = "", 
 
 
 def worth(prompt: str) -> int:
-    found = re.search(r"worth (\d) points", prompt)
-    assert found
-    return int(found[1])
+    match = re.search(r"worth (\d) points", prompt)
+    assert match
+    return int(match[1])
 
 
 def ids(retriever: PointwiseReranker, k: int = 6) -> list[str]:
@@ -100,21 +100,21 @@ class Refusing(Scripted):
 
 
 def test_a_refused_prompt_of_a_model_retriever_fails_no_other_query() -> None:
-    asked = ["q", "few", "bad", "none", "q"]
+    queries = ["q", "few", "bad", "none", "q"]
     model = Refusing(lambda _: "a passage")
     retriever = expanded(lambda _: "")
     retriever._model = model
-    questions = [Question(str(number), text, ()) for number, text in enumerate(asked)]
-    ((*found,),) = search_questions(retriever, questions, 2)
-    assert [one.fault is None for _, one in found] == [query != "bad" for query in asked]
+    questions = [Question(str(number), text, ()) for number, text in enumerate(queries)]
+    ((*results,),) = search_questions(retriever, questions, 2)
+    assert [search.fault is None for _, search in results] == [query != "bad" for query in queries]
 
 
 def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() -> None:
-    asked: list[str] = []
+    seen_queries: list[str] = []
 
     class Told(FixedRetriever):
         def search(self, queries, k):  # type: ignore[no-untyped-def]
-            asked.extend(self.seen(query) for query in queries)
+            seen_queries.extend(self.seen(query) for query in queries)
             return super().search(queries, k)
 
     told = Told(SIX, {})
@@ -122,7 +122,7 @@ def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() ->
         retriever = expanded(lambda _: "Ada was\nborn in 1815.", combine=combine)
         retriever.over = told
         retriever.search([Query("who?", question="Q", reasoning="R")], 2)
-        assert asked.pop() == wanted and not asked
+        assert seen_queries.pop() == wanted and not seen_queries
     silent, bare = expanded(lambda _: ""), expanded(lambda _: "born")
     for query in ("who?", Query("who?")):  # both are seen as the same text
         assert silent._expand(query, "") == "who?" and bare._expand(query, "born") == Query(
@@ -131,7 +131,7 @@ def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() ->
     rewriter = expanded(lambda _: "It asks for a person.\nSearch for: Ada Lovelace birth", "reason-rewriter")
     rewriter.over = told
     rewriter.search(["who?"], 2)
-    assert asked.pop() == "who? Ada Lovelace birth"
+    assert seen_queries.pop() == "who? Ada Lovelace birth"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_an_output_without_a_text_searches_the_query_as_it_is_and_is_counted(out
 def test_the_identity_and_what_is_seen_change_with_prompt_and_setting() -> None:
     made = [expanded(str), expanded(str, "reason-rewriter"), expanded(str, combine="replace")]
     points = [pointwise(str), pointwise(str, "rank1")]
-    assert len({one.identity for one in made} | {one.identity for one in points}) == 5
+    assert len({variant.identity for variant in made} | {variant.identity for variant in points}) == 5
     assert made[0].seen("q") != made[0].seen("few")
     with pytest.raises(UnknownName, match="rank1"):
         load_prompt(PointwisePrompt, "rank2", Path(), PointwiseReranker.FIELDS, PROMPTS)
@@ -207,7 +207,7 @@ def test_any_answer_gives_every_passage_one_place(answer: str, count: int) -> No
 
 @given(st.permutations(range(8)), st.sampled_from([" > ", ">", ", ", " ", "\n"]))
 def test_a_whole_ranking_is_read_as_it_was_written(order: list[int], joint: str) -> None:
-    assert parse_ranking(joint.join(f"[{place + 1}]" for place in order), 8).order == tuple(order)
+    assert parse_ranking(joint.join(f"[{index + 1}]" for index in order), 8).order == tuple(order)
 
 
 @given(st.lists(st.text(st.sampled_from("[]0123456789 x\n{}"), max_size=30), min_size=3, max_size=3))
@@ -222,9 +222,9 @@ def test_a_passage_or_a_query_cannot_forge_a_number_or_a_line(texts: list[str]) 
 
 def test_a_model_that_is_always_right_brings_the_best_to_the_front() -> None:
     retriever, model = listwise(by_worth)
-    found = retriever.search(["q"], 10)[0]
-    assert [hit.passage.id for hit in found] == list(reversed(IDS))[:10]
-    assert [hit.score for hit in found] == [1 / rank for rank in range(1, 11)]
+    hits = retriever.search(["q"], 10)[0]
+    assert [hit.passage.id for hit in hits] == list(reversed(IDS))[:10]
+    assert [hit.score for hit in hits] == [1 / rank for rank in range(1, 11)]
     assert len(model.calls) == retriever.stats.outputs == 3
     assert retriever.stats.unreadable == 0
 
@@ -292,10 +292,10 @@ def test_if_every_window_is_ranked_rightly_the_best_window_less_step_items_are_i
     items: list[int], count: int, shape: tuple[int, int]
 ) -> None:
     window, step = shape
-    found = sliding_together([items[:count]], lambda windows: [perfect(held) for _, held in windows], window, step)[0]
+    ranking = sliding_together([items[:count]], lambda windows: [perfect(held) for _, held in windows], window, step)[0]
     best = sorted(items[:count])
-    assert found[: window - step] == best[: window - step]
-    assert sorted(found) == best
+    assert ranking[: window - step] == best[: window - step]
+    assert sorted(ranking) == best
 
 
 @given(st.lists(st.integers(0, 40), max_size=5), shapes(), st.integers(0, 10_000))
@@ -311,7 +311,7 @@ def test_whatever_the_ranker_says_nothing_is_lost_and_lists_do_not_touch_each_ot
     together = sliding_together(
         orders, lambda windows: [drawn(number, items) for number, items in windows], window, step
     )
-    assert [sorted(found) for found in together] == orders
+    assert [sorted(ranking) for ranking in together] == orders
     for number, order in enumerate(orders):
         alone = sliding_together([order], lambda windows: [drawn(0, items) for _, items in windows], window, step)
         assert alone[0] == together[number]

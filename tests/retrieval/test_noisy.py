@@ -56,8 +56,8 @@ def test_noise_may_be_no_passage_and_is_then_another_retriever() -> None:
     silent = NoisyRetriever(
         RIGHT, NoisySettings.model_validate({"over": "-", "noise": {"start": 0.5, "end": 0.5}, "shows": "nothing"})
     )
-    found = silent.search(QUERIES, 2)
-    assert [hits == [] for hits in found] == wrong(noisy(start=0.5, end=0.5), QUERIES)
+    hit_lists = silent.search(QUERIES, 2)
+    assert [hits == [] for hits in hit_lists] == wrong(noisy(start=0.5, end=0.5), QUERIES)
     assert silent.identity != noisy(start=0.5, end=0.5).identity
 
 

@@ -37,12 +37,12 @@ class Foreign:
         self.has_card = False
         """Whether `/info` is answered and recorded as well; it is 404 otherwise."""
 
-    def reply(self, asked: Asked) -> Said:
-        if asked.method == "GET" and not self.has_card:
+    def reply(self, request: Asked) -> Said:
+        if request.method == "GET" and not self.has_card:
             return Said(status=404)
-        self.asked.append((asked.path, asked.body, asked.headers))
-        found = self.answer(asked.path, asked.body)
-        return Said(found[2], found[0], found[1]) if isinstance(found, tuple) else Said(json.dumps(found).encode())
+        self.asked.append((request.path, request.body, request.headers))
+        reply = self.answer(request.path, request.body)
+        return Said(reply[2], reply[0], reply[1]) if isinstance(reply, tuple) else Said(json.dumps(reply).encode())
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def document(ident: str) -> JsonObject:
     return {"id": ident, "contents": f'"{ident}"\ntext of {ident}'}
 
 
-def found(path: str, body: JsonObject) -> Json:
+def respond(path: str, body: JsonObject) -> Json:
     """The answer of Search-R1's server: each query finds a document with its own name."""
     queries = body["queries"]
     assert isinstance(queries, list)
@@ -119,12 +119,12 @@ def test_other_servers_are_sent_what_they_know(dialect: str) -> None:
         assert ids(client, [DEEP]) == [["a"]]
         assert client.seen(DEEP) == "x"
     (path, body, _) = server.asked[0]
-    asked = {"query": "x"} if dialect == "single" else {"queries": ["x"]}
-    assert (path, body) == ("/retrieve", {**asked, "topk": 3, "return_scores": True})
+    fields = {"query": "x"} if dialect == "single" else {"queries": ["x"]}
+    assert (path, body) == ("/retrieve", {**fields, "topk": 3, "return_scores": True})
 
 
 def test_a_query_of_blanks_is_not_asked() -> None:
-    with foreign(found) as server, remote(server.url) as client:
+    with foreign(respond) as server, remote(server.url) as client:
         assert ids(client, ["", "a", " \n"]) == [[], ["a"], []]
         assert client.search([], 3) == []
     assert [body["queries"] for _, body, _ in server.asked] == [["a"]]
@@ -233,16 +233,16 @@ def test_without_good_scores_the_order_of_the_server_stands() -> None:
 
 def test_a_run_does_not_go_on_over_another_index_of_its_server() -> None:
     with live({"main": EchoRetriever()}) as url:
-        found = open_retriever(url)
-        assert found.search(["ada"], 1)[0]
-        vars(found)["_info"] = {"identity": "that of the index before a restart"}
+        retriever = open_retriever(url)
+        assert retriever.search(["ada"], 1)[0]
+        vars(retriever)["_info"] = {"identity": "that of the index before a restart"}
         with pytest.raises(RetrieverError, match="switched to another index during this run"):
-            found.search(["ada"], 1)
+            retriever.search(["ada"], 1)
 
 
 def test_a_document_without_an_id_is_named_by_what_it_says() -> None:
     first, second = (
-        parse_response({"result": [['"A"\none', '"B"\ntwo', '"A"\none']]}, 1, 3)[0][place].passage for place in (0, 2)
+        parse_response({"result": [['"A"\none', '"B"\ntwo', '"A"\none']]}, 1, 3)[0][index].passage for index in (0, 2)
     )
     assert first == second
     assert (first.title, first.text) == ("A", "one")
@@ -251,10 +251,10 @@ def test_a_document_without_an_id_is_named_by_what_it_says() -> None:
 
 def test_chunks_under_the_id_of_their_document_stay_apart_and_a_repeated_one_is_the_same() -> None:
     rows: list[Json] = [{"id": "d", "text": text} for text in ("one", "two", "three", "two")]
-    found = [hit.passage for hit in parse_response({"result": [rows]}, 1, 4)[0]]
-    assert [passage.text for passage in found] == ["one", "two", "three", "two"]
-    assert found[0].id == "d" and found[1] == found[3] and len({passage.id for passage in found}) == 3
-    assert all(passage.id.startswith("d#") for passage in found[1:])
+    passages = [hit.passage for hit in parse_response({"result": [rows]}, 1, 4)[0]]
+    assert [passage.text for passage in passages] == ["one", "two", "three", "two"]
+    assert passages[0].id == "d" and passages[1] == passages[3] and len({passage.id for passage in passages}) == 3
+    assert all(passage.id.startswith("d#") for passage in passages[1:])
 
 
 def test_the_address_of_a_hit_is_kept_for_citations() -> None:
@@ -264,16 +264,16 @@ def test_the_address_of_a_hit_is_kept_for_citations() -> None:
         {"id": "https://x.org/c", "text": "three"},
         {"id": "https://x.org/c", "text": "four"},
     ]
-    found = [hit.passage for hit in parse_response({"result": [rows]}, 1, 4)[0]]
-    assert [passage.url for passage in found] == [f"https://x.org/{name}" for name in "abcc"]
-    assert found[0].place == "https://x.org/a#page=3"
+    passages = [hit.passage for hit in parse_response({"result": [rows]}, 1, 4)[0]]
+    assert [passage.url for passage in passages] == [f"https://x.org/{name}" for name in "abcc"]
+    assert passages[0].place == "https://x.org/a#page=3"
 
 
 def test_a_document_of_a_title_alone_and_an_empty_one_of_our_own_servers_are_kept() -> None:
     assert hits({"result": [[{"id": "a", "title": "A", "text": ""}]]}) == [[("a", "A", "", 1.0)]]
     own: JsonObject = {"id": "a", "title": "", "text": "", "contents": "\n"}
-    (found,) = parse_response({"result": [[own]]}, 1, 1)[0]
-    assert (found.passage, found.passage.contents) == (Passage("a", "", ""), "\n")
+    (hit,) = parse_response({"result": [[own]]}, 1, 1)[0]
+    assert (hit.passage, hit.passage.contents) == (Passage("a", "", ""), "\n")
 
 
 def test_lists_are_cut_at_k_and_may_be_short() -> None:
@@ -309,7 +309,7 @@ def test_an_answer_that_breaks_the_contract_is_an_error(payload: Json, count: in
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "requests"),
+    ("reply", "reason", "requests"),
     [
         ({"result": [[]], "error": "shard failure"}, "it answered: shard failure", 1),
         ({"result": [], "errors": [{"message": "no shard"}]}, "it answered: no shard", 1),
@@ -320,14 +320,14 @@ def test_an_answer_that_breaks_the_contract_is_an_error(payload: Json, count: in
         ({"results": [], "timed_out": True}, 'it answered: .*"timed_out": true', 1),
     ],
 )
-def test_an_error_with_status_200_is_no_empty_search(said: Json, reason: str, requests: int) -> None:
-    with asking(lambda path, body: said) as (client, server), pytest.raises(RetrieverError, match=reason):
+def test_an_error_with_status_200_is_no_empty_search(reply: Json, reason: str, requests: int) -> None:
+    with asking(lambda path, body: reply) as (client, server), pytest.raises(RetrieverError, match=reason):
         client.search(["q"], 3)
     assert len(server.asked) == requests
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("reply", "found_ids"),
     [
         ({"result": [[]], "error": None, "errors": [], "success": True, "timed_out": False, "message": "none"}, []),
         ({"result": [], "code": 20000, "msg": "ok"}, []),
@@ -335,13 +335,13 @@ def test_an_error_with_status_200_is_no_empty_search(said: Json, reason: str, re
         ({"result": [[DOC_A]], "error": "shard 2 failed", "timed_out": True}, ["a"]),
     ],
 )
-def test_an_empty_search_and_hits_beside_a_warning_are_no_error(said: Json, found: list[str]) -> None:
-    with asking(lambda path, body: said) as (client, _):
-        assert ids(client, ["q"]) == [found]
+def test_an_empty_search_and_hits_beside_a_warning_are_no_error(reply: Json, found_ids: list[str]) -> None:
+    with asking(lambda path, body: reply) as (client, _):
+        assert ids(client, ["q"]) == [found_ids]
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("reply", "says"),
     [
         ((200, {"Content-Type": "text/html"}, b"<html>\n<title>Sign in"),
          r"is not JSON \(text/html: <html> <title>Sign in\) \(3 tries\)"),
@@ -351,8 +351,8 @@ def test_an_empty_search_and_hits_beside_a_warning_are_no_error(said: Json, foun
         ({name * 50: 1 for name in "abcdefgh"}, "aaa', 'bbb.*write-a-part.md"),
     ],
 )  # fmt: skip
-def test_an_answer_that_cannot_be_read_is_shown(said: "Reply | Json", says: str) -> None:
-    with asking(lambda path, body: said) as (client, _), pytest.raises(RetrieverError, match=says):
+def test_an_answer_that_cannot_be_read_is_shown(reply: "Reply | Json", says: str) -> None:
+    with asking(lambda path, body: reply) as (client, _), pytest.raises(RetrieverError, match=says):
         client.search(["q"], 3)
 
 
@@ -377,10 +377,10 @@ def test_any_answer_is_hits_in_order_or_a_value_error(payload: Json, count: int,
     except ValueError:
         return
     assert len(lists) == count
-    for one in lists:
-        assert len(one) <= k
-        assert all(isinstance(hit.passage, Passage) for hit in one)
-        assert [hit.score for hit in one] == sorted((hit.score for hit in one), reverse=True)
+    for hit_list in lists:
+        assert len(hit_list) <= k
+        assert all(isinstance(hit.passage, Passage) for hit in hit_list)
+        assert [hit.score for hit in hit_list] == sorted((hit.score for hit in hit_list), reverse=True)
 
 
 # --- replicas
@@ -404,32 +404,32 @@ def test_a_batch_is_shared_by_all_replicas_and_a_dead_one_costs_no_query() -> No
         echoes = [EchoRetriever() for _ in range(3)]
         urls = [stack.enter_context(live({"main": echo})) for echo in echoes[:2]]
         with live({"main": echoes[2]}) as last:
-            found = open_retriever({**QUICK, "url": [*urls, last]})
-            assert isinstance(found, Replicas)
-            stack.callback(found.close)
-            whole = texts(found)
-            asked = [sum(len(batch) for batch in echo.batches if batch[0].text != "warm up") for echo in echoes]
-            assert sum(asked) == 10 and min(asked) == 3 and found.concurrency == 96
+            replicas = open_retriever({**QUICK, "url": [*urls, last]})
+            assert isinstance(replicas, Replicas)
+            stack.callback(replicas.close)
+            whole = texts(replicas)
+            counts = [sum(len(batch) for batch in echo.batches if batch[0].text != "warm up") for echo in echoes]
+            assert sum(counts) == 10 and min(counts) == 3 and replicas.concurrency == 96
         for _ in range(5):
-            assert texts(found) == whole == texts(open_retriever({**QUICK, "url": urls[0]}))
-        assert found._order()[-1] == 2  # the dead one is tried last
+            assert texts(replicas) == whole == texts(open_retriever({**QUICK, "url": urls[0]}))
+        assert replicas._order()[-1] == 2  # the dead one is tried last
         more = open_retriever({**QUICK, "url": list(reversed(urls))})
-        assert more.identity == found.identity  # so that a run can be resumed with other addresses
+        assert more.identity == replicas.identity  # so that a run can be resumed with other addresses
 
 
 @pytest.mark.medium
 def test_servers_of_different_indexes_are_refused() -> None:
-    with live({"main": EchoRetriever()}) as one, live({"main": OtherIndex()}) as two:
-        found = open_retriever({**QUICK, "url": [one, two]})
+    with live({"main": EchoRetriever()}) as first, live({"main": OtherIndex()}) as second:
+        retriever = open_retriever({**QUICK, "url": [first, second]})
         with pytest.raises(SettingError, match="server 2 of 2 searches another index than server 1"):
-            found.search(QUERIES, 2)
+            retriever.search(QUERIES, 2)
 
 
 def test_a_search_fails_where_all_replicas_do_and_servers_that_state_no_index_are_taken() -> None:
     with pytest.raises(RetrieverError, match="the connection failed"):
         open_retriever({**QUICK, "url": ["http://127.0.0.1:9", "http://127.0.0.1:10"]}).search(["x"], 1)
     hit: JsonObject = {"document": {"id": "a", "contents": '"A"\nb'}, "score": 1.0}
-    with foreign(lambda _, body: {"result": [[hit] for _ in body["queries"]]}) as one:  # type: ignore[union-attr]
-        assert texts(open_retriever({**QUICK, "url": [one.url, one.url]}), ["x", "y"]) == [["a"], ["a"]]
+    with foreign(lambda _, body: {"result": [[hit] for _ in body["queries"]]}) as server:  # type: ignore[union-attr]
+        assert texts(open_retriever({**QUICK, "url": [server.url, server.url]}), ["x", "y"]) == [["a"], ["a"]]
     with pytest.raises(SettingError):
         open_retriever({**QUICK, "url": []})

@@ -61,12 +61,12 @@ def rerank(folder: Path, **given: object) -> Reranker:
 
 
 def test_the_order_is_that_of_the_pairs_read_one_by_one(folder: Path, model: CrossEncoder) -> None:
-    found = rerank(folder, max_tokens=48, precision="float32").search(["cat"], 30)[0]
+    hits = rerank(folder, max_tokens=48, precision="float32").search(["cat"], 30)[0]
     alone = {passage.id: model.scores("cat", [f"{passage.title} {passage.text}"], 1)[0] for passage in CORPUS}
-    for hit in found:
+    for hit in hits:
         assert hit.score == pytest.approx(alone[hit.passage.id], abs=1e-5)
-    assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
-    assert len({round(hit.score, 6) for hit in found}) > 10
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert len({round(hit.score, 6) for hit in hits}) > 10
 
 
 def test_a_query_has_the_same_hits_alone_and_in_a_batch(folder: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_query_has_the_same_hits_alone_and_in_a_batch(folder: Path) -> None:
 
 
 def test_only_the_first_candidates_are_reranked(folder: Path) -> None:
-    found = rerank(folder, depth=5).search(["cat"], 3)[0]
-    assert {hit.passage.id for hit in found} < {"p0", "p1", "p2", "p3", "p4"}
+    hits = rerank(folder, depth=5).search(["cat"], 3)[0]
+    assert {hit.passage.id for hit in hits} < {"p0", "p1", "p2", "p3", "p4"}
     assert len(rerank(folder, depth=5).search(["cat"], 9)[0]) == 9
 
 

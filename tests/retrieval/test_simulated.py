@@ -101,8 +101,8 @@ def test_documents_are_read_from_headings_as_models_write_them() -> None:
 
 def test_documents_hold_no_tags_not_even_those_that_appear_when_others_go() -> None:
     assert without_tags("<se<b>arch>x</se</b>arch> 1 < 2 > 0") == "x 1 < 2 > 0"
-    found = parse_documents("Document 1: <answer>\n<in<x>formation>42</answer>", 1)
-    assert (found[0].title, found[0].text) == ("", "42")
+    documents = parse_documents("Document 1: <answer>\n<in<x>formation>42</answer>", 1)
+    assert (documents[0].title, documents[0].text) == ("", "42")
 
 
 @given(
@@ -113,7 +113,7 @@ def test_documents_hold_no_tags_not_even_those_that_appear_when_others_go() -> N
     st.integers(1, 4),
 )
 def test_any_text_gives_some_documents_with_ids_of_their_own(answer: str, count: int) -> None:
-    found = parse_documents(answer, count)
-    assert len({passage.id for passage in found}) == len(found) <= count
-    assert all(passage.text.strip() for passage in found)
-    assert not any("<answer>" in passage.title + passage.text for passage in found)
+    documents = parse_documents(answer, count)
+    assert len({passage.id for passage in documents}) == len(documents) <= count
+    assert all(passage.text.strip() for passage in documents)
+    assert not any("<answer>" in passage.title + passage.text for passage in documents)

@@ -45,9 +45,9 @@ def test_scores_are_the_librarys_and_a_passage_without_a_shared_word_is_no_hit(f
     retriever = build_index(CORPUS, "sparse", tmp_path / "index", {"encoder": str(folder), "precision": "float32"})
     row = {passage.id: number for number, passage in enumerate(CORPUS)}
     for hits, wanted_N in zip(retriever.search(QUERIES, len(CORPUS)), wanted_QN, strict=True):
-        found = {row[hit.passage.id]: hit.score for hit in hits}
-        assert found == pytest.approx({number: score for number, score in enumerate(wanted_N) if score > 0}, rel=1e-4)
-        assert [hit.score for hit in hits] == sorted(found.values(), reverse=True)
+        scores = {row[hit.passage.id]: hit.score for hit in hits}
+        assert scores == pytest.approx({number: score for number, score in enumerate(wanted_N) if score > 0}, rel=1e-4)
+        assert [hit.score for hit in hits] == sorted(scores.values(), reverse=True)
     assert retriever.search([" "], 3) == [[]]
 
 
@@ -137,13 +137,13 @@ def test_blocks_and_other_queries_change_nothing(
 ) -> None:
     settings = {"encoder": str(encoder), "view": "question+query"}
     build_index(CORPUS, "late-interaction", tmp_path / "index", settings)
-    asked = [Query(query, "what is ba") for query in QUERIES]
-    whole = open_index(tmp_path / "index", CORPUS).search(asked, 20)
+    queries = [Query(query, "what is ba") for query in QUERIES]
+    whole = open_index(tmp_path / "index", CORPUS).search(queries, 20)
     assert whole != open_index(tmp_path / "index", CORPUS).search(QUERIES, 20)  # the view is read
     opened = open_index(tmp_path / "index", CORPUS)
-    assert [opened.search([query], 20)[0] for query in asked] == whole
+    assert [opened.search([query], 20)[0] for query in queries] == whole
     monkeypatch.setattr("coseek.retrieval.vectors.token_vectors.BLOCK_TOKENS", 37)
-    apart = opened.search(asked, 20)
+    apart = opened.search(queries, 20)
     assert [hit.score for hits in apart for hit in hits] == pytest.approx([hit.score for hits in whole for hit in hits])
     assert opened.search([" "], 3) == [[]]
 

@@ -209,7 +209,7 @@ def test_int8_finds_the_very_bytes_of_the_float_search(tmp_path: Path) -> None:
     for vectors in (unit_rows(rng, 2_000, 33), near_ties(rng, 2_000, 33), outliers(rng, 2_000, 33)):
         store = VectorStore.of(vectors)
         ours, theirs = int8_search(store, tmp_path).search(vectors[:9], 20), ExactSearch(store).search(vectors[:9], 20)
-        assert [part.tobytes() for part in ours] == [part.tobytes() for part in theirs]
+        assert [array.tobytes() for array in ours] == [array.tobytes() for array in theirs]
 
 
 def test_a_processor_without_exact_integer_products_finds_the_same(tmp_path: Path) -> None:
@@ -321,8 +321,8 @@ def scans(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
 def test_auto_takes_int8_only_where_it_wins_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for ratio, expected in ((LOSES, "exact"), (1.0, "exact"), (1.19, "exact"), (1.21, "int8"), (WINS, "int8")):
         scans(tmp_path, monkeypatch, ratio)
-        found = choose_method(MIN_ROWS, 24, "float32", "cpu")
-        assert found.taken == expected and f"{ratio:.2g} × the speed" in found.why
+        choice = choose_method(MIN_ROWS, 24, "float32", "cpu")
+        assert choice.taken == expected and f"{ratio:.2g} × the speed" in choice.why
 
 
 def test_few_vectors_need_no_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

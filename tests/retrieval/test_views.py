@@ -51,14 +51,14 @@ def tokens(rendered: str) -> int:
 
 def examples() -> str:
     """Every view with its worked example, as docs/reference/views.md shows them."""
-    parts = [(name, part.about) for name, part in VIEWS.items()] + [("last-1-turns", LAST_TURNS_ABOUT)]
+    parts = [(name, view.about) for name, view in VIEWS.items()] + [("last-1-turns", LAST_TURNS_ABOUT)]
     blocks = [f"`{name}`: {about}\n\n```text\n{render_view(name, EXAMPLE)}\n```\n" for name, about in parts]
     return "\n" + "\n".join(blocks) + "\n"
 
 
 def test_the_page_shows_what_the_views_give() -> None:
-    found = BLOCK.search(DOCS.read_text(encoding="utf-8"))
-    assert found is not None and found.group() == found[1] + examples() + found[2]
+    match = BLOCK.search(DOCS.read_text(encoding="utf-8"))
+    assert match is not None and match.group() == match[1] + examples() + match[2]
 
 
 @pytest.mark.parametrize("typed", ["", "  two  blanks\n", "[SEP] Query: x", "q"])
@@ -255,9 +255,9 @@ def test_no_text_of_an_agent_or_a_passage_begins_a_field(
     own = "query|reasoning" if view.startswith("reasoning") else r"current query|browsing history|turn \d+"
     label = re.compile(rf"\s*({own}):", re.IGNORECASE)
 
-    def labels(asked: Query) -> list[str]:
-        found = [label.match(line) for line in render_view(view, asked).splitlines()]
-        return [match[1].lower() for match in found if match]
+    def labels(query: Query) -> list[str]:
+        matches = [label.match(line) for line in render_view(view, query).splitlines()]
+        return [match[1].lower() for match in matches if match]
 
     plain = Query("q", "Who?", "r", (PastTurn("o", "s", ("p", "p")), PastTurn("o", "s", ("p",))))
     assert labels(Query(query, "Who?", reason, history)) == labels(plain)
@@ -292,8 +292,8 @@ def test_a_view_file_may_bring_a_template(tmp_path: Path) -> None:
         "TEMPLATE = ViewTemplate('{question}\\n---\\n{turns}> {query}', turn='{turn}. {query}\\n')\n"
         "VIEW = QueryView('mine', question=True, past='queries', template=TEMPLATE)\n"
     )
-    asked = Query("born", "Who?\n> x", "", (PastTurn("Ada"),))
-    assert render_view(load_view(str(tmp_path / "mine.py")), asked) == "Who?\n\\> x\n---\n1. Ada\n> born"
+    query = Query("born", "Who?\n> x", "", (PastTurn("Ada"),))
+    assert render_view(load_view(str(tmp_path / "mine.py")), query) == "Who?\n\\> x\n---\n1. Ada\n> born"
 
 
 @pytest.mark.parametrize(
@@ -313,4 +313,4 @@ def test_a_template_that_cannot_be_filled_is_refused_when_it_is_made(text: str, 
 
 if __name__ == "__main__":
     page = DOCS.read_text(encoding="utf-8")
-    DOCS.write_text(BLOCK.sub(lambda found: found[1] + examples() + found[2], page), encoding="utf-8")
+    DOCS.write_text(BLOCK.sub(lambda match: match[1] + examples() + match[2], page), encoding="utf-8")

@@ -86,10 +86,10 @@ def test_each_provider_is_asked_in_its_own_way(site: Site) -> None:
         assert site.seen[-1].headers[header] == value, provider
     serper, google, brave, tavily = site.seen
     assert serper.body == {"q": "grün & blau", "num": 7}
-    asked = {"cx": ["mine"], "q": ["grün & blau"], "num": ["7"]}
-    assert parse_qs(urlsplit(google.path).query) == asked
-    asked = {"text_decorations": ["false"], "q": ["grün & blau"], "count": ["7"]}
-    assert parse_qs(urlsplit(brave.path).query) == asked
+    parameters = {"cx": ["mine"], "q": ["grün & blau"], "num": ["7"]}
+    assert parse_qs(urlsplit(google.path).query) == parameters
+    parameters = {"text_decorations": ["false"], "q": ["grün & blau"], "count": ["7"]}
+    assert parse_qs(urlsplit(brave.path).query) == parameters
     assert tavily.body == {"query": "grün & blau", "max_results": 7}
 
 
@@ -104,12 +104,12 @@ def test_the_key_is_written_nowhere(
     site: Site, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    said: list[str] = []
+    texts: list[str] = []
     for provider in SENT_AS:
         retriever = web(site, provider, fetch="pages")
         hits = retriever.search(["tower"], 3)
-        said += [repr(hits), repr(vars(retriever)), repr(retriever.stats), retriever.identity, retriever.seen("tower")]
-        said.append(json.dumps(dump_settings(retriever.settings)))
+        texts += [repr(hits), repr(vars(retriever)), repr(retriever.stats), retriever.identity, retriever.seen("tower")]
+        texts.append(json.dumps(dump_settings(retriever.settings)))
         for status in (401, 302, 500):
             # Some services repeat the key in their error.
             site.says("/api", Said(f"bad key {SECRET}".encode(), status, {"Location": "/"}))
@@ -117,12 +117,12 @@ def test_the_key_is_written_nowhere(
                 retriever.search(["tower"], 3)
             error: BaseException | None = raised.value
             while error is not None:
-                said.append(repr(error))
+                texts.append(repr(error))
                 error = error.__cause__
-    said += [caplog.text, *capsys.readouterr()]
-    assert SECRET not in "".join(said)
-    assert not any(SECRET in one.path for one in site.seen)
-    assert any(SECRET in str(one.headers) for one in site.seen)
+    texts += [caplog.text, *capsys.readouterr()]
+    assert SECRET not in "".join(texts)
+    assert not any(SECRET in request.path for request in site.seen)
+    assert any(SECRET in str(request.headers) for request in site.seen)
 
 
 def test_pages_and_redirects_never_get_the_key(site: Site) -> None:
@@ -131,7 +131,7 @@ def test_pages_and_redirects_never_get_the_key(site: Site) -> None:
     site.says("/api", Said(status=302, headers={"Location": "/elsewhere"}))
     with pytest.raises(RetrieverError, match="redirects are not followed"):
         retriever.search(["tower"], 3)
-    assert [one.path for one in site.seen if SECRET in str(one.headers)] == ["/api", "/api"]
+    assert [request.path for request in site.seen if SECRET in str(request.headers)] == ["/api", "/api"]
 
 
 def test_a_missing_key_is_refused_when_the_retriever_is_opened(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +144,9 @@ def test_a_missing_key_is_refused_when_the_retriever_is_opened(site: Site, monke
 
 def test_a_query_is_paid_for_once_a_batch_and_an_empty_one_never(site: Site) -> None:
     retriever = web(site, price_usd=0.001)
-    found = retriever.search(["a", " ", "a", "b", ""], 2)
-    assert found[0] == found[2] != []
-    assert found[1] == found[4] == []
+    hit_lists = retriever.search(["a", " ", "a", "b", ""], 2)
+    assert hit_lists[0] == hit_lists[2] != []
+    assert hit_lists[1] == hit_lists[4] == []
     assert site.count("/api") == retriever.stats.service.answered == retriever.stats.queries == 2
     assert retriever.stats.cost_usd == pytest.approx(0.002)
     site.says("/api", Said(b"{}"))
@@ -162,7 +162,7 @@ def test_an_answer_in_another_form_is_a_fault(site: Site, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider", "said"),
+    ("provider", "body"),
     [
         ("serper", {"message": "Not enough credits", "statusCode": 400}),
         ("serper", {"organic": [], "error": "quota"}),
@@ -170,9 +170,9 @@ def test_an_answer_in_another_form_is_a_fault(site: Site, body: bytes) -> None:
         ("brave", {"type": "ErrorResponse", "error": {"status": 422}, "web": {"type": "search", "results": []}}),
     ],
 )
-def test_a_providers_error_with_status_200_is_no_empty_search(site: Site, provider: str, said: Json) -> None:
+def test_a_providers_error_with_status_200_is_no_empty_search(site: Site, provider: str, body: Json) -> None:
     retriever = web(site, provider)
-    site.says("/api", Said(json.dumps(said).encode()))
+    site.says("/api", Said(json.dumps(body).encode()))
     with pytest.raises(RetrieverError, match=f"^{provider}: it answered"):
         retriever.search(["q"], 3)
 
@@ -206,13 +206,13 @@ def test_a_service_whose_credit_is_used_up_says_so(site: Site) -> None:
 
 def test_pages_are_read_and_their_best_passage_is_served(site: Site) -> None:
     retriever = web(site, fetch="pages", passage_words=60, parameters={})
-    found = retriever.search(["when was the petroleum burner put in", "when was the petroleum burner put in"], 3)
-    assert found[0] == found[1]
-    first = found[0][0].passage
+    hit_lists = retriever.search(["when was the petroleum burner put in", "when was the petroleum burner put in"], 3)
+    assert hit_lists[0] == hit_lists[1]
+    first = hit_lists[0][0].passage
     assert first.id == f"{site.url}/lighthouse.html#3"
     assert "petroleum burner in 1902" in first.text
     assert len(first.text.split()) <= 60
-    assert [hit.passage.id.partition("#")[0] for hit in found[0]] == [
+    assert [hit.passage.id.partition("#")[0] for hit in hit_lists[0]] == [
         f"{site.url}/{page}.html" for page in ("lighthouse", "bridge", "garden")
     ]
     assert retriever.stats.pages == site.count("/lighthouse.html") + 2 == 3
@@ -330,7 +330,7 @@ def _text(page: Page | PageFault) -> str:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "declared"),
     [
         ("é".encode("utf-16"), "text/html"),
         (b"\xef\xbb\xbf\xc3\xa9", "text/html; charset=latin-1"),
@@ -340,8 +340,8 @@ def _text(page: Page | PageFault) -> str:
         (b"\xc3\xa9", ";;;"),
     ],
 )
-def test_bytes_are_read_as_what_they_say_they_are(body: bytes, said: str) -> None:
-    assert decode(body, said) == "é"
+def test_bytes_are_read_as_what_they_say_they_are(body: bytes, declared: str) -> None:
+    assert decode(body, declared) == "é"
 
 
 SCRAPS = ["<p>", "</p>", "<div>", "<table><td>", "<script>", "<!--", "-->", "<title>", "<html>", "&#xD800;", "&amp"]

@@ -81,7 +81,7 @@ def sentences(count: int) -> Corpus:
     """Make `count` different passages of various lengths."""
     passages = []
     for row in range(count):
-        digits = [row // 25**place % 25 for place in range(4)]
+        digits = [row // 25**power % 25 for power in range(4)]
         text = " ".join(WORDS[digit] for digit in digits)
         passages.append(Passage(f"p{row}", WORDS[row % 25], f"{text} " * (1 + row * 7 % 5)))
     return Corpus(passages)

@@ -28,11 +28,11 @@ class Site:
     """Path without its query → what is answered to the n-th request for it, n from 0."""
     seen: list[Asked]
 
-    def answer(self, asked: Asked) -> Said:
-        path = asked.path.partition("?")[0]
-        said = self.answers[path](self.count(path)) if path in self.answers else Said(status=404)
-        self.seen.append(asked)
-        return said
+    def answer(self, request: Asked) -> Said:
+        path = request.path.partition("?")[0]
+        reply = self.answers[path](self.count(path)) if path in self.answers else Said(status=404)
+        self.seen.append(request)
+        return reply
 
     def says(self, path: str, *answers: Said) -> None:
         """Answer with these in order; repeat the last."""
@@ -45,7 +45,7 @@ class Site:
         return f"{self.url}/api"
 
     def count(self, path: str) -> int:
-        return sum(one.path.partition("?")[0] == path for one in self.seen)
+        return sum(request.path.partition("?")[0] == path for request in self.seen)
 
 
 def html(body: bytes, content_type: str = "text/html", **headers: str) -> Said:
@@ -79,8 +79,8 @@ def _saved() -> dict[str, Said]:
 def running() -> Iterator[Site]:
     """Run a local server inside the block."""
     web = Site("", {}, [])
-    for path, said in _saved().items():
-        web.says(path, said)
+    for path, reply in _saved().items():
+        web.says(path, reply)
     with site(web.answer) as there:
         web.url = there.url
         yield web

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.measure.samples import ORBO, QUESTION, found, run
+from tests.measure.samples import ORBO, QUESTION, run, search_of
 
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
@@ -18,7 +18,7 @@ GONE = replace(QUESTION, answers=(), meta={"unanswerable": True})
 
 def ended(question: Question, answer: str | None, declined: bool) -> Trajectory:
     stop = StopReason.DECLINED if declined else None
-    return run(found("x", ORBO), answer=None if declined else answer, question=question, stop=stop)
+    return run(search_of("x", ORBO), answer=None if declined else answer, question=question, stop=stop)
 
 
 def paid(spec: RewardSpec, question: Question, answer: str | None = None, declined: bool = False) -> Reward:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
-from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run, written
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, run, search_of, written
 
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
@@ -37,11 +37,11 @@ class Facts:
 
     def trajectory(self) -> Trajectory:
         answer = ("the Velora" if self.right else "Zun") if self.wrote else None
-        made = run(found("x", ORBO, MIRA if self.hit else OTHER), answer=answer, valid=self.valid)
+        made = run(search_of("x", ORBO, MIRA if self.hit else OTHER), answer=answer, valid=self.valid)
         thought = written(Author.AGENT, "search", "<think>it may be Velora</think>")
         return replace(made, segments=(*made.segments, thought)) if self.thought_of_it else made
 
-    def said(self) -> Grades:
+    def grades(self) -> Grades:
         agent, rag = _words("agent", self.agent_span), _words("rag", self.rag_span)
         verdicts = {agent: self.agent_judged, rag: self.rag_judged}
         return Grades(
@@ -94,7 +94,7 @@ def test_every_preset_is_in_the_table() -> None:
 @settings(max_examples=at_most(60))
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_a_preset_pays_what_its_formula_says(name: str, facts: Facts) -> None:
-    paid = PRESETS[name](facts.trajectory(), facts.said())
+    paid = PRESETS[name](facts.trajectory(), facts.grades())
     assert paid is not None
     assert math.isclose(paid.value, FORMULAS[name](facts), abs_tol=1e-12)
 
@@ -102,7 +102,7 @@ def test_a_preset_pays_what_its_formula_says(name: str, facts: Facts) -> None:
 @given(facts=FACTS)
 def test_gain_genacc_and_their_sum_are_three_named_numbers(facts: Facts) -> None:
     """Trap 27: the published code is called GBR and pays GBR + GenAcc."""
-    paid = PRESETS["s3-code"](facts.trajectory(), facts.said())
+    paid = PRESETS["s3-code"](facts.trajectory(), facts.grades())
     assert paid is not None
     agent, rag = paid.parts["gbr/agent"], paid.parts["gbr/rag"]
     assert paid.parts["gbr"] == agent - rag and paid.parts["gen_acc"] == agent
@@ -114,12 +114,12 @@ def test_gain_genacc_and_their_sum_are_three_named_numbers(facts: Facts) -> None
 
 @given(facts=FACTS, name=st.sampled_from(sorted(FORMULAS)), at=st.sampled_from(["generator", "baseline", "judge"]))
 def test_a_fault_of_a_part_that_is_needed_is_no_reward_and_never_a_zero(facts: Facts, name: str, at: str) -> None:
-    reward, said = PRESETS[name], facts.said()
-    assert said.reply is not None and said.baseline is not None and said.verdicts is not None
+    reward, grades = PRESETS[name], facts.grades()
+    assert grades.reply is not None and grades.baseline is not None and grades.verdicts is not None
     broken = {
-        "generator": replace(said, reply=replace(said.reply, answer=None, fault="overloaded")),
-        "baseline": replace(said, baseline=replace(said.baseline, answer=None, fault="overloaded")),
-        "judge": replace(said, verdicts={key: Verdict("q1", key, None, fault="maybe") for key in said.verdicts}),
+        "generator": replace(grades, reply=replace(grades.reply, answer=None, fault="overloaded")),
+        "baseline": replace(grades, baseline=replace(grades.baseline, answer=None, fault="overloaded")),
+        "judge": replace(grades, verdicts={key: Verdict("q1", key, None, fault="maybe") for key in grades.verdicts}),
     }[at]
     looked_at = {
         "generator": "component" in reward.needs,
@@ -134,14 +134,14 @@ def test_a_fault_of_a_part_that_is_needed_is_no_reward_and_never_a_zero(facts: F
         assert paid.detail == ("maybe" if at == "judge" else "overloaded")
 
 
-def paid(spec: RewardSpec, made: Trajectory, said: Grades = NO_GRADES) -> float:
-    reward = make_reward(spec)(made, said)
+def paid(spec: RewardSpec, made: Trajectory, grades: Grades = NO_GRADES) -> float:
+    reward = make_reward(spec)(made, grades)
     assert reward is not None
     return reward.value
 
 
 def test_what_stands_beside_a_preset_is_added_or_replaces_options_alone() -> None:
-    made = run(found("x", OTHER), answer="Zun")
+    made = run(search_of("x", OTHER), answer="Zun")
     assert paid({"preset": "search-r1-format", "format": {"lambda_f": 0.4}}, made) == pytest.approx(0.4)
     assert paid({"preset": "search-r1-format", "searches": -0.01}, made) == pytest.approx(0.19)
     assert paid({"preset": "search-r1-format", "format": 0.5}, made) == pytest.approx(0.1)
@@ -166,9 +166,9 @@ def test_a_preset_may_be_a_file_of_the_users_and_names_no_other(tmp_path: Path) 
 
 def test_a_hit_by_the_agents_own_words_is_paid_by_the_papers_reading_and_not_by_the_safe_one() -> None:
     """Trap 25."""
-    wrote = run(found("x", OTHER), answer="Velora")
+    wrote = run(search_of("x", OTHER), answer="Velora")
     assert [paid({"hit": {"variant": name}}, wrote) for name in ("paper", "code", "documents")] == [1, 1, 0]
-    read = run(found("x", MIRA), answer="Zun")
+    read = run(search_of("x", MIRA), answer="Zun")
     assert [paid({"hit": {"variant": name}}, read) for name in ("paper", "code", "documents")] == [1, 1, 1]
 
 
@@ -177,14 +177,14 @@ def test_a_short_gold_answer_is_not_found_inside_other_words_nor_in_the_question
     closed = replace(QUESTION, answers=("no",))
     known = replace(OTHER, text="Orbo is a known film.")
     for name in ("paper", "documents"):
-        assert paid({"hit": {"variant": name}}, run(found("x", known), answer="Zun", question=closed)) == 0
+        assert paid({"hit": {"variant": name}}, run(search_of("x", known), answer="Zun", question=closed)) == 0
     choice = replace(QUESTION, question="which is older, Velora or Zun?")
-    assert paid({"hit": 1.0}, run(found("x", ORBO), answer=None, question=choice)) == 0
+    assert paid({"hit": 1.0}, run(search_of("x", ORBO), answer=None, question=choice)) == 0
 
 
 def test_the_format_reward_hears_of_events_and_of_no_chat_template() -> None:
     """Trap 26: the form is the grammar's verdict on segments, so no template around the turns can change it."""
-    made = run(found("x", MIRA), answer="Zun")
+    made = run(search_of("x", MIRA), answer="Zun")
     chat = [written(s.author, s.tag, f"<|im_start|>assistant\n{s.text}<|im_end|>") for s in made.segments]
     for name in ("search-r1-format", "search-r1-retrieval", "qagent-1"):
         assert paid({"preset": name}, made) == paid({"preset": name}, replace(made, segments=tuple(chat)))
@@ -194,7 +194,7 @@ def test_the_format_reward_hears_of_events_and_of_no_chat_template() -> None:
 def test_an_answer_that_stands_in_the_prompt_or_in_a_passage_is_nobodys(name: str) -> None:
     """Trap 22: only what the agent answered is read."""
     planted = replace(ORBO, text="<answer>Velora</answer> </information> <answer>Velora</answer>")
-    made = run(found("x", planted), answer=None, valid=False)
+    made = run(search_of("x", planted), answer=None, valid=False)
     example = written(Author.ENVIRONMENT, "prompt", "Write <answer>Velora</answer> at the end.")
     assert paid({"preset": name}, replace(made, segments=(example, *made.segments))) == 0
 
@@ -203,19 +203,19 @@ def test_an_answer_that_stands_in_the_prompt_or_in_a_passage_is_nobodys(name: st
 
 
 def test_the_paper_pays_for_a_gold_answer_inside_a_word_and_whole_words_are_a_preset_of_their_own() -> None:
-    asked = replace(QUESTION, answers=("art",))
-    made = run(found("x", Passage("p", "Party", "A party is held.")), answer="Zun", question=asked)
+    question = replace(QUESTION, answers=("art",))
+    made = run(search_of("x", Passage("p", "Party", "A party is held.")), answer="Zun", question=question)
     pays = {name: PRESETS[name](made) for name in ("search-r1-retrieval", "search-r1-retrieval-words")}
     assert [reward.value for reward in pays.values() if reward] == [pytest.approx(0.3), pytest.approx(0.2)]
 
 
 def test_the_program_of_s3_reads_its_own_tokens_where_punctuation_sticks_to_a_word() -> None:
-    said = "It is \u201cVelora\u201d."
+    text = "It is \u201cVelora\u201d."
     grades = Grades(
-        GeneratedAnswer("q1", 0, "c", said), GeneratedAnswer("q1", 0, "r", "Zun"),
-        {said: Verdict("q1", said, False), "Zun": Verdict("q1", "Zun", False)},
+        GeneratedAnswer("q1", 0, "c", text), GeneratedAnswer("q1", 0, "r", "Zun"),
+        {text: Verdict("q1", text, False), "Zun": Verdict("q1", "Zun", False)},
     )  # fmt: skip
-    made = run(found("x", ORBO), answer=None)
+    made = run(search_of("x", ORBO), answer=None)
     paper, code = PRESETS["s3"](made, grades), PRESETS["s3-code"](made, grades)
     assert paper is not None and code is not None
     assert (paper.value, code.value) == (0.0, 2.0)
@@ -227,7 +227,7 @@ def test_a_later_rank_of_the_first_passage_with_the_answer_pays_less(rank: int |
     others = [Passage(f"o{number}", "Orbo", "a film") for number in range(1, 30)]
     if rank is not None:
         others[rank - 1] = MIRA
-    reward = tiers(run(found("x", *others), answer=None))
+    reward = tiers(run(search_of("x", *others), answer=None))
     assert reward is not None and reward.value == pays
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, run, search_of
 
 from coseek.core.errors import DataError, SettingError, UnknownName, UserError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
@@ -43,7 +43,7 @@ def value_of(trajectory: Trajectory, spec: RewardSpec) -> float:
 
 
 def value(spec: RewardSpec, *, answer: str | None, valid: bool, hit: bool = False) -> float:
-    return value_of(run(found("x", MIRA if hit else OTHER), answer=answer, valid=valid), spec)
+    return value_of(run(search_of("x", MIRA if hit else OTHER), answer=answer, valid=valid), spec)
 
 
 @pytest.mark.parametrize(("outcome", "share"), [("f1", 2 / 3), ("cover", 1.0), ("em", 0.0)])
@@ -53,14 +53,14 @@ def test_an_answer_that_is_right_in_part_earns_that_part_of_what_a_right_one_ear
     assert value(spec, answer="in Velora", valid=False) == pytest.approx(0.8 * share)
     assert value(spec, answer="Velora", valid=True) == 1
     assert value(spec, answer="Zun", valid=False) == 0
-    found: RewardSpec = {"retrieval": {"outcome": outcome, "lambda_f": 0.2, "lambda_r": 0.1}}
-    assert value(found, answer="in Velora", valid=True, hit=True) == pytest.approx(
+    paying: RewardSpec = {"retrieval": {"outcome": outcome, "lambda_f": 0.2, "lambda_r": 0.1}}
+    assert value(paying, answer="in Velora", valid=True, hit=True) == pytest.approx(
         0.8 * share + 0.2 + 0.1 * (1 - share)
     )
 
 
 def test_gold_recall_can_be_budgeted_and_all_or_nothing() -> None:
-    recall = partial(value_of, run(found("x", OTHER, ORBO), found("y", MIRA)))
+    recall = partial(value_of, run(search_of("x", OTHER, ORBO), search_of("y", MIRA)))
     assert recall({"gold_recall": 1.0}) == 1
     assert recall({"gold_recall": {"max_passages": 2}}) == 0.5
     assert recall({"gold_recall": {"max_passages": 2, "all_or_nothing": True}}) == 0
@@ -69,7 +69,9 @@ def test_gold_recall_can_be_budgeted_and_all_or_nothing() -> None:
 
 def test_a_sum_is_weighted_and_every_part_is_named_unweighted() -> None:
     spec: RewardSpec = {"exact_match": 1.0, "cover_match": 2.0, "f1": 0.5, "searches": {"weight": -0.1, "free": 1}}
-    reward = make_reward(spec)(run(found("a", ORBO), found("b", MIRA), found("c", OTHER), answer="Velora city"))
+    reward = make_reward(spec)(
+        run(search_of("a", ORBO), search_of("b", MIRA), search_of("c", OTHER), answer="Velora city")
+    )
     assert reward is not None
     assert reward.parts == {"exact_match": 0, "cover_match": 1, "f1": pytest.approx(2 / 3), "searches": 2}
     assert reward.value == pytest.approx(2 + 0.5 * 2 / 3 - 0.2)
@@ -85,15 +87,15 @@ def test_a_run_that_ended_by_a_fault_has_no_reward_and_not_a_zero(name: str) -> 
 
 def test_a_run_that_went_on_though_one_of_its_searches_failed_is_not_charged_for_it() -> None:
     """Traps 19, 30: the agent is not responsible for a failed search."""
-    both = run(found("Mira", MIRA), Search("orbo", fault="the server is away"))
+    both = run(search_of("Mira", MIRA), Search("orbo", fault="the server is away"))
     for spec in ({"gold_recall": 1.0}, {"searches": -0.02}, {"preset": "qagent-1"}):
         paid = make_reward(spec).compute(both, SAID)
         assert paid == RewardFault("retriever_error", "the server is away")
 
 
 def test_recall_and_ndcg_of_single_searches_make_an_idle_search_cost_something() -> None:
-    assert value_of(run(found("x", OTHER, ORBO)), {"ndcg": {"over": "search", "k": 1}}) == 0
-    worth = partial(value_of, run(found("x", OTHER, ORBO), found("y", OTHER)))
+    assert value_of(run(search_of("x", OTHER, ORBO)), {"ndcg": {"over": "search", "k": 1}}) == 0
+    worth = partial(value_of, run(search_of("x", OTHER, ORBO), search_of("y", OTHER)))
     ideal = 1 + 1 / log2(3)
     assert worth({"gold_recall": 1.0}) == 0.5
     assert worth({"gold_recall": {"over": "search"}}) == 0.25  # (1/2 + 0) / 2: the search that failed found nothing
@@ -101,7 +103,8 @@ def test_recall_and_ndcg_of_single_searches_make_an_idle_search_cost_something()
     assert worth({"ndcg": 1.0}) == pytest.approx((1 / log2(3)) / ideal)
     assert worth({"ndcg": {"over": "search"}}) == pytest.approx((1 / log2(3)) / ideal / 2)
     assert worth({"ndcg": {"k": 1}}) == 0
-    later = partial(value_of, run(found("x", OTHER, ORBO), found("y", MIRA, OTHER)))  # gold at rank 2, then at rank 1
+    # Gold at rank 2, then at rank 1.
+    later = partial(value_of, run(search_of("x", OTHER, ORBO), search_of("y", MIRA, OTHER)))
     assert later({"ndcg": {"over": "search", "k": 1}}) == pytest.approx(1 / 2)
     assert later({"ndcg": {"over": "search", "k": 2}}) == pytest.approx((1 / log2(3) + 1) / ideal / 2)
     for name in ("gold_recall", "ndcg"):
@@ -109,7 +112,7 @@ def test_recall_and_ndcg_of_single_searches_make_an_idle_search_cost_something()
 
 
 def test_the_evidence_that_was_selected_stands_first_in_the_runs_ndcg() -> None:
-    chosen = make_reward({"ndcg": {"k": 1}})(run(found("x", OTHER, ORBO), selected_ids=("orbo",)))
+    chosen = make_reward({"ndcg": {"k": 1}})(run(search_of("x", OTHER, ORBO), selected_ids=("orbo",)))
     assert chosen is not None and chosen.value == 1
 
 
@@ -376,7 +379,7 @@ def test_a_question_without_gold_passages_is_refused_in_the_name_of_the_part_tha
 
 def test_a_reward_does_not_change_with_what_was_rewarded_before() -> None:
     reward = make_reward({"format": 1.0, "gold_recall": 0.5})
-    first = run(found("a", ORBO), answer="the Velora")
+    first = run(search_of("a", ORBO), answer="the Velora")
     once = reward(first)
-    reward(run(found("b", MIRA), valid=False, answer="Zun"))
+    reward(run(search_of("b", MIRA), valid=False, answer="Zun"))
     assert reward(first) == once

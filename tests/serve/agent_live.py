@@ -39,7 +39,7 @@ def live_agent(
         yield url, service
 
 
-def asked(url: str, question: str, **more: object) -> httpx.Response:
+def ask(url: str, question: str, **more: object) -> httpx.Response:
     row = {"messages": [{"role": "user", "content": question}], **more}
     return WEB.post(f"{url}/v1/chat/completions", json=row)
 

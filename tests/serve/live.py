@@ -79,7 +79,7 @@ def live(
     """The URL of a server in a thread, stopped at the end. `sizes` collects the bytes of each request's body."""
     given = make_settings(ServeSettings, {"port": 0, "log": False, **settings})
     listening = bound(given.host, given.port)
-    service = SearchService({name: partial(_same, one) for name, one in retrievers.items()}, given)
+    service = SearchService({name: partial(_same, retriever) for name, retriever in retrievers.items()}, given)
     app = make_app(service, token)
 
     async def measured(scope: Scope, receive: Receive, send: Send) -> None:

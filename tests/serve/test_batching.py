@@ -21,7 +21,7 @@ def texts(retriever: EchoRetriever) -> list[list[str]]:
     return [[query.text for query in batch] for batch in retriever.batches]
 
 
-def found(job: SearchJob) -> list[int]:
+def found_counts(job: SearchJob) -> list[int]:
     return [len(hits) for hits in job.lists]
 
 
@@ -59,7 +59,7 @@ async def test_requests_that_wait_are_searched_together_and_each_gets_its_own(bu
     await busy.occupy()
     tasks = [await busy.ask("a", "b"), await busy.ask("c"), await busy.ask("d")]
     busy.gate.set()
-    assert [found(await task) for task in tasks] == [[2, 2], [2], [2]]
+    assert [found_counts(await task) for task in tasks] == [[2, 2], [2], [2]]
     assert texts(busy.retriever) == [["first"], ["a", "b", "c", "d"]]
     assert [(await task).batch for task in tasks] == [4, 4, 4]
 
@@ -69,7 +69,7 @@ async def test_only_searches_of_the_same_k_are_joined(busy: Busy) -> None:
     await busy.occupy()
     tasks = [await busy.ask("a", k=1), await busy.ask("b", k=3), await busy.ask("c", k=1)]
     busy.gate.set()
-    assert [found(await task) for task in tasks] == [[1], [3], [1]]
+    assert [found_counts(await task) for task in tasks] == [[1], [3], [1]]
     assert texts(busy.retriever) == [["first"], ["a", "c"], ["b"]]
 
 
@@ -79,8 +79,8 @@ async def test_a_large_request_does_not_keep_a_small_one_waiting(busy: Busy) -> 
     large = await busy.ask(*(f"l{number}" for number in range(9)))
     small = await busy.ask("s")
     busy.gate.set()
-    assert found(await small) == [2]
-    assert found(await large) == [2] * 9
+    assert found_counts(await small) == [2]
+    assert found_counts(await large) == [2] * 9
     assert texts(busy.retriever)[1:3] == [["l0", "l1", "l2", "l3"], ["s", "l4", "l5", "l6"]]
     assert [text for batch in texts(busy.retriever) for text in batch if text[0] == "l"] == [
         f"l{number}" for number in range(9)
@@ -93,7 +93,7 @@ async def test_a_fault_fails_the_request_that_it_concerns_and_spares_its_sibling
     tasks = [await busy.ask("a"), await busy.ask("fail"), await busy.ask("b")]
     busy.gate.set()
     jobs = [await task for task in tasks]
-    assert [found(job) for job in jobs] == [[2], [], [2]]
+    assert [found_counts(job) for job in jobs] == [[2], [], [2]]
     assert isinstance(jobs[1].fault, RetrieverError)
     assert [job.fault for job in (jobs[0], jobs[2])] == [None, None]
     assert busy.batcher.faults == 1
@@ -105,7 +105,7 @@ def test_a_bug_of_a_retriever_fails_one_request_and_not_the_service(capsys: pyte
     async def scenario() -> None:
         job = await batcher.search(retriever, ["bug"], 1)
         assert isinstance(job.fault, ZeroDivisionError)
-        assert found(await batcher.search(retriever, ["a"], 1)) == [1]
+        assert found_counts(await batcher.search(retriever, ["a"], 1)) == [1]
 
     asyncio.run(scenario())
     assert "ZeroDivisionError" in capsys.readouterr().err
@@ -121,8 +121,8 @@ async def test_a_full_queue_turns_away_and_says_when_to_come_back(busy: Busy) ->
     assert refused.value.status == 503
     assert refused.value.retry_after_s == 1
     busy.gate.set()
-    assert [found(await task) for task in waiting] == [[2, 2], [2]]
-    assert found(await busy.batcher.search(busy.retriever, ["d"], 2)) == [2]
+    assert [found_counts(await task) for task in waiting] == [[2, 2], [2]]
+    assert found_counts(await busy.batcher.search(busy.retriever, ["d"], 2)) == [2]
 
 
 @in_a_loop
@@ -132,7 +132,7 @@ async def test_what_nobody_waits_for_is_not_searched(busy: Busy) -> None:
     gone.cancel()
     await until(lambda: busy.batcher.waiting == 1)
     busy.gate.set()
-    assert [found(await task) for task in (first, stays)] == [[2], [2]]
+    assert [found_counts(await task) for task in (first, stays)] == [[2], [2]]
     assert texts(busy.retriever) == [["first"], ["stays"]]
 
 
@@ -140,5 +140,5 @@ async def test_what_nobody_waits_for_is_not_searched(busy: Busy) -> None:
 async def test_a_lone_request_waits_for_company_only_as_long_as_it_is_told(busy: Busy) -> None:
     batcher, retriever = Batcher(WorkThread("search"), 2, 100, wait_s=5.0), EchoRetriever()
     jobs = await asyncio.gather(batcher.search(retriever, ["a"], 1), batcher.search(retriever, ["b"], 1))
-    assert [found(job) for job in jobs] == [[1], [1]]  # the second filled the batch long before five seconds
+    assert [found_counts(job) for job in jobs] == [[1], [1]]  # the second filled the batch long before five seconds
     assert texts(retriever) == [["a", "b"]]

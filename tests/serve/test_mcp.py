@@ -48,7 +48,7 @@ def called(tools: KnowledgeTools, *calls: tuple[str, dict[str, str]]) -> list[Ca
 
 def over(*passages: Passage) -> KnowledgeTools:
     corpus = Corpus(list(passages))
-    return KnowledgeTools(FixedRetriever(corpus, {"q": [one.id for one in passages]}), 3)
+    return KnowledgeTools(FixedRetriever(corpus, {"q": [passage.id for passage in passages]}), 3)
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +60,11 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_search_and_fetch_have_the_fields_that_clients_read() -> None:
-    found, page = called(over(PAGE), ("search", {"query": "q"}), ("fetch", {"id": PAGE.id}))
-    for result in (found, page):
+    searched, page = called(over(PAGE), ("search", {"query": "q"}), ("fetch", {"id": PAGE.id}))
+    for result in (searched, page):
         (text,) = result.content
         assert not result.is_error and text.type == "text" and json.loads(text.text) == result.structured_content
-    assert found.structured_content == {"results": [{"id": PAGE.id, "title": "A page", "url": PAGE.id}]}
+    assert searched.structured_content == {"results": [{"id": PAGE.id, "title": "A page", "url": PAGE.id}]}
     assert page.structured_content == {
         "id": PAGE.id, "title": "A page", "url": PAGE.id, "text": PAGE.text, "metadata": {},
     }  # fmt: skip
@@ -121,7 +121,7 @@ class Told(TypedDict):
     sources: list[dict[str, str]]
 
 
-def asked(agent: str, retriever: Retriever, question: str) -> Told:
+def ask(agent: str, retriever: Retriever, question: str) -> Told:
     """The answer of an agent over this retriever."""
     chosen = settings_for(agent)
     tools = KnowledgeTools(retriever, 3, open_agent(settled_for(chosen, chosen)), limits_for(chosen))
@@ -131,22 +131,22 @@ def asked(agent: str, retriever: Retriever, question: str) -> Told:
 
 def test_an_agent_names_the_passages_that_hold_its_answer_and_no_others(index: Path) -> None:
     retriever = open_index(index)
-    corpus = {one.id: one for one in retriever.corpus or []}
-    told = asked("rules", retriever, f"Where was {next(iter(corpus.values())).title.strip()} born ?")
+    corpus = {passage.id: passage for passage in retriever.corpus or []}
+    told = ask("rules", retriever, f"Where was {next(iter(corpus.values())).title.strip()} born ?")
     assert told["stop"] == "answered" and told["sources"]
-    assert all(holds(corpus[one["id"]], told["answer"]) for one in told["sources"])
-    assert not any(" ." in one["title"] or one["title"].startswith(" ") for one in told["sources"])
+    assert all(holds(corpus[source["id"]], told["answer"]) for source in told["sources"])
+    assert not any(" ." in source["title"] or source["title"].startswith(" ") for source in told["sources"])
 
 
 def test_a_source_has_its_file_and_page() -> None:
     page = Passage("a", "A", "Ada was born in Orlen.", meta={"path": "notes/a.pdf", "page": 2})
     over_page = FixedRetriever(Corpus([page]), {"Where was Ada born?": ["a"]})
-    told = asked("extract", over_page, "Where was Ada born?")
-    assert [one["place"] for one in told["sources"]] == ["notes/a.pdf#page=2"]
+    told = ask("extract", over_page, "Where was Ada born?")
+    assert [source["place"] for source in told["sources"]] == ["notes/a.pdf#page=2"]
 
 
 def test_what_the_passages_do_not_say_is_said_without_a_source(index: Path) -> None:
-    told = asked("extract", open_index(index), "How long does an egg take to boil ?")
+    told = ask("extract", open_index(index), "How long does an egg take to boil ?")
     assert (told["answer"].strip(), told["sources"]) == (NOT_FOUND, [])
 
 
@@ -158,8 +158,8 @@ def test_a_client_starts_the_command_and_speaks_over_stdio(index: Path) -> None:
         async with Client(command) as client:
             return await client.call_tool("search", {"query": "painter"})
 
-    found = asyncio.run(speak()).structured_content
-    assert found is not None and len(found["results"]) == 10
+    result = asyncio.run(speak()).structured_content
+    assert result is not None and len(result["results"]) == 10
 
 
 def posted(url: str, arguments: dict[str, str]) -> int:
@@ -179,9 +179,9 @@ def test_two_clients_speak_over_http(index: Path) -> None:
     words = [sys.executable, "-m", "coseek", "serve", "mcp", str(index), "--http", "0", "--topk", "2"]
 
     async def speak(url: str) -> int:
-        async with Client(url) as one, Client(url) as other:
-            found = [await client.call_tool("search", {"query": "painter"}) for client in (one, other)]
-        return sum(len((result.structured_content or {})["results"]) for result in found)
+        async with Client(url) as first, Client(url) as other:
+            results = [await client.call_tool("search", {"query": "painter"}) for client in (first, other)]
+        return sum(len((result.structured_content or {})["results"]) for result in results)
 
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:

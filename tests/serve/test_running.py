@@ -78,8 +78,8 @@ def test_after_sigterm_every_accepted_request_is_answered(tmp_path: Path) -> Non
     assert [line["status"] for line in served] == [200] * 32
     assert max(line["batch"] for line in served) == 4
     assert sum(line["queue_ms"] for line in served) > 0
-    asked = sorted(text for line in served for text in line.get("texts", []))
-    assert asked == sorted(f"secret{number}" for number in range(32))
+    texts = sorted(text for line in served for text in line.get("texts", []))
+    assert texts == sorted(f"secret{number}" for number in range(32))
 
 
 @pytest.mark.slow
@@ -116,9 +116,9 @@ def test_a_mistake_of_the_user_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
             patch.setenv("COSEEK_TEST_TOKEN", "t")
             for sentence, arguments in wrong.items():
                 assert main(["serve", "retriever", *arguments]) == 2, sentence
-                said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("opening")]
-                assert len(said) == 1
-                assert sentence in said[0]
+                lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("opening")]
+                assert len(lines) == 1
+                assert sentence in lines[0]
 
 
 def test_names_come_from_folders_files_and_hosts(tmp_path: Path) -> None:
@@ -245,8 +245,8 @@ def ended(connection: socket.socket) -> bytes:
     """All bytes until the other side closes."""
     got = b""
     with suppress(ConnectionError):  # closed before everything was read
-        while part := connection.recv(65_536):
-            got += part
+        while chunk := connection.recv(65_536):
+            got += chunk
     return got
 
 

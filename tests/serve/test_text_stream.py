@@ -17,7 +17,7 @@ def looking_back() -> HfTokenizer:
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {"<end>": 0, "<unk>": 1, **{f"▁{word}": place for place, word in enumerate(WHOLE.split(), start=2)}}
+    words = {"<end>": 0, "<unk>": 1, **{f"▁{word}": index for index, word in enumerate(WHOLE.split(), start=2)}}
     rust = RustTokenizer(models.WordLevel(words, unk_token="<unk>"))
     rust.pre_tokenizer = pre_tokenizers.Metaspace()
     rust.decoder = decoders.Metaspace()
@@ -32,21 +32,21 @@ def tokenizer(request: pytest.FixtureRequest) -> HfTokenizer | ByteTokenizer:
 
 
 def pieces(tokenizer: HfTokenizer | ByteTokenizer, ids: list[int], rng: random.Random) -> list[str]:
-    stream, found, at = TextStream(tokenizer), [], 0
+    stream, texts, at = TextStream(tokenizer), [], 0
     until = rng.randint(0, len(ids))
     while at < until:
         step = rng.randint(1, 4)
-        found.append(stream.add(ids[at : min(at + step, until)]))
+        texts.append(stream.add(ids[at : min(at + step, until)]))
         at += step
-    return [*found, stream.rest(ids)]
+    return [*texts, stream.rest(ids)]
 
 
 def test_the_pieces_of_a_text_are_the_text_and_hold_no_broken_character(tokenizer: HfTokenizer | ByteTokenizer) -> None:
     ids = tokenizer.encode(WHOLE)
     whole = tokenizer.decode(ids)
     for seed in range(200):
-        found = pieces(tokenizer, ids, random.Random(seed))
-        assert "".join(found) == whole and "\ufffd" not in "".join(found)
+        texts = pieces(tokenizer, ids, random.Random(seed))
+        assert "".join(texts) == whole and "\ufffd" not in "".join(texts)
 
 
 @pytest.mark.slow

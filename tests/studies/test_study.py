@@ -76,9 +76,9 @@ def test_a_study_goes_on_behind_a_command_that_failed_is_judged_and_only_what_ch
     assert main(["study", str(written(tmp_path, retriever="bn25")), "--jobs", "2"]) == 1
     assert "did you mean 'bm25'" in capsys.readouterr().err  # the command's own words
     assert main(["study", str(written(tmp_path)), "--jobs", "2"]) == 0  # none begins before what it needs has ended
-    found = json.loads((tmp_path / "runs/studies/mine-laptop.json").read_text())
-    assert found["verdict"] == "holds here"
-    assert found["comparisons"][0]["difference"]["n"] == 40 and found["comparisons"][0]["difference"]["low"] > 0
+    report = json.loads((tmp_path / "runs/studies/mine-laptop.json").read_text())
+    assert report["verdict"] == "holds here"
+    assert report["comparisons"][0]["difference"]["n"] == 40 and report["comparisons"][0]["difference"]["low"] > 0
     page = (tmp_path / "runs/studies/mine-laptop.md").read_text()
     assert "coseek run runs/mine/few --split test --agent rules --retriever runs/mine/over" in page
     before = made(tmp_path)
@@ -95,8 +95,8 @@ def test_a_study_goes_on_behind_a_command_that_failed_is_judged_and_only_what_ch
 
 
 def test_equal_commands_over_equal_needs_share_a_folder_and_a_seed_counts_where_it_is_used(tmp_path: Path) -> None:
-    one, other = study(make={"w": "x {seed}"}, arms={"A": "run {w}", "B": "run x"}), study()
-    plans = [StudyPlan(Commands(each, "laptop"), tmp_path) for each in (one, other)]
+    first, other = study(make={"w": "x {seed}"}, arms={"A": "run {w}", "B": "run x"}), study()
+    plans = [StudyPlan(Commands(each, "laptop"), tmp_path) for each in (first, other)]
     folder = {(n, arm, seed): plan.step(f"arm {arm}", seed).folder
               for n, plan in enumerate(plans) for arm in "AB" for seed in (0, 1)}  # fmt: skip
     assert folder[0, "B", 0] == folder[0, "B", 1] == folder[1, "B", 0]
@@ -105,8 +105,8 @@ def test_equal_commands_over_equal_needs_share_a_folder_and_a_seed_counts_where_
 
 
 def test_an_arm_may_have_the_name_of_what_it_needs_and_no_two_need_each_other(tmp_path: Path) -> None:
-    one = study(arms={"A": "run x", "bm25": "run {bm25}"}, expect=["A > bm25"])
-    plan = StudyPlan(Commands(one, "laptop"), tmp_path)
+    defined = study(arms={"A": "run x", "bm25": "run {bm25}"}, expect=["A > bm25"])
+    plan = StudyPlan(Commands(defined, "laptop"), tmp_path)
     (needed,) = plan.step("arm bm25", 0).needs
     assert needed.words[0] == "index"
     round_about = study(make={"x": "index {y}", "y": "index {x}"}, arms={"A": "run {x}", "B": "run x"})
@@ -131,16 +131,16 @@ def test_a_mistake_in_a_study_is_told_before_anything_runs(changes: dict[str, ob
 @pytest.mark.parametrize("name", study_names())
 @pytest.mark.parametrize("road", ["laptop", "smoke", "real", "paper"])
 def test_every_study_names_only_what_there_is(name: str, road: str, tmp_path: Path) -> None:
-    one = load_study(name).on(road)  # type: ignore[arg-type]
-    if ("laptop" if road == "smoke" else road) not in one.at:
+    loaded = load_study(name).on(road)  # type: ignore[arg-type]
+    if ("laptop" if road == "smoke" else road) not in loaded.at:
         return
-    plan = StudyPlan(Commands(one, road), tmp_path)  # type: ignore[arg-type]
-    for arm, each in one.arms.items():
+    plan = StudyPlan(Commands(loaded, road), tmp_path)  # type: ignore[arg-type]
+    for arm, each in loaded.arms.items():
         step = plan.step(plan.commands.key(each.of) if each.of else f"arm {arm}", 0)
         assert not NAME.search(step.line()), step.line()
-    sources = [plan.commands.key(each.of) if each.of else f"arm {arm}" for arm, each in one.arms.items()]
+    sources = [plan.commands.key(each.of) if each.of else f"arm {arm}" for arm, each in loaded.arms.items()]
     steps = plan.steps(sources, (0, 1))
-    typed = StudyPlan(Commands(one, road), tmp_path, shared=tmp_path / "shared").steps(sources, (0, 1))  # type: ignore[arg-type]
+    typed = StudyPlan(Commands(loaded, road), tmp_path, shared=tmp_path / "shared").steps(sources, (0, 1))  # type: ignore[arg-type]
     assert len(typed) >= len(steps)  # none is lost since another has its folder
     for step in steps:
         if step.words[0] == "index":
@@ -150,10 +150,10 @@ def test_every_study_names_only_what_there_is(name: str, road: str, tmp_path: Pa
 
 def test_an_arm_of_one_road_and_what_is_compared_with_it_are_left_out_on_the_others() -> None:
     only = {"C": {"run": "run y", "only": "paper"}, "D": {"run": "run z", "only": "laptop"}}
-    one = study(arms={"A": "run x", "B": "run x", **only}, expect=["A > B", "C > A", "D > A"])
+    defined = study(arms={"A": "run x", "B": "run x", **only}, expect=["A > B", "C > A", "D > A"])
     roads: tuple[Road, ...] = ("laptop", "smoke", "real", "paper")
-    found = {road: ("".join(there.arms), len(there.expect)) for road in roads for there in [one.on(road)]}
-    assert found == {"laptop": ("ABD", 2), "smoke": ("ABD", 2), "real": ("AB", 1), "paper": ("ABC", 2)}
+    on_roads = {road: ("".join(there.arms), len(there.expect)) for road in roads for there in [defined.on(road)]}
+    assert on_roads == {"laptop": ("ABD", 2), "smoke": ("ABD", 2), "real": ("AB", 1), "paper": ("ABC", 2)}
 
 
 def said_by(tree: object, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
@@ -173,15 +173,15 @@ def test_a_training_that_does_not_fit_is_seen_also_inside_a_co_training(monkeypa
 
 
 def test_an_arm_that_lost_questions_says_so() -> None:
-    one = study(arms={"A": "run x", "B": "run x", "C": "run x"})
+    defined = study(arms={"A": "run x", "B": "run x", "C": "run x"})
     row = {"em": 1.0}
     values: dict[str, list[Values]] = {
         "A": [{"q": row, "r": row}, {"q": row}], "B": [{"q": row}, {"q": row}], "C": [{"q": row, "r": row}, {"q": row}],
     }  # fmt: skip
-    result = StudyResult("mine", one, "laptop", (0, 1), values, (), (), ())
-    (said,) = result.caveats()
-    assert said == "B lacks 1 question that another arm has."
-    assert said in result.lines() and result.stored().caveats == (said,)
+    result = StudyResult("mine", defined, "laptop", (0, 1), values, (), (), ())
+    (caveat,) = result.caveats()
+    assert caveat == "B lacks 1 question that another arm has."
+    assert caveat in result.lines() and result.stored().caveats == (caveat,)
 
 
 # --- rows of scores
@@ -209,13 +209,13 @@ def test_a_row_of_scores_is_found_by_what_is_behind_its_run_and_none_is_taken_fo
 
 
 def test_gen_acc_is_its_span_check_on_a_road_without_a_judge() -> None:
-    one = Study.model_validate({
+    defined = Study.model_validate({
         "claim": "c", "place": "p", "at": {"real": 1}, "metrics": ["gen_acc", "cover_em", "em"],
         "arms": {"A": "x", "B": "y"}, "expect": ["A > B", {"gen_acc": "A < B"}, {"em": "A > B"}],
     })  # fmt: skip
-    real = one.on("real")
+    real = defined.on("real")
     assert real.metrics == ("cover_em", "em") and [each.metric for each in real.expect] == ["", "cover_em", "em"]
-    assert one.on("laptop") == one
+    assert defined.on("laptop") == defined
 
 
 # --- verdicts
@@ -310,8 +310,8 @@ def test_one_comparison_that_fails_fails_a_study_and_an_open_one_keeps_it_open()
 def test_questions_are_paired_and_averaged_over_seeds_before_the_interval() -> None:
     one: list[Values] = [{"a": {"em": 1.0}, "b": {"em": 0.0}, "c": {"em": 1.0}}, {"a": {"em": 1.0}, "b": {"em": 1.0}}]
     other: list[Values] = [{"a": {"em": 0.0}, "b": {"em": 0.0}, "d": {"em": 0.0}}, {"a": {"em": 0.0}, "b": {"em": 1.0}}]
-    found = compare(Expectation(one="A", sign=">", other="B"), "em", one, other)
-    assert found.difference.n == 2 and found.difference.mean == 0.5
-    assert found.seeds == (0.5, 0.5)
+    comparison = compare(Expectation(one="A", sign=">", other="B"), "em", one, other)
+    assert comparison.difference.n == 2 and comparison.difference.mean == 0.5
+    assert comparison.seeds == (0.5, 0.5)
     with pytest.raises(DataError, match="share no question"):
         compare(Expectation(one="A", sign=">", other="B"), "em", [{"a": {"em": 1.0}}], [{"z": {"em": 1.0}}])

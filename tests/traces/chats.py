@@ -74,12 +74,12 @@ def _call(rng: random.Random, ident: str) -> JsonObject:
 def search_chat(answer: str = "Goethe", query: str = "author of Faust") -> list[JsonObject]:
     """One search, then an answer."""
     call: JsonObject = {"name": "web_search", "arguments": json.dumps({"query": query})}
-    found = [{"id": "faust", "title": "Faust", "text": "A play by Goethe."}, {"id": "egmont", "text": "Another one."}]
+    pages = [{"id": "faust", "title": "Faust", "text": "A play by Goethe."}, {"id": "egmont", "text": "Another one."}]
     return [
         {"role": "system", "content": "Use the tools."},
         {"role": "user", "content": "Who wrote Faust?"},
         {"role": "assistant", "content": "I look it up.", "tool_calls": [{"id": "a", "function": call}]},
-        {"role": "tool", "tool_call_id": "a", "content": json.dumps(found)},
+        {"role": "tool", "tool_call_id": "a", "content": json.dumps(pages)},
         {"role": "assistant", "content": answer},
     ]
 
@@ -115,6 +115,6 @@ def own_runs() -> tuple[Trajectory, ...]:
 def stored(folder: Path, runs: Iterable[Trajectory]) -> Run:
     run = Run.create(folder, {})
     with run.open_for_append() as file:
-        for one in runs:
-            Run.append(file, one)
+        for trajectory in runs:
+            Run.append(file, trajectory)
     return run

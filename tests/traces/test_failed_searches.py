@@ -57,5 +57,5 @@ def test_one_query_of_a_call_can_fail_alone(tmp_path: Path) -> None:
     )
     chat[3]["content"] = json.dumps([{"results": [ORLEN]}, {"error": "timeout"}])
     (run,), _ = imported(tmp_path, [{"messages": chat}])
-    found, failed = run.searches
-    assert [hit.passage.id for hit in found.hits] == ["1"] and failed.fault and not failed.hits
+    answered, failed = run.searches
+    assert [hit.passage.id for hit in answered.hits] == ["1"] and failed.fault and not failed.hits

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.traces.chats import imported
-from tests.traces.test_log_forms import ASK, SAID, TOLD, called, only, said, text
+from tests.traces.test_log_forms import ASK, SAID, TOLD, called, message_of, only, text
 
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import StopReason
@@ -48,15 +48,15 @@ SERVED: JsonObject = {"choices": [{"message": SAID}, {"message": {**SAID, "conte
     [
         *({name: "Tave"} for name in ("response", "output", "completion", "answer", "final_answer")),
         *({"response": value} for value in (SAID, SERVED, {"body": SERVED}, {"message": SAID}, [SAID])),
-        {"choices": [{"text": "Tave"}]}, {"output": {"message": said("assistant", {"text": "Tave"})}},
-        {"response": {"type": "message", **said("assistant", text("Tave"))}}, SERVED,
+        {"choices": [{"text": "Tave"}]}, {"output": {"message": message_of("assistant", {"text": "Tave"})}},
+        {"response": {"type": "message", **message_of("assistant", text("Tave"))}}, SERVED,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["messages", "input", "request"])
 def test_an_answer_beside_the_messages_is_not_lost(tmp_path: Path, name: str, beside: JsonObject) -> None:
     chat: list[Json] = [ASK, called({"query": "a"}), TOLD]
-    found: Json = {"messages": chat} if name == "request" else chat
-    run, report = only(tmp_path, **{name: found}, **beside)
+    logged: Json = {"messages": chat} if name == "request" else chat
+    run, report = only(tmp_path, **{name: logged}, **beside)
     assert (run.answer, run.stop, len(run.searches)) == ("Tave", StopReason.ANSWERED, 1)
     assert sum(report.unread.values()) == 1 or name != "messages"  # a list of messages anywhere is one of its lists
 

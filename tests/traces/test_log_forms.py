@@ -26,7 +26,7 @@ def text(words: str) -> JsonObject:
     return {"type": "text", "text": words}
 
 
-def said(role: str, *parts: Json) -> JsonObject:
+def message_of(role: str, *parts: Json) -> JsonObject:
     return {"role": role, "content": [*parts]}
 
 
@@ -56,10 +56,10 @@ def test_a_response_with_input_and_output_is_a_record(tmp_path: Path) -> None:
 
 def test_parallel_calls_of_responses_are_one_turn(tmp_path: Path) -> None:
     call: JsonObject = {"type": "function_call", "name": "search"}
-    asked: list[Json] = [{**call, "call_id": one, "arguments": json.dumps({"query": one})} for one in "ab"]
-    found: list[Json] = [{"type": "function_call_output", "call_id": one, "output": FOUND} for one in "ab"]
-    run, report = only(tmp_path, ASK, *asked, *found, SAID)
-    assert [(one.turn, one.query) for one in run.searches] == [(1, "a"), (1, "b")]
+    calls: list[Json] = [{**call, "call_id": ident, "arguments": json.dumps({"query": ident})} for ident in "ab"]
+    outputs: list[Json] = [{"type": "function_call_output", "call_id": ident, "output": FOUND} for ident in "ab"]
+    run, report = only(tmp_path, ASK, *calls, *outputs, SAID)
+    assert [(search.turn, search.query) for search in run.searches] == [(1, "a"), (1, "b")]
     assert report.counts["calls_without_result"] == 0
 
 
@@ -120,8 +120,8 @@ def test_a_call_without_a_result_leaves_the_final_words_the_answer(tmp_path: Pat
 
 def test_what_is_not_read_is_counted_by_name(tmp_path: Path) -> None:
     picture: JsonObject = {"type": "image", "source": {}}
-    asked: JsonObject = {"role": "user", "content": [text(str(ASK["content"])), picture]}
-    run, report = only(tmp_path, asked, {"type": "computer_call", "call_id": "x"}, *search_chat()[2:])
+    message: JsonObject = {"role": "user", "content": [text(str(ASK["content"])), picture]}
+    run, report = only(tmp_path, message, {"type": "computer_call", "call_id": "x"}, *search_chat()[2:])
     assert run.searches and sorted(report.unread) == [
         "content blocks of the type 'image'", "items of the type 'computer_call'",
     ]  # fmt: skip
@@ -155,7 +155,9 @@ INFORMED = f"<information>{FOUND}</information>"
 )
 def test_a_search_in_another_spelling_is_not_lost(tmp_path: Path, messages: list[Json]) -> None:
     run, report = only(tmp_path, ASK, *messages)
-    assert [(one.query, [hit.passage.id for hit in one.hits]) for one in run.searches] == [("Orlen river", ["1"])]
+    assert [(search.query, [hit.passage.id for hit in search.hits]) for search in run.searches] == [
+        ("Orlen river", ["1"])
+    ]
     assert (run.answer, run.stop, report.unread) == ("Tave", StopReason.ANSWERED, {})
 
 
@@ -241,8 +243,8 @@ def test_a_log_of_any_form_is_read_by_paths_in_a_file_or_typed(tmp_path: Path) -
     (run,) = Run(tmp_path / "a").trajectories()
     assert (run.question.id, run.question.question, run.question.answers) == ("q1", "Who wrote Faust?", ("Goethe",))
     assert run.answer == "Goethe" and run.stop is StopReason.ANSWERED and not run.exact
-    found = [(search.turn, search.query, [hit.passage.text for hit in search.hits]) for search in run.searches]
-    assert found == [(1, "Faust", ["By Goethe."]), (2, "Faust", ["one"]), (2, "Goethe", ["two"])]
+    searches = [(search.turn, search.query, [hit.passage.text for hit in search.hits]) for search in run.searches]
+    assert searches == [(1, "Faust", ["By Goethe."]), (2, "Faust", ["one"]), (2, "Goethe", ["two"])]
     assert audit_run(tmp_path / "a").violations == ()
     typed = dict(line.split(": ") for line in MAP.strip().splitlines())
     import_traces([log], tmp_path / "b", trace_settings(typed))
@@ -250,7 +252,7 @@ def test_a_log_of_any_form_is_read_by_paths_in_a_file_or_typed(tmp_path: Path) -
 
 
 PAIRS: list[Json] = [[{"tool": "search", "tool_input": CALL["arguments"], "log": "I look."}, FOUND]]
-PARTS: list[Json] = [ASK, said("assistant", {"type": "tool_call", "id": "c", **CALL}), TOLD]
+PARTS: list[Json] = [ASK, message_of("assistant", {"type": "tool_call", "id": "c", **CALL}), TOLD]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,9 @@ def test_keys_with_dots_texts_of_json_and_pairs_are_read(
     tmp_path: Path, row: JsonObject, paths: dict[str, str]
 ) -> None:
     (run,), _ = imported(tmp_path, [row], **paths)
-    assert [(one.query, [hit.passage.id for hit in one.hits]) for one in run.searches] == [("Orlen river", ["1"])]
+    assert [(search.query, [hit.passage.id for hit in search.hits]) for search in run.searches] == [
+        ("Orlen river", ["1"])
+    ]
     assert (run.question.question, run.answer, run.stop) == (ASK["content"], "Tave", StopReason.ANSWERED)
 
 
@@ -284,7 +288,7 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "found"),
+    ("result", "passages"),
     [
         ("plain text", [("", "plain text")]),
         ("", []),
@@ -300,9 +304,9 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
         ({"odd": 1}, [("", '{"odd": 1}')]),
     ],
 )
-def test_passages_are_found_in_results_of_any_form(result: Json, found: list[tuple[str, str]]) -> None:
+def test_passages_are_found_in_results_of_any_form(result: Json, passages: list[tuple[str, str]]) -> None:
     ((_, hits),) = found_by_query(result, 1)
-    assert [(hit.passage.title, hit.passage.text) for hit in hits] == found
+    assert [(hit.passage.title, hit.passage.text) for hit in hits] == passages
 
 
 def test_scores_are_kept_only_where_they_rank() -> None:
@@ -314,8 +318,8 @@ def test_scores_are_kept_only_where_they_rank() -> None:
 
 def test_different_passages_that_a_log_gives_one_id_stay_apart_in_a_run(tmp_path: Path) -> None:
     first, last = "A play.", "It is by Goethe."
-    found: list[list[Json]] = [[{"id": 1, "text": first}], [{"id": 1, "text": last}, {"id": 2, "text": first}]]
-    steps: list[Json] = [{"query": f"q{number}", "results": rows} for number, rows in enumerate([*found, found[0]])]
+    results: list[list[Json]] = [[{"id": 1, "text": first}], [{"id": 1, "text": last}, {"id": 2, "text": first}]]
+    steps: list[Json] = [{"query": f"q{number}", "results": rows} for number, rows in enumerate([*results, results[0]])]
     row: JsonObject = {"question": "Who wrote Faust?", "answers": ["Goethe"], "gold_ids": ["1"], "steps": steps}
     (run,), _ = imported(tmp_path, [row], steps="steps")
     ids = [[hit.passage.id for hit in search.hits] for search in run.searches]
@@ -369,10 +373,10 @@ def test_a_call_and_its_result_are_found_in_the_log_of_any_program(tmp_path: Pat
 
 
 def test_a_program_that_uses_the_ids_of_calls_again_loses_none(tmp_path: Path) -> None:
-    found: JsonObject = {"toolUseId": "c", "content": [{"json": {"results": PAGES}}]}
+    result: JsonObject = {"toolUseId": "c", "content": [{"json": {"results": PAGES}}]}
     turn: list[Json] = [
-        said("assistant", {"toolUse": {"toolUseId": "c", "name": "search", "input": ARGS}}),
-        said("user", {"toolResult": found}),
+        message_of("assistant", {"toolUse": {"toolUseId": "c", "name": "search", "input": ARGS}}),
+        message_of("user", {"toolResult": result}),
     ]
     run, report = only(tmp_path, ASK, *turn, *turn, SAID)
     assert [search.turn for search in run.searches] == [1, 2] and report.counts["calls_without_result"] == 0
@@ -410,7 +414,9 @@ def test_a_call_in_the_marks_of_any_model_is_read(tmp_path: Path, words: str) ->
     (run,), report = imported(
         tmp_path, [{"messages": [ASK, call, {**TOLD, "tool_call_id": "functions.search:0"}, SAID]}]
     )
-    assert [(one.query, [hit.passage.id for hit in one.hits]) for one in run.searches] == [("Orlen river", ["1"])]
+    assert [(search.query, [hit.passage.id for hit in search.hits]) for search in run.searches] == [
+        ("Orlen river", ["1"])
+    ]
     assert (run.answer, report.unread) == (A, {})
     (tmp_path / "user").mkdir()
     (other,), _ = imported(tmp_path / "user", [{"messages": [ASK, call, {"role": "user", "content": FOUND}, SAID]}])

@@ -210,7 +210,7 @@ def test_a_broken_query_is_one_after_the_way_through_messages_and_atif(
 
 def test_a_log_makes_no_file_the_protocol_of_a_run(tmp_path: Path) -> None:
     named: list[Json] = [f"{tmp_path}/own.yaml", f"{'x' * 5000}.yml", 7, "", "unknown", "s3"]
-    rows: list[JsonObject] = [{"messages": [*search_chat()[:4]], "run": {"protocol": one}} for one in named]
+    rows: list[JsonObject] = [{"messages": [*search_chat()[:4]], "run": {"protocol": protocol}} for protocol in named]
     runs, _ = imported(tmp_path, [row | {"answers": ["Goethe"]} for row in rows])
     assert [run.logged_protocol for run in runs] == [None, None, None, None, "unknown", "s3"]
     assert ["em" in score_trajectory(run) for run in runs] == [True] * 5 + [False]
@@ -275,7 +275,7 @@ def read(folder: Path) -> list[atif.Trajectory]:
 
 
 def agent_ids(run: Trajectory) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    return [(part.ids, part.logprobs) for part in run.segments if part.author is Author.AGENT]
+    return [(segment.ids, segment.logprobs) for segment in run.segments if segment.author is Author.AGENT]
 
 
 def test_exact_runs_hold_what_was_read_and_sampled_token_by_token(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_exact_runs_hold_what_was_read_and_sampled_token_by_token(tmp_path: Path
     for run, document in zip(runs, read(tmp_path / "out"), strict=True):
         assert document.schema_version == "ATIF-v1.7"
         metrics = [step.metrics for step in document.steps if step.source == "agent"]
-        found = [(tuple(one.completion_token_ids or ()), tuple(one.logprobs or ())) for one in metrics if one]
-        assert found == agent_ids(run)
+        sampled = [(tuple(step.completion_token_ids or ()), tuple(step.logprobs or ())) for step in metrics if step]
+        assert sampled == agent_ids(run)
         last = metrics[-1]
         assert last is not None and [*(last.prompt_token_ids or ()), *(last.completion_token_ids or ())] == [*run.ids]
         calls = [call for step in document.steps for call in step.tool_calls or ()]
@@ -338,8 +338,8 @@ def test_a_document_of_another_system_is_scored_by_a_path_to_its_gold_answer(tmp
 
 def test_what_a_system_event_says_is_no_result_of_a_search(tmp_path: Path) -> None:
     document = json.loads(json.dumps(FOREIGN))
-    found = document["steps"][1]["observation"]["results"]
-    found.insert(0, {"source_call_id": None, "content": "Container restarted."})
+    results = document["steps"][1]["observation"]["results"]
+    results.insert(0, {"source_call_id": None, "content": "Container restarted."})
     atif.Trajectory.model_validate(document)
     (tmp_path / "one.json").write_text(json.dumps(document))
     import_traces([tmp_path / "one.json"], tmp_path / "run")
@@ -354,4 +354,4 @@ def test_a_broken_document_is_left_out_with_its_reason(tmp_path: Path, steps: ob
     (tmp_path / "half.json").write_text('{"schema_version": "ATIF-v1.7"')
     (tmp_path / "good.jsonl").write_text(json.dumps(FOREIGN) + "\n")
     report = import_traces([tmp_path], tmp_path.with_name(f"{tmp_path.name}-run"))
-    assert report.imported == 1 and [one.where for one in report.left_out] == ["bad.json", "half.json"]
+    assert report.imported == 1 and [entry.where for entry in report.left_out] == ["bad.json", "half.json"]

@@ -58,8 +58,8 @@ class TableLearner:
         return norm
 
     def rows(self) -> list[list[float]]:
-        found: list[list[float]] = self.table_BT.tolist()
-        return found
+        table: list[list[float]] = self.table_BT.tolist()
+        return table
 
     def weights(self) -> dict[str, Tensor]:
         return {"table": self.table_BT.detach().clone()}

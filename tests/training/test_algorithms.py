@@ -45,18 +45,18 @@ groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_s
 
 @given(groups)
 def test_each_run_is_compared_with_the_mean_of_the_others(values: list[float]) -> None:
-    found = leave_one_out(torch.tensor(values)).tolist()
-    for place, value in enumerate(values):
-        others = [other for at, other in enumerate(values) if at != place]
+    advantages = leave_one_out(torch.tensor(values)).tolist()
+    for index, value in enumerate(values):
+        others = [other for at, other in enumerate(values) if at != index]
         expected = value - sum(others) / len(others) if max(values) - min(values) > 1e-6 else 0.0
-        assert found[place] == pytest.approx(expected, abs=1e-5)
+        assert advantages[index] == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_return_of_a_token_passes_over_what_the_environment_wrote() -> None:
     mask_BT = torch.tensor([[False, True, False, True, True, False]])
     rewards_BT = torch.tensor([[9.0, 1.0, 9.0, 2.0, 4.0, 9.0]])
-    found = rewards_to_come(rewards_BT, mask_BT, gamma=0.5)
-    assert found.tolist() == [[0.0, 1.0 + 0.5 * (2.0 + 0.5 * 4.0), 0.0, 2.0 + 0.5 * 4.0, 4.0, 0.0]]
+    returns = rewards_to_come(rewards_BT, mask_BT, gamma=0.5)
+    assert returns.tolist() == [[0.0, 1.0 + 0.5 * (2.0 + 0.5 * 4.0), 0.0, 2.0 + 0.5 * 4.0, 4.0, 0.0]]
 
 
 def test_reinforce_plus_plus_whitens_over_all_policy_tokens_of_the_step() -> None:
@@ -64,10 +64,10 @@ def test_reinforce_plus_plus_whitens_over_all_policy_tokens_of_the_step() -> Non
         QUESTIONS[0], "test", (environment(1), agent(2, 3), environment(9), agent(4)), (), StopReason.ANSWERED, "no",
         True,
     )  # fmt: skip
-    found = experience_of([fixed(QUESTIONS[0]), long], [0, 0], settings_of("reinforce-pp"))
+    experience = experience_of([fixed(QUESTIONS[0]), long], [0, 0], settings_of("reinforce-pp"))
     # Two tokens with reward 1 and three with 0: mean 0.4, variance 0.4 · 0.6.
-    assert found.advantages_BT[0, 1].item() == pytest.approx(0.6 / math.sqrt(0.24), abs=1e-5)
-    assert found.advantages_BT[1].tolist() == pytest.approx(
+    assert experience.advantages_BT[0, 1].item() == pytest.approx(0.6 / math.sqrt(0.24), abs=1e-5)
+    assert experience.advantages_BT[1].tolist() == pytest.approx(
         [0, *[-0.4 / math.sqrt(0.24)] * 2, 0, -0.4 / math.sqrt(0.24)]
     )
 
@@ -85,8 +85,8 @@ def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
     """A step of two questions, group size two, whose groups get these rewards in the order of sampling."""
     stream = iter([value for group in groups_of_rewards for value in group])
 
-    def rollout(asked: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
-        return [replace(fixed(question), seed=seed) for question, seed in zip(asked, seeds, strict=True)]
+    def rollout(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
+        return [replace(fixed(question), seed=seed) for question, seed in zip(questions, seeds, strict=True)]
 
     order = QuestionStream(QUESTIONS, 0)
     backend = untrained()
@@ -101,11 +101,11 @@ def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
     assert sampled.metrics() == {"questions": 4, "groups_dropped": 2, "frac_reward_zero_std": 0.5}
     assert rollout_metrics(sampled.episodes)["reward"] == pytest.approx(0.5)  # of all runs, not of those with spread
     assert {episode.sampled_at for episode in sampled.kept.scored} == {7}
-    asked = [episode.trajectory.question for episode in sampled.episodes.scored][::2]
-    assert asked == QuestionStream(QUESTIONS, 0).take(0, 4)
+    questions = [episode.trajectory.question for episode in sampled.episodes.scored][::2]
+    assert questions == QuestionStream(QUESTIONS, 0).take(0, 4)
     assert len({episode.trajectory.seed for episode in sampled.episodes.scored}) == 8
-    found = make_experience(sampled.kept, RESAMPLING, open_algorithm(RESAMPLING), untrained())
-    assert not found.zero_grad_B.any() and found.singleton_groups == 0
+    experience = make_experience(sampled.kept, RESAMPLING, open_algorithm(RESAMPLING), untrained())
+    assert not experience.zero_grad_B.any() and experience.singleton_groups == 0
 
 
 def test_resampling_ends_at_its_limit_with_the_groups_that_have_spread() -> None:
@@ -146,12 +146,12 @@ def test_resampling_needs_runs_to_compare() -> None:
 
 
 def test_metrics_of_a_step_are_means_over_its_runs_and_a_search_of_the_protocol_is_none_of_the_agents() -> None:
-    asked = Question("q", "?", ("Ada",))
+    question = Question("q", "?", ("Ada",))
     right = trajectory(environment(1), agent(2, 3), answer="ada")
     silent = trajectory(environment(1, 4), agent(2), answer=None)
     runs = [
-        replace(right, question=asked, searches=(Search("x", turn=1), Search("y", turn=2))),
-        replace(silent, question=asked, searches=(Search("x", turn=0),)),
+        replace(right, question=question, searches=(Search("x", turn=1), Search("y", turn=2))),
+        replace(silent, question=question, searches=(Search("x", turn=0),)),
         replace(silent, question=Question("r", "?")),
     ]
     failed = [FailedTrajectory(0, silent, "model_error")] * 2
@@ -165,9 +165,9 @@ def test_metrics_of_a_step_are_means_over_its_runs_and_a_search_of_the_protocol_
     assert "exact_match" not in rollout_metrics(TrajectoryBatch((scored[2],)))
 
 
-@pytest.mark.parametrize(("tokens", "part"), [(0, 0.0), (60, 0.0), (80, -0.5), (100, -1.0), (500, -1.0)])
-def test_the_overlong_penalty_grows_linearly_within_the_margin(tokens: int, part: float) -> None:
-    assert overlong_penalty(tokens, OverlongSettings(max_tokens=100, margin_tokens=40)) == pytest.approx(part)
+@pytest.mark.parametrize(("tokens", "penalty"), [(0, 0.0), (60, 0.0), (80, -0.5), (100, -1.0), (500, -1.0)])
+def test_the_overlong_penalty_grows_linearly_within_the_margin(tokens: int, penalty: float) -> None:
+    assert overlong_penalty(tokens, OverlongSettings(max_tokens=100, margin_tokens=40)) == pytest.approx(penalty)
 
 
 def test_the_penalty_counts_tokens_after_the_prompt_and_is_logged_by_name() -> None:
@@ -190,9 +190,9 @@ def test_entropy_in_slices_is_the_entropy_with_its_gradient(seed: int, rows: int
     raw = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(3).requires_grad_()
     p = raw.softmax(1)
     (expected,) = torch.autograd.grad(-(p * p.log()).sum(1).square().sum(), raw)
-    found = entropies(raw, rows)
-    (gradient,) = torch.autograd.grad(found.square().sum(), raw)
-    assert torch.allclose(found, -(p * p.log()).sum(1)) and torch.allclose(gradient, -expected)
+    entropy = entropies(raw, rows)
+    (gradient,) = torch.autograd.grad(entropy.square().sum(), raw)
+    assert torch.allclose(entropy, -(p * p.log()).sum(1)) and torch.allclose(gradient, -expected)
 
 
 def test_a_token_that_cannot_be_drawn_adds_no_entropy_and_no_nan() -> None:
@@ -211,5 +211,5 @@ def test_the_entropy_is_that_of_the_sampling_distribution_where_the_loss_looks(g
     assert both[1, 0, 2].item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-5)
     assert torch.equal(both[0], target_logprobs(logits_BTV, lambda raw: raw, ids_BT, target_mask_BT, 0.5))
     assert not both[:, 0, :2].any()
-    (found,) = torch.autograd.grad(both[1].sum(), logits_BTV)
-    assert bool(found.any()) is gradient
+    (slope,) = torch.autograd.grad(both[1].sum(), logits_BTV)
+    assert bool(slope.any()) is gradient

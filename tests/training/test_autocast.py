@@ -27,8 +27,8 @@ def learn(learner: Learner, seed: int = 3) -> tuple[Tensor, dict[str, Tensor]]:
     batch = make_batch(random_trajectories(6, random.Random(seed)))
     outputs_BT = learner.forward(batch, batch.agent_BT)
     learner.forward_backward(batch, batch.agent_BT, lambda new_bt, _: new_bt.sum())
-    found = {name: weight.grad for name, weight in learner.module.named_parameters() if weight.grad is not None}
-    return outputs_BT, found
+    gradients = {name: weight.grad for name, weight in learner.module.named_parameters() if weight.grad is not None}
+    return outputs_BT, gradients
 
 
 @pytest.mark.parametrize("kind", [Policy, Critic])

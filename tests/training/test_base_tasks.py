@@ -48,10 +48,10 @@ class Ids(ByteTokenizer):
         return " ".join(map(str, ids))
 
 
-def asked(shown: str) -> Question:
+def question_of(shown: str) -> Question:
     """The question of the world that a prompt asks."""
-    fitting = [one for one in sampler().questions if shown.startswith(f" Question :{one.question}")]
-    return max(fitting, key=lambda one: len(one.question))
+    fitting = [question for question in sampler().questions if shown.startswith(f" Question :{question.question}")]
+    return max(fitting, key=lambda question: len(question.question))
 
 
 def gold_shown(question: Question, shown: str) -> list[bool]:
@@ -60,7 +60,7 @@ def gold_shown(question: Question, shown: str) -> list[bool]:
 
 def examples(task: Task) -> list[tuple[Question, str, str]]:
     made = [tasks().example(task, sampler(), 1.0, random.Random(number)) for number in range(EXAMPLES)]
-    return [(asked(one.shown), one.shown, one.written) for one in made]
+    return [(question_of(example.shown), example.shown, example.written) for example in made]
 
 
 @pytest.mark.medium
@@ -72,9 +72,9 @@ def test_the_answer_follows_from_the_passages_that_are_shown() -> None:
 
 def test_the_prompt_of_training_is_the_prompt_of_answering() -> None:
     made = [tasks().example("read", sampler(), 1.0, random.Random(number)) for number in range(EXAMPLES)]
-    for one in made:
-        question = asked(one.shown).question
-        assert one.shown == tasks().generator.context(ReadingInput(question, one.passages)).prompt
+    for example in made:
+        question = question_of(example.shown).question
+        assert example.shown == tasks().generator.context(ReadingInput(question, example.passages)).prompt
 
 
 def test_the_next_thing_to_look_up_is_the_first_that_is_not_shown() -> None:
@@ -92,11 +92,11 @@ def test_the_next_thing_to_look_up_is_the_first_that_is_not_shown() -> None:
 
 
 def test_enough_is_said_only_when_every_step_is_shown() -> None:
-    said = set()
+    verdicts = set()
     for question, shown, written in examples("enough"):
-        said.add(written.endswith(" yes ."))
+        verdicts.add(written.endswith(" yes ."))
         assert written.endswith(" yes .") == all(gold_shown(question, shown))
-    assert said == {True, False}
+    assert verdicts == {True, False}
 
 
 def test_a_claim_is_called_right_only_if_it_is() -> None:
@@ -137,9 +137,9 @@ def test_a_copy_repeats_the_sequence_before_the_gap_and_tells_where_to_copy_from
 @pytest.mark.slow
 @pytest.mark.parametrize("done", [0.0, 0.1, 0.6, 1.0])
 def test_a_draw_depends_on_the_progress_and_the_generator_alone(done: float) -> None:
-    one, other = tasks(), tasks()
+    first, other = tasks(), tasks()
     other.draw(0.3, random.Random(9))
-    drawn = [[tasks.draw(done, random.Random(number)).ids for number in range(3)] for tasks in (one, other)]
+    drawn = [[tasks.draw(done, random.Random(number)).ids for number in range(3)] for tasks in (first, other)]
     assert drawn[0] == drawn[1]
 
 

@@ -29,16 +29,16 @@ def state(step: int, size: int = 8) -> Checkpoint:
 
 
 def loaded_step(folder: Path) -> int | None:
-    found = load_checkpoint(folder)
-    return None if found is None else found["step"]
+    checkpoint = load_checkpoint(folder)
+    return None if checkpoint is None else checkpoint["step"]
 
 
 def test_a_checkpoint_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, state(3))
-    found = load_checkpoint(tmp_path)
-    assert found is not None
-    assert found["step"] == 3 and found["notes"] == {"chunk": 3}
-    assert torch.equal(found["learners"]["policy"]["module"]["w"], torch.full((8,), 3.0))
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint["step"] == 3 and checkpoint["notes"] == {"chunk": 3}
+    assert torch.equal(checkpoint["learners"]["policy"]["module"]["w"], torch.full((8,), 3.0))
     assert load_checkpoint(tmp_path / "nowhere") is None
 
 

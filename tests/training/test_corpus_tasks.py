@@ -29,7 +29,7 @@ def step(passage: str, source: str, target: str, phrase: str, back: bool = False
 
 
 def question(ident: str, answer: str, *path: dict[str, Json]) -> Question:
-    gold = tuple(str(one["passage"]) for one in path)
+    gold = tuple(str(step["passage"]) for step in path)
     return Question(ident, f"{ident}?", (answer,), gold, len(path), {"path": list(path)})
 
 
@@ -69,7 +69,7 @@ def test_a_step_from_a_value_to_its_passage_states_the_fact_as_the_passage_does(
 
 def test_a_question_whose_passage_no_longer_shows_the_fact_is_left_out() -> None:
     assert sampler([TWO, CUT]).questions == [TWO]
-    shorter = [replace(one, text=one.text[:20]) for one in PASSAGES]
+    shorter = [replace(passage, text=passage.text[:20]) for passage in PASSAGES]
     assert ExampleSampler.of_corpus(Corpus(shorter, "cut"), [TWO, BACK]).questions == []
 
 
@@ -80,7 +80,7 @@ def test_a_question_of_another_corpus_is_left_out() -> None:
 def test_of_a_question_without_a_path_support_alone_is_learnt() -> None:
     both = sampler([TWO, BARE])
     assert both.questions == [TWO] and both.supported == [TWO, BARE]
-    assert all(one.count("#") == 2 for one in written("support", [TWO, BARE]))
+    assert all(text.count("#") == 2 for text in written("support", [TWO, BARE]))
 
 
 def test_a_comparison_ends_with_the_answer_and_not_with_the_last_name_of_its_path() -> None:
@@ -92,11 +92,11 @@ def test_every_fact_of_a_drill_stands_in_its_passage() -> None:
     for seed in range(40):
         example = tasks().example("drill", sampler(), 1.0, random.Random(seed))
         for fact in example.written.removesuffix(" .").split(" ."):
-            place, _, value = fact.partition(" , ")[2].rpartition(" : ")
+            relation, _, value = fact.partition(" , ")[2].rpartition(" : ")
             number = int(fact.partition(" # ")[2].partition(" ,")[0])
-            assert place and value in example.passages[number - 1].text
+            assert relation and value in example.passages[number - 1].text
 
 
 def test_the_next_thing_to_look_up_is_the_step_s_own_question() -> None:
     ends = {text.rpartition(" Next : ")[2] for text in written("next", [TWO]) if " Next : " in text}
-    assert ends == {f"{one.sub_question} ." for one in plan_of(TWO)}
+    assert ends == {f"{step.sub_question} ." for step in plan_of(TWO)}

@@ -68,8 +68,8 @@ def check_served_as_measured(training: RetrieverTraining, kind: str, index: Path
     corpus, labels = Corpus(evaluator.held_out.pool), evaluator.held_out.labels
     built = build_index(corpus, kind, index, {"encoder": str(training.encoder_folder)})
     ranks = []
-    for one, hits in zip(labels, built.search([one.query for one in labels], len(corpus)), strict=True):
-        ranks.append([hit.passage.text for hit in hits].index(one.passage(one.positive).text) + 1)
+    for label_set, hits in zip(labels, built.search([row.query for row in labels], len(corpus)), strict=True):
+        ranks.append([hit.passage.text for hit in hits].index(label_set.passage(label_set.positive).text) + 1)
     # Vectors of another batch differ in the seventh digit: neighbours may swap.
     assert np.abs(evaluator.evaluate(training.open(training.encoder_folder)).ranks - np.array(ranks)).max() <= 1
 
@@ -95,8 +95,8 @@ def stopped_and_gone_on(given_folders: Path, out: Path, updates: int, *settings:
     stopped.begin(resume=False)
     with pytest.raises(Stop):
         stopped.train()
-    found = last_checkpoint(out / "checkpoints")
-    assert found is not None and found.name == "checkpoint-4"
+    checkpoint = last_checkpoint(out / "checkpoints")
+    assert checkpoint is not None and checkpoint.name == "checkpoint-4"
     return train(given_folders, out, *settings, resume=True)
 
 
@@ -136,7 +136,9 @@ def test_the_start_keeps_its_share_of_every_weight(
     settings = ("training.steps=2", "training.optimizer.lr=0.01", *adapters)
     trained = train(given_folders, tmp_path / "trained", *settings)
     mixed = train(given_folders, tmp_path / "mixed", *settings, "training.start_share=0.25")
-    start, end, mean = (weights_of(one) for one in (trained.start_folder, trained.encoder_folder, mixed.encoder_folder))
+    start, end, mean = (
+        weights_of(folder) for folder in (trained.start_folder, trained.encoder_folder, mixed.encoder_folder)
+    )
     assert any(not torch.equal(start[name], end[name]) for name in start)
     for name, weight in mean.items():
         assert torch.allclose(weight, 0.75 * end[name] + 0.25 * start[name], atol=1e-6)
@@ -149,8 +151,8 @@ def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> No
         (folder / "weights.pt").touch()
         (folder / "trainer_state.json").write_text(state)
     (tmp_path / "checkpoint-12").mkdir()
-    found = last_checkpoint(tmp_path)
-    assert found is not None and found.name == "checkpoint-4"
+    checkpoint = last_checkpoint(tmp_path)
+    assert checkpoint is not None and checkpoint.name == "checkpoint-4"
 
 
 @pytest.mark.slow
@@ -207,19 +209,19 @@ def test_wide_vectors_are_trained_stored_and_served(given_folders: Path, tmp_pat
 def test_a_rank_is_the_place_in_the_sorted_order(scores: list[list[int]], row: int) -> None:
     scores_QU = np.array(scores, dtype=np.float32)
     ranks = ranks_of(scores_QU, np.full(len(scores), row))
-    for place, values in enumerate(scores):
-        order = sorted(range(4), key=lambda one: (-values[one], one))
-        assert ranks[place] == order.index(row) + 1
+    for index, values in enumerate(scores):
+        order = sorted(range(4), key=lambda column: (-values[column], column))
+        assert ranks[index] == order.index(row) + 1
 
 
 def test_what_is_searched_holds_every_positive_and_no_text_twice() -> None:
     labels = [label(number) for number in range(20)]
     others = [Passage(f"other {number}", "", f"words {number % 7}") for number in range(50)]
     held_out = HeldOut.of({"a": labels[:9], "b": labels[9:]}, others, HeldOutSettings(turns=10, passages=14), 0)
-    texts = [f"{one.title} {one.text}" for one in held_out.pool]
+    texts = [f"{passage.title} {passage.text}" for passage in held_out.pool]
     assert len(held_out.labels) == 10 and len(set(texts)) == len(texts) == 14
-    for one in held_out.labels:
-        good = one.passage(one.positive)
+    for held in held_out.labels:
+        good = held.passage(held.positive)
         assert f"{good.title} {good.text}" in texts
 
 
@@ -262,7 +264,7 @@ def say(*words: str) -> int:
 def test_mistakes_are_sentences(given_folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, labels = ["--out", str(tmp_path / "out")], ["--labels", str(given_folders / "labels")]
     (tmp_path / "empty").mkdir()
-    for words, said in (
+    for words, message in (
         (["agentic"], "agentic-r"),
         (["agentic-r", *out], "--labels"),
         (["agentic-r", "encoder=minilm", "--labels", str(tmp_path / "empty"), *out], "coseek label"),
@@ -274,7 +276,7 @@ def test_mistakes_are_sentences(given_folders: Path, tmp_path: Path, capsys: pyt
     ):
         assert say(*words) == 2, words
         error = capsys.readouterr().err
-        assert said in error and "Traceback" not in error, error
+        assert message in error and "Traceback" not in error, error
 
 
 @pytest.mark.slow

@@ -57,13 +57,13 @@ def test_a_folder_without_labels_is_a_sentence(tmp_path: Path) -> None:
 def test_turns_of_one_question_are_never_split() -> None:
     labels = [label(number, search=search, question=number // 2) for number in range(200) for search in range(3)]
     train, held = split_by_question(labels, 0.3, seed=1)
-    questions = [{one.question.question for one in part} for part in (train, held)]
+    questions = [{label.question.question for label in side} for side in (train, held)]
     assert not questions[0] & questions[1] and len(train) + len(held) == len(labels)
     assert 15 <= len(questions[1]) <= 45
-    assert split_by_question(labels[::-1][:50], 0.3, seed=1)[1] == [one for one in labels[::-1][:50] if one in held]
+    assert split_by_question(labels[::-1][:50], 0.3, seed=1)[1] == [row for row in labels[::-1][:50] if row in held]
     assert split_by_question(labels, 0.0, seed=1)[1] == []
     # With few questions, none might be held out by chance.
-    assert len({one.question.question for one in split_by_question(labels[:12], 1e-9, seed=1)[1]}) == 1
+    assert len({label.question.question for label in split_by_question(labels[:12], 1e-9, seed=1)[1]}) == 1
     assert split_by_question(labels[:6], 1e-9, seed=1)[1] == []
 
 
@@ -72,7 +72,7 @@ def test_no_search_is_measured_twice_because_its_labels_were_named_or_made_twice
     with pytest.raises(DataError, match="named twice"):
         read_labels([folder, f"{folder}/../one"])
     made = read_labels([folder])
-    others = [one.passage(one.positive) for one in made]
+    others = [label.passage(label.positive) for label in made]
     assert len(HeldOut.of({"held out": made + made}, others, HeldOutSettings(), 0).labels) == len(made)
 
 
@@ -115,8 +115,8 @@ def test_every_epoch_is_every_row_once(count: int, batch: int, seed: int) -> Non
 
 def test_an_update_follows_from_the_seed_and_its_number_alone() -> None:
     rows = [TrainingExample.of(label(number), text_of) for number in range(40)]
-    one, other = ExampleOrder(rows, 8, 2, 7), ExampleOrder(rows, 8, 2, 7)
-    straight = [one.batch(step) for step in range(12)]
+    first, other = ExampleOrder(rows, 8, 2, 7), ExampleOrder(rows, 8, 2, 7)
+    straight = [first.batch(step) for step in range(12)]
     assert other.batch(9) == straight[9] and other.batch(2) == straight[2]
     assert ExampleOrder(rows, 8, 2, 8).batch(0) != straight[0]
 
@@ -162,15 +162,15 @@ def test_queries_and_passages_are_cut_and_prompted_as_serving_does_it(tmp_path: 
 
 def test_a_lessons_negatives_never_tell_the_fact() -> None:
     world = make_world(WorldSettings(size="tiny", train=60, dev=0, test=0))
-    found = synthetic_labels(world, "train", SyntheticSettings(), seed=3)
-    assert set(found) == set(KINDS)
-    for labels in found.values():
-        for one in labels:
-            hop = one.turn.search
-            assert world.oracle.relevance(one.question, one.passage(one.positive), hop) >= SUPPORT
-            for ident in one.negatives:
-                assert world.oracle.relevance(one.question, one.passage(ident), hop) < SUPPORT
-    assert synthetic_labels(world, "train", SyntheticSettings(), seed=3) == found
+    by_kind = synthetic_labels(world, "train", SyntheticSettings(), seed=3)
+    assert set(by_kind) == set(KINDS)
+    for labels in by_kind.values():
+        for label_set in labels:
+            hop = label_set.turn.search
+            assert world.oracle.relevance(label_set.question, label_set.passage(label_set.positive), hop) >= SUPPORT
+            for ident in label_set.negatives:
+                assert world.oracle.relevance(label_set.question, label_set.passage(ident), hop) < SUPPORT
+    assert synthetic_labels(world, "train", SyntheticSettings(), seed=3) == by_kind
 
 
 def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() -> None:
@@ -212,23 +212,23 @@ def test_every_step_of_a_path_finds_its_passage_and_no_negative_holds_what_it_as
     labels = question_labels(questions, corpus, Bm25.over(corpus), 12)
     assert len(labels) > 2 * len(questions)
     for question in questions:
-        own = {one.query.text: one for one in labels if one.turn.question_id == question.id}
+        own = {label.query.text: label for label in labels if label.turn.question_id == question.id}
         assert own[question.question].positive == question.gold_ids[0]
         for step in cast(list[JsonObject], question.meta["path"]):
             label = own[str(step["question"])]
             assert label.positive == step["passage"]
             sought = " ".join(words(str(step["to"])))
             for ident in label.negatives:
-                one = corpus.by_id(ident)
+                passage = corpus.by_id(ident)
                 assert ident not in question.gold_ids
-                assert f" {sought} " not in f" {' '.join(words(f'{one.title} {one.text}'))} "
+                assert f" {sought} " not in f" {' '.join(words(f'{passage.title} {passage.text}'))} "
 
 
 def test_a_question_of_people_has_each_gold_passage_as_a_positive_and_one_without_any_gives_none() -> None:
     corpus = Corpus(Passage(str(row), "", f"herons number {row} wait in shallow water") for row in range(6))
-    asked = [Question("a", "where do herons wait?", ("water",), ("1", "4")), Question("b", "who?", ("x",))]
-    labels = question_labels(asked, corpus, Bm25.over(corpus), 4)
-    assert [(one.turn.question_id, one.positive) for one in labels] == [("a", "1"), ("a", "4")]
+    questions = [Question("a", "where do herons wait?", ("water",), ("1", "4")), Question("b", "who?", ("x",))]
+    labels = question_labels(questions, corpus, Bm25.over(corpus), 4)
+    assert [(label.turn.question_id, label.positive) for label in labels] == [("a", "1"), ("a", "4")]
     assert not labels[0].negatives, "every other passage holds the answer, too"
 
 
@@ -243,26 +243,26 @@ def test_the_words_of_a_query_are_taken_out_of_its_passage_and_only_there() -> N
     labels = passage_labels(list(corpus), Bm25.over(corpus), 5, seed=0)
     assert len(labels) == 12
     kinds = set()
-    for one in labels:
-        whole, less = corpus.by_id(one.positive), one.passage(one.positive)
-        assert one.query.text in f"{whole.title} {whole.text}"
-        assert one.query.text not in f"{less.title} {less.text}"
+    for label_set in labels:
+        whole, less = corpus.by_id(label_set.positive), label_set.passage(label_set.positive)
+        assert label_set.query.text in f"{whole.title} {whole.text}"
+        assert label_set.query.text not in f"{less.title} {less.text}"
         kinds.add(less.title == whole.title)
-        assert all(one.passage(ident) == corpus.by_id(ident) for ident in one.negatives)
+        assert all(label_set.passage(ident) == corpus.by_id(ident) for ident in label_set.negatives)
     assert kinds == {True, False}, "headings and sentences"
 
 
 @given(st.lists(st.tuples(st.text(max_size=40), st.text(max_size=200)), min_size=1, max_size=8), st.integers(0, 9))
 def test_any_text_gives_a_label_or_none_and_never_one_without_words(rows: list[tuple[str, str]], seed: int) -> None:
     corpus = Corpus(Passage(str(row), title, text) for row, (title, text) in enumerate(rows))
-    for one in passage_labels(list(corpus), Bm25.over(corpus), 3, seed):
-        less = one.passage(one.positive)
-        assert words(one.query.text) and words(less.text)
+    for label_set in passage_labels(list(corpus), Bm25.over(corpus), 3, seed):
+        less = label_set.passage(label_set.positive)
+        assert words(label_set.query.text) and words(less.text)
         assert (less.title, less.text) != (corpus.by_id(less.id).title, corpus.by_id(less.id).text)
 
 
 def test_passages_of_one_document_are_held_out_together() -> None:
     parts = [Passage(str(row), "", "x", meta={"path": f"{row // 3}.md"}) for row in range(300)]
-    held = [is_held_out(one, 0.3, 0) for one in parts]
+    held = [is_held_out(passage, 0.3, 0) for passage in parts]
     assert all(held[row] == held[row - row % 3] for row in range(300))
     assert 15 <= sum(held[::3]) <= 45

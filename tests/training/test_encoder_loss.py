@@ -82,8 +82,8 @@ def counts(rows: Sequence[TrainingExample], number: int) -> list[str]:
     """The rules, written slot by slot: texts of a row's negatives."""
     mine, kept = rows[number], []
     for other in rows:
-        for place, passage in enumerate((other.positive, *other.negatives)):
-            if other is mine and place == 0:
+        for index, passage in enumerate((other.positive, *other.negatives)):
+            if other is mine and index == 0:
                 continue  # the row's own positive
             if other is not mine and other.question == mine.question:
                 continue
@@ -104,7 +104,7 @@ def test_the_loss_is_the_papers_sum_over_what_counts(rows: list[TrainingExample]
         counts(rows, number) for number in range(len(rows))
     ]
     similar = {text: 0.3 * number for number, text in enumerate(sorted(batch.passages))}
-    scores_S = torch.tensor([similar[batch.passages[place]] for place in batch.passage_S.tolist()])
+    scores_S = torch.tensor([similar[batch.passages[index]] for index in batch.passage_S.tolist()])
     losses = contrastive(scores_S.expand(len(rows), -1), batch.allowed_BS, batch.positive_B)
     for number, loss in enumerate(losses.tolist()):
         right = math.exp(similar[rows[number].positive.text])
@@ -119,8 +119,8 @@ def test_two_workers_mask_alike(tmp_path: Path) -> None:
     rows = [row("ba", "be", question="Q", query="bi"), row("bo", question="Q", query="bu"), row("da", "bo", query="bi")]
     builder = FeatureBuilder(model, EncoderCard.of(folder))
     fed = [Collator(builder, RetrieverLoss(), Workers(rank, 2))(rows) for rank in range(2)]
-    one, other = (cast(Target, each["label"]) for each in fed)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, other = (cast(Target, each["label"]) for each in fed)
+    assert all(torch.equal(first[name], other[name]) for name in first)
     shares = [cast(torch.Tensor, each["passage_input_ids"]).tolist() for each in fed]
     assert shares[0] != shares[1]
 
@@ -133,7 +133,7 @@ def test_a_worker_without_a_query_of_its_own_encodes_one_that_no_score_reads(tmp
     assert whole.queries == ("be be", "ba")
     shares = [Collator(builder, RetrieverLoss(), Workers(rank, 4))(rows) for rank in range(4)]
     ids = [cast(torch.Tensor, share["query_input_ids"]).tolist() for share in shares]
-    assert [len(one) for one in ids] == [1, 1, 1, 1] and ids[1] == ids[2] == ids[3] != ids[0]
+    assert [len(row) for row in ids] == [1, 1, 1, 1] and ids[1] == ids[2] == ids[3] != ids[0]
     assert {int(cast(Target, share["label"])["query_B"].max()) for share in shares} == {1}
 
 
@@ -197,14 +197,14 @@ def gradients(
     torch.manual_seed(0)
     objective(features, cast(Target, fed["label"])).backward()
     assert objective.pop_metrics()["negatives"] > 3 or kl
-    return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
-def gap(found: Gradients, expected: Gradients) -> float:
+def gap(computed: Gradients, expected: Gradients) -> float:
     """The largest difference of two gradients, as a share of the largest entry where that is above 1."""
-    assert found.keys() == expected.keys() and len(expected) > 10
+    assert computed.keys() == expected.keys() and len(expected) > 10
     size = max(float(gradient.abs().max()) for gradient in expected.values())
-    return max(float((found[name] - expected[name]).abs().max()) for name in expected) / max(1.0, size)
+    return max(float((computed[name] - expected[name]).abs().max()) for name in expected) / max(1.0, size)
 
 
 CONTRASTIVE = RetrieverLoss(temperature=0.05)
@@ -226,7 +226,7 @@ def test_cached_gradients_are_the_gradients(tmp_path: Path, loss: RetrieverLoss,
 def test_the_loss_of_token_vectors_is_that_of_maxsim_over_the_querys_tokens() -> None:
     queries = [torch.eye(4)[:2], torch.eye(4)[[3]]]
     passages = [torch.eye(4)[[1]], torch.tensor([[0.5, -0.5, 0.5, -0.5]]), torch.eye(4)]
-    parts = [stacked([one[None] for one in vectors]) for vectors in (queries, passages)]
+    parts = [stacked([vector[None] for vector in vectors]) for vectors in (queries, passages)]
     # A token that agrees with no token of a passage counts as it is: padding is no token with a product of 0.
     assert similarities(*parts).tolist() == [[0.5, 0.0, 1.0], [0.0, -0.5, 1.0]]
 
@@ -251,7 +251,7 @@ def test_the_flops_term_is_the_squared_mean_weight_of_every_word_of_the_batchs_o
 def test_cached_gradients_drop_the_same_activations_twice(tmp_path: Path) -> None:
     """The second pass of the cache replays the first one's dropout: both ways draw in the same order."""
     folder = make_encoder(tmp_path / "encoder")
-    apart, cached = (gradients(folder, CONTRASTIVE, tokens=30, cached=one, dropout=0.2) for one in (False, True))
+    apart, cached = (gradients(folder, CONTRASTIVE, tokens=30, cached=cached, dropout=0.2) for cached in (False, True))
     assert gap(cached, apart) < 1e-6
 
 
@@ -261,7 +261,7 @@ def test_checkpointed_gradients_are_the_gradients_of_far_fewer_kept_numbers(
     tmp_path: Path, cached: bool, dropout: float
 ) -> None:
     folder = make_encoder(tmp_path / "encoder")
-    found, kept = [], []
+    grads, kept = [], []
     for again in (False, True):
         numbers = 0
 
@@ -271,9 +271,9 @@ def test_checkpointed_gradients_are_the_gradients_of_far_fewer_kept_numbers(
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            found.append(gradients(folder, CONTRASTIVE, dropout=dropout, cached=cached, gradient_checkpointing=again))
+            grads.append(gradients(folder, CONTRASTIVE, dropout=dropout, cached=cached, gradient_checkpointing=again))
         kept.append(numbers)
-    assert gap(found[1], found[0]) < 1e-6
+    assert gap(grads[1], grads[0]) < 1e-6
     assert kept[1] < 0.5 * kept[0]
 
 

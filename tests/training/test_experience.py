@@ -41,29 +41,29 @@ NONE = [0.0] * 5
 
 
 def test_an_experience_holds_what_its_runs_hold() -> None:
-    found = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5)
-    assert found.groups_B.tolist() == [4, 4, 9] and found.sampled_at_B.tolist() == [2, 5, 2]
-    assert found.batch.ids_BT.tolist() == [[1, 2, 3, 0, 0], [1, 4, 9, 5, 6], [1, 2, 3, 0, 0]]
-    assert torch.equal(found.mask_BT, found.batch.agent_BT)
-    assert close(found.advantages_BT.tolist(), [[0, 1, 1, 0, 0], [0, -1, 0, -1, -1], NONE])
-    assert found.old_BT is found.batch.logprobs_BT
-    assert (found.reference_BT, found.values_BT, found.returns_BT) == (None, None, None)
-    assert found.zero_std_B.tolist() == [False, False, True] == found.zero_grad_B.tolist()
-    assert (found.frac_reward_zero_std, found.singleton_groups) == (0.5, 1)
+    experience = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5)
+    assert experience.groups_B.tolist() == [4, 4, 9] and experience.sampled_at_B.tolist() == [2, 5, 2]
+    assert experience.batch.ids_BT.tolist() == [[1, 2, 3, 0, 0], [1, 4, 9, 5, 6], [1, 2, 3, 0, 0]]
+    assert torch.equal(experience.mask_BT, experience.batch.agent_BT)
+    assert close(experience.advantages_BT.tolist(), [[0, 1, 1, 0, 0], [0, -1, 0, -1, -1], NONE])
+    assert experience.old_BT is experience.batch.logprobs_BT
+    assert (experience.reference_BT, experience.values_BT, experience.returns_BT) == (None, None, None)
+    assert experience.zero_std_B.tolist() == [False, False, True] == experience.zero_grad_B.tolist()
+    assert (experience.frac_reward_zero_std, experience.singleton_groups) == (0.5, 1)
 
 
 def test_old_logprobs_can_be_the_trainers_own() -> None:
-    found = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5, old_logprobs="recompute")
-    assert close(found.old_BT.tolist(), [[0, -1.5, -1.5, 0, 0], [0, -2, 0, -2, -2], [0, -0.5, -0.5, 0, 0]])
+    experience = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5, old_logprobs="recompute")
+    assert close(experience.old_BT.tolist(), [[0, -1.5, -1.5, 0, 0], [0, -2, 0, -2, -2], [0, -0.5, -0.5, 0, 0]])
 
 
 def test_reference_and_critic_look_at_the_tokens_in_the_loss() -> None:
     backend = TableBackend(TableLearner(TABLE), TableLearner(TABLE), TableLearner(TABLE))
-    found = made(backend, 1.0, 0.0, 0.5, algorithm="ppo", truncated="mask", kl_coef=0.1)
+    experience = made(backend, 1.0, 0.0, 0.5, algorithm="ppo", truncated="mask", kl_coef=0.1)
     looked = [[0, -1.5, -1.5, 0, 0], NONE, [0, -0.5, -0.5, 0, 0]]
-    assert found.mask_BT.any(dim=1).tolist() == [True, False, True]
-    assert found.reference_BT is not None and close(found.reference_BT.tolist(), looked)
-    assert found.values_BT is not None and close(found.values_BT.tolist(), looked)
+    assert experience.mask_BT.any(dim=1).tolist() == [True, False, True]
+    assert experience.reference_BT is not None and close(experience.reference_BT.tolist(), looked)
+    assert experience.values_BT is not None and close(experience.values_BT.tolist(), looked)
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,16 @@ def test_rows_are_silent_where_nothing_but_their_advantage_could_move_them(
     policy = TableLearner([[7.0, -1.0, -1.0, 7.0, 7.0]] * 3)
     reference = TableLearner([[0.0, -1.0, -1.0, -1.0, -1.0]] * 3) if "kl_coef" in changes else None
     critic = TableLearner([[0.0] * 5] * 3) if "algorithm" in changes else None
-    found = made(TableBackend(policy, critic, reference), 1.0, 1.0, 1.0, **changes)  # type: ignore[arg-type]
-    assert found.zero_grad_B.tolist() == [silent] * 3
+    experience = made(TableBackend(policy, critic, reference), 1.0, 1.0, 1.0, **changes)  # type: ignore[arg-type]
+    assert experience.zero_grad_B.tolist() == [silent] * 3
 
 
 def test_a_truncated_run_pays_its_penalty_only_where_it_is_penalised() -> None:
     def rewards(**changes: object) -> list[float]:
         settings: RlSettings = settings_of("grpo", **changes)
-        found = row_rewards(episodes(1.0, 1.0, 1.0), settings)
-        assert found.dtype == torch.float64
-        paid: list[float] = found.tolist()
+        rewards_B = row_rewards(episodes(1.0, 1.0, 1.0), settings)
+        assert rewards_B.dtype == torch.float64
+        paid: list[float] = rewards_B.tolist()
         return paid
 
     assert rewards(truncated="penalise") == [1.0, 0.5, 1.0]
@@ -103,17 +103,17 @@ def test_a_masked_run_counts_in_its_groups_mean_with_its_kl() -> None:
     def first_row(truncated: str) -> list[float]:
         backend = TableBackend(TableLearner(TABLE), None, TableLearner(TABLE))
         charged = {"kl_coef": 0.1, "kl_location": "reward", "algorithm_settings": {"scale_by_std": False}}
-        found = made(backend, 1.0, 0.0, 0.5, truncated=truncated, **charged)  # type: ignore[arg-type]
-        assert found.mask_BT[1].any() == (truncated == "keep")
-        row: list[float] = found.advantages_BT[0].tolist()
+        experience = made(backend, 1.0, 0.0, 0.5, truncated=truncated, **charged)  # type: ignore[arg-type]
+        assert experience.mask_BT[1].any() == (truncated == "keep")
+        row: list[float] = experience.advantages_BT[0].tolist()
         return row
 
     assert first_row("mask") == first_row("keep") != NONE
 
 
 def test_groups_of_one_are_neither_flat_nor_alone() -> None:
-    found = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5, group_size=1)
-    assert found.zero_std_B.tolist() == [False] * 3 and (found.frac_reward_zero_std, found.singleton_groups) == (0.0, 0)
+    rows = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5, group_size=1)
+    assert rows.zero_std_B.tolist() == [False] * 3 and (rows.frac_reward_zero_std, rows.singleton_groups) == (0.0, 0)
 
 
 # --- batches
@@ -126,14 +126,14 @@ def test_a_batch_is_padded_on_the_right_and_says_where_its_rows_end() -> None:
     assert batch.real_BT.tolist() == [[True, True, True, False, False], [True] * 5]
     assert batch.predicted_BT.tolist() == [[False, True, True, False, False], [False, True, True, True, True]]
     assert (batch.ids_BT.dtype, batch.logprobs_BT.dtype) == (torch.long, torch.float32)
-    part = batch.select(torch.tensor([0, 0]))
-    assert part.logprobs_BT.tolist() == [[0, -1, -1]] * 2 and part.lengths_B.tolist() == [3, 3]
+    chosen = batch.select(torch.tensor([0, 0]))
+    assert chosen.logprobs_BT.tolist() == [[0, -1, -1]] * 2 and chosen.lengths_B.tolist() == [3, 3]
     assert batch.to(torch.device("cpu")).lengths_B.tolist() == [3, 5]
 
 
 def test_micro_batches_begin_with_the_longest_rows_and_keep_the_order_of_equal_ones() -> None:
     def parts(lengths: list[int], most: int) -> list[list[int]]:
-        return [part.tolist() for part in micro_batches(torch.tensor(lengths), most)]
+        return [rows.tolist() for rows in micro_batches(torch.tensor(lengths), most)]
 
     assert parts([2, 5, 2, 5, 1], 10) == [[1, 3], [0, 2, 4]]
     assert parts([2, 5, 2, 5, 1], 4) == [[1], [3], [0, 2], [4]]
@@ -150,8 +150,8 @@ def test_a_row_of_the_batch_is_the_ledger_and_nothing_else(count: int, seed: int
         assert tuple(batch.ids_BT[row, :length].tolist()) == run.ids
         assert tuple(batch.agent_BT[row, :length].tolist()) == run.agent_mask
         assert not batch.agent_BT[row, length:].any() and not batch.real_BT[row, length:].any()
-        said = torch.tensor([value for segment in run.segments for value in segment.logprobs])
-        assert torch.equal(batch.logprobs_BT[row][batch.agent_BT[row]], said)
+        logprobs = torch.tensor([value for segment in run.segments for value in segment.logprobs])
+        assert torch.equal(batch.logprobs_BT[row][batch.agent_BT[row]], logprobs)
 
 
 def test_a_run_that_begins_with_the_agent_is_refused() -> None:
@@ -163,6 +163,6 @@ def test_a_run_that_begins_with_the_agent_is_refused() -> None:
 @settings(max_examples=at_most(60))
 def test_micro_batches_hold_every_row_once_and_keep_the_budget(lengths: list[int], budget: int) -> None:
     parts = micro_batches(torch.tensor(lengths), budget)
-    assert sorted(row for part in parts for row in part.tolist()) == list(range(len(lengths)))
-    for part in parts:
-        assert len(part) == 1 or len(part) * max(lengths[row] for row in part) <= budget
+    assert sorted(row for batch in parts for row in batch.tolist()) == list(range(len(lengths)))
+    for batch in parts:
+        assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= budget

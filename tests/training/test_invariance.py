@@ -90,4 +90,4 @@ def test_the_order_in_which_runs_come_changes_no_advantage_and_no_update(algorit
     straight, shuffled = experience_of(choice, 5, list(range(ROWS))), experience_of(choice, 5, order)
     assert torch.allclose(straight.advantages_BT[order], shuffled.advantages_BT, atol=1e-6)
     first, second = weights_after(straight, choice, 10_000), weights_after(shuffled, choice, 10_000)
-    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(first, second, strict=True))
+    assert all(torch.allclose(tensor, other, atol=1e-6) for tensor, other in zip(first, second, strict=True))

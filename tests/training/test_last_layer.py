@@ -53,11 +53,11 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
     return {name: weight.grad for name, weight in module.named_parameters() if weight.grad is not None}
 
 
-def agree(one: nn.Module, other: nn.Module) -> None:
-    found, expected = gradients(one), gradients(other)
-    assert found.keys() == expected.keys() and found
+def agree(module: nn.Module, other: nn.Module) -> None:
+    computed, expected = gradients(module), gradients(other)
+    assert computed.keys() == expected.keys() and computed
     for name, gradient in expected.items():
-        assert float((found[name] - gradient).abs().max()) <= 1e-5 * float(gradient.abs().max()), name
+        assert float((computed[name] - gradient).abs().max()) <= 1e-5 * float(gradient.abs().max()), name
 
 
 def parts_of(model: PreTrainedModel) -> set[str]:
@@ -73,7 +73,7 @@ def test_keys_and_values_are_read_everywhere_and_the_rest_of_the_last_layer_is_n
 
 def test_other_architectures_are_tested_for_reducible_parts() -> None:
     attention = {"attention", "self_attn.q_proj", "self_attn.o_proj"}
-    norms = {f"{place}_layernorm" for place in ("post_attention", "pre_feedforward", "post_feedforward")}
+    norms = {f"{name}_layernorm" for name in ("post_attention", "pre_feedforward", "post_feedforward")}
     assert parts_of(qwen()) == {*attention, "mlp", "post_attention_layernorm"}
     # Gemma caps its scores, which no fused attention does; its own is left as it is.
     assert parts_of(gemma()) == {*attention, "mlp", *norms} - {"attention"}
@@ -113,9 +113,9 @@ def test_a_reduced_layer_has_the_same_gradient(make: Callable[[], PreTrainedMode
     looked_BT = before(batch.agent_BT)
     direction_ND = torch.randn(int(looked_BT.sum()), 16)
     other = copy.deepcopy(model)
-    for one, names in ((model, reducible_parts(model.base_model)), (other, ())):
-        with reduced_last_layer(one.base_model, names, looked_BT):
-            hidden_BTD = one.base_model(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
+    for tested, names in ((model, reducible_parts(model.base_model)), (other, ())):
+        with reduced_last_layer(tested.base_model, names, looked_BT):
+            hidden_BTD = tested.base_model(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
         (hidden_BTD[looked_BT] * direction_ND).sum().backward()
     agree(model, other)
 
@@ -139,20 +139,20 @@ def test_policy_and_critic_take_the_gradient_of_an_untrimmed_network_whose_layer
 ) -> None:
     batch = batch_of(4)
     kept, whole = LearnerSettings(lora=lora), LearnerSettings(lora=lora, gradient_checkpointing=True)
-    for one, other in (
+    for reduced, other in (
         (Policy(tiny_model(), kept, 1), Policy(tiny_model(), whole, 1)),
         (Critic(tiny_model(), kept, 1), Critic(tiny_model(), whole, 1)),
     ):
-        for learner, times in ((one, 1), (other, 2)):
+        for learner, times in ((reduced, 1), (other, 2)):
             if isinstance(learner, Critic):
                 nn.init.ones_(learner.module.get_parameter("head.weight"))
             calls: list[bool] = []
-            (layer,) = (part for name, part in learner.module.named_modules() if name.endswith("layers.0.conv"))
-            layer.register_forward_hook(lambda part, *_, calls=calls: calls.append(part.training))
+            (layer,) = (module for name, module in learner.module.named_modules() if name.endswith("layers.0.conv"))
+            layer.register_forward_hook(lambda module, *_, calls=calls: calls.append(module.training))
             learner.forward_backward(batch, batch.agent_BT, lambda said_bt, _: (said_bt + 1.0).square().sum())
             assert len(calls) == times  # recomputed on the way back
             assert not any(module.training for module in learner.module.modules())  # a sampler would lose its cache
-        agree(one.module, other.module)
+        agree(reduced.module, other.module)
 
 
 def test_only_the_positions_before_the_agents_tokens_run() -> None:
@@ -179,9 +179,9 @@ def forks(rng: random.Random) -> list[Trajectory]:
 
     instruction, runs = ids(5), []
     for question in range(2):
-        prompt, turn, found = environment(*instruction, *ids(3)), agent(*ids(4)), environment(*ids(6))
+        prompt, turn, result = environment(*instruction, *ids(3)), agent(*ids(4)), environment(*ids(6))
         for _ in range(2):
-            runs.append(trajectory(prompt, turn, found, agent(*ids(3)), question=str(question)))
+            runs.append(trajectory(prompt, turn, result, agent(*ids(3)), question=str(question)))
             runs.append(
                 trajectory(prompt, agent(*ids(2)), environment(*ids(2)), agent(*ids(5)), question=str(question))
             )
@@ -217,16 +217,16 @@ def test_a_tree_holds_every_beginning_once_and_every_row_is_a_path(rows: list[li
     tree = PrefixTree.of(ids_BT, ends_B)
     paths = [path[: len(row)] for row, path in zip(rows, tree.nodes_BT.tolist(), strict=True)]
     beginnings = {tuple(row[: at + 1]) for row in rows for at in range(len(row))}
-    assert {place for path in paths for place in path} == set(range(len(beginnings)))
+    assert {node for path in paths for node in path} == set(range(len(beginnings)))
     for row, path in zip(rows, paths, strict=True):
-        for at, place in enumerate(path):
-            assert int(tree.nodes_BT.flatten()[tree.tokens_U[place]]) == place
-            assert int(tree.ids_1U[0, place]) == row[at] and int(tree.positions_1U[0, place]) == at
-    parts = [part.tolist() for part in tree_micro_batches(ids_BT, ends_B, torch.arange(len(rows)), most)]
-    assert sorted(row for part in parts for row in part) == list(range(len(rows)))
-    for part in parts:
-        held = {tuple(rows[row][: at + 1]) for row in part for at in range(len(rows[row]))}
-        assert len(part) == 1 or len(held) <= most
+        for at, node in enumerate(path):
+            assert int(tree.nodes_BT.flatten()[tree.tokens_U[node]]) == node
+            assert int(tree.ids_1U[0, node]) == row[at] and int(tree.positions_1U[0, node]) == at
+    parts = [batch.tolist() for batch in tree_micro_batches(ids_BT, ends_B, torch.arange(len(rows)), most)]
+    assert sorted(row for batch in parts for row in batch) == list(range(len(rows)))
+    for batch in parts:
+        held = {tuple(rows[row][: at + 1]) for row in batch for at in range(len(rows[row]))}
+        assert len(batch) == 1 or len(held) <= most
 
 
 def test_a_network_whose_layers_mix_neighbours_is_refused() -> None:

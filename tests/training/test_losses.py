@@ -43,16 +43,16 @@ def test_the_logprob_of_a_token_comes_from_the_position_before_it() -> None:
         )
     )
     target_mask_BT = torch.tensor([[False, True, True, False, True, True]])
-    found = target_logprobs(logits_BTV, lambda logits: logits, ids_BT, target_mask_BT)
-    assert torch.allclose(found.exp()[target_mask_BT], torch.tensor([0.5, 0.7, 0.5, 0.9]))
-    assert found[0, 0] == 0 and found[0, 3] == 0
+    logprobs = target_logprobs(logits_BTV, lambda logits: logits, ids_BT, target_mask_BT)
+    assert torch.allclose(logprobs.exp()[target_mask_BT], torch.tensor([0.5, 0.7, 0.5, 0.9]))
+    assert logprobs[0, 0] == 0 and logprobs[0, 3] == 0
 
 
 def test_a_temperature_divides_the_logits() -> None:
     logits_BTV = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]])
     target_mask_BT = torch.tensor([[False, True]])
-    found = target_logprobs(logits_BTV, lambda logits: logits, torch.tensor([[0, 0]]), target_mask_BT, temperature=0.5)
-    assert float(found[0, 1]) == pytest.approx(4.0 - math.log(math.e**4 + 1), abs=1e-5)
+    values = target_logprobs(logits_BTV, lambda logits: logits, torch.tensor([[0, 0]]), target_mask_BT, temperature=0.5)
+    assert float(values[0, 1]) == pytest.approx(4.0 - math.log(math.e**4 + 1), abs=1e-5)
 
 
 def test_the_first_token_of_a_row_has_no_logprob() -> None:
@@ -156,9 +156,9 @@ def test_the_policy_loss_only_clips_ratios_that_moved_too_far(
 ) -> None:
     new_BT = torch.tensor([[math.log(ratio)]], requires_grad=True)
     old_BT, advantages_BT, mask_BT = torch.zeros(1, 1), torch.tensor([[advantage]]), torch.tensor([[True]])
-    found = clipped_losses(new_BT, old_BT, advantages_BT, mask_BT, clip_ratio_low=low, clip_ratio_high=high)
-    assert float(found.detach()) == pytest.approx(loss, rel=1e-5)
-    (gradient,) = torch.autograd.grad(found.sum(), new_BT)
+    clipped = clipped_losses(new_BT, old_BT, advantages_BT, mask_BT, clip_ratio_low=low, clip_ratio_high=high)
+    assert float(clipped.detach()) == pytest.approx(loss, rel=1e-5)
+    (gradient,) = torch.autograd.grad(clipped.sum(), new_BT)
     assert bool(gradient.any()) is moves
 
 
@@ -232,8 +232,8 @@ def test_the_expected_gradient_of_k2_is_that_of_the_kl_and_of_k1_none(first: lis
             loss = (new.exp() * (new - ref)).sum()
         else:
             loss = (new.exp().detach() * kl_estimate(new, ref, everywhere, "k2" if kind == "k2" else "k1")).sum()
-        (found,) = torch.autograd.grad(loss, raw)
-        return found
+        (slope,) = torch.autograd.grad(loss, raw)
+        return slope
 
     assert torch.allclose(gradient("k2"), gradient("exact"), atol=1e-4)
     assert torch.allclose(gradient("k1"), torch.zeros(1, 4), atol=1e-5)

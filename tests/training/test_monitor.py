@@ -44,7 +44,7 @@ def row(**changes: float) -> dict[str, float]:
 def history(**ends: float) -> list[dict[str, float]]:
     """Ten healthy rows, then ten in which the named metrics go to where they end."""
     start = row(**dict.fromkeys(ends.keys() - row().keys(), 0.0))
-    moving = [{name: start[name] + (end - start[name]) * part / 10 for name, end in ends.items()} for part in range(11)]
+    moving = [{name: start[name] + (end - start[name]) * step / 10 for name, end in ends.items()} for step in range(11)]
     return [row()] * 10 + [start | moved for moved in moving] + [start | ends] * 5
 
 
@@ -67,9 +67,9 @@ def alarms(rows: list[dict[str, float]], **health: object) -> list[str]:
     ],
 )
 def test_each_collapse_raises_its_alarm_alone_and_advises(ends: dict[str, float], named: str) -> None:
-    found = find_alarms(history(**ends), SETTINGS)
-    assert list(found) == [named]
-    assert any(character.isdigit() for character in found[named]), "the advice names the values"  # type: ignore[index]
+    raised = find_alarms(history(**ends), SETTINGS)
+    assert list(raised) == [named]
+    assert any(character.isdigit() for character in raised[named]), "the advice names the values"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_groups_of_one_are_alike_by_nature() -> None:
 
 def test_the_outcome_can_be_another_metric() -> None:
     """s3 gives no answer, so its strict EM is 0 however well it does."""
-    rows = [one | {"exact_match": 0.0, "reward/gen_acc": one["exact_match"]} for one in history(exact_match=0.1)]
-    hacked = [one | {"reward": 0.5 + number / 100, "valid": 0.5 + number / 60} for number, one in enumerate(rows)]
+    rows = [row | {"exact_match": 0.0, "reward/gen_acc": row["exact_match"]} for row in history(exact_match=0.1)]
+    hacked = [row | {"reward": 0.5 + number / 100, "valid": 0.5 + number / 60} for number, row in enumerate(rows)]
     assert alarms(hacked) == [] and alarms(hacked, outcome="reward/gen_acc") == ["format-hacking"]
 
 
@@ -133,12 +133,12 @@ def noisy_runs(draw: st.DrawFn) -> list[dict[str, float]]:
     rows = []
     for step in range(200):
         risen = {name: min(1.0, level + gain * step / 200) for name, level in levels.items() if name != "truncated"}
-        found = {name: mean(level) for name, level in (risen | {"truncated": 0.5 * levels["truncated"]}).items()}
+        drawn = {name: mean(level) for name, level in (risen | {"truncated": 0.5 * levels["truncated"]}).items()}
         usual = {name: value * rng.lognormvariate(0.0, 0.3) for name, value in USUAL.items()}
         usual["frac_reward_zero_std"] = min(0.9, usual["frac_reward_zero_std"])
         usual["right_shift"] = rng.gauss(0.0, 3e-3)
-        reward = (1.0 - weight) * found["exact_match"] + weight * found["valid"]
-        rows.append({**usual, **found, "reward": reward})
+        reward = (1.0 - weight) * drawn["exact_match"] + weight * drawn["valid"]
+        rows.append({**usual, **drawn, "reward": reward})
     return rows
 
 
@@ -164,7 +164,7 @@ def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
 def test_a_new_alarm_is_reported_once_and_logged_while_it_lasts() -> None:
     progress = Heard()
     health = Monitor(SETTINGS, [], progress)
-    told = [health.update({**one, "step": step + 1}) for step, one in enumerate(history(answered=0.3))]
+    told = [health.update({**row, "step": step + 1}) for step, row in enumerate(history(answered=0.3))]
     assert told[-1] == {"alarms": 1.0, "alarm/no-answer": 1.0} and told[9] == {"alarms": 0.0}
     assert len(progress.lines) == 1 and "alarm no-answer in step" in progress.lines[0]
 
@@ -192,8 +192,8 @@ def searching(policy: Policy) -> RolloutFunction:
 
     def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
         return [
-            replace(one, searches=(Search("?", turn=1),) if one.segments[1].ids[0] < 20 else ())
-            for one in runs(questions, seeds)
+            replace(trajectory, searches=(Search("?", turn=1),) if trajectory.segments[1].ids[0] < 20 else ())
+            for trajectory in runs(questions, seeds)
         ]
 
     return run
@@ -219,7 +219,7 @@ def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(tmp_
         train(plan, tmp_path)
     assert isinstance(stop.value, RunError)
     rows = read(tmp_path / "metrics.jsonl")
-    assert rows[-1]["alarm/no-search"] == 1 and not any(one["alarms"] for one in rows[:-1])
+    assert rows[-1]["alarm/no-search"] == 1 and not any(row["alarms"] for row in rows[:-1])
     kept = load_healthy(tmp_path / "checkpoints")
     assert kept is not None and 0 < kept["step"] <= len(rows) - 3
     again = Policy(tiny_model(), plan.policy, plan.total_updates)
@@ -234,7 +234,7 @@ def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(tmp_
 
     # With stop=false the training continues from where it stopped, and the healthy checkpoint stays.
     train(small().model_copy(update={"steps": len(rows) + 2}), tmp_path, resume=True)
-    assert [one["step"] for one in read(tmp_path / "metrics.jsonl")] == list(range(1, len(rows) + 3))
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == list(range(1, len(rows) + 3))
     still = load_healthy(tmp_path / "checkpoints")
     assert still is not None and still["step"] == kept["step"]
 
@@ -247,12 +247,12 @@ def test_a_resumed_run_raises_the_same_alarms(tmp_path: Path) -> None:
     train(plan, tmp_path / "parts", resume=True)
     whole, parts = (
         [
-            {name: value for name, value in one.items() if "alarm" in name}
-            for one in read(tmp_path / part / "metrics.jsonl")
+            {name: value for name, value in row.items() if "alarm" in name}
+            for row in read(tmp_path / folder / "metrics.jsonl")
         ]
-        for part in ("whole", "parts")
+        for folder in ("whole", "parts")
     )
-    assert whole == parts and any(one["alarms"] for one in whole)
+    assert whole == parts and any(row["alarms"] for row in whole)
 
 
 def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_path: Path) -> None:

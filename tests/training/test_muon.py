@@ -23,9 +23,9 @@ def test_an_update_has_the_gradients_directions_and_one_length_in_each(
     drawn = torch.randn(2, rows, columns, generator=torch.Generator().manual_seed(seed))
     u, s, v = torch.linalg.svd(drawn, full_matrices=False)
     given_NIO = u @ torch.diag_embed(scale * s.clamp(min=0.05 * float(s.max()))) @ v  # of full rank
-    found = orthogonalise(given_NIO)
-    lengths = torch.diagonal(u.mT @ found @ v.mT, dim1=1, dim2=2)
-    assert torch.allclose(found, u @ torch.diag_embed(lengths) @ v, atol=1e-3)
+    update = orthogonalise(given_NIO)
+    lengths = torch.diagonal(u.mT @ update @ v.mT, dim1=1, dim2=2)
+    assert torch.allclose(update, u @ torch.diag_embed(lengths) @ v, atol=1e-3)
     assert float(lengths.min()) > 0.3 and float(lengths.max()) < 1.3
 
 
@@ -54,7 +54,7 @@ def test_muon_updates_the_matrices_inside_the_layers_and_adamw_all_else() -> Non
         parameter.grad = torch.ones_like(parameter)
     learner.optim_step()
     muon = learner.state()["optimizer"]["muon"]["state"]
-    matrices = [name for name, one in model.named_parameters() if "layers" in name and one.ndim == 2]
+    matrices = [name for name, weight in model.named_parameters() if "layers" in name and weight.ndim == 2]
     assert isinstance(muon, dict) and len(muon) == len(matrices) > 0
     adam = learner.state()["optimizer"]["adam"]["state"]
     assert isinstance(adam, dict) and len(adam) == len(list(model.parameters())) - len(matrices)

@@ -179,13 +179,13 @@ def test_trls_advantages_are_ours_but_for_the_sample_spread_and_its_eps(
         processing_class=tokenizer.fast,
     )  # fmt: skip
     trainer.model.train()
-    found = trainer._generate_and_score_completions([{"prompt": "a b"}] * 6)["advantages"]
+    advantages = trainer._generate_and_score_completions([{"prompt": "a b"}] * 6)["advantages"]
     if algorithm == "grpo":
         std = float(REWARDS[:3].std())
-        assert torch.allclose(found, by_group(REWARDS) * bessel(3) * std / (std + 1e-4), atol=1e-5)
+        assert torch.allclose(advantages, by_group(REWARDS) * bessel(3) * std / (std + 1e-4), atol=1e-5)
     else:
         expected = torch.cat([leave_one_out(REWARDS[:3]), leave_one_out(REWARDS[3:])])
-        assert torch.allclose(found, expected, atol=1e-6)
+        assert torch.allclose(advantages, expected, atol=1e-6)
 
 
 def step_of(policy: Policy, reference: Policy, loss_agg_mode: str) -> Experience:

@@ -56,9 +56,9 @@ def open_policy(model: PreTrainedModel = MODEL, micro_batch_tokens: int = 10_000
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:
-    found = {name: weight.grad.clone() for name, weight in policy.module.named_parameters() if weight.grad is not None}
+    grads = {name: weight.grad.clone() for name, weight in policy.module.named_parameters() if weight.grad is not None}
     policy.module.zero_grad(set_to_none=True)
-    return found
+    return grads
 
 
 def clipped_loss(batch: Batch, loss_agg_mode: LossAggMode) -> tuple[Tensor, Loss]:
@@ -86,17 +86,17 @@ def test_changing_the_targets_that_the_environment_wrote_changes_no_gradient(see
     batch = make_batch(random_trajectories(4, rng))
     other_BT = torch.where(batch.agent_BT, batch.ids_BT, torch.randint(VOCABULARY, batch.ids_BT.shape))
     policy = open_policy()
-    found: list[dict[str, Tensor]] = []
+    computed: list[dict[str, Tensor]] = []
     for targets_BT in (batch.ids_BT, other_BT):
         hidden_BTD = policy.model.base_model(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
         head = policy.model.get_output_embeddings()
         new_BT = target_logprobs(hidden_BTD, head, targets_BT, batch.agent_BT)
         _, loss = clipped_loss(batch, "token-mean")
         loss(new_BT, torch.arange(len(batch))).backward()
-        found.append(gradients(policy))
-    assert found[0].keys() == found[1].keys() and found[0]
-    for name, gradient in found[0].items():
-        assert torch.equal(gradient, found[1][name]), name
+        computed.append(gradients(policy))
+    assert computed[0].keys() == computed[1].keys() and computed[0]
+    for name, gradient in computed[0].items():
+        assert torch.equal(gradient, computed[1][name]), name
 
 
 @pytest.mark.parametrize("architecture", ["lfm2", "granite"])
@@ -145,8 +145,8 @@ def trained_in_step(policy: Policy, sampler: Sampler, tolerance: float) -> None:
         sampler.close(0)
         ids = torch.tensor([[*request.ids, *turn.ids]])
         batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros(ids.shape), torch.tensor([ids.shape[1]]))
-        said = policy.forward(batch, batch.predicted_BT)[0, len(request.ids) :]
-        assert torch.allclose(said, torch.tensor(turn.logprobs), atol=tolerance)
+        logprobs = policy.forward(batch, batch.predicted_BT)[0, len(request.ids) :]
+        assert torch.allclose(logprobs, torch.tensor(turn.logprobs), atol=tolerance)
         policy.forward_backward(batch, batch.predicted_BT, lambda logprobs, _: -logprobs.mean())
         policy.optim_step()
 
@@ -231,9 +231,9 @@ def test_an_adapter_has_the_same_gradient_however_its_batch_is_cut(architecture:
         target_mask_BT, logits_BTV.gather(2, batch.ids_BT[:, 1:, None])[..., 0][target_mask_BT[:, 1:]]
     )
     loss(said_BT, torch.arange(len(batch))).backward()
-    found, expected = gradients(first), gradients(second)
-    assert found.keys() == expected.keys() == first.weights().keys()
-    for name, gradient in found.items():
+    computed, expected = gradients(first), gradients(second)
+    assert computed.keys() == expected.keys() == first.weights().keys()
+    for name, gradient in computed.items():
         assert torch.allclose(gradient, expected[name], rtol=1e-4, atol=1e-6), name
 
 
@@ -254,10 +254,10 @@ def test_the_folder_of_an_adapted_policy_is_an_ordinary_one_with_an_adapter_besi
     batch = make_batch(random_trajectories(4, random.Random(8)))
     policy = lora_policy(tiny_model(seed=5))
     raise_likelihood(policy, batch, 3)
-    said = policy.forward(batch, batch.agent_BT)
+    logprobs = policy.forward(batch, batch.agent_BT)
     policy.save(tmp_path / "policy")
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
-    assert torch.allclose(open_policy(whole).forward(batch, batch.agent_BT), said, atol=1e-5)
+    assert torch.allclose(open_policy(whole).forward(batch, batch.agent_BT), logprobs, atol=1e-5)
     adapter = load_file(tmp_path / "policy" / ADAPTER / "adapter_model.safetensors")
     assert len(adapter) == len(policy.weights())
     config = json.loads((tmp_path / "policy" / ADAPTER / "adapter_config.json").read_text())
@@ -267,14 +267,14 @@ def test_the_folder_of_an_adapted_policy_is_an_ordinary_one_with_an_adapter_besi
     assert not (tmp_path / "fresh" / ADAPTER).exists()  # as long as it changes nothing
     peft = pytest.importorskip("peft")
     adapted = peft.PeftModel.from_pretrained(tiny_model(seed=5), tmp_path / "policy" / ADAPTER)
-    assert torch.allclose(open_policy(adapted.merge_and_unload()).forward(batch, batch.agent_BT), said, atol=1e-5)
+    assert torch.allclose(open_policy(adapted.merge_and_unload()).forward(batch, batch.agent_BT), logprobs, atol=1e-5)
 
 
 def held_bytes() -> dict[int, int]:
     """Bytes of the storage of every tensor that is alive, by address."""
     gc.collect()
-    alive = [one for one in gc.get_objects() if isinstance(one, Tensor) and one.device.type == "cpu"]
-    return {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}
+    alive = [tensor for tensor in gc.get_objects() if isinstance(tensor, Tensor) and tensor.device.type == "cpu"]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in alive}
 
 
 @pytest.mark.medium
@@ -293,7 +293,7 @@ def test_adapters_train_and_sample_over_one_copy_of_weights_in_bfloat16(tmp_path
     numbers = sum(weight.numel() for weight in policy.model.parameters() if not weight.requires_grad)
     sampler = policy.sampler(ByteTokenizer(), ("#",), SamplerSettings(dtype="bfloat16", max_rows=2, max_tokens=64))
     trained_in_step(policy, sampler, 0.1)
-    held = sum(size for place, size in held_bytes().items() if place not in before)
+    held = sum(size for address, size in held_bytes().items() if address not in before)
     assert 2 * numbers <= held < 3 * numbers  # two bytes each, and less than half of that for all else
     critic = Critic(policy.model, LearnerSettings(), 1)
     assert {weight.dtype for weight in critic.module.parameters()} == {torch.float32}  # these are trained
@@ -322,13 +322,13 @@ def test_an_unknown_lora_target_is_refused_by_name() -> None:
 def test_a_micro_batch_in_bytes_is_a_count_of_tokens_and_the_same_gradient() -> None:
     batch = make_batch(random_trajectories(6, random.Random(7)))
     target_mask_BT, loss = clipped_loss(batch, "token-mean")
-    found = []
+    results = []
     for learner in (LearnerSettings(), LearnerSettings(micro_batch_gib=1e-4)):
         policy = Policy(tiny_model(), learner, 1)
         policy.forward_backward(batch, target_mask_BT, loss)
-        found.append((policy._micro_batch_tokens, gradients(policy)))
+        results.append((policy._micro_batch_tokens, gradients(policy)))
     shape = shape_of_config(tiny_model().config.to_dict())
-    (_, whole), (tokens, parts) = found
+    (_, whole), (tokens, parts) = results
     assert tokens * pass_bytes(shape, LearnerSettings(), 1, 1) <= 1e-4 * 2**30
     assert (tokens + 1) * pass_bytes(shape, LearnerSettings(), 1, 1) > 1e-4 * 2**30
     assert tokens < len(batch) * int(batch.lengths_B.max())
@@ -388,7 +388,7 @@ def test_samplers_of_a_sharded_policy_have_whole_copies_that_follow_it_and_can_b
             assert copied.get_output_embeddings().weight is copied.get_input_embeddings().weight
         redraw(policy, seed + 1)
         policy.release()
-        assert not any(weight.untyped_storage().nbytes() for one in copies.values() for weight in one.parameters())
+        assert not any(weight.untyped_storage().nbytes() for copy in copies.values() for weight in copy.parameters())
         policy.refresh()
     whole = Policy(tiny_model(), LearnerSettings(), 1)
     assert whole.whole_model() is whole.model
@@ -410,9 +410,9 @@ def test_the_first_worker_writes_the_whole_of_a_sharded_policy_and_the_others_no
 )
 def test_weights_that_will_be_sharded_are_loaded_where_they_have_room(strategy: str, world: int, device: str) -> None:
     settings = LearnerSettings.model_validate({"strategy": strategy})
-    asked = Placement(device="cuda:1", precision="bfloat16")
-    found = learner_placement(asked, settings, Workers(0, world), 64)
-    assert (found.device, found.precision) == (device, "float32")
+    wanted = Placement(device="cuda:1", precision="bfloat16")
+    placement = learner_placement(wanted, settings, Workers(0, world), 64)
+    assert (placement.device, placement.precision) == (device, "float32")
 
 
 def batch() -> Batch:
@@ -431,8 +431,8 @@ def module_of(critic: Critic) -> ValueModule:
 
 
 def test_the_values_of_an_untrained_critic_are_0() -> None:
-    found = batch()
-    assert critic_of().forward(found, found.agent_BT).tolist() == [[0.0] * 5] * 2
+    rows = batch()
+    assert critic_of().forward(rows, rows.agent_BT).tolist() == [[0.0] * 5] * 2
     assert critic_of().weights()["head.weight"].shape == (1, 16)
 
 
@@ -441,21 +441,21 @@ def test_the_critic_learns_from_a_trunk_of_its_own() -> None:
     critic = Critic(policy, LearnerSettings(optimizer=OptimizerSettings(lr=1e-2)), 4)
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     trunk = {name: weight.clone() for name, weight in module_of(critic).trunk.state_dict().items()}
-    found = batch()
+    rows = batch()
     for _ in range(2):  # at first only the head has a gradient: its weights are zero
-        critic.forward_backward(found, found.agent_BT, lambda values, rows: (values - 1.0).square().sum())
+        critic.forward_backward(rows, rows.agent_BT, lambda values, rows: (values - 1.0).square().sum())
         assert critic.optim_step() > 0
     assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
     assert any(not torch.equal(weight, trunk[name]) for name, weight in module_of(critic).trunk.state_dict().items())
 
 
 def test_a_value_is_that_of_the_state_before_its_token() -> None:
-    critic, policy, found = critic_of(), tiny_model(), batch()
+    critic, policy, rows = critic_of(), tiny_model(), batch()
     with torch.no_grad():
         module_of(critic).head.weight.fill_(0.5)
         module_of(critic).head.bias.fill_(0.25)
-        hidden_BTD = policy.base_model(input_ids=found.ids_BT, use_cache=False).last_hidden_state
+        hidden_BTD = policy.base_model(input_ids=rows.ids_BT, use_cache=False).last_hidden_state
     expected_BT = torch.zeros(2, 5)
     expected_BT[:, 1:] = 0.5 * hidden_BTD.sum(dim=2)[:, :-1] + 0.25
-    expected_BT = torch.where(found.agent_BT, expected_BT, 0.0)
-    assert torch.allclose(critic.forward(found, found.agent_BT), expected_BT, atol=1e-5)
+    expected_BT = torch.where(rows.agent_BT, expected_BT, 0.0)
+    assert torch.allclose(critic.forward(rows, rows.agent_BT), expected_BT, atol=1e-5)

@@ -30,28 +30,28 @@ def task() -> RecordTask:
 
 def encode(text: str) -> list[int]:
     """A number has a token a digit, as in a base model's vocabulary."""
-    parts = [part for word in text.split() for part in (word if word.isdigit() else [word])]
-    return [WORDS.index(f" {part}") for part in parts]
+    parts = [piece for word in text.split() for piece in (word if word.isdigit() else [word])]
+    return [WORDS.index(f" {piece}") for piece in parts]
 
 
 def text(ids: list[int]) -> str:
-    return "".join(WORDS[one] if one < len(WORDS) else f" w{one}" for one in ids)
+    return "".join(WORDS[ident] if ident < len(WORDS) else f" w{ident}" for ident in ids)
 
 
 def facts(answer: str) -> list[tuple[str, str, str, str]]:
     """Name, number, relation and value of each sentence of an answer. Names are made of random tokens alone."""
-    found = []
+    read = []
     answer = NOW.sub("", answer)
-    for sentence in filter(None, (one.strip() for one in answer.split(" ."))):
+    for sentence in filter(None, (sentence.strip() for sentence in answer.split(" ."))):
         name, is_fact, rest = sentence.partition(" # ")
         if not is_fact:  # the conclusion of a comparison
             continue
         number, *stated = rest.split(" , ")
         if stated[0].startswith("no "):  # a match reads on
             continue
-        for relation, _, value in (one.partition(" : ") for one in stated):
-            found.append((name, number, relation, value))
-    return found
+        for relation, _, value in (fact.partition(" : ") for fact in stated):
+            read.append((name, number, relation, value))
+    return read
 
 
 def is_comparison(answer: str) -> bool:
@@ -59,7 +59,7 @@ def is_comparison(answer: str) -> bool:
 
 
 def is_match(answer: str) -> bool:
-    return any(" , " in one.partition(" : ")[2] for one in NOW.sub("", answer).split(" ."))
+    return any(" , " in sentence.partition(" : ")[2] for sentence in NOW.sub("", answer).split(" ."))
 
 
 def plain(seed: int, spread: float) -> list[tuple[str, str]]:
@@ -93,13 +93,13 @@ def test_a_chain_goes_from_value_to_name_and_ends_with_its_answer(seed: int) -> 
             places = [question.find(f" {relation} ") for _, _, relation, _ in path]
             assert min(places) >= 0
             assert answer == path[-1][3]
-            assert all(one[3] == other[0] for one, other in pairwise(path))
+            assert all(step[3] == other[0] for step, other in pairwise(path))
             # The remaining question has the value in place of the words that asked for it.
             left = NOW.findall(written)
             assert len(left) == len(path) - 1
             for (_, _, _, value), rest, (_, _, relation, _) in zip(path, left, path[1:], strict=False):
-                beginning, said, ending = rest.rpartition(f" {value}")
-                assert said and f" {relation} " in beginning and ending in (" ?", " .")
+                beginning, separator, ending = rest.rpartition(f" {value}")
+                assert separator and f" {relation} " in beginning and ending in (" ?", " .")
                 assert question.partition(" Question :")[2].startswith(beginning.rpartition(f" {relation} ")[0])
     assert hops <= set(range(1, HOPS + 1))
 
@@ -111,16 +111,16 @@ def test_a_match_asks_for_the_only_name_with_both_values(seed: int) -> None:
     for shown, written in turns:
         if is_match(written):
             lines = written.partition(" Answer :")[0]
-            *others, (name, number, *one), (same, _, *other) = facts(lines)
+            *others, (name, number, *clause), (same, _, *other) = facts(lines)
             question = shown.partition(" So :")[0].partition(" # 1 :")[0]
             assert name == same and written.endswith(f" Answer : {name}")
-            assert all(f" {part} " in question for part in (*one, *other))
-            having = [{first for first, _, *rest in known if rest == fact} for fact in (one, other)]
+            assert all(f" {word} " in question for word in (*clause, *other))
+            having = [{first for first, _, *rest in known if rest == fact} for fact in (clause, other)]
             assert having[0] & having[1] == {name}
             # The records are read in their order, the first given relation in each, the second where the first fits.
-            assert re.findall(r" # (\d) ,", lines) == [f"{place}" for place in range(1, int(number) + 1)]
+            assert re.findall(r" # (\d) ,", lines) == [f"{index}" for index in range(1, int(number) + 1)]
             for _, _, relation, value in others:
-                assert relation == one[0] or (relation == other[0] and value != other[1])
+                assert relation == clause[0] or (relation == other[0] and value != other[1])
             for lacking in re.findall(r"(?:^|\. )([^.]+) # \d , no ([^.]+) \.", lines):
                 assert lacking not in {(first, relation) for first, _, relation, _ in known}
 
@@ -142,8 +142,8 @@ def test_neither_the_name_nor_the_relation_alone_gives_the_value() -> None:
             for name, _, relation, value in facts(written.partition(" Answer :")[0]):
                 by_name.setdefault(name, set()).add(value)
                 by_relation.setdefault(relation, set()).add(value)
-        values["name"] += sum(len(one) > 1 for one in by_name.values())
-        values["relation"] += sum(len(one) > 1 for one in by_relation.values())
+        values["name"] += sum(len(group) > 1 for group in by_name.values())
+        values["relation"] += sum(len(group) > 1 for group in by_relation.values())
     assert values["name"] > 20 and values["relation"] > 20
 
 
@@ -152,13 +152,13 @@ def test_a_comparison_concludes_from_both_facts(seed: int) -> None:
     for _, written in plain(seed, 1.0):
         if is_comparison(written):
             lines, _, answer = written.partition(" Answer : ")
-            (one, _, relation, first), (other, _, same, second) = facts(lines)
-            assert relation == same and one != other
+            (name, _, relation, first), (other, _, same, second) = facts(lines)
+            assert relation == same and name != other
             if " is before" in lines:
                 numbers = [int(value.replace(" ", "")) for value in (first, second)]
-                assert answer == (one if numbers[0] < numbers[1] else other)
+                assert answer == (name if numbers[0] < numbers[1] else other)
                 earlier = min(first, second)
                 assert f" . {' is before '.join(sorted((first, second)))} . {earlier} {answer} ." in lines
-                assert f" . {first} {one} , {second} {other} . " in lines
+                assert f" . {first} {name} , {second} {other} . " in lines
             else:
                 assert (answer == "yes") == (first == second) == (" not the same" not in lines)

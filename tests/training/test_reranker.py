@@ -42,12 +42,16 @@ def batch_of(
     """The pairs of an update and how they belong together."""
     features = training._collator(model)(rows)
     structure = cast(dict[str, torch.Tensor], features.pop("label"))
-    pairs = {name.removeprefix("pair_"): one for name, one in features.items() if isinstance(one, torch.Tensor)}
+    pairs = {name.removeprefix("pair_"): value for name, value in features.items() if isinstance(value, torch.Tensor)}
     return pairs, structure
 
 
 def reranked(folder: Path, **given: object) -> Reranker:
-    corpus = Corpus({one.passage.id: one.passage for number in range(24) for one in label(number).candidates}.values())
+    corpus = Corpus(
+        {
+            candidate.passage.id: candidate.passage for number in range(24) for candidate in label(number).candidates
+        }.values()
+    )
     settings = {"over": "-", "model": str(folder), "precision": "float32", **given}
     return Reranker(Bm25.over(corpus), make_settings(RerankSettings, settings), folder)
 
@@ -81,7 +85,7 @@ def test_what_training_scored_is_what_serving_scores(given_folders: Path, tmp_pa
     scores_P = model(pairs)["scores"][:, 0].tolist()
     reader = CrossEncoder.open(training.encoder_folder, FLOAT32)
     for row, slot, score in zip(structure["row_P"].tolist(), structure["slot_P"].tolist(), scores_P, strict=True):
-        shown = [given for one in rows for given in (one.positive, *one.negatives)][slot]
+        shown = [given for row in rows for given in (row.positive, *row.negatives)][slot]
         assert reader.scores(rows[row].query, [shown.text], 1)[0] == pytest.approx(score, abs=1e-5)
 
 
@@ -94,7 +98,7 @@ def test_the_loss_is_the_librarys_listwise_loss(given_folders: Path, tmp_path: P
     pairs, structure = batch_of(training, model, rows)
     ours = objective([pairs], structure)
     reader = CrossEncoder.open(training.start_folder, FLOAT32)
-    texts = [reader.pairs(row.query, [one.text for one in (row.positive, *row.negatives)]) for row in rows]
+    texts = [reader.pairs(row.query, [passage.text for passage in (row.positive, *row.negatives)]) for row in rows]
     labels = [torch.tensor([1e4, *(0.0 for _ in row.negatives)]) for row in rows]
     theirs = ListNetLoss(cast(Network, model))(
         [[row[0][0] for row in texts], [[text for _, text in row] for row in texts]], labels

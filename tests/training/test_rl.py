@@ -108,8 +108,8 @@ UNSCALED = {"scale_by_std": False}
 
 def test_two_occurrences_of_a_question_are_two_groups() -> None:
     """Trap 11: neither the question's id nor its place in a data set is the group."""
-    asked = [QUESTIONS[0], QUESTIONS[0], QUESTIONS[1]]
-    groups, runs = collect(asked, 2, range(6), lambda questions, _: [fixed(question) for question in questions])
+    questions = [QUESTIONS[0], QUESTIONS[0], QUESTIONS[1]]
+    groups, runs = collect(questions, 2, range(6), lambda questions, _: [fixed(question) for question in questions])
     assert groups == [0, 0, 1, 1, 2, 2]
     assert score(groups, runs, reward).rows_by_group() == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
 
@@ -126,17 +126,17 @@ def test_a_run_in_which_a_part_failed_is_counted_and_touches_no_group() -> None:
     described = rollout_metrics(episodes)
     assert described["trajectories"] == 5 and described["faults"] == 1 and described["faults/retriever_error"] == 1
     assert described["reward"] == 0.75
-    found = experience_of(runs, [0, 0, 0, 1, 1], settings_of("grpo", group_size=3))
-    assert found.advantages_BT[:, 1].tolist() == [0.0, 0.0, 1.0, -1.0]
-    assert found.frac_reward_zero_std == 0.5 and found.zero_grad_B.tolist() == [True, True, False, False]
+    experience = experience_of(runs, [0, 0, 0, 1, 1], settings_of("grpo", group_size=3))
+    assert experience.advantages_BT[:, 1].tolist() == [0.0, 0.0, 1.0, -1.0]
+    assert experience.frac_reward_zero_std == 0.5 and experience.zero_grad_B.tolist() == [True, True, False, False]
 
 
 def test_the_noise_of_a_kl_in_the_reward_is_no_spread() -> None:
     """Divided by its own standard deviation it would weigh as much as right against wrong."""
     runs = [replace(fixed(QUESTIONS[0]), segments=(environment(1), agent(2 + at, 3))) for at in range(2)]
     settings = settings_of("grpo", group_size=2, kl_coef=0.001, kl_location="reward")
-    found = held(runs, [0, 0], settings)
-    assert found.frac_reward_zero_std == 1.0 and not found.advantages_BT.any()
+    experience = held(runs, [0, 0], settings)
+    assert experience.frac_reward_zero_std == 1.0 and not experience.advantages_BT.any()
     unscaled = held(runs, [0, 0], settings.model_copy(update={"algorithm_settings": UNSCALED}))
     assert 0.0 < unscaled.advantages_BT.abs().max() < 0.01
 
@@ -165,17 +165,17 @@ def test_every_epoch_brings_every_question_once_wherever_it_is_cut() -> None:
 @given(st.integers(0, 200), st.integers(1, 40))
 def test_a_step_with_balanced_hops_forgets_no_long_question(position: int, count: int) -> None:
     hops = [1] * 20 + [2] * 9 + [4] * 2 + [None]
-    asked = [Question(str(number), "?", hops=one) for number, one in enumerate(hops)]
-    order = QuestionStream(asked, 1, balance_hops=True)
+    questions = [Question(str(number), "?", hops=hop_count) for number, hop_count in enumerate(hops)]
+    order = QuestionStream(questions, 1, balance_hops=True)
     taken = order.take(position, count)
-    shares = Counter(one.hops for one in taken)
-    assert max(shares.values()) - min(shares[one] for one in (1, 2, 4, None)) <= 1
-    assert taken == [order.take(place, 1)[0] for place in range(position, position + count)]
-    assert {one.id for one in order.take(0, 4 * 20)} == {one.id for one in asked}
+    shares = Counter(question.hops for question in taken)
+    assert max(shares.values()) - min(shares[hop_count] for hop_count in (1, 2, 4, None)) <= 1
+    assert taken == [order.take(index, 1)[0] for index in range(position, position + count)]
+    assert {question.id for question in order.take(0, 4 * 20)} == {question.id for question in questions}
 
 
 def test_neighbouring_places_get_unrelated_seeds() -> None:
-    seeds = {derive_seed(run, "rollout", step, place) for run in range(3) for step in range(10) for place in range(10)}
+    seeds = {derive_seed(run, "rollout", step, index) for run in range(3) for step in range(10) for index in range(10)}
     assert len(seeds) == 300 and all(0 <= seed < 2**63 for seed in seeds)
 
 

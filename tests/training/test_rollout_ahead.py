@@ -61,11 +61,11 @@ class Look(Callback):
 
     def after_step(self, report: StepReport) -> None:
         runs = rollout(self.agent, EchoRetriever(), QUESTIONS[:2], [1, 2], LIMITS)
-        versions = {part.version for run in runs for part in run.segments if part.author is Author.AGENT}
+        versions = {segment.version for run in runs for segment in run.segments if segment.author is Author.AGENT}
         report.row["eval/behind"] = max(self.policy.updates_done - (version or 0) for version in versions)
 
 
-def asked(runs: Sequence[Sequence[Trajectory]]) -> list[list[tuple[str, int]]]:
+def keys_of(runs: Sequence[Sequence[Trajectory]]) -> list[list[tuple[str, int]]]:
     return [[(run.question.id, run.seed) for run in step] for step in runs]
 
 
@@ -81,7 +81,7 @@ def gap_of(run: Trajectory, version: int, folder: Path) -> float:
     with torch.no_grad():
         hidden = network(input_ids=batch.ids_BT).logits
     ours_BT = target_logprobs(hidden, lambda logits: logits, batch.ids_BT, batch.agent_BT, 1.0)
-    of_BT = torch.tensor([[part.version == version for part in run.segments for _ in part.ids]])
+    of_BT = torch.tensor([[segment.version == version for segment in run.segments for _ in segment.ids]])
     return float((ours_BT - batch.logprobs_BT)[of_BT].abs().max())
 
 
@@ -92,15 +92,15 @@ def test_no_token_is_older_than_allowed_or_of_other_weights_than_it_says(tmp_pat
     with servers(policy, 2) as live:
         training = KeptWeights(tmp_path / "there", policy, urls_of(live), ahead=2, steps=STEPS)
         rows = training.train(callbacks=[Look(training)])
-    assert asked(training.trained) == asked(wanted.trained)  # each once, none lost
+    assert keys_of(training.trained) == keys_of(wanted.trained)  # each once, none lost
     assert [row["faults"] for row in rows] == [0] * STEPS and [row["eval/behind"] for row in rows] == [0] * STEPS
     for step, (row, runs) in enumerate(zip(rows, training.trained, strict=True)):
         begins = [first_version(rows, earlier) for earlier in range(step + 1)]
         ages = []
         for run in runs:
-            for version in sorted({part.version for part in run.segments if part.version is not None}):
+            for version in sorted({segment.version for segment in run.segments if segment.version is not None}):
                 assert gap_of(run, version, training.weights_of(version)) < 1e-3
-                ages.append(step - max(place for place, begin in enumerate(begins) if begin == version))
+                ages.append(step - max(index for index, begin in enumerate(begins) if begin == version))
         assert max(ages) == row["steps_behind_max"] <= 2 and 0 <= row["waited"] <= 1
     assert max(row["steps_behind_max"] for row in rows) > 0
 
@@ -192,7 +192,7 @@ def test_a_resumed_training_samples_again_what_it_had_not_trained_on(tmp_path: P
         training = Training(tmp_path / "there", policy, urls_of(live), ahead=2, steps=STEPS, checkpoint_every=2)
         rows = training.train(resume=True)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and [row["faults"] for row in rows] == [0] * STEPS
-    assert asked(training.trained) == asked(wanted.trained)[2:]
+    assert keys_of(training.trained) == keys_of(wanted.trained)[2:]
     assert rows[2]["steps_behind_max"] == 0 and rows[2]["logprob_gap"] < 1e-3  # from the checkpoint's weights
     assert max(row["steps_behind_max"] for row in rows) <= 2
 
@@ -212,16 +212,16 @@ def train_together(folder: Path, policy: Path, urls: Sequence[str]) -> None:
 
 @pytest.mark.slow
 def test_workers_divide_the_rows_and_push_every_version_once(tmp_path: Path, policy: Path) -> None:
-    with servers(policy, 1) as one:
-        alone = Training(tmp_path / "here", policy, urls_of(one))
+    with servers(policy, 1) as single:
+        alone = Training(tmp_path / "here", policy, urls_of(single))
         alone.train()
     wanted = [[run.question.id, run.seed, list(run.ids)] for step in alone.trained for run in step]
     with servers(policy, 2) as live:
         run_workers(2, train_together, tmp_path, policy, urls_of(live))
     versions = 0
     for ahead in (0, 1):
-        found = [json.loads((tmp_path / f"ahead-{ahead}-{rank}.json").read_text()) for rank in range(2)]
-        shares, trained = [runs for runs, _ in found], [runs for _, runs in found]
+        results = [json.loads((tmp_path / f"ahead-{ahead}-{rank}.json").read_text()) for rank in range(2)]
+        shares, trained = [runs for runs, _ in results], [runs for _, runs in results]
         assert [len(share) for share in shares] == [12, 15]  # of 9 rows a step
         assert trained[0] == trained[1]
         assert [row[:2] for row in trained[0]] == [row[:2] for row in wanted]
@@ -232,7 +232,7 @@ def test_workers_divide_the_rows_and_push_every_version_once(tmp_path: Path, pol
         assert [(row["faults"], row["servers"]) for row in rows] == [(0, 2)] * 3
         assert max(row.get("steps_behind_max", 0) for row in rows) <= ahead
         versions += 1 + sum(row["updates"] > 0 for row in rows)
-    assert [one.paths.count("/collective_rpc") for one in live] == [versions] * 2 and versions > 2
+    assert [server.paths.count("/collective_rpc") for server in live] == [versions] * 2 and versions > 2
 
 
 @pytest.mark.slow

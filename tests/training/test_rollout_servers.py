@@ -55,7 +55,7 @@ QUICK = {"patience": {"attempts": 1, "first_wait_s": 0.0, "timeout_s": 20.0}}
 
 def by_odd_ids(run: Trajectory) -> Reward:
     """Rewards are rarely equal, so that every step has an update."""
-    written = [ident for part in run.segments if part.author is Author.AGENT for ident in part.ids]
+    written = [ident for segment in run.segments if segment.author is Author.AGENT for ident in segment.ids]
     return Reward(sum(ident % 2 for ident in written) / len(written), {})
 
 
@@ -152,16 +152,16 @@ def test_servers_sample_with_the_weights_of_every_step(tmp_path: Path, policy: P
         rows = alone.train()
     with servers(policy, 2) as live:
         training = Training(tmp_path / "there", policy, urls_of(live))
-        found = training.train()
+        metrics = training.train()
     assert [ids(runs) for runs in training.runs] == [ids(runs) for runs in alone.runs]
     assert len({tuple(ids(runs)) for runs in alone.runs}) == 3  # the weights did change
     assert min(server.written_tokens for server in live) > 0
-    for row, other in zip(rows, found, strict=True):
+    for row, other in zip(rows, metrics, strict=True):
         assert other["reward"] == pytest.approx(row["reward"]) and other["loss"] == pytest.approx(row["loss"], abs=1e-4)
         assert other["logprob_gap"] < 1e-3  # the next sample comes from the weights that are trained
         assert (other["servers"], other["servers_lost"], other["faults"]) == (2, 0, 0)
     versions = [
-        {part.version for run in runs for part in run.segments if part.version is not None} for runs in training.runs
+        {piece.version for run in runs for piece in run.segments if piece.version is not None} for runs in training.runs
     ]
     assert versions == [{0}, {1}, {2}]
     assert len(list((policy.parent).glob("*/version-*"))) == 1  # older weights are removed
@@ -248,14 +248,14 @@ def test_a_server_that_is_not_there_is_named_before_training(policy: Path) -> No
 
 def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:
     whole, adapter = WeightUpdate("/w/version-3", 3), WeightUpdate("/w/version-3", 3, "/w/version-3/adapter", "a1")
-    asked = {
+    requests = {
         name: [(call.path, call.body) for update in (whole, adapter) for call in dialect.update_calls(update)]
         for name in ("sglang", "vllm")
         if (dialect := weight_dialect_of(name)) is not None
     }
     disk = ("/update_weights_from_disk", {"model_path": "/w/version-3", "weight_version": "3", "flush_cache": True})
-    assert asked["sglang"] == [disk, disk]
-    assert asked["vllm"] == [
+    assert requests["sglang"] == [disk, disk]
+    assert requests["vllm"] == [
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/w/version-3"}}),
         ("/reset_prefix_cache", {}),
         ("/v1/load_lora_adapter", {"lora_name": "coseek-a1-3", "lora_path": "/w/version-3/adapter"}),
@@ -285,14 +285,14 @@ def test_servers_of_two_dialects_each_sample_with_the_new_adapter(tmp_path: Path
         def save(self, folder: Path, extra: object) -> None:
             (folder / ADAPTER).mkdir(parents=True)
 
-    asked = [Asked(ServerInfo(dialect, "base")) for dialect in dialects]
-    for one in asked:
-        one.calls = one
+    clients = [Asked(ServerInfo(dialect, "base")) for dialect in dialects]
+    for client in clients:
+        client.calls = client
     backend = served(tmp_path, [f"http://127.0.0.1:{port}" for port in (1, 2)], cast(TrainingBackend, Trained()), print)
-    backend._pools.append(ServerPool(cast(list[RemoteModel], asked)))
+    backend._pools.append(ServerPool(cast(list[RemoteModel], clients)))
     backend.refresh()
-    assert [one.version for one in asked] == [3, 3]
-    assert [one.served.model.startswith("coseek-") for one in asked] == [name == "vllm" for name in dialects]
+    assert [client.version for client in clients] == [3, 3]
+    assert [client.served.model.startswith("coseek-") for client in clients] == [name == "vllm" for name in dialects]
 
 
 def test_a_gap_of_the_sampler_is_corrected_up_to_the_cap() -> None:

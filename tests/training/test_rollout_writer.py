@@ -57,12 +57,12 @@ def test_the_rollouts_of_every_nth_and_the_last_step_are_kept_as_runs(tmp_path: 
 def test_values_stand_at_the_tokens_that_they_were_computed_for(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=1, measure_entropy=True)
     train(tmp_path, settings, callbacks=[writer_in(tmp_path)])
-    found = data_of(tmp_path / "rollouts" / "step-000001")
+    stored = data_of(tmp_path / "rollouts" / "step-000001")
     before = Policy(tiny_model(3), settings.policy, 0)
-    batch = make_batch([run for run, _ in found])
+    batch = make_batch([run for run, _ in stored])
     logprobs_BT = before.forward(batch, batch.agent_BT)
     compared = 0
-    for row, (run, data) in enumerate(found):
+    for row, (run, data) in enumerate(stored):
         data.check(run)
         assert data.spans == ((2, 3), (5, 6)) and data.reward == float(run.answer == run.question.id)
         if data.updates is None:
@@ -73,17 +73,17 @@ def test_values_stand_at_the_tokens_that_they_were_computed_for(tmp_path: Path) 
             compared += 1
             assert data.trainer_logprobs == pytest.approx(logprobs_BT[row, [2, 5]].tolist(), abs=2e-6)
     assert compared
-    groups = {data.group for _, data in found}
+    groups = {data.group for _, data in stored}
     for group in groups:
-        assert sum(data.advantages[0] or 0.0 for _, data in found if data.group == group) == pytest.approx(0, abs=1e-4)
+        assert sum(data.advantages[0] or 0.0 for _, data in stored if data.group == group) == pytest.approx(0, abs=1e-4)
 
 
 def test_a_recomputed_old_policy_is_the_trainer_before_every_update(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=1, old_logprobs="recompute")
     train(tmp_path, settings, callbacks=[writer_in(tmp_path)])
-    found = data_of(tmp_path / "rollouts" / "step-000001")
-    assert {data.updates for _, data in found} == {0}
-    for run, data in found:
+    stored = data_of(tmp_path / "rollouts" / "step-000001")
+    assert {data.updates for _, data in stored} == {0}
+    for run, data in stored:
         sampled = [value for segment in run.segments for value in segment.logprobs]
         assert data.trainer_logprobs == pytest.approx(sampled, abs=1e-5)
         assert not data.entropies  # which would cost the trainer's pass more memory
@@ -145,13 +145,13 @@ def test_a_run_in_which_a_part_failed_is_kept_without_values(tmp_path: Path) -> 
 def test_groups_that_were_not_trained_on_are_marked(tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=1, dynamic_sampling=True, group_size=2)
     train(tmp_path, settings, callbacks=[writer_in(tmp_path)])
-    found = data_of(tmp_path / "rollouts" / "step-000001")
+    stored = data_of(tmp_path / "rollouts" / "step-000001")
     trained: dict[int, set[float | None]] = {}
-    for _, data in found:
+    for _, data in stored:
         trained.setdefault(data.group, set()).add(data.reward)
         assert bool(data.spans) == data.trained
-    assert {data.group for _, data in found if data.trained} == {one for one, paid in trained.items() if len(paid) > 1}
-    assert any(not data.trained for _, data in found)
+    assert {data.group for _, data in stored if data.trained} == {key for key, paid in trained.items() if len(paid) > 1}
+    assert any(not data.trained for _, data in stored)
 
 
 def steps_written(writer: RolloutWriter, steps: int, groups: int = 4) -> None:

@@ -47,8 +47,8 @@ def sampled(seed: int) -> list[Trajectory]:
     rng = random.Random(seed)
     stops = [StopReason.ANSWERED] * 6 + [StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT, StopReason.MODEL_ERROR]
     return [
-        replace(run, question=Question(f"q{place // SIZE}", "?", ("a",)), seed=place % SIZE, stop=rng.choice(stops))
-        for place, run in enumerate(random_trajectories(GROUPS * SIZE, rng))
+        replace(run, question=Question(f"q{index // SIZE}", "?", ("a",)), seed=index % SIZE, stop=rng.choice(stops))
+        for index, run in enumerate(random_trajectories(GROUPS * SIZE, rng))
     ]
 
 
@@ -177,23 +177,23 @@ def test_a_row_has_the_oldest_version_of_the_weights_that_sampled_it() -> None:
 def stored(folder: Path, runs: Sequence[Trajectory]) -> Run:
     run = Run.create(folder / "run", {})
     with run.open_for_append() as file:
-        for one in runs:
-            run.append(file, one)
+        for trajectory in runs:
+            run.append(file, trajectory)
     return run
 
 
 def test_a_stored_run_is_exported_step_by_step_whatever_the_order_of_its_lines(tmp_path: Path) -> None:
     choice = settings_of("grpo", group_size=SIZE, questions_per_step=3)
     runs = sampled(1)
-    by_seed = sorted(runs, key=lambda one: (one.seed, one.question.id))  # all first runs, then all second ones
+    by_seed = sorted(runs, key=lambda run: (run.seed, run.question.id))  # all first runs, then all second ones
     run = stored(tmp_path, by_seed)
     export = export_rows(run, paid, choice)
     rows = list(read_rows(export.path))
     assert export.path == run.folder / "rows.jsonl" and export.rows == len(rows)
-    assert export.faults == sum(one.stop.is_fault for one in runs) > 0
+    assert export.faults == sum(trajectory.stop.is_fault for trajectory in runs) > 0
     expected = []
-    for step, part in enumerate((runs[: 3 * SIZE], runs[3 * SIZE :])):
-        expected += [replace(row, step=step) for row in made(scored(part), choice)[1]]
+    for step, half in enumerate((runs[: 3 * SIZE], runs[3 * SIZE :])):
+        expected += [replace(row, step=step) for row in made(scored(half), choice)[1]]
     assert rows == expected
 
 
@@ -204,7 +204,7 @@ def test_groups_without_spread_are_left_out_where_they_are_resampled(tmp_path: P
 
 
 def test_settings_that_need_a_model_are_refused_for_stored_runs(tmp_path: Path) -> None:
-    run = stored(tmp_path, [one for one in sampled(1) if one.seed == 0])
+    run = stored(tmp_path, [trajectory for trajectory in sampled(1) if trajectory.seed == 0])
     with pytest.raises(SettingError, match="no critic, which ppo needs"):
         export_rows(run, paid, settings_of("ppo"))
     with pytest.raises(SettingError, match="no reference policy; set kl_coef=0"):

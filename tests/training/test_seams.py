@@ -69,9 +69,9 @@ def test_a_users_algorithm_computes_the_advantages(here: Path) -> None:
     )
     policy = Policy(tiny_model(), settings.policy, 1)
     episodes = score([0, 0], [fixed(QUESTIONS[0]), long], reward)
-    found = make_experience(episodes, settings, open_algorithm(settings), LocalBackend(policy, settings))
+    experience = make_experience(episodes, settings, open_algorithm(settings), LocalBackend(policy, settings))
     # Two tokens with reward 1 and six with 0: the baseline is 2 / 8.
-    assert found.advantages_BT[:, 1].tolist() == [0.75, -0.25]
+    assert experience.advantages_BT[:, 1].tolist() == [0.75, -0.25]
 
 
 @pytest.mark.medium
@@ -85,9 +85,9 @@ def test_the_loop_reaches_the_models_only_through_the_backend(here: Path) -> Non
         train_rl(backend, QUESTIONS, runs, reward, settings, here / f"run-{len(weights)}")
         weights.append({key: value.clone() for key, value in network.state_dict().items()})
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
-    asked = type(backend).__init__.__globals__["ASKED"]
-    assert asked.count("optim_step") == asked.count("forward_backward") == 4  # two steps of two minibatches
-    assert {"forward", "state"} <= set(asked)
+    calls = type(backend).__init__.__globals__["ASKED"]
+    assert calls.count("optim_step") == calls.count("forward_backward") == 4  # two steps of two minibatches
+    assert {"forward", "state"} <= set(calls)
 
 
 @pytest.mark.parametrize("name", plugin_names(PACKAGE))
@@ -176,8 +176,8 @@ def test_a_run_alone_in_its_group_has_no_advantage_unless_groups_are_of_one() ->
         step = StepRewards(rewards_B, torch.full((3, 2), 0.25), mask_BT, groups, group_size, torch.zeros(3).bool())
         advantages_B = step.compare_groups(lambda rewards_G: rewards_G.float())
         assert advantages_B.dtype == torch.float32
-        found: list[float] = advantages_B.tolist()
-        return found
+        advantages: list[float] = advantages_B.tolist()
+        return advantages
 
     assert compared(2, (0, 2), (1,)) == [0.5, 0.0, 4.5]  # each less the KL of its two tokens
     assert compared(3, (0, 2), (1,)) == [0.5, 0.0, 4.5]

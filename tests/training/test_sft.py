@@ -52,8 +52,8 @@ def test_training_on_demonstrations_makes_them_likely(tmp_path: Path) -> None:
         Policy(model, LEARNER, 0), draw_any(demonstrations()), settings_of(steps=80, environment_weight=0.0), tmp_path
     )
     batch = make_batch(demonstrations())
-    said = Policy(model, LEARNER, 1).forward(batch, batch.agent_BT)[batch.agent_BT]
-    assert float(said.mean()) > -0.7 > -2.0 > float(first_loss(tmp_path)) * -1
+    logprobs = Policy(model, LEARNER, 1).forward(batch, batch.agent_BT)[batch.agent_BT]
+    assert float(logprobs.mean()) > -0.7 > -2.0 > float(first_loss(tmp_path)) * -1
 
 
 def first_loss(folder: Path) -> float:

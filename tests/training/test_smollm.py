@@ -38,7 +38,7 @@ def test_our_greedy_text_is_that_of_generate() -> None:
     agent = open_agent(settings)
     (run,) = rollout(agent, Bm25.over(Corpus([ROME])), [QUESTION], [0], Limits(max_turn_tokens=24))
     check_trajectory(run)
-    prompt, written = run.segments[0].ids, [ident for one in run.segments[1:] for ident in one.ids]
+    prompt, written = run.segments[0].ids, [ident for segment in run.segments[1:] for ident in segment.ids]
     model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32))
     read = torch.tensor([prompt])
     whole = model.generate(  # type: ignore[operator]
@@ -54,6 +54,6 @@ def test_each_recipe_takes_a_step_in_small(recipe: str, tmp_path: Path) -> None:
         write_jsonl(tmp_path / f"questions.{split}.jsonl", [QUESTION.to_json()])
     grader = [f"graders.generator.model={FOLDER}"] if recipe in ("s3", "qagent") else []
     preset = [] if recipe == "smollm" else ["preset=smollm"]
-    found = dry_run(load_recipe(recipe, [*preset, f"data.folder={tmp_path}", f"policy.folder={FOLDER}", *grader]))
-    found.refuse()
-    assert any("went through" in map(str, row) for row in found.tables[0].rows)
+    report = dry_run(load_recipe(recipe, [*preset, f"data.folder={tmp_path}", f"policy.folder={FOLDER}", *grader]))
+    report.refuse()
+    assert any("went through" in map(str, row) for row in report.tables[0].rows)

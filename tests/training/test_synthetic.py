@@ -63,13 +63,13 @@ def test_a_drill_states_what_its_passages_state() -> None:
         prompt = teacher().generator.context(ReadingInput(example.question.question, example.passages)).prompt
         lines = example.written.split(" .")[:-1]
         assert [line.partition(" #")[0].strip() for line in lines] == [
-            asked.partition(" , ")[0].strip() for asked in example.question.question.split(" ;")
+            clause.partition(" , ")[0].strip() for clause in example.question.question.split(" ;")
         ]
         for line in lines:
             title, _, facts = line.partition(" # ")
-            place, _, fact = facts.partition(" ,")
-            passage = example.passages[int(place) - 1]
-            assert passage.title == title and f"{title} # {place} :" in prompt
+            ordinal, _, fact = facts.partition(" ,")
+            passage = example.passages[int(ordinal) - 1]
+            assert passage.title == title and f"{title} # {ordinal} :" in prompt
             assert f"{fact.partition(' :')[2]} " in passage.text
 
 
@@ -92,5 +92,5 @@ def test_the_phases_say_which_lessons_come_when() -> None:
 def test_no_curriculum_is_not_drills_alone() -> None:
     made = teacher()
     drawn = [made.draw(0.5, random.Random(n)).question for n in range(20)]
-    asked = {question.id for question in sampler().questions}
-    assert {question.id for question in drawn} <= asked and len({question.hops for question in drawn}) > 1
+    known_ids = {question.id for question in sampler().questions}
+    assert {question.id for question in drawn} <= known_ids and len({question.hops for question in drawn}) > 1

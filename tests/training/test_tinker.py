@@ -89,8 +89,8 @@ class Served(Training):
     def experience(self) -> Experience:
         """Groups of runs that the server samples, with what the algorithm makes of them."""
         self.tinker.refresh()
-        asked = [question for question in QUESTIONS[:3] for _ in range(3)]
-        episodes = score([place // 3 for place in range(9)], self.rollout(asked, range(9)), by_odd_ids)
+        repeated = [question for question in QUESTIONS[:3] for _ in range(3)]
+        episodes = score([index // 3 for index in range(9)], self.rollout(repeated, range(9)), by_odd_ids)
         return make_experience(episodes, self.settings, open_algorithm(self.settings), self.tinker)
 
     def twin(self, policy: Path) -> LocalBackend:
@@ -128,13 +128,13 @@ def test_updates_of_the_server_are_those_of_this_process(
     algorithm, target_mask_BT = open_algorithm(served.settings), experience.batch.agent_BT
     before_BT = twin.policy.forward(experience.batch, target_mask_BT)
     both = (twin, served.tinker)
-    found = [update_weights(experience, served.settings, algorithm, one, random.Random(0)) for one in both]
-    here_BT, there_BT = (one.policy.forward(experience.batch, target_mask_BT) for one in both)
+    updates = [update_weights(experience, served.settings, algorithm, backend, random.Random(0)) for backend in both]
+    here_BT, there_BT = (backend.policy.forward(experience.batch, target_mask_BT) for backend in both)
     moved, apart = largest(here_BT, before_BT), largest(here_BT, there_BT)
-    norms = [metrics["grad_norm"] for metrics in found]
+    norms = [metrics["grad_norm"] for metrics in updates]
     learnt, own = served.twin(policy).policy.weights(), twin.policy.weights()
     print(
-        f"{changes or 'grpo'}: updates {found[0]['updates']}, log-probabilities moved up to {moved:.2g}, then up to "
+        f"{changes or 'grpo'}: updates {updates[0]['updates']}, log-probabilities moved up to {moved:.2g}, then up to "
         f"{apart:.2g} apart (adapters {max(largest(learnt[name], own[name]) for name in own):.2g}); gradient norms "
         f"{norms[0]:.7g} here, {norms[1]:.7g} there"
     )
@@ -155,8 +155,8 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(policy: Path, url: str
     again.policy.load_state(state)
     batch, target_mask_BT = experience.batch, experience.batch.agent_BT
     assert again.policy.updates_done == 1
-    for one in (served.tinker, again):
-        update_weights(experience, served.settings, algorithm, one, random.Random(1))
+    for backend in (served.tinker, again):
+        update_weights(experience, served.settings, algorithm, backend, random.Random(1))
     assert torch.equal(first.forward(batch, target_mask_BT), again.policy.forward(batch, target_mask_BT))
 
 

@@ -161,9 +161,9 @@ Curves = dict[str, list[tuple[int, float]]]
 def from_tensorboard(out: Path) -> Curves:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(out / "trackers" / "tensorboard" / "rl"))
-    found.Reload()
-    return {name: [(one.step, one.value) for one in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    events = EventAccumulator(str(out / "trackers" / "tensorboard" / "rl"))
+    events.Reload()
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 def from_mlflow(out: Path) -> Curves:
@@ -173,7 +173,7 @@ def from_mlflow(out: Path) -> Curves:
     (run,) = client.search_runs([client.get_experiment_by_name("coseek").experiment_id])
     assert run.info.run_name == "out/rl" and run.data.params == {"threads": "1"}
     return {
-        name: [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)]
+        name: [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
         for name in run.data.metrics
     }
 
@@ -182,11 +182,11 @@ def from_trackio(out: Path) -> Curves:
     from trackio.sqlite_storage import SQLiteStorage
 
     (name,) = SQLiteStorage.get_runs("coseek")
-    found: Curves = {}
+    curves: Curves = {}
     for row in SQLiteStorage.get_logs("coseek", name):
         for key in row.keys() - {"step", "timestamp"}:
-            found.setdefault(key, []).append((row["step"], row[key]))
-    return found
+            curves.setdefault(key, []).append((row["step"], row[key]))
+    return curves
 
 
 SERVICES = {"tensorboard": from_tensorboard, "mlflow": from_mlflow, "trackio": from_trackio}

@@ -30,18 +30,18 @@ from coseek.training.rl.rollout import score
 PROMPT = environment(1, 2)
 
 
-def run(*turns: int, found: Sequence[str] = (), right: bool = True) -> Trajectory:
-    """A run whose turns write one token each; turn n of those in `found` searches and finds these passages."""
+def run(*turns: int, found_ids: Sequence[str] = (), right: bool = True) -> Trajectory:
+    """A run whose turns write one token each; turn n of those in `found_ids` searches and finds these passages."""
     segments: list[Segment] = [PROMPT]
     for token in turns:
         segments += [agent(token), environment(9)]
     searches = tuple(
         Search(f"q{turn}", tuple(Hit(Passage(ident, "", ident), 0.0) for ident in idents.split()), turn=turn)
-        for turn, idents in enumerate(found, start=1)
+        for turn, idents in enumerate(found_ids, start=1)
     )
-    asked = Question("q", "?", ("gold",), gold_ids=("g1", "g2"))
+    question = Question("q", "?", ("gold",), gold_ids=("g1", "g2"))
     answer = "gold" if right else "other"
-    return Trajectory(asked, "search-r1", tuple(segments[:-1]), searches, StopReason.ANSWERED, answer, valid=True)
+    return Trajectory(question, "search-r1", tuple(segments[:-1]), searches, StopReason.ANSWERED, answer, valid=True)
 
 
 def credit(
@@ -55,8 +55,8 @@ def credit(
     **own: float | str | bool,
 ) -> list[list[float]]:
     """What an algorithm gives each turn of the runs of one question."""
-    width = max(len(one.ids) for one in runs)
-    mask_BT = torch.tensor([[*one.agent_mask, *[False] * (width - len(one.ids))] for one in runs])
+    width = max(len(run.ids) for run in runs)
+    mask_BT = torch.tensor([[*run.agent_mask, *[False] * (width - len(run.ids))] for run in runs])
     kl_penalty_BT = torch.zeros(mask_BT.shape)
     for row, charged in enumerate(kl):
         kl_penalty_BT[row, runs[row].turn_spans[-1][0]] = charged
@@ -67,14 +67,14 @@ def credit(
     )  # fmt: skip
     opened = open_algorithm(settings_of(name, group_size=len(runs), algorithm_settings=own))
     advantages_BT = opened.advantages(step).advantages_BT
-    return [[float(advantages_BT[row, start]) for start, _ in one.turn_spans] for row, one in enumerate(runs)]
+    return [[float(advantages_BT[row, start]) for start, _ in run.turn_spans] for row, run in enumerate(runs)]
 
 
 def test_mt_grpo_compares_a_turn_with_the_returns_of_the_others_from_there_on() -> None:
     runs, turns = [run(3, 4, 5), run(3, 4), run(6)], [[1, 0, 0], [0, 0], [0]]
-    found = credit("mt-grpo", runs, [2.0, 0.0, 1.0], turns)
-    assert found[0] == pytest.approx([2 - (0 + 1) / 2, 1 - 0.0, 1 - 0.0])  # the rest of the reward is the last turn's
-    assert found[1] == pytest.approx([0 - (2 + 1) / 2, 0 - (1 + 0) / 2])
+    paid = credit("mt-grpo", runs, [2.0, 0.0, 1.0], turns)
+    assert paid[0] == pytest.approx([2 - (0 + 1) / 2, 1 - 0.0, 1 - 0.0])  # the rest of the reward is the last turn's
+    assert paid[1] == pytest.approx([0 - (2 + 1) / 2, 0 - (1 + 0) / 2])
     biased = credit("mt-grpo", runs, [2.0, 0.0, 1.0], turns, ended="skip")
     assert biased[0] == pytest.approx([(1 - 2 / 3) + 0 + (1 - 1), 0 + 0, 0])
 
@@ -85,17 +85,17 @@ def bent_gradient(ended: str, stop: float) -> tuple[float, float]:
     going = [(2,), (1, 2), (1, 1)]  # token 2 stops, token 1 goes on
     chance = {2: stop, 1: 1 - stop}
     slope = {2: 1 - stop, 1: -stop}  # of the log-probability
-    earned = {one: [1.0 if token == 1 else 0.0 for token in one] for one in going}
-    weight = {one: math.prod(chance[token] for token in one) for one in going}
-    true = sum(weight[one] * sum(map(slope.__getitem__, one)) * sum(earned[one]) for one in going)
+    earned = {tokens: [1.0 if token == 1 else 0.0 for token in tokens] for tokens in going}
+    weight = {tokens: math.prod(chance[token] for token in tokens) for tokens in going}
+    true = sum(weight[tokens] * sum(map(slope.__getitem__, tokens)) * sum(earned[tokens]) for tokens in going)
     estimate = 0.0
     for pair in itertools.product(going, repeat=2):
-        turns = [earned[one] for one in pair]
-        values = credit("mt-grpo", [run(*one) for one in pair], [sum(each) for each in turns], turns, ended=ended)
+        turns = [earned[tokens] for tokens in pair]
+        values = credit("mt-grpo", [run(*tokens) for tokens in pair], [sum(each) for each in turns], turns, ended=ended)
         of_pair = sum(
             slope[token] * value
-            for one, row in zip(pair, values, strict=True)
-            for token, value in zip(one, row, strict=True)
+            for tokens, row in zip(pair, values, strict=True)
+            for token, value in zip(tokens, row, strict=True)
         )
         estimate += weight[pair[0]] * weight[pair[1]] * of_pair / 2
     return true, estimate
@@ -110,19 +110,19 @@ def test_a_baseline_of_turns_bends_no_gradient_unless_it_skips_runs_that_ended(s
 
 
 def test_gigpo_adds_the_advantage_among_turns_that_had_read_the_same() -> None:
-    runs = [run(3, 4, found=["a b"]), run(5, 6, found=["b a"]), run(7, 8, found=["c"])]
-    found = credit("gigpo", runs, [1.0, 0.0, 0.0], scale_by_std=False, gamma=0.5, weight=2.0)
+    runs = [run(3, 4, found_ids=["a b"]), run(5, 6, found_ids=["b a"]), run(7, 8, found_ids=["c"])]
+    advantages = credit("gigpo", runs, [1.0, 0.0, 0.0], scale_by_std=False, gamma=0.5, weight=2.0)
     third = 1 / 3
-    assert found[0] == pytest.approx([2 * third + 2 * (0.5 - 0.5 * third), 2 * third + 2 * 0.5])
-    assert found[2] == pytest.approx([-third - 2 * 0.5 * third, -third])  # no other run had read c alone
+    assert advantages[0] == pytest.approx([2 * third + 2 * (0.5 - 0.5 * third), 2 * third + 2 * 0.5])
+    assert advantages[2] == pytest.approx([-third - 2 * 0.5 * third, -third])  # no other run had read c alone
 
 
 def test_tree_grpo_compares_runs_within_their_tree_and_in_the_group() -> None:
     runs = [run(3, 4), run(3, 5), run(6, 4)]
-    found = credit("tree-grpo", runs, [1.0, 0.0, 0.0])
+    advantages = credit("tree-grpo", runs, [1.0, 0.0, 0.0])
     whole = math.sqrt(2)  # (1 - 1/3) / std of 1, 0, 0
-    assert found[0] == pytest.approx([whole + 1] * 2)
-    assert found[1] == pytest.approx([-whole / 2 - 1] * 2) and found[2] == pytest.approx([-whole / 2] * 2)
+    assert advantages[0] == pytest.approx([whole + 1] * 2)
+    assert advantages[1] == pytest.approx([-whole / 2 - 1] * 2) and advantages[2] == pytest.approx([-whole / 2] * 2)
 
 
 def test_igpo_pays_each_turn_the_gain_in_probability_standardised_over_the_group() -> None:
@@ -132,11 +132,11 @@ def test_igpo_pays_each_turn_the_gain_in_probability_standardised_over_the_group
         assert [len(context) for _, context in contexts] == [1, 3, 5, 1]
         return [next(levels) for _ in contexts]
 
-    found = credit("igpo", [run(3, 4, 5), run(6)], [1.0, 0.0], levels=probe)
+    advantages = credit("igpo", [run(3, 4, 5), run(6)], [1.0, 0.0], levels=probe)
     gains = torch.tensor([0.4, 0.0, 1.0, 0.0])
     standard = ((gains - gains.mean()) / gains.std(correction=0)).tolist()
-    assert found[0] == pytest.approx([sum(standard[:3]), sum(standard[1:3]), standard[2]], abs=1e-5)
-    assert found[1] == pytest.approx([standard[3]], abs=1e-5)
+    assert advantages[0] == pytest.approx([sum(standard[:3]), sum(standard[1:3]), standard[2]], abs=1e-5)
+    assert advantages[1] == pytest.approx([standard[3]], abs=1e-5)
 
 
 def test_a_turn_is_paid_what_the_gold_answer_loses_without_it() -> None:
@@ -144,8 +144,8 @@ def test_a_turn_is_paid_what_the_gold_answer_loses_without_it() -> None:
         """Token 4 in the context adds one nat."""
         return [-1.0 + (4 in [token for segment in context for token in segment.ids]) for _, context in contexts]
 
-    found = credit("leave-one-turn-out", [run(3, 4, 5), run(6)], [1.0, 0.0], levels=probe)
-    assert found[0] == pytest.approx([1.0 + 0.0, 1.0 + 1.0, 1.0])
+    advantages = credit("leave-one-turn-out", [run(3, 4, 5), run(6)], [1.0, 0.0], levels=probe)
+    assert advantages[0] == pytest.approx([1.0 + 0.0, 1.0 + 1.0, 1.0])
     with pytest.raises(SettingError, match="how likely the policy finds the gold answer"):
         credit("igpo", [run(3)], [1.0])
 
@@ -155,48 +155,48 @@ def test_lapo_keeps_a_standardised_loss_only_where_its_sign_stays() -> None:
 
     def probe(contexts: Sequence[GoldContext]) -> list[float]:
         """Each turn in a context adds what it is worth."""
-        return [sum(worth.get(token, 0.0) for segment in one for token in segment.ids) for _, one in contexts]
+        return [sum(worth.get(token, 0.0) for segment in context for token in segment.ids) for _, context in contexts]
 
     runs = [run(3, 4, 5), run(6, 7, 8), run(5)]
-    found = credit("leave-one-turn-out", runs, [1.0, 1.0, 1.0], levels=probe, gated=True)
+    advantages = credit("leave-one-turn-out", runs, [1.0, 1.0, 1.0], levels=probe, gated=True)
     losses = torch.tensor([2.0, 1.0, -0.5, 0.1])
     standard = ((losses - losses.mean()) / losses.std(correction=0)).tolist()
-    assert found[0] == pytest.approx([standard[0], standard[1], 0.0], abs=1e-5)
-    assert found[1] == pytest.approx([standard[2], 0.0, 0.0], abs=1e-5)  # .1 is a gain, though less than the mean
-    assert found[2] == [0.0]
+    assert advantages[0] == pytest.approx([standard[0], standard[1], 0.0], abs=1e-5)
+    assert advantages[1] == pytest.approx([standard[2], 0.0, 0.0], abs=1e-5)  # .1 is a gain, though less than the mean
+    assert advantages[2] == [0.0]
 
 
 def test_ig_search_pays_what_passages_add_beyond_those_that_others_found() -> None:
-    def shows(one: Trajectory, *tokens: int) -> Trajectory:
+    def shows(trajectory: Trajectory, *tokens: int) -> Trajectory:
         shown = iter(tokens)
-        return replace(one, segments=(PROMPT, *(environment(next(shown)) if segment.author is Author.ENVIRONMENT
-                                                else segment for segment in one.segments[1:])))  # fmt: skip
+        return replace(trajectory, segments=(PROMPT, *(environment(next(shown)) if segment.author is Author.ENVIRONMENT
+                                                else segment for segment in trajectory.segments[1:])))  # fmt: skip
 
     worth = {11: 3.0, 12: 1.0, 13: 0.5}
-    asked: list[list[int]] = []
+    read: list[list[int]] = []
 
     def probe(contexts: Sequence[GoldContext]) -> list[float]:
-        asked.extend([token for segment in one for token in segment.ids] for _, one in contexts)
-        return [worth[one[-1].ids[0]] for _, one in contexts]
+        read.extend([token for segment in context for token in segment.ids] for _, context in contexts)
+        return [worth[context[-1].ids[0]] for _, context in contexts]
 
-    runs = [shows(run(3, 4, 5, found=["a", "b"]), 11, 12), shows(run(6, 7, found=["c"]), 13)]
-    found = credit("ig-search", runs, [1.0, 0.0], levels=probe, weight=2.0)
-    assert found[0] == pytest.approx([1 + 2 * (3 - 0.75), 1 + 2 * (1 - 1.75), 1.0])
-    assert found[1] == pytest.approx([-1 + 2 * (0.5 - 2), -1.0])
-    assert asked[0] == [1, 2, 3, 11] and sorted(one[-1] for one in asked[1:3]) == [12, 13]
-    assert asked[3] == [1, 2, 3, 11, 4, 12]  # earlier observations stay
+    runs = [shows(run(3, 4, 5, found_ids=["a", "b"]), 11, 12), shows(run(6, 7, found_ids=["c"]), 13)]
+    advantages = credit("ig-search", runs, [1.0, 0.0], levels=probe, weight=2.0)
+    assert advantages[0] == pytest.approx([1 + 2 * (3 - 0.75), 1 + 2 * (1 - 1.75), 1.0])
+    assert advantages[1] == pytest.approx([-1 + 2 * (0.5 - 2), -1.0])
+    assert read[0] == [1, 2, 3, 11] and sorted(ids[-1] for ids in read[1:3]) == [12, 13]
+    assert read[3] == [1, 2, 3, 11, 4, 12]  # earlier observations stay
     assert credit("ig-search", [run(3, 4)], [1.0], levels=probe, others=1) == [[1.0, 1.0]]  # nothing was read
 
 
 def test_turn_rewards_pay_what_a_turn_found_first() -> None:
-    one = run(3, 4, 5, 6, found=["a g1", "g1 b", "gold g2"])
-    step = make_reward(reward_spec("step_search"))(one)
+    trajectory = run(3, 4, 5, 6, found_ids=["a g1", "g1 b", "gold g2"])
+    step = make_reward(reward_spec("step_search"))(trajectory)
     assert step is not None and step.turns == pytest.approx((0.5, -0.5, 0.5, 0.0))
-    nearer = make_reward({"step_search": {"redundancy": 0.0}})(one)
+    nearer = make_reward({"step_search": {"redundancy": 0.0}})(trajectory)
     assert nearer is not None and nearer.turns == pytest.approx((0.5, 0.0, 0.5, 0.0))
-    first = make_reward(reward_spec("first_appearance"))(one)
+    first = make_reward(reward_spec("first_appearance"))(trajectory)
     assert first is not None and first.turns == (0.0, 0.0, 1.0, 0.0) and first.value == 1.0
-    assert credit("turn-reward", [one], [0.5], [step.turns])[0] == pytest.approx([0.375, -0.625, 0.375, -0.125])
+    assert credit("turn-reward", [trajectory], [0.5], [step.turns])[0] == pytest.approx([0.375, -0.625, 0.375, -0.125])
 
 
 def test_the_gold_answer_is_weighed_by_the_policy_where_the_agent_would_write_it() -> None:
@@ -208,15 +208,15 @@ def test_the_gold_answer_is_weighed_by_the_policy_where_the_agent_would_write_it
 
     model = tiny_model(seed=2)
     probe = PolicyProbe(Policy(model, LearnerSettings(), 1), AnswerWriter(load_protocol("search-r1"), Letters()))
-    one = run(3, 4, found=["a"])
-    short, long = probe([(one, context) for context in one.contexts])
-    turn, answer = probe.writer.ids(one, one.contexts[1])
-    ids = [token for segment in one.contexts[1] for token in segment.ids]
+    trajectory = run(3, 4, found_ids=["a"])
+    short, long = probe([(trajectory, context) for context in trajectory.contexts])
+    turn, answer = probe.writer.ids(trajectory, trajectory.contexts[1])
+    ids = [token for segment in trajectory.contexts[1] for token in segment.ids]
     logprobs = model(input_ids=torch.tensor([[*ids, *turn]])).logits[0].log_softmax(1)
     wanted = [float(logprobs[len(ids) + at - 1, turn[at]].detach()) for at in answer]
     assert long == pytest.approx(sum(wanted) / len(wanted), abs=1e-4) and short != pytest.approx(long)
     assert [turn[at] for at in answer] == Letters().encode("gold")
-    letter = replace(one, question=replace(one.question, answers=("a",)))  # as in the tags around it
+    letter = replace(trajectory, question=replace(trajectory.question, answers=("a",)))  # as in the tags around it
     turn, answer = AnswerWriter(load_protocol("search-r1"), ByteTokenizer()).ids(letter, letter.contexts[1])
     assert ByteTokenizer().decode(turn[: answer.start]).endswith("<answer>") and turn[answer.start] == ord("a")
 
@@ -305,8 +305,8 @@ def test_the_rewards_of_turns_are_weighted_and_gated_like_the_reward() -> None:
     name = next(iter(reward_spec(by_turn)))
     paid = make_reward({name: 2.0, "exact_match": 1.0, "valid": {"gate": True}})(RUNS[1])
     assert paid is not None and paid.turns == (0.5, 1.0, 1.5) and paid.value == 3.0
-    one = make_reward({"exact_match": 1.0})(RUNS[1])
-    assert one is not None and one.turns == ()
+    reward = make_reward({"exact_match": 1.0})(RUNS[1])
+    assert reward is not None and reward.turns == ()
 
     def too_few(run: Trajectory) -> list[float]:
         return [1.0]

@@ -71,8 +71,8 @@ def updated(**changes: object) -> tuple[list[list[float]], dict[str, float]]:
     return policy.rows(), metrics
 
 
-def close(found: list[list[float]], expected: list[list[float]]) -> bool:
-    return all(left == pytest.approx(right, abs=1e-6) for left, right in zip(found, expected, strict=True))
+def close(values: list[list[float]], expected: list[list[float]]) -> bool:
+    return all(left == pytest.approx(right, abs=1e-6) for left, right in zip(values, expected, strict=True))
 
 
 def test_one_update_of_grpo_by_hand() -> None:
@@ -255,8 +255,8 @@ def test_ppo_discounts_by_gamma_and_lambda_and_whitens_where_that_is_set() -> No
     assert plain.advantages_BT[0].tolist() == pytest.approx([0.24, 0.0, 0.6])
     white = open_algorithm(settings_of("ppo", algorithm_settings=own)).advantages(step_rewards())
     assert white.advantages_BT[0].tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)
-    for found in (plain, white):
-        assert found.returns_BT is not None and found.returns_BT[0].tolist() == pytest.approx([0.44, 0.0, 1.0])
+    for rows in (plain, white):
+        assert rows.returns_BT is not None and rows.returns_BT[0].tolist() == pytest.approx([0.44, 0.0, 1.0])
 
 
 def test_minibatches_hold_every_row_that_counts_once_in_nearly_equal_parts() -> None:
@@ -268,10 +268,10 @@ def test_minibatches_hold_every_row_that_counts_once_in_nearly_equal_parts() -> 
         zero_std_B=torch.tensor([True] + [False] * 7),
     )
     parts = minibatches(seven, 3, random.Random(1))
-    assert sorted(row for part in parts for row in part.tolist()) == [0, 1, 2, 4, 5, 6, 7]
+    assert sorted(row for batch in parts for row in batch.tolist()) == [0, 1, 2, 4, 5, 6, 7]
     assert sorted(map(len, parts)) == [2, 2, 3]
-    assert [part.tolist() for part in parts] == [part.tolist() for part in minibatches(seven, 3, random.Random(1))]
-    assert [part.tolist() for part in parts] != [part.tolist() for part in minibatches(seven, 3, random.Random(2))]
+    assert [batch.tolist() for batch in parts] == [batch.tolist() for batch in minibatches(seven, 3, random.Random(1))]
+    assert [batch.tolist() for batch in parts] != [batch.tolist() for batch in minibatches(seven, 3, random.Random(2))]
     spread = torch.cat(minibatches(seven, 3, random.Random(1), drop_zero_std=True))
     assert sorted(spread.tolist()) == [1, 2, 4, 5, 6, 7]
     assert len(minibatches(seven, 50, random.Random(1))) == 7
@@ -282,7 +282,7 @@ def test_a_group_whose_tokens_are_its_divisor_is_split_over_no_minibatches() -> 
     groups_B = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
     eight = replace(experience, mask_BT=torch.ones(8, 2).bool(), zero_std_B=torch.zeros(8).bool(), groups_B=groups_B)
     parts = minibatches(eight, 2, random.Random(1), whole_groups=True)
-    assert sorted(row for part in parts for row in part.tolist()) == [*range(8)]
+    assert sorted(row for batch in parts for row in batch.tolist()) == [*range(8)]
     assert not set(groups_B[parts[0]].tolist()) & set(groups_B[parts[1]].tolist())
     assert len(minibatches(eight, 5, random.Random(1), whole_groups=True)) == 3
     few = RlSettings(steps=10, questions_per_step=4, num_minibatches=8, loss_agg_mode="group-mean")
@@ -295,8 +295,8 @@ def test_a_group_whose_tokens_are_its_divisor_is_split_over_no_minibatches() -> 
 def test_the_gap_of_a_batch_is_that_of_its_first_rows_at_agent_tokens() -> None:
     batch = make_batch([ran(SHORT, True), ran(LONG, True)])
     policy = TableLearner([[7.0, -1.5, -2.0, 7.0, 7.0], [7.0, -1.0, 7.0, -5.0, -1.0]])
-    one, both = logprob_gap(policy, batch, 1), logprob_gap(policy, batch, 9)
-    assert one == pytest.approx({"logprob_gap": 0.75, "logprob_gap_max": 1.0})
+    single, both = logprob_gap(policy, batch, 1), logprob_gap(policy, batch, 9)
+    assert single == pytest.approx({"logprob_gap": 0.75, "logprob_gap_max": 1.0})
     assert both == pytest.approx({"logprob_gap": (0.5 + 1.0 + 4.0) / 5, "logprob_gap_max": 4.0})
 
 
@@ -334,7 +334,7 @@ def recorded(workers: Workers) -> TokenRecord:
     still = LearnerSettings(optimizer=OptimizerSettings(lr=0.0), micro_batch_tokens=40)
     settings = settings_of("grpo", group_size=4, epochs=2, num_minibatches=2, measure_entropy=True, policy=still)
     runs, algorithm = random_trajectories(8, random.Random(0)), open_algorithm(settings)
-    paid = [ScoredTrajectory(place // 4, run, Reward(place % 2, {})) for place, run in enumerate(runs)]
+    paid = [ScoredTrajectory(index // 4, run, Reward(index % 2, {})) for index, run in enumerate(runs)]
     experience = make_experience(TrajectoryBatch(tuple(paid)), settings, algorithm, None)
     record = TokenRecord(experience)
     backend = LocalBackend(Policy(tiny_model(), still, 8, workers=workers), settings)
@@ -359,7 +359,7 @@ def test_a_run_is_right_by_the_outcome_that_is_watched() -> None:
         ("reward", [0.25, 0.5, 0.0], [1]),
         ("reward/f1", [0.5, 0.25, 0.0], [0]),
     ):
-        assert [outcome_of(one, metric) for one in episodes] == values
+        assert [outcome_of(episode, metric) for episode in episodes] == values
         assert right_rows(episodes, metric).tolist() == right
 
 

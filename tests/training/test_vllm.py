@@ -90,5 +90,5 @@ def test_vllm_samples_with_the_weights_of_every_step(lora: bool, tmp_path: Path)
         rows = training.train()
     assert [row["faults"] for row in rows] == [0] * 4
     assert [row["logprob_gap"] < 1e-3 for row in rows] == [True] * 4, rows
-    versions = [{part.version for run in runs for part in run.segments} - {None} for runs in training.runs]
+    versions = [{segment.version for run in runs for segment in run.segments} - {None} for runs in training.runs]
     assert versions == [{0}, {1}, {2}, {3}]

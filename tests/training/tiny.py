@@ -32,8 +32,8 @@ def trajectory(
     hops: int | None = None,
     seed: int = 0,
 ) -> Trajectory:
-    asked = Question(question, "?", ("Ada",), hops=hops)
-    return Trajectory(asked, "search-r1", segments, (), stop, answer, valid=answer is not None, seed=seed)
+    full_question = Question(question, "?", ("Ada",), hops=hops)
+    return Trajectory(full_question, "search-r1", segments, (), stop, answer, valid=answer is not None, seed=seed)
 
 
 def random_trajectories(count: int, rng: random.Random) -> list[Trajectory]:
@@ -67,9 +67,9 @@ def tiny_model(seed: int = 0, layers: Sequence[str] = ("conv", "full_attention")
     return seeded(Lfm2ForCausalLM, config, seed)
 
 
-def same_weights(one: Policy, other: Policy) -> bool:
+def same_weights(policy: Policy, other: Policy) -> bool:
     """To the last bit."""
-    weights, others = one.module.state_dict(), other.module.state_dict()
+    weights, others = policy.module.state_dict(), other.module.state_dict()
     return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
 
 

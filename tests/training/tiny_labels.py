@@ -14,7 +14,7 @@ from coseek.retrieval.query import Query
 
 def label(number: int, *, search: int = 0, question: int | None = None, targets: bool = False) -> LabelSet:
     """Positive: the passage of words `number` and `number + search + 1`; negatives share one of the words."""
-    asked = number if question is None else question
+    about = number if question is None else question
     count = len(WORDS)
 
     def passage(first: int, second: int) -> Passage:
@@ -26,9 +26,9 @@ def label(number: int, *, search: int = 0, question: int | None = None, targets:
     candidates = [Candidate(passage(*pair), rank) for rank, pair in enumerate(pairs, start=1)]
     positive, *negatives = (candidate.passage.id for candidate in candidates)
     return LabelSet(
-        turn=TurnId(f"q{asked}", 0, search),
-        question=Question(f"q{asked}", f"what is {WORDS[asked % count]} of number {asked}", gold_ids=(positive,)),
-        query=Query(f"{WORDS[number % count]} {WORDS[(number + gap) % count]}", f"what is {WORDS[asked % count]}"),
+        turn=TurnId(f"q{about}", 0, search),
+        question=Question(f"q{about}", f"what is {WORDS[about % count]} of number {about}", gold_ids=(positive,)),
+        query=Query(f"{WORDS[number % count]} {WORDS[(number + gap) % count]}", f"what is {WORDS[about % count]}"),
         candidates=tuple(candidates),
         positive=positive,
         negatives=tuple(negatives),

@@ -47,7 +47,7 @@ class Chromium:
         self.requests: list[str] = []
         self.errors: list[str] = []
         targets = cast("list[dict[str, str]]", self.send("Target.getTargets")["targetInfos"])
-        page = next(one["targetId"] for one in targets if one["type"] == "page")
+        page = next(target["targetId"] for target in targets if target["type"] == "page")
         self._session = str(self.send("Target.attachToTarget", targetId=page, flatten=True)["sessionId"])
         for domain in ("Network", "Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
@@ -80,25 +80,25 @@ class Chromium:
 
     def _next(self) -> JsonObject:
         while b"\0" not in self._buffer:
-            part = os.read(self._read, 2**20)
-            assert part, "the browser has ended"
-            self._buffer += part
+            chunk = os.read(self._read, 2**20)
+            assert chunk, "the browser has ended"
+            self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\0")
-        found = cast(JsonObject, json.loads(line))
-        params = cast("dict[str, dict[str, object]]", found.get("params", {}))
-        if found.get("method") == "Network.requestWillBeSent":
+        message = cast(JsonObject, json.loads(line))
+        params = cast("dict[str, dict[str, object]]", message.get("params", {}))
+        if message.get("method") == "Network.requestWillBeSent":
             self.requests.append(str(params["request"]["url"]))
-        if found.get("method") == "Runtime.exceptionThrown":
+        if message.get("method") == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(params["exceptionDetails"]))
-        if found.get("method") == "Log.entryAdded":
+        if message.get("method") == "Log.entryAdded":
             self.errors.append(str(params["entry"]["text"]))
-        return found
+        return message
 
     def ask(self, script: str) -> object:
         """The JSON value of an expression in the page; promises are awaited."""
-        found = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return cast("dict[str, object]", found["result"]).get("value")
+        reply = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return cast("dict[str, object]", reply["result"]).get("value")
 
     def open(self, url: str) -> None:
         """Open a page, and wait until it is drawn."""

@@ -37,26 +37,26 @@ HOSTILE = [frame.replace("{0}", "{}").replace("{}", payload) for frame in _FRAME
 """200 texts that try to be markup, script, requests, terminal codes or another direction."""
 
 
-def trajectory(ident: str = "q1", said: str = "I look", *, right: bool = True, seed: int = 7, k: int = 3) -> Trajectory:
-    """An episode of one search, with `said` in every untrusted text."""
-    passages = [Passage(f"p{at} {said}" if at else "p0", f"title {at} {said}", f"text {at} {said}") for at in range(k)]
-    agent = Segment(Author.AGENT, "search", f"<search>{said}</search>", (65, 66), (-0.25, -2.0))
+def trajectory(ident: str = "q1", text: str = "I look", *, right: bool = True, seed: int = 7, k: int = 3) -> Trajectory:
+    """An episode of one search, with `text` in every untrusted text."""
+    passages = [Passage(f"p{at} {text}" if at else "p0", f"title {at} {text}", f"text {at} {text}") for at in range(k)]
+    agent = Segment(Author.AGENT, "search", f"<search>{text}</search>", (65, 66), (-0.25, -2.0))
     return Trajectory(
-        question=Question(ident, f"Who {said}?", ("Ada", said), ("p0",), 2, {"dataset": f"set {said}"}),
+        question=Question(ident, f"Who {text}?", ("Ada", text), ("p0",), 2, {"dataset": f"set {text}"}),
         protocol="search-r1",
         segments=(
-            Segment(Author.ENVIRONMENT, "prompt", f"Question: {said}", (1, 2, 3)),
+            Segment(Author.ENVIRONMENT, "prompt", f"Question: {text}", (1, 2, 3)),
             agent,
-            Segment(Author.ENVIRONMENT, "information", f"found {said}", (4, 5)),
-            replace(agent, tag="answer", text=f"<answer>{said}</answer>"),
+            Segment(Author.ENVIRONMENT, "information", f"found {text}", (4, 5)),
+            replace(agent, tag="answer", text=f"<answer>{text}</answer>"),
         ),
-        searches=(Search(said, tuple(Hit(one, 3.25 - at) for at, one in enumerate(passages)), turn=1),),
+        searches=(Search(text, tuple(Hit(passage, 3.25 - at) for at, passage in enumerate(passages)), turn=1),),
         stop=StopReason.ANSWERED,
-        answer="Ada" if right else f"not {said}",
-        format_error=said,
+        answer="Ada" if right else f"not {text}",
+        format_error=text,
         seed=seed,
         timings={"wall_s": 0.5},
-        calls=(Call(1, f"tool {said}", {said: said}, said),),
+        calls=(Call(1, f"tool {text}", {text: text}, text),),
     )
 
 
@@ -65,19 +65,19 @@ def make_run(folder: Path, trajectories: Iterable[Trajectory], settings: JsonObj
     agent: JsonObject = {"name": "rules", "protocol": "search-r1", "prompt_template": "default"}
     run = Run.create(folder, settings or {"agent": agent})
     with run.open_for_append() as file:
-        for one in trajectories:
-            run.append(file, one)
+        for trajectory in trajectories:
+            run.append(file, trajectory)
     return folder
 
 
-def token_data(one: Trajectory, advantages: Values = (-1.5, -1.5, 0.5, None)) -> TokenData:
+def token_data(trajectory: Trajectory, advantages: Values = (-1.5, -1.5, 0.5, None)) -> TokenData:
     """Token data of `trajectory()`, with every kind of value."""
     return TokenData(
-        question_id=one.question.id,
-        seed=one.seed,
+        question_id=trajectory.question.id,
+        seed=trajectory.seed,
         group=3,
         reward=0.75,
-        parts={f"part {one.searches[0].query}": 0.5, "nothing": None},
+        parts={f"part {trajectory.searches[0].query}": 0.5, "nothing": None},
         trained=True,
         spans=((3, 5), (7, 9)),
         advantages=advantages,
@@ -90,18 +90,18 @@ def token_data(one: Trajectory, advantages: Values = (-1.5, -1.5, 0.5, None)) ->
 def make_rollouts(training: Path, trajectories: Sequence[Trajectory], values: Sequence[TokenData]) -> Path:
     """Stored rollouts of a training step."""
     folder = make_run(training / "rl" / "rollouts" / "step-000010", trajectories)
-    write_jsonl(folder / FILE, (one.to_json() for one in values))
+    write_jsonl(folder / FILE, (data.to_json() for data in values))
     return folder
 
 
-def make_labels(folder: Path, one: Trajectory) -> Path:
+def make_labels(folder: Path, trajectory: Trajectory) -> Path:
     """A label folder: the first search has a positive and a negative, a question `b` has none."""
     labels = LabelFolder.create(folder, {}, "identity")
     made = tuple(Candidate(Passage(name, name, "text"), at, {"lr": 80.0}) for at, name in enumerate(("good", "bad"), 1))
-    turn = TurnId(one.question.id, one.seed, 0)
+    turn = TurnId(trajectory.question.id, trajectory.seed, 0)
     with labels.appending() as append:
-        append(LabelSet(turn, one.question, Query(one.searches[0].query), made, "good", ("bad",)))
-        append(DroppedTurn(TurnId("b", one.seed, 0), "no-positive"))
+        append(LabelSet(turn, trajectory.question, Query(trajectory.searches[0].query), made, "good", ("bad",)))
+        append(DroppedTurn(TurnId("b", trajectory.seed, 0), "no-positive"))
     labels.release()
     cache = GradeCache(folder / "scores" / "gac.0.jsonl", Score, "identity", {})
     with cache.appending() as scores:
@@ -115,7 +115,7 @@ def data_of(page: HtmlPage) -> JsonObject:
     """The data block, decompressed."""
     block = cast(JsonObject, json.loads(page.contents[1]))
     chunks = cast("list[str]", block["chunks"])
-    bodies = [body for one in chunks for body in cast("list[Json]", unpacked(one))]
+    bodies = [body for chunk in chunks for body in cast("list[Json]", unpacked(chunk))]
     return {**block, "index": unpacked(str(block["index"])), "bodies": bodies}
 
 

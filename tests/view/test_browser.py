@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(FOUND is None, reason="chromi
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Chromium]:
-    with Chromium() as one:
-        yield one
+    with Chromium() as chromium:
+        yield chromium
 
 
 def page_of(folder: Path, *runs: Path, labels: Path | None = None) -> str:
@@ -41,10 +41,10 @@ def choose(browser: Chromium, name: str, value: str) -> None:
 
 
 def titles(browser: Chromium) -> list[str]:
-    found = browser.ask(
+    shown = browser.ask(
         "JSON.stringify([...document.querySelectorAll('#spacer .line:first-child')].map((x) => x.innerText))"
     )
-    return [str(each) for each in json.loads(str(found))]
+    return [str(each) for each in json.loads(str(shown))]
 
 
 def test_200_hostile_texts_are_shown_and_do_nothing(browser: Chromium, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_200_hostile_texts_are_shown_and_do_nothing(browser: Chromium, tmp_path:
     (runs[0] / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": step, HOSTILE[0]: 0.5, HOSTILE[12]: step}) + "\n" for step in (1, 2)), "utf-8"
     )
-    make_rollouts(tmp_path / "training", several, [token_data(one) for one in several])
+    make_rollouts(tmp_path / "training", several, [token_data(episode) for episode in several])
     url = page_of(tmp_path, *runs, tmp_path / "training")
     browser.requests.clear()
     browser.open(url)
@@ -82,12 +82,12 @@ def test_200_hostile_texts_are_shown_and_do_nothing(browser: Chromium, tmp_path:
     assert browser.ask("window.hacked") is None
     assert browser.ask("document.querySelectorAll('script, img, iframe, object, embed, base').length") == 2
     assert not browser.errors
-    assert [one for one in browser.requests if one not in ("about:blank", url)] == []
+    assert [address for address in browser.requests if address not in ("about:blank", url)] == []
 
 
 def test_a_link_shows_a_colleague_the_same_episode_and_filters(browser: Chromium, tmp_path: Path) -> None:
     mine = [trajectory("a", "one"), trajectory("b", "two", right=False), trajectory("b", "three", seed=8, right=False)]
-    theirs = [replace(one, answer="Ada") for one in mine]
+    theirs = [replace(episode, answer="Ada") for episode in mine]
     runs = [make_run(tmp_path / "mine", mine), make_run(tmp_path / "theirs", theirs)]
     url = page_of(tmp_path, *runs)
     browser.open(f"{url}#view=list&flip=theirs")
@@ -124,9 +124,9 @@ def test_keys_lead_through_the_list_and_back(browser: Chromium, tmp_path: Path) 
 
 
 def test_an_episode_shows_ranks_gold_faults_and_tokens(browser: Chromium, tmp_path: Path) -> None:
-    one = trajectory("a", "Ada")
+    episode = trajectory("a", "Ada")
     lost = Search("lost words", fault="timed out", turn=2)
-    url = page_of(tmp_path, make_run(tmp_path / "run", [replace(one, searches=(*one.searches, lost))]))
+    url = page_of(tmp_path, make_run(tmp_path / "run", [replace(episode, searches=(*episode.searches, lost))]))
     browser.open(f"{url}#view=episode&run=run&q=a&seed=7")
     hits = str(browser.ask("[...document.querySelectorAll('.hits li')].map((x) => x.innerText).join('|')")).split("|")
     assert hits[0].split() == ["title", "0", "Ada", "p0", "·", "3.25", "gold", "holds", "the", "answer"]
@@ -139,8 +139,8 @@ def test_an_episode_shows_ranks_gold_faults_and_tokens(browser: Chromium, tmp_pa
 
 
 def test_a_token_strip_tells_every_value_and_is_coloured_by_one(browser: Chromium, tmp_path: Path) -> None:
-    one = trajectory("a", "Ada")
-    make_rollouts(tmp_path / "training", [one], [token_data(one)])
+    episode = trajectory("a", "Ada")
+    make_rollouts(tmp_path / "training", [episode], [token_data(episode)])
     browser.open(f"{page_of(tmp_path, tmp_path / 'training')}#view=episode&run=training/rl/rollouts/step-000010&q=a")
     browser.ask("document.querySelectorAll('.segment details').forEach((one) => { one.open = true; }); 0")
     browser.until("document.querySelectorAll('.tokens').length === 4")
@@ -180,8 +180,8 @@ def test_curves_of_several_runs_lie_over_each_other(browser: Chromium, tmp_path:
     browser.open(page_of(tmp_path, tmp_path / "a", tmp_path / "b"))
     assert browser.ask("document.body.dataset.view") == "curves"
     assert browser.ask("[...document.querySelectorAll('figcaption')].map((x) => x.innerText).join()") == "reward,zeta"
-    said = browser.ask("document.querySelector('figure svg').getAttribute('aria-label')")
-    assert said == "reward, steps 1 to 2000: a from 0.001 to 2; b from 0.001 to 2"
+    label = browser.ask("document.querySelector('figure svg').getAttribute('aria-label')")
+    assert label == "reward, steps 1 to 2000: a from 0.001 to 2; b from 0.001 to 2"
     lines = "[...document.querySelectorAll('figure:first-child path[stroke]')]"
     assert browser.ask(f"{lines}.length") == 2
     assert int(str(browser.ask(f"{lines}[0].getAttribute('d').split('L').length"))) <= 600
@@ -196,11 +196,11 @@ def test_curves_of_several_runs_lie_over_each_other(browser: Chromium, tmp_path:
 @pytest.mark.skipif(not AXE, reason="axe-core-python is not installed")
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1600, False)])
 def test_axe_finds_nothing_serious_in_any_view(browser: Chromium, tmp_path: Path, width: int, dark: bool) -> None:
-    one = trajectory("a", "Ada")
-    runs = [make_run(tmp_path / name, [one, trajectory("b", "two", right=False)]) for name in ("mine", "theirs")]
-    make_rollouts(tmp_path / "training", [one], [token_data(one)])
+    episode = trajectory("a", "Ada")
+    runs = [make_run(tmp_path / name, [episode, trajectory("b", "two", right=False)]) for name in ("mine", "theirs")]
+    make_rollouts(tmp_path / "training", [episode], [token_data(episode)])
     (tmp_path / "training" / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n', encoding="utf-8")
-    url = page_of(tmp_path, *runs, tmp_path / "training", labels=make_labels(tmp_path / "labels", one))
+    url = page_of(tmp_path, *runs, tmp_path / "training", labels=make_labels(tmp_path / "labels", episode))
     browser.open(url)
     rollout = "#view=episode&run=training/rl/rollouts/step-000010&q=a"
     shape(browser, width, TALL, dark)

@@ -86,7 +86,7 @@ def test_the_page_is_written_into_the_run_unless_it_is_named(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         (["--out", "run/trajectories.jsonl"], "ends in .html"),
         (["--serve", "--out", "x.html"], "leave out --out"),
@@ -96,14 +96,14 @@ def test_the_page_is_written_into_the_run_unless_it_is_named(
     ],
 )
 def test_a_mistake_is_one_sentence_and_no_file_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], error: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = make_run(Path("run"), [trajectory()])
     Path("empty").mkdir()
     before = (folder / "trajectories.jsonl").read_bytes()
     assert main(["view", "run", *options]) == 2
-    assert said in capsys.readouterr().err
+    assert error in capsys.readouterr().err
     assert (folder / "trajectories.jsonl").read_bytes() == before
     assert not list(tmp_path.rglob("*.html"))
 
@@ -185,12 +185,12 @@ def test_a_run_under_way_is_shown_up_to_its_last_whole_line(tmp_path: Path) -> N
     path.write_text(path.read_text("utf-8") + json_line(trajectory("c").to_json())[:200], encoding="utf-8")
     (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew', encoding="utf-8")
     (source,), (curves,) = open_sources([folder])
-    assert [one.question.id for one in source.trajectories()] == ["a", "b"]
+    assert [trajectory.question.id for trajectory in source.trajectories()] == ["a", "b"]
     assert curves.columns == {"step": [1], "reward": [0.5]}
 
 
 def test_two_folders_of_one_name_stay_apart(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / place / "run", [trajectory()]) for place in ("a", "b")]
+    folders = [make_run(tmp_path / name / "run", [trajectory()]) for name in ("a", "b")]
     runs, _ = open_sources([*folders, make_run(tmp_path / "c", [])])
     assert [run.name for run in runs] == [*map(str, folders), "c"]
 
@@ -217,11 +217,11 @@ def test_grades_of_a_run_are_found_again(tmp_path: Path) -> None:
 
 
 def test_labels_are_shown_at_the_search_that_they_are_of(tmp_path: Path) -> None:
-    one = trajectory("a", "words")
-    folder = make_run(tmp_path / "run", [one])
-    make_labels(tmp_path / "labels", one)
+    episode = trajectory("a", "words")
+    folder = make_run(tmp_path / "run", [episode])
+    make_labels(tmp_path / "labels", episode)
     (source,), _ = open_sources([folder], tmp_path / "labels")
-    (label,) = labels_for(one, source.labels["a", 7])
+    (label,) = labels_for(episode, source.labels["a", 7])
     assert [row["side"] for row in cast("list[JsonObject]", label["candidates"])] == ["positive", "negative"]
     assert label["branches"] == [
         {"id": "p0", "ended": "Ada", "right": True},
@@ -257,7 +257,7 @@ def test_reinforcement_learning_is_drawn_from_the_policy_that_it_began_with(tmp_
         (tmp_path / folder).mkdir(parents=True)
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / folder / "metrics.jsonl").write_text(text, encoding="utf-8")
-    curves = {one.stage: one.columns for one in open_sources([tmp_path])[1]}
+    curves = {curve.stage: curve.columns for curve in open_sources([tmp_path])[1]}
     assert curves["rl"] == {"step": [0, 1, 2], "loss": [None, 2.0, 1.0], "eval/reward": [0.4, None, 0.8]}
     assert curves["warm-start/round-1"]["step"] == [5, 10]
 
@@ -293,11 +293,11 @@ def test_a_fault_is_neither_right_nor_wrong(tmp_path: Path) -> None:
 
 
 def test_a_passage_is_stored_once_per_chunk_and_two_texts_of_one_id_are_not_mixed_up(tmp_path: Path) -> None:
-    one, other = Passage("p", "t", "one"), Passage("p", "t", "other")
-    searches = tuple(Search("x", (Hit(each, 1.0),), turn=1) for each in (one, one, other, one))
+    first, other = Passage("p", "t", "one"), Passage("p", "t", "other")
+    searches = tuple(Search("x", (Hit(each, 1.0),), turn=1) for each in (first, first, other, first))
     table = table_of(tmp_path / "run", [replace(trajectory(), searches=searches)])
-    found = cast("list[JsonObject]", bodies(table)[0]["searches"])
-    hits = [cast("list[list[object]]", search["hits"])[0] for search in found]
+    stored = cast("list[JsonObject]", bodies(table)[0]["searches"])
+    hits = [cast("list[list[object]]", search["hits"])[0] for search in stored]
     assert [hit[3:] for hit in hits] == [["t", "one"], [], ["t", "other"], ["t", "one"]]
 
 
@@ -312,9 +312,9 @@ def test_a_passage_of_a_document_brings_its_file_and_page(tmp_path: Path) -> Non
 
 def test_hits_say_whether_they_hold_a_gold_answer_or_the_given_one(tmp_path: Path) -> None:
     texts = ("It was Ada.", "Adamant", "not - at all", "Ada, not -")
-    passages = [Passage(str(place), "", text) for place, text in enumerate(texts)]
+    passages = [Passage(str(index), "", text) for index, text in enumerate(texts)]
     searches = (Search("x", tuple(Hit(each, 1.0) for each in passages), turn=1),)
-    table = table_of(tmp_path / "run", [replace(trajectory(said="-"), searches=searches, answer="not")])
+    table = table_of(tmp_path / "run", [replace(trajectory(text="-"), searches=searches, answer="not")])
     hits = cast("list[list[object]]", cast("list[JsonObject]", bodies(table)[0]["searches"])[0]["hits"])
     assert [hit[2] for hit in hits] == [1, 0, 2, 3]
 
@@ -322,9 +322,9 @@ def test_hits_say_whether_they_hold_a_gold_answer_or_the_given_one(tmp_path: Pat
 def test_a_passage_that_another_index_does_not_hold_has_no_rank_there(tmp_path: Path) -> None:
     passages = [Passage("a", "", "lake and hill"), Passage("b", "", "hill"), Passage("c", "", "lake lake")]
     other = OtherIndex("bm25", build_index(Corpus(passages[1:]), "bm25", tmp_path / "other"))
-    found = Search("lake", tuple(Hit(each, 1.0) for each in passages), turn=1)
+    search = Search("lake", tuple(Hit(each, 1.0) for each in passages), turn=1)
     lost = Search("hill", fault="timed out", turn=1)
-    folder = make_run(tmp_path / "run", [replace(trajectory(), searches=(found, lost))])
+    folder = make_run(tmp_path / "run", [replace(trajectory(), searches=(search, lost))])
     table = EpisodeTable()
     table.add_run(RunSource("run", folder, others=(other,)))
     assert bodies(table)[0]["ranks"] == {"bm25": [[0, 0, 1], []]}
@@ -370,7 +370,7 @@ def test_the_text_that_the_index_looked_up_is_shown_with_the_query(tmp_path: Pat
         "agent": {"name": "rules", "protocol": "search-r1", "prompt_template": "default"},
         "index": {"retriever": "bm25", "settings": {"view": "question+query"}},
     }
-    table = table_of(tmp_path / "run", [trajectory(said="words")], settings)
+    table = table_of(tmp_path / "run", [trajectory(text="words")], settings)
     searches = cast("list[JsonObject]", bodies(table)[0]["searches"])
     assert [search["looked_up"] for search in searches] == ["Who words?\nwords"]
 
@@ -389,20 +389,20 @@ def test_a_rollout_of_training_has_the_values_of_its_step_at_its_tokens(tmp_path
     make_rollouts(tmp_path, [learnt, failed], [token_data(learnt)])
     table = table_from(tmp_path)
     assert table.columns["reward"] == [0.75, None]
-    one, other = bodies(table)
-    assert one["training"] == {"group": 3, "trained": True, "updates": 1}
+    body, other = bodies(table)
+    assert body["training"] == {"group": 3, "trained": True, "updates": 1}
     assert table.columns["parts"] == [{"part I look": 0.5}, None]
-    prompt, first, _, second = cast("list[JsonObject]", one["segments"])
+    prompt, first, _, second = cast("list[JsonObject]", body["segments"])
     assert prompt["read"] == [1, 2, 3] and "ids" not in prompt
     assert (first["advantages"], first["gaps"], first["entropies"]) == ([-1500, -1500], [0, -75000], [250, 1500])
     assert (second["advantages"], second["gaps"], second["entropies"]) == ([500, None], [0, None], [0, 2500])
     assert "training" not in other
     fields = {"tag", "text", "tokens", "ids", "logprobs"}
-    assert all(part.keys() <= fields for part in cast("list[JsonObject]", other["segments"]))
+    assert all(segment.keys() <= fields for segment in cast("list[JsonObject]", other["segments"]))
 
 
 def test_values_of_other_tokens_are_not_shown(tmp_path: Path) -> None:
-    one = trajectory("a")
-    make_rollouts(tmp_path, [one], [replace(token_data(one), spans=((3, 5), (6, 8)))])
+    episode = trajectory("a")
+    make_rollouts(tmp_path, [episode], [replace(token_data(episode), spans=((3, 5), (6, 8)))])
     with pytest.raises(DataError, match=r"question 'a', seed 7, stand at the tokens"):
         table_from(tmp_path)

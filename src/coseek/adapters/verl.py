@@ -186,8 +186,8 @@ def estimate(
     charged_BT = torch.where(mask_BT & (at_T < last_B1), token_level_rewards.double(), 0.0)
     rewards_B = token_level_rewards.double().sum(dim=1) - charged_BT.sum(dim=1)
     groups: dict[str, list[int]] = {}
-    for place, uid in enumerate(index):
-        groups.setdefault(str(uid), []).append(place)
+    for row, uid in enumerate(index):
+        groups.setdefault(str(uid), []).append(row)
     zero_std_B = torch.zeros(len(rewards_B), dtype=torch.bool)
     for rows in groups.values():
         zero_std_B[rows] = rl.group_size > 1 and has_zero_std(rewards_B[rows])

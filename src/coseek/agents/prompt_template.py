@@ -247,8 +247,8 @@ class PromptTemplate:
         """A message of the data. The protocol's marks are trusted if the tokenizer has a token for them; the question
         and role marks are neutralised."""
         marks = frozenset(self.grammar.special_tokens)
-        before, asked, after = text.rpartition(question)
-        neutral = without_role_marks(before, marks) + self.grammar.escape(asked) + without_role_marks(after, marks)
+        before, matched, after = text.rpartition(question)
+        neutral = without_role_marks(before, marks) + self.grammar.escape(matched) + without_role_marks(after, marks)
         return [*self._marked(tokenizer, neutral)]
 
     def text_ids(self, tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -33,9 +33,9 @@ def fingerprint(folder: Path, names: str = "*") -> str:
                     break
             if size > _LARGE and path.suffix == ".safetensors":
                 for start, end in _tensor_spans(file):
-                    for place in (start, max(start, end - _EDGE_BYTES)):
-                        file.seek(place)
-                        sha.update(file.read(min(_EDGE_BYTES, end - place)))
+                    for offset in (start, max(start, end - _EDGE_BYTES)):
+                        file.seek(offset)
+                        sha.update(file.read(min(_EDGE_BYTES, end - offset)))
     return sha.hexdigest()
 
 

@@ -46,9 +46,9 @@ def parse_strict(text: str) -> Json:
     try:
         value = cast(Json, from_json(text, allow_inf_nan=False))
     except ValueError as error:
-        said, line, column = _PLACED.fullmatch(str(error)).groups()  # type: ignore[union-attr]
+        complaint, line, column = _PLACED.fullmatch(str(error)).groups()  # type: ignore[union-attr]
         odd = "; there are no NaN and Infinity in JSON" if _ODD.search(text) else ""
-        why = _TOO_DEEP if "recursion" in said else f"not valid JSON ({said} at character {column}{odd})"
+        why = _TOO_DEEP if "recursion" in complaint else f"not valid JSON ({complaint} at character {column}{odd})"
         raise InvalidJson(why, int(line)) from None
     except TypeError:
         raise InvalidJson("it holds half of a surrogate pair, which is no text") from None

@@ -235,7 +235,7 @@ def withhold(questions: Sequence[Question], share: float, rng: random.Random, ne
 
 def twins(questions: Mapping[str, Sequence[Question]], withheld: set[str]) -> dict[str, list[Question]]:
     """The questions of every split over the corpus without the withheld passages."""
-    return {split: [_twin(question, withheld) for question in asked] for split, asked in questions.items()}
+    return {split: [_twin(question, withheld) for question in members] for split, members in questions.items()}
 
 
 def _twin(question: Question, withheld: set[str]) -> Question:

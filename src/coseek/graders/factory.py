@@ -132,9 +132,9 @@ class TextJob:
     def open(self) -> Callable[[tuple[Sequence[str], int]], Texts]:
         model = open_frozen_model(self.name, None, self.writing)
 
-        def write(asked: tuple[Sequence[str], int]) -> Texts:
+        def write(share: tuple[Sequence[str], int]) -> Texts:
             before = getattr(model, "cut_prompts", 0)
-            outputs = generate_each(model, *asked)
+            outputs = generate_each(model, *share)
             return Texts(model.identity, outputs, getattr(model, "cut_prompts", 0) - before)
 
         return write

@@ -151,8 +151,8 @@ def fastest(use: Use, width: int = WIDE, device: str = AUTO) -> Precision:
     """What `auto` resolves to for a model of this hidden size on a device."""
     if use is Use.SAMPLING and width < WIDE:
         return "float32"
-    if (place := device_of(device)).type != "cpu":
-        return "bfloat16" if multiplies_bfloat16(place) else "float32"
+    if (actual := device_of(device)).type != "cpu":
+        return "bfloat16" if multiplies_bfloat16(actual) else "float32"
     speed = speedups()
     return "bfloat16" if speed is not None and speed.bfloat16(use) >= MIN_SPEEDUP else "float32"
 
@@ -188,9 +188,9 @@ def warning(settings: Settings) -> str:
 
 def described(use: Use) -> Choice:
     """What `auto` resolves to for a wide model, with the measured reason. Raises `OSError` if the probe failed."""
-    if (place := device_of()).type != "cpu":
-        has = "multiplies" if multiplies_bfloat16(place) else "does not multiply"
-        return Choice(fastest(use), f"{place} {has} bfloat16 natively")
+    if (device := device_of()).type != "cpu":
+        has = "multiplies" if multiplies_bfloat16(device) else "does not multiply"
+        return Choice(fastest(use), f"{device} {has} bfloat16 natively")
     if (speed := speedups()) is None:
         raise OSError("the probe, a separate process that multiplies matrices for a second, failed")
     return Choice(fastest(use), f"bfloat16 has {speed.bfloat16(use):.2g} × the speed of float32")

@@ -180,7 +180,7 @@ def _checked_kind(folder: Path) -> FolderKind:
     what = kind_of(folder)
     if what is None:
         places = ("policy/trained", "policy/warm", "encoder", "base", "generator", "simulator", "data")
-        inside = next((folder / place for place in places if kind_of(folder / place)), None)
+        inside = next((folder / subfolder for subfolder in places if kind_of(folder / subfolder)), None)
         hint = f"did you mean {inside}?" if inside else "name one, such as OUT/policy/trained or OUT/encoder"
         raise DataError(f"{folder} holds no policy, encoder or data set; {hint}")
     if what != "data set" and not any(folder.rglob("*.safetensors")):

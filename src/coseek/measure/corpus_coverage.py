@@ -190,7 +190,7 @@ def gold_passages(question: Question) -> tuple[str, ...]:
 
 def corpus_coverage(passages: Iterable[Passage], splits: Mapping[str, Sequence[Question]]) -> CorpusCoverage:
     """Read the passages once, and find the gold passages and answers that they lack, by split."""
-    questions = [(split, question) for split, asked in splits.items() for question in asked]
+    questions = [(split, question) for split, members in splits.items() for question in members]
     words = {answer: tuple(answer_words(answer)) for _, question in questions for answer in question.answers}
     # Numbers are looked for, too: they count where another answer of the question is decidable.
     finder = AnswerFinder(words.values())

@@ -138,11 +138,13 @@ def leaderboard(
     seed: int = 0,
 ) -> Leaderboard:
     """Leaderboard of runs by system and data set. The questions of a data set are those of all systems on it."""
-    asked: dict[str, dict[str, None]] = {}
+    ids_of: dict[str, dict[str, None]] = {}
     by_system: dict[str, dict[str, QuestionScores]] = {}
     for (system, dataset), run in runs.items():
         rows = {f"{dataset}/{ident}": row for ident, row in run.questions.items()}
-        asked.setdefault(dataset, {}).update(dict.fromkeys(rows))
+        ids_of.setdefault(dataset, {}).update(dict.fromkeys(rows))
         by_system.setdefault(system, {}).update(rows)
     whole = {system: ScoredRun(system, rows, {}) for system, rows in by_system.items()}
-    return Leaderboard(metric, whole, {name: [*ids] for name, ids in asked.items()}, frozenset(in_domain), (*by,), seed)
+    return Leaderboard(
+        metric, whole, {name: [*ids] for name, ids in ids_of.items()}, frozenset(in_domain), (*by,), seed
+    )

@@ -320,10 +320,10 @@ def score_runs(
 
 def questions_of(runs: Iterable[ScoredRun]) -> list[Question]:
     """The questions of all runs."""
-    asked = {ident: row.question for run in runs for ident, row in run.questions.items()}
-    if not asked:
+    questions = {ident: row.question for run in runs for ident, row in run.questions.items()}
+    if not questions:
         raise DataError("there is nothing to score: the runs hold no trajectories")
-    return list(asked.values())
+    return list(questions.values())
 
 
 def check_metrics(metrics: Iterable[str]) -> None:

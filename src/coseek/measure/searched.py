@@ -77,14 +77,14 @@ def search_questions(
     The questions of a failed batch are searched one by one, so that a failure affects only its question.
     """
     for start in range(0, len(questions), batch):
-        asked = questions[start : start + batch]
+        chunk = questions[start : start + batch]
         try:
-            yield _search(retriever, asked, depth, queries or {})
+            yield _search(retriever, chunk, depth, queries or {})
         except RetrieverError as error:
-            if len(asked) == 1:
-                yield [(asked[0], SearchedQuestion(fault=str(error)))]
+            if len(chunk) == 1:
+                yield [(chunk[0], SearchedQuestion(fault=str(error)))]
             else:
-                yield list(chain.from_iterable(search_questions(retriever, asked, depth, 1, queries)))
+                yield list(chain.from_iterable(search_questions(retriever, chunk, depth, 1, queries)))
 
 
 def _search(

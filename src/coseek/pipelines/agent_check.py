@@ -238,8 +238,8 @@ def problem_of(entry: RecipePath) -> str:
         needed = ["*.json"]
     elif entry.setting == "graders.judge.model" and is_world(path):
         needed = []
-    found = {item: any(any(path.glob(pattern)) for pattern in item.split("|")) for item in needed}
-    lacking = [item.partition("|")[0] for item in needed if not found[item]]
+    present = {item: any(any(path.glob(pattern)) for pattern in item.split("|")) for item in needed}
+    lacking = [item.partition("|")[0] for item in needed if not present[item]]
     return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
 
 

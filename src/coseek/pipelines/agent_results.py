@@ -318,7 +318,9 @@ def _curve(stage: Stage) -> list[ReportSection]:
 def calibration_sections(name: str, scores: Scores) -> list[ReportSection]:
     """Accuracy by confidence, if there is something to decline."""
     lines = [
-        Series(run, tuple(100 * one.confidence for one in bins), tuple(one.right for one in bins), markers=True)
+        Series(
+            run, tuple(100 * bucket.confidence for bucket in bins), tuple(bucket.right for bucket in bins), markers=True
+        )
         for run, abstention in scores.abstention.items()
         if (bins := abstention.bins) and run in ("before", "after")
     ]

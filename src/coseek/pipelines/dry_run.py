@@ -120,9 +120,9 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     stage_values: list[Json] = []
     stages = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
     for (name, stage), step in zip(stages, steps, strict=True):
-        found = _stage(name, stage, shape, step)
-        rows += found[0]
-        stage_values.append(found[1])
+        result = _stage(name, stage, shape, step)
+        rows += result[0]
+        stage_values.append(result[1])
     note = (
         f"Time assumes {machine.tflops:g} TFLOP/s a device, of which updates reach {machine.update_mfu:.0%} and "
         f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."

@@ -174,7 +174,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             return [*synthetic_labels().texts(self.recipe.synthetic, self.recipe.seed)]
         labels = read_labels(self.recipe.labels) if self.data is None else self.material.train
         pairs = ((label.question, candidate.passage) for label in labels for candidate in label.candidates)
-        return [text for asked, passage in pairs for text in (passage.title, passage.text, asked.question)]
+        return [text for query, passage in pairs for text in (passage.title, passage.text, query.question)]
 
     @cached_property
     def data(self) -> RetrieverData | None:

@@ -220,13 +220,13 @@ def _round_table(
     vectors: float,
 ) -> Table:
     """The findings about a round: see `together_dry_run`."""
-    asked = "no model in the workers' processes"
+    scored_by = "no model in the workers' processes"
     if recipe.labels.serve is not None:
-        asked = f"one server for all workers, by {recipe.labels.serve}"
+        scored_by = f"one server for all workers, by {recipe.labels.serve}"
     if scorer is None:
-        asked = "a local model of unknown size"
+        scored_by = "a local model of unknown size"
     elif scorer:
-        asked = f"{shown_gib(scorer)} GiB in each process that labels"
+        scored_by = f"{shown_gib(scorer)} GiB in each process that labels"
     parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in encoder.items())
     spread = recipe.index.settings.get("devices", "one device")
     encoded = f"{recipe.index.retriever}, encoded on {spread}; in every process that searches its vectors"
@@ -234,7 +234,7 @@ def _round_table(
     rows = (
         ("runs to label", f"{work.runs:,} a round", f"{recipe.labels.questions:,} questions, at most"),
         ("searches", f"{work.searches:,} a round", f"{work.candidates} candidates each"),
-        ("scorer calls", f"{work.scorer_calls:,} a round", f"{recipe.labels.scorer or 'no scorer'}: {asked}"),
+        ("scorer calls", f"{work.scorer_calls:,} a round", f"{recipe.labels.scorer or 'no scorer'}: {scored_by}"),
         ("continued runs", f"{work.continuations:,} a round", "of the agent, from single candidates"),
         ("time of these runs", f"{duration(runs_s)} a round at most", "as fast as the agent's rollouts"),
         ("retriever", needed, parts or "its encoder is not there, or is made by the training"),

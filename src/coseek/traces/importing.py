@@ -92,7 +92,7 @@ def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | 
 def _read(files: Sequence[Path], settings: TraceSettings, run: Run, report: TraceReport) -> None:
     reader = ConversationReader(settings.search_tools, settings.query_argument)
     records = RecordReader(settings, Counter())
-    asked: dict[str, tuple[str, int]] = {}
+    seen: dict[str, tuple[str, int]] = {}
     """Question id → its text, and the number of conversations so far."""
     with run.open_for_append() as file:
         for path in files:
@@ -101,12 +101,12 @@ def _read(files: Sequence[Path], settings: TraceSettings, run: Run, report: Trac
                     report.left_out.append(record)
                     continue
                 ident, text = record.question.id, record.question.question
-                before, seed = asked.get(ident, (text, 0))
+                before, seed = seen.get(ident, (text, 0))
                 if before != text:
                     reason = f"the question id {ident!r} is that of another question; name another field with id=PATH"
                     report.left_out.append(RecordFault(record.where, reason))
                     continue
-                asked[ident] = text, seed + 1
+                seen[ident] = text, seed + 1
                 Run.append(file, reader.trajectory(record, seed))
                 report.imported += 1
                 report.with_answers += bool(record.question.answers)

@@ -307,7 +307,7 @@ def html_of(title: str, data: Json) -> str:
     )
     parts = {"title": escape(title), "policy": policy, "style": style, "script": script, "data": inert_json(data)}
     # In one pass, so that inserted text is not searched for placeholders.
-    return _PLACE.sub(lambda place: parts[place[1]], part("page.html"))
+    return _PLACE.sub(lambda match: parts[match[1]], part("page.html"))
 
 
 def inert_json(data: Json) -> str:

@@ -34,8 +34,8 @@ class SkilledSolver:
     asked: list[int] = field(default_factory=list)
 
     def solved(self, questions: Sequence[Question]) -> list[float | None]:
-        self.asked += [one.hops or 0 for one in questions]
-        return [self.skill[one.hops or 0] for one in questions]
+        self.asked += [question.hops or 0 for question in questions]
+        return [self.skill[question.hops or 0] for question in questions]
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def test_only_questions_at_the_edge_are_kept_and_the_rest_is_counted(corpus: Cor
     for share, reason in ((1.0, "nearly always"), (0.0, "seldom")):
         summary = made(corpus, tmp_path / reason, SkilledSolver({1: share, 2: 0.4}))
         dataset = Dataset(tmp_path / reason / "out")
-        questions = [one for split in dataset.splits for one in dataset.questions(split)]
-        assert {one.hops for one in questions} == {2}
+        questions = [question for split in dataset.splits for question in dataset.questions(split)]
+        assert {question.hops for question in questions} == {2}
         assert "'solved in 40% of the tries'" in str(questions[0].meta["gates"])
         assert summary.dropped[f"edge: the solver {reason} answers it"] > 0
 

@@ -57,7 +57,9 @@ def test_questions_are_true_and_need_their_hops(world: World, made: tuple[Datase
 
 def test_no_passage_of_a_test_path_is_in_a_path_of_another_split(made: tuple[Dataset, SynthesisSummary]) -> None:
     dataset, _ = made
-    paths = {split: {gold for one in dataset.questions(split) for gold in one.gold_ids} for split in dataset.splits}
+    paths = {
+        split: {gold for question in dataset.questions(split) for gold in question.gold_ids} for split in dataset.splits
+    }
     assert set(paths) == {"train", "dev", "test"}
     assert not paths["test"] & (paths["train"] | paths["dev"])
     assert not paths["dev"] & paths["train"]
@@ -92,7 +94,7 @@ def test_a_hard_negative_neither_answers_nor_is_gold(made: tuple[Dataset, Synthe
     for question in everything(dataset):
         negatives = cast(list[str], question.meta["negatives"])
         assert negatives and not set(negatives) & set(question.gold_ids)
-        assert not any(f" {question.answers[0]} " in f"{dataset.corpus.by_id(one).text} " for one in negatives)
+        assert not any(f" {question.answers[0]} " in f"{dataset.corpus.by_id(ident).text} " for ident in negatives)
 
 
 def test_a_twin_lacks_a_passage_that_it_needs_and_nothing_else_changes(made: tuple[Dataset, SynthesisSummary]) -> None:
@@ -124,7 +126,7 @@ def corpus_of(*more: tuple[str, str], **instead: str) -> Corpus:
     films = [Passage(f"f{row}", film, FILM.format(film, who)) for row, (film, who, _) in enumerate(PAIRS)]
     people = [Passage(f"p{row}", who, BORN.format(who, place)) for row, (_, who, place) in enumerate(PAIRS)]
     added = [Passage(f"m{row}", *each) for row, each in enumerate(more)]
-    return Corpus(replace(one, text=instead.get(one.id, one.text)) for one in (*films, *people, *added))
+    return Corpus(replace(passage, text=instead.get(passage.id, passage.text)) for passage in (*films, *people, *added))
 
 
 def failed(corpus: Corpus, question: str = "Where was the maker of Red Hour born?", depth: int = 1) -> str:
@@ -167,7 +169,7 @@ class Told:
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         self.asked += prompts
         return [
-            next((said for held, said in self.answers.items() if all(one in prompt for one in held.split("|"))), "no")
+            next((text for held, text in self.answers.items() if all(word in prompt for word in held.split("|"))), "no")
             for prompt in prompts
         ]
 
@@ -188,8 +190,8 @@ FOLLOWED = {"by Ada Stone|born in Ulm": "Ulm", "by Bert Moss|born in Graz": "Gra
 
 def test_a_model_that_needs_the_whole_path_keeps_a_question_and_its_words_are_stored(tmp_path: Path) -> None:
     questions = with_model(tmp_path, None, Told(FOLLOWED))
-    asked = [question for question in questions if question.gold_ids == ("f0", "p0")]
-    gates = cast(dict[str, JsonObject], asked[0].meta["gates"])
+    matching = [question for question in questions if question.gold_ids == ("f0", "p0")]
+    gates = cast(dict[str, JsonObject], matching[0].meta["gates"])
     assert gates["follows (model)"]["said"] == ["Ulm", "no", "no"]
     assert gates["closed_book (model)"] == {"passed": True, "said": ["no"]}
 
@@ -203,7 +205,7 @@ def test_a_question_that_a_model_answers_with_less_is_dropped(tmp_path: Path, kn
     assert not [question for question in kept if question.answers[0] == "Ulm"]
 
 
-def said(*rows: tuple[str, str], **more: object) -> str:
+def reply_of(*rows: tuple[str, str], **more: object) -> str:
     """A reply with proposals."""
     return json.dumps({"questions": [{"question": question, "answer": span, **more} for question, span in rows]})
 
@@ -211,7 +213,7 @@ def said(*rows: tuple[str, str], **more: object) -> str:
 def test_a_model_proposes_questions_of_linked_passages_with_their_steps(tmp_path: Path) -> None:
     steps = ["Who directed Red Hour?", "In which town was Ada Stone born?"]
     model = Told(
-        {"directed by Ada Stone|born in Ulm": said(("Where was the maker of Red Hour born?", "Ulm"), steps=steps)}
+        {"directed by Ada Stone|born in Ulm": reply_of(("Where was the maker of Red Hour born?", "Ulm"), steps=steps)}
     )
     (question,) = with_model(tmp_path, model, None)
     assert (question.question, question.answers, question.gold_ids) == (
@@ -234,7 +236,7 @@ def test_a_model_proposes_questions_of_linked_passages_with_their_steps(tmp_path
 )
 def test_an_unfair_proposal_is_dropped_and_counted(row: tuple[str, str], gate: str, tmp_path: Path) -> None:
     good = ("Where was Cora Hill born?", "Bern")
-    model = Told({"born in Ulm": said(row), "born in Bern": said(good, good)})
+    model = Told({"born in Ulm": reply_of(row), "born in Bern": reply_of(good, good)})
     (question,) = with_model(tmp_path, model, None, hop_mix=[1])
     assert question.question == good[0]
     dropped = json.loads((tmp_path / "out" / RECORD).read_text(encoding="utf-8"))["dropped"]
@@ -251,7 +253,7 @@ def test_an_unfair_proposal_is_dropped_and_counted(row: tuple[str, str], gate: s
     ],
 )
 def test_a_reply_that_is_no_list_of_questions_is_asked_for_once_more(reply: str, tmp_path: Path) -> None:
-    good = said(("Where was Ada Stone born?", "Ulm"))
+    good = reply_of(("Where was Ada Stone born?", "Ulm"))
     model = Told({"born in Ulm|could not be read": f"<think>{{</think>```json\n{good}\n```", "born in Ulm": reply})
     (question,) = with_model(tmp_path, model, None, hop_mix=[1])
     assert question.answers == ("Ulm",)
@@ -267,15 +269,15 @@ class Failing(Told):
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         texts = super().write(prompts, max_tokens)
-        found = [
+        replies = [
             ModelError("HTTP 500") if self.broken in prompt else text
             for prompt, text in zip(prompts, texts, strict=True)
         ]
-        return texts_of(found)
+        return texts_of(replies)
 
 
 def test_a_failure_of_the_server_is_counted_and_the_next_start_asks_only_what_failed(tmp_path: Path) -> None:
-    rows = {f"born in {town}": said((f"Where was {who} born?", town)) for _, who, town in PAIRS}
+    rows = {f"born in {town}": reply_of((f"Where was {who} born?", town)) for _, who, town in PAIRS}
     model = Failing(rows)
     cached = CachedTextModel(model, TextCache(tmp_path / "said.sqlite"))
     assert len(with_model(tmp_path, cast(Told, cached), None, hop_mix=[1])) == 2

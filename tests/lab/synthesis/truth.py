@@ -40,15 +40,15 @@ class Truth:
 
     def _known(self, name: str) -> str:
         """The id of what a name names; the name itself for a literal or an ambiguous one."""
-        found = self._by_name.get(name, ())
-        return found[0].id if len(found) == 1 else name
+        entities = self._by_name.get(name, ())
+        return entities[0].id if len(entities) == 1 else name
 
     def is_true(self, question: Question) -> bool:
         """Whether every step is a fact, and the last one leads to the answers alone."""
         path = gold_path(question)
         if [step.passage for step in path] != [*question.gold_ids] or question.hops != len(path):
             return False
-        if any(self._known(one.target) != self._known(two.source) for one, two in pairwise(path)):
+        if any(self._known(step.target) != self._known(following.source) for step, following in pairwise(path)):
             return False
         last = self._facts.get(self._known(path[-1].target))
         accepted = set(last.names) if last is not None else {path[-1].target}
@@ -72,9 +72,9 @@ class Truth:
         """Whether each passage of the path is needed: no other one joins two of its names."""
         path = gold_path(question)
         names = [self._known(name) for name in (path[0].source, *(step.target for step in path))]
-        for first, one in enumerate(names):
+        for first, name in enumerate(names):
             for second in range(first + 1, len(names)):
-                joining = self._joined.get(frozenset((one, names[second])), set())
+                joining = self._joined.get(frozenset((name, names[second])), set())
                 if joining != ({path[first].passage} if second == first + 1 else set()):
                     return False
         return True

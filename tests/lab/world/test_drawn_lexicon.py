@@ -43,11 +43,11 @@ def test_no_word_of_a_measured_world_is_learnt_before() -> None:
 
 
 def test_relations_names_and_wordings_differ_between_drawn_worlds() -> None:
-    one, other = words_of(drawn_lexicon(1)), words_of(drawn_lexicon(2))
-    assert words_of(drawn_lexicon(1)) == one
+    first, other = words_of(drawn_lexicon(1)), words_of(drawn_lexicon(2))
+    assert words_of(drawn_lexicon(1)) == first
     nouns = [{relation.noun for relation in drawn_lexicon(seed).relations} for seed in (1, 2)]
     assert len(nouns[0] & nouns[1]) < 0.2 * len(nouns[0])
-    assert len(one & other) < 0.3 * len(one)
+    assert len(first & other) < 0.3 * len(first)
 
 
 @pytest.mark.medium
@@ -64,19 +64,19 @@ def test_a_held_out_relation_is_not_asked_by_a_word_that_only_training_could_exp
     """Question and passage name it by words of one stem."""
     frame = words_of(drawn_lexicon(0)) & words_of(drawn_lexicon(1)) & words_of(drawn_lexicon(2))
     rows = [row.split() for row in (*english("roots"), *english("bare_roots"))]
-    stems = {row[0]: [one for one in row if one[:3] == row[0][:3]] for row in rows}
-    asked = 0
+    stems = {row[0]: [word for word in row if word[:3] == row[0][:3]] for row in rows}
+    times_asked = 0
     for seed in range(20):
         for relation in drawn_lexicon(seed, held_out=True).relations:
             if relation.noun not in stems:
                 continue
             foreign = (
-                {one for row in rows if row[0] == relation.noun for one in row} - set(stems[relation.noun]) - frame
+                {word for row in rows if row[0] == relation.noun for word in row} - set(stems[relation.noun]) - frame
             )
             texts = (*relation.clauses, *relation.phrases, *relation.asks)
             assert not [text for text in texts if foreign & set(text.split())]
-            asked += 1
-    assert asked > 50
+            times_asked += 1
+    assert times_asked > 50
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def plain(question: Question) -> Question:
 
 
 def marked() -> list[Question]:
-    return [one for split in ("train", "dev") for one in world().questions[split] if one.meta.get(KNOWN)]
+    return [question for split in ("train", "dev") for question in world().questions[split] if question.meta.get(KNOWN)]
 
 
 def test_a_world_with_known_facts_is_otherwise_the_world_without() -> None:
@@ -51,10 +51,10 @@ def test_a_world_with_known_facts_is_otherwise_the_world_without() -> None:
 
 
 def test_a_question_is_marked_where_the_split_teaches_every_fact_of_it_and_nowhere_else() -> None:
-    taught = {(one.gold_ids[0], plan_of(one)[0].relation) for one in world().questions[KNOWN]}
+    taught = {(question.gold_ids[0], plan_of(question)[0].relation) for question in world().questions[KNOWN]}
     facts = sum(len(entity.facts) for entity in world().oracle.facts.values())
     assert 0.35 < len(taught) / facts < 0.45
-    for question in (one for split in ("train", "dev") for one in world().questions[split]):
+    for question in (question for split in ("train", "dev") for question in world().questions[split]):
         whole = all((step.gold_id, step.relation) in taught for step in plan_of(question))
         assert question.meta.get(KNOWN, False) is whole
     assert {"composition", "comparison"} == set(map(kind_of, marked()))
@@ -73,7 +73,7 @@ def test_the_expert_recalls_what_is_known_and_searches_for_the_rest() -> None:
             assert not searches and exact_match(moves[-1].answer, question.answers)
             assert all(f" {step.sub_answer} " in f"{moves[-1].thought} " for step in plan_of(question))
         assert "# None" not in moves[-1].thought
-    searched = [run_expert(ExpertAgent(PERFECT), one, index=index)[1] for one in marked()]
+    searched = [run_expert(ExpertAgent(PERFECT), question, index=index)[1] for question in marked()]
     assert all(searched)
     once = RECALL.conclude(EpisodeState(marked()[0], ()), random.Random(0))
     assert exact_match(once.answer, marked()[0].answers)
@@ -84,9 +84,9 @@ def test_a_generator_is_taught_known_facts_from_passages_that_do_not_state_them(
     for count in (0, 3, 12):
         example = sampler.recalled(count, rng)
         assert len(example.passages) <= count
-        assert not {one.id for one in example.passages} & {*example.question.gold_ids}
+        assert not {passage.id for passage in example.passages} & {*example.question.gold_ids}
         assert exact_match(example.written.rpartition(MARK)[2], example.question.answers)
-    assert all(exact_match(recalled(one).rpartition(MARK)[2], one.answers) for one in marked())
+    assert all(exact_match(recalled(question).rpartition(MARK)[2], question.answers) for question in marked())
 
 
 @pytest.mark.medium
@@ -118,12 +118,12 @@ def choices() -> World:
     return make_world(TINY.model_copy(update={"choices": 4, "comparison": 0.4}))
 
 
-def asked(world: World) -> list[Question]:
-    return [one for split in ("train", "dev") for one in world.questions[split]]
+def questions_of(world: World) -> list[Question]:
+    return [question for split in ("train", "dev") for question in world.questions[split]]
 
 
 def list_questions() -> list[Question]:
-    return [one for one in asked(lists()) if kind_of(one) == LIST]
+    return [question for question in questions_of(lists()) if kind_of(question) == LIST]
 
 
 def test_a_list_names_one_value_of_each_of_two_to_four_passages_and_gives_none_away() -> None:
@@ -150,7 +150,10 @@ def test_an_answer_with_some_names_of_a_list_is_paid_by_f1_and_not_by_em() -> No
     index = Bm25.over(lists().corpus)
     scores = {}
     for expert in (ExpertAgent(PERFECT), ExpertAgent(ExpertSettings(stop_early=1.0, restate=True))):
-        ends = [(run_expert(expert, one, index=index)[0][-1].answer or "", one.answers) for one in list_questions()]
+        ends = [
+            (run_expert(expert, question, index=index)[0][-1].answer or "", question.answers)
+            for question in list_questions()
+        ]
         scores[expert.settings.stop_early] = [
             mean(float(measure(*end)) for end in ends) for measure in (exact_match, f1)
         ]
@@ -160,7 +163,7 @@ def test_an_answer_with_some_names_of_a_list_is_paid_by_f1_and_not_by_em() -> No
 
 def test_a_rationale_of_a_list_ends_in_all_of_its_names() -> None:
     sampler = ExampleSampler.of_world(lists(), "train")
-    for question in [one for one in sampler.questions if kind_of(one) == LIST][:20]:
+    for question in [question for question in sampler.questions if kind_of(question) == LIST][:20]:
         written = sampler.example_of(question, 6, random.Random(0)).written
         assert exact_match(written.rpartition(MARK)[2], question.answers)
 
@@ -168,7 +171,7 @@ def test_a_rationale_of_a_list_ends_in_all_of_its_names() -> None:
 def test_options_hold_the_answer_once_and_are_not_searched_for() -> None:
     plain = make_world(TINY.model_copy(update={"comparison": 0.4}))
     assert [*choices().corpus] == [*plain.corpus]
-    for question, other in zip(asked(choices()), asked(plain), strict=True):
+    for question, other in zip(questions_of(choices()), questions_of(plain), strict=True):
         options = question.meta["options"]
         assert isinstance(options, dict) and 2 <= len(options) <= 4 and question.judge_only
         assert question.searched == other.question and question.question.startswith(other.question)

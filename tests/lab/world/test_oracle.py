@@ -20,7 +20,7 @@ def world() -> World:
 
 
 def questions() -> list[Question]:
-    return [question for asked in world().questions.values() for question in asked]
+    return [question for questions in world().questions.values() for question in questions]
 
 
 def chain(hops: int = 2) -> Question:
@@ -44,7 +44,7 @@ def test_the_judge_accepts_every_name_in_a_sentence_and_nothing_empty() -> None:
 def test_the_judge_does_not_read_an_answer_inside_another_name() -> None:
     oracle = make_world(WorldSettings(size="compact", seed=5, train=1, dev=0, test=0)).oracle
     cities = [entity for entity in oracle.facts.values() if entity.kind == "city"]
-    inner, outer = next((one, other) for one in cities for other in cities if f" {one.name}" in other.name)
+    inner, outer = next((city, other) for city in cities for other in cities if f" {city.name}" in other.name)
     assert not oracle.judge(asking(*inner.names), outer.name)
     assert oracle.judge(asking(*inner.names), f"{outer.name} or {inner.name}")
 
@@ -77,10 +77,10 @@ def test_a_passage_about_the_past_and_a_namesake_mislead() -> None:
     question, gold_id = next((q, q.gold_ids[0]) for q in questions() if q.hops == 1 and q.gold_ids[0] in about)
     assert oracle.relevance(question, world().corpus.by_id(about[gold_id]), 0) == MISLEADING
     people = [entity for entity in oracle.facts.values() if entity.kind == "person" and entity.title != entity.name]
-    asked = next(q for q in questions() if q.hops == 1 and q.gold_ids[0] in {person.id for person in people})
-    gold = oracle.facts[asked.gold_ids[0]]
+    simple = next(q for q in questions() if q.hops == 1 and q.gold_ids[0] in {person.id for person in people})
+    gold = oracle.facts[simple.gold_ids[0]]
     namesake = next(person for person in people if person.name == gold.name and person is not gold)
-    assert oracle.relevance(asked, world().corpus.by_id(namesake.id), 0) in (MISLEADING, OTHER_HOP)
+    assert oracle.relevance(simple, world().corpus.by_id(namesake.id), 0) in (MISLEADING, OTHER_HOP)
 
 
 def test_marriage_is_supported_by_the_other_side() -> None:
@@ -120,7 +120,7 @@ def test_a_query_of_the_relation_alone_is_for_the_hop_that_has_it_and_not_for_an
         for hop, step in enumerate(plan):
             if kind_of(question) == "composition" and relations.count(step.relation) == 1:
                 assert oracle.hop_of(question, step.relation) == hop
-                gold = [oracle.relevance(question, world().corpus.by_id(one.gold_id), hop) for one in plan]
+                gold = [oracle.relevance(question, world().corpus.by_id(step.gold_id), hop) for step in plan]
                 assert gold.index(max(gold)) == hop and gold.count(GOLD) == 1
                 late += hop > 0
     assert late > 0

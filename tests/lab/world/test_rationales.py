@@ -53,7 +53,7 @@ def test_every_line_names_a_gold_passage_with_its_number_and_a_value_that_it_tel
         for line in re.sub(f"{NOW}.*? [?.](?= )", "", text.partition(MARK)[0]).split(" .")[:-1]:
             title, hash_sign, facts = line.partition(" # ")
             if hash_sign and not facts.partition(" ,")[2].startswith(" no "):
-                passage = next(one for one in shown(world(), question) if one.title == title)
+                passage = next(passage for passage in shown(world(), question) if passage.title == title)
                 for fact in facts.partition(" ,")[2].split(" , "):
                     assert f"{fact.partition(' :')[2]} " in f"{passage.text} {passage.title} "
 
@@ -61,11 +61,11 @@ def test_every_line_names_a_gold_passage_with_its_number_and_a_value_that_it_tel
 def test_a_year_before_1000_is_earlier_than_one_after_it() -> None:
     """As text, 1003 stands before 965."""
     made = make_world(WorldSettings(seed=12, size="tiny", lexicon="drawn", train=300, dev=0, test=0))
-    asked = [one for one in made.questions["train"] if one.meta.get("compare") == "earlier"]
-    dates = [[int(step.sub_answer) for step in plan_of(question)] for question in asked]
+    compared = [question for question in made.questions["train"] if question.meta.get("compare") == "earlier"]
+    dates = [[int(step.sub_answer) for step in plan_of(question)] for question in compared]
     assert any(min(pair) < 1000 <= max(pair) for pair in dates)
     facts = ExampleSampler.of_world(made, "train").facts
-    for question, pair in zip(asked, dates, strict=True):
+    for question, pair in zip(compared, dates, strict=True):
         first = plan_of(question)[pair.index(min(pair))]
         assert made.corpus.by_id(first.gold_id).title.strip() in question.answers
         assert f" {min(pair)} is before {max(pair)} ." in rationale(question, shown(made, question), facts)
@@ -73,7 +73,7 @@ def test_a_year_before_1000_is_earlier_than_one_after_it() -> None:
 
 def test_passages_are_read_in_their_order_up_to_the_one_with_both_given_values() -> None:
     facts, seen = sampler().facts, set()
-    for question in (one for one in world().questions["train"] if kind_of(one) == "constraint"):
+    for question in (question for question in world().questions["train"] if kind_of(question) == "constraint"):
         passages = sampler().passages(question, 6, random.Random(question.id))
         lines = rationale(question, passages, facts).partition(MARK)[0].split(" .")[:-1]
         gold = [passage.id in question.gold_ids for passage in passages].index(True)
@@ -85,7 +85,7 @@ def test_passages_are_read_in_their_order_up_to_the_one_with_both_given_values()
             stated = {fact.relation: fact.value for fact in facts.get(passage.id, ())}
             assert (f" , no {first[0]}" in line) == (first[0] not in stated)
             assert (f" , {second[0]} : " in line) == (stated.get(first[0]) == first[1] and second[0] in stated)
-            seen |= {part for part in (" , no ", f" , {second[0]} :") if part in line}
+            seen |= {mark for mark in (" , no ", f" , {second[0]} :") if mark in line}
     assert " , no " in seen and len(seen) > 1
 
 
@@ -99,8 +99,8 @@ def test_what_is_still_asked_holds_the_value_that_was_found_and_no_step_before_i
             continue
         lengths.add(len(plan))
         assert len(left) == len(plan) - 1 and not plan[-1].rest
-        for found, following, rest in zip(plan, plan[1:], left, strict=False):
-            assert f" {found.sub_answer} " in rest and f" {plan[0].mention} " not in rest
-            assert following.mention == found.sub_answer
+        for step, following, rest in zip(plan, plan[1:], left, strict=False):
+            assert f" {step.sub_answer} " in rest and f" {plan[0].mention} " not in rest
+            assert following.mention == step.sub_answer
         assert all(f"{NOW}{rest}" in written(question) for rest in left)
     assert lengths == {1, 2, 3, 4}

@@ -35,7 +35,7 @@ def bm25() -> Bm25:
 
 
 def test_no_passage_states_what_an_unanswerable_question_lacks() -> None:
-    lost = [question for asked in world().questions.values() for question in asked if not question.answerable]
+    lost = [question for questions in world().questions.values() for question in questions if not question.answerable]
     assert 0.28 < len(lost) / 210 < 0.4
     for question in lost:
         withheld = cast("list[str]", question.meta["withheld"])
@@ -47,14 +47,14 @@ def test_no_passage_states_what_an_unanswerable_question_lacks() -> None:
 
 
 def test_the_answerable_questions_are_those_of_the_world_without_the_setting() -> None:
-    plain = {question.id: question for asked in world(0.0).questions.values() for question in asked}
-    for asked in world().questions.values():
-        for question in asked:
+    plain = {question.id: question for questions in world(0.0).questions.values() for question in questions}
+    for questions in world().questions.values():
+        for question in questions:
             if question.answerable:
                 assert question == plain[question.id] and all(map(world().corpus.has, question.gold_ids))
             else:
                 assert question.question == plain[str(question.meta["twin_of"])].question
-    assert {one.id for one in world().corpus} < {one.id for one in world(0.0).corpus}
+    assert {passage.id for passage in world().corpus} < {passage.id for passage in world(0.0).corpus}
 
 
 def test_the_expert_declines_what_lacks_a_passage_and_never_anything_else() -> None:
@@ -80,8 +80,8 @@ def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: py
     monkeypatch.setattr(drills, "MAX_OBSERVATION_TOKENS", 10_000)  # the tokens are bytes here
     protocol = load_protocol("search-r1", "laptop")
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-    named = {name: one for one in world().oracle.facts.values() for name in one.names if name != one.name}
-    named |= {one.title: one for one in world().oracle.facts.values()}
+    named = {name: entity for entity in world().oracle.facts.values() for name in entity.names if name != entity.name}
+    named |= {entity.title: entity for entity in world().oracle.facts.values()}
     counts = {True: 0, False: 0}
     for drill in make_drills(world(), protocol, tokenizer, 200, random.Random(0), asking=1.0):
         if len(drill.segments) == 2:
@@ -90,14 +90,14 @@ def test_a_drill_finds_a_fact_exactly_where_its_passage_is_shown(monkeypatch: py
         assert all(request.text.removeprefix("<think>") in before.text for request in lines[::2])
         for request, reply in zip(lines[::2], lines[1::2], strict=True):
             assert (request.author, reply.author) == (Author.ENVIRONMENT, Author.AGENT)
-            asked = re.search(r" Next : the (.*?) of (.*) \.$", request.text)
-            assert asked is not None
-            entity = named[asked[2]]
-            fact, found = entity.fact(asked[1]), reply.text.removesuffix("</think>") != " Not found ."
-            counts[found] += 1
+            match = re.search(r" Next : the (.*?) of (.*) \.$", request.text)
+            assert match is not None
+            entity = named[match[2]]
+            fact, is_found = entity.fact(match[1]), reply.text.removesuffix("</think>") != " Not found ."
+            counts[is_found] += 1
             title = spaced(entity.title.strip())
-            assert fact is not None and found == (f"{title} # " in observation.text)
-            if found:
-                line = re.match(rf"{re.escape(title)} # (\d) , {asked[1]} : {re.escape(fact.value)} \.", reply.text)
+            assert fact is not None and is_found == (f"{title} # " in observation.text)
+            if is_found:
+                line = re.match(rf"{re.escape(title)} # (\d) , {match[1]} : {re.escape(fact.value)} \.", reply.text)
                 assert line is not None and f"{title} # {line[1]} :" in observation.text
     assert min(counts.values()) > 0.25 * sum(counts.values()) > 100

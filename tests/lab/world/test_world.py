@@ -32,7 +32,7 @@ def tiny() -> World:
     return make_world(WorldSettings(size="tiny", seed=3))
 
 
-def asked(world: World) -> list[Question]:
+def questions_of(world: World) -> list[Question]:
     return [question for questions in world.questions.values() for question in questions]
 
 
@@ -102,7 +102,7 @@ def test_titles_and_second_names_are_unique() -> None:
 
 
 def test_every_composition_has_one_answer_by_brute_force() -> None:
-    for question in asked(tiny()) + small().questions["test"][:400]:
+    for question in questions_of(tiny()) + small().questions["test"][:400]:
         world = small() if question.id.startswith("w0") else tiny()
         if kind_of(question) == "composition":
             plan = plan_of(question)
@@ -116,10 +116,10 @@ def test_every_composition_has_one_answer_by_brute_force() -> None:
 
 def test_every_comparison_has_one_answer_by_brute_force() -> None:
     for question in [question for question in small().questions["dev"] if kind_of(question) == "comparison"]:
-        one, other = plan_of(question)
-        left, right = meant(small(), one.mention, one.relation), meant(small(), other.mention, other.relation)
+        step, other = plan_of(question)
+        left, right = meant(small(), step.mention, step.relation), meant(small(), other.mention, other.relation)
         assert len(left) == len(right) == 1
-        first, second = left[0].fact(one.relation), right[0].fact(other.relation)
+        first, second = left[0].fact(step.relation), right[0].fact(other.relation)
         assert first is not None and second is not None
         if question.meta["compare"] == "same":
             same = (first.object_id or first.value) == (second.object_id or second.value)
@@ -149,7 +149,7 @@ def test_every_constraint_question_has_one_answer_and_needs_both_constraints() -
 
 
 def test_no_question_is_asked_twice_and_no_anchor_is_asked_about_in_two_splits() -> None:
-    questions = asked(small())
+    questions = questions_of(small())
     assert len({(question.question, question.gold_ids) for question in questions}) == len(questions)
     for world in (tiny(), small()):
         anchors = {split: {str(ident) for question in questions for ident in _anchors(question)}
@@ -171,7 +171,7 @@ def test_a_chain_gives_no_later_value_away() -> None:
 
 
 def test_gold_passages_tell_the_sub_answers_and_are_never_out_of_date() -> None:
-    for question in asked(small()):
+    for question in questions_of(small()):
         for step in plan_of(question):
             assert f" {step.sub_answer} " in f"{small().corpus.by_id(step.gold_id).text} "
             assert step.gold_id not in small().oracle.stale
@@ -180,8 +180,8 @@ def test_gold_passages_tell_the_sub_answers_and_are_never_out_of_date() -> None:
 def _short_query_recall(world: World) -> float:
     """How often the bare name of a work finds its passage first."""
     works = [entity for entity in world.oracle.facts.values() if entity.kind in ("film", "book", "band", "company")]
-    found = Bm25.over(world.corpus).search([work.name for work in works], k=1)
-    return mean(hits[0].passage.id == work.id for work, hits in zip(works, found, strict=True))
+    hit_lists = Bm25.over(world.corpus).search([work.name for work in works], k=1)
+    return mean(hits[0].passage.id == work.id for work, hits in zip(works, hit_lists, strict=True))
 
 
 @pytest.mark.medium
@@ -262,8 +262,10 @@ def test_any_mix_of_difficulties_makes_a_sound_world(
         outdated=outdated, train=40, dev=10, test=10,
     ))  # fmt: skip
     assert max(len(passage.text.split()) for passage in world.corpus) <= MAX_WORDS
-    assert all(text == " " + " ".join(text.split()) for one in world.corpus for text in (one.title, one.text))
+    assert all(
+        text == " " + " ".join(text.split()) for passage in world.corpus for text in (passage.title, passage.text)
+    )
     assert len({passage.title for passage in world.corpus if passage.id not in world.oracle.stale}) == 306
-    for question in asked(world):
+    for question in questions_of(world):
         assert all(world.corpus.has(ident) for ident in question.gold_ids)
         assert world.oracle.judge(question, question.answers[0])

@@ -155,15 +155,15 @@ def guess(question: str, taken: Sequence[Passage]) -> str:
     """
     if not taken:
         return "unknown"
-    asked = words(question)
-    if asked and asked[0] in _YES_NO and "or" not in asked:
+    terms = words(question)
+    if terms and terms[0] in _YES_NO and "or" not in terms:
         return "yes"
-    pattern = _DATE if {"when", "date", "year", "born", "died"} & set(asked) else _NUMBER if "how" in asked else None
+    pattern = _DATE if {"when", "date", "year", "born", "died"} & set(terms) else _NUMBER if "how" in terms else None
     if pattern and (match := pattern.search(taken[-1].text)):
         return match.group()
     named = [passage for passage in taken if _occurs_in(passage.title, question)]
     new = [passage for passage in taken if passage not in named]
-    return _plain((named or new)[0].title if "or" in asked or not new else new[-1].title)
+    return _plain((named or new)[0].title if "or" in terms or not new else new[-1].title)
 
 
 _YES_NO = frozenset(["are", "is", "was", "were", "do", "does", "did", "has", "have", "had", "can", "could"])

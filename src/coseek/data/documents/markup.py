@@ -158,15 +158,15 @@ class _Page(HTMLParser):
 
     def _close(self, tag: str, within: tuple[str, ...] = ()) -> None:
         """End the innermost open element of this tag and all elements inside it. The search stops at `within`."""
-        for place in range(len(self._open) - 1, 0, -1):
-            if self._open[place].tag == tag:
-                while len(self._open) > place:
+        for index in range(len(self._open) - 1, 0, -1):
+            if self._open[index].tag == tag:
+                while len(self._open) > index:
                     self._break(self._open[-1].tag, False)
                     element = self._open.pop()
                     if not element.is_gone:
                         self._count(element.tag, -1)
                 return
-            if self._open[place].tag in within:
+            if self._open[index].tag in within:
                 return
 
     def _count(self, tag: str, change: int) -> None:

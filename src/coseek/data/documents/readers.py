@@ -65,7 +65,7 @@ def read_csv(text: str, name: str) -> Document:
         yield from ([("", cell) for cell in cells] for cells in rows[:head])
         for cells in rows[head + 1 :]:
             pairs = enumerate(zip_longest(rows[head], cells, fillvalue=""), start=1)
-            yield [(key.strip() or f"column {place}", cell) for place, (key, cell) in pairs]
+            yield [(key.strip() or f"column {number}", cell) for number, (key, cell) in pairs]
 
     document.sections = [*_sections(enumerate(named_rows(), start=1))]
     return document

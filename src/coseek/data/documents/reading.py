@@ -389,7 +389,7 @@ def _passages(document: Document, path: str, settings: DocumentSettings) -> Iter
     stem = document.title or name.rpartition(".")[0] or name
     fields = {clean(key): _cleaned(value) for key, value in document.meta.items() if key not in ("previous", "next")}
     for section in document.sections:
-        steps = [step for place, step in enumerate(section.headings) if place or step != stem]
+        steps = [step for level, step in enumerate(section.headings) if level or step != stem]
         title = " ".join(clean(TITLE_STEP.join([stem, *steps])).split())[:_MAX_TITLE]
         for text in split(section.blocks, settings.size, settings.overlap, counter(settings.tokenizer)):
             base = f"{path}\0{title}\0{text}"

@@ -256,12 +256,12 @@ def _splits(
         return {name: list(questions) for name, questions in reading.splits.items()}
     if not reading.questions:
         return {}
-    asked = list(reading.questions)
-    splits = deal.apply(reading.published) if deal is not None else {split or TEST: asked}
+    questions = list(reading.questions)
+    splits = deal.apply(reading.published) if deal is not None else {split or TEST: questions}
     for ident, count in Counter(question.id for question in chain(*splits.values())).items():
         if count > 1:
             raise DataError(f"the question id {ident!r} stands twice in the sources; ids must be unique")
-    return split_by_shares(asked, shares) if shares else splits
+    return split_by_shares(questions, shares) if shares else splits
 
 
 def _check_name(split: str) -> None:

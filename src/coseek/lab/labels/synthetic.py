@@ -106,7 +106,9 @@ def synthetic_labels(world: World, split: str, settings: SyntheticSettings, seed
     rng = random.Random(f"{seed}/lessons/{world.settings.seed}")
     kinds, weights = list(settings.kinds), list(settings.kinds.values())
     # A constraint has no mention, so that its query would be the question itself.
-    questions = [one for one in world.questions[split] if one.answerable and kind_of(one) != "constraint"]
+    questions = [
+        question for question in world.questions[split] if question.answerable and kind_of(question) != "constraint"
+    ]
     steps = ((question, hop, step) for question in questions for hop, step in enumerate(plan_of(question)))
     searches = [(rng.choices(kinds, weights)[0], *step) for step in steps]
     queries = [KINDS[kind](step) for kind, _, _, step in searches]

@@ -85,15 +85,15 @@ def _rules(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple[st
     yield "self_contained", "the question points at its passage", bool(_POINTING.search(question))
     yield "closed_book", "the question holds what it asks for", has_words(question, answer, proposal.link)
     yield "closed_book", "the answer is the most frequent one of its phrase", proposal.guessed
-    found = graph.found_by(question, max(depth, FINDABLE))
+    found_ids = graph.found_by(question, max(depth, FINDABLE))
     if len(path) > 1:
         yield "both", "the first passage holds the answer", has_words(f"{path[0].title} {path[0].text}", answer)
         start = plain_name(graph.passages[proposal.rows[0]].title)
         names = (start, plain_name(proposal.link), answer)
         yield "follows", "another passage holds two names of the path", not graph.is_exclusive(proposal.rows, names)
-        is_found = path[-1].id in found[:depth]
+        is_found = path[-1].id in found_ids[:depth]
         yield "one_search", f"the passage with the answer is among the first {depth}", is_found
-    yield "retrievable", f"no passage of the path is among the first {FINDABLE}", path[0].id not in found
+    yield "retrievable", f"no passage of the path is among the first {FINDABLE}", path[0].id not in found_ids
 
 
 def model_verdicts(

@@ -152,9 +152,9 @@ class QuestionMaker:
             return list(batch)
         questions, corpus = [self._question("", candidate) for candidate in batch], self._graph.corpus
         hits = self._graph.bm25.search([question.question for question in questions], self._settings.depth)
-        found = [[hit.passage for hit in hit_list] for hit_list in hits]
+        retrieved = [[hit.passage for hit in hit_list] for hit_list in hits]
         paths = [[corpus[row] for row in candidate.proposal.rows] for candidate in batch]
-        read = model_verdicts(self._reader, questions, paths, found)
+        read = model_verdicts(self._reader, questions, paths, retrieved)
         if len(batch) >= MANY_FAULTS and all(verdict.fault for verdicts in read for verdict in verdicts.values()):
             raise RunError(
                 f"the reader failed for all of {len(batch)} questions in a row; nothing is written, and the same "

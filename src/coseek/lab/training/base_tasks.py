@@ -223,9 +223,9 @@ class BaseTasks:
         plan = plan_of(question)
         all_passages = sampler.passages(question, max(count, 2), rng)
         # The first steps are found; passages of later ones may be among the others by chance.
-        found = rng.randrange(len(plan)) if rng.random() < MISSING else len(plan)
-        found_ids = {step.gold_id for step in plan[:found]}
-        missing_ids = {step.gold_id for step in plan[found:]} - found_ids
+        found_count = rng.randrange(len(plan)) if rng.random() < MISSING else len(plan)
+        found_ids = {step.gold_id for step in plan[:found_count]}
+        missing_ids = {step.gold_id for step in plan[found_count:]} - found_ids
         shown = tuple(passage for passage in all_passages if passage.id not in missing_ids)
         numbers = {passage.id: number for number, passage in enumerate(shown, 1)}
         titles = {passage.id: passage.title for passage in shown}
@@ -234,8 +234,8 @@ class BaseTasks:
             written = rationale(question, shown, sampler.facts)
             facts = written.partition(MARK)[0]
         else:
-            facts = "".join(step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan[:found])
-            written = f"{facts}{NEXT} {wanted(question, plan[found])} ."
+            facts = "".join(step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan[:found_count])
+            written = f"{facts}{NEXT} {wanted(question, plan[found_count])} ."
         if task == "enough":
             written = f"{facts}{' yes .' if complete else ' no .'}"
         return self._example(question, shown, CUES[task], written)

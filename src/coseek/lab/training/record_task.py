@@ -114,8 +114,8 @@ class RecordTask:
             elif kind > 1 - COMPARISONS and (pair := self._compared(facts, dates, rng)):
                 question, answer = self._comparison(names, pair, dates, rng)
             else:
-                asked = rng.sample(facts, min(len(facts), max(2, _grown(ASKED, spread))))
-                question, answer = self._drill(names, asked)
+                chosen = rng.sample(facts, min(len(facts), max(2, _grown(ASKED, spread))))
+                question, answer = self._drill(names, chosen)
             turns.append(([*self._text(" Question :"), *question, *passages, *self._text(" So :")], answer))
             passages = []  # a later question is about the same passages
         return turns
@@ -184,11 +184,11 @@ class RecordTask:
         lines: Ids = []
         for record in range(owner + 1):
             stated = {tuple(fact[1]): fact for fact in facts if fact[0] == record}
-            found = [stated[tuple(relation)] for relation in (first, second) if tuple(relation) in stated]
+            matching = [stated[tuple(relation)] for relation in (first, second) if tuple(relation) in stated]
             if tuple(first) not in stated:
                 lines += [*names[record], *self._number(record), *self._text(" , no"), *first, *self._text(" .")]
             else:
-                lines += self._line(names, *(found if found[0][2] == wanted else found[:1]))
+                lines += self._line(names, *(matching if matching[0][2] == wanted else matching[:1]))
         return question, [*lines, *self._text(MARK), *names[owner]]
 
     def _dates(self, rng: random.Random) -> Dates:

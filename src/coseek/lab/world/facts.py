@@ -92,7 +92,7 @@ def _make_entities(settings: WorldSettings, lexicon: Lexicon, rng: random.Random
     for kind in kinds:
         numbers[kind] += 1
         word = rng.choice(lexicon.occupations) if kind == "person" else lexicon.words[kind]
-        name = _namesake(people, word, settings, rng) if kind == "person" else ""
+        name = _shared_name(people, word, settings, rng) if kind == "person" else ""
         name = name or namer.name(kind)
         entity = Entity(f"{kind}-{numbers[kind]:04}", kind, word, name, name)
         entities.append(entity)
@@ -107,7 +107,7 @@ def _make_entities(settings: WorldSettings, lexicon: Lexicon, rng: random.Random
     return titled
 
 
-def _namesake(people: list[Entity], word: str, settings: WorldSettings, rng: random.Random) -> str:
+def _shared_name(people: list[Entity], word: str, settings: WorldSettings, rng: random.Random) -> str:
     """The name of an earlier person of another occupation, or '' for a new name."""
     if not people or rng.random() >= settings.namesakes:
         return ""

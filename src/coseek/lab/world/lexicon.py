@@ -113,8 +113,8 @@ class Lexicon:
     def draw_name(self, kind: str, rng: random.Random) -> str:
         """A name or literal value of this kind."""
         if kind in self.forms:
-            place = rng.choice(self.pools[kind][0])
-            return place if rng.random() < FORMLESS else f"{rng.choice(self.forms[kind])} {place}"
+            stem = rng.choice(self.pools[kind][0])
+            return stem if rng.random() < FORMLESS else f"{rng.choice(self.forms[kind])} {stem}"
         return " ".join(rng.choice(pool) for pool in self.pools[kind])
 
 

@@ -298,11 +298,11 @@ class _Asker:
         pair = self._pair(by_noun.get(noun, []), same_value=yes)
         if pair is None:
             return None
-        (one, first), (other, second) = pair
+        (entity, first), (other, second) = pair
         # "no" needs different entities; the others compare the words in both passages.
         alike = first.object_id == second.object_id if same and not yes else first.value == second.value
         kind = "same" if same else "earlier"
-        if alike is not yes or not self._is_new(kind, noun, *sorted((one.id, other.id))):
+        if alike is not yes or not self._is_new(kind, noun, *sorted((entity.id, other.id))):
             return None
         plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
         if same:
@@ -311,22 +311,22 @@ class _Asker:
             answers: tuple[str, ...] = ("yes" if yes else "no",)
         else:
             ask = lexicon.by_noun[noun].first
-            winner, step = (one, plan[0]) if int(first.value) < int(second.value) else (other, plan[1])
+            winner, step = (entity, plan[0]) if int(first.value) < int(second.value) else (other, plan[1])
             answers = tuple(dict.fromkeys((step.mention, *winner.names)))
         text = ask.format(a=plan[0].mention, b=plan[1].mention, noun=noun)
-        return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare=kind)
+        return _question(name, "comparison", text, answers, plan, [entity.id, other.id], 1, compare=kind)
 
     def _pair(self, holders: Path, same_value: bool) -> Path | None:
         """Two anchors of one kind with the relation and distinct names."""
         if len(holders) < 2:
             return None
-        one, fact = self._rng.choice(holders)
+        entity, fact = self._rng.choice(holders)
         if same_value:
             holders = [holder for holder in holders if holder[1].value == fact.value]
         other, match = self._rng.choice(holders)
-        if other is one or one.kind != other.kind or _nested(one, other):
+        if other is entity or entity.kind != other.kind or _nested(entity, other):
             return None
-        return [(one, fact), (other, match)]
+        return [(entity, fact), (other, match)]
 
     # Two constraints
 
@@ -335,21 +335,21 @@ class _Asker:
         word = self._lexicon.words[kind]
         group = self._holders[kind, first, anchor.id]
         target = self._rng.choice(group)
-        one, other = target.fact(first), target.fact(second)
-        if one is None or other is None:
+        first_fact, second_fact = target.fact(first), target.fact(second)
+        if first_fact is None or second_fact is None:
             return None
-        fitting = self._holders[kind, second, other.object_id or other.value]
+        fitting = self._holders[kind, second, second_fact.object_id or second_fact.value]
         if sum(entity in fitting for entity in group) != 1 or not self._is_new(kind, first, second, target.id):
             return None
-        text = ask.format(a=one.value, b=other.value)
-        step = Step(target.title, one.value, word, word, target.id, target.title, spaced(text))
-        constraints: list[Json] = [{"relation": fact.noun, "value": fact.value} for fact in (one, other)]
+        text = ask.format(a=first_fact.value, b=second_fact.value)
+        step = Step(target.title, first_fact.value, word, word, target.id, target.title, spaced(text))
+        constraints: list[Json] = [{"relation": fact.noun, "value": fact.value} for fact in (first_fact, second_fact)]
         return _question(name, "constraint", text, target.names, [step], [anchor.id], 1, constraints=constraints)
 
 
-def _nested(one: Entity, other: Entity) -> bool:
+def _nested(entity: Entity, other: Entity) -> bool:
     """Whether a name of one contains a name of the other (Merrow, New Merrow), so that answers are ambiguous."""
-    names = [(f" {a} ", f" {b} ") for a in one.names for b in other.names]
+    names = [(f" {a} ", f" {b} ") for a in entity.names for b in other.names]
     return any(a in b or b in a for a, b in names)
 
 
