@@ -267,29 +267,39 @@ class SharingRound:
     """Pieces to read, each in one row's slot, then copies to other rows."""
 
     pieces: tuple[PromptPiece, ...]
-    copies: tuple[tuple[int, int], ...]
+    copies: tuple[tuple[int, int, int], ...]
+    """Source, target, and the number of tokens."""
 
 
-def plan_prefix_sharing(rows: Sequence[PromptPiece]) -> tuple[list[SharingRound], dict[int, tuple[int, ...]]]:
-    """Plan the reading of new rows: consecutive rounds, and the remaining tokens of each slot."""
+def plan_prefix_sharing(
+    rows: Sequence[PromptPiece], open_rows: Sequence[PromptPiece] = ()
+) -> tuple[list[SharingRound], dict[int, tuple[int, ...]]]:
+    """Plan the reading of new rows: consecutive rounds, and the remaining tokens of each slot. `open_rows`: what other
+    slots hold already, or the beginning of it."""
     rounds: list[SharingRound] = []
     remaining: dict[int, tuple[int, ...]] = {}
-    level = [(0, sorted(rows, key=lambda row: row[1]))]
+    new_slots = {slot for slot, _ in rows}
+    level = [(0, sorted((*rows, *open_rows), key=lambda row: row[1]))]
     while level:
         next_level: list[tuple[int, list[PromptPiece]]] = []
         pieces: list[PromptPiece] = []
-        copies: list[tuple[int, int]] = []
+        copies: list[tuple[int, int, int]] = []
         for depth, group in level:
             for branch in _branches(group, depth + MIN_SHARED):
-                (slot, ids), (_, last) = branch[0], branch[-1]
+                ids, last = branch[0][1], branch[-1][1]
+                targets = [slot for slot, _ in branch if slot in new_slots]
                 if len(branch) == 1:
-                    remaining[slot] = ids[depth:]
+                    remaining |= dict.fromkeys(targets, ids[depth:])
+                if len(branch) == 1 or not targets:
                     continue
                 shared = _common_length(ids, last)  # rows are sorted, so all rows between share it
-                pieces.append((slot, ids[depth:shared]))
-                copies += [(slot, other) for other, _ in branch[1:]]
+                source = next((slot for slot, _ in branch if slot not in new_slots), None)
+                if source is None:
+                    source = targets.pop(0)
+                    pieces.append((source, ids[depth:shared]))
+                copies += [(source, target, shared) for target in targets]
                 next_level.append((shared, branch))
-        if pieces:
+        if copies:
             rounds.append(SharingRound(tuple(pieces), tuple(copies)))
         level = next_level
     return _last_copies(rounds), remaining
@@ -309,10 +319,11 @@ def _branches(rows: Sequence[PromptPiece], min_shared: int) -> Iterator[list[Pro
 
 def _common_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """The length of the common prefix of two rows."""
-    if first == second:
-        return len(first)
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # slices are compared faster than tokens
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
+    return low
 
 
 def _last_copies(rounds: Sequence[SharingRound]) -> list[SharingRound]:
@@ -321,6 +332,7 @@ def _last_copies(rounds: Sequence[SharingRound]) -> list[SharingRound]:
     overwritten: set[int] = set()
     for sharing_round in reversed(rounds):
         copies = tuple(pair for pair in sharing_round.copies if pair[1] not in overwritten)
-        overwritten.update(target for _, target in copies)
-        reduced.append(SharingRound(sharing_round.pieces, copies))
+        overwritten.update(target for _, target, _ in copies)
+        if copies:
+            reduced.append(SharingRound(sharing_round.pieces, copies))
     return reduced[::-1]

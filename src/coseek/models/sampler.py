@@ -95,6 +95,8 @@ class Sampler:
         """Requests that wait for a free slot."""
         self._unread: dict[int, tuple[int, ...]] = {}
         """Tokens to read of rows with a slot, before they are continued."""
+        self._prompts: dict[int, tuple[int, ...]] = {}
+        """What open rows have read at first, by key."""
         self._stopped: list[Turn] = []
         self.tokens_read = 0
         """Prefill tokens since the sampler was made."""
@@ -131,13 +133,14 @@ class Sampler:
         source, slot = table.slot_of[key], table.take(request.key)
         length = int(table.length[source])
         self._reserve(length)
-        self._copy([(source, slot)])
+        self._copy([(source, slot, length)])
         table.pending[slot] = table.pending[source]
         self.extend(request)
 
     def close(self, key: int) -> None:
         self._waiting.pop(key, None)
         self._unread.pop(key, None)
+        self._prompts.pop(key, None)
         self._stopped = [turn for turn in self._stopped if turn.key != key]
         if key in self._table.slot_of:
             self._table.drop(key)
@@ -235,19 +238,23 @@ class Sampler:
         table.live = int(front.sum())
 
     def _prefill_shared(self, pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
-        """Read common prefixes of new rows once; returns the remaining pieces."""
+        """Read common prefixes of new rows once, if no open row has read them; returns the remaining pieces."""
         new_rows = [(slot, ids) for slot, ids in pieces if self._table.length[slot] == 0]
-        rounds, remaining = plan_prefix_sharing(new_rows)
+        open_rows: list[PromptPiece] = []
+        if new_rows and not self._engine.cache.states:  # a layer's state is that of a row's end alone
+            key_of = {ids: key for key, ids in self._prompts.items()}
+            open_rows = [(self._table.slot_of[key], ids) for ids, key in key_of.items()]
+        rounds, remaining = plan_prefix_sharing(new_rows, open_rows)
+        self._prompts |= {int(self._table.key[slot]): ids for slot, ids in new_rows}
         for sharing_round in rounds:
             self._prefill_pieces(sharing_round.pieces)
             self._copy(sharing_round.copies)
         return [(slot, remaining.get(slot, ids)) for slot, ids in pieces]
 
-    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy the cache of rows to other rows."""
+    def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the beginnings of rows to other rows, in the cache."""
         table, device = self._table, self._engine.device
-        sources, targets = (np.array(slots) for slots in zip(*copies, strict=True))
-        lengths = table.length[sources]
+        sources, targets, lengths = np.array(copies).T
         self._engine.cache.copy(_indices(sources, device), _indices(targets, device), int(lengths.max()))
         table.length[targets] = lengths
         self.tokens_copied += int(lengths.sum())
