@@ -95,8 +95,8 @@ class Sampler:
         """Requests that wait for a free slot."""
         self._unread: dict[int, tuple[int, ...]] = {}
         """Tokens to read of rows with a slot, before they are continued."""
-        self._prompts: dict[int, tuple[int, ...]] = {}
-        """What open rows have read at first, by key."""
+        self._contexts: dict[int, tuple[int, ...]] = {}
+        """The tokens of open rows before their present turns, by key."""
         self._stopped: list[Turn] = []
         self.tokens_read = 0
         """Prefill tokens since the sampler was made."""
@@ -117,8 +117,7 @@ class Sampler:
 
     def extend(self, request: Request) -> None:
         slot = self._stopped_slot(request.key)
-        self._table.begin_turn(slot, request.seed & SEED_MASK, request.max_tokens)
-        self._queue(request, slot, (int(self._table.pending[slot]), *request.ids))
+        self._begin(request, slot, (int(self._table.pending[slot]), *request.ids), self._context(slot))
 
     @torch.inference_mode()
     def fork(self, key: int, request: Request) -> None:
@@ -131,16 +130,19 @@ class Sampler:
         if not table.free:
             raise ValueError(f"no room to fork row {key}: {table.used} rows are open, and max_rows admits no more")
         source, slot = table.slot_of[key], table.take(request.key)
-        length = int(table.length[source])
-        self._reserve(length)
-        self._copy([(source, slot, length)])
-        table.pending[slot] = table.pending[source]
-        self.extend(request)
+        past, unread = self._context(source), (int(table.pending[source]), *request.ids)
+        if self._shares:  # the past is copied with what forks of one row read next, which is read once
+            unread = (*past, *request.ids)
+        else:
+            length = int(table.length[source])
+            self._reserve(length)
+            self._copy([(source, slot, length)])
+        self._begin(request, slot, unread, past)
 
     def close(self, key: int) -> None:
         self._waiting.pop(key, None)
         self._unread.pop(key, None)
-        self._prompts.pop(key, None)
+        self._contexts.pop(key, None)
         self._stopped = [turn for turn in self._stopped if turn.key != key]
         if key in self._table.slot_of:
             self._table.drop(key)
@@ -181,8 +183,20 @@ class Sampler:
             raise ValueError(f"row {key} is not open or has not stopped yet, so it cannot be continued")
         return slot
 
-    def _queue(self, request: Request, slot: int, ids: tuple[int, ...]) -> None:
-        """Record the tokens that a row has to read; a row that is too long is a fault."""
+    @property
+    def _shares(self) -> bool:
+        """Whether a row can begin with a copy of another's beginning: a layer's state is that of a row's end alone."""
+        return self.settings.share and not self._engine.cache.states
+
+    def _context(self, slot: int) -> tuple[int, ...]:
+        """The tokens of a row that has a slot, the pending one last."""
+        return (*self._contexts[int(self._table.key[slot])], *self._table.turn(slot)[0])
+
+    def _begin(self, request: Request, slot: int, ids: tuple[int, ...], past: tuple[int, ...] = ()) -> None:
+        """Begin a turn after `past` and the request's tokens, of which `ids` are left to read. A row that is too long
+        is a fault."""
+        self._table.begin_turn(slot, request.seed & SEED_MASK, request.max_tokens)
+        self._contexts[request.key] = (*past, *request.ids)
         length = int(self._table.length[slot]) + len(ids)
         if length >= self._max_length:
             fault = f"row {request.key} would hold {length} tokens before its turn, and the limit is {self._max_length}"
@@ -204,9 +218,7 @@ class Sampler:
         table = self._table
         for request in list(self._waiting.values())[: table.free]:
             del self._waiting[request.key]
-            slot = table.take(request.key)
-            table.begin_turn(slot, request.seed & SEED_MASK, request.max_tokens)
-            self._queue(request, slot, request.ids)
+            self._begin(request, table.take(request.key), request.ids)
 
     def _prefill(self) -> None:
         """Prefill all but each row's last token, which is read with the first sampled one."""
@@ -239,13 +251,13 @@ class Sampler:
 
     def _prefill_shared(self, pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
         """Read common prefixes of new rows once, if no open row has read them; returns the remaining pieces."""
-        new_rows = [(slot, ids) for slot, ids in pieces if self._table.length[slot] == 0]
+        table = self._table
+        new_rows = [(slot, ids) for slot, ids in pieces if table.length[slot] == 0]
         open_rows: list[PromptPiece] = []
-        if new_rows and not self._engine.cache.states:  # a layer's state is that of a row's end alone
-            key_of = {ids: key for key, ids in self._prompts.items()}
-            open_rows = [(self._table.slot_of[key], ids) for ids, key in key_of.items()]
+        if new_rows and self._shares:
+            slot_of = {self._context(slot)[: table.length[slot]]: slot for slot in table.slot_of.values()}
+            open_rows = [(slot, ids) for ids, slot in slot_of.items() if ids]
         rounds, remaining = plan_prefix_sharing(new_rows, open_rows)
-        self._prompts |= {int(self._table.key[slot]): ids for slot, ids in new_rows}
         for sharing_round in rounds:
             self._prefill_pieces(sharing_round.pieces)
             self._copy(sharing_round.copies)
