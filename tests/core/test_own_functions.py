@@ -98,6 +98,6 @@ def test_a_function_is_a_part_under_its_name_until_another_takes_it() -> None:
     assert offer("reward", calls_itself, {}) == "python:calls_itself"
     with pytest.raises(SettingError, match=r"no algorithm called 'plain', only a function .*\(reward\)"):
         function_module("algorithm", name)
-    plugins._offered.pop(name)
+    plugins._own_functions.pop(name)
     with pytest.raises(SettingError, match="run that program again"):
         function_module("reward", name)

@@ -56,7 +56,7 @@ def test_other_instructions_are_another_host(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_invalid_file_is_ignored(tmp_path: Path, text: str) -> None:
     path = tmp_path / placement.FILE
     path.write_text(text.replace("HOST", host_digest()))
-    assert placement._read(path) == {}
+    assert placement._read_hosts(path) == {}
 
 
 @pytest.mark.slow

@@ -284,7 +284,7 @@ def test_a_text_depends_on_its_prompt_alone(writer: LocalTextModel) -> None:
 def test_the_chat_template_stands_around_a_prompt_whose_special_tokens_are_ordinary_characters(talking: Path) -> None:
     writer = open_local_text_model(talking)
     user, model = writer.model.tokenizer.encode("<|user|><|model|>")
-    ids = writer._ids("say <|user|>", 4)
+    ids = writer._framed_ids("say <|user|>", 4)
     assert (ids[0], ids[-1]) == (user, model)
     assert ids.count(user) == ids.count(model) == 1
     assert writer.model.tokenizer.decode(ids[1:-1]) == "say <|user|>"
@@ -299,7 +299,7 @@ def test_a_template_that_drops_the_prompt_is_refused(talking: Path) -> None:
 
 def test_a_prompt_that_is_too_long_keeps_its_beginning_and_its_end(writer: LocalTextModel) -> None:
     prompt = "BEGIN " + "fish " * 400 + "END"
-    ids = writer._ids(prompt, 32)
+    ids = writer._framed_ids(prompt, 32)
     text = writer.model.tokenizer.decode(ids)
     assert len(ids) == 256 - 32
     assert text.startswith("BEGIN fish")

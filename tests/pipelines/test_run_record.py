@@ -224,7 +224,7 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
     training = train(tmp_path / "noisy", noisy, "rl.steps=2")
     engine = training.training_retriever
     assert isinstance(engine, NoisyRetriever)
-    assert (engine._at.step, engine._at.steps) == (1, 1)  # the last of two steps has the last rate
+    assert (engine._stage.step, engine._stage.steps) == (1, 1)  # the last of two steps has the last rate
     assert training.retrievers["data"] is not engine  # dev questions are asked of the undisturbed one
     with pytest.raises(SettingError, match=r"data\.training_retriever spreads a schedule over all steps"):
         train(tmp_path / "noisy", noisy, "rl.steps=3", resume=True)

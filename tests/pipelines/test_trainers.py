@@ -80,7 +80,7 @@ def test_functions_train_and_resume_and_another_function_does_not(
     with pytest.raises(UserError, match="holds a training run already; go on with resume=True"):
         trainer().train(tmp_path / "run", progress=QUIET)
     monkeypatch.setattr(short_and_right, "__defaults__", (1.0,))
-    monkeypatch.setattr("coseek.core.plugins._offered", {})  # as in another process
+    monkeypatch.setattr("coseek.core.plugins._own_functions", {})  # as in another process
     with pytest.raises(UserError, match=r"short_and_right is not the function that .*run was begun with"):
         trainer().train(tmp_path / "run", resume=True, progress=QUIET)
     with pytest.raises(UserError, match="was defined again after this trainer was made"):

@@ -56,18 +56,18 @@ def parse_queries(text: str, reads: QueryFormat, item: str = "query", most: int 
 def _items(text: str, item: str) -> ParsedQueries:
     pieces = re.split(rf"(</?{re.escape(item)}>)", text)  # text and marks in turn
     queries: list[str] = []
-    problem, inside = "", False
+    problem, is_inside = "", False
     for index, piece in enumerate(pieces):
         if index % 2:
-            if (piece[1] == "/") != inside:
+            if (piece[1] == "/") != is_inside:
                 problem = problem or f"{piece} at the wrong place in a search"
-            inside = piece[1] != "/"
-        elif inside:
-            closed = pieces[index + 1 : index + 2] == [f"</{item}>"]
-            if closed and piece.strip():
+            is_inside = piece[1] != "/"
+        elif is_inside:
+            is_closed = pieces[index + 1 : index + 2] == [f"</{item}>"]
+            if is_closed and piece.strip():
                 queries.append(piece.strip())
             else:
-                problem = problem or (f"an empty <{item}>" if closed else f"<{item}> is not closed")
+                problem = problem or (f"an empty <{item}>" if is_closed else f"<{item}> is not closed")
         elif piece.strip():
             problem = problem or f"text outside <{item}> in a search: {piece.strip()[:40]!r}"
     return ParsedQueries(tuple(queries), problem or ("" if queries else f"a search without a <{item}>"))
@@ -80,10 +80,10 @@ def _json_queries(text: str, key: str) -> ParsedQueries:
         # Plain text is taken as the query; half a JSON object is not.
         is_plain = bool(text) and text[0] not in "{["
         return ParsedQueries((text,) if is_plain else (), "the query is no JSON")
-    listed = value.get(key) if isinstance(value, dict) else value
-    queries = texts_of(listed)
-    whole = queries and len(queries) == (len(listed) if isinstance(listed, list) else 1)
-    return ParsedQueries(queries, "" if whole else f"the JSON holds no {key!r} text")
+    items = value.get(key) if isinstance(value, dict) else value
+    queries = texts_of(items)
+    is_complete = queries and len(queries) == (len(items) if isinstance(items, list) else 1)
+    return ParsedQueries(queries, "" if is_complete else f"the JSON holds no {key!r} text")
 
 
 def parse_tool_call(text: str, tools: Mapping[str, Tool]) -> ParsedAction:

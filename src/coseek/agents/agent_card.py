@@ -32,32 +32,32 @@ class AgentCard(Settings):
         if not path.is_file():
             return cls()
         card = make_settings(cls, read_yaml(path, "card", "`protocol: …` and `prompt_template: …`"), path)
-        inside = {
+        stored_files = {
             name: str(folder / value)
             for name in ("protocol", "prompt_template")
             if (value := str(getattr(card, name))).endswith((".yaml", ".yml")) and (folder / value).is_file()
         }
-        return card.model_copy(update=inside)
+        return card.model_copy(update=stored_files)
 
     def write(self, folder: Path) -> None:
         """Write the card, and copy the user's files that it names, so that the folder can be moved."""
         files = {"protocol": self.protocol, "prompt_template": self.prompt_template}
-        inside = {
-            name: _copied(Path(value), own_files(value) if name == "protocol" else [Path(value)], folder / name)
+        stored_files = {
+            name: _copy_into(Path(value), own_files(value) if name == "protocol" else [Path(value)], folder / name)
             for name, value in files.items()
             if value.endswith((".yaml", ".yml")) and Path(value).is_file()
         }
-        write_yaml(folder / CARD, dump_settings(self.model_copy(update=inside)))
+        write_yaml(folder / CARD, dump_settings(self.model_copy(update=stored_files)))
 
 
-def _copied(path: Path, files: Sequence[Path], into: Path) -> str:
+def _copy_into(path: Path, files: Sequence[Path], folder: Path) -> str:
     """Copy a YAML file and the files that it names; returns its path relative to the card. If one of them is outside
     its folder, nothing is copied and the absolute path is returned."""
     path, sources = path.resolve(), [file.resolve() for file in files]
     if not all(file.is_relative_to(path.parent) for file in sources):
         return str(path)
     for file in sources:
-        target = into / file.relative_to(path.parent)
+        target = folder / file.relative_to(path.parent)
         with atomic_path(target) as temp_path:
             shutil.copyfile(file, temp_path)
-    return f"{into.name}/{path.name}"
+    return f"{folder.name}/{path.name}"

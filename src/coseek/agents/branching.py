@@ -67,7 +67,7 @@ class ReplayPoint:
         turns = [turn_number(trajectory, position, protocol) for position in range(len(trajectory.searches))]
         block = range(turns.index(turns[index]), len(turns) - turns[::-1].index(turns[index]))
         segments = _segments(trajectory, turns[index])
-        noted = {turns[position] for position in range(block.start) if trajectory.searches[position].hits}
+        noted_turns = {turns[position] for position in range(block.start) if trajectory.searches[position].hits}
         return cls(
             trajectory,
             segments,
@@ -76,7 +76,7 @@ class ReplayPoint:
             block,
             index,
             turns[index],
-            len(noted) if protocol.file.reason_in_documents else 0,
+            len(noted_turns) if protocol.file.reason_in_documents else 0,
         )
 
     @cached_property
@@ -129,7 +129,7 @@ class ReplayPoint:
 
 def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
     """The segments up to the end of a turn of the agent, from 1; only the prompt for turn 0."""
-    positions = [at for at, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
+    positions = [index for index, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
     if not trajectory.segments or turn > len(positions):
         raise DataError(
             f"the run of question {trajectory.question.id!r} has a search in turn {turn} but only "
@@ -151,13 +151,13 @@ def with_hits(trajectory: Trajectory, index: int, hits: tuple[Hit, ...]) -> Traj
     selected = None if search.selected is None else tuple(names[ident] for ident in search.selected)
     searches = list[Search](trajectory.searches)
     searches[index] = replace(search, hits=hits, selected=selected)
-    chosen = dict.fromkeys(ident for search in searches for ident in search.selected or ())
+    chosen_ids = dict.fromkeys(ident for search in searches for ident in search.selected or ())
     # An agent's own ranking is kept under the new ids; otherwise the default ranking follows from the searches.
     default = ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits)
     has_ranking = trajectory.evidence not in (None, default)
-    first = [names.get(ident, ident) for ident in trajectory.evidence or ()] if has_ranking else chosen
+    first = [names.get(ident, ident) for ident in trajectory.evidence or ()] if has_ranking else chosen_ids
     evidence = None if trajectory.evidence is None else ranked(searches, first, trajectory.visits)
-    return replace(trajectory, searches=tuple(searches), selected_ids=tuple(chosen), evidence=evidence)
+    return replace(trajectory, searches=tuple(searches), selected_ids=tuple(chosen_ids), evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +197,17 @@ def branch(
     Branches of one search with passages of equal contents are sampled once. `timings` and `cost_usd` count only the
     branch.
     """
-    ended: dict[int, Trajectory] = {}
+    trajectories: dict[int, Trajectory] = {}
     feed = iter([branches])
 
     def keep(branch: Branch, trajectory: Trajectory) -> None:
-        ended[id(branch)] = trajectory
+        trajectories[id(branch)] = trajectory
         if on_done is not None:
             on_done(branch, trajectory)
 
     for _ in Branching(agent, retriever, limits, lambda wait: next(feed, None), keep, concurrency=concurrency).steps():
         pass
-    return [ended[id(branch)] for branch in branches]
+    return [trajectories[id(branch)] for branch in branches]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,13 +290,13 @@ class Branching(Driver):
 
     def add(self, branches: Sequence[Branch]) -> None:
         """Add branches before those that wait. Branches of one search with equal contents are sampled once."""
-        alike: dict[Hashable, list[Branch]] = {}
+        groups: dict[Hashable, list[Branch]] = {}
         for branch in branches:
             past = self._past(branch)
-            alike.setdefault((id(past), branch.seed, self._seen(past, branch.passages)), []).append(branch)
-        added = {next(self.keys): _Job(self._past(group[0]), tuple(group)) for group in alike.values()}
-        self.jobs |= added
-        self.waiting += self._stages([*added])[::-1]
+            groups.setdefault((id(past), branch.seed, self._seen_key(past, branch.passages)), []).append(branch)
+        new_jobs = {next(self.keys): _Job(self._past(group[0]), tuple(group)) for group in groups.values()}
+        self.jobs |= new_jobs
+        self.waiting += self._stages([*new_jobs])[::-1]
 
     # --- jobs
 
@@ -309,18 +309,18 @@ class Branching(Driver):
             self.pasts[key] = ReplayPoint.of(branch.trajectory, branch.search, self.protocol)
         return self.pasts[key]
 
-    def _seen(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
+    def _seen_key(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
         """A key that is equal for passages that look the same to the agent. Ids count if they are shown, and if
         passages found twice are shown once."""
         by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.protocol.template.file.document
         return tuple((passage.id if by_id else "", passage.title, passage.text) for passage in passages)
 
-    def _stages(self, added: Sequence[int]) -> list[_Stages]:
+    def _stages(self, keys: Sequence[int]) -> list[_Stages]:
         """Group jobs by trunk; a model that cannot fork gets one group per job."""
         if self.forking is None:
-            return [[[key]] for key in added]
+            return [[[key]] for key in keys]
         by_trajectory: dict[int, dict[int, list[int]]] = {}
-        for key in added:
+        for key in keys:
             past = self.jobs[key].past
             by_trajectory.setdefault(id(past.trajectory), {}).setdefault(len(past.ids), []).append(key)
         return [[stages[size] for size in sorted(stages, reverse=True)] for stages in by_trajectory.values()]
@@ -330,7 +330,7 @@ class Branching(Driver):
     def _has_open(self) -> bool:
         return bool(self.episodes or self.trunks)
 
-    def _room(self, trunks: int) -> int:
+    def _free_branches(self, trunks: int) -> int:
         """Number of branches that can still be opened with this number of trunks."""
         return (self.concurrency - trunks) // self.contexts - len(self.episodes)
 
@@ -350,40 +350,40 @@ class Branching(Driver):
         """Open branches of the trunks that are ready, then new trunks, while there is room. Returns whether there is
         room for more."""
         for trunk in list(self.trunks.values()):
-            self._serve(trunk)
-        promised = sum(len(trunk.stages[-1]) for trunk in self.trunks.values())
+            self._serve_trunk(trunk)
+        reserved_count = sum(len(trunk.stages[-1]) for trunk in self.trunks.values())
         while self.waiting:
-            alone = sum(map(len, self.waiting[-1])) == 1  # a single branch needs no trunk
-            if self._room(len(self.trunks) + (not alone)) - promised < 1:
+            is_alone = sum(map(len, self.waiting[-1])) == 1  # a single branch needs no trunk
+            if self._free_branches(len(self.trunks) + (not is_alone)) - reserved_count < 1:
                 return False
             stages = self.waiting.pop()
-            if alone:
+            if is_alone:
                 self._resume(stages[0][0])
             else:
-                self._plant(stages)
-                promised += len(stages[-1])
-        return self._room(len(self.trunks)) - promised > 0
+                self._open_trunk(stages)
+                reserved_count += len(stages[-1])
+        return self._free_branches(len(self.trunks)) - reserved_count > 0
 
-    def _plant(self, stages: _Stages) -> None:
+    def _open_trunk(self, stages: _Stages) -> None:
         """Open a trunk."""
         past = self.jobs[stages[-1][0]].past
         trunk = _Trunk(next(self.keys), stages, past)
         self.trunks[trunk.key] = trunk
         self._forking().start(Request(trunk.key, past.ids, 0, 0, EpisodeState(past.trajectory.question)))
 
-    def _read_on(self, trunk: _Trunk) -> None:
+    def _advance_trunk(self, trunk: _Trunk) -> None:
         """Advance a trunk to its next search."""
-        before, trunk.past = trunk.past, self.jobs[trunk.stages[-1][0]].past
+        old_past, trunk.past = trunk.past, self.jobs[trunk.stages[-1][0]].past
         trunk.ready = trunk.broken
         if not trunk.broken:
-            more = trunk.past.ids[len(before.ids) :]
-            self._forking().extend(Request(trunk.key, more, 0, 0, EpisodeState(before.trajectory.question)))
+            more_ids = trunk.past.ids[len(old_past.ids) :]
+            self._forking().extend(Request(trunk.key, more_ids, 0, 0, EpisodeState(old_past.trajectory.question)))
 
-    def _serve(self, trunk: _Trunk) -> None:
+    def _serve_trunk(self, trunk: _Trunk) -> None:
         """Open the branches of a trunk that is ready, then advance or close it."""
         while trunk.ready:
             if trunk.stages[-1]:
-                if self._room(len(self.trunks)) < 1:
+                if self._free_branches(len(self.trunks)) < 1:
                     return
                 key = trunk.stages[-1].pop(0)
                 self.trunk_of[key] = trunk
@@ -393,7 +393,7 @@ class Branching(Driver):
                 return
             elif len(trunk.stages) > 1:
                 trunk.stages.pop()
-                self._read_on(trunk)
+                self._advance_trunk(trunk)
             else:
                 self.model.close(trunk.key)
                 del self.trunks[trunk.key]
@@ -417,9 +417,9 @@ class Branching(Driver):
             self.model.start(replace(request, ids=past.ids + request.ids, written=past.written))
         else:
             self._forking().fork(trunk.key, request)
-        self._let_go(episode)
+        self._release_trunk(episode)
 
-    def _let_go(self, episode: Episode) -> None:
+    def _release_trunk(self, episode: Episode) -> None:
         """Release an episode's trunk."""
         trunk = self.trunk_of.pop(episode.key, None)
         if trunk is not None:
@@ -433,15 +433,15 @@ class Branching(Driver):
         super()._advance([turn for turn in turns if turn.key not in self.trunks])
 
     def _close(self, episode: Episode) -> None:
-        self._let_go(episode)
+        self._release_trunk(episode)
         super()._close(episode)
 
     def _finish(self, episode: Episode, end: End) -> None:
         super()._finish(episode, end)
         trajectory, job = self.trajectories.pop(episode.key), self.jobs.pop(episode.key)
         for branch in job.branches:
-            hits, reached = job.past.hits(branch.passages), branch.search < len(trajectory.searches)
-            self.on_branch(branch, with_hits(trajectory, branch.search, hits) if reached else trajectory)
+            hits, has_reached = job.past.hits(branch.passages), branch.search < len(trajectory.searches)
+            self.on_branch(branch, with_hits(trajectory, branch.search, hits) if has_reached else trajectory)
 
     def _forking(self) -> ForkableModel:
         assert self.forking is not None

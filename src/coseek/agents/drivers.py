@@ -70,11 +70,11 @@ class ToolThreads:
         """Take the finished batches. With `block` wait for at least one, if any is running."""
         if block and self._batches:
             wait(self._batches, return_when=FIRST_COMPLETED)
-        finished = [(self._batches.pop(future), future) for future in list(self._batches) if future.done()]
-        for calls, _ in finished:
+        finished_batches = [(self._batches.pop(future), future) for future in list(self._batches) if future.done()]
+        for calls, _ in finished_batches:
             self._running[calls[0].tool] -= 1
             self._start(calls[0].tool)
-        return finished
+        return finished_batches
 
     def close(self) -> None:
         """Wait for running calls and drop the others."""
@@ -179,7 +179,7 @@ class Driver:
         waiting = list(enumerate(zip(questions, seeds, strict=True)))[::-1]
 
         def fill() -> bool:
-            self._open([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.episodes)))])
+            self._open_episodes([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.episodes)))])
             return bool(waiting)
 
         for _ in self._drive(fill):
@@ -222,7 +222,7 @@ class Driver:
     def _has_open(self) -> bool:
         return bool(self.episodes)
 
-    def _open(self, started: Sequence[tuple[int, tuple[Question, int]]]) -> None:
+    def _open_episodes(self, started: Sequence[tuple[int, tuple[Question, int]]]) -> None:
         """Open episodes with their prompts, and search the question if the protocol opens with a search."""
         calls: list[PendingCall] = []
         for key, (question, seed) in started:

@@ -95,7 +95,7 @@ class Environment:
         if not self.protocol.file.opens_with_search:
             return self._ask(episode)
         arguments = arguments_for([episode.question.searched])
-        return self._pending(episode, ToolCall(self.protocol.grammar.search, arguments))
+        return self._pending_call(episode, ToolCall(self.protocol.grammar.search, arguments))
 
     def step(self, episode: Episode, turn: Turn) -> Next | PendingCall:
         """Process what the model wrote for the episode's latest request."""
@@ -104,12 +104,12 @@ class Environment:
             return self._take_notes(episode, turn)
         message = self.native_turns.read(turn.ids) if self.native_turns is not None and turn.ids else None
         text = self.tokenizer.decode(turn.ids)
-        written = Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version, message)
-        intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(written))
+        segment = Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version, message)
+        intent = self.protocol.grammar.intent_of(self.protocol.grammar.read(segment))
         episode.exact = episode.exact and turn.exact
         episode.add_cost(turn.cost_usd)
         if turn.ids:
-            episode.add(replace(written, tag=intent.span.tag if intent.span else ""))
+            episode.add(replace(segment, tag=intent.span.tag if intent.span else ""))
         if turn.end is TurnEnd.FAULT:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         episode.select(intent.selected)
@@ -186,9 +186,9 @@ class Environment:
             return End(StopReason.COMPLETE)
         if self.protocol.file.reason_in_documents and any(search.hits for search in results.searches):
             return self._ask_for_notes(episode, results)
-        earlier = episode.turn_searches
-        results = replace(results, before=len(numbered_documents([*episode.searches, *earlier])))
-        ids = self.protocol.grammar.search.render(_without_repeats(results, earlier), self.context)
+        earlier_searches = episode.turn_searches
+        results = replace(results, before=len(numbered_documents([*episode.searches, *earlier_searches])))
+        ids = self.protocol.grammar.search.render(_without_repeats(results, earlier_searches), self.context)
         assert not isinstance(ids, ToolFault)
         return self._show(episode, self.protocol.grammar.observation, ids, results)
 
@@ -242,8 +242,8 @@ class Environment:
         if (max_calls := call.tool.settings.max_calls) is None:
             return call
         turns = [segment for segment in episode.segments if segment.author is Author.AGENT][:-1]
-        earlier = chain(*(grammar.intent_of(grammar.read(turn)).calls for turn in turns), intent.calls[:index])
-        count = sum(action.call is not None and action.call.tool is call.tool for action in earlier)
+        earlier_actions = chain(*(grammar.intent_of(grammar.read(turn)).calls for turn in turns), intent.calls[:index])
+        count = sum(action.call is not None and action.call.tool is call.tool for action in earlier_actions)
         return f"{call.tool.name!r} may be called {max_calls} times in one run" if count >= max_calls else call
 
     def _next_call(self, episode: Episode) -> Next | PendingCall:
@@ -251,11 +251,11 @@ class Environment:
         call = episode.waiting.pop(0)
         if isinstance(call, str):
             return self._show(episode, RETRY, self.prompt_template.retry_ids(self.tokenizer, call))
-        return self._pending(episode, call)
+        return self._pending_call(episode, call)
 
-    def _pending(self, episode: Episode, call: ToolCall) -> PendingCall:
-        written = episode.segments[-1] if episode.written else None
-        query = make_query(episode.question, episode.history, "", written, self.protocol.grammar)
+    def _pending_call(self, episode: Episode, call: ToolCall) -> PendingCall:
+        last_segment = episode.segments[-1] if episode.written else None
+        query = make_query(episode.question, episode.history, "", last_segment, self.protocol.grammar)
         searches, visits = tuple(episode.searches), tuple(episode.visits)
         request = ToolRequest(call.arguments, episode.written, query, searches, call.fault, visits)
         return PendingCall(episode, call.tool, request)
@@ -274,8 +274,8 @@ class Environment:
         if turn.end is TurnEnd.LENGTH and intent.span is None:
             detail = f"a turn of {len(turn.ids)} tokens without an action"
             return self.at_limit(episode, End(StopReason.TOKEN_LIMIT, detail=detail))
-        missing = "a turn without an action" if intent.span is None else "an empty query"
-        problem = problem or intent.problem or missing
+        default_problem = "a turn without an action" if intent.span is None else "an empty query"
+        problem = problem or intent.problem or default_problem
         if not self.protocol.file.retries:
             return End(StopReason.INVALID, detail=problem)
         if episode.turns >= self.limits.max_turns:
@@ -372,14 +372,14 @@ class Environment:
         return self._show_turn(episode, CallResult(self.protocol.grammar.observation, shown_ids, results))
 
 
-def _without_repeats(results: TurnSearches, earlier: Sequence[Search]) -> TurnSearches:
+def _without_repeats(results: TurnSearches, earlier_searches: Sequence[Search]) -> TurnSearches:
     """The searches of a call without the passages that earlier calls of its turn found."""
-    repeated = {hit.passage.id for search in earlier for hit in search.hits}
+    repeated_ids = {hit.passage.id for search in earlier_searches for hit in search.hits}
     searches = (
-        replace(search, hits=tuple(hit for hit in search.hits if hit.passage.id not in repeated))
+        replace(search, hits=tuple(hit for hit in search.hits if hit.passage.id not in repeated_ids))
         for search in results.searches
     )
-    return replace(results, searches=tuple(searches)) if repeated else results
+    return replace(results, searches=tuple(searches)) if repeated_ids else results
 
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
@@ -406,14 +406,14 @@ class NativeTurns:
     def frame(self, episode: Episode, results: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Frame results of the latest turn's calls, so that they continue the episode's text. Raises `DataError` if the
         template cannot append them."""
-        written = [segment for segment in episode.segments if segment.author is Author.AGENT]
-        names = [self._names(segment.message or {}) for segment in written]
+        written_segments = [segment for segment in episode.segments if segment.author is Author.AGENT]
+        names = [self._names(segment.message or {}) for segment in written_segments]
         if self.chat is None:
-            called = bool(names and names[-1])
-            before = episode.segments[-1].text
-            return [self._frame_plain(result, called, "" if index else before) for index, result in enumerate(results)]
+            has_calls = bool(names and names[-1])
+            text = episode.segments[-1].text
+            return [self._frame_plain(result, has_calls, "" if index else text) for index, result in enumerate(results)]
         assert isinstance(self.tokenizer, HfTokenizer)
-        end = self.chat.end_of(written[-1].ids) if written else ""
+        end = self.chat.end_of(written_segments[-1].ids) if written_segments else ""
         frame = self.chat.frame(self.template.roles(episode.question), names or [()], end)
         return frame.fill([self.tokenizer.decode(result) for result in results], self.tokenizer)
 
@@ -422,11 +422,11 @@ class NativeTurns:
         marks."""
         return tuple(_NOT_IN_NAMES.sub("_", call.name)[:64] or "unknown" for call in calls_in(message))
 
-    def _frame_plain(self, result: tuple[int, ...], called: bool, text: str) -> tuple[int, ...]:
+    def _frame_plain(self, result: tuple[int, ...], has_calls: bool, text: str) -> tuple[int, ...]:
         """Frame a result in the protocol's marks. The `text` before it may already end with the opening mark."""
         tag = self.template.grammar.by_name[self.template.grammar.observation]
-        before, after = (f"\n{tag.opening}", f"{tag.closing}\n") if called else ("\n", "\n")
-        if called and text.endswith(tag.opening):
+        before, after = (f"\n{tag.opening}", f"{tag.closing}\n") if has_calls else ("\n", "\n")
+        if has_calls and text.endswith(tag.opening):
             before = ""
         return (*self.tokenizer.encode(before), *result, *self.tokenizer.encode(after))
 

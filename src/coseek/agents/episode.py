@@ -40,9 +40,9 @@ def latest_block(searches: Sequence[Search]) -> Sequence[Search]:
 
 def apply_selection(searches: Sequence[Search], numbers: Sequence[int]) -> list[Search]:
     """Select documents of one block by number from 1; other numbers are ignored."""
-    chosen = [document for number, document in enumerate(shown_documents(searches), 1) if number in numbers]
+    chosen_documents = [document for number, document in enumerate(shown_documents(searches), 1) if number in numbers]
     return [
-        replace(search, selected=tuple(hit.passage.id for owner, hit in chosen if owner == index))
+        replace(search, selected=tuple(hit.passage.id for owner, hit in chosen_documents if owner == index))
         for index, search in enumerate(searches)
     ]
 

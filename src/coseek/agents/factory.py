@@ -107,10 +107,10 @@ def settings_for(
     protocol with tools in Python files that only the model's folder names.
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else None
-    tree: JsonObject = _file(file) if file else {"name": name}
+    tree: JsonObject = _read_agent_file(file) if file else {"name": name}
     options = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
-    typed = {key: value for key, value in options.items() if value is not None}
-    tree |= typed
+    given_options = {key: value for key, value in options.items() if value is not None}
+    tree |= given_options
     if is_url(url := tree["name"]):
         tree["name"], server = split_settings(url)
         if server:
@@ -126,7 +126,7 @@ def settings_for(
             f"you name it: --protocol {card.protocol}, or where there is no such option a FILE.yaml with the lines "
             f"name: {agent} and protocol: {card.protocol}"
         )
-    settings = make_settings(AgentSettings, {**defaults, **tree}, file or "", tuple(typed))
+    settings = make_settings(AgentSettings, {**defaults, **tree}, file or "", tuple(given_options))
     if settings.is_remote and settings.server is None:
         return settings.model_copy(update={"server": RemoteModelSettings()})
     return settings
@@ -157,9 +157,9 @@ def former_protocol(folder: Path, protocol: Protocol) -> str | None:
     name = AgentCard.read(folder).protocol
     if not (folder / CARD).is_file() or (former := known_protocol(name)) is None:
         return None
-    old, new = former.grammar, protocol.grammar
-    lacks_tags = bool(set(new.special_tokens) - set(old.special_tokens))
-    reordered = old.special_tokens == new.special_tokens and old.order != new.order
+    old_grammar, new_grammar = former.grammar, protocol.grammar
+    lacks_tags = bool(set(new_grammar.special_tokens) - set(old_grammar.special_tokens))
+    reordered = old_grammar.special_tokens == new_grammar.special_tokens and old_grammar.order != new_grammar.order
     return name if lacks_tags or reordered else None
 
 
@@ -170,7 +170,7 @@ def check_folder(folder: Path) -> None:
     check_is_model(folder)
 
 
-def _file(path: Path) -> JsonObject:
+def _read_agent_file(path: Path) -> JsonObject:
     """The settings in an agent file. Beside a `url` it may hold settings of the server, as the file of a text model
     does."""
     lines = "`name: value` lines, `name` itself, or the `url` of a server, among them"
@@ -345,8 +345,8 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
     sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
     with suppress(DataError):  # a model of unknown size
         gib, tokens = CACHE_SHARE * memory_gib(model.device), limits_for(settings).max_tokens
-        fitting = max(2, rows_that_fit(gib, model, pick_dtype(sampling.dtype, model), tokens))
-        sampling = sampling.model_copy(update={"max_rows": min(sampling.max_rows, fitting)})
+        fitting_rows = max(2, rows_that_fit(gib, model, pick_dtype(sampling.dtype, model), tokens))
+        sampling = sampling.model_copy(update={"max_rows": min(sampling.max_rows, fitting_rows)})
     return Sampler(model, tokenizer, protocol.stops_for(tokenizer), sampling)
 
 
@@ -355,14 +355,14 @@ def settled_for(
 ) -> S:
     """Resolve the precision `auto` to the precision recorded in the file `began` when work is resumed, else to the
     fastest on the device. `others` are the models of a group `placement`."""
-    recorded = read_yaml(began, "record").get("settings") if began is not None and began.exists() else None
+    recorded_settings = read_yaml(began, "record").get("settings") if began is not None and began.exists() else None
     width = hidden_size(model_path(agent.name)) if agent is not None else 0
     other_width = min(filter(None, (hidden_size(model_path(name)) for name in others if name)), default=0)
 
     def width_at(path: Place) -> int:
         return other_width if path[0] == "placement" else width
 
-    return resolve_here(settings, recorded if isinstance(recorded, dict) else None, width_at)
+    return resolve_here(settings, recorded_settings if isinstance(recorded_settings, dict) else None, width_at)
 
 
 def stored_tokenizer(settings: AgentSettings) -> Tokenizer | None:
@@ -381,16 +381,16 @@ def decoder_of(run: Run) -> "Decode | None":
     """A function that decodes a run's ids to text; `None` if its agent or protocol file no longer exists.
 
     A tokenizer folder in a common parent folder with the run is also found after both were moved."""
-    recorded = run.settings.get("agent")
-    if not isinstance(recorded, dict):
+    recorded_settings = run.settings.get("agent")
+    if not isinstance(recorded_settings, dict):
         return None
-    settings = make_settings(AgentSettings, recorded)
+    settings = make_settings(AgentSettings, recorded_settings)
     tokenizer = stored_tokenizer(settings)
     parts = Path(settings.tokenizer_name).parts
-    for above in run.folder.resolve().parents:
-        if tokenizer is None and above.name in parts[:-1]:
-            inner = above.joinpath(*parts[parts.index(above.name) + 1 :])
-            tokenizer = stored_tokenizer(settings.model_copy(update={"tokenizer": str(inner)}))
+    for parent in run.folder.resolve().parents:
+        if tokenizer is None and parent.name in parts[:-1]:
+            candidate = parent.joinpath(*parts[parts.index(parent.name) + 1 :])
+            tokenizer = stored_tokenizer(settings.model_copy(update={"tokenizer": str(candidate)}))
     return None if tokenizer is None else tokenizer.decode
 
 
@@ -417,9 +417,9 @@ class TurnWriter:
             reasoning = "\n".join(filter(None, (turn.reasoning.strip(), reasoning_in(message))))
             content = str(message.get("content", ""))
             return self.grammar.spell(message_of(content, reasoning, turn.calls or calls_in(message)))
-        return self._with_thought(turn) + self._missing_calls(turn)
+        return self._text_with_thought(turn) + self._missing_calls(turn)
 
-    def _with_thought(self, turn: ServerTurn) -> str:
+    def _text_with_thought(self, turn: ServerTurn) -> str:
         """The text with its reasoning in the protocol's marks, or without it."""
         opening, closing = self._thought or ("", "")
         text, reasoning = turn.text, turn.reasoning
@@ -428,9 +428,9 @@ class TurnWriter:
         if opening and (opening in text or closing in text):
             reopened = self.reopens and closing in text.partition(opening)[0]
             return f"{opening}{text}" if reopened else text
-        inside, rest = split_reasoning(text)
-        text = rest if inside else text
-        reasoning = self.grammar.escape("\n".join(filter(None, (reasoning.strip(), inside))))
+        inline_reasoning, words = split_reasoning(text)
+        text = words if inline_reasoning else text
+        reasoning = self.grammar.escape("\n".join(filter(None, (reasoning.strip(), inline_reasoning))))
         return f"{opening}{reasoning}{closing}\n{text}" if opening and reasoning else text
 
     def _missing_calls(self, turn: ServerTurn) -> str:

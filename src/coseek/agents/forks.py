@@ -44,21 +44,21 @@ def rollout_groups(
         trajectories = rollout(agent, retriever, *rows, limits, concurrency=concurrency, overlap=overlap)
         return dict(zip(indices, trajectories, strict=True))
 
-    done = roll_out([index for index in range(len(questions)) if index % tree.group_size < tree.roots])
+    trajectories = roll_out([index for index in range(len(questions)) if index % tree.group_size < tree.roots])
     forks: dict[int, Branch] = {}
-    alone: list[int] = []
+    lone_indices: list[int] = []
     for index in range(len(questions)):
         number = index % tree.group_size
         if number >= tree.roots:
-            root = done[index - number + number % tree.roots]
+            root = trajectories[index - number + number % tree.roots]
             searches = [] if root.fault else [*searches_by_turn(root, agent.protocol).values()]
             if searches:
                 search = random.Random(seeds[index]).choice(searches)
                 passages = tuple(hit.passage for hit in root.searches[search].hits)
                 forks[index] = Branch(root, search, passages, seeds[index])
             else:
-                alone.append(index)
-    done |= roll_out(alone)
+                lone_indices.append(index)
+    trajectories |= roll_out(lone_indices)
     ends = branch(agent, retriever, [*forks.values()], limits, concurrency=concurrency)
-    done |= dict(zip(forks, ends, strict=True))
-    return [done[index] for index in range(len(questions))]
+    trajectories |= dict(zip(forks, ends, strict=True))
+    return [trajectories[index] for index in range(len(questions))]

@@ -94,15 +94,15 @@ class Grammar:
     def __post_init__(self) -> None:
         names = {tag.name for tag in self.tags}
         for name, followers in self.order.items():
-            for odd in ({name.removesuffix(TRUE).removesuffix(FALSE), *followers} - names) - {START, END}:
+            for unknown in ({name.removesuffix(TRUE).removesuffix(FALSE), *followers} - names) - {START, END}:
                 known = ", ".join(sorted(names))
-                raise DataError(f"the order of this protocol names {odd!r}, which is not one of its tags: {known}")
+                raise DataError(f"the order of this protocol names {unknown!r}, which is not one of its tags: {known}")
         marks = [mark for tag in self.tags for mark in tag.marks]
         for mark in marks:
             if marks.count(mark) > 1:
                 raise DataError(f"two tags of this protocol are written {mark!r}; a reader could not tell them apart")
-        for reserved in names & {*COMMON_TAGS, START, END}:
-            raise DataError(f"a tag of this protocol is called {reserved!r}, a name with a meaning of its own")
+        for reserved_name in names & {*COMMON_TAGS, START, END}:
+            raise DataError(f"a tag of this protocol is called {reserved_name!r}, a name with a meaning of its own")
 
     @cached_property
     def by_name(self) -> dict[str, Tag]:
@@ -121,8 +121,8 @@ class Grammar:
     @cached_property
     def search(self) -> Tool:
         """The protocol's search tool, or one with default settings when it names none."""
-        ours = (tool for tool in self.tools.values() if not tool.own and isinstance(tool.settings, SearchSettings))
-        tool = next(ours, None) or open_tool("search", {"tool": "search"})
+        tools = (tool for tool in self.tools.values() if not tool.own and isinstance(tool.settings, SearchSettings))
+        tool = next(tools, None) or open_tool("search", {"tool": "search"})
         assert tool is not None
         return tool
 
@@ -147,13 +147,13 @@ class Grammar:
         return tuple(dict.fromkeys(mark for tag in self.tags for mark in (*tag.marks, *tag.inner_marks)))
 
     @cached_property
-    def _by_mark(self) -> dict[str, tuple[Tag, bool]]:
+    def _tag_by_mark(self) -> dict[str, tuple[Tag, bool]]:
         """Mark → its tag, and whether the mark is the closing one."""
         return {mark: (tag, mark != tag.opening) for tag in self.tags for mark in tag.marks}
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
-        return re.compile("|".join(re.escape(mark) for mark in sorted(self._by_mark, key=len, reverse=True)))
+        return re.compile("|".join(re.escape(mark) for mark in sorted(self._tag_by_mark, key=len, reverse=True)))
 
     @cached_property
     def _lookalikes(self) -> re.Pattern[str]:
@@ -174,22 +174,22 @@ class Grammar:
         return re.split(f"({'|'.join(map(re.escape, marks))})", text)
 
     @cached_property
-    def _inert(self) -> dict[str, Tag]:
+    def _inert_tags(self) -> dict[str, Tag]:
         """The agent's tags without an action, by their opening marks."""
-        inert = (tag for tag in self.tags if tag.author is Author.AGENT and tag.action is Action.NONE)
-        return {tag.opening: tag for tag in inert if not tag.is_bracket}
+        inert_tags = (tag for tag in self.tags if tag.author is Author.AGENT and tag.action is Action.NONE)
+        return {tag.opening: tag for tag in inert_tags if not tag.is_bracket}
 
     @cached_property
     def thought(self) -> Tag | None:
         """The agent's tag for its reasoning."""
-        return next((tag for mark, tag in self._inert.items() if opens_reasoning(mark)), None)
+        return next((tag for mark, tag in self._inert_tags.items() if opens_reasoning(mark)), None)
 
     def opened_mark(self, before: str) -> str:
         """The mark with which a text of the environment ends: the opening mark of one of the agent's tags without an
         action, or a mark that opens reasoning, as in chat templates of reasoning models. "" without a mark. Text from
         outside is escaped, so it cannot end with a mark."""
         end = before.rstrip()
-        return next((mark for mark in self._inert if end.endswith(mark)), "") or opened_at_end(before)
+        return next((mark for mark in self._inert_tags if end.endswith(mark)), "") or opened_at_end(before)
 
     def parse(self, text: str, opened: str = "") -> list[Span]:
         """Split one turn of the agent into spans. Any text parses; mistakes become problems. `opened` is a mark that
@@ -200,53 +200,53 @@ class Grammar:
         """
         if self.native_calls:
             return self.spans_of(read_turn(text, tools=self.schemas))
-        if opened in self._inert or self.free_text:
-            return self._tagged(text, self._inert.get(opened))
-        reasoning, text = self._own_reasoning(text, opened)
-        spans = self._tagged(without_answer_mark(text))
+        if opened in self._inert_tags or self.free_text:
+            return self._tagged_spans(text, self._inert_tags.get(opened))
+        reasoning, text = self._split_own_reasoning(text, opened)
+        spans = self._tagged_spans(without_answer_mark(text))
         if reasoning is not None and spans and spans[0].tag == reasoning.tag:
             reasoning = replace(reasoning, tag="")
         return [reasoning, *spans] if reasoning is not None else spans
 
-    def _own_reasoning(self, text: str, mark: str) -> tuple[Span | None, str]:
+    def _split_own_reasoning(self, text: str, mark: str) -> tuple[Span | None, str]:
         """The reasoning at the beginning of a turn, in the marks of its model, and the text after it."""
-        begun, after = begun_reasoning(text)
-        if begun and begun not in self._by_mark:
-            mark, text = mark or begun, after
+        begun_mark, rest = begun_reasoning(text)
+        if begun_mark and begun_mark not in self._tag_by_mark:
+            mark, text = mark or begun_mark, rest
         if not mark:
             return None, text
-        if self.thought and begun == self.thought.opening and closing_of(mark) not in text:
+        if self.thought and begun_mark == self.thought.opening and closing_of(mark) not in text:
             return None, text  # the template opened its mark, and the agent writes the protocol's
         parts = split_opened(text, mark)
         if parts is None:
             return Span(Author.AGENT, "", "", f"{mark} is not closed"), text
         return Span(Author.AGENT, self.thought.name if self.thought else "", parts[0]), parts[1]
 
-    def _tagged(self, text: str, opened: Tag | None = None) -> list[Span]:
+    def _tagged_spans(self, text: str, open_tag: Tag | None = None) -> list[Span]:
         """The spans of a turn in the protocol's own marks."""
         spans: list[Span] = []
-        if opened is not None and text.lstrip().startswith(opened.opening):
-            opened = None
+        if open_tag is not None and text.lstrip().startswith(open_tag.opening):
+            open_tag = None
         ends: dict[str, dict[int, int]] = {}
-        at = 0
-        while mark := self._marks.search(text, at):
-            between, at = text[at : mark.start()], mark.end()
-            tag, closes = self._by_mark[mark[0]]
-            if closes and opened is tag:
-                spans.append(Span(Author.AGENT, tag.name, between))
-                opened = None
+        position = 0
+        while mark := self._marks.search(text, position):
+            text_between, position = text[position : mark.start()], mark.end()
+            tag, closes = self._tag_by_mark[mark[0]]
+            if closes and open_tag is tag:
+                spans.append(Span(Author.AGENT, tag.name, text_between))
+                open_tag = None
                 continue
-            spans += self._loose(opened, between)
-            opened = None if closes else tag
+            spans += self._loose(open_tag, text_between)
+            open_tag = None if closes else tag
             if closes:
                 spans.append(Span(Author.AGENT, "", "", f"{mark[0]} closes nothing"))
             elif tag.is_bracket:
                 if tag.closing not in ends:
-                    ends[tag.closing] = _balanced(text, tag.opening[-1], tag.closing)
-                if (end := ends[tag.closing].get(at - 1)) is not None:
-                    spans.append(Span(Author.AGENT, tag.name, text[at:end]))
-                    opened, at = None, end + 1
-        return spans + self._loose(opened, text[at:])
+                    ends[tag.closing] = _bracket_pairs(text, tag.opening[-1], tag.closing)
+                if (end := ends[tag.closing].get(position - 1)) is not None:
+                    spans.append(Span(Author.AGENT, tag.name, text[position:end]))
+                    open_tag, position = None, end + 1
+        return spans + self._loose(open_tag, text[position:])
 
     def read(self, segment: Segment) -> list[Span]:
         """The spans of a segment of the agent: of its message if it has one, else of its text."""
@@ -269,13 +269,13 @@ class Grammar:
         reasoning, content, calls = reasoning_in(message), str(message.get("content") or ""), calls_in(message)
         think, call = self.agent_tags[Action.NONE], self.agent_tags[Action.TOOL]
         thought = f"{think.opening}{self.escape(reasoning)}{think.closing}\n" if reasoning else ""
-        written = (f"{call.opening}{self.escape(as_json(item))}{call.closing}" for item in calls)
-        return thought + (self.escape(content) if calls else content) + "".join(written)
+        call_texts = (f"{call.opening}{self.escape(as_json(item))}{call.closing}" for item in calls)
+        return thought + (self.escape(content) if calls else content) + "".join(call_texts)
 
-    def _loose(self, opened: Tag | None, text: str) -> list[Span]:
+    def _loose(self, open_tag: Tag | None, text: str) -> list[Span]:
         """The spans of text that no closing mark ends."""
-        if opened is not None:
-            return [Span(Author.AGENT, "", text, f"{opened.opening} is not closed")]
+        if open_tag is not None:
+            return [Span(Author.AGENT, "", text, f"{open_tag.opening} is not closed")]
         if text.strip():
             problem = "" if self.free_text else f"text outside the tags: {text.strip()[:40]!r}"
             return [Span(Author.AGENT, "", text, problem)]
@@ -284,14 +284,14 @@ class Grammar:
     def spans(self, segments: Sequence[Segment]) -> list[Span]:
         """All spans of a trajectory after its prompt. Each environment segment is one span, whatever it contains."""
         spans: list[Span] = []
-        before = ""
+        previous_text = ""
         for segment in segments:
             if segment.author is Author.AGENT:
-                opened = self.opened_mark(before)
-                spans += self.read(segment) if self.native_calls else self.parse(segment.text, opened)
-                before = ""
+                open_mark = self.opened_mark(previous_text)
+                spans += self.read(segment) if self.native_calls else self.parse(segment.text, open_mark)
+                previous_text = ""
                 continue
-            before = segment.text
+            previous_text = segment.text
             if segment.tag == RETRY:
                 spans.append(Span(Author.ENVIRONMENT, "", segment.text, "a turn asked for nothing and was tried again"))
             elif segment.tag in (PAGE, MISSING, TOOL, LAST_WORD) or segment.tag in self.by_name:
@@ -325,12 +325,12 @@ class Grammar:
             numbers = parse_numbers(text)
             if numbers is None:
                 return f"{tag.opening} is no list of numbers: {text.strip()[:40]!r}"
-            few = tag.max_items is None or len(numbers) <= tag.max_items
-            return "" if few else f"{len(numbers)} documents in {tag.opening}, and at most {tag.max_items} are allowed"
+            fits = tag.max_items is None or len(numbers) <= tag.max_items
+            return "" if fits else f"{len(numbers)} documents in {tag.opening}, and at most {tag.max_items} are allowed"
         if tag.action is Action.COMPLETE:
             return f"{tag.opening} says neither True nor False" if parse_flag(text, tag.true_words) is None else ""
-        inner = (mark for other in self.tags for mark in other.inner_marks if mark in text)
-        if tag.query_format is not QueryFormat.ITEMS and (mark := next(inner, "")):
+        inner_marks = (mark for other in self.tags for mark in other.inner_marks if mark in text)
+        if tag.query_format is not QueryFormat.ITEMS and (mark := next(inner_marks, "")):
             return f"{mark} inside {tag.opening}"
         return self.parse_action(tag, text).problem
 
@@ -351,22 +351,22 @@ class Grammar:
     def intent_of(self, spans: Sequence[Span]) -> Intent:
         """Find the action of one turn. The sampler stops at a stop string, so only the rest of one token can follow
         it. Among actions without a stop string the last counts; native calls all count."""
-        selected: tuple[int, ...] | None = None
-        chosen: Span | None = None
+        numbers: tuple[int, ...] | None = None
+        chosen_span: Span | None = None
         actions = [(span, self.by_name[span.tag]) for span in spans if self.action_of(span) is not Action.NONE]
         for span, tag in actions:
             if tag.action is Action.SELECT:
-                if selected is None or tag.of_several == "last":
-                    selected = numbers_in(span.text)[: tag.max_items]
+                if numbers is None or tag.of_several == "last":
+                    numbers = numbers_in(span.text)[: tag.max_items]
             elif tag.action is not Action.COMPLETE or parse_flag(span.text, tag.true_words):
-                chosen = span
+                chosen_span = span
                 if tag.stops or tag.action is Action.COMPLETE:
                     break
-        if chosen is None:
-            return Intent(selected=selected)
-        tag = self.by_name[chosen.tag]
-        calls = [span for span, _ in actions] if self.native_calls else [chosen]
-        return Intent(tag.action, chosen, tuple(self.parse_action(tag, span.text) for span in calls), selected)
+        if chosen_span is None:
+            return Intent(selected=numbers)
+        tag = self.by_name[chosen_span.tag]
+        calls = [span for span, _ in actions] if self.native_calls else [chosen_span]
+        return Intent(tag.action, chosen_span, tuple(self.parse_action(tag, span.text) for span in calls), numbers)
 
     def is_decline(self, span: Span) -> bool:
         """Whether this span declines to answer: the whole answer is one of its tag's phrases."""
@@ -375,8 +375,8 @@ class Grammar:
     def lost_stop(self, text: str) -> str:
         """The stop string that a server cut off the end of a turn, which closes the tag that is still open, or ""."""
         for tag in self.tags:
-            cut = tag.closing in tag.stops and tag.opening in text
-            if cut and self.parse(text + tag.closing)[-1].tag == tag.name:
+            is_cut = tag.closing in tag.stops and tag.opening in text
+            if is_cut and self.parse(text + tag.closing)[-1].tag == tag.name:
                 return tag.closing
         return ""
 
@@ -392,13 +392,13 @@ def as_json(call: ToolCallText) -> str:
     return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
-def _balanced(text: str, opening: str, closing: str) -> dict[int, int]:
+def _bracket_pairs(text: str, opening: str, closing: str) -> dict[int, int]:
     """Map the position of each opening bracket to that of its closing one; brackets left open are missing."""
     ends: dict[int, int] = {}
-    still_open: list[int] = []
+    open_positions: list[int] = []
     for position, letter in enumerate(text):
         if letter == opening:
-            still_open.append(position)
-        elif letter == closing and still_open:
-            ends[still_open.pop()] = position
+            open_positions.append(position)
+        elif letter == closing and open_positions:
+            ends[open_positions.pop()] = position
     return ends

@@ -29,8 +29,8 @@ class Limits(Settings):
 
     def passages_of(self, turn: int) -> int:
         """Top-k of a search in this turn of the agent; turn 0 is the search that opens a run."""
-        opening = self.opening_passages if turn == 0 else None
-        return opening or self.passages_per_search
+        opening_count = self.opening_passages if turn == 0 else None
+        return opening_count or self.passages_per_search
 
     def with_passages(self, count: int) -> "Limits":
         """The same limits with top-k `count` for every search, including the opening search."""

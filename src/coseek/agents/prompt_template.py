@@ -136,7 +136,7 @@ class PromptTemplate:
         `protocol` chooses the prompt, or the file `NAME/PROTOCOL.yaml` where there is one. `needs` names templates
         that must not be empty. Raises `SettingError` for a template that does not fit the grammar.
         """
-        path, tree = _read(name, protocol)
+        path, tree = _read_template(name, protocol)
         return cls.of(make_settings(PromptTemplateFile, tree, path), grammar, protocol, needs, str(path))
 
     @classmethod
@@ -153,16 +153,16 @@ class PromptTemplate:
         for template, fields in _FIELDS.items():
             for field in _FIELD.findall(getattr(file, template)):
                 if field not in fields:
-                    known = ", ".join(sorted(fields))
-                    raise SettingError(f"{source}: {template} names {{{field}}}; it may hold {known}")
-        observed = None if grammar.native_calls else grammar.by_name.get(grammar.observation)
+                    known_fields = ", ".join(sorted(fields))
+                    raise SettingError(f"{source}: {template} names {{{field}}}; it may hold {known_fields}")
+        tag = None if grammar.native_calls else grammar.by_name.get(grammar.observation)
         needs = (*needs, "tools", "document") if grammar.native_calls else needs
-        for template in (*needs, *(("observation", "document") if observed else ())):
+        for template in (*needs, *(("observation", "document") if tag else ())):
             if not getattr(file, template):
                 raise SettingError(f"{source} has no {template!r}, and the protocol {protocol} needs it")
-        if observed and not _holds(file.observation, observed.opening, "{documents}", observed.closing):
-            around = f"{observed.opening}{{documents}}{observed.closing}"
-            raise SettingError(f"{source}: the observation of the protocol {protocol} must hold {around}")
+        if tag and not _contains_in_order(file.observation, tag.opening, "{documents}", tag.closing):
+            expected_text = f"{tag.opening}{{documents}}{tag.closing}"
+            raise SettingError(f"{source}: the observation of the protocol {protocol} must hold {expected_text}")
         return cls(file, grammar)
 
     def with_chat(self, chat_template: ChatTemplate) -> "PromptTemplate":
@@ -180,20 +180,20 @@ class PromptTemplate:
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The prompt. If search results continue the user's message (`goes_on`), the second part is what the chat
         template writes between that message and the answer."""
-        messages = _own_messages(question, _PROMPT) if self.file.prompt_column else None
+        messages = _messages_in_meta(question, _PROMPT) if self.file.prompt_column else None
         if messages is None:
-            prompt = self._filled(self.file.prompt, {"question": self._asked(tokenizer, question)})
+            prompt = self._fill_parts(self.file.prompt, {"question": self._question_text(tokenizer, question)})
             contents: list[tuple[str, Content]] = [("user", prompt)]
         else:
             contents = [(role, self._instruction(tokenizer, text, question.question)) for role, text in messages]
         if self.grammar.native_calls and self.input_mode != "messages" and not self.framed(tokenizer):
-            listed = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.grammar.schemas)
-            contents[0] = (contents[0][0], [*self._filled(self.file.tools, {"tools": listed}), *contents[0][1]])
+            schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.grammar.schemas)
+            contents[0] = (contents[0][0], [*self._fill_parts(self.file.tools, {"tools": schemas}), *contents[0][1]])
         return self._messages(tokenizer, contents, goes_on)
 
     def roles(self, question: Question) -> tuple[str, ...]:
         """The roles of the prompt's messages."""
-        messages = _own_messages(question, _PROMPT) if self.file.prompt_column else None
+        messages = _messages_in_meta(question, _PROMPT) if self.file.prompt_column else None
         return ("user",) if messages is None else tuple(role for role, _ in messages)
 
     def tool_chat(self, tokenizer: Tokenizer) -> ToolChat | None:
@@ -214,11 +214,11 @@ class PromptTemplate:
         if self.grammar.free_text or not self.framed(tokenizer) or self.opened_mark(tokenizer):
             return ""
         assert isinstance(tokenizer, HfTokenizer)
-        written = written_for_assistant(tokenizer)
-        if is_read_before_answer(written):
+        opening = written_for_assistant(tokenizer)
+        if is_read_before_answer(opening):
             return ""
         return (
-            f"the chat template of {tokenizer.source} ends prompts with {written.strip()!r}, which is no known mark of "
+            f"the chat template of {tokenizer.source} ends prompts with {opening.strip()!r}, which is no known mark of "
             "reasoning: what the model writes after it counts as text outside the tags; remove it from the template, "
             "or set chat_template=off"
         )
@@ -249,22 +249,22 @@ class PromptTemplate:
         marks = frozenset(self.grammar.special_tokens)
         before, matched, after = text.rpartition(question)
         neutral = without_role_marks(before, marks) + self.grammar.escape(matched) + without_role_marks(after, marks)
-        return [*self._marked(tokenizer, neutral)]
+        return [*self._split_at_marks(tokenizer, neutral)]
 
     def text_ids(self, tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
         """Tokenise a text in which only the protocol's marks can be special tokens."""
-        return encode_content(tokenizer, [*self._marked(tokenizer, text)])
+        return encode_content(tokenizer, [*self._split_at_marks(tokenizer, text)])
 
-    def _marked(self, tokenizer: Tokenizer, text: str) -> Iterator[TextPart]:
+    def _split_at_marks(self, tokenizer: Tokenizer, text: str) -> Iterator[TextPart]:
         """Split a text at the protocol's marks that are single tokens, and trust only these."""
-        plain = ""
+        plain_text = ""
         for piece in self.grammar.cut_at_marks(text):
             if piece in self.grammar.special_tokens and len(tokenizer.encode(piece)) == 1:
-                yield from (TextPart(plain), TextPart(piece, trusted=True))
-                plain = ""
+                yield from (TextPart(plain_text), TextPart(piece, trusted=True))
+                plain_text = ""
             else:
-                plain += piece
-        yield TextPart(plain)
+                plain_text += piece
+        yield TextPart(plain_text)
 
     def observation_ids(self, tokenizer: Tokenizer, hits: Sequence[Hit], max_tokens: int) -> tuple[int, ...]:
         """Render the observation of one search with these hits."""
@@ -276,22 +276,22 @@ class PromptTemplate:
     ) -> tuple[int, ...]:  # fmt: skip
         """Render one turn's searches: their documents, each once, and a failure notice per failed query. `before` is
         the number of documents that earlier turns showed."""
-        return self._observed(tokenizer, self._documents(tokenizer, searches, max_tokens, each, before))
+        return self._observation_ids(tokenizer, self._documents(tokenizer, searches, max_tokens, each, before))
 
     def _documents(
-        self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None,
-        before: int = 0,
+        self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, max_each: int | None = None,
+        offset: int = 0,
     ) -> list[int]:  # fmt: skip
-        """Render each document, cut to `each` tokens, or to an equal share of `max_tokens`."""
+        """Render each document, cut to `max_each` tokens, or to an equal share of `max_tokens`."""
         block = shown_documents(searches)
-        each = each or max_tokens // max(1, len(block))
+        max_each = max_each or max_tokens // max(1, len(block))
         ids: list[int] = [] if block else tokenizer.encode(self.file.nothing_found)
         for index, search in enumerate(searches):
             if search.fault is not None:
                 ids += self._fill(self.file.failed, {"query": self._data(tokenizer, search.query)}, tokenizer)
             for rank, (owner, hit) in enumerate(block, start=1):
                 if owner == index:
-                    ids += self._document(tokenizer, rank, before + rank, hit)[:each]
+                    ids += self._document(tokenizer, rank, offset + rank, hit)[:max_each]
         return ids
 
     def _document(self, tokenizer: Tokenizer, rank: int, number: int, hit: Hit) -> list[int]:
@@ -321,7 +321,7 @@ class PromptTemplate:
             "text": text[(page - 1) * size : page * size],
         }
         template = self.file.page if passage and 1 <= page <= pages else self.file.missing
-        return self._observed(tokenizer, self._fill(template, fields, tokenizer))
+        return self._observation_ids(tokenizer, self._fill(template, fields, tokenizer))
 
     def part_ids(self, tokenizer: Tokenizer, passage: Passage) -> list[int]:
         """Render one passage among others of its document."""
@@ -338,7 +338,7 @@ class PromptTemplate:
 
     def result_ids(self, tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[int, ...]:
         """Render a tool's result, cut to `max_tokens`."""
-        return self._observed(
+        return self._observation_ids(
             tokenizer, self._fill(self.file.result, {"text": self._data(tokenizer, text)[:max_tokens]}, tokenizer)
         )
 
@@ -359,22 +359,22 @@ class PromptTemplate:
 
     def notes_ids(self, tokenizer: Tokenizer, notes: str, max_tokens: int) -> tuple[int, ...]:
         """Render the observation with notes in place of documents."""
-        written = self._data(tokenizer, notes)[:max_tokens] if notes else tokenizer.encode(self.file.nothing_found)
-        return self._observed(tokenizer, written)
+        ids = self._data(tokenizer, notes)[:max_tokens] if notes else tokenizer.encode(self.file.nothing_found)
+        return self._observation_ids(tokenizer, ids)
 
-    def _observed(self, tokenizer: Tokenizer, documents: list[int]) -> tuple[int, ...]:
+    def _observation_ids(self, tokenizer: Tokenizer, documents: list[int]) -> tuple[int, ...]:
         if self.grammar.native_calls:  # framed with the other results of the turn
             return tuple(documents)
         return tuple(self._fill(self.file.observation, {"documents": documents}, tokenizer))
 
-    def _asked(self, tokenizer: Tokenizer, question: Question) -> str:
+    def _question_text(self, tokenizer: Tokenizer, question: Question) -> str:
         """The question, after the earlier messages of its conversation, each as a line `role: content`."""
         text = question.question
         if self.file.question_spelling == "separated":
             text = separated(text, lambda word: len(tokenizer.encode_data(f" {word}")) == 1)
-        if not (earlier := _own_messages(question, EARLIER)):
+        if not (earlier_messages := _messages_in_meta(question, EARLIER)):
             return text
-        lines = [f"{role}: {' '.join(content.split())}\n" for role, content in earlier]
+        lines = [f"{role}: {' '.join(content.split())}\n" for role, content in earlier_messages]
         return f"{''.join(lines)}user: {text}"
 
     def _data(self, tokenizer: Tokenizer, text: str) -> list[int]:
@@ -384,7 +384,7 @@ class PromptTemplate:
         blank = " " if self.file.space_before and not text.startswith(" ") else ""
         return self.grammar.escape(blank + text)
 
-    def _filled(self, template: str, fields: Mapping[str, str]) -> list[TextPart]:
+    def _fill_parts(self, template: str, fields: Mapping[str, str]) -> list[TextPart]:
         """A template with texts from outside in its fields."""
         pieces = _pieces(template)
         return [
@@ -398,7 +398,7 @@ class PromptTemplate:
         return ids
 
 
-def _read(name: str, protocol: str) -> tuple[Path, JsonObject]:
+def _read_template(name: str, protocol: str) -> tuple[Path, JsonObject]:
     """The path and the fields of a prompt template, merged with those of the template that it extends."""
     path = FOLDER / name / f"{protocol}.yaml"
     if not path.is_file():
@@ -408,7 +408,7 @@ def _read(name: str, protocol: str) -> tuple[Path, JsonObject]:
         return path, tree
     if base not in {file.stem for file in FOLDER.glob("*.yaml")} or path == FOLDER / f"{base}.yaml":
         raise SettingError(f"{path}: extends names a prompt template of the package, not {base!r}")
-    return path, {**_read(base, protocol)[1], **tree}
+    return path, {**_read_template(base, protocol)[1], **tree}
 
 
 def _pieces(template: str) -> Iterator[tuple[bool, str]]:
@@ -433,7 +433,7 @@ def _pieces(template: str) -> Iterator[tuple[bool, str]]:
         yield False, literal + template[start:]
 
 
-def _own_messages(question: Question, key: str) -> list[tuple[str, str]] | None:
+def _messages_in_meta(question: Question, key: str) -> list[tuple[str, str]] | None:
     """(role, content) of each message in `meta`, which holds a text or a list of messages; `None` without messages."""
     stored = question.meta.get(key)
     if stored is None:
@@ -450,6 +450,6 @@ def _own_messages(question: Question, key: str) -> list[tuple[str, str]] | None:
     return messages or None
 
 
-def _holds(text: str, *pieces: str) -> bool:
+def _contains_in_order(text: str, *pieces: str) -> bool:
     """Whether the pieces occur in the text in this order without overlap."""
     return re.search(".*?".join(map(re.escape, pieces)), text, re.DOTALL) is not None

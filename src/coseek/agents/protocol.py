@@ -147,19 +147,19 @@ def load_protocol(
     protocol that a stored run names. Without it these tools are left out, which is enough to read stored trajectories.
     `tools` are further tools by name or path for a protocol with native calls.
     """
-    path, file, root = _read(name)
+    path, file, root = _read_file(name)
     if tools:
         file = _with_tools(file, name, tools)
     make_settings(Limits, {**file.limits}, path)  # refuses a misspelt budget here, not in the middle of a run
     opened = {
-        called: open_tool(called, cast(JsonObject, tree), str(path), path.parent, run_files=run_files)
-        for called, tree in file.tools.items()
+        tool_name: open_tool(tool_name, cast(JsonObject, tree), str(path), path.parent, run_files=run_files)
+        for tool_name, tree in file.tools.items()
     }
     try:
-        grammar = _grammar(file, path, {called: tool for called, tool in opened.items() if tool is not None})
+        grammar = _grammar(file, path, {tool_name: tool for tool_name, tool in opened.items() if tool is not None})
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    needs = [name for name, wanted in (("retry", file.retries), ("notes", file.reason_in_documents)) if wanted]
+    needs = [name for name, is_needed in (("retry", file.retries), ("notes", file.reason_in_documents)) if is_needed]
     if file.prompt_template is not None and not prompt_template.endswith((".yaml", ".yml")):
         template = PromptTemplate.of(file.prompt_template, grammar, root, needs, str(path))
     else:
@@ -188,19 +188,19 @@ def _with_tools(file: ProtocolFile, name: str, tools: Sequence[str]) -> Protocol
     """The protocol with further tools, which are called by their own names."""
     if not file.native_calls:
         raise SettingError(f"the protocol {name} shows the agent no further tools; take the protocol tools")
-    more: dict[str, dict[str, object]] = {
+    added_tools: dict[str, dict[str, object]] = {
         plugin_name(tool): {"tool": str(Path(tool).expanduser().absolute()) if tool.endswith(".py") else tool}
         for tool in tools
     }
-    every = [*file.tools, *map(plugin_name, tools)]
-    if twice := [tool for tool in more if every.count(tool) > 1]:
-        raise SettingError(f"the protocol {name} would have two tools called {twice[0]!r}; rename yours")
-    return file.model_copy(update={"tools": {**file.tools, **more}})
+    all_names = [*file.tools, *map(plugin_name, tools)]
+    if repeated_names := [tool for tool in added_tools if all_names.count(tool) > 1]:
+        raise SettingError(f"the protocol {name} would have two tools called {repeated_names[0]!r}; rename yours")
+    return file.model_copy(update={"tools": {**file.tools, **added_tools}})
 
 
 def tool_files(name: str) -> list[Path]:
     """List the `.py` files among the tools of a protocol, without running them."""
-    path, file, _ = _read(name)
+    path, file, _ = _read_file(name)
     return _tool_files(file, path)
 
 
@@ -213,33 +213,33 @@ def own_files(name: str) -> list[Path]:
     return [*files, *tools]
 
 
-def _read(name: str) -> tuple[Path, ProtocolFile, str]:
+def _read_file(name: str) -> tuple[Path, ProtocolFile, str]:
     """A protocol's file, its settings, and the name that selects its prompts: that of the protocol it extends."""
     path = find_yaml("protocol", FOLDER, name)
     tree, root = _tree(path, ())
     return path, make_settings(ProtocolFile, tree, path), root
 
 
-def _tree(path: Path, above: tuple[Path, ...]) -> tuple[JsonObject, str]:
+def _tree(path: Path, visited: tuple[Path, ...]) -> tuple[JsonObject, str]:
     tree = read_yaml(path, "protocol file", "`tags: …` and `order: …`")
     if not (base := str(tree.get("extends") or "")):
         return tree, path.stem
-    if path in above:
+    if path in visited:
         raise SettingError(f"{path} extends itself; leave out one `extends`")
     base_name = str(path.parent / base) if base.endswith((".yaml", ".yml")) else base
-    below, root = _tree(find_yaml("protocol", FOLDER, base_name), (*above, path))
-    merged = {**below, **tree}
+    base_tree, root = _tree(find_yaml("protocol", FOLDER, base_name), (*visited, path))
+    merged = {**base_tree, **tree}
     for group in ("tags", "tools", "order", "limits", "prompt_template"):
-        inherited, given = below.get(group), tree.get(group)
-        if isinstance(inherited, dict) and isinstance(given, dict):
-            merged[group] = inherited | {name: _merged(inherited.get(name), value) for name, value in given.items()}
+        inherited, own_group = base_tree.get(group), tree.get(group)
+        if isinstance(inherited, dict) and isinstance(own_group, dict):
+            merged[group] = inherited | {name: _merge(inherited.get(name), value) for name, value in own_group.items()}
     if isinstance(tools := merged.get("tools"), dict):
         merged["tools"] = {name: tool for name, tool in tools.items() if tool is not None}
     return merged, root
 
 
-def _merged(below: Json, above: Json) -> Json:
-    return {**below, **above} if isinstance(below, dict) and isinstance(above, dict) else above
+def _merge(base: Json, override: Json) -> Json:
+    return {**base, **override} if isinstance(base, dict) and isinstance(override, dict) else override
 
 
 def _tool_files(file: ProtocolFile, path: Path) -> list[Path]:
@@ -251,9 +251,9 @@ def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Gramm
     tags = tuple(Tag(name=name, **dict(tag)) for name, tag in file.tags.items())
     if any(tag.action is Action.TOOL for tag in tags) != bool(file.tools):
         raise SettingError(f"{path}: `tools` and a tag with `action: tool` belong together")
-    if odd := next((tag.name for tag in tags if tag.action is Action.TOOL and tag.max_items is not None), ""):
+    if tag_name := next((tag.name for tag in tags if tag.action is Action.TOOL and tag.max_items is not None), ""):
         raise SettingError(
-            f"{path}: tags.{odd}.max_items has no effect on tool calls; set max_queries of the search tool"
+            f"{path}: tags.{tag_name}.max_items has no effect on tool calls; set max_queries of the search tool"
         )
     order = {state: frozenset(followers) for state, followers in file.order.items()}
     return Grammar(tags, order, tools, file.free_text, file.native_calls)
@@ -268,17 +268,17 @@ def _check_together(file: ProtocolFile, path: Path, template: PromptTemplate) ->
             "`author: environment`, or set ends_after_search where a search ends the run"
         )
     if file.native_calls:
-        needed = sorted({Action.NONE, Action.TOOL, Action.ANSWER} - {tag[1] for tag in tags if tag[0] is Author.AGENT})
-        if needed:
-            raise SettingError(f"{path}: native_calls needs a tag by the agent with the action {needed[0]}")
+        missing = sorted({Action.NONE, Action.TOOL, Action.ANSWER} - {tag[1] for tag in tags if tag[0] is Author.AGENT})
+        if missing:
+            raise SettingError(f"{path}: native_calls needs a tag by the agent with the action {missing[0]}")
         if not {CALL[0], RESPONSE[0]} <= {tag.open or f"<{name}>" for name, tag in file.tags.items()}:
             raise SettingError(f"{path}: native_calls keeps the marks {CALL[0]} and {RESPONSE[0]}; extend tools")
     if file.last_word and not {(Author.AGENT, Action.ANSWER), (Author.ENVIRONMENT, Action.NONE)} <= tags:
         raise SettingError(f"{path}: last_word needs a tag by the environment, and one by the agent that answers")
     for setting in ("native_calls", "last_word"):
-        for other in ("opens_with_search", "ends_after_search", "reason_in_documents"):
-            if getattr(file, setting) and getattr(file, other):
-                raise SettingError(f"{path}: {setting} cannot be combined with {other}; leave one of them out")
+        for other_setting in ("opens_with_search", "ends_after_search", "reason_in_documents"):
+            if getattr(file, setting) and getattr(file, other_setting):
+                raise SettingError(f"{path}: {setting} cannot be combined with {other_setting}; leave one of them out")
 
 
 def _shows_results(file: ProtocolFile, template: PromptTemplate) -> bool:

@@ -87,13 +87,13 @@ def run_questions(
     rows = [row for row in rows if only is None or (row[0].id, row[1]) in only]
     order = None if only is not None else [question.id for question in questions]
     with run.open_for_append(identities, order, repeat_faults) as file:
-        done = run.done()
-        missing = [row for row in rows if (row[0].id, row[1]) not in done]
-        ended = count(len(rows) - len(missing))
+        done_keys = run.done()
+        missing_rows = [row for row in rows if (row[0].id, row[1]) not in done_keys]
+        counter = count(len(rows) - len(missing_rows))
 
         def report() -> None:
             if tell is not None:
-                tell(next(ended), len(rows))
+                tell(next(counter), len(rows))
 
         def append(trajectory: Trajectory) -> None:
             Run.append(file, trajectory)
@@ -101,6 +101,6 @@ def run_questions(
 
         report()
         rollout(
-            *(agent, retriever, [row[0] for row in missing], [row[1] for row in missing], limits),
+            *(agent, retriever, [row[0] for row in missing_rows], [row[1] for row in missing_rows], limits),
             concurrency=concurrency, overlap=overlap, on_done=append, keep=False,
         )  # fmt: skip

@@ -93,17 +93,17 @@ class ScriptedAgentModel:
         return turns
 
     def _write(self, request: Request) -> Turn:
-        ids = self._ids(request)
+        ids = self._turn_ids(request)
         end = TurnEnd.STOP if len(ids) <= request.max_tokens else TurnEnd.LENGTH
         ids = ids[: request.max_tokens]
         return Turn(request.key, ids, (0.0,) * len(ids), end)
 
-    def _ids(self, request: Request) -> tuple[int, ...]:
+    def _turn_ids(self, request: Request) -> tuple[int, ...]:
         so_far = request.state
         if so_far.side_searches:
             return note_ids(self.protocol, so_far.side_searches, self.tokenizer)
-        called = f"/{len(so_far.calls)}" if so_far.calls else ""
-        rng = random.Random(f"{request.seed}/{len(so_far.searches)}{called}")
+        suffix = f"/{len(so_far.calls)}" if so_far.calls else ""
+        rng = random.Random(f"{request.seed}/{len(so_far.searches)}{suffix}")
         opened = self.protocol.grammar.opened_mark(self.tokenizer.decode(request.ids[-_END:]))
         return move_ids(self.protocol, self._move(request, rng), self.tokenizer, so_far, opened)
 
@@ -151,7 +151,7 @@ def move_ids(
         if tag.action is Action.NONE:
             ids += tokenizer.encode_data(grammar.escape(next(thoughts)))
         else:
-            ids += _inside(protocol, tag, move, so_far.searches, tokenizer)
+            ids += _inner_ids(protocol, tag, move, so_far.searches, tokenizer)
         ids += tokenizer.encode(tag.closing)
     return (*ids, tokenizer.eos_id) if grammar.native_calls else tuple(ids)
 
@@ -168,11 +168,11 @@ def _path(grammar: Grammar, state: str, move: Move) -> list[Tag]:
     allows no path."""
     searching = (Action.SEARCH, Action.TOOL) if move.call is None else (Action.TOOL,)
     actions = searching if move.answer is None else (Action.ANSWER,)
-    wanted = next((tag for tag in grammar.tags if tag.action in actions), None)
-    paths = list(_paths(grammar, state, wanted.name if wanted else END, flag=move.answer is not None, been=()))
+    target = next((tag for tag in grammar.tags if tag.action in actions), None)
+    paths = list(_paths(grammar, state, target.name if target else END, flag=move.answer is not None, visited=()))
     if not paths:  # such as an answer where a search must come first; the turn is invalid
         thinking = [tag for tag in grammar.tags if tag.author is Author.AGENT and tag.action is Action.NONE]
-        return [*thinking[:1], *([wanted] if wanted else [])]
+        return [*thinking[:1], *([target] if target else [])]
 
     def selects(path: list[Tag]) -> bool:
         return any(tag.action is Action.SELECT for tag in path)
@@ -182,18 +182,18 @@ def _path(grammar: Grammar, state: str, move: Move) -> list[Tag]:
     return min(paths, key=lambda path: (selects(path) == (move.selected is None), size * len(path)))
 
 
-def _paths(grammar: Grammar, state: str, wanted: str, flag: bool, been: tuple[Tag, ...]) -> Iterator[list[Tag]]:
+def _paths(grammar: Grammar, state: str, target: str, flag: bool, visited: tuple[Tag, ...]) -> Iterator[list[Tag]]:
     """All paths to a tag or to the end through tags of the agent without a call or answer, each used at most once."""
-    if wanted in grammar.order.get(state, ()):
-        yield [*been, *([grammar.by_name[wanted]] if wanted != END else [])]
+    if target in grammar.order.get(state, ()):
+        yield [*visited, *([grammar.by_name[target]] if target != END else [])]
     for tag in grammar.tags:
         ends = tag.action in (Action.SEARCH, Action.TOOL, Action.ANSWER)
-        if tag.author is Author.AGENT and not ends and tag.name in grammar.order.get(state, ()) and tag not in been:
+        if tag.author is Author.AGENT and not ends and tag.name in grammar.order.get(state, ()) and tag not in visited:
             value = (TRUE if flag else FALSE) if tag.action is Action.COMPLETE else ""
-            yield from _paths(grammar, tag.name + value, wanted, flag, (*been, tag))
+            yield from _paths(grammar, tag.name + value, target, flag, (*visited, tag))
 
 
-def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search], tokenizer: Tokenizer) -> list[int]:
+def _inner_ids(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search], tokenizer: Tokenizer) -> list[int]:
     """Token ids of the text inside a tag with an action."""
     grammar = protocol.grammar
     if tag.action is Action.SELECT:

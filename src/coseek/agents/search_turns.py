@@ -87,14 +87,14 @@ def reasoning_of(grammar: Grammar, written: Sequence[Span]) -> str:
 
     Marks of reasoning are also removed if the protocol has no tag for it (tongyi), as in AgentIR's program.
     """
-    before: list[str] = []
+    texts: list[str] = []
     for span in written:
         action = grammar.action_of(span)
         if action is Action.NONE:
-            before.append(unmarked(span.text).strip())
+            texts.append(unmarked(span.text).strip())
         elif action not in (Action.SELECT, Action.COMPLETE):
             break
-    return " ".join(text for text in before if text)
+    return " ".join(text for text in texts if text)
 
 
 def turn_number(trajectory: Trajectory, index: int, protocol: Protocol) -> int:
@@ -106,15 +106,15 @@ def turn_number(trajectory: Trajectory, index: int, protocol: Protocol) -> int:
 
 def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     """Rebuild the queries of a stored trajectory's searches in order, as the driver sent them."""
-    written = [None, *(segment for segment in trajectory.segments if segment.author is Author.AGENT)]
+    written_segments = [None, *(segment for segment in trajectory.segments if segment.author is Author.AGENT)]
     queries: list[Query] = []
     history: list[PastTurn] = []
-    latest, first = -1, 0  # the latest turn, and the index of its first search
+    latest_turn, first = -1, 0  # the latest turn, and the index of its first search
     for index, search in enumerate(trajectory.searches):
         turn = turn_number(trajectory, index, protocol)
-        if turn != latest:
-            latest, first = turn, index
-        query = make_query(trajectory.question, history[:first], search.query, written[turn], protocol.grammar)
+        if turn != latest_turn:
+            latest_turn, first = turn, index
+        query = make_query(trajectory.question, history[:first], search.query, written_segments[turn], protocol.grammar)
         queries.append(query)
         history.append(make_past_turn(query, search, index > first))
     return queries

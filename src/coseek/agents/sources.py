@@ -43,7 +43,7 @@ def cited_answer(trajectory: Trajectory) -> CitedAnswer | None:
     if trajectory.agent_protocol != CITED or trajectory.declined or trajectory.answer is None:
         return None
     documents, dropped = numbered_documents(trajectory.searches), 0
-    cited: dict[str, Passage] = {}
+    cited_passages: dict[str, Passage] = {}
 
     def renumber(citations: re.Match[str]) -> str:
         nonlocal dropped
@@ -53,12 +53,12 @@ def cited_answer(trajectory: Trajectory) -> CitedAnswer | None:
                 dropped += 1
                 continue
             passage = documents[number - 1]
-            cited.setdefault(passage.id, passage)
-            marks.append(f"[{[*cited].index(passage.id) + 1}]")
+            cited_passages.setdefault(passage.id, passage)
+            marks.append(f"[{[*cited_passages].index(passage.id) + 1}]")
         return citations[1] + "".join(dict.fromkeys(marks)) if marks else ""
 
     text = _CITATIONS.sub(renumber, trajectory.answer).strip()
-    return CitedAnswer(text, tuple(cited.values()), dropped)
+    return CitedAnswer(text, tuple(cited_passages.values()), dropped)
 
 
 def reply_of(trajectory: Trajectory) -> str:
@@ -139,11 +139,11 @@ def served_context(trajectory: Trajectory, serving: str = SELECTED) -> list[Pass
         passages = [hit.passage for search in searches for hit in search.hits]
         passages += [passage for visit in visits for passage in visit.passages]
     else:
-        passages = _chosen(trajectory, searches, visits)
-    unique: dict[tuple[str, str], Passage] = {}
+        passages = _chosen_passages(trajectory, searches, visits)
+    unique_passages: dict[tuple[str, str], Passage] = {}
     for passage in passages:
-        unique.setdefault((passage.title, passage.text), passage)
-    return list(unique.values())
+        unique_passages.setdefault((passage.title, passage.text), passage)
+    return list(unique_passages.values())
 
 
 def _part_of(trajectory: Trajectory, serving: str) -> tuple[Sequence[Search], Sequence[Visit]]:
@@ -161,7 +161,7 @@ def _part_of(trajectory: Trajectory, serving: str) -> tuple[Sequence[Search], Se
     )
 
 
-def _chosen(trajectory: Trajectory, searches: Sequence[Search], visits: Sequence[Visit]) -> list[Passage]:
+def _chosen_passages(trajectory: Trajectory, searches: Sequence[Search], visits: Sequence[Visit]) -> list[Passage]:
     """The selected passages of these searches; without any selection, the passages of searches and visits, best
     first."""
     if any(search.selected is not None for search in trajectory.searches):
@@ -192,11 +192,11 @@ _WITHOUT_ANSWER = {
 
 def reply_in_words(trajectory: Trajectory) -> str:
     """The answer as people write it, or a sentence for a run without an answer. Never empty."""
-    written = (segment.text for segment in reversed(trajectory.segments) if segment.author is Author.AGENT)
-    if has_loop(next(written, "") if trajectory.answer is None else trajectory.answer):
+    written_texts = (segment.text for segment in reversed(trajectory.segments) if segment.author is Author.AGENT)
+    if has_loop(next(written_texts, "") if trajectory.answer is None else trajectory.answer):
         return OUTSIDE
     if trajectory.stop is StopReason.COMPLETE:
         count = len(served_context(trajectory))
-        are = "is" if count == 1 else "are"
-        return f"I only search and do not answer; {counted(count, 'passage')} {are} ready for a generator."
+        verb = "is" if count == 1 else "are"
+        return f"I only search and do not answer; {counted(count, 'passage')} {verb} ready for a generator."
     return as_written(reply_of(trajectory)) or _WITHOUT_ANSWER.get(trajectory.stop, "I have no answer.")

@@ -164,7 +164,7 @@ class Tool:
 
     def parse(self, arguments: JsonObject) -> "ParsedAction":
         """Parse the arguments of a call."""
-        parsed = self._guarded(self.module.parse, arguments, self.settings)
+        parsed = self._guard(self.module.parse, arguments, self.settings)
         if self.own and not isinstance(parsed, ToolFault):
             parsed = _checked_call(parsed)
         if isinstance(parsed, ToolFault):
@@ -178,12 +178,12 @@ class Tool:
         and takes any arguments. Raises `SettingError` for a schema that is not a JSON object."""
         make = getattr(self.module, "schema", None)
         about = (self.module.__doc__ or "").strip().partition("\n")[0]
-        raw = self._guarded(make, self.settings) if make else {"description": about, "parameters": {"type": "object"}}
-        plain = _plain(raw)
+        raw = self._guard(make, self.settings) if make else {"description": about, "parameters": {"type": "object"}}
+        plain = _as_json_value(raw)
         if not isinstance(plain, dict):
-            why = plain.message if isinstance(plain, ToolFault) else type(plain).__name__
+            reason = plain.message if isinstance(plain, ToolFault) else type(plain).__name__
             raise SettingError(
-                f"tools.{self.name}: schema must return an object with description and parameters: {why}"
+                f"tools.{self.name}: schema must return an object with description and parameters: {reason}"
             )
         return {"type": "function", "function": {"name": self.name, **plain}}
 
@@ -197,7 +197,7 @@ class Tool:
 
     def render(self, result: Result, context: ToolContext) -> tuple[int, ...] | ToolFault:
         """The token ids of an observation that shows a result."""
-        rendered = self._guarded(self.module.render, result, self.settings, context)
+        rendered = self._guard(self.module.render, result, self.settings, context)
         if isinstance(rendered, ToolFault) or (isinstance(rendered, tuple) and not self.own):
             return rendered
         if not isinstance(rendered, str) or replace_surrogates(rendered) != rendered:
@@ -207,16 +207,16 @@ class Tool:
     def _run(self, requests: Sequence[ToolRequest], context: ToolContext) -> list[Result]:
         if not requests:
             return []
-        results = self._guarded(self.module.run, requests, self.settings, context)
+        results = self._guard(self.module.run, requests, self.settings, context)
         if isinstance(results, list) and len(results) == len(requests):
-            return list(map(_plain, results)) if self.own else results
+            return list(map(_as_json_value, results)) if self.own else results
         if len(requests) > 1:
             return [result for request in requests for result in self._run([request], context)]
         return [
             results if isinstance(results, ToolFault) else ToolFault(f"run returned no list of {len(requests)} results")
         ]
 
-    def _guarded(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | ToolFault:
+    def _guard(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | ToolFault:
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -251,14 +251,14 @@ def open_tool(
     A `.py` path is relative to `folder`. Such a file is run only with `run_files`; otherwise `None` is returned. Raises
     `UnknownName` for a tool that does not exist and `SettingError` for invalid settings.
     """
-    tool, where = tree.get("tool"), f"{source}: tools.{name}" if source else f"tools.{name}"
+    tool, label = tree.get("tool"), f"{source}: tools.{name}" if source else f"tools.{name}"
     if not isinstance(tool, str):
-        raise SettingError(f"{where} needs `tool: NAME`, such as `tool: search`, or the path of a .py file")
+        raise SettingError(f"{label} needs `tool: NAME`, such as `tool: search`, or the path of a .py file")
     is_file = is_plugin_path(tool)
     if is_file and not run_files:
         return None
     module = cast(ToolModule, find_plugin("tool", PACKAGE, tool_path(tool, folder), CONTRACT))
-    settings = make_settings(module.SETTINGS, {key: value for key, value in tree.items() if key != "tool"}, where)
+    settings = make_settings(module.SETTINGS, {key: value for key, value in tree.items() if key != "tool"}, label)
     return Tool(name, module, settings, own=is_file)
 
 
@@ -275,13 +275,13 @@ def _checked_call(parsed: object) -> ParsedCall | ToolFault:
         return ToolFault(f"parse returned {type(parsed).__name__}, and a ParsedCall is needed")
     if parsed.arguments is None:
         return ParsedCall(problem=_one_line(parsed.problem) or "the call cannot be carried out")
-    arguments = _plain(parsed.arguments)
+    arguments = _as_json_value(parsed.arguments)
     if not isinstance(arguments, dict):
         return ToolFault("parse returned arguments that are no JSON object")
     return ParsedCall(arguments, _one_line(parsed.problem))
 
 
-def _plain(value: object) -> "Json | ToolFault":
+def _as_json_value(value: object) -> "Json | ToolFault":
     """A value as a JSON file would return it; a fault if it cannot be stored as JSON."""
     if isinstance(value, ToolFault):
         return ToolFault(_one_line(value.message))
@@ -307,11 +307,11 @@ def tool_name(tool: ToolLike) -> str:
     function without types or docstring."""
     if not callable(tool):
         return str(tool)
-    about, arguments = described(tool)
+    description, arguments = described(tool)
 
     def schema(settings: ToolSettings) -> JsonObject:
         tree = cast(JsonObject, _without_titles(cast(Json, arguments.model_json_schema())))
-        return {"description": about, "parameters": tree}
+        return {"description": description, "parameters": tree}
 
     def parse(call: JsonObject, settings: ToolSettings) -> ParsedCall:
         try:
@@ -334,8 +334,8 @@ def described(function: Callable[..., object]) -> tuple[str, type[BaseModel]]:
     """The description of a function for an agent, and a model of its arguments."""
     name, text = called(function), inspect.getdoc(unwrapped(function)) or ""
     check_plain(f"the tool {name}", function)
-    about, _, listed = text.partition("\nArgs:\n")
-    if not about.strip():
+    description, _, listed = text.partition("\nArgs:\n")
+    if not description.strip():
         raise SettingError(f"the tool {name} needs a docstring, which tells the agent what it does")
     listed = re.split(r"^\S", listed, maxsplit=1, flags=re.MULTILINE)[0]  # `Returns:` and other sections
     help_of = {key: " ".join(sentence.split()) for _, key, sentence in _ARGUMENT.findall(listed)}
@@ -353,7 +353,7 @@ def described(function: Callable[..., object]) -> tuple[str, type[BaseModel]]:
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         fields[parameter.name] = (parameter.annotation, Field(default, description=help_of.get(parameter.name)))
     make = cast("Callable[..., type[BaseModel]]", create_model)
-    return " ".join(about.split()), make(name, __config__=ConfigDict(extra="forbid"), **fields)
+    return " ".join(description.split()), make(name, __config__=ConfigDict(extra="forbid"), **fields)
 
 
 def _result(function: Callable[..., object], arguments: type[BaseModel], request: ToolRequest) -> Result:

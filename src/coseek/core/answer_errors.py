@@ -38,14 +38,14 @@ def error_in(row: JsonObject, results: Sequence[str] = ()) -> tuple[str, int | N
         error = base
     went_well = row.get("success") is True or any(row.get(name) in _WENT_WELL for name in ("code", "status"))
     message = next((text for name in ("error_msg", "msg", "message", "detail") if (text := row.get(name))), None)
-    if not error and any(_fails(name, row.get(name)) for name in (*_FAILED, *_CODES)):
+    if not error and any(_is_failure(name, row.get(name)) for name in (*_FAILED, *_CODES)):
         error = message or row
     elif not error and bare and not went_well:  # beside an empty list, a message may say why it is empty
         error = message if isinstance(message, str) or results else None
-    return _read(error, row) if error else None
+    return _message_and_status(error, row) if error else None
 
 
-def _read(error: Json, row: JsonObject) -> tuple[str, int | None]:
+def _message_and_status(error: Json, row: JsonObject) -> tuple[str, int | None]:
     """The message of an error, and the HTTP status in it or in the answer that contains it."""
     holder = error if isinstance(error, dict) else row
     status = next((code for name in _CODES if (code := _status(holder.get(name)))), None)
@@ -53,7 +53,7 @@ def _read(error: Json, row: JsonObject) -> tuple[str, int | None]:
     return next((text for text in texts if isinstance(text, str)), json.dumps(error)), status
 
 
-def _fails(name: str, value: Json) -> bool:
+def _is_failure(name: str, value: Json) -> bool:
     """Whether a field says that a search failed. Positive codes outside the HTTP range may mean success."""
     negative = type(value) is int and value < 0
     return str(value).lower() in _FAILED.get(name, ()) or (name in _CODES and (negative or _status(value) is not None))
@@ -64,7 +64,7 @@ def _has_rows(value: Json) -> bool:
     if isinstance(value, dict):
         return any(map(_has_rows, value.values()))
     return isinstance(value, list) and any(
-        _has_rows(each) if isinstance(each, list) else each is not None for each in value
+        _has_rows(item) if isinstance(item, list) else item is not None for item in value
     )
 
 

@@ -70,11 +70,11 @@ class TextCache:
 
     def _mark_used(self, database: sqlite3.Connection, rows: Sequence[tuple[str, str, int]]) -> None:
         """Update only texts in the older half of the counter, so that most reads write nothing."""
-        aged = _newest(database) - self.max_rows // 2
-        old = [key for key, _, used in rows if used <= aged]
-        if old:
+        threshold = _newest(database) - self.max_rows // 2
+        old_keys = [key for key, _, used in rows if used <= threshold]
+        if old_keys:
             with _transaction(database):
-                ticks = enumerate(old, start=_newest(database) + 1)
+                ticks = enumerate(old_keys, start=_newest(database) + 1)
                 database.executemany("UPDATE texts SET used = ? WHERE key = ?", list(ticks))
 
     @contextmanager

@@ -90,9 +90,9 @@ class RayCluster:
         import ray
 
         self._settings = settings
-        alive = [node for node in ray.nodes() if node["Alive"] and _room(node["Resources"], settings) >= 1]
-        self._nodes = sorted(str(node["NodeID"]) for node in alive)
-        self.workers = sum(_room(node["Resources"], settings) for node in alive)
+        alive_nodes = [node for node in ray.nodes() if node["Alive"] and _processes(node["Resources"], settings) >= 1]
+        self._nodes = sorted(str(node["NodeID"]) for node in alive_nodes)
+        self.workers = sum(_processes(node["Resources"], settings) for node in alive_nodes)
         if not self.workers:
             raise RunError(f"no node has the {settings.cpus:g} CPUs and {settings.gpus:g} GPUs of a worker")
 
@@ -109,17 +109,17 @@ class RayCluster:
         unsent = enumerate(items)
         running: dict[ray.ObjectRef, int] = {}
         results: dict[int, B] = {}
-        due = 0
+        next_number = 0
         try:
             while True:
                 while len(running) + len(results) < _AHEAD * self.workers and (item := next(unsent, None)) is not None:
                     running[send(*item)] = item[0]
                 if not running:
                     return
-                for done in ray.wait(list(running), num_returns=1)[0]:
-                    results[running.pop(done)] = cast(B, _result(done))
-                while (number := due if ordered else next(iter(results), due)) in results:
-                    due += 1
+                for ref in ray.wait(list(running), num_returns=1)[0]:
+                    results[running.pop(ref)] = cast(B, _result(ref))
+                while (number := next_number if ordered else next(iter(results), next_number)) in results:
+                    next_number += 1
                     yield number, results.pop(number)
         finally:
             for unfinished in running:
@@ -131,12 +131,12 @@ class RayCluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         cpus, gpus, key, folder = self._settings.cpus, self._settings.gpus, uuid.uuid4().hex, os.getcwd()
-        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=TRIES - 1)(_do)
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=TRIES - 1)(_process_item)
 
         def send(number: int, item: object) -> "ray.ObjectRef":
             node = self._nodes[number % self.nodes]
-            where = NodeAffinitySchedulingStrategy(node, soft=True) if pinned else "DEFAULT"
-            return task.options(scheduling_strategy=where).remote(key, [job], folder, item)
+            strategy = NodeAffinitySchedulingStrategy(node, soft=True) if pinned else "DEFAULT"
+            return task.options(scheduling_strategy=strategy).remote(key, [job], folder, item)
 
         return send
 
@@ -147,11 +147,11 @@ def cluster_at(address: str | None) -> Iterator[Cluster | None]:
     if address is None:
         yield None
         return
-    there = _is_connected()
+    was_connected = _is_connected()
     try:
         yield connect(address)
     finally:
-        if not there and _is_connected():
+        if not was_connected and _is_connected():
             import ray
 
             ray.shutdown()
@@ -160,26 +160,26 @@ def cluster_at(address: str | None) -> Iterator[Cluster | None]:
 def connect(address: str) -> RayCluster:
     """Connect this process to a cluster, unless it is connected already: `local` starts one on this machine, `auto`
     finds the one that this machine belongs to, `ray://HOST:PORT` connects to a cluster's client server."""
-    where, settings = check_cluster(address)
+    target, settings = check_cluster(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports usage to its makers by default
-    if where == "local" and not {"ray", "RAY_AUTH_MODE"} & {*sys.modules, *os.environ}:
+    if target == "local" and not {"ray", "RAY_AUTH_MODE"} & {*sys.modules, *os.environ}:
         # Its ports are open to the network, and whoever connects may run code. Ray reads this when it is imported.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     import ray
 
     if not ray.is_initialized():
         options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if where == "local":
+        if target == "local":
             options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         try:
-            if where not in ("local", "auto"):  # Ray would retry for ever where nobody listens
-                host, _, port = where.removeprefix("ray://").rpartition(":")
+            if target not in ("local", "auto"):  # Ray would retry for ever where nobody listens
+                host, _, port = target.removeprefix("ray://").rpartition(":")
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
-            ray.init(where, **options)
+            ray.init(target, **options)
         except (OSError, RuntimeError, ValueError) as error:
             # The client server sends a traceback, whose last line is the message.
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise RunError(f"cannot connect to the cluster {where}: {lines[-1][:200]}") from None
+            raise RunError(f"cannot connect to the cluster {target}: {lines[-1][:200]}") from None
     return RayCluster(settings)
 
 
@@ -193,9 +193,9 @@ def _is_connected() -> bool:
 
 def check_cluster(address: str) -> tuple[str, ClusterSettings]:
     """Parse an address and the resources of a worker. Raises `SettingError`, and `MissingExtra` without Ray."""
-    where, _, resources = address.partition("?")
-    host, _, port = where.removeprefix("ray://").rpartition(":")
-    if where not in ("local", "auto") and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+    target, _, resources = address.partition("?")
+    host, _, port = target.removeprefix("ray://").rpartition(":")
+    if target not in ("local", "auto") and not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise SettingError(
             f"invalid cluster address {address!r}: use local, auto or ray://HOST:PORT, optionally followed by "
             "?cpus=2&gpus=1"
@@ -203,7 +203,7 @@ def check_cluster(address: str) -> tuple[str, ClusterSettings]:
     settings = make_settings(ClusterSettings, dict(parse_qsl(resources, keep_blank_values=True)))
     if find_spec("ray") is None:
         raise MissingExtra("ray", "a cluster", "ray")
-    return where, settings
+    return target, settings
 
 
 def shares_of(items: Sequence[T], cluster: Cluster) -> Iterator[Sequence[T]]:
@@ -221,18 +221,18 @@ def check_same(here: str, there: str, what: str) -> None:
         )
 
 
-def _room(resources: dict[str, float], settings: ClusterSettings) -> int:
+def _processes(resources: dict[str, float], settings: ClusterSettings) -> int:
     """Number of processes that a node can run."""
     needs = (("CPU", settings.cpus), ("GPU", settings.gpus))
     return min((int(resources.get(name, 0.0) / amount) for name, amount in needs if amount), default=0)
 
 
-def _result(done: "ray.ObjectRef") -> object:
+def _result(ref: "ray.ObjectRef") -> object:
     import ray
     from ray.exceptions import RayError, RayTaskError
 
     try:
-        return cast(object, ray.get(done))
+        return cast(object, ray.get(ref))
     except RayTaskError as error:
         if isinstance(error.cause, CoseekError):
             raise error.cause from None
@@ -244,23 +244,23 @@ def _result(done: "ray.ObjectRef") -> object:
         ) from None
 
 
-_opened: "OrderedDict[str, Callable[[object], object]]" = OrderedDict()
+_open_jobs: "OrderedDict[str, Callable[[object], object]]" = OrderedDict()
 """Job's key → its function, for the open jobs of a process in the cluster."""
 
 
-def _do(key: str, job: "list[ray.ObjectRef]", folder: str, item: object) -> object:
+def _process_item(key: str, job: "list[ray.ObjectRef]", folder: str, item: object) -> object:
     """Process an item in a process of the cluster. `job` is a list since Ray does not resolve references in lists: the
     job is fetched only if it is not open yet."""
     with suppress(OSError):  # relative paths are the caller's, if this node has the folder
         os.chdir(folder)
     try:
-        if key not in _opened:
+        if key not in _open_jobs:
             import ray
 
-            while len(_opened) >= _OPEN:
-                _opened.popitem(last=False)
-            _opened[key] = cast(Job[object, object], ray.get(job[0])).open()
-        _opened.move_to_end(key)
-        return _opened[key](item)
+            while len(_open_jobs) >= _OPEN:
+                _open_jobs.popitem(last=False)
+            _open_jobs[key] = cast(Job[object, object], ray.get(job[0])).open()
+        _open_jobs.move_to_end(key)
+        return _open_jobs[key](item)
     except UserError as error:
         raise UserError(*error.sentences) from None  # not all subclasses can be pickled

@@ -39,9 +39,9 @@ class WorkAhead(Generic[A, B]):
         self._work, self._items, self._threads = work, iter(items), threads
         self._on_result = on_result
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="coseek-ahead") if threads > 1 else None
-        self._done: SimpleQueue[Future[B]] = SimpleQueue()
-        self._open = 0
-        self._left = True
+        self._done_futures: SimpleQueue[Future[B]] = SimpleQueue()
+        self._open_count = 0
+        self._has_items = True
 
     def take(self, wait: bool = True) -> list[B] | None:
         """Return the next result in a list of one, or `None` after the last one. Without `wait`, return an empty list
@@ -51,12 +51,12 @@ class WorkAhead(Generic[A, B]):
             for item in self._items:
                 return [self._work(item)]
             return None
-        if not self._open:
+        if not self._open_count:
             return None
-        if not wait and self._done.empty():
+        if not wait and self._done_futures.empty():
             return []
-        self._open -= 1
-        result = self._done.get().result()
+        self._open_count -= 1
+        result = self._done_futures.get().result()
         self._begin()
         return [result]
 
@@ -66,7 +66,7 @@ class WorkAhead(Generic[A, B]):
 
     def close(self) -> None:
         """Wait for work in progress, and start no more."""
-        self._left = False
+        self._has_items = False
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -78,15 +78,15 @@ class WorkAhead(Generic[A, B]):
 
     def _begin(self) -> None:
         """Keep all threads busy."""
-        while self._pool is not None and self._left and self._open < self._threads:
+        while self._pool is not None and self._has_items and self._open_count < self._threads:
             for item in self._items:
                 future = self._pool.submit(self._work, item)
-                self._open += 1
-                future.add_done_callback(self._finished)
+                self._open_count += 1
+                future.add_done_callback(self._on_done)
                 break
             else:
-                self._left = False
+                self._has_items = False
 
-    def _finished(self, future: "Future[B]") -> None:
-        self._done.put(future)
+    def _on_done(self, future: "Future[B]") -> None:
+        self._done_futures.put(future)
         self._on_result()

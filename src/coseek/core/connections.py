@@ -23,17 +23,17 @@ def is_url(name: object) -> TypeGuard[str]:
 
 def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
     """Check a server's address, and strip `ends` from its end, such as `/v1`. Raises `SettingError`."""
-    wrong = SettingError(f"{url!r} is not a server address; write http://HOST:PORT")
+    error = SettingError(f"{url!r} is not a server address; write http://HOST:PORT")
     try:
         parts = urlsplit(url.strip())
         port = parts.port
     except ValueError:
-        raise wrong from None
+        raise error from None
     if parts.username is not None or parts.password is not None:
         raise SettingError("the address of a server must not hold a password; put a key into an environment variable")
     has_blanks = url.split() != [url.strip()] or not url.strip().isprintable()
     if parts.scheme not in _PORTS or not parts.hostname or parts.query or parts.fragment or port == 0 or has_blanks:
-        raise wrong
+        raise error
     base = url.strip().rstrip("/")
     for end in ends:
         base = base.removesuffix(end)
@@ -95,7 +95,7 @@ class ServerSlots:
     """
 
     def __init__(self) -> None:
-        self._open = 0
+        self._open_count = 0
         self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
         """A heap of (rank, arrival, limit, turn)."""
         self._arrivals = count()
@@ -103,8 +103,8 @@ class ServerSlots:
     @asynccontextmanager
     async def one(self, limit: int, rank: int = 0) -> AsyncIterator[None]:
         """Hold a slot for the block; wait while `limit` calls are open."""
-        if self._open < limit and not self._waiting:
-            self._open += 1
+        if self._open_count < limit and not self._waiting:
+            self._open_count += 1
         else:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heappush(self._waiting, (rank, next(self._arrivals), limit, turn))
@@ -121,11 +121,11 @@ class ServerSlots:
 
     def _free(self) -> None:
         """Free a slot, and admit waiting calls."""
-        self._open -= 1
-        while self._waiting and (self._waiting[0][3].cancelled() or self._open < self._waiting[0][2]):
+        self._open_count -= 1
+        while self._waiting and (self._waiting[0][3].cancelled() or self._open_count < self._waiting[0][2]):
             *_, turn = heappop(self._waiting)
             if not turn.cancelled():
-                self._open += 1
+                self._open_count += 1
                 turn.set_result(None)
 
 

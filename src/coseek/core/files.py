@@ -136,17 +136,17 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line) of a UTF-8 file, plain or `.gz`. Raises `DataError` for other encodings, for a
     line of more than `LONGEST_LINE` characters, and for a broken `.gz` file."""
     with open_text(path) as lines:
-        yield from _numbered(path, lines)
+        yield from _number_lines(path, lines)
 
 
 def read_byte_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Do the same without decoding."""
     check_is_file(path)
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-        yield from _numbered(path, cast(IO[bytes], lines))
+        yield from _number_lines(path, cast(IO[bytes], lines))
 
 
-def _numbered(path: Path, lines: IO[AnyStr]) -> Iterator[tuple[int, AnyStr]]:
+def _number_lines(path: Path, lines: IO[AnyStr]) -> Iterator[tuple[int, AnyStr]]:
     number = 0
     try:
         while line := lines.readline(LONGEST_LINE):
@@ -288,9 +288,9 @@ def is_failed_start(folder: Path, record: str) -> bool:
     if not (folder / record).exists() or "created" not in read_yaml(folder / record, "record"):
         return False
     for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        ignored = hidden or path.suffix == ".log" or path.name in (*RECORDS, SUMS)
-        if not ignored and path.is_file() and path.stat().st_size:
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        is_ignored = is_hidden or path.suffix == ".log" or path.name in (*RECORDS, SUMS)
+        if not is_ignored and path.is_file() and path.stat().st_size:
             return False
     return True
 
@@ -301,8 +301,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError, FileNotFoundError):
         file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
-        why = f"{file} is a file" if file else "this place takes none"
-        raise DataError(f"the folder {folder} cannot be made: {why}; choose another place") from None
+        reason = f"{file} is a file" if file else "this place takes none"
+        raise DataError(f"the folder {folder} cannot be made: {reason}; choose another place") from None
 
 
 @contextmanager
@@ -349,8 +349,8 @@ def sync(path: Path) -> None:
     """Flush a file, or all files of a folder, to disk (fsync)."""
     for file in path.rglob("*") if path.is_dir() else [path]:
         if file.is_file():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
 
 
 def link_files(source: Path, target: Path) -> None:

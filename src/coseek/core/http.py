@@ -177,10 +177,10 @@ class HttpClient:
             trust_env=not is_local(base),  # the proxies of the environment
         )
         self._clients: list[httpx.AsyncClient] = []
-        self._idle: list[httpx.AsyncClient] = []
-        self._open: set[Future[object]] = set()
+        self._idle_clients: list[httpx.AsyncClient] = []
+        self._open_calls: set[Future[object]] = set()
         self._loop = _loop_of_calls()
-        self._end = weakref.finalize(self, _end, self._loop, self._clients, self._open)
+        self._finalizer = weakref.finalize(self, _end, self._loop, self._clients, self._open_calls)
 
     def submit(self, method: Method, path: str, body: JsonObject | None = None, rank: int = 0) -> "Future[JsonObject]":
         """Start a call. The future returns the answer's JSON object or raises `HttpFailure`. Of the calls that wait for
@@ -191,7 +191,7 @@ class HttpClient:
         self, method: Method, path: str, body: JsonObject | None = None, attempts: int | None = None
     ) -> JsonObject:
         """Make a call and return the answer's JSON object. `attempts` overrides the setting. Raises `HttpFailure`."""
-        return _waited(self._begin(self._object, method, path, body, None, 0, attempts))
+        return _wait_for(self._begin(self._object, method, path, body, None, 0, attempts))
 
     def fetch(
         self,
@@ -210,7 +210,7 @@ class HttpClient:
                     self._checked(parse_lenient(answer.text), answer, results)
             return answer.text
 
-        return _waited(self._begin(read, method, path, body, headers))
+        return _wait_for(self._begin(read, method, path, body, headers))
 
     def fetch_json_with_header(
         self, method: Method, path: str, body: JsonObject | None, header: str, results: Sequence[str]
@@ -222,7 +222,7 @@ class HttpClient:
         def read(answer: _Answer) -> tuple[Json, str | None]:
             return self._checked(self._json(answer), answer, results), answer.headers.get(header)
 
-        return _waited(self._begin(read, method, path, body, None))
+        return _wait_for(self._begin(read, method, path, body, None))
 
     def _begin(
         self,
@@ -234,20 +234,20 @@ class HttpClient:
         rank: int = 0,
         attempts: int | None = None,
     ) -> "Future[T]":
-        if not self._end.alive:
+        if not self._finalizer.alive:
             raise RuntimeError(f"the calls to {self._name} were closed")
         # Escaped, since a lone surrogate cannot be encoded.
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
         content_type = {} if body is None else {"content-type": "application/json"}
         request = _Request(method, f"{self.base}{path}", {**content_type, **(headers or {})}, content, attempts)
         call = asyncio.run_coroutine_threadsafe(self._call(read, request, rank), self._loop)
-        self._open.add(cast("Future[object]", call))
-        call.add_done_callback(self._open.discard)
+        self._open_calls.add(cast("Future[object]", call))
+        call.add_done_callback(self._open_calls.discard)
         return call
 
     def close(self) -> None:
         """Cancel all calls and close the connections."""
-        self._end()
+        self._finalizer()
 
     def __repr__(self) -> str:
         return f"HttpClient({self.base!r})"
@@ -255,24 +255,24 @@ class HttpClient:
     async def _call(self, read: Callable[["_Answer"], T], request: "_Request", rank: int) -> T:
         async with slots_of(self.base).one(self.patience.concurrency, rank):
             try:
-                answer = await self._retried(request, read)
+                answer = await self._send_with_retries(request, read)
             except HttpFailure:
                 self.stats.failed += 1
                 raise
             self.stats.answered += 1
             return answer
 
-    async def _retried(self, request: "_Request", read: Callable[["_Answer"], T]) -> T:
+    async def _send_with_retries(self, request: "_Request", read: Callable[["_Answer"], T]) -> T:
         wait_s = self._breaker.wait_s()
         if wait_s:
-            raise self._failed(f"it failed {self._breaker.faults} times in a row and is not asked for {wait_s:.0f} s")
+            raise self._failure(f"it failed {self._breaker.faults} times in a row and is not asked for {wait_s:.0f} s")
         longest_s = self.patience.longest_wait_s
         attempts = request.attempts or self.patience.attempts
         for attempt in range(1, attempts + 1):
             self.stats.calls += 1
             self.stats.retries += attempt > 1
             try:
-                answer = read(await self._once(request))
+                answer = read(await self._send_once(request))
             except _TransientFault as fault:
                 too_long = fault.wait_s > longest_s and not self.patience.insistent
                 if too_long or attempt == attempts:
@@ -281,20 +281,20 @@ class HttpClient:
                     if too_long:
                         setting = f"patience: {{longest_wait_s: {fault.wait_s + 1:.0f}}} (for a web search, retries: …)"
                         end = f"and asks to wait {fault.wait_s:.0f} s; set {setting}"
-                    raise self._failed(f"{fault} {end}", fault.status) from None
+                    raise self._failure(f"{fault} {end}", fault.status) from None
                 await self._sleep(min(longest_s, max(fault.wait_s, self._wait_s(attempt))))
             else:
                 self._breaker.worked()
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    async def _once(self, request: "_Request") -> "_Answer":
+    async def _send_once(self, request: "_Request") -> "_Answer":
         import httpx
 
-        if not self._idle:
-            self._idle.append(self._new_client())
-            self._clients.append(self._idle[-1])
-        client = self._idle.pop()
+        if not self._idle_clients:
+            self._idle_clients.append(self._new_client())
+            self._clients.append(self._idle_clients[-1])
+        client = self._idle_clients.pop()
         try:
             async with (
                 asyncio.timeout(self.patience.timeout_s),
@@ -308,12 +308,12 @@ class HttpClient:
         except httpx.ConnectTimeout:
             raise _TransientFault(f"no connection within {self.patience.connect_s:g} s") from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise self._failed(f"it could not be asked ({type(error).__name__})") from None
+            raise self._failure(f"it could not be asked ({type(error).__name__})") from None
         except httpx.RequestError as error:
-            why = self.quoted(str(error)) or type(error).__name__
-            raise _TransientFault(f"the connection failed: {why}; is it running?") from None
+            reason = self.quoted(str(error)) or type(error).__name__
+            raise _TransientFault(f"the connection failed: {reason}; is it running?") from None
         finally:
-            self._idle.append(client)
+            self._idle_clients.append(client)
         status = response.status_code
         if 200 <= status < 300:
             secrets = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
@@ -327,35 +327,35 @@ class HttpClient:
         if coding not in ("identity", "gzip", "deflate"):
             if not response.is_success:
                 return b""
-            raise self._failed(f"it answered in the coding {self.quoted(coding)!r}, which it was not asked for")
-        unpacked = None if coding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)
+            raise self._failure(f"it answered in the coding {self.quoted(coding)!r}, which it was not asked for")
+        decompressor = None if coding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)
         body = bytearray()
         try:
             async for chunk in response.aiter_raw():
-                body += unpacked.decompress(chunk, self._most_bytes + 1 - len(body)) if unpacked else chunk
+                body += decompressor.decompress(chunk, self._most_bytes + 1 - len(body)) if decompressor else chunk
                 if len(body) > self._most_bytes:
-                    raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+                    raise self._failure(f"it answered with more than {self._most_bytes} bytes")
         except zlib.error:
             if not response.is_success:
                 return b""
             raise _TransientFault("its compressed answer cannot be unpacked") from None
-        if response.is_success and unpacked and response.num_bytes_downloaded and not unpacked.eof:
+        if response.is_success and decompressor and response.num_bytes_downloaded and not decompressor.eof:
             raise _TransientFault("its compressed answer breaks off")
         return bytes(body)
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
         """The exception for a status other than success."""
         message = self.quoted(text.decode(errors="replace"))
-        what = f"it answered {status}" + (f": {message}" if any(map(str.isalnum, message)) else "")
+        problem = f"it answered {status}" + (f": {message}" if any(map(str.isalnum, message)) else "")
         if status in _RETRIED or (status >= 500 and status != _NOT_IMPLEMENTED):
-            return _TransientFault(what, retry_after_s(retry_after, time.time()) or 0.0, status)
+            return _TransientFault(problem, retry_after_s(retry_after, time.time()) or 0.0, status)
         self._breaker.worked()  # the server is up, since it refuses
         if status in (401, 403):
             # The message may contain a part of the key.
-            return self._failed(f"it answered {status}: its key is missing, wrong, or not for this", status)
+            return self._failure(f"it answered {status}: its key is missing, wrong, or not for this", status)
         if 300 <= status < 400:
-            return self._failed(f"it answered {status}: redirects are not followed; check its address", status)
-        return self._failed(what, status)
+            return self._failure(f"it answered {status}: redirects are not followed; check its address", status)
+        return self._failure(problem, status)
 
     def _json(self, answer: "_Answer") -> Json:
         """Parse an answer as JSON. If that fails, the fault quotes the content type and the start of the answer."""
@@ -378,18 +378,18 @@ class HttpClient:
         from coseek.core.answer_errors import error_in  # not at the top, since a run without a server does not need it
 
         row = value
-        if isinstance(value, list) and len(value) == 1 and isinstance(only := value[0], dict) and only.get("error"):
-            row = only  # Gemini sends errors in a list
+        if isinstance(value, list) and len(value) == 1 and isinstance(item := value[0], dict) and item.get("error"):
+            row = item  # Gemini sends errors in a list
         if not isinstance(row, dict) or (error := error_in(row, results)) is None:
             return value
         message, status = error
         if status is not None:
             raise self._refusal(status, answer.headers.get("retry-after"), message.encode())
         quote = self.quoted(message)
-        raise self._failed(f"it answered: {quote}" if quote else "it answered with an error")
+        raise self._failure(f"it answered: {quote}" if quote else "it answered with an error")
 
-    def _failed(self, what: str, status: int | None = None) -> HttpFailure:
-        return HttpFailure(f"{self._name}: {what}", status)
+    def _failure(self, problem: str, status: int | None = None) -> HttpFailure:
+        return HttpFailure(f"{self._name}: {problem}", status)
 
     def quoted(self, text: str) -> str:
         """The start of a server's or library's message on one line, without the key. Empty if quotes are off."""
@@ -450,7 +450,7 @@ def _loop_of_calls() -> asyncio.AbstractEventLoop:
         return loop
 
 
-def _waited(future: "Future[T]") -> T:
+def _wait_for(future: "Future[T]") -> T:
     try:
         return future.result()
     except BaseException:
@@ -467,7 +467,7 @@ def _end(loop: asyncio.AbstractEventLoop, clients: "Sequence[httpx.AsyncClient]"
 
     for call in list(calls):
         call.cancel()
-    closing = asyncio.run_coroutine_threadsafe(close(), loop)
+    closed = asyncio.run_coroutine_threadsafe(close(), loop)
     if threading.current_thread().name != _THREAD:
         with suppress(TimeoutError):
-            closing.result(5.0)
+            closed.result(5.0)

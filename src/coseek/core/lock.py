@@ -34,7 +34,7 @@ class Lock:
 
     def __init__(self, lock: "BaseFileLock", path: Path, made: Path | None) -> None:
         self.is_first = lock.lock_counter == 1
-        self.release = finalize(self, _let_go, lock, path, made, os.getpid())
+        self.release = finalize(self, _release, lock, path, made, os.getpid())
 
     def __enter__(self) -> "Lock":
         return self
@@ -75,25 +75,25 @@ def kept_lock(folder: Path) -> Iterator[Lock]:
         raise
 
 
-def _lock(path: Path, place: Path, again: bool, way_out: str) -> Lock:
+def _lock(path: Path, target: Path, again: bool, way_out: str) -> Lock:
     from filelock import FileLock, Timeout  # not at the top, since most commands only read
 
     path = real_path(path.parent) / path.name  # one lock for all links to a folder
     while True:
-        made = None if path.parent.is_dir() else path.parent
+        new_folder = None if path.parent.is_dir() else path.parent
         make_folder(path.parent)
         lock = FileLock(path, timeout=PATIENCE_S, thread_local=False, is_singleton=True)
         if lock.is_locked and not again:
-            raise InUse(f"{place} is being written by this process ({os.getpid()}) already; {way_out}")
+            raise InUse(f"{target} is being written by this process ({os.getpid()}) already; {way_out}")
         try:
             lock.acquire()
         except Timeout:
-            raise InUse(f"{place} is being written by another process{_holder(path)}; {way_out}") from None
+            raise InUse(f"{target} is being written by another process{_holder(path)}; {way_out}") from None
         except FileNotFoundError:
             continue  # the process that made the folder has just removed it
         if os.name == "posix" and type(lock) is FileLock:  # elsewhere a locked file is not writable
             path.write_text(f"{os.getpid()} on {platform.node()}\n", encoding="utf-8")
-        return Lock(lock, path, made)
+        return Lock(lock, path, new_folder)
 
 
 def is_being_written(folder: Path) -> bool:
@@ -128,7 +128,7 @@ def _holder(path: Path) -> str:
     return f" ({pid})" if node == platform.node() else f" ({pid} on {node[:80]})"
 
 
-def _let_go(lock: "BaseFileLock", path: Path, made: Path | None, pid: int) -> None:
+def _release(lock: "BaseFileLock", path: Path, new_folder: Path | None, pid: int) -> None:
     if os.getpid() != pid:  # a fork has the object but not the lock
         return
     # Unlinked before the release: a process that opened the file meanwhile sees that it is unlinked, and retries.
@@ -138,6 +138,6 @@ def _let_go(lock: "BaseFileLock", path: Path, made: Path | None, pid: int) -> No
                 path.unlink()
     finally:
         lock.release()
-    if made is not None:
+    if new_folder is not None:
         with contextlib.suppress(OSError):  # only an empty folder is removed
-            made.rmdir()
+            new_folder.rmdir()

@@ -48,7 +48,7 @@ class OwnFunction:
     modules: dict[str, ModuleType]
 
 
-_offered: dict[str, OwnFunction] = {}
+_own_functions: dict[str, OwnFunction] = {}
 
 
 def is_function(name: str) -> bool:
@@ -63,13 +63,13 @@ def offer(kind: str, function: object, names: Mapping[str, object], digest: str 
     A later function of the same name replaces it, as when it is redefined in a notebook. `digest` identifies an object.
     """
     name = f"{PREFIX}{called(function)}"
-    offered = _offered.get(name)
-    if offered is None or offered.function is not function:
-        offered = _offered[name] = OwnFunction(function, *((digest, "") if digest else identify(function)), {})
+    entry = _own_functions.get(name)
+    if entry is None or entry.function is not function:
+        entry = _own_functions[name] = OwnFunction(function, *((digest, "") if digest else identify(function)), {})
     module = ModuleType(name, inspect.getdoc(unwrapped(function)) or called(function))
     for key, value in names.items():
         setattr(module, key, value)
-    offered.modules[kind] = module
+    entry.modules[kind] = module
     return name
 
 
@@ -89,23 +89,23 @@ def called(function: object) -> str:
 
 def own_function(name: str) -> OwnFunction | None:
     """The function that was offered under this name."""
-    return _offered.get(name)
+    return _own_functions.get(name)
 
 
 def function_module(kind: str, name: str) -> ModuleType:
     """The module that replaces a function's file. Raises `SettingError` if this process did not offer the function."""
-    offered = _offered.get(name)
-    if offered is None:
+    entry = _own_functions.get(name)
+    if entry is None:
         raise SettingError(
             f"the {kind} {name} is a function of the program that trained with it, and this process does not have it; "
             "run that program again, with resume=True for a stopped training"
         )
-    if kind not in offered.modules:
+    if kind not in entry.modules:
         raise SettingError(
             f"there is no {kind} called {plugin_name(name)!r}, only a function of that name for another kind of part "
-            f"({', '.join(offered.modules)}); give each function a name of its own with def"
+            f"({', '.join(entry.modules)}); give each function a name of its own with def"
         )
-    return offered.modules[kind]
+    return entry.modules[kind]
 
 
 def check_takes(kind: str, function: Callable[..., object], *arguments: str) -> None:
@@ -160,7 +160,7 @@ def _sources(function: object, visited: set[str]) -> Iterator[str]:
         raise _Unidentified(f"it closes over {', '.join(function.__code__.co_freevars)}")
     visited.add(function.__qualname__)
     yield _source(function)
-    yield _plain("its defaults", [function.__defaults__, function.__kwdefaults__])
+    yield _plain_repr("its defaults", [function.__defaults__, function.__kwdefaults__])
     for name in sorted(set(_names(function.__code__)) & function.__globals__.keys()):
         yield name
         yield from _global(name, function.__globals__[name], function.__module__, visited)
@@ -179,15 +179,15 @@ def _global(name: str, value: object, module: str, visited: set[str]) -> Iterato
     elif callable(value) and hasattr(value, "__name__"):  # a built-in
         yield str(value.__name__)
     else:
-        yield _plain(f"the global {name}", value)
+        yield _plain_repr(f"the global {name}", value)
 
 
 def _names(code: CodeType) -> Iterator[str]:
     """The globals that the code reads, including those of inner functions."""
     yield from (str(step.argval) for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def _source(part: FunctionType | type) -> str:
@@ -200,17 +200,17 @@ def _source(part: FunctionType | type) -> str:
 _PLAIN = (str, bytes, int, float, bool, type(None), re.Pattern, Path)
 
 
-def _plain(what: str, value: object) -> str:
+def _plain_repr(subject: str, value: object) -> str:
     """The `repr` of a value that is plain at every depth. Raises `_Unidentified` for any other."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, dict):
-        return repr(sorted((_plain(what, key), _plain(what, item)) for key, item in value.items()))
+        return repr(sorted((_plain_repr(subject, key), _plain_repr(subject, item)) for key, item in value.items()))
     if isinstance(value, set | frozenset):
-        return repr(sorted(_plain(what, item) for item in value))
+        return repr(sorted(_plain_repr(subject, item) for item in value))
     if isinstance(value, list | tuple):
-        return repr([_plain(what, item) for item in cast("list[object]", value)])
-    raise _Unidentified(f"it reads {what}, of the class {type(value).__name__}")
+        return repr([_plain_repr(subject, item) for item in cast("list[object]", value)])
+    raise _Unidentified(f"it reads {subject}, of the class {type(value).__name__}")
 
 
 # Plugins: the user's Python files, named by their paths, and Python functions.
@@ -250,8 +250,8 @@ def load_plugin(kind: str, name: str, offers: PluginSpec) -> ModuleType:
         raise DataError(f"there is no {kind} file {path} (seen from {Path.cwd()}); check the path")
     module_name = f"coseek_own_part_{digest_of(file_digest(path), str(path.resolve()))[:16]}"
     module = sys.modules.get(module_name) or _run(path, kind, module_name)
-    for required, kind_of_value in offers.items():
-        _check(module, path, kind, required, kind_of_value, offers)
+    for member, kind_of_value in offers.items():
+        _check(module, path, kind, member, kind_of_value, offers)
     return module
 
 
@@ -272,7 +272,7 @@ def failure(kind: str, name: str, error: Exception) -> str:
     """Describe an exception from a user's file or function."""
     if is_function(name):
         return f"{plugin_name(name)}: {type(error).__name__}: {error}"
-    return _failed(f"the {kind} file {name} failed", Path(name), error)
+    return _describe_failure(f"the {kind} file {name} failed", Path(name), error)
 
 
 def plugin_digests(tree: Json) -> dict[str, Json]:
@@ -296,11 +296,11 @@ def _run(path: Path, kind: str, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # noqa: BLE001 (a user's file may raise anything)
         del sys.modules[name]
-        raise SettingError(_failed(f"the {kind} file {path} cannot be imported", path, error)) from None
+        raise SettingError(_describe_failure(f"the {kind} file {path} cannot be imported", path, error)) from None
     return module
 
 
-def _failed(what: str, path: Path, error: Exception) -> str:
+def _describe_failure(event: str, path: Path, error: Exception) -> str:
     """Describe an exception from a user's file, with the line in that file."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
@@ -308,8 +308,8 @@ def _failed(what: str, path: Path, error: Exception) -> str:
         message, line = error.msg, error.lineno
     else:
         message, line = str(error), lines[-1] if lines else None
-    where = f" (line {line})" if line else ""
-    return f"{what}: {type(error).__name__}: {message}{where}; mend it"
+    position = f" (line {line})" if line else ""
+    return f"{event}: {type(error).__name__}: {message}{position}; mend it"
 
 
 def _check(module: ModuleType, path: Path, kind: str, name: str, required: type | None, offers: PluginSpec) -> None:
@@ -318,13 +318,13 @@ def _check(module: ModuleType, path: Path, kind: str, name: str, required: type 
         raise SettingError(f"{path} has no {name!r}, so it is no {kind}; such a file offers {', '.join(offers)}")
     value = getattr(module, name)
     if required is None:
-        is_valid, wanted = callable(value), "a function"
+        is_valid, noun = callable(value), "a function"
     elif issubclass(required, Settings):
-        is_valid, wanted = isinstance(value, type) and issubclass(value, required), f"a class over {required.__name__}"
+        is_valid, noun = isinstance(value, type) and issubclass(value, required), f"a class over {required.__name__}"
     else:
-        is_valid, wanted = isinstance(value, required), f"a {required.__name__}"
+        is_valid, noun = isinstance(value, required), f"a {required.__name__}"
     if not is_valid:
-        raise SettingError(f"{name!r} of the {kind} file {path} must be {wanted}, not {value!r}")
+        raise SettingError(f"{name!r} of the {kind} file {path} must be {noun}, not {value!r}")
 
 
 def texts_in_tree(tree: Json, names: bool = False) -> Iterator[str]:

@@ -52,15 +52,15 @@ class PrintedProgress:
     """Prints reports as lines, for notebooks: at most one line per `every_s` seconds and stage, and its last step."""
 
     def __init__(self, every_s: float = 5.0) -> None:
-        self._every_s, self._printed = every_s, 0.0
+        self._every_s, self._printed_at = every_s, 0.0
         self._name, self._total = "", 0
 
     def stage(self, name: str, total: int) -> None:
         self._name, self._total = name, total
 
     def advance(self, done: int, note: str = "") -> None:
-        if done >= self._total or time.monotonic() - self._printed >= self._every_s:
-            self._printed = time.monotonic()
+        if done >= self._total or time.monotonic() - self._printed_at >= self._every_s:
+            self._printed_at = time.monotonic()
             print(visible(f"{self._name} {done}/{self._total}{f': {note}' if note else ''}"), flush=True)
 
     def say(self, line: str) -> None:
@@ -103,10 +103,10 @@ def waiting_stops() -> Iterator[PendingStop]:
     pending = PendingStop()
     in_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in SIGNALS if in_main}
-    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+    old_handlers = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
 
     def restore() -> None:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
     def note(received: int, _: FrameType | None) -> None:
@@ -115,7 +115,7 @@ def waiting_stops() -> Iterator[PendingStop]:
         with suppress(OSError):  # not `print`: the signal may interrupt another `print`
             os.write(2, _NOTE)
 
-    for number in before:
+    for number in old_handlers:
         signal.signal(number, note)
     try:
         yield pending

@@ -59,12 +59,12 @@ OPTIONAL = Omit(lambda value: False)
 """Always written, but may be missing in older files."""
 
 
-def _as_written(value: object, check: Callable[[object], object]) -> object:
+def _keep_original(value: object, check: Callable[[object], object]) -> object:
     check(value)
     return value
 
 
-def _of_64_bits(ids: tuple[int, ...]) -> tuple[int, ...]:
+def _check_64_bits(ids: tuple[int, ...]) -> tuple[int, ...]:
     try:
         array("q", ids)  # bounds of pydantic on each item would take five times as long
     except OverflowError:
@@ -72,9 +72,9 @@ def _of_64_bits(ids: tuple[int, ...]) -> tuple[int, ...]:
     return ids
 
 
-Number: TypeAlias = Annotated[float, WrapValidator(_as_written)]
+Number: TypeAlias = Annotated[float, WrapValidator(_keep_original)]
 """A number that keeps its spelling: 0 does not become 0.0."""
-TokenIds: TypeAlias = Annotated[tuple[int, ...], AfterValidator(_of_64_bits)]
+TokenIds: TypeAlias = Annotated[tuple[int, ...], AfterValidator(_check_64_bits)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,10 +126,10 @@ class Record:
 
     def to_json(self) -> dict[str, Json]:
         row: dict[str, Json] = {} if self.SCHEMA is None else {"schema": self.SCHEMA.version}
-        for name, omitted in _fields(type(self)):
+        for name, is_omitted in _fields(type(self)):
             value = getattr(self, name)
-            if omitted is None or not omitted(value):
-                row[name] = value if type(value) in _SCALARS else _plain(value)
+            if is_omitted is None or not is_omitted(value):
+                row[name] = value if type(value) in _SCALARS else _json_value(value)
         return self._written(row)
 
     @classmethod
@@ -159,13 +159,13 @@ class Record:
         node = cast(_Node, handler.resolve_ref_schema(schema))
         while node["type"] != "dataclass-args":
             node = cast(_Node, node["schema"])
-        omitted = dict(_fields(cls))
+        omit_conditions = dict(_fields(cls))
         for field in cast(list[_Node], node["fields"]):
             value = cast(_Node, field["schema"])
-            optional = omitted[cast(str, field["name"])] is not None or value.get("default", field) is None
+            optional = omit_conditions[cast(str, field["name"])] is not None or value.get("default", field) is None
             if value["type"] == "default" and not optional:  # always written, so it must not be missing
                 value = cast(_Node, value["schema"])
-            field["schema"] = _strict(value)
+            field["schema"] = _make_strict(value)
         if _inherits(cls, "_to_read"):
             return schema
         return core_schema.no_info_before_validator_function(
@@ -202,12 +202,12 @@ def _fields(kind: type[Record]) -> tuple[tuple[str, Callable[[object], object] |
     return _FIELDS[kind]
 
 
-def _plain(value: object) -> Json:
+def _json_value(value: object) -> Json:
     """Convert a field's value to JSON: a record, a tuple, a mapping, an enum, or a JSON value."""
     if isinstance(value, tuple):
         if not value or type(value[0]) in _SCALARS:
             return list(value)
-        return [each.to_json() if isinstance(each, Record) else _plain(each) for each in value]
+        return [item.to_json() if isinstance(item, Record) else _json_value(item) for item in value]
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, StrEnum):
@@ -215,16 +215,16 @@ def _plain(value: object) -> Json:
     return cast(Json, dict(value) if isinstance(value, Mapping) else value)
 
 
-def _strict(schema: object, bounded: bool = True) -> object:
+def _make_strict(schema: object, bounded: bool = True) -> object:
     """Make a schema strict in its numbers and booleans. `bounded` whole numbers have at most 128 bits.
 
     Pydantic's own setting `strict` would also refuse lists for tuples.
     """
     if isinstance(schema, list):
-        return [_strict(item, bounded) for item in schema]
+        return [_make_strict(item, bounded) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    node = {key: _strict(value, bounded and key != "items_schema") for key, value in schema.items()}
+    node = {key: _make_strict(value, bounded and key != "items_schema") for key, value in schema.items()}
     if node.get("type") in ("int", "float", "bool"):
         node["strict"] = True
     return {**node, "gt": -_LARGEST, "lt": _LARGEST} if node.get("type") == "int" and bounded else node
@@ -235,13 +235,13 @@ def _refusal(error: ValidationError) -> Exception:
     first = error.errors(include_url=False)[0]
     if isinstance(cause := first.get("ctx", {}).get("error"), WrongField):  # from a record with its own `from_json`
         return cause
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     if first["type"] == "missing":
-        return KeyError(place)
-    needed = _NEEDED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+        return KeyError(path)
+    expected = _NEEDED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
     try:
-        given = repr(first["input"])
+        input_text = repr(first["input"])
     except ValueError:  # Python does not print numbers of thousands of digits
-        given = "a number of thousands of digits"
-    given = given if len(given) <= _LONGEST else given[: _LONGEST - 1] + "…"
-    return WrongField(f"{repr(place) if place else 'a row'} must be {needed}, not {given}")
+        input_text = "a number of thousands of digits"
+    input_text = input_text if len(input_text) <= _LONGEST else input_text[: _LONGEST - 1] + "…"
+    return WrongField(f"{repr(path) if path else 'a row'} must be {expected}, not {input_text}")

@@ -29,21 +29,21 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _laid_over_defaults(cls, given: object) -> object:
+    def _merge_with_defaults(cls, data: object) -> object:
         """Merge an incomplete group with the default of its field, not with the defaults of the group's class."""
-        if not isinstance(given, dict):
-            return given
-        whole = {name: _at_home(value) for name, value in given.items()}
-        for name, value in whole.items():
+        if not isinstance(data, dict):
+            return data
+        merged = {name: _expand_homes(value) for name, value in data.items()}
+        for name, value in merged.items():
             if isinstance(value, bool) and name in cls.model_fields and _is_number(cls.model_fields[name].annotation):
-                whole[name] = str(value)  # pydantic would read `yes` as 1; it refuses the text
+                merged[name] = str(value)  # pydantic would read `yes` as 1; it refuses the text
             if isinstance(value, int) and not -(2**63) <= value < 2**64:  # strict JSON could not read it again
                 raise SettingError(f"setting {name!r} has more than 64 bits; choose a smaller number")
         for name, field in cls.model_fields.items():
-            if isinstance(value := whole.get(name), dict) and isinstance(field.default, Settings):
+            if isinstance(value := merged.get(name), dict) and isinstance(field.default, Settings):
                 group = cast(JsonObject, value)
-                whole[name] = merge_settings(type(field.default), dump_settings(field.default), group)
-        return whole
+                merged[name] = merge_settings(type(field.default), dump_settings(field.default), group)
+        return merged
 
 
 def _is_number(annotation: object) -> bool:
@@ -52,10 +52,10 @@ def _is_number(annotation: object) -> bool:
     return not options.isdisjoint((int, float)) and options.isdisjoint((bool, str))
 
 
-def _at_home(value: object) -> object:
+def _expand_homes(value: object) -> object:
     """Expand a leading `~/`. In any setting, a text that begins so is a path."""
     if isinstance(value, list):
-        return [_at_home(item) for item in value]
+        return [_expand_homes(item) for item in value]
     return expand_home(value) if isinstance(value, str) else value
 
 
@@ -197,22 +197,22 @@ def typed_overrides(overrides: Overrides) -> list[str]:
 def _as_yaml(name: str, value: object) -> str:
     """Serialise a value to one line of YAML. (JSON will not do: YAML reads its `1e-05` as a text.)"""
     try:
-        plain = json.loads(json.dumps(value, default=partial(_plain_value, name)))
+        json_value = json.loads(json.dumps(value, default=partial(_json_value, name)))
     except (TypeError, ValueError):
         raise SettingError(f"the setting {name!r} is text, a number, a list or a mapping, not {value!r}") from None
-    text = yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True)
+    text = yaml.safe_dump(json_value, default_flow_style=True, width=math.inf, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _plain_value(name: str, value: object) -> object:
+def _json_value(name: str, value: object) -> object:
     """Convert settings, paths and scalars to JSON values. Raises `SettingError` for anything else."""
     if isinstance(value, Settings):
         return dump_settings(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if (plain := scalar(value)) is value:
+    if (scalar_value := scalar(value)) is value:
         raise SettingError(f"a value of the setting {name!r} is text, a number, a list or a mapping, not {value!r}")
-    return plain
+    return scalar_value
 
 
 def scalar(value: object) -> object:
@@ -236,35 +236,35 @@ def set_path(tree: JsonObject, path: Sequence[str], value: Json, kind: type[Base
         tree, kind = group, kind and group_of(kind, name)
         if field and not kind and path[-1] == "preset":
             tree.clear()
-    tree[path[-1]] = _merged(kind, path[-1], tree.get(path[-1]), value)
+    tree[path[-1]] = _merge_setting(kind, path[-1], tree.get(path[-1]), value)
 
 
 def merge_settings(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> JsonObject:
     """Merge two trees of settings: groups are merged unless tagged `!replace`; other values are replaced."""
-    return dict(below) | {name: _merged(kind, name, below.get(name), value) for name, value in above.items()}
+    return dict(below) | {name: _merge_setting(kind, name, below.get(name), value) for name, value in above.items()}
 
 
-def _merged(kind: type[BaseModel] | None, name: str, below: Json, value: Json) -> Json:
+def _merge_setting(kind: type[BaseModel] | None, name: str, base: Json, value: Json) -> Json:
     """Merge the value of the setting `name` of a class into another value."""
     field = kind.model_fields.get(name) if kind else None
     if field is None or Replaces(merged=True) not in field.metadata:
-        return _laid_over(group_of(kind, name) if kind else None, below, value)
-    if not isinstance(value, dict) or not isinstance(below, dict) or isinstance(value, Replace):
+        return _merge_group(group_of(kind, name) if kind else None, base, value)
+    if not isinstance(value, dict) or not isinstance(base, dict) or isinstance(value, Replace):
         return value
-    return {**below, **{part: _laid_over(kind, below.get(part), changes) for part, changes in value.items()}}
+    return {**base, **{part: _merge_group(kind, base.get(part), changes) for part, changes in value.items()}}
 
 
-def _laid_over(group: type[BaseModel] | None, below: Json, value: Json) -> Json:
-    if group is None or not isinstance(value, dict) or not isinstance(below, dict) or isinstance(value, Replace):
+def _merge_group(group: type[BaseModel] | None, base: Json, value: Json) -> Json:
+    if group is None or not isinstance(value, dict) or not isinstance(base, dict) or isinstance(value, Replace):
         return value
-    return merge_settings(group, below, value)
+    return merge_settings(group, base, value)
 
 
-def _plain(value: Json) -> Json:
+def _without_replace_tags(value: Json) -> Json:
     """Remove `!replace` tags, which are not needed once all layers are merged."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {name: _without_replace_tags(item) for name, item in value.items()}
+    return [_without_replace_tags(item) for item in value] if isinstance(value, list) else value
 
 
 def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str = "", typed: Sequence[str] = ()) -> S:
@@ -273,18 +273,18 @@ def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str 
     A sentence begins with the file `source`, unless the setting was `typed` as an override.
     """
     try:
-        return kind.model_validate(_plain(cast(Json, tree)))
+        return kind.model_validate(_without_replace_tags(cast(Json, tree)))
     except ValidationError as error:
-        wrong = mistakes(error, kind, tree)
+        problems = mistakes(error, kind, tree)
     except SettingError as error:  # raised by a validator
-        wrong = [((), sentence) for sentence in error.sentences]
+        problems = [((), sentence) for sentence in error.sentences]
     names = [override.partition("=")[0].split(".") for override in typed]
     sentences = []
-    for place, sentence in wrong:
+    for place, sentence in problems:
         # An override may have set this place, a part of it, or a group around it.
-        overridden = any(all(a == str(b) for a, b in zip(name, place, strict=False)) for name in names)
-        sentences.append(f"{source}: {sentence}" if source and not overridden else sentence)
-    raise SettingError(*sentences, places=[place for place, _ in wrong])
+        is_overridden = any(all(a == str(b) for a, b in zip(name, place, strict=False)) for name in names)
+        sentences.append(f"{source}: {sentence}" if source and not is_overridden else sentence)
+    raise SettingError(*sentences, places=[place for place, _ in problems])
 
 
 def mistakes(
@@ -293,39 +293,39 @@ def mistakes(
     """Place and sentence of each wrong setting, of the first `MOST`."""
     by_place: dict[Place, list[ErrorDetails]] = {}
     for detail in error.errors():
-        by_place.setdefault(_place(detail, tree), []).append(detail)
-    described = [(place, _sentence(place, details, kind)) for place, details in list(by_place.items())[:MOST]]
-    more = len(by_place) - len(described)
-    return [*described, ((), f"and {more} more settings are wrong")] if more else described
+        by_place.setdefault(_place_of(detail, tree), []).append(detail)
+    descriptions = [(place, _sentence(place, details, kind)) for place, details in list(by_place.items())[:MOST]]
+    more = len(by_place) - len(descriptions)
+    return [*descriptions, ((), f"and {more} more settings are wrong")] if more else descriptions
 
 
 def _sentence(place: Place, errors: Sequence[ErrorDetails], kind: type[BaseModel] | None) -> str:
     """Describe one wrong setting. A union has one error per type."""
     first = errors[0]
-    where = ".".join(map(str, place))
+    setting = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         if "." in str(place[-1]):
             nested: object = first["input"]
-            for name in reversed(_parts(where)):
+            for name in reversed(_parts(setting)):
                 nested = {name: nested}
-            return f"no setting named {where!r} in a file; write `{_as_yaml(where, nested)[1:-1]}`"
-        return f"no setting named {where!r}{_hint(kind, place) if kind else ''}"
+            return f"no setting named {setting!r} in a file; write `{_as_yaml(setting, nested)[1:-1]}`"
+        return f"no setting named {setting!r}{_hint(kind, place) if kind else ''}"
     if first["type"] == "invalid_key":
         return f"the name of a setting is text, not {first['input']!r}; mend it, or put it in quotes"
     if first["type"] == "missing":
-        return f"the setting {where!r} is missing; add it"
-    given = repr(first["input"])
-    given = given if len(given) <= LONGEST else given[: LONGEST - 1] + "…"
+        return f"the setting {setting!r} is missing; add it"
+    input_text = repr(first["input"])
+    input_text = input_text if len(input_text) <= LONGEST else input_text[: LONGEST - 1] + "…"
     templates = [NEEDS.get(error["type"], NEEDS.get(error["type"].partition("_")[0], "")) for error in errors]
     needs = [need.format(**error.get("ctx", {})) for need, error in zip(templates, errors, strict=True)]
     if kind and _takes_null(kind, place):
         needs.append("null")
     if "" not in needs:
         quotes = "; put it in quotes" if "text" in needs and isinstance(first["input"], int | float | date) else ""
-        return f"setting {where!r} needs {' or '.join(dict.fromkeys(needs))}, got {given}{quotes}"
+        return f"setting {setting!r} needs {' or '.join(dict.fromkeys(needs))}, got {input_text}{quotes}"
     message = str(first.get("ctx", {}).get("error", first["msg"]))
-    message = f"setting {where!r}: {message}" if where else message
-    return message if isinstance(first["input"], dict) or first["type"] == "secret" else f"{message}, got {given}"
+    message = f"setting {setting!r}: {message}" if setting else message
+    return message if isinstance(first["input"], dict) or first["type"] == "secret" else f"{message}, got {input_text}"
 
 
 def _takes_null(kind: type[BaseModel], place: Place) -> bool:
@@ -336,7 +336,7 @@ def _takes_null(kind: type[BaseModel], place: Place) -> bool:
     return field is not None and NoneType in get_args(field.annotation)
 
 
-def _place(error: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
+def _place_of(error: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
     """The place of a wrong setting in the tree, without the union member that pydantic appends."""
     value: object = tree
     for depth, part in enumerate(error["loc"] if tree is not None and error["type"] != "missing" else ()):
@@ -355,11 +355,11 @@ def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
         group = group_of(group, str(part)) or group
     names = {name, *(new for new, old in RENAMED.items() if name in old)}
     paths = _paths(group)
-    similar = closest(name, group.model_fields)
-    similar_below = closest(name, [path[-1] for path in paths if len(path) == 2])
-    here = [path for path in paths if path[-1] in names]
-    here += [path for path in paths if path == (similar,) or path[-1] == similar_below]
-    suggestions = [(*map(str, place[:-1]), *path) for path in here]
+    similar_name = closest(name, group.model_fields)
+    similar_leaf = closest(name, [path[-1] for path in paths if len(path) == 2])
+    matches = [path for path in paths if path[-1] in names]
+    matches += [path for path in paths if path == (similar_name,) or path[-1] == similar_leaf]
+    suggestions = [(*map(str, place[:-1]), *path) for path in matches]
     suggestions += [path for path in _paths(kind) if path[-1] in names and len(place) > 1]
     hint = f"; did you mean {'.'.join(suggestions[0])!r}?" if suggestions else "."
     return f"{hint} Known here: {', '.join(sorted(group.model_fields))}"
@@ -367,23 +367,23 @@ def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
 
 def _paths(kind: type[BaseModel]) -> list[tuple[str, ...]]:
     """The paths of all settings in this group and below, the shortest first."""
-    return [*((name,) for name in kind.model_fields), *sorted(_below(kind), key=len)]
+    return [*((name,) for name in kind.model_fields), *sorted(_nested_paths(kind), key=len)]
 
 
-def _below(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+def _nested_paths(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:
     """The paths of all settings in the groups of this one, except those in lists and mappings of groups."""
     for name, field in kind.model_fields.items():
         group = group_of(kind, name)
         if group is not None and get_origin(field.annotation) not in (dict, list, tuple):
             yield from ((name, leaf) for leaf in group.model_fields)
-            yield from ((name, *path) for path in _below(group))
+            yield from ((name, *path) for path in _nested_paths(group))
 
 
 def group_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
     """The settings class of a field, if its type is or includes one."""
     field = kind.model_fields.get(name)
-    inner = field.annotation if field else None
-    options = getattr(inner, "__args__", (inner,))
+    annotation = field.annotation if field else None
+    options = getattr(annotation, "__args__", (annotation,))
     groups = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     return groups[0] if groups else None
 
@@ -425,7 +425,7 @@ def fixed_settings(kind: type[BaseModel] | None, tree: JsonObject) -> JsonObject
 
 def changed_settings(settings: Settings, usual: Settings | None = None) -> JsonObject:
     """The settings that differ from `usual`, by default from the defaults; `make_settings` restores all from them."""
-    plain, changed = dump_settings(settings), JsonObject()
+    values, changed = dump_settings(settings), JsonObject()
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         default = field.get_default(call_default_factory=True) if usual is None else getattr(usual, name)
@@ -434,15 +434,15 @@ def changed_settings(settings: Settings, usual: Settings | None = None) -> JsonO
         if isinstance(value, Settings):
             changed[name] = changed_settings(value, default if type(default) is type(value) else None)
         else:
-            changed[name] = plain[name]
+            changed[name] = values[name]
     return changed
 
 
 def check_same_settings(folder: Path, began: Json, now: Json, way_out: str = "use the same settings") -> None:
     """Raise `SettingError` with the first setting that differs from those `folder` was begun with."""
-    outer = (path for path in reversed(folder.resolve().parents) if (path / "recipe.yaml").is_file())
-    if different := first_difference(began, now, root=next(outer, None)):
-        raise SettingError(f"{folder} was begun with {different} is asked for; {way_out}, or another --out")
+    recipe_folders = (path for path in reversed(folder.resolve().parents) if (path / "recipe.yaml").is_file())
+    if difference := first_difference(began, now, root=next(recipe_folders, None)):
+        raise SettingError(f"{folder} was begun with {difference} is asked for; {way_out}, or another --out")
 
 
 def first_difference(old: Json, new: Json, name: str = "", root: Path | None = None) -> str:
@@ -452,13 +452,13 @@ def first_difference(old: Json, new: Json, name: str = "", root: Path | None = N
         keys = {**new, **old}
         differences = (first_difference(old.get(k), new.get(k), f"{name}.{k}" if name else k, root) for k in keys)
         return next(filter(None, differences), "")
-    return "" if _same(old, new, root) else f"{name} = {old!r}, and now {new!r}"
+    return "" if _is_same_value(old, new, root) else f"{name} = {old!r}, and now {new!r}"
 
 
-def _same(old: Json, new: Json, root: Path | None) -> bool:
+def _is_same_value(old: Json, new: Json, root: Path | None) -> bool:
     """Whether two values are equal, or spellings of one existing path. A text without `/` may be a part's name."""
     if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(_same(*pair, root) for pair in zip(old, new, strict=True))
+        return len(old) == len(new) and all(_is_same_value(*pair, root) for pair in zip(old, new, strict=True))
     if old != new and isinstance(old, str) and isinstance(new, str) and "/" in old and "/" in new:
         paths = Path(old), Path(new)
         if root is not None and paths[1].is_relative_to(root) and old.endswith(f"/{paths[1].relative_to(root)}"):

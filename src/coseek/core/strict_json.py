@@ -47,9 +47,9 @@ def parse_strict(text: str) -> Json:
         value = cast(Json, from_json(text, allow_inf_nan=False))
     except ValueError as error:
         complaint, line, column = _PLACED.fullmatch(str(error)).groups()  # type: ignore[union-attr]
-        odd = "; there are no NaN and Infinity in JSON" if _ODD.search(text) else ""
-        why = _TOO_DEEP if "recursion" in complaint else f"not valid JSON ({complaint} at character {column}{odd})"
-        raise InvalidJson(why, int(line)) from None
+        hint = "; there are no NaN and Infinity in JSON" if _ODD.search(text) else ""
+        message = _TOO_DEEP if "recursion" in complaint else f"not valid JSON ({complaint} at character {column}{hint})"
+        raise InvalidJson(message, int(line)) from None
     except TypeError:
         raise InvalidJson("it holds half of a surrogate pair, which is no text") from None
     if _may_be_deep(text) and is_deep(value):
@@ -70,26 +70,26 @@ def parse_lenient(text: str | bytes) -> Json:
             text = text.decode(json.detect_encoding(text), errors="surrogatepass")
         value = cast(Json, json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise InvalidJson(_why(error), getattr(error, "lineno", None)) from None
+        raise InvalidJson(_reason_of(error), getattr(error, "lineno", None)) from None
     if _may_be_deep(text) and is_deep(value):
         raise InvalidJson(_TOO_DEEP)
-    return _mended(value) if _ESCAPED_HALF.search(text) or _HALF.search(text) else value
+    return _without_surrogates(value) if _ESCAPED_HALF.search(text) or _HALF.search(text) else value
 
 
 def parse_lenient_values(text: str) -> list[Json]:
     """Parse a model's text of several values, separated by blanks, `,` or `;`, as `parse_lenient` does."""
     values: list[Json] = []
-    at = 0
-    while at < len(text):
-        if text[at] in " \t\r\n,;":
-            at += 1
+    position = 0
+    while position < len(text):
+        if text[position] in " \t\r\n,;":
+            position += 1
             continue
         try:
-            _, end = _LENIENT.raw_decode(text, at)
+            _, end = _LENIENT.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
-            raise InvalidJson(_why(error)) from None
-        values.append(parse_lenient(text[at:end]))
-        at = end
+            raise InvalidJson(_reason_of(error)) from None
+        values.append(parse_lenient(text[position:end]))
+        position = end
     return values
 
 
@@ -101,7 +101,7 @@ def replace_surrogates(text: str) -> str:
 def fault_in(value: Json) -> str:
     """Why a value is not strict JSON; empty if it is."""
     infinite = (place for place, part in _walk(value) if isinstance(part, float) and not math.isfinite(part))
-    return text_fault_in(value) or next((f"{_named(place)} is not a finite number" for place in infinite), "")
+    return text_fault_in(value) or next((f"{_describe_place(place)} is not a finite number" for place in infinite), "")
 
 
 def text_fault_in(value: Json) -> str:
@@ -110,7 +110,7 @@ def text_fault_in(value: Json) -> str:
         return _TOO_DEEP
     for place, part in _walk(value):
         if isinstance(part, str) and (half := _HALF.search(part)):
-            return f"{_named(place)} holds half of a surrogate pair ({half[0]!r}), which is no text"
+            return f"{_describe_place(place)} holds half of a surrogate pair ({half[0]!r}), which is no text"
     return ""
 
 
@@ -118,8 +118,8 @@ def is_deep(value: object, deepest: int = DEEPEST) -> bool:
     """Whether lists and objects are nested more than `deepest` levels deep; true for a value that contains itself."""
     level = [value] if type(value) in _CONTAINERS else []
     for _ in range(deepest):
-        inner = [child for parent in level for child in _children(parent) if type(child) in _CONTAINERS]
-        level = list({id(child): child for child in inner}.values())  # a YAML alias may repeat one list many times
+        children = [child for parent in level for child in _children(parent) if type(child) in _CONTAINERS]
+        level = list({id(child): child for child in children}.values())  # a YAML alias may repeat one list many times
         if not level:
             return False
     return bool(level)
@@ -138,7 +138,7 @@ _LENIENT = json.JSONDecoder()
 _TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 
 
-def _why(error: ValueError | RecursionError) -> str:
+def _reason_of(error: ValueError | RecursionError) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not valid JSON ({error.msg})"
     return _TOO_DEEP if isinstance(error, RecursionError) else "it holds a number of thousands of digits"
@@ -169,21 +169,21 @@ def _walk(value: Json) -> Iterator[tuple[Place, Json]]:
             for key, child in reversed(part.items()):
                 stack += [((*place, key), child), ((*place, key), key)]
         elif isinstance(part, list):
-            stack += [((*place, at), child) for at, child in reversed(list(enumerate(part)))]
+            stack += [((*place, index), child) for index, child in reversed(list(enumerate(part)))]
 
 
-def _named(place: Place) -> str:
+def _describe_place(place: Place) -> str:
     """`the field 'meta.scores[2]'`"""
     keys = [key if isinstance(key, int) else key.encode(errors="backslashreplace").decode()[:60] for key in place]
     names = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
     return f"the field '{names.removeprefix('.')}'" if place else "the value"
 
 
-def _mended(value: Json) -> Json:
+def _without_surrogates(value: Json) -> Json:
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, list):
-        return [_mended(item) for item in value]
+        return [_without_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {replace_surrogates(key): _mended(item) for key, item in value.items()}
+        return {replace_surrogates(key): _without_surrogates(item) for key, item in value.items()}
     return value

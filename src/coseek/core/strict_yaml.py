@@ -27,11 +27,11 @@ def parse_yaml(text: str, foreign: bool = False) -> object:
 
     Results are cached, since protocols, prompts and recipes are opened repeatedly.
     """
-    return deepcopy(_parsed(text, foreign))
+    return deepcopy(_parse(text, foreign))
 
 
 @lru_cache(maxsize=256)
-def _parsed(text: str, foreign: bool) -> object:
+def _parse(text: str, foreign: bool) -> object:
     try:
         value: object = (_ForeignLoader if foreign else _Loader)(text).get_single_data()
     except yaml.MarkedYAMLError as error:
@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in keys:
-                    raise _fault(f"{_shown(key)} appears twice", key)
+                    raise _fault(f"{_quote_node(key)} appears twice", key)
                 keys.add((key.tag, key.value))
         mapping: dict[object, object] = super().construct_mapping(cast(yaml.MappingNode, node), deep)
         return mapping
@@ -65,7 +65,7 @@ class _Loader(yaml.SafeLoader):
         try:
             value: object = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, OverflowError):  # an impossible date, `!!int x` …
-            raise _fault(f"{_shown(node)} is not valid for its YAML type; put it in quotes", node) from None
+            raise _fault(f"{_quote_node(node)} is not valid for its YAML type; put it in quotes", node) from None
         if not isinstance(value, _PLAIN):
             raise _fault(f"{node.tag.rpartition(':')[2]!r} is no plain value", node)
         return value
@@ -96,6 +96,6 @@ def _fault(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(None, None, problem, node.start_mark)
 
 
-def _shown(node: yaml.Node) -> str:
+def _quote_node(node: yaml.Node) -> str:
     value = str(node.value) if isinstance(node, yaml.ScalarNode) else node.tag.rpartition(":")[2]
     return repr(value if len(value) <= 40 else f"{value[:39]}…")

@@ -38,30 +38,30 @@ def temp_folder(path: Path) -> Iterator[Path]:
 
 def replace_folder(new: Path, path: Path) -> None:
     """Rename `new` to `path`. An existing folder is renamed to `.NAME.old` meanwhile, and restored after an error."""
-    old = _old(path)
+    old_path = _old_path_of(path)
     try:
         if path.exists():
-            _remove(old)
-            os.replace(path, old)
+            _remove(old_path)
+            os.replace(path, old_path)
         os.replace(new, path)
     except BaseException:
         recover_folder(path)
         raise
-    _remove(old)
+    _remove(old_path)
 
 
 def recover_folder(path: Path) -> None:
     """Finish a replacement that a crash interrupted: restore the old folder, or remove it if the new one is there."""
-    old = _old(path)
-    if not old.is_dir():  # a file of that name is not ours
+    old_path = _old_path_of(path)
+    if not old_path.is_dir():  # a file of that name is not ours
         return
     if not path.exists():
-        os.replace(old, path)
+        os.replace(old_path, path)
     else:
-        _remove(old)
+        _remove(old_path)
 
 
-def _old(path: Path) -> Path:
+def _old_path_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
@@ -69,13 +69,13 @@ def sweep(folder: Path) -> None:
     """Remove what killed processes left in an output folder: temporary files and interrupted replacements. The caller
     must hold the folder's lock; subfolders that have their own lock file are skipped."""
     for parent, folders, files in os.walk(folder):
-        here = Path(parent)
+        parent_folder = Path(parent)
         for name in [*folders, *files]:
             if _TEMPORARY.fullmatch(name):
-                _remove(here / name)
+                _remove(parent_folder / name)
             elif name in folders and name.startswith(".") and name.endswith(".old"):
-                recover_folder(here / name[1 : -len(".old")])
-        folders[:] = [name for name in folders if not (here / name / ".lock").exists()]
+                recover_folder(parent_folder / name[1 : -len(".old")])
+        folders[:] = [name for name in folders if not (parent_folder / name / ".lock").exists()]
 
 
 def _remove(path: Path) -> None:

@@ -56,8 +56,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[ \t]+|(?<=[。！？])|\n(?=[ \t]*[^a-z 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """Start and end of each sentence."""
-    cuts = [match.span() for match in _SENTENCE_END.finditer(text)]
-    return list(zip([0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)], strict=True))
+    gaps = [match.span() for match in _SENTENCE_END.finditer(text)]
+    return list(zip([0, *(end for _, end in gaps)], [*(start for start, _ in gaps), len(text)], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def decoded(body: bytes, content_type: str = "", is_page: bool = True) -> Decode
             return decoded_as(body, declared_encoding(body, charset))
     if _mostly_utf8(body) and b"\x1b$" not in body:  # ISO 2022 escapes, which are ASCII
         return decoded_as(body, "utf-8")
-    name = _guessed_encoding(body)
+    name = _guess_encoding(body)
     return replace(decoded_as(body, name or "utf-8"), encoding=name, is_guess=True)
 
 
@@ -116,8 +116,8 @@ def declared_encoding(body: bytes, charset: str) -> str:
 def decoded_as(body: bytes, name: str) -> DecodedText:
     """Decode by the encoding `name`. Undecodable bytes become U+FFFD."""
     text = body.decode(name, errors="replace")
-    original = body.decode(name, errors="ignore").count("\ufffd") if "\ufffd" in text else 0
-    return DecodedText(text, name, lost=text.count("\ufffd") - original)
+    original_count = body.decode(name, errors="ignore").count("\ufffd") if "\ufffd" in text else 0
+    return DecodedText(text, name, lost=text.count("\ufffd") - original_count)
 
 
 def _is_utf8(charset: str) -> bool:
@@ -130,7 +130,7 @@ def _mostly_utf8(body: bytes) -> bool:
     return not utf8.lost or sum(letter > "\x7f" and letter != "\ufffd" for letter in utf8.text) > 2 * utf8.lost
 
 
-def _guessed_encoding(body: bytes) -> str:
+def _guess_encoding(body: bytes) -> str:
     """The encoding with the most likely letter sequences, among those without odd signs; empty for binary data."""
     from chardet import detect
 
@@ -142,8 +142,8 @@ def _guessed_encoding(body: bytes) -> str:
         if len(_ODD_SIGN.findall(text)) <= _MAX_ODD * sum(letter > "\x7f" for letter in text)
         and not (name == "cp1252" and "\xa4" in text)
     ] or _GUESSED  # fmt: skip
-    foreign = _OF_ENGLISH.sub("", texts["cp1252"])
-    if "cp1252" in plausible and not sample.isascii() and len(foreign) <= _MAX_FOREIGN * len(sample):
+    foreign_text = _OF_ENGLISH.sub("", texts["cp1252"])
+    if "cp1252" in plausible and not sample.isascii() and len(foreign_text) <= _MAX_FOREIGN * len(sample):
         return "cp1252"
     name = detect(sample, include_encodings=plausible, compat_names=False, no_match_encoding=plausible[0])["encoding"]
     return next((common for common in plausible if name and texts[common] == texts[name]), "")
@@ -183,7 +183,7 @@ def visible(text: str) -> str:
     """Write hidden characters out: an escape character becomes `⟨U+001B⟩`."""
     if text.isascii() and text.isprintable():
         return text
-    return HIDDEN.sub(lambda hidden: f"⟨U+{ord(hidden[0]):04X}⟩", text)
+    return HIDDEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
 def without_invisible(text: str) -> str:
@@ -193,7 +193,7 @@ def without_invisible(text: str) -> str:
 
 def visible_json(document: str) -> str:
     """Escape hidden characters in a JSON document, such as `\\u001b`. Its value stays the same."""
-    return HIDDEN.sub(lambda hidden: json.dumps(hidden[0])[1:-1], document)
+    return HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], document)
 
 
 # Spelling: laptop worlds write a blank around every punctuation mark; people do not.
@@ -230,7 +230,7 @@ def separated(text: str, is_token: Callable[[str], bool]) -> str:
     text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")  # soft hyphens, zero-width marks
     text = _QUOTES.sub(" ", text)
     body = text.rstrip(_FINAL)
-    end = _end(text[len(body) :], body)
+    end = _final_mark(text[len(body) :], body)
     if body.isupper() and len(body.split()) > 1:
         body = body.lower()
     words = _MARK.sub(lambda mark: f" {mark[1]} " if mark[1] else mark[0], _POSSESSIVE.sub(" \0", body)).split()
@@ -244,10 +244,10 @@ def separated(text: str, is_token: Callable[[str], bool]) -> str:
     return " ".join([*words, end])
 
 
-def _end(typed: str, body: str) -> str:
+def _final_mark(typed_end: str, body: str) -> str:
     """The final mark: the typed one, else the one that suits the first word."""
-    if "?" in typed or "." in typed:
-        return "?" if "?" in typed else "."
+    if "?" in typed_end or "." in typed_end:
+        return "?" if "?" in typed_end else "."
     return "." if next(iter(body.lower().split()), "") in _REQUESTS else "?"
 
 
@@ -276,14 +276,14 @@ _FEWEST = 8
 """Minimum number of words of a loop: "no, no, no, no" has fewer."""
 
 
-def _is_loop(repeated: re.Match[str]) -> bool:
+def _is_loop(match: re.Match[str]) -> bool:
     """Whether repeated words are a loop. Repeated numbers are a table."""
-    return len(re.findall(r"\w+", repeated[0])) >= _FEWEST and any(map(str.isalpha, repeated[1]))
+    return len(re.findall(r"\w+", match[0])) >= _FEWEST and any(map(str.isalpha, match[1]))
 
 
 def without_repetition(text: str) -> str:
     """Replace each loop by its first round and an ellipsis."""
-    return _LOOP.sub(lambda repeated: f"{repeated[1]}…" if _is_loop(repeated) else repeated[0], text)
+    return _LOOP.sub(lambda match: f"{match[1]}…" if _is_loop(match) else match[0], text)
 
 
 def has_loop(text: str) -> bool:

@@ -49,11 +49,11 @@ def read_text(value: Json, name: str, noun: str) -> str:
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         value = int(value)
-    written = json.dumps(value, ensure_ascii=False)
+    json_text = json.dumps(value, ensure_ascii=False)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return written
-    shown = written if len(written) <= _SHOWN else written[: _SHOWN - 1] + "…"
-    raise DataError(f"{name!r} holds {shown}; {noun} is a text or a number")
+        return json_text
+    excerpt = json_text if len(json_text) <= _SHOWN else json_text[: _SHOWN - 1] + "…"
+    raise DataError(f"{name!r} holds {excerpt}; {noun} is a text or a number")
 
 
 def normalise(text: str) -> str:
@@ -79,8 +79,8 @@ _CLOSED = frozenset({"yes", "no", "noanswer"})
 
 def texts_of(value: object, name: str = "golds") -> tuple[str, ...]:
     """A text or an iterable of texts, as a tuple. Raises `SettingError` for anything else."""
-    several = not isinstance(value, str | Mapping) and isinstance(value, Iterable)
-    texts = tuple(cast("Iterable[object]", value)) if several else (value,)
+    has_several = not isinstance(value, str | Mapping) and isinstance(value, Iterable)
+    texts = tuple(cast("Iterable[object]", value)) if has_several else (value,)
     for text in texts:
         if not isinstance(text, str):
             raise SettingError(f"{name} are a text or several texts, not {reprlib.repr(text)}; write it as a text")
@@ -140,5 +140,5 @@ def _f1(prediction: str, gold: str, guard: bool) -> float:
     is_closed = guard and prediction != gold and not _CLOSED.isdisjoint((prediction, gold))
     if not prediction or not gold or is_closed:
         return 0.0
-    predicted, wanted = Counter(prediction.split()), Counter(gold.split())
-    return 2 * (predicted & wanted).total() / (predicted.total() + wanted.total())
+    predicted, expected = Counter(prediction.split()), Counter(gold.split())
+    return 2 * (predicted & expected).total() / (predicted.total() + expected.total())

@@ -59,8 +59,8 @@ def first_rows(digests_N2: Digests, digests_M2: Digests) -> NDArray[np.int64]:
     sorted_N = digests_N2[order_N, 0]
     positions_M = np.minimum(np.searchsorted(sorted_N, digests_M2[:, 0]), len(sorted_N) - 1)
     # Digests with the same first half may hide one another: the passage is then indexed again, with the same result.
-    same_M = (digests_N2[order_N[positions_M]] == digests_M2).all(axis=1)
-    return np.where(same_M, order_N[positions_M], -1)
+    is_same_M = (digests_N2[order_N[positions_M]] == digests_M2).all(axis=1)
+    return np.where(is_same_M, order_N[positions_M], -1)
 
 
 def as_digests(data: bytes | bytearray, width: int) -> Digests:
@@ -132,7 +132,7 @@ class CorpusFile(Corpus):
                     where = f"{path}, line {number}"
                     spans.extend((start, end))
                     digests += passage_digest(parse_row(parse_line(line, where), Passage.from_json, where))
-        return cls._located(path, spans, digests, stamp, str(path))
+        return cls._from_spans(path, spans, digests, stamp, str(path))
 
     @classmethod
     def write(cls, path: Path, passages: Iterable[Passage], source: str) -> "CorpusFile":
@@ -144,10 +144,10 @@ class CorpusFile(Corpus):
                 start, end = end, end + file.write(json_line(passage.to_json()).encode())
                 spans.extend((start, end))
                 digests += passage_digest(passage)
-        return cls._located(path, spans, digests, _stamp(path), source)
+        return cls._from_spans(path, spans, digests, _stamp(path), source)
 
     @classmethod
-    def _located(
+    def _from_spans(
         cls, path: Path, spans: "array[int]", digests: bytearray, stamp: dict[str, int], source: str
     ) -> "CorpusFile":
         if not spans:
@@ -176,11 +176,11 @@ class CorpusFile(Corpus):
             cast(Longs, read_array(folder / name, "i", width, mapped="r")) for name, width in columns.items()
         )
         if not _is_kept(stamp, folder):
-            again = cls.scan(path)
+            rescanned = cls.scan(path)
             # Passages that moved within the file or were written in another form do not change the digest.
-            if again.digest != digest or not np.array_equal(again._spans_N2, spans_N2):
-                return again
-            stamp = again._stamp
+            if rescanned.digest != digest or not np.array_equal(rescanned._spans_N2, spans_N2):
+                return rescanned
+            stamp = rescanned._stamp
             with suppress(OSError):  # a folder that cannot be written to costs a scan at each opening
                 write_json(folder / STAMP, {**stamp})
         return cls(path, spans_N2, hashes_N2, digests_N4, digest, stamp)
@@ -195,7 +195,7 @@ class CorpusFile(Corpus):
     def __len__(self) -> int:
         return len(self._spans_N2)
 
-    def _at(self, row: int) -> Passage:
+    def _passage_at(self, row: int) -> Passage:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of a corpus of {len(self)} passages")
         return self._read(row % len(self))
@@ -213,8 +213,8 @@ class CorpusFile(Corpus):
 
     def _find(self, ident: str) -> Passage | None:
         """The passage with this id, if any; ids with the same hash are compared."""
-        wanted = int(_hashes(as_digests(id_digest(ident), 2)[:, 0])[0])
-        first, last = np.searchsorted(self._hashes_N2[:, 0], [wanted, wanted + 1])
+        id_hash = int(_hashes(as_digests(id_digest(ident), 2)[:, 0])[0])
+        first, last = np.searchsorted(self._hashes_N2[:, 0], [id_hash, id_hash + 1])
         passages = map(self._read, self._hashes_N2[first:last, 1].tolist())
         return next((passage for passage in passages if passage.id == ident), None)
 

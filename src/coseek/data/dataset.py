@@ -56,8 +56,8 @@ class Dataset:
     def lacks(self, split: str) -> str:
         """Why there is no such split, and the way out."""
         if not self.splits:
-            ways = "; make some from its passages with `coseek data synthesize`"
-            return f"{self.folder} has no questions{in_training(self.folder, 'data set', 'data') or ways}"
+            advice = "; make some from its passages with `coseek data synthesize`"
+            return f"{self.folder} has no questions{in_training(self.folder, 'data set', 'data') or advice}"
         return f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {', '.join(self.splits)}"
 
     def questions(self, split: str) -> list[Question]:
@@ -94,17 +94,17 @@ def check_same_passages(passages: Iterable[Passage], corpus: Corpus, what: str, 
     may have changed.
     """
     pairs = [(passage, corpus.by_id(passage.id)) for passage in islice(passages, COMPARED) if corpus.has(passage.id)]
-    other = [passage.id for passage, same_id in pairs if passage != same_id]
-    if not other:
+    others = [passage.id for passage, same_id in pairs if passage != same_id]
+    if not others:
         return
     if all(passage.title != same_id.title and passage.text != same_id.text for passage, same_id in pairs):
         raise DataError(
-            f"{index} searches another corpus than that of the {what}, where {other[0]!r} is another passage; use the "
+            f"{index} searches another corpus than that of the {what}, where {others[0]!r} is another passage; use the "
             "index of their own corpus"
         )
     log.warning(
         "%d of %d %s have another title or text in the corpus that %s searches, such as %r; is it their own?",
-        *(len(other), len(pairs), what, index, other[0]),
+        *(len(others), len(pairs), what, index, others[0]),
     )
 
 
@@ -135,11 +135,11 @@ class QuestionFilter(Settings):
         `DataError` if no question passes."""
         _check_known("sources", "data set", self.sources, {question.dataset for question in questions})
         _check_known("types", "type", self.types, {question.kind for question in questions})
-        listed = None if self.ids is None else _listed(Path(self.ids), questions)
+        listed_ids = None if self.ids is None else _read_ids(Path(self.ids), questions)
         chosen = [
             question
             for question in questions
-            if (listed is None or question.id in listed)
+            if (listed_ids is None or question.id in listed_ids)
             and (self.sources is None or question.dataset in self.sources)
             and (self.hops is None or question.hops in self.hops)
             and (self.types is None or question.kind in self.types)
@@ -150,13 +150,13 @@ class QuestionFilter(Settings):
         return chosen
 
 
-def _listed(path: Path, questions: Iterable[Question]) -> set[str]:
+def _read_ids(path: Path, questions: Iterable[Question]) -> set[str]:
     """The ids of the questions that a file lists. Raises `DataError` for a row that matches no question."""
     by_name: dict[str, list[str]] = {}
     for question in questions:
         for name in {question.id, question.id.rpartition("/")[2], question.question.strip()}:
             by_name.setdefault(name, []).append(question.id)
-    listed: set[str] = set()
+    listed_ids: set[str] = set()
     for number, line in read_lines(path):
         where, text = f"{path}, line {number}", line.strip()
         row: JsonObject = parse_line(text, where) if text.startswith("{") else {"id": text} if text else {}
@@ -166,21 +166,21 @@ def _listed(path: Path, questions: Iterable[Question]) -> set[str]:
             raise DataError(
                 f"{where}: none of the questions is {(*names, text)[0]!r}; list ids of this split, or texts"
             )
-        listed.update(idents)
-    return listed
+        listed_ids.update(idents)
+    return listed_ids
 
 
 EVERY = QuestionFilter()
 """The filter that every question passes."""
 
 
-def _check_known(setting: str, what: str, names: Iterable[str] | None, values: Set[str | None]) -> None:
+def _check_known(setting: str, noun: str, names: Iterable[str] | None, values: Set[str | None]) -> None:
     known = sorted(value for value in values if value is not None)
     for name in names or ():
         if name not in known:
-            has = f"They have: {', '.join(known)}" if known else f"They name no {what}"
+            hint = f"They have: {', '.join(known)}" if known else f"They name no {noun}"
             raise SettingError(
-                f"select.{setting}: no question is of the {what} {name!r}{nearest(name, known)} {has}; null takes all"
+                f"select.{setting}: no question is of the {noun} {name!r}{nearest(name, known)} {hint}; null takes all"
             )
 
 

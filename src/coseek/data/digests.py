@@ -38,10 +38,10 @@ def remove_digests(folder: Path) -> None:
 @contextmanager
 def replacing(folder: Path, paths: Iterable[Path]) -> Iterator[None]:
     """Replace files of a folder. A closed folder is reopened, and closed again at the end."""
-    closed = (folder / SUMS).exists()
+    was_closed = (folder / SUMS).exists()
     remove_digests(folder)
     yield
-    if closed:
+    if was_closed:
         write_digests(folder, paths)
 
 
@@ -71,7 +71,7 @@ def digest(text: str) -> str:
 def value_digest(value: Json) -> str:
     """SHA-256 of a JSON value in canonical form, in hexadecimal digits. Equal numbers (1 and 1.0) are written alike."""
     # `default`: dates of a YAML file count as text.
-    return digest(json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), default=str))
+    return digest(json.dumps(_normalise(value), sort_keys=True, separators=(",", ":"), default=str))
 
 
 def questions_digest(questions: Iterable[Question]) -> str:
@@ -85,24 +85,24 @@ def questions_digest(questions: Iterable[Question]) -> str:
 
 def changed_parts(recorded: Json, now: Identities) -> list[str]:
     """The parts whose identity has changed. Parts without a recorded identity are not compared."""
-    known = recorded if isinstance(recorded, dict) else {}
-    return [name for name, identity in now.items() if known.get(name, identity) != identity]
+    recorded_parts = recorded if isinstance(recorded, dict) else {}
+    return [name for name, identity in now.items() if recorded_parts.get(name, identity) != identity]
 
 
 def check_identities(file: Path, recorded: Json, now: Identities) -> None:
     """Raise `SettingError` if parts differ from the `recorded` identities of the folder of `file`."""
-    if changed := changed_parts(recorded, now):
+    if changed_names := changed_parts(recorded, now):
         raise SettingError(
-            f"{file.parent} was begun with other parts than there are now (what differs: {', '.join(changed)}); "
+            f"{file.parent} was begun with other parts than there are now (what differs: {', '.join(changed_names)}); "
             "restore these parts, or choose another --out"
         )
 
 
-def _plain(value: Json) -> Json:
+def _normalise(value: Json) -> Json:
     if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _normalise(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_normalise(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

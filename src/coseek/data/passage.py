@@ -39,7 +39,7 @@ class Passage(Record):
     def contents(self) -> str:
         """The `contents` field of the `/retrieve` protocol: that of the corpus file, else the quoted title, a newline
         and the text."""
-        return _quoted(self.title, self.text) if self.raw_contents is None else self.raw_contents
+        return _contents(self.title, self.text) if self.raw_contents is None else self.raw_contents
 
     @property
     def url(self) -> str:
@@ -78,23 +78,23 @@ class Passage(Record):
         elif contents is None:
             raise DataError(f'passage {ident!r} has neither "text" nor "contents"')
         else:
-            title, body = _split(contents, title)
-        return cls(ident, title, body, None if contents == _quoted(title, body) else contents, _meta(record, ident))
+            title, body = _split_contents(contents, title)
+        return cls(ident, title, body, None if contents == _contents(title, body) else contents, _meta(record, ident))
 
 
-def _quoted(title: str, text: str) -> str:
+def _contents(title: str, text: str) -> str:
     return f'"{title}"\n{text}'
 
 
-def _split(contents: str, title: str) -> tuple[str, str]:
+def _split_contents(contents: str, title: str) -> tuple[str, str]:
     """Split `contents` into title and body. `title` is the row's own title, or empty."""
-    if title and contents.startswith(_quoted(title, "")):
-        return title, contents.removeprefix(_quoted(title, ""))
+    if title and contents.startswith(_contents(title, "")):
+        return title, contents.removeprefix(_contents(title, ""))
     first, newline, body = contents.partition("\n")
     if title.strip() and not (newline and first.strip(' "\r') == title.strip(' "\r')):
         return title, contents
-    quoted = len(first) >= 2 and first[0] == first[-1] == '"'
-    return (first[1:-1] if quoted else first, body) if newline else ("", first)
+    is_quoted = len(first) >= 2 and first[0] == first[-1] == '"'
+    return (first[1:-1] if is_quoted else first, body) if newline else ("", first)
 
 
 def read_id(record: JsonObject) -> str:
@@ -163,10 +163,10 @@ class Corpus(Sequence[Passage]):
     def __getitem__(self, row: slice) -> tuple[Passage, ...]: ...
     def __getitem__(self, row: int | slice) -> Passage | tuple[Passage, ...]:
         if isinstance(row, slice):
-            return tuple(map(self._at, range(*row.indices(len(self)))))
-        return self._at(row)
+            return tuple(map(self._passage_at, range(*row.indices(len(self)))))
+        return self._passage_at(row)
 
-    def _at(self, row: int) -> Passage:
+    def _passage_at(self, row: int) -> Passage:
         """The passage in a row; negative rows count from the end."""
         return self._passages[row]
 
@@ -227,8 +227,8 @@ Way: TypeAlias = Literal["previous", "next"]
 
 def neighbours(passage: Passage, corpus: Corpus, way: Way) -> Iterator[Passage]:
     """The passages before (`previous`) or after (`next`) a passage, nearest first, as far as the links lead."""
-    seen = {passage.id}  # links may form a cycle in a corpus of another program
-    while isinstance(ident := passage.meta.get(way), str) and ident not in seen and corpus.has(ident):
-        seen.add(ident)
+    seen_ids = {passage.id}  # links may form a cycle in a corpus of another program
+    while isinstance(ident := passage.meta.get(way), str) and ident not in seen_ids and corpus.has(ident):
+        seen_ids.add(ident)
         passage = corpus.by_id(ident)
         yield passage

@@ -99,8 +99,8 @@ def make_pool(sources: Sequence[PoolSource], out: Path, shares: Mapping[str, flo
         corpus = CorpusFile.write(folder / imports.CORPUS, passages, source="the sources of the pool")
         check_gold_ids((pooled.question for pooled in pool), corpus, "the corpus", "give the corpus of these questions")
         whole = [pooled._replace(passages=_beginnings(pooled.question, corpus)) for pooled in pool]
-        dealt, notes = deal(whole, shares)
-        splits, counts = checked_splits(dealt, collector.notes + notes)
+        dealt_splits, notes = deal(whole, shares)
+        splits, counts = checked_splits(dealt_splits, collector.notes + notes)
         sizes: dict[str, Counter[str]] = {}
         for name, questions in splits.items():
             save_questions(folder / f"questions.{name}.jsonl", questions)
@@ -124,10 +124,10 @@ def deal(asked: Sequence[Pooled], shares: Mapping[str, float]) -> tuple[dict[str
     untested = {name: share for name, share in shares.items() if name != "test" and share > 0} or {"train": 1.0}
     untested = {name: share / sum(untested.values()) for name, share in untested.items()}
     split_by_group: dict[int, str] = {}
-    for group, several in members.items():
-        is_trained = any(pooled.published == "train" for pooled in several)
-        by_id = imports.split_of(min(pooled.question.id for pooled in several), untested if is_trained else shares)
-        split_by_group[group] = "test" if any(pooled.is_tested for pooled in several) else by_id
+    for group, component in members.items():
+        is_trained = any(pooled.published == "train" for pooled in component)
+        by_id = imports.split_of(min(pooled.question.id for pooled in component), untested if is_trained else shares)
+        split_by_group[group] = "test" if any(pooled.is_tested for pooled in component) else by_id
     splits: dict[str, list[Question]] = {name: [] for name in ("test", *shares, *untested)}
     for pooled, group in zip(unique, groups, strict=True):
         if pooled.published == "train" and split_by_group[group] == "test":
@@ -139,12 +139,12 @@ def deal(asked: Sequence[Pooled], shares: Mapping[str, float]) -> tuple[dict[str
 
 def _without_repeats(asked: Sequence[Pooled], notes: Counter[str]) -> Iterator[Pooled]:
     """Keep the first of questions with the same text, and all questions of a published test."""
-    seen = {pooled.text for pooled in asked if pooled.is_tested}
+    seen_texts = {pooled.text for pooled in asked if pooled.is_tested}
     for pooled in asked:
-        if not pooled.is_tested and pooled.text in seen:
+        if not pooled.is_tested and pooled.text in seen_texts:
             notes[REPEATED] += 1
             continue
-        seen.add(pooled.text)
+        seen_texts.add(pooled.text)
         yield pooled
 
 
@@ -153,20 +153,20 @@ def _beginnings(question: Question, corpus: Corpus) -> frozenset[str]:
     return frozenset(f"{normalise(passage.title)}\n{normalise(passage.text)[:_ALIKE]}" for passage in gold)
 
 
-def _groups(shared: Sequence[Iterable[str]]) -> list[int]:
+def _groups(element_sets: Sequence[Iterable[str]]) -> list[int]:
     """The number of each set's group. Sets with a common element are in one group (union-find)."""
-    parent = list(range(len(shared)))
+    parent = list(range(len(element_sets)))
 
     def root(index: int) -> int:
         while parent[index] != index:
             parent[index] = index = parent[parent[index]]
         return index
 
-    owner: dict[str, int] = {}
-    for index, elements in enumerate(shared):
+    owner_of: dict[str, int] = {}
+    for index, elements in enumerate(element_sets):
         for element in elements:
-            parent[root(index)] = root(owner.setdefault(element, index))
-    return [root(index) for index in range(len(shared))]
+            parent[root(index)] = root(owner_of.setdefault(element, index))
+    return [root(index) for index in range(len(element_sets))]
 
 
 class _PoolCollector:
@@ -174,22 +174,22 @@ class _PoolCollector:
 
     def __init__(self) -> None:
         self._ids: dict[bytes, str] = {}
-        self._taken = set[str]()
+        self._taken_ids = set[str]()
         self.notes = Counter[str]()
 
     def add(self, passage: Passage) -> tuple[str, bool]:
         """The id of a passage in the pool, and whether it is new. Passages count as the same if title and text agree
         without case, articles and punctuation. If different passages share an id, the later one gets another id."""
         content = bytes.fromhex(digest_of(normalise(passage.title), normalise(passage.text)))
-        if (known := self._ids.get(content)) is not None:
+        if (known_id := self._ids.get(content)) is not None:
             self.notes["passages that an earlier set has"] += 1
-            return known, False
+            return known_id, False
         ident, number = passage.id, 1
-        while ident in self._taken:
+        while ident in self._taken_ids:
             number += 1
             ident = f"{passage.id} #{number}"
         self._ids[content] = ident
-        self._taken.add(ident)
+        self._taken_ids.add(ident)
         return ident, True
 
 
@@ -198,44 +198,44 @@ def _passages(
 ) -> Iterator[Passage]:
     """Yield the passages of all sets, and append their questions to `asked`."""
     for source in sources:
-        read, files = imports.read_sources(source.format, source.files)
+        imported, files = imports.read_sources(source.format, source.files)
         ids: dict[str, str] = {}
-        for passage in read.passages:
-            ident, new = collector.add(passage)
+        for passage in imported.passages:
+            ident, is_new = collector.add(passage)
             if ident != passage.id:
                 ids[passage.id] = ident
-            if new:
+            if is_new:
                 yield replace(passage, id=ident)
-        questions = [(split, _in_pool(question, source, ids)) for split, question in _questions(read)]
+        questions = [(split, _pooled_question(question, source, ids)) for split, question in _questions(imported)]
         asked += [Pooled(question, split) for split, question in questions]
-        evaluated = [file.name for file in files if _EVALUATION.search(file.name.lower())]
-        if evaluated and not any(split for split, _ in questions):
-            evaluations[", ".join(evaluated)] += len(questions)
+        evaluation_names = [file.name for file in files if _EVALUATION.search(file.name.lower())]
+        if evaluation_names and not any(split for split, _ in questions):
+            evaluations[", ".join(evaluation_names)] += len(questions)
 
 
-def _questions(read: ImportedData) -> Iterator[tuple[str, Question]]:
+def _questions(imported: ImportedData) -> Iterator[tuple[str, Question]]:
     """The publisher's split, or "", and the question."""
-    published = [(split, question) for (_, split), questions in read.published.items() for question in questions]
-    published += [(split, question) for split, questions in read.splits.items() for question in questions]
-    known = {question.id for _, question in published}
+    published = [(split, question) for (_, split), questions in imported.published.items() for question in questions]
+    published += [(split, question) for split, questions in imported.splits.items() for question in questions]
+    published_ids = {question.id for _, question in published}
     yield from published
-    yield from (("", question) for question in read.questions if question.id not in known)
+    yield from (("", question) for question in imported.questions if question.id not in published_ids)
 
 
-def _in_pool(question: Question, source: PoolSource, ids: Mapping[str, str]) -> Question:
+def _pooled_question(question: Question, source: PoolSource, ids: Mapping[str, str]) -> Question:
     """The question with the pool's ids and the name of its set."""
     name = source.name or question.dataset or source.format
     ident = question.id if question.id.startswith(f"{name}/") else f"{name}/{question.id}"
     gold = tuple(dict.fromkeys(ids.get(gold_id, gold_id) for gold_id in question.gold_ids))
-    meta = cast(JsonObject, _renamed({**question.meta}, ids)) if ids else {**question.meta}
+    meta = cast(JsonObject, _rename_ids({**question.meta}, ids)) if ids else {**question.meta}
     return replace(question, id=ident, gold_ids=gold, meta={**meta, "dataset": name})
 
 
-def _renamed(value: Json, ids: Mapping[str, str], name: str = "") -> Json:
+def _rename_ids(value: Json, ids: Mapping[str, str], name: str = "") -> Json:
     """Replace the ids of passages in a question's meta."""
     if isinstance(value, dict):
         keys = ids if name == "relevance" else {}
-        return {keys.get(key, key): _renamed(item, ids, key) for key, item in value.items()}
+        return {keys.get(key, key): _rename_ids(item, ids, key) for key, item in value.items()}
     if isinstance(value, list):
-        return [_renamed(item, ids) for item in value]
+        return [_rename_ids(item, ids) for item in value]
     return ids.get(value, value) if isinstance(value, str) and name in ("passage", "gold_id") else value

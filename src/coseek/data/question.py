@@ -105,13 +105,13 @@ class Question(Record):
         `null` counts as missing. A question marked as unanswerable has no gold answers, whatever its row says. Unknown
         keys are ignored, unless they nearly match a missing key. Raises `DataError`.
         """
-        lacking = KEYS - record.keys() - (ANSWERS if record.keys() & ANSWERS else set())
-        for odd in record.keys() - KEYS:
-            for meant in difflib.get_close_matches(odd.lower(), sorted(lacking), n=1, cutoff=NEAR):
-                raise DataError(f"a question has no {odd!r}; did you mean {meant!r}?")
-        for needed in ("id", "question"):
-            if record.get(needed) is None:
-                raise DataError(f"a question needs {needed!r}")
+        missing_keys = KEYS - record.keys() - (ANSWERS if record.keys() & ANSWERS else set())
+        for unknown_key in record.keys() - KEYS:
+            for close_key in difflib.get_close_matches(unknown_key.lower(), sorted(missing_keys), n=1, cutoff=NEAR):
+                raise DataError(f"a question has no {unknown_key!r}; did you mean {close_key!r}?")
+        for required_key in ("id", "question"):
+            if record.get(required_key) is None:
+                raise DataError(f"a question needs {required_key!r}")
         name = "golden_answers" if record.get("answers") is None else "answers"
         gold_ids = record.get("gold_ids") or []
         hops = record.get("hops")
@@ -151,12 +151,12 @@ def has_text(text: str) -> bool:
 def unmatched(questions: Iterable[Question]) -> dict[str, list[str]]:
     """Reason why matching cannot grade answers to a question → the ids of such questions."""
     answerable = [question for question in questions if question.answerable]
-    ungraded = [question for question in answerable if not can_match(question.answers)]
+    ungraded_questions = [question for question in answerable if not can_match(question.answers)]
     reasons: dict[str, list[str]] = {}
-    for question in ungraded:
+    for question in ungraded_questions:
         reasons.setdefault(UNMATCHED if any(map(has_text, question.answers)) else NO_GOLD, []).append(question.id)
     # Sets for retrieval alone need no gold answers.
-    is_retrieval_set = ungraded == answerable and all("relevance" in question.meta for question in answerable)
+    is_retrieval_set = ungraded_questions == answerable and all("relevance" in question.meta for question in answerable)
     return {} if is_retrieval_set else reasons
 
 
@@ -222,14 +222,14 @@ def withhold(questions: Sequence[Question], share: float, rng: random.Random, ne
     """Choose passages whose removal leaves about `share` of the questions without a gold passage, sparing `needed`.
     Returns their ids."""
     withheld: set[str] = set()
-    lost = 0
+    lost_count = 0
     for question in rng.sample(questions, len(questions)):
-        if lost >= share * len(questions):
+        if lost_count >= share * len(questions):
             break
-        free = [ident for ident in question.gold_ids if ident not in needed]
-        if free and withheld.isdisjoint(question.gold_ids):
-            withheld.add(rng.choice(free))
-            lost = sum(not withheld.isdisjoint(other.gold_ids) for other in questions)
+        free_ids = [ident for ident in question.gold_ids if ident not in needed]
+        if free_ids and withheld.isdisjoint(question.gold_ids):
+            withheld.add(rng.choice(free_ids))
+            lost_count = sum(not withheld.isdisjoint(other.gold_ids) for other in questions)
     return withheld
 
 
@@ -239,18 +239,18 @@ def twins(questions: Mapping[str, Sequence[Question]], withheld: set[str]) -> di
 
 
 def _twin(question: Question, withheld: set[str]) -> Question:
-    lost: list[Json] = [ident for ident in question.gold_ids if ident in withheld]
+    lost_ids: list[Json] = [ident for ident in question.gold_ids if ident in withheld]
     meta = dict(question.meta)
     if isinstance(negatives := meta.get("negatives"), list):
         meta["negatives"] = [ident for ident in negatives if ident not in withheld]
-    if not lost:
+    if not lost_ids:
         return replace(question, meta=meta)
     return replace(
         question,
         id=f"{question.id}-unanswerable",
         answers=(),
         gold_ids=tuple(ident for ident in question.gold_ids if ident not in withheld),
-        meta={**meta, UNANSWERABLE: True, "withheld": lost, "twin_of": question.id},
+        meta={**meta, UNANSWERABLE: True, "withheld": lost_ids, "twin_of": question.id},
     )
 
 
@@ -335,17 +335,17 @@ def plan_of(question: Question) -> tuple[Step, ...]:
 
 def _steps_along(path: Sequence[PathStep]) -> tuple[Step, ...]:
     steps: list[Step] = []
-    for before, step in zip((None, *path), path, strict=False):
-        known = before.written if before and before.target == step.source else step.source
+    for previous, step in zip((None, *path), path, strict=False):
+        mention = previous.written if previous and previous.target == step.source else step.source
         steps.append(
             Step(
                 entity=step.source,
-                mention=known,
+                mention=mention,
                 word="",
                 relation=step.phrase.replace(" … ", " "),
                 gold_id=step.passage,
                 sub_answer=step.written,
-                sub_question=step.question.replace(step.source, known, 1),
+                sub_question=step.question.replace(step.source, mention, 1),
                 rest=f" {step.rest.replace(step.target, step.written, 1)}" if step.rest else "",
             )
         )

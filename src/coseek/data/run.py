@@ -66,7 +66,7 @@ class Run:
     def __init__(self, folder: Path | str) -> None:
         folder = as_path(folder, "a run folder")
         if not (folder / "run.yaml").exists():
-            raise DataError(f"{folder} is not a run: {_what_it_is(folder)}")
+            raise DataError(f"{folder} is not a run: {_explain_no_run(folder)}")
         self.folder = folder
 
     def __repr__(self) -> str:
@@ -132,14 +132,14 @@ class Run:
         """Store the identities of the parts that make the trajectories. Raises `SettingError` if they have changed
         since the first trajectory."""
         with lock_folder(self.folder):
-            record, known = self.record, {}
+            record, known_identities = self.record, {}
             recorded = record.get(KEY)
             if self.trajectories_path.exists() and self.trajectories_path.stat().st_size > 0:
                 check_identities(self.folder / "run.yaml", recorded, identities)
-                known = recorded if isinstance(recorded, dict) else {}
-            if (whole := {**known, **identities}) != recorded:
+                known_identities = recorded if isinstance(recorded, dict) else {}
+            if (merged := {**known_identities, **identities}) != recorded:
                 with replacing(self.folder, self.files):
-                    write_yaml(self.folder / "run.yaml", {**record, KEY: whole})
+                    write_yaml(self.folder / "run.yaml", {**record, KEY: merged})
 
     @property
     def is_closed(self) -> bool:
@@ -188,9 +188,9 @@ class Run:
         """Append the missing trajectories of another run with the same identities. Partial lines are skipped."""
         recorded = other.record.get(KEY)
         with self.open_for_append(cast(Identities, recorded) if isinstance(recorded, dict) else None) as file:
-            done = {key for key, _, _ in _spans(self.trajectories_path)}
-            lacking = [span for span in _spans(other.trajectories_path) if span[0] not in done]
-            file.writelines(_lines_at(other.trajectories_path, lacking))
+            own_keys = {key for key, _, _ in _spans(self.trajectories_path)}
+            missing_spans = [span for span in _spans(other.trajectories_path) if span[0] not in own_keys]
+            file.writelines(_lines_at(other.trajectories_path, missing_spans))
 
     def sent(self) -> RunRows:
         """The rows and identities, to send to another process."""
@@ -210,10 +210,10 @@ class Run:
         with lock_folder(self.folder):
             drop_partial_line(self.trajectories_path)
             spans = _spans(self.trajectories_path)
-            wanted = sorted(spans, key=lambda span: (position.get(span[0][0], len(position)), span[0][1]))
-            if wanted != spans:
+            ordered_spans = sorted(spans, key=lambda span: (position.get(span[0][0], len(position)), span[0][1]))
+            if ordered_spans != spans:
                 with replacing(self.folder, self.files), atomic_write(self.trajectories_path) as file:
-                    file.writelines(_lines_at(self.trajectories_path, wanted))
+                    file.writelines(_lines_at(self.trajectories_path, ordered_spans))
 
     def drop_faults(self) -> int:
         """Remove the trajectories with a fault, so that they are repeated. Returns their number."""
@@ -223,9 +223,9 @@ class Run:
             faults = {(stored.question.id, stored.seed) for stored in self.trajectories() if stored.fault is not None}
             if faults:
                 remove_digests(self.folder)
-                remaining = [span for span in _spans(path) if span[0] not in faults]
+                remaining_spans = [span for span in _spans(path) if span[0] not in faults]
                 with atomic_write(path) as file:
-                    file.writelines(_lines_at(path, remaining))
+                    file.writelines(_lines_at(path, remaining_spans))
             return len(faults)
 
     @contextmanager
@@ -288,7 +288,7 @@ def _lines_at(path: Path, spans: Iterable[tuple[RowKey, int, int]]) -> Iterator[
             yield file.read(end - start).decode()
 
 
-def _what_it_is(folder: Path) -> str:
+def _explain_no_run(folder: Path) -> str:
     """Explain why a folder is not a run, and where runs may be."""
     if not folder.exists():
         return "there is no such folder; make a run with `coseek run`"
@@ -316,20 +316,20 @@ def drop_partial_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("r+b") as file:
-        start, last = _last_line(file)
-        if last.strip(b"\0") and not last.startswith(b"{"):
+        start, last_line = _last_line(file)
+        if last_line.strip(b"\0") and not last_line.startswith(b"{"):
             raise DataError(f"{path}: its last line is not the beginning of a row; mend or delete that line")
-        if is_json(last):
+        if is_json(last_line):
             file.seek(0, 2)
             file.write(b"\n")
-        elif last:
+        elif last_line:
             file.truncate(start)
 
 
 def _ends_in_half_a_row(path: Path) -> bool:
     with path.open("rb") as file:
-        _, last = _last_line(file)
-    return bool(last) and not is_json(last)
+        _, last_line = _last_line(file)
+    return bool(last_line) and not is_json(last_line)
 
 
 def _last_line(file: BinaryIO) -> tuple[int, bytes]:
@@ -340,8 +340,8 @@ def _last_line(file: BinaryIO) -> tuple[int, bytes]:
         size = min(start, 2**20)
         start = file.seek(start - size)
         tail = file.read(size) + tail
-    last = tail[tail.rfind(b"\n") + 1 :]
-    return start + len(tail) - len(last), last
+    last_line = tail[tail.rfind(b"\n") + 1 :]
+    return start + len(tail) - len(last_line), last_line
 
 
 def provenance() -> JsonObject:

@@ -70,10 +70,10 @@ class TokenData(Record):
 
     def check(self, trajectory: Trajectory) -> None:
         """Raise `DataError` if the values belong to other tokens than those that the agent wrote."""
-        if self.spans and self.spans != (wrote := agent_spans(trajectory)):
+        if self.spans and self.spans != (written_spans := agent_spans(trajectory)):
             raise DataError(
                 f"the values of question {self.question_id!r}, seed {self.seed}, stand at the tokens "
-                f"{list(self.spans)}, and the agent wrote {list(wrote)}"
+                f"{list(self.spans)}, and the agent wrote {list(written_spans)}"
             )
 
 

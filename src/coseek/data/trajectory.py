@@ -91,10 +91,10 @@ class Segment(Record):
     and `tool_calls`. `None` in all other segments."""
 
     def __post_init__(self) -> None:
-        wanted = len(self.ids) if self.author is Author.AGENT else 0
-        if len(self.logprobs) != wanted:
+        expected_count = len(self.ids) if self.author is Author.AGENT else 0
+        if len(self.logprobs) != expected_count:
             raise DataError(
-                f"a segment by the {self.author} holds {len(self.ids)} tokens, which needs {wanted} "
+                f"a segment by the {self.author} holds {len(self.ids)} tokens, which needs {expected_count} "
                 f"log-probabilities, and has {len(self.logprobs)}"
             )
         if self.version is not None and self.author is not Author.AGENT:
@@ -339,23 +339,23 @@ def stop_of_decline(searches: Sequence[Search]) -> tuple[StopReason, str]:
 
 def evidence_of(trajectory: Trajectory) -> tuple[str, ...]:
     """The stored evidence of a run; for runs of older versions, that of `ranked`."""
-    stored = trajectory.evidence
-    return ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits) if stored is None else stored
+    evidence = trajectory.evidence
+    return ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits) if evidence is None else evidence
 
 
 def ranked(searches: Sequence[Search], first: Iterable[str], visits: Sequence[Visit] = ()) -> tuple[str, ...]:
     """Ids of the retrieved passages: those of `first` in order, then the others in the order of `met_passages`."""
-    met = met_passages(searches, visits)
-    return tuple(dict.fromkeys((*(ident for ident in first if ident in met), *met)))
+    passages = met_passages(searches, visits)
+    return tuple(dict.fromkeys((*(ident for ident in first if ident in passages), *passages)))
 
 
 def met_passages(searches: Sequence[Search], visits: Sequence[Visit]) -> dict[str, Passage]:
     """The retrieved passages by id in the order of retrieval, then those that only visits showed."""
-    met: dict[str, Passage] = {}
+    passages: dict[str, Passage] = {}
     hits = (hit.passage for search in searches for hit in search.hits)
     for passage in chain(hits, *(visit.passages for visit in visits)):
-        met.setdefault(passage.id, passage)
-    return met
+        passages.setdefault(passage.id, passage)
+    return passages
 
 
 OBSERVATION_CHARS = 600
@@ -385,10 +385,10 @@ def outcome(trajectory: Trajectory) -> str:
     answer = "no answer" if trajectory.answer is None else f"answer {trajectory.answer!r}"
     golds = trajectory.question.answers
     verdict = ("right; " if trajectory.exact_match else "wrong; ") if answers.can_match(golds) else ""
-    right = f" ({verdict}gold: {' | '.join(golds)})" if golds else ""
+    gold_text = f" ({verdict}gold: {' | '.join(golds)})" if golds else ""
     searches = trajectory.searches_made
     detail = f": {trajectory.stop_detail}" if trajectory.stop_detail else ""
-    return f"{answer}{right}, {searches} search{'' if searches == 1 else 'es'}, ended by {trajectory.stop}{detail}"
+    return f"{answer}{gold_text}, {searches} search{'' if searches == 1 else 'es'}, ended by {trajectory.stop}{detail}"
 
 
 def as_text(trajectory: Trajectory) -> str:

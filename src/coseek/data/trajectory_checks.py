@@ -48,13 +48,13 @@ def _ledger(segment: Segment, decode: Decode | None) -> Iterator[str]:
     """Check ids, their text, and their log-probabilities."""
     if not segment.ids:
         yield "it holds no tokens"
-    for at, token in enumerate(segment.ids):
+    for position, token in enumerate(segment.ids):
         if type(token) is not int or token < 0:
-            yield f"token {at} is {token!r}, which is not a token id"
+            yield f"token {position} is {token!r}, which is not a token id"
             return
-    for at, logprob in enumerate(segment.logprobs):
+    for position, logprob in enumerate(segment.logprobs):
         if not math.isfinite(logprob) or logprob > _ROUNDING:
-            yield f"the log-probability of token {at} is {logprob}, and must be finite and at most 0"
+            yield f"the log-probability of token {position} is {logprob}, and must be finite and at most 0"
             break
     if decode is not None:
         try:
@@ -82,12 +82,12 @@ def _order(trajectory: Trajectory) -> Iterator[tuple[str, int | None]]:
 
 
 def _ending(trajectory: Trajectory) -> Iterator[str]:
-    stop, last = trajectory.stop, trajectory.segments[-1].author if trajectory.segments else None
+    stop, last_author = trajectory.stop, trajectory.segments[-1].author if trajectory.segments else None
     if (trajectory.answer is not None) != (stop is StopReason.ANSWERED):
         yield f"it stopped with {stop!s}, and the answer is {trajectory.answer!r}; only answered runs have an answer"
-    if stop in (StopReason.ANSWERED, StopReason.DECLINED) and last is Author.ENVIRONMENT:
+    if stop in (StopReason.ANSWERED, StopReason.DECLINED) and last_author is Author.ENVIRONMENT:
         yield f"it was {stop!s}, and the environment wrote last"
-    if stop is StopReason.COMPLETE and last is Author.ENVIRONMENT:
+    if stop is StopReason.COMPLETE and last_author is Author.ENVIRONMENT:
         yield "it was complete, which the agent says, and the environment wrote last"
     if trajectory.valid == bool(trajectory.format_error):
         yield f"valid is {trajectory.valid} and format_error is {trajectory.format_error!r}; exactly one holds"
@@ -113,29 +113,29 @@ def _searches(trajectory: Trajectory) -> Iterator[str]:
 def _turns(trajectory: Trajectory) -> Iterator[str]:
     """Check the turns of the searches, and that each observation shows a search that worked."""
     turns = [search.turn for search in trajectory.searches]
-    known = [turn for turn in turns if turn is not None]
-    written = sum(segment.author is Author.AGENT for segment in trajectory.segments)
-    if len(known) not in (0, len(turns)) or known != sorted(known):
+    known_turns = [turn for turn in turns if turn is not None]
+    written_turns = sum(segment.author is Author.AGENT for segment in trajectory.segments)
+    if len(known_turns) not in (0, len(turns)) or known_turns != sorted(known_turns):
         yield f"its searches belong to the turns {turns}, which are not rising"
-    elif known and not 0 <= known[0] <= known[-1] <= written:
-        yield f"a search belongs to turn {known[-1]}, and the agent has written {written}"
+    elif known_turns and not 0 <= known_turns[0] <= known_turns[-1] <= written_turns:
+        yield f"a search belongs to turn {known_turns[-1]}, and the agent has written {written_turns}"
     # In older runs, which do not store `Search.turn`, each turn made one search.
     numbered = zip(trajectory.searches, turns, count(1), strict=False)
-    worked = {-number if turn is None else turn for search, turn, number in numbered if search.fault is None}
+    successful_turns = {-number if turn is None else turn for search, turn, number in numbered if search.fault is None}
     is_native = any(segment.message is not None for segment in trajectory.segments)
     tags = {segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT}
-    observed = _turns_before(trajectory, *(tags - COMMON_TAGS))
-    if len(set(observed) if is_native else observed) > len(worked):
-        yield f"{len(observed)} observations and only {len(worked)} searches that worked"
+    observed_turns = _turns_before(trajectory, *(tags - COMMON_TAGS))
+    if len(set(observed_turns) if is_native else observed_turns) > len(successful_turns):
+        yield f"{len(observed_turns)} observations and only {len(successful_turns)} searches that worked"
 
 
 def _calls(trajectory: Trajectory) -> Iterator[str]:
     """Check that each tool segment shows one call that worked, made by the preceding turn of the agent."""
     shown = _turns_before(trajectory, TOOL)
     turn = sum(segment.author is Author.AGENT for segment in trajectory.segments)
-    worked = [call.turn for call in trajectory.calls if call.fault is None]
-    if shown != worked:
-        yield f"results of tools are shown after the turns {shown}, and calls that worked are of the turns {worked}"
+    successful = [call.turn for call in trajectory.calls if call.fault is None]
+    if shown != successful:
+        yield f"results of tools are shown after the turns {shown}, and calls that worked are of the turns {successful}"
     if any(call.turn != turn for call in trajectory.calls if call.fault is not None):
         yield f"a tool call failed before the last turn ({turn}), and a failed call ends a run"
 
@@ -161,15 +161,15 @@ def _visits(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _selection(trajectory: Trajectory) -> Iterator[str]:
-    served = {hit.passage.id for search in trajectory.searches for hit in search.hits}
+    served_ids = {hit.passage.id for search in trajectory.searches for hit in search.hits}
     for number, search in enumerate(trajectory.searches, start=1):
-        odd = set(search.selected or ()) - {hit.passage.id for hit in search.hits}
-        if odd:
-            yield f"{min(odd)!r} was selected from search {number}, which did not find it"
+        unknown_ids = set(search.selected or ()) - {hit.passage.id for hit in search.hits}
+        if unknown_ids:
+            yield f"{min(unknown_ids)!r} was selected from search {number}, which did not find it"
         if not set(search.selected or ()) <= set(trajectory.selected_ids):
             yield f"what was selected from search {number} is not among the selected passages"
     for ident in trajectory.selected_ids:
-        if ident not in served:
+        if ident not in served_ids:
             yield f"the selected passage {ident!r} was never retrieved"
 
 
@@ -177,27 +177,27 @@ def _evidence(trajectory: Trajectory) -> Iterator[str]:
     """Check that the evidence holds each retrieved passage once, in any order."""
     if trajectory.evidence is None:  # in older runs
         return
-    retrieved, counts = met_passages(trajectory.searches, trajectory.visits).keys(), Counter(trajectory.evidence)
+    retrieved_ids, counts = met_passages(trajectory.searches, trajectory.visits).keys(), Counter(trajectory.evidence)
     for ident, number in counts.items():
-        if ident not in retrieved:
+        if ident not in retrieved_ids:
             yield f"the passage {ident!r} of the evidence was never retrieved"
         if number > 1:
             yield f"the passage {ident!r} stands twice in the evidence"
-    if missing := sorted(retrieved - counts.keys()):
-        yield f"the passage {missing[0]!r} was retrieved and is not in the evidence"
+    if missing_ids := sorted(retrieved_ids - counts.keys()):
+        yield f"the passage {missing_ids[0]!r} was retrieved and is not in the evidence"
 
 
 def _side_contexts(trajectory: Trajectory, decode: Decode | None) -> Iterator[str]:
     """Check the ledgers of separate contexts, each a prompt and at most one turn."""
-    for number, aside in enumerate(trajectory.side_contexts, start=1):
-        authors = [segment.author for segment in aside]
+    for number, context in enumerate(trajectory.side_contexts, start=1):
+        authors = [segment.author for segment in context]
         if authors not in ([Author.ENVIRONMENT], [Author.ENVIRONMENT, Author.AGENT]):
             yield f"side context {number} is not a prompt followed by one turn"
-        for segment in aside:
+        for segment in context:
             for problem in _ledger(segment, decode):
                 yield f"side context {number}: {problem}"
 
 
 def _first_difference(stored: str, decoded: str) -> str:
-    at = next(at for at, (old, new) in enumerate(zip_longest(stored, decoded)) if old != new)
-    return f"from character {at}: stored {stored[at : at + 20]!r}, decoded {decoded[at : at + 20]!r}"
+    start = next(start for start, (old, new) in enumerate(zip_longest(stored, decoded)) if old != new)
+    return f"from character {start}: stored {stored[start : start + 20]!r}, decoded {decoded[start : start + 20]!r}"

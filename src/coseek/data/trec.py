@@ -52,7 +52,7 @@ def read_qrels(path: Path) -> Qrels:
     qrels: Qrels = {}
     for number, line in _lines(path):
         where = f"{path}, line {number}"
-        columns = _tabbed(line.rstrip("\r\n"))
+        columns = _split_columns(line.rstrip("\r\n"))
         beir = len(columns) == 3
         columns = columns if beir else _FIELD.findall(line)
         if beir and number == 1 and _whole(columns[2]) is None:
@@ -87,11 +87,11 @@ def read_run(path: Path) -> dict[str, Ranked]:
             raise DataError(
                 f"{where}: {len(columns)} columns; a TREC run has 6: question, Q0, passage, rank, score, tag"
             )
-        question, _, passage, _, written, _ = columns
+        question, _, passage, _, score_text, _ = columns
         scores = by_question.setdefault(question, {})
         if passage in scores:
             raise DataError(f"{where}: the passage {passage!r} stands twice for the question {question!r}; keep one")
-        scores[passage] = _score(written, where)
+        scores[passage] = _score(score_text, where)
     if not by_question:
         raise DataError(f"{path} holds no results; it needs at least one line")
     return {question: trec_order(scores.items()) for question, scores in by_question.items()}
@@ -121,15 +121,15 @@ def strictly_decreasing(scores: Iterable[float]) -> list[float]:
 
     A score that is not below the one before becomes the next smaller float32. Scores are clipped to ±3e38.
     """
-    falling: list[float] = []
+    decreasing: list[float] = []
     for score in scores:
         if score != score:
             raise DataError("a score is not a number, so it has no place in a ranking")
-        single = np.float32(_float32(score, _WRITTEN))
-        if falling and not single < np.float32(falling[-1]):
-            single = np.nextafter(np.float32(falling[-1]), np.float32(-np.inf))
-        falling.append(float(single))
-    return falling
+        rounded = np.float32(_float32(score, _WRITTEN))
+        if decreasing and not rounded < np.float32(decreasing[-1]):
+            rounded = np.nextafter(np.float32(decreasing[-1]), np.float32(-np.inf))
+        decreasing.append(float(rounded))
+    return decreasing
 
 
 def _float32(score: float, largest: float = _LARGEST) -> float:
@@ -147,13 +147,13 @@ def _score(text: str, where: str) -> float:
     raise DataError(f"{where}: the score {text!r} is not a number")
 
 
-def _tabbed(line: str) -> list[str]:
+def _split_columns(line: str) -> list[str]:
     """The tab-separated columns of a line. Quotes are removed if there are three columns, as in CSV."""
-    quoted: list[str] = []
+    columns: list[str] = []
     if '"' in line:
         with suppress(csv.Error):
-            quoted = next(csv.reader([line], delimiter="\t"))
-    return quoted if len(quoted) == 3 else line.split("\t")
+            columns = next(csv.reader([line], delimiter="\t"))
+    return columns if len(columns) == 3 else line.split("\t")
 
 
 def _whole(text: str) -> int | None:

@@ -31,23 +31,23 @@ def device_of(name: str = AUTO) -> "torch.device":
 
     kind, count = accelerators()
     try:
-        wanted = torch.device(("cpu" if kind is None or kind in UNFIT else kind) if name == AUTO else name)
+        requested = torch.device(("cpu" if kind is None or kind in UNFIT else kind) if name == AUTO else name)
     except RuntimeError:
         raise SettingError(f"torch has no device {name!r}; take cpu, cuda, cuda:1 …, or auto") from None
-    if wanted.type == "cpu":
+    if requested.type == "cpu":
         for variable, value in KERNELS.items():
             os.environ.setdefault(variable, value)
         return torch.device("cpu")
     available = "no accelerator" if kind is None else f"{count} of {kind}"
-    if wanted.type != kind:
+    if requested.type != kind:
         raise SettingError(f"device {name!r}: torch sees {available} here; take device=cpu, or auto")
     rank = os.environ.get("LOCAL_RANK")
     default = torch.accelerator.current_device_index() if rank is None else int(rank)
-    number = default if wanted.index is None else wanted.index
+    number = default if requested.index is None else requested.index
     if number >= count:
-        what = f"device {name!r}" if wanted.index is not None else f"worker {number} of this machine"
-        raise SettingError(f"{what}: torch sees {available} here; start fewer workers, or take device=cpu")
-    return torch.device(wanted.type, number)
+        subject = f"device {name!r}" if requested.index is not None else f"worker {number} of this machine"
+        raise SettingError(f"{subject}: torch sees {available} here; start fewer workers, or take device=cpu")
+    return torch.device(requested.type, number)
 
 
 def accelerators() -> tuple[str | None, int]:

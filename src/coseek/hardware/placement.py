@@ -66,10 +66,10 @@ def resolve_precisions(settings: S, choose: Choose, began: JsonObject | None = N
     if not unresolved:
         return settings
     for place, use in unresolved:
-        before = _at(began, place)
-        group = _at(tree, place[:-1])
+        old_value = _value_at(began, place)
+        group = _value_at(tree, place[:-1])
         assert isinstance(group, dict)
-        group[place[-1]] = before if before in PRECISIONS else choose(use, place)
+        group[place[-1]] = old_value if old_value in PRECISIONS else choose(use, place)
     unstored = {name: getattr(settings, name) for name, field in type(settings).model_fields.items() if field.exclude}
     return make_settings(type(settings), tree).model_copy(update=unstored)
 
@@ -92,12 +92,12 @@ def named(kind: type[BaseModel] | None, tree: JsonObject, above: Place = ()) -> 
 
 def device_at(tree: JsonObject, place: Place) -> str:
     """The device of the model whose precision is at `place`: that of the innermost group around it that names one."""
-    groups = (_at(tree, place[:depth]) for depth in range(len(place) - 1, -1, -1))
+    groups = (_value_at(tree, place[:depth]) for depth in range(len(place) - 1, -1, -1))
     devices = (group.get("device") for group in groups if isinstance(group, dict))
     return next((device for device in devices if isinstance(device, str)), AUTO)
 
 
-def _at(tree: Json, place: Place) -> Json:
+def _value_at(tree: Json, place: Place) -> Json:
     for name in place:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
@@ -151,8 +151,8 @@ def fastest(use: Use, width: int = WIDE, device: str = AUTO) -> Precision:
     """What `auto` resolves to for a model of this hidden size on a device."""
     if use is Use.SAMPLING and width < WIDE:
         return "float32"
-    if (actual := device_of(device)).type != "cpu":
-        return "bfloat16" if multiplies_bfloat16(actual) else "float32"
+    if (torch_device := device_of(device)).type != "cpu":
+        return "bfloat16" if multiplies_bfloat16(torch_device) else "float32"
     speed = speedups()
     return "bfloat16" if speed is not None and speed.bfloat16(use) >= MIN_SPEEDUP else "float32"
 
@@ -168,7 +168,7 @@ def resolve_here(settings: S, began: JsonObject | None = None, width_at: Callabl
     `width_at` returns the hidden size of the model whose precision is at a place.
     """
     tree = dump_settings(settings)
-    return resolve_precisions(settings, lambda use, at: fastest(use, width_at(at), device_at(tree, at)), began)
+    return resolve_precisions(settings, lambda use, place: fastest(use, width_at(place), device_at(tree, place)), began)
 
 
 def warning(settings: Settings) -> str:
@@ -189,8 +189,8 @@ def warning(settings: Settings) -> str:
 def described(use: Use) -> Choice:
     """What `auto` resolves to for a wide model, with the measured reason. Raises `OSError` if the probe failed."""
     if (device := device_of()).type != "cpu":
-        has = "multiplies" if multiplies_bfloat16(device) else "does not multiply"
-        return Choice(fastest(use), f"{device} {has} bfloat16 natively")
+        verb = "multiplies" if multiplies_bfloat16(device) else "does not multiply"
+        return Choice(fastest(use), f"{device} {verb} bfloat16 natively")
     if (speed := speedups()) is None:
         raise OSError("the probe, a separate process that multiplies matrices for a second, failed")
     return Choice(fastest(use), f"bfloat16 has {speed.bfloat16(use):.2g} × the speed of float32")
@@ -219,12 +219,12 @@ def cache_file() -> Path | None:
 
 @cache
 def _speedups(path: Path | None, host: str) -> Speedups | None:
-    hosts = {} if path is None else _read(path)
+    hosts = {} if path is None else _read_hosts(path)
     if host not in hosts:
         command = [sys.executable, "-P", str(Path(__file__).with_name("probe.py"))]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
-            hosts[host] = Speedups.model_validate_json(done.stdout)
+            result = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
+            hosts[host] = Speedups.model_validate_json(result.stdout)
         except (OSError, subprocess.SubprocessError, ValueError):
             return None
         if path is not None:
@@ -233,7 +233,7 @@ def _speedups(path: Path | None, host: str) -> Speedups | None:
     return hosts[host]
 
 
-def _read(path: Path) -> dict[str, Speedups]:
+def _read_hosts(path: Path) -> dict[str, Speedups]:
     """The cached hosts; empty if the file is missing or invalid."""
     try:
         return _SpeedFile.model_validate(read_json(path)).hosts

@@ -24,9 +24,9 @@ def speedup(float32: Callable[[], object], other: Callable[[], object]) -> float
     float32(), other()
     end = clock_s() + BUDGET_S
     while len(seconds[0]) < FEWEST or (clock_s() < end and len(seconds[0]) < MOST):
-        for work, times in zip((float32, other), seconds, strict=True):
+        for function, times in zip((float32, other), seconds, strict=True):
             start = clock_s()
-            work()
+            function()
             times.append(clock_s() - start)
     return min(seconds[0]) / min(seconds[1])
 

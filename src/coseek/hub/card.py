@@ -52,12 +52,12 @@ License: TypeAlias = Annotated[str, AfterValidator(check_license), MayChange()]
 
 def inert(text: str) -> str:
     """Escape a text to one line that Markdown shows as it is, for a table cell or a part of a line."""
-    return _ACTIVE.sub(_escaped, " ".join(_printable(text).split()))
+    return _ACTIVE.sub(_escape_match, " ".join(_printable(text).split()))
 
 
 def paragraph(text: str) -> str:
     """Escape a text to a paragraph, which must not become a heading, list or quotation."""
-    return _LINE_START.sub(_escaped, inert(text))
+    return _LINE_START.sub(_escape_match, inert(text))
 
 
 def _printable(text: str) -> str:
@@ -65,7 +65,7 @@ def _printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape_match(match: re.Match[str]) -> str:
     return "".join(f"&#{ord(sign)};" for sign in match[0])
 
 

@@ -58,13 +58,13 @@ def push(folder: Path, repo: str, *, license: str | None = None, public: bool = 
     Raises `DataError` for a folder that coseek could not open again, and for an existing repository unless `force`,
     which replaces its files.
     """
-    what = _checked_kind(folder)
-    kind: RepoKind = "dataset" if what == "data set" else "model"
+    folder_kind = _checked_kind(folder)
+    kind: RepoKind = "dataset" if folder_kind == "data set" else "model"
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     names = {name for name in files if is_published(name, kind)}
-    front, text = _card(folder, what)
-    written = front.pop("license", None)
-    license = license or (written if isinstance(written, str) else UNKNOWN)
+    front, text = _card(folder, folder_kind)
+    card_license = front.pop("license", None)
+    license = license or (card_license if isinstance(card_license, str) else UNKNOWN)
     texts = {FILE: document({"license": license, **front}, text.strip())}
     if kind == "dataset" and SOURCE in names:  # without the paths of this machine
         texts[SOURCE] = json.dumps(shared(read_json(folder / SOURCE)), ensure_ascii=False, indent=2) + "\n"
@@ -83,7 +83,7 @@ def push(folder: Path, repo: str, *, license: str | None = None, public: bool = 
             repo_id=repo, folder_path=stage, repo_type=kind, delete_patterns="*", commit_message=f"coseek {__version__}"
         )
     left_out = tuple(name for name in files if name not in names)
-    return Shared(what, len(names | {*texts}), str(commit.repo_url), left_out, license)
+    return Shared(folder_kind, len(names | {*texts}), str(commit.repo_url), left_out, license)
 
 
 def pull(repo: str, folder: Path, *, kind: RepoKind | None = None) -> Shared:
@@ -93,7 +93,7 @@ def pull(repo: str, folder: Path, *, kind: RepoKind | None = None) -> Shared:
     if folder.is_dir() and any(folder.iterdir()):
         raise DataError(f"{folder} holds something already; choose a new folder")
     with _open_api(repo) as api:
-        repos = {each: info for each in KINDS if kind in (None, each) and (info := _info(api, repo, each))}
+        repos = {name: info for name in KINDS if kind in (None, name) and (info := _info(api, repo, name))}
         if not repos:
             raise DataError(
                 f"{api.endpoint} has no repository {repo}; check the name; a private one is seen after `hf auth login`"
@@ -101,19 +101,19 @@ def pull(repo: str, folder: Path, *, kind: RepoKind | None = None) -> Shared:
         if len(repos) > 1:
             raise SettingError(f"{repo} is a model and a data set; choose with --kind model or --kind dataset")
         ((repo_kind, info),) = repos.items()
-        wanted = [file.rfilename for file in info.siblings or () if is_published(file.rfilename, repo_kind)]
+        names = [file.rfilename for file in info.siblings or () if is_published(file.rfilename, repo_kind)]
 
         def fill(part: Path) -> None:
-            api.snapshot_download(repo, repo_type=repo_kind, revision=info.sha, local_dir=part, allow_patterns=wanted)
+            api.snapshot_download(repo, repo_type=repo_kind, revision=info.sha, local_dir=part, allow_patterns=names)
             shutil.rmtree(part / ".cache", ignore_errors=True)  # notes of the hub's library
-            if (what := kind_of(part)) is None:
+            if (folder_kind := kind_of(part)) is None:
                 raise DataError(f"{repo} holds no model, encoder or data set that coseek reads; choose another")
-            if what != "data set" and not any(part.rglob("*.safetensors")):
+            if folder_kind != "data set" and not any(part.rglob("*.safetensors")):
                 raise DataError(f"{repo} holds a model without weights (*.safetensors); choose another")
             (part / PULLED).write_text(yaml.safe_dump({"repo": repo, "revision": info.sha}), encoding="utf-8")
 
         atomic_folder(folder, fill)
-    return Shared(kind_of(folder) or "model", len(wanted), f"{api.endpoint}/{repo}")
+    return Shared(kind_of(folder) or "model", len(names), f"{api.endpoint}/{repo}")
 
 
 def kind_of(folder: Path) -> FolderKind | None:
@@ -151,8 +151,8 @@ def _open_api(repo: str) -> "Iterator[HfApi]":
         raise UserError("HF_HUB_OFFLINE is set, so the hub is not asked; unset it") from None
     except HfHubHTTPError as error:
         status, why = error.response.status_code, error.server_message or " ".join(str(error).split())
-        way = "try again later" if status >= 500 else "log in by `hf auth login` as somebody who may do this"
-        raise UserError(f"{api.endpoint} refused {repo} ({status}: {why}); {way}") from None
+        advice = "try again later" if status >= 500 else "log in by `hf auth login` as somebody who may do this"
+        raise UserError(f"{api.endpoint} refused {repo} ({status}: {why}); {advice}") from None
     except (HTTPError, LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
         why = str(error) or type(error).__name__
         raise UserError(f"cannot reach {api.endpoint} ({why}); check the network and HF_ENDPOINT") from None
@@ -177,28 +177,28 @@ def _checked_kind(folder: Path) -> FolderKind:
     """The kind of a folder. Raises `DataError` if coseek could not open it again."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; check the path")
-    what = kind_of(folder)
-    if what is None:
-        places = ("policy/trained", "policy/warm", "encoder", "base", "generator", "simulator", "data")
-        inside = next((folder / subfolder for subfolder in places if kind_of(folder / subfolder)), None)
-        hint = f"did you mean {inside}?" if inside else "name one, such as OUT/policy/trained or OUT/encoder"
+    kind = kind_of(folder)
+    if kind is None:
+        subfolders = ("policy/trained", "policy/warm", "encoder", "base", "generator", "simulator", "data")
+        candidate = next((folder / subfolder for subfolder in subfolders if kind_of(folder / subfolder)), None)
+        hint = f"did you mean {candidate}?" if candidate else "name one, such as OUT/policy/trained or OUT/encoder"
         raise DataError(f"{folder} holds no policy, encoder or data set; {hint}")
-    if what != "data set" and not any(folder.rglob("*.safetensors")):
+    if kind != "data set" and not any(folder.rglob("*.safetensors")):
         raise DataError(f"{folder} has no weights (*.safetensors); finish the training, or save it as safetensors")
-    if what == "encoder":
+    if kind == "encoder":
         EncoderCard.of(folder)
         check_modules(folder)
-    elif what == "model":
+    elif kind == "model":
         AgentCard.read(folder)
-    return what
+    return kind
 
 
-def _card(folder: Path, what: FolderKind) -> tuple[dict[str, Json], str]:
+def _card(folder: Path, kind: FolderKind) -> tuple[dict[str, Json], str]:
     """Front matter and text of the folder's card, or of a new card."""
     if (card := read_card(folder)) is not None:
         return card
-    if what == "data set":
+    if kind == "data set":
         return front_of(data_card(folder), folder / FILE)
-    about = "A text encoder for dense search." if what == "encoder" else "A language model for search agents."
-    new = ModelCard(kind="encoder" if what == "encoder" else "policy", title=folder.resolve().name, about=about)
-    return front_of(new.text(), folder / FILE)
+    about = "A text encoder for dense search." if kind == "encoder" else "A language model for search agents."
+    new_card = ModelCard(kind="encoder" if kind == "encoder" else "policy", title=folder.resolve().name, about=about)
+    return front_of(new_card.text(), folder / FILE)

@@ -76,9 +76,9 @@ class Abstention:
     @property
     def calibration_error(self) -> float | None:
         """ECE: mean over the answers of |share of right ones − mean confidence| in their bin; 0 is calibrated."""
-        whole = math.fsum(bin_.answers for bin_ in self.bins)
-        apart = math.fsum(bin_.answers * abs(bin_.right - bin_.confidence) for bin_ in self.bins)
-        return apart / whole if whole else None
+        total_answers = math.fsum(bin_.answers for bin_ in self.bins)
+        gap_sum = math.fsum(bin_.answers * abs(bin_.right - bin_.confidence) for bin_ in self.bins)
+        return gap_sum / total_answers if total_answers else None
 
 
 def ended_right(trajectory: Trajectory) -> bool:
@@ -105,15 +105,15 @@ def outcome_of(question: Question, metrics: Mapping[str, float]) -> QuestionOutc
     if "declined" not in metrics or (question.answerable and "em" not in metrics):
         return None
     right = metrics["em"] if question.answerable else 0.0
-    known = metrics.get("agent_tokens"), metrics.get("confidence")
-    return QuestionOutcome(question.answerable, metrics["answered"], metrics["declined"], right, *known)
+    tokens_and_confidence = metrics.get("agent_tokens"), metrics.get("confidence")
+    return QuestionOutcome(question.answerable, metrics["answered"], metrics["declined"], right, *tokens_and_confidence)
 
 
 def abstention_of(outcomes: Sequence[QuestionOutcome], seed: int = 0) -> Abstention:
     """The measures of a run, with bootstrap intervals over questions."""
-    possible = [outcome for outcome in outcomes if outcome.answerable]
-    impossible = [outcome for outcome in outcomes if not outcome.answerable]
-    counted = [(outcome.tokens, outcome.right) for outcome in outcomes if outcome.tokens is not None]
+    answerable = [outcome for outcome in outcomes if outcome.answerable]
+    unanswerable = [outcome for outcome in outcomes if not outcome.answerable]
+    with_tokens = [(outcome.tokens, outcome.right) for outcome in outcomes if outcome.tokens is not None]
 
     def mean(values: Sequence[float]) -> Interval | None:
         return bootstrap_mean(values, np.random.default_rng(seed))
@@ -123,33 +123,33 @@ def abstention_of(outcomes: Sequence[QuestionOutcome], seed: int = 0) -> Abstent
 
     return Abstention(
         questions=len(outcomes),
-        unanswerable=len(impossible),
+        unanswerable=len(unanswerable),
         answered=mean([outcome.answered for outcome in outcomes]),
         right_when_answered=ratio([outcome.right for outcome in outcomes], [outcome.answered for outcome in outcomes]),
-        tokens_per_right=ratio([tokens for tokens, _ in counted], [right for _, right in counted]),
-        declined_unanswerable=mean([outcome.declined for outcome in impossible]),
-        invented=mean([outcome.answered for outcome in impossible]),
-        declined_answerable=mean([outcome.declined for outcome in possible]),
+        tokens_per_right=ratio([tokens for tokens, _ in with_tokens], [right for _, right in with_tokens]),
+        declined_unanswerable=mean([outcome.declined for outcome in unanswerable]),
+        invented=mean([outcome.answered for outcome in unanswerable]),
+        declined_answerable=mean([outcome.declined for outcome in answerable]),
         bins=calibration(outcomes),
     )
 
 
 def calibration(outcomes: Sequence[QuestionOutcome]) -> tuple[CalibrationBin, ...]:
     """Bins of the answers by rising confidence. Equal confidences share a bin, so that their order does not matter."""
-    known = [(row.confidence, row) for row in outcomes if row.answered > 0 and row.confidence is not None]
-    known.sort(key=lambda pair: pair[0])
+    pairs = [(row.confidence, row) for row in outcomes if row.answered > 0 and row.confidence is not None]
+    pairs.sort(key=lambda pair: pair[0])
     members: dict[int, list[tuple[float, QuestionOutcome]]] = {}
     first = 0
-    for rank, pair in enumerate(known):
-        if rank and pair[0] > known[rank - 1][0]:
+    for rank, pair in enumerate(pairs):
+        if rank and pair[0] > pairs[rank - 1][0]:
             first = rank
-        members.setdefault(first * BINS // len(known), []).append(pair)
+        members.setdefault(first * BINS // len(pairs), []).append(pair)
     bins = []
-    for some in members.values():
-        answers = math.fsum(outcome.answered for _, outcome in some)
-        sure = math.fsum(confidence * outcome.answered for confidence, outcome in some)
-        right = math.fsum(outcome.right for _, outcome in some)
-        bins.append(CalibrationBin(some[0][0], some[-1][0], answers, sure / answers, right / answers))
+    for rows in members.values():
+        answers = math.fsum(outcome.answered for _, outcome in rows)
+        confidence_sum = math.fsum(confidence * outcome.answered for confidence, outcome in rows)
+        right = math.fsum(outcome.right for _, outcome in rows)
+        bins.append(CalibrationBin(rows[0][0], rows[-1][0], answers, confidence_sum / answers, right / answers))
     return tuple(bins)
 
 

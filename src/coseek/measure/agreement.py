@@ -44,8 +44,8 @@ class Agreement:
         # Integers up to the last division, so that an expected agreement of 1 is detected exactly.
         expected = first * second + (self.judged - first) * (self.judged - second)
         observed = (self.both_yes + self.both_no) * self.judged
-        whole = self.judged**2
-        return None if expected == whole else (observed - expected) / (whole - expected)
+        squared = self.judged**2
+        return None if expected == squared else (observed - expected) / (squared - expected)
 
     def to_json(self) -> JsonObject:
         names = ("judged", "unread", "both_yes", "both_no", "only_first", "only_second")
@@ -62,14 +62,14 @@ def agreement(first: Verdicts, second: Verdicts) -> Agreement:
 
     pairs = [(right(first, key), right(second, key)) for key in sorted(first.keys() | second.keys())]
     counts = Counter(pairs)
-    equal = [float(left == right) for left, right in pairs if left is not None and right is not None]
+    matches = [float(left == right) for left, right in pairs if left is not None and right is not None]
     return Agreement(
         both_yes=counts[True, True],
         both_no=counts[False, False],
         only_first=counts[True, False],
         only_second=counts[False, True],
-        unread=len(pairs) - len(equal),
-        share=bootstrap_mean(equal, np.random.default_rng(0)),
+        unread=len(pairs) - len(matches),
+        share=bootstrap_mean(matches, np.random.default_rng(0)),
     )
 
 

@@ -87,17 +87,17 @@ def component_table(own: Scores, component: Scores, metrics: Sequence[str] = ("e
     """
     rows = []
     summaries: list[MetricSummary] = []
-    for of_agent in (summary for summary in own.summaries if summary.group == group):
-        of_generator = component.of(of_agent.run, group)
-        summaries += [of_agent, replace(of_generator, run=of_generator.run + SUFFIX)]
-        cells = [of_agent.run, str(of_generator.questions)]
-        answered = of_agent.metrics.get("answered")
-        wrote = answered is not None and answered.mean > 0
+    for agent in (summary for summary in own.summaries if summary.group == group):
+        generator = component.of(agent.run, group)
+        summaries += [agent, replace(generator, run=generator.run + SUFFIX)]
+        cells = [agent.run, str(generator.questions)]
+        answered = agent.metrics.get("answered")
+        has_answers = answered is not None and answered.mean > 0
         for metric in metrics:
-            cells += [show(of_agent.metrics.get(metric)) if wrote else "–", show(of_generator.metrics.get(metric))]
-        cells += [show(of_generator.metrics.get(name), 1) for name in ("context_passages", "context_tokens")]
+            cells += [show(agent.metrics.get(metric)) if has_answers else "–", show(generator.metrics.get(metric))]
+        cells += [show(generator.metrics.get(name), 1) for name in ("context_passages", "context_tokens")]
         rows.append(tuple(cells))
-    answers = (f"{metric}, {whose}" for metric in metrics for whose in ("own answer", "generator"))
+    answers = (f"{metric}, {source}" for metric in metrics for source in ("own answer", "generator"))
     columns = ("run", "questions", *answers, "passages", "tokens")
     return Table(columns, tuple(rows), tuple(left_out(summaries, metrics)))
 
@@ -109,8 +109,8 @@ def serving_scores(
     against the same serving of the first run."""
     pairs = [(serving, servings[0]) for servings in runs for serving in servings[1:]]
     pairs += [pair for servings in runs[1:] for pair in zip(servings, runs[0], strict=True)]
-    wanted = [*metrics, "context_passages", "context_tokens"]
-    return summaries_of(list(chain(*runs)), questions, (), wanted, seed, pairs=pairs)
+    metric_names = [*metrics, "context_passages", "context_tokens"]
+    return summaries_of(list(chain(*runs)), questions, (), metric_names, seed, pairs=pairs)
 
 
 # Combination gain: a generator's accuracy with an agent's passages against naive RAG with as many passages.
@@ -162,10 +162,10 @@ class CombinationGain:
     def table(self) -> Table:
         """One row per point: score, size of the generator's context, and the agent's gain over it."""
         gains = [self.gain(run) for run in self.runs[:-1]] + [None]
-        shown = ((self.metric, 3), ("context_passages", 1), ("context_tokens", 1), ("recall", 3))
+        shown_metrics = ((self.metric, 3), ("context_passages", 1), ("context_tokens", 1), ("recall", 3))
         rows = []
         for row, gain in zip(self.rows, gains, strict=True):
-            means = (show(row.metrics.get(name), decimals) for name, decimals in shown)
+            means = (show(row.metrics.get(name), decimals) for name, decimals in shown_metrics)
             rows.append((row.run, str(row.questions), *means, show(gain.difference if gain else None)))
         columns = ("passages from", "questions", self.metric, "passages", "tokens", "recall", "agent above it by")
         return Table(columns, tuple(rows), tuple(left_out(self.rows, (self.metric,))))
@@ -181,8 +181,8 @@ class CombinationGain:
         return line_plot([self._line("naive RAG", curve), self._line("agent", [agent])], "passages", self.metric)
 
     def _line(self, name: str, rows: Sequence[MetricSummary]) -> Series:
-        measured = [row.metrics for row in rows if self.metric in row.metrics and "context_passages" in row.metrics]
-        points = [(means["context_passages"].mean, means[self.metric]) for means in measured]
+        row_metrics = [row.metrics for row in rows if self.metric in row.metrics and "context_passages" in row.metrics]
+        points = [(means["context_passages"].mean, means[self.metric]) for means in row_metrics]
         return Series.of(name, points, banded=len(points) > 1)
 
     def to_json(self) -> JsonObject:

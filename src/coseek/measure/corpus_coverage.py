@@ -31,10 +31,10 @@ def answer_words(text: str) -> list[str]:
     return (normal if normal.isascii() else _ODD.sub(_with_marks, spaced(undotted(normal)))).split()
 
 
-def _with_marks(odd: re.Match[str]) -> str:
+def _with_marks(match: re.Match[str]) -> str:
     """The marks of the letter before signs that are no letters, and a blank for the others."""
-    signs, begins = odd[0], odd.start()
-    after_letter = begins > 0 and not odd.string[begins - 1].isspace()
+    signs, begins = match[0], match.start()
+    after_letter = begins > 0 and not match.string[begins - 1].isspace()
     kept = "".join(takewhile(marks().__contains__, signs)) if after_letter else ""
     return kept if kept == signs else f"{kept} "
 
@@ -55,10 +55,10 @@ class AnswerFinder:
 
     def __init__(self, answers: Iterable[tuple[str, ...]]) -> None:
         self.found: set[tuple[str, ...]] = set()
-        self._wanted = {answer for answer in answers if answer}
+        self._answers = {answer for answer in answers if answer}
         self._lengths: dict[str, set[int]] = {}
         """First word → the lengths of the answers that begin with it."""
-        for answer in self._wanted:
+        for answer in self._answers:
             self._lengths.setdefault(answer[0], set()).add(len(answer))
 
     def read(self, text: str) -> None:
@@ -66,7 +66,7 @@ class AnswerFinder:
         words = answer_words(text)
         for start, word in enumerate(words):
             for length in self._lengths.get(word, ()):
-                if (answer := tuple(words[start : start + length])) in self._wanted:
+                if (answer := tuple(words[start : start + length])) in self._answers:
                     self.found.add(answer)
 
 
@@ -113,18 +113,18 @@ class CoverageSummary(Record):
 
     @classmethod
     def of(cls, rows: Sequence[QuestionCoverage]) -> "CoverageSummary":
-        judged = [(row, len(gold)) for row in rows if (gold := gold_passages(row.question))]
+        rows_with_gold = [(row, len(gold)) for row in rows if (gold := gold_passages(row.question))]
         answered = [row for row in rows if row.question.answers]
-        absent = sum(row.answer is False for row in answered)
+        absent_count = sum(row.answer is False for row in answered)
         return cls(
             questions=len(rows),
-            with_gold=len(judged),
-            gold_missing=sum(bool(row.missing_gold) for row, _ in judged),
+            with_gold=len(rows_with_gold),
+            gold_missing=sum(bool(row.missing_gold) for row, _ in rows_with_gold),
             with_answers=len(answered),
             undecidable=sum(row.answer is None for row in answered),
-            answer_absent=absent,
-            recall_lost=fmean(len(row.missing_gold) / gold for row, gold in judged) if judged else None,
-            em_lost=absent / len(answered) if answered else None,
+            answer_absent=absent_count,
+            recall_lost=fmean(len(row.missing_gold) / gold for row, gold in rows_with_gold) if rows_with_gold else None,
+            em_lost=absent_count / len(answered) if answered else None,
         )
 
 
@@ -157,10 +157,10 @@ class CorpusCoverage:
                 {
                     "data set": name,
                     "questions": f"{summary.questions:,}",
-                    "gold missing": _of(summary.gold_missing, summary.with_gold),
+                    "gold missing": _count_of(summary.gold_missing, summary.with_gold),
                     "recall lost, at most": _share(summary.recall_lost),
-                    "answer absent": _of(summary.answer_absent, summary.with_answers - summary.undecidable),
-                    "not decidable": _of(summary.undecidable, summary.with_answers),
+                    "answer absent": _count_of(summary.answer_absent, summary.with_answers - summary.undecidable),
+                    "not decidable": _count_of(summary.undecidable, summary.with_answers),
                     "EM lost, at most": _share(summary.em_lost),
                 }
             )
@@ -175,8 +175,8 @@ class CorpusCoverage:
         return {"passages": self.passages, "groups": groups, "unreachable": [row.to_json() for row in self.unreachable]}
 
 
-def _of(count: int, whole: int) -> str:
-    return f"{count:,} of {whole:,}" if whole else "–"
+def _count_of(count: int, total: int) -> str:
+    return f"{count:,} of {total:,}" if total else "–"
 
 
 def _share(value: float | None) -> str:
@@ -194,16 +194,16 @@ def corpus_coverage(passages: Iterable[Passage], splits: Mapping[str, Sequence[Q
     words = {answer: tuple(answer_words(answer)) for _, question in questions for answer in question.answers}
     # Numbers are looked for, too: they count where another answer of the question is decidable.
     finder = AnswerFinder(words.values())
-    missing = {ident for _, question in questions for ident in gold_passages(question)}
+    missing_ids = {ident for _, question in questions for ident in gold_passages(question)}
     count = 0
     for passage in passages:
         count += 1
-        missing.discard(passage.id)
+        missing_ids.discard(passage.id)
         finder.read(f"{passage.title} {passage.text}")
     rows = []
     for split, question in questions:
         golds = [words[answer] for answer in question.answers]
-        held = any(gold in finder.found for gold in golds) if any(map(is_decidable, golds)) else None
-        missing_gold = tuple(ident for ident in gold_passages(question) if ident in missing)
-        rows.append(QuestionCoverage(split, question, missing_gold, held))
+        has_answer = any(gold in finder.found for gold in golds) if any(map(is_decidable, golds)) else None
+        missing_gold = tuple(ident for ident in gold_passages(question) if ident in missing_ids)
+        rows.append(QuestionCoverage(split, question, missing_gold, has_answer))
     return CorpusCoverage(count, tuple(rows))

@@ -123,13 +123,13 @@ def score_signal(
     ranks_of_signal, ranks_of_truth = _ranks(scores), _ranks(truth)
     size = max(1, len(keys) - 1)
     bias = {
-        turn: float(np.mean([(ranks_of_signal[at] - ranks_of_truth[at]) / size for at in indices]))
+        turn: float(np.mean([(ranks_of_signal[index] - ranks_of_truth[index]) / size for index in indices]))
         for turn, indices in _indices(key[2] for key in keys).items()
     }
     return SignalScore(
-        _resampled(lambda rows: auc(scores[rows], positive[rows]), keys),
+        _bootstrap(lambda rows: auc(scores[rows], positive[rows]), keys),
         bootstrap_mean([*within_questions(values, signal, decisive).values()], np.random.default_rng(0)),
-        _resampled(lambda rows: _correlation(scores[rows], truth[rows]), keys),
+        _bootstrap(lambda rows: _correlation(scores[rows], truth[rows]), keys),
         float(positive[highest].mean()) if count else None,
         bias,
     )
@@ -142,9 +142,9 @@ def within_questions(
     by_question: dict[str, float] = {}
     keys = sorted(values)
     for name, indices in _indices(key[0] for key in keys).items():
-        of_question = [keys[at] for at in indices]
-        scores = np.array([signal[key] for key in of_question])
-        value = auc(scores, np.array([values[key] >= decisive for key in of_question]))
+        question_keys = [keys[index] for index in indices]
+        scores = np.array([signal[key] for key in question_keys])
+        value = auc(scores, np.array([values[key] >= decisive for key in question_keys]))
         if value is not None:
             by_question[name] = value
     return by_question
@@ -152,10 +152,10 @@ def within_questions(
 
 def auc(scores: Floats, positive: NDArray[np.bool_]) -> float | None:
     """The chance that a positive has a larger number than a negative, ties half; `None` without one of them."""
-    count, others = int(positive.sum()), int((~positive).sum())
-    if not count or not others:
+    count, negative_count = int(positive.sum()), int((~positive).sum())
+    if not count or not negative_count:
         return None
-    return float((_ranks(scores)[positive].sum() - count * (count - 1) / 2) / (count * others))
+    return float((_ranks(scores)[positive].sum() - count * (count - 1) / 2) / (count * negative_count))
 
 
 def _correlation(first: Floats, second: Floats) -> float | None:
@@ -166,27 +166,27 @@ def _correlation(first: Floats, second: Floats) -> float | None:
 def _ranks(values: Floats) -> Floats:
     """Ranks from 0, the mean of equal numbers' ranks for each of them."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts + 1) / 2)[inverse] if len(values) else values
+    last_ranks = np.cumsum(counts)
+    return (last_ranks - (counts + 1) / 2)[inverse] if len(values) else values
 
 
 def _indices(names: Iterable[N]) -> dict[N, list[int]]:
     indices: dict[N, list[int]] = {}
-    for at, name in enumerate(names):
-        indices.setdefault(name, []).append(at)
+    for index, name in enumerate(names):
+        indices.setdefault(name, []).append(index)
     return indices
 
 
-def _resampled(measure: Callable[[NDArray[np.int_]], float | None], keys: Sequence[TurnKey]) -> Interval | None:
+def _bootstrap(measure: Callable[[NDArray[np.int_]], float | None], keys: Sequence[TurnKey]) -> Interval | None:
     """A statistic of turns, with the percentile interval over questions drawn with replacement."""
     groups = [np.array(indices) for indices in _indices(key[0] for key in keys).values()]
-    whole = measure(np.arange(len(keys)))
-    if whole is None:
+    estimate = measure(np.arange(len(keys)))
+    if estimate is None:
         return None
     rng = np.random.default_rng(0)
     draws = (rng.integers(len(groups), size=len(groups)) for _ in range(RESAMPLES))
-    drawn = [value for draw in draws if (value := measure(np.concatenate([groups[at] for at in draw]))) is not None]
-    if len(groups) < 2 or not drawn:
-        return Interval(whole, None, None, len(groups))
-    low, high = np.quantile(drawn, [TAIL, 1 - TAIL])
-    return Interval(whole, float(low), float(high), len(groups))
+    resampled = [value for draw in draws if (value := measure(np.concatenate([groups[i] for i in draw]))) is not None]
+    if len(groups) < 2 or not resampled:
+        return Interval(estimate, None, None, len(groups))
+    low, high = np.quantile(resampled, [TAIL, 1 - TAIL])
+    return Interval(estimate, float(low), float(high), len(groups))

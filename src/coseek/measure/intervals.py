@@ -98,12 +98,12 @@ def bootstrap_ratio(
         for start in range(0, resamples, chunk)
     ], axis=1)  # fmt: skip
     sums = sums[:, sums.any(axis=0)]  # without 0 / 0
-    there = sums[1] > 0
-    if (~there).sum() + 1 > (sums.shape[1] - 1) * TAIL:
+    is_defined = sums[1] > 0
+    if (~is_defined).sum() + 1 > (sums.shape[1] - 1) * TAIL:
         return Interval(ratio, None, None, count)
-    finite = sums[0, there] / sums[1, there]
+    finite_ratios = sums[0, is_defined] / sums[1, is_defined]
     # Infinite ratios lie above the upper end; where exactly does not move it.
-    return _percentiles(ratio, np.append(finite, np.full((~there).sum(), finite.max())), count)
+    return _percentiles(ratio, np.append(finite_ratios, np.full((~is_defined).sum(), finite_ratios.max())), count)
 
 
 def paired_difference(
@@ -114,18 +114,18 @@ def paired_difference(
     The test is the paired randomisation (permutation) test: the share of random signs of the differences that give a
     mean at least as large. p is 1 for n = 1, and never 0: (1 + hits) / (1 + draws).
     """
-    shared = sorted(a.keys() & b.keys())
-    if not shared:
+    shared_keys = sorted(a.keys() & b.keys())
+    if not shared_keys:
         return None
-    differences = np.array([b[key] - a[key] for key in shared], dtype=np.float64)
+    differences = np.array([b[key] - a[key] for key in shared_keys], dtype=np.float64)
     interval = bootstrap_mean(differences.tolist(), rng, resamples)
     assert interval is not None
-    binary = all(value in (0.0, 1.0) for key in shared for value in (a[key], b[key]))
+    binary = all(value in (0.0, 1.0) for key in shared_keys for value in (a[key], b[key]))
     return Difference(
         interval,
         _sign_test(differences, rng, resamples),
-        len(a) - len(shared),
-        len(b) - len(shared),
+        len(a) - len(shared_keys),
+        len(b) - len(shared_keys),
         mcnemar(int((differences > 0).sum()), int((differences < 0).sum())) if binary else None,
     )
 
@@ -173,12 +173,12 @@ def macro_mean(groups: Sequence[Sequence[float]], rng: np.random.Generator) -> I
     count = sum(map(len, groups))
     if min(map(len, groups)) == 1:
         return Interval(mean, None, None, count)
-    drawn = sum(_resampled_means(np.asarray(group, dtype=np.float64), rng, RESAMPLES) for group in groups)
-    return _percentiles(mean, np.asarray(drawn) / len(groups), count)
+    resampled_sum = sum(_resampled_means(np.asarray(group, dtype=np.float64), rng, RESAMPLES) for group in groups)
+    return _percentiles(mean, np.asarray(resampled_sum) / len(groups), count)
 
 
-def _percentiles(mean: float, drawn: Floats, count: int) -> Interval:
-    low, high = np.quantile(drawn, [TAIL, 1 - TAIL])
+def _percentiles(mean: float, resampled_means: Floats, count: int) -> Interval:
+    low, high = np.quantile(resampled_means, [TAIL, 1 - TAIL])
     # Another summation order may move an interval of width 0 off its mean by a rounding error.
     return Interval(mean, min(float(low), mean), max(float(high), mean), count)
 

@@ -55,9 +55,9 @@ class Leaderboard:
         """By mean over all data sets, descending; systems that lack a data set come last."""
 
         def rank(system: str) -> tuple[bool, float, str]:
-            whole = self.average(system, self.datasets)
+            average = self.average(system, self.datasets)
             means = [mean.mean for name in self.datasets if (mean := self.mean(system, name))]
-            return whole is None, -(whole.mean if whole else fmean(means) if means else -math.inf), system
+            return average is None, -(average.mean if average else fmean(means) if means else -math.inf), system
 
         return sorted(self.runs, key=rank)
 
@@ -73,11 +73,11 @@ class Leaderboard:
     def averages(self) -> dict[str, list[str]]:
         """Data sets of each average: macro means (in domain and out of domain if there are both), and the micro mean.
         Empty for one data set."""
-        inside = [name for name in self.datasets if name in self.in_domain]
+        in_domain = [name for name in self.datasets if name in self.in_domain]
         outside = [name for name in self.datasets if name not in self.in_domain]
-        parts = {"macro in domain": inside, "macro out of domain": outside} if inside and outside else {}
-        whole = macro_groups({name: self.asked[name] for name in self.datasets})
-        return {**parts, **whole, MICRO: self.datasets} if whole else {}
+        parts = {"macro in domain": in_domain, "macro out of domain": outside} if in_domain and outside else {}
+        macro_parts = macro_groups({name: self.asked[name] for name in self.datasets})
+        return {**parts, **macro_parts, MICRO: self.datasets} if macro_parts else {}
 
     def averages_of(self, system: str) -> dict[str, Interval | None]:
         """Every average of a system."""
@@ -114,16 +114,16 @@ class Leaderboard:
 
     def to_json(self) -> JsonObject:
         """All values in full precision."""
-        places: list[JsonObject] = []
+        entries: list[JsonObject] = []
         for (system, dataset), cell in sorted(self.cells.items()):
-            place: JsonObject = {"system": system, "dataset": dataset, "in_domain": dataset in self.in_domain}
+            entry: JsonObject = {"system": system, "dataset": dataset, "in_domain": dataset in self.in_domain}
             counts: JsonObject = {"faults": cell.faults, "missing": cell.missing}
-            places.append({**place, **counts, "value": interval_json(self.mean(system, dataset))})
+            entries.append({**entry, **counts, "value": interval_json(self.mean(system, dataset))})
         averages: JsonObject = {
             system: {name: interval_json(mean) for name, mean in self.averages_of(system).items()}
             for system in self.systems
         }
-        return {"metric": self.metric, "places": [*places], "averages": averages, "by": list(self.by)}
+        return {"metric": self.metric, "places": [*entries], "averages": averages, "by": list(self.by)}
 
     def html(self) -> str:
         """A self-contained HTML page."""
@@ -144,7 +144,7 @@ def leaderboard(
         rows = {f"{dataset}/{ident}": row for ident, row in run.questions.items()}
         ids_of.setdefault(dataset, {}).update(dict.fromkeys(rows))
         by_system.setdefault(system, {}).update(rows)
-    whole = {system: ScoredRun(system, rows, {}) for system, rows in by_system.items()}
+    scored_runs = {system: ScoredRun(system, rows, {}) for system, rows in by_system.items()}
     return Leaderboard(
-        metric, whole, {name: [*ids] for name, ids in ids_of.items()}, frozenset(in_domain), (*by,), seed
+        metric, scored_runs, {name: [*ids] for name, ids in ids_of.items()}, frozenset(in_domain), (*by,), seed
     )

@@ -88,10 +88,10 @@ def series_of(rows: Sequence[JsonObject], key: str, name: str, *, markers: bool 
     """One metric of `metrics.jsonl` by step; rows without it are skipped."""
     points: list[tuple[float, float]] = []
     for row in rows:
-        at, value = row.get("step"), row.get(key)
-        if isinstance(at, int | float) and isinstance(value, int | float):
-            points.append((float(at), float(value)))
-    return Series(name, tuple(at for at, _ in points), tuple(value for _, value in points), markers=markers)
+        step, value = row.get("step"), row.get(key)
+        if isinstance(step, int | float) and isinstance(value, int | float):
+            points.append((float(step), float(value)))
+    return Series(name, tuple(step for step, _ in points), tuple(value for _, value in points), markers=markers)
 
 
 def smoothed(series: Series, window: int = 5) -> Series:
@@ -124,14 +124,14 @@ def bar_plot(groups: Sequence[str], bars: Sequence[BarSeries], y_label: str) -> 
         figure, axes = _figure()
         width = 0.8 / max(1, len(bars))
         for number, bar in enumerate(bars):
-            values = {at: value for at, value in enumerate(bar.values) if value is not None}
-            below = [0.0 if value.low is None else value.mean - value.low for value in values.values()]
-            above = [0.0 if value.high is None else value.high - value.mean for value in values.values()]
+            values = {index: value for index, value in enumerate(bar.values) if value is not None}
+            lower_errors = [0.0 if value.low is None else value.mean - value.low for value in values.values()]
+            upper_errors = [0.0 if value.high is None else value.high - value.mean for value in values.values()]
             axes.bar(
-                [at - 0.4 + width * (number + 0.5) for at in values],
+                [index - 0.4 + width * (number + 0.5) for index in values],
                 [value.mean for value in values.values()],
                 width * 0.92,
-                yerr=[below, above],
+                yerr=[lower_errors, upper_errors],
                 label=bar.name,
                 color=COLOURS[number % len(COLOURS)],
                 error_kw={"ecolor": _INK, "elinewidth": 1.1, "capsize": 2.5},
@@ -174,9 +174,9 @@ def _svg(figure: "Figure", values: Sequence[float], y_label: str, description: s
     axes.set_axisbelow(True)
     if labels := axes.get_legend_handles_labels()[1]:
         figure.legend(loc="outside upper left", ncols=min(4, len(labels)))
-    out = StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = out.getvalue()
+    buffer = StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     attributes = f'<svg role="img" aria-label="{escape(f"{y_label} {description}")}" '
     return Svg(text.replace("<svg ", attributes, 1).strip())

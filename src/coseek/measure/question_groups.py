@@ -58,18 +58,18 @@ def groups_of(
     questions: Iterable[Question], by: Sequence[str], in_domain: Collection[str] = ()
 ) -> dict[str, list[str]]:
     """Group → the ids of its questions; `all` comes first, then the data sets where there are several."""
-    everyone = list(questions)
-    several = datasets_of(everyone)
-    groups = {ALL: [question.id for question in everyone], **several}
+    all_questions = list(questions)
+    dataset_groups = datasets_of(all_questions)
+    groups = {ALL: [question.id for question in all_questions], **dataset_groups}
     if in_domain:
-        inside = {question.id: question.dataset in in_domain for question in everyone}
-        groups[IN_DOMAIN] = [ident for ident in inside if inside[ident]]
-        groups[OUT_OF_DOMAIN] = [ident for ident in inside if not inside[ident]]
+        is_in_domain = {question.id: question.dataset in in_domain for question in all_questions}
+        groups[IN_DOMAIN] = [ident for ident in is_in_domain if is_in_domain[ident]]
+        groups[OUT_OF_DOMAIN] = [ident for ident in is_in_domain if not is_in_domain[ident]]
     for name in by:
-        if name == "dataset" and several:
+        if name == "dataset" and dataset_groups:
             continue
-        named = [(group, question.id) for question in everyone if (group := GROUPS[name](question)) is not None]
-        for group, ident in sorted(named):
+        members = [(group, question.id) for question in all_questions if (group := GROUPS[name](question)) is not None]
+        for group, ident in sorted(members):
             groups.setdefault(group, []).append(ident)
     return groups
 

@@ -56,9 +56,9 @@ def ndcg(gold: Gold, ids: Iterable[str], k: int | None = None, gain: Gain = "lin
     relevant = grades(gold)
     if not relevant:
         return None
-    worth = {ident: float(grade if gain == "linear" else 2**grade - 1) for ident, grade in relevant.items()}
-    gained = _discounted(worth.get(ident, 0.0) for ident in first(ids, k))
-    return gained / _discounted(islice(sorted(worth.values(), reverse=True), k))
+    gains = {ident: float(grade if gain == "linear" else 2**grade - 1) for ident, grade in relevant.items()}
+    discounted = _discounted_sum(gains.get(ident, 0.0) for ident in first(ids, k))
+    return discounted / _discounted_sum(islice(sorted(gains.values(), reverse=True), k))
 
 
 def answer_hit(answers: Collection[str], texts: Iterable[str], k: int | None = None) -> bool | None:
@@ -78,7 +78,7 @@ def first(ids: Iterable[str], k: int | None) -> list[str]:
     return list(islice(dict.fromkeys(ids), k))
 
 
-def _discounted(gains: Iterable[float]) -> float:
+def _discounted_sum(gains: Iterable[float]) -> float:
     return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
 
 
@@ -125,8 +125,8 @@ class Metric:
         """The metric of a name. Raises `UnknownName` with the nearest one."""
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in FAMILIES:
-            cut = f"@{match[2]}" if match and match[2] else "@10"
-            raise UnknownName("metric", name, [f"{family}{cut}" for family in FAMILIES])
+            cutoff = f"@{match[2]}" if match and match[2] else "@10"
+            raise UnknownName("metric", name, [f"{family}{cutoff}" for family in FAMILIES])
         return cls(name, int(match[2]) if match[2] else None, FAMILIES[match[1]])
 
     def of(self, judged: JudgedRanking) -> float | None:

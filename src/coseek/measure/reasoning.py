@@ -78,9 +78,9 @@ def reasoning_values(
 def _coverage(claims: Sequence[ReasoningClaims], windows: Sequence[Sequence[ReasoningClaims]]) -> list[float]:
     """For each turn up to which a clue was named: the share of these clues that its window names."""
     shares = []
-    named: set[int] = set()
+    named_clues: set[int] = set()
     for reasoning, window in zip(claims, windows, strict=True):
-        named |= reasoning.clues
-        if named:
-            shares.append(len(frozenset[int]().union(*(latest.clues for latest in window))) / len(named))
+        named_clues |= reasoning.clues
+        if named_clues:
+            shares.append(len(frozenset[int]().union(*(latest.clues for latest in window))) / len(named_clues))
     return shares

@@ -39,14 +39,14 @@ def table_section(title: str, table: Table, text: str = "") -> ReportSection:
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
     notes = "".join(f'<p class="note">{clean(note)}</p>' for note in table.notes)
     kind = ' class="many"' if len(table.columns) > 5 else ""
-    whole = f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return ReportSection(title, _paragraphs(text) + whole + notes)
+    html = f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return ReportSection(title, _paragraphs(text) + html + notes)
 
 
 def plot_section(title: str, plot: Svg, caption: str = "") -> ReportSection:
     """A plot with a caption."""
-    below = f"<figcaption>{clean(caption)}</figcaption>" if caption else ""
-    return ReportSection(title, f"<figure>{with_id_prefix(plot, _PREFIX)}{below}</figure>")
+    figcaption = f"<figcaption>{clean(caption)}</figcaption>" if caption else ""
+    return ReportSection(title, f"<figure>{with_id_prefix(plot, _PREFIX)}{figcaption}</figure>")
 
 
 def settings_section(title: str, settings: JsonObject) -> ReportSection:
@@ -102,12 +102,12 @@ def trajectory_html(trajectory: Trajectory) -> str:
     ]
     verdict = '<b class="right">right</b>' if ended_right(trajectory) else '<b class="wrong">not right</b>'
     searches = [_search_html(search, question.gold_ids) for search in trajectory.searches]
-    called = [_call_html(call) for call in trajectory.calls]
+    calls = [_call_html(call) for call in trajectory.calls]
     return (
         f'<article class="run"><h3>{clean(as_written(question.question).strip())}</h3>'
         f'<p class="facts">{verdict} · {" · ".join(map(clean, facts))}</p>'
         f"{''.join(map(_segment_html, trajectory.segments))}"
-        f"{_details('searches', searches)}{_details('tool calls', called)}</article>"
+        f"{_details('searches', searches)}{_details('tool calls', calls)}</article>"
     )
 
 
@@ -137,8 +137,8 @@ def _segment_html(segment: Segment) -> str:
 def _search_html(search: Search, gold_ids: Sequence[str]) -> str:
     if search.fault is not None:
         return f"{clean(search.query)} — failed: {clean(search.fault)}"
-    named = [(hit.passage.id in gold_ids, as_written(hit.passage.title) or hit.passage.id) for hit in search.hits]
-    titles = ", ".join(f"<b>{clean(name)} (gold)</b>" if is_gold else clean(name) for is_gold, name in named)
+    hit_names = [(hit.passage.id in gold_ids, as_written(hit.passage.title) or hit.passage.id) for hit in search.hits]
+    titles = ", ".join(f"<b>{clean(name)} (gold)</b>" if is_gold else clean(name) for is_gold, name in hit_names)
     return f"{clean(as_written(search.query))} → {titles or 'nothing'}"
 
 

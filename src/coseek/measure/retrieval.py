@@ -18,8 +18,8 @@ PassageBudget: TypeAlias = Callable[[Sequence[Passage]], tuple[Sequence[Passage]
 
 def served(trajectory: Trajectory) -> list[Passage]:
     """All retrieved passages of the run without duplicates, in the order of retrieval; those of visits last."""
-    met = met_passages(trajectory.searches, trajectory.visits).values()
-    return [passage for passage in met if passage.id != trajectory.question.own_passage]
+    passages = met_passages(trajectory.searches, trajectory.visits).values()
+    return [passage for passage in passages if passage.id != trajectory.question.own_passage]
 
 
 def evidence(trajectory: Trajectory) -> list[str]:
@@ -40,9 +40,9 @@ def search_recalls(trajectory: Trajectory) -> list[float]:
 
 def searched_ids(trajectory: Trajectory) -> list[list[str]]:
     """Passage ids of each search without a fault, best first."""
-    own = trajectory.question.own_passage
+    own_passage = trajectory.question.own_passage
     return [
-        [hit.passage.id for hit in search.hits if hit.passage.id != own]
+        [hit.passage.id for hit in search.hits if hit.passage.id != own_passage]
         for search in trajectory.searches
         if search.fault is None
     ]
@@ -59,8 +59,8 @@ def budgeted_recall(trajectory: Trajectory, budget: PassageBudget) -> float | No
     Unlike recall it does not grow with searches × k, so that agents are compared at an equal amount of text.
     """
     passages = {passage.id: passage for passage in served(trajectory)}
-    admitted, _ = budget([passages[ident] for ident in evidence(trajectory) if ident in passages])
-    return rankings.recall(trajectory.question.gold_ids, (passage.id for passage in admitted))
+    admitted_passages, _ = budget([passages[ident] for ident in evidence(trajectory) if ident in passages])
+    return rankings.recall(trajectory.question.gold_ids, (passage.id for passage in admitted_passages))
 
 
 def all_gold_at(trajectory: Trajectory, k: int) -> bool | None:

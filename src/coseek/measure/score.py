@@ -67,13 +67,13 @@ def score_trajectory(
     if trajectory.has_ids:
         scores["agent_tokens"] = trajectory.agent_tokens
         scores["read_tokens"] = len(trajectory.ids) - trajectory.agent_tokens
-    scores.update(_of_segments(trajectory))
+    scores.update(_segment_metrics(trajectory))
     if "wall_s" in trajectory.timings:
         scores["wall_s"] = trajectory.timings["wall_s"]
     if trajectory.cost_usd is not None:
         scores["cost_usd"] = trajectory.cost_usd
-    if (sure := confidence(trajectory)) is not None:
-        scores["confidence"] = sure
+    if (stated_confidence := confidence(trajectory)) is not None:
+        scores["confidence"] = stated_confidence
     if can_match(question.answers):
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
     # An imported run has a protocol with answers. Unless its log names another one, a completed search has no answer.
@@ -100,7 +100,7 @@ def answers_itself(protocol: str) -> bool:
     return loaded is None or Action.ANSWER in loaded.grammar.agent_tags
 
 
-def _of_segments(trajectory: Trajectory) -> Iterator[tuple[str, float]]:
+def _segment_metrics(trajectory: Trajectory) -> Iterator[tuple[str, float]]:
     """Metrics of what the environment showed besides search results."""
     tags = [segment.tag for segment in trajectory.segments]
     visits, protocol = tags.count(PAGE) + tags.count(MISSING), known_protocol(trajectory.agent_protocol)
@@ -124,10 +124,10 @@ def judged(question: Question, answer: str | None, verdicts: Verdicts) -> dict[s
         return {"judge_acc": 0.0, "gen_acc": 0.0, UNREAD: 0.0}
     verdict = verdicts.get((question.id, answer or ""))
     right = None if verdict is None else verdict.right
-    covered = cover_match(answer, question.answers) and not question.judge_only
+    is_covered = cover_match(answer, question.answers) and not question.judge_only
     if right is None:
-        return {"gen_acc": 1.0, UNREAD: 1.0} if covered else {UNREAD: 1.0}
-    return {"judge_acc": float(right), "gen_acc": float(covered or right), UNREAD: 0.0}
+        return {"gen_acc": 1.0, UNREAD: 1.0} if is_covered else {UNREAD: 1.0}
+    return {"judge_acc": float(right), "gen_acc": float(is_covered or right), UNREAD: 0.0}
 
 
 METRICS: dict[str, str] = {
@@ -293,7 +293,7 @@ def collect(name: str, rows: Iterable[ScoredRow]) -> ScoredRun:
     return ScoredRun(
         name,
         {
-            ident: QuestionScores(question, _averages(rows), len(rows), faults, _unknown(rows))
+            ident: QuestionScores(question, _averages(rows), len(rows), faults, _unknown_shares(rows))
             for ident, (question, rows, faults) in by_question.items()
         },
         stops,
@@ -314,8 +314,8 @@ def score_runs(
     """
     check_metrics(metrics)
     check_groups(by)
-    scored = [score_run(name, trajectories) for name, trajectories in runs.items()]
-    return summaries_of(scored, list(questions or ()) or questions_of(scored), by, metrics, seed)
+    scored_runs = [score_run(name, trajectories) for name, trajectories in runs.items()]
+    return summaries_of(scored_runs, list(questions or ()) or questions_of(scored_runs), by, metrics, seed)
 
 
 def questions_of(runs: Iterable[ScoredRun]) -> list[Question]:
@@ -351,12 +351,12 @@ def summaries_of(
     groups, datasets = groups_of(questions, by, in_domain), datasets_of(questions)
     means = [summarise(run, group, [idents], metrics, seed) for run in scored for group, idents in groups.items()]
     means += macro_summaries(scored, datasets, metrics, seed)
-    compared = [(run, scored[0]) for run in scored[1:]] if pairs is None else pairs
+    compared_pairs = [(run, scored[0]) for run in scored[1:]] if pairs is None else pairs
     return Scores(
         tuple(means),
         tuple(
             compare(against, run, group, idents, metrics, seed)
-            for run, against in compared
+            for run, against in compared_pairs
             for group, idents in groups.items()
         ),
         {run.name: run.stops for run in scored},
@@ -366,11 +366,11 @@ def summaries_of(
     )
 
 
-def _abstention(scored: Sequence[ScoredRun], asked: Sequence[Question], seed: int) -> dict[str, Abstention]:
+def _abstention(scored: Sequence[ScoredRun], questions: Sequence[Question], seed: int) -> dict[str, Abstention]:
     """The abstention of every run over `asked`; empty where there is nothing to decline and no run declines."""
     outcomes: dict[str, list[QuestionOutcome]] = {}
     for run in scored:
-        rows = [row for question in asked if (row := run.questions.get(question.id)) is not None and row.rows]
+        rows = [row for question in questions if (row := run.questions.get(question.id)) is not None and row.rows]
         outcomes[run.name] = [outcome for row in rows if (outcome := outcome_of(row.question, row.metrics)) is not None]
     if not any(outcome.declined > 0 or not outcome.answerable for group in outcomes.values() for outcome in group):
         return {}
@@ -383,17 +383,17 @@ def summarise(
     """The means of a run over sets of question ids, equally weighted: a group of questions is one set, a macro mean has
     several. A metric that a set lacks has no mean."""
     rows = [[run.questions[ident] for ident in idents if ident in run.questions] for idents in sets]
-    scored = [[row for row in of_set if row.rows] for of_set in rows]
+    scored_rows = [[row for row in set_rows if row.rows] for set_rows in rows]
     # A new generator for each mean, so that equal values get the same interval in every table.
     silent = JUDGED if run.why.no_reply and not (run.why.unreadable or run.why.read) else ()
-    means = {name: _mean(scored, name, np.random.default_rng(seed)) for name in metrics if name not in silent}
+    means = {name: _mean(scored_rows, name, np.random.default_rng(seed)) for name in metrics if name not in silent}
     return MetricSummary(
         run=run.name,
         group=group,
-        questions=sum(map(len, scored)),
-        rows=sum(row.rows for of_set in scored for row in of_set),
-        faults=sum(row.faults for of_set in rows for row in of_set),
-        missing=sum(map(len, sets)) - sum(map(len, scored)),
+        questions=sum(map(len, scored_rows)),
+        rows=sum(row.rows for set_rows in scored_rows for row in set_rows),
+        faults=sum(row.faults for set_rows in rows for row in set_rows),
+        missing=sum(map(len, sets)) - sum(map(len, scored_rows)),
         metrics=Means({name: mean for name, mean in means.items() if mean is not None}),
         why=run.why,
     )
@@ -417,12 +417,12 @@ def _mean(sets: Sequence[Sequence[QuestionScores]], metric: str, rng: np.random.
         [row.metrics.get(metric, 0.0) for row in rows if metric in row.metrics or metric in row.unknown]
         for rows in sets
     ]
-    unknown = [[row.unknown[metric] for row in rows if metric in row.unknown] for rows in sets]
-    mean, unread = macro_mean(values, rng), sum(map(len, unknown))
+    unknown_shares = [[row.unknown[metric] for row in rows if metric in row.unknown] for rows in sets]
+    mean, unread = macro_mean(values, rng), sum(map(len, unknown_shares))
     if mean is None or not unread:
         return mean
-    more = fmean(sum(shares) / len(of_set) for shares, of_set in zip(unknown, values, strict=True))
-    return replace(mean, unread=unread, most=mean.mean + more)
+    unknown_share = fmean(sum(shares) / len(group) for shares, group in zip(unknown_shares, values, strict=True))
+    return replace(mean, unread=unread, most=mean.mean + unknown_share)
 
 
 def compare(
@@ -430,10 +430,10 @@ def compare(
 ) -> Comparison:
     """`other` − `first` for each metric, on their common questions of a group."""
     pairs = {name: (comparable_values(first, name, idents), comparable_values(other, name, idents)) for name in metrics}
-    paired = {name: paired_difference(a, b, np.random.default_rng(seed)) for name, (a, b) in pairs.items()}
-    differences = {name: difference for name, difference in paired.items() if difference is not None}
-    shared = [ident for ident in idents if ident in first.questions and ident in other.questions]
-    unread = sum(_is_unread(first.questions[ident]) or _is_unread(other.questions[ident]) for ident in shared)
+    paired_differences = {name: paired_difference(a, b, np.random.default_rng(seed)) for name, (a, b) in pairs.items()}
+    differences = {name: difference for name, difference in paired_differences.items() if difference is not None}
+    shared_ids = [ident for ident in idents if ident in first.questions and ident in other.questions]
+    unread = sum(_is_unread(first.questions[ident]) or _is_unread(other.questions[ident]) for ident in shared_ids)
     return Comparison(other.name, first.name, group, differences, unread)
 
 
@@ -441,8 +441,8 @@ def comparable_values(run: ScoredRun, metric: str, idents: Sequence[str]) -> dic
     """Values of a metric by question. Questions without a verdict are left out of judged metrics, also if cover-EM
     decides GenAcc: otherwise only right answers would remain."""
     rows = ((ident, run.questions[ident]) for ident in idents if ident in run.questions)
-    known = ((ident, row) for ident, row in rows if not (metric in JUDGED and _is_unread(row)))
-    return {ident: row.metrics[metric] for ident, row in known if metric in row.metrics}
+    known_rows = ((ident, row) for ident, row in rows if not (metric in JUDGED and _is_unread(row)))
+    return {ident: row.metrics[metric] for ident, row in known_rows if metric in row.metrics}
 
 
 def _is_unread(row: QuestionScores) -> bool:
@@ -452,13 +452,13 @@ def _is_unread(row: QuestionScores) -> bool:
 def _averages(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     by_metric = {name: [row[name] for row in rows if name in row] for name in METRICS}
     means = {name: fmean(values) for name, values in by_metric.items() if values}
-    for name, share in _unknown(rows).items():
+    for name, share in _unknown_shares(rows).items():
         if name in means:
             means[name] *= 1 - share
     return means
 
 
-def _unknown(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _unknown_shares(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Judged metric → share of the judged rows without it, if any."""
     judged_rows = [row for row in rows if UNREAD in row]
     shares = {name: fmean(name not in row for row in judged_rows) for name in JUDGED if judged_rows}

@@ -41,11 +41,11 @@ class SearchedQuestion:
     @classmethod
     def of(cls, question: Question, hits: Iterable[Hit], depth: int) -> "SearchedQuestion":
         """The first `depth` hits, without repeated ones and without the passage that is the question itself."""
-        every: dict[str, Hit] = {}
+        hits_by_id: dict[str, Hit] = {}
         for hit in hits:
             if hit.passage.id != question.own_passage:
-                every.setdefault(hit.passage.id, hit)
-        first = dict(islice(every.items(), depth))
+                hits_by_id.setdefault(hit.passage.id, hit)
+        first = dict(islice(hits_by_id.items(), depth))
         return cls(tuple(first), tuple(h.score for h in first.values()), tuple(h.passage for h in first.values()))
 
     @property
@@ -92,8 +92,8 @@ def _search(
 ) -> list[Answered]:
     # By default the same query as an agent's whose first search is the question itself.
     batch = [queries.get(question.id) or Query(question.searched, question=question.searched) for question in asked]
-    deeper = any(question.own_passage is not None for question in asked)
-    results = retriever.search(batch, depth + deeper)
+    extra_hit = any(question.own_passage is not None for question in asked)
+    results = retriever.search(batch, depth + extra_hit)
     if fault := next(filter(None, map(fault_of_hits, results)), ""):
         raise RetrieverError(fault)
     return [
@@ -114,18 +114,18 @@ def of_run_file(
     """
     if not any(trec_id(question.id) in ranked for question in questions):
         raise DataError("the run file holds none of the questions; are they of the same data set and split?")
-    wanted = {ident for rows in ranked.values() for ident, _ in rows}
-    at = {ident: passage for passage in corpus or () if (ident := trec_id(passage.id)) in wanted}
+    ranked_ids = {ident for rows in ranked.values() for ident, _ in rows}
+    passages = {ident: passage for passage in corpus or () if (ident := trec_id(passage.id)) in ranked_ids}
     for question in questions:
         rows = ranked.get(trec_id(question.id))
         if rows is None and not missing_is_empty:
             continue
-        own = None if question.own_passage is None else trec_id(question.own_passage)
-        rows = [(ident, score) for ident, score in rows or () if ident != own]
+        own_id = None if question.own_passage is None else trec_id(question.own_passage)
+        rows = [(ident, score) for ident, score in rows or () if ident != own_id]
         ids, scores = [ident for ident, _ in rows], [score for _, score in rows]
-        known = tuple(at[ident] for ident in ids if ident in at)
-        whole = corpus is not None and len(known) == len(ids)
-        yield question, SearchedQuestion(tuple(ids), tuple(scores), known if whole else None)
+        known_passages = tuple(passages[ident] for ident in ids if ident in passages)
+        is_complete = corpus is not None and len(known_passages) == len(ids)
+        yield question, SearchedQuestion(tuple(ids), tuple(scores), known_passages if is_complete else None)
 
 
 def relevance(question: Question) -> dict[str, int]:
@@ -133,12 +133,12 @@ def relevance(question: Question) -> dict[str, int]:
     graded = question.meta.get("relevance")
     if not isinstance(graded, dict):
         return dict.fromkeys(question.gold_ids, 1)
-    kept = {
+    kept_grades = {
         ident: int(grade) for ident, grade in graded.items() if isinstance(grade, int | float) and grade == int(grade)
     }
-    if len(kept) < len(graded):
+    if len(kept_grades) < len(graded):
         raise DataError(f"question {question.id!r}: meta.relevance holds whole numbers by passage id")
-    return kept
+    return kept_grades
 
 
 def default_metrics(questions: Iterable[Question], qrels: Qrels | None = None) -> tuple[str, ...]:
@@ -163,20 +163,20 @@ class RetrievalMeasure:
     def judge(self, question: Question, hits: SearchedQuestion) -> dict[str, float]:
         """Every metric that is defined for this question."""
         texts = None if hits.passages is None else tuple(f"{passage.title} {passage.text}" for passage in hits.passages)
-        judged = JudgedRanking(self.gold(question), question.answers, tuple(map(trec_id, hits.ids)), texts)
-        values = {metric.name: metric.of(judged) for metric in self.metrics}
+        ranking = JudgedRanking(self.gold(question), question.answers, tuple(map(trec_id, hits.ids)), texts)
+        values = {metric.name: metric.of(ranking) for metric in self.metrics}
         return {name: value for name, value in values.items() if value is not None}
 
     def measure(self, name: str, rows: Iterable[Answered]) -> ScoredRun:
         """Score the results of one retriever. They are read once and not stored."""
-        scored: dict[str, QuestionScores] = {}
+        question_scores: dict[str, QuestionScores] = {}
         stops = dict.fromkeys((FOUND, EMPTY, FAULT), 0)
         for question, hits in rows:
             failed = hits.fault is not None
             stops[FAULT if failed else FOUND if hits.ids else EMPTY] += 1
             metrics = {} if failed else self.judge(question, hits)
-            scored[question.id] = QuestionScores(question, metrics, int(not failed), int(failed))
-        return ScoredRun(name, scored, {stop: count for stop, count in stops.items() if count})
+            question_scores[question.id] = QuestionScores(question, metrics, int(not failed), int(failed))
+        return ScoredRun(name, question_scores, {stop: count for stop, count in stops.items() if count})
 
     def unjudged(self, questions: Iterable[Question]) -> int:
         """Number of questions without a relevant passage; only answer_hit is defined for them."""
@@ -199,8 +199,8 @@ def by_owner(run: ScoredRun, owners: Mapping[str, Question]) -> ScoredRun:
     """A run whose rows are searches (by id in `owners`) as one whose rows are questions: a question's value is the
     mean over its searches, which are not independent."""
     by_question: dict[str, list[QuestionScores]] = {}
-    for ident, scored in run.questions.items():
-        by_question.setdefault(owners[ident].id, []).append(scored)
+    for ident, question_scores in run.questions.items():
+        by_question.setdefault(owners[ident].id, []).append(question_scores)
     questions = {owner.id: owner for owner in owners.values()}
     scores: dict[str, QuestionScores] = {}
     for ident, rows in by_question.items():

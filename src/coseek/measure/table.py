@@ -87,10 +87,10 @@ def verdict(claims: Sequence[PairedClaim]) -> str:
 def overall(claims: Sequence[PairedClaim]) -> Outcome:
     """The outcome of a comparison on several sets: better or worse if that holds on some set, and the opposite on no
     set."""
-    reached = set(outcomes(claims))
-    if Outcome.BETTER in reached and Outcome.WORSE not in reached:
+    found_outcomes = set(outcomes(claims))
+    if Outcome.BETTER in found_outcomes and Outcome.WORSE not in found_outcomes:
         return Outcome.BETTER
-    return Outcome.WORSE if Outcome.WORSE in reached and Outcome.BETTER not in reached else Outcome.OPEN
+    return Outcome.WORSE if Outcome.WORSE in found_outcomes and Outcome.BETTER not in found_outcomes else Outcome.OPEN
 
 
 def claims_of(scores: Scores, metrics: Sequence[str], group: str = ALL) -> list[PairedClaim]:
@@ -169,15 +169,15 @@ class Table:
         for number, column in enumerate(self.columns):
             table.add_column(_text(column), justify="left" if number == 0 else "right")
         for row in self.rows:
-            first, *others = row
-            stacked = (cell.replace(" [", "\n[").replace(" (", "\n(") for cell in others)
+            first, *other_cells = row
+            stacked = (cell.replace(" [", "\n[").replace(" (", "\n(") for cell in other_cells)
             table.add_row(*map(_text, (first, *stacked)))
         return table
 
 
-def _text(plain: str) -> Text:
+def _text(text: str) -> Text:
     """A cell without markup. Invisible characters are escaped here, since they count in the width of a column."""
-    return Text(visible(plain))
+    return Text(visible(text))
 
 
 def main_table(scores: Scores, metrics: Sequence[str] = MAIN) -> Table:
@@ -191,14 +191,14 @@ def main_table(scores: Scores, metrics: Sequence[str] = MAIN) -> Table:
 
 def score_tables(scores: Scores, metrics: Sequence[str] = MAIN) -> list[Table]:
     """The means, the first metric by group, what is declined, and the differences from the first run."""
-    others = {**grouped_tables(scores, metrics[0]), **abstention_tables(scores)}.values()
-    return [main_table(scores, metrics), *others, *([comparison_table(scores, metrics)] if scores.comparisons else [])]
+    tables = {**grouped_tables(scores, metrics[0]), **abstention_tables(scores)}.values()
+    return [main_table(scores, metrics), *tables, *([comparison_table(scores, metrics)] if scores.comparisons else [])]
 
 
 def group_table(scores: Scores, metric: str = "em") -> Table:
     """One row per run, one column per group of questions (by hops, by kind) that is not a data set."""
-    every = dict.fromkeys(summary.group for summary in scores.summaries)
-    return _columns(scores, metric, {group: group for group in every if group not in scores.by_dataset})
+    groups = dict.fromkeys(summary.group for summary in scores.summaries)
+    return _columns(scores, metric, {group: group for group in groups if group not in scores.by_dataset})
 
 
 def dataset_table(scores: Scores, metric: str = "em") -> Table:
@@ -247,27 +247,27 @@ def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str
     `p` is of the paired randomisation test, `McNemar` of the exact test for binary metrics. With more than one row a
     column has p-values corrected for all rows (Holm).
     """
-    compared: list[tuple[str, str, Difference]] = []
+    results: list[tuple[str, str, Difference]] = []
     notes: list[str] = []
     for comparison in (item for item in scores.comparisons if item.group == group):
         names = [name for name in metrics if name in comparison.metrics]
-        compared += [(f"{comparison.run} − {comparison.against}", name, comparison.metrics[name]) for name in names]
-        notes += _unpaired(comparison)
-    corrected = holm([difference.p for _, _, difference in compared])
-    binary = any(difference.mcnemar is not None for _, _, difference in compared)
-    several = len(compared) > 1
+        results += [(f"{comparison.run} − {comparison.against}", name, comparison.metrics[name]) for name in names]
+        notes += _unpaired_notes(comparison)
+    corrected = holm([difference.p for _, _, difference in results])
+    binary = any(difference.mcnemar is not None for _, _, difference in results)
+    has_several = len(results) > 1
     rows = []
-    for (pair, name, paired), p in zip(compared, corrected, strict=True):
-        interval = paired.difference
-        shown = ("+" if interval.mean > 0 else "") + _cell(interval, name)
-        p_values = [paired.p, *([p] if several else []), *([paired.mcnemar] if binary else [])]
-        rows.append((pair, name, str(interval.n), shown, *map(_p, p_values)))
+    for (pair, name, difference), p in zip(results, corrected, strict=True):
+        interval = difference.difference
+        cell = ("+" if interval.mean > 0 else "") + _cell(interval, name)
+        p_values = [difference.p, *([p] if has_several else []), *([difference.mcnemar] if binary else [])]
+        rows.append((pair, name, str(interval.n), cell, *map(_p, p_values)))
     if sentence := verdict(claims_of(scores, metrics, group)):
         notes.insert(0, sentence)
-    if several:
-        notes.append(f"p (Holm): corrected for the {len(compared)} comparisons of this table.")
-    more = (("p (Holm)",) if several else ()) + (("McNemar",) if binary else ())
-    return Table(("runs", "metric", "questions", "difference", "p", *more), tuple(rows), tuple(notes))
+    if has_several:
+        notes.append(f"p (Holm): corrected for the {len(results)} comparisons of this table.")
+    extra_columns = (("p (Holm)",) if has_several else ()) + (("McNemar",) if binary else ())
+    return Table(("runs", "metric", "questions", "difference", "p", *extra_columns), tuple(rows), tuple(notes))
 
 
 def scores_json(scores: Scores) -> JsonObject:
@@ -316,8 +316,8 @@ def show(interval: Interval | None, decimals: int = 3) -> str:
 
 
 def _mean_of(summary: MetricSummary, metric: str) -> str:
-    lost = metric in JUDGED and metric not in summary.metrics and summary.why.no_reply
-    return "– (no verdict)" if lost else _cell(summary.metrics.get(metric), metric)
+    is_lost = metric in JUDGED and metric not in summary.metrics and summary.why.no_reply
+    return "– (no verdict)" if is_lost else _cell(summary.metrics.get(metric), metric)
 
 
 def _cell(interval: Interval | None, metric: str) -> str:
@@ -335,12 +335,12 @@ def left_out(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) ->
     notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
     for summary in summaries:
         if summary.faults:
-            why = f" {most}." if (most := commonest(summary.why.trajectories)) else ""
-            notes.append(f"{summary.run}: {summary.faults} trajectories have a fault; they are in no mean.{why}")
+            reason = f" {commonest_reason}." if (commonest_reason := commonest(summary.why.trajectories)) else ""
+            notes.append(f"{summary.run}: {summary.faults} trajectories have a fault; they are in no mean.{reason}")
         missing = {"the judge did not reply": summary.why.no_reply, "unreadable verdicts": summary.why.unreadable}
-        for what, reasons in missing.items():
-            if most := commonest(reasons):
-                notes.append(f"{summary.run}: {what}, {most}; the same command asks again.")
+        for label, reasons in missing.items():
+            if commonest_reason := commonest(reasons):
+                notes.append(f"{summary.run}: {label}, {commonest_reason}; the same command asks again.")
         if summary.missing:
             notes.append(f"{summary.run}: {summary.missing} questions are missing.")
         for name in metrics:
@@ -353,10 +353,10 @@ def left_out(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) ->
     return notes
 
 
-def _unpaired(comparison: Comparison) -> list[str]:
+def _unpaired_notes(comparison: Comparison) -> list[str]:
     """Notes on questions of only one run, from the first metric (the same for all metrics except gold passages)."""
-    plain = (difference for name, difference in comparison.metrics.items() if name not in JUDGED)
-    first = next(plain, next(iter(comparison.metrics.values()), None))
+    unjudged = (difference for name, difference in comparison.metrics.items() if name not in JUDGED)
+    first = next(unjudged, next(iter(comparison.metrics.values()), None))
     if first is None:
         return [f"{comparison.run} shares no question with {comparison.against}."]
     notes = []
@@ -387,5 +387,5 @@ def difference_json(paired: Difference) -> JsonObject:
 
 
 def _line(cells: Sequence[str]) -> str:
-    safe = (cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for cell in cells)
-    return f"| {' | '.join(safe)} |"
+    escaped_cells = (cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for cell in cells)
+    return f"| {' | '.join(escaped_cells)} |"

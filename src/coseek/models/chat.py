@@ -120,8 +120,8 @@ def chat_frame(tokenizer: Tokenizer, given: bool = False) -> tuple[tuple[int, ..
     if middle != [()]:
         raise DataError(f"the chat template of {tokenizer.source} repeats what a user says; correct its chat_template")
     end = encode_content(tokenizer, [after])
-    opened = opened_at_end(tokenizer.decode(end)) if given else ""
-    closing = tokenizer.encode(f"\n{closing_of(opened)}\n\n" if opened else "")
+    open_mark = opened_at_end(tokenizer.decode(end)) if given else ""
+    closing = tokenizer.encode(f"\n{closing_of(open_mark)}\n\n" if open_mark else "")
     return encode_content(tokenizer, [before]), (*end, *closing)
 
 
@@ -157,9 +157,9 @@ def chat_pieces(
     ]
     try:
         split = _MARK.split(render_template(tokenizer, marks, tools))
-        rendered = set(map(int, split[2::4]))
+        rendered_indices = set(map(int, split[2::4]))
         for index, (role, content) in enumerate(messages):
-            if content and index not in rendered:
+            if content and index not in rendered_indices:
                 raise DataError(
                     f"the chat template of {tokenizer.source} drops what the {role} says; correct its chat_template"
                 )
@@ -182,8 +182,8 @@ def _strip(content: Content, start: bool, end: bool) -> list[TextPart | tuple[in
     while start and pieces and isinstance(first := pieces[0], TextPart):
         pieces[:1] = [TextPart(text, first.trusted)] if (text := first.text.lstrip()) else []
         start = not text
-    while end and pieces and isinstance(last := pieces[-1], TextPart):
-        pieces[-1:] = [TextPart(text, last.trusted)] if (text := last.text.rstrip()) else []
+    while end and pieces and isinstance(last_part := pieces[-1], TextPart):
+        pieces[-1:] = [TextPart(text, last_part.trusted)] if (text := last_part.text.rstrip()) else []
         end = not text
     return pieces
 
@@ -207,12 +207,12 @@ def render_template(
     template that refuses them."""
     from jinja2 import TemplateError
 
-    given = cast("list[dict[str, str]]", [*messages])  # what the library declares; templates take any JSON
+    template_messages = cast("list[dict[str, str]]", [*messages])  # what the library declares; templates take any JSON
     try:
         template = tokenizer.fast.get_chat_template(tools=[*tools] or None)
         template = template if "strftime_now" not in template else _FIXED_DATE + template
         text = tokenizer.fast.apply_chat_template(
-            given, [*tools] or None, chat_template=template, tokenize=False, add_generation_prompt=answers
+            template_messages, [*tools] or None, chat_template=template, tokenize=False, add_generation_prompt=answers
         )
     except (TemplateError, ValueError, TypeError) as error:
         raise DataError(f"the model's chat template does not take these messages: {str(error)[:200]}") from None
@@ -245,8 +245,8 @@ class ResultFrame:
         next turn begins."""
         parts: list[TextPart] = []
         ends: list[int] = []
-        for before, quoted, text in zip(self.before, self.quoted, map(str.strip, results), strict=False):
-            content = json.dumps(text, ensure_ascii=False)[1:-1] if quoted else text
+        for before, is_quoted, text in zip(self.before, self.quoted, map(str.strip, results), strict=False):
+            content = json.dumps(text, ensure_ascii=False)[1:-1] if is_quoted else text
             parts += [TextPart(before, trusted=True), TextPart(content)]
             ends.append((ends[-1] if ends else 0) + len(before) + len(content))
         if len(results) == len(self.before):
@@ -272,8 +272,8 @@ class ToolChat:
         """Raise `SettingError` for a template that does not show tools, or to which no result can be appended."""
         source, way_out = self.tokenizer.source, "take a protocol whose calls are plain text, such as react"
         prompt = "".join(self._prompt)
-        if unknown := [name for name in parameters_of(self.tools) if name not in prompt]:
-            raise SettingError(f"the chat template of {source} does not show the tool {unknown[0]!r}; {way_out}")
+        if unknown_names := [name for name in parameters_of(self.tools) if name not in prompt]:
+            raise SettingError(f"the chat template of {source} does not show the tool {unknown_names[0]!r}; {way_out}")
         try:
             self.frame(("user",), (tuple(parameters_of(self.tools))[:1],))
         except DataError as error:
@@ -292,7 +292,7 @@ class ToolChat:
     def end_of(self, ids: Sequence[int]) -> str:
         """The special token that ends a turn, or ""."""
         text = self.tokenizer.decode(ids[-1:])
-        return text if self._special.fullmatch(text) else ""
+        return text if self._special_pattern.fullmatch(text) else ""
 
     def read(self, ids: Sequence[int]) -> JsonObject:
         """Parse the assistant's message in a turn, with the tokenizer's response template, else with `read_turn`."""
@@ -326,9 +326,9 @@ class ToolChat:
         return [piece.text for piece in pieces if isinstance(piece, TextPart)]
 
     @cached_property
-    def _special(self) -> re.Pattern[str]:
-        special = [token.content for token in self.tokenizer.fast.added_tokens_decoder.values() if token.special]
-        return alternatives(special)
+    def _special_pattern(self) -> re.Pattern[str]:
+        special_tokens = [token.content for token in self.tokenizer.fast.added_tokens_decoder.values() if token.special]
+        return alternatives(special_tokens)
 
     def _frame(self, roles: tuple[str, ...], turns: tuple[Names, ...], end: str) -> ResultFrame:
         errors: list[DataError] = []
@@ -346,7 +346,7 @@ class ToolChat:
         last = chat.last
         turn, *results = chat.turn(turns[-1])
         anchor = chat.last - len(results)
-        expected = [str(number) for number in range(anchor + 1, chat.last + 1)]
+        expected_numbers = [str(number) for number in range(anchor + 1, chat.last + 1)]
         before, closed, full = (
             render_template(self.tokenizer, messages, self.tools, answers=answers)
             for messages, answers in (([*past], True), ([*past, turn], False), ([*past, turn, *results], True))
@@ -357,10 +357,10 @@ class ToolChat:
             raise DataError(f"the chat template changes earlier messages, from {prefix[index : index + 40]!r} on")
         closed, full = closed[_end_of(closed, anchor) :], full[_end_of(full, anchor) :]
         first, *pieces = _SLOT.split(full)
-        if pieces[::3] != expected:
+        if pieces[::3] != expected_numbers:
             raise DataError("the chat template drops or moves what a tool returns")
         texts = [first[self._frame_start(closed, first, end) :], *pieces[2::3]]
-        closers = self._special.findall(closed) or self._special.findall(texts[0])[:1] or [""]
+        closers = self._special_pattern.findall(closed) or self._special_pattern.findall(texts[0])[:1] or [""]
         quoted = tuple(line != "\n" for line in pieces[1::3])
         return ResultFrame(tuple(texts[:-1]), quoted, texts[-1], closers[-1])
 
@@ -369,11 +369,11 @@ class ToolChat:
         results; both begin inside the turn."""
         if end and (index := frame.find(end)) >= 0:
             return index + len(end)
-        closers = list(self._special.finditer(closed))
+        closers = list(self._special_pattern.finditer(closed))
         body = closed[: closers[-1].start()] if closers else closed.rstrip()
         if not frame.startswith(body):
             raise DataError("the chat template writes a turn otherwise when a result follows")
-        closer = self._special.search(frame, len(body)) if closers else None
+        closer = self._special_pattern.search(frame, len(body)) if closers else None
         if closer is None:
             return len(body)
         return closer.end() if end else closer.start()
@@ -396,10 +396,10 @@ class _PlaceholderChat:
         if not names:
             return [self.message("assistant"), self.message("user")]
         # Mistral requires ids of nine letters and digits.
-        named = [(f"call{number:05d}", name) for number, name in enumerate(names)]
-        calls = [self._call(call_id, name) for call_id, name in (named[:1] if self.single else named)]
+        named_calls = [(f"call{number:05d}", name) for number, name in enumerate(names)]
+        calls = [self._call(call_id, name) for call_id, name in (named_calls[:1] if self.single else named_calls)]
         results: list[JsonObject] = [
-            {**self.message("tool"), "name": name, "tool_call_id": call_id} for call_id, name in named
+            {**self.message("tool"), "name": name, "tool_call_id": call_id} for call_id, name in named_calls
         ]
         return [{"role": "assistant", "content": "", "tool_calls": [*calls]}, *results]
 

@@ -63,11 +63,11 @@ class KVCache:
         """Allocated slots and columns."""
         self.version = 0
         """Changes when the cache is reallocated, which invalidates captured steps."""
-        self._most_slots, self._most_columns = 0, 0
+        self._max_slots, self._max_columns = 0, 0
 
     def expect(self, slots: int, columns: int) -> None:
         """Set the largest slots and columns that are needed: growth in advance stops there."""
-        self._most_slots, self._most_columns = max(slots, self._most_slots), max(columns, self._most_columns)
+        self._max_slots, self._max_columns = max(slots, self._max_slots), max(columns, self._max_columns)
 
     def reserve(self, slots: int, columns: int) -> None:
         """Allocate at least this many slots and columns; their contents are kept."""
@@ -75,15 +75,15 @@ class KVCache:
             return
         self.version += 1
         if slots > self.slots:
-            self.slots = max(slots, min(self.slots * 3 // 2, self._most_slots))
+            self.slots = max(slots, min(self.slots * 3 // 2, self._max_slots))
         if columns > self.columns:
-            self.columns = max(columns, min(self.columns * 3 // 2, self._most_columns))
+            self.columns = max(columns, min(self.columns * 3 // 2, self._max_columns))
         for store in (self.keys, self.values):
-            for layer, old in store.items():
-                store[layer] = old.new_zeros((self.slots, old.shape[1], self.columns, old.shape[3]))
-                store[layer][: old.shape[0], :, : old.shape[2]] = old
-        for layer, old in self.states.items():
-            self.states[layer] = torch.cat((old, old.new_zeros((self.slots - len(old), *old.shape[1:]))))
+            for layer, tensor in store.items():
+                store[layer] = tensor.new_zeros((self.slots, tensor.shape[1], self.columns, tensor.shape[3]))
+                store[layer][: tensor.shape[0], :, : tensor.shape[2]] = tensor
+        for layer, tensor in self.states.items():
+            self.states[layer] = torch.cat((tensor, tensor.new_zeros((self.slots - len(tensor), *tensor.shape[1:]))))
 
     def use(self, layer: int, heads: int, dim: int, like: Tensor, value_dim: int | None = None) -> None:
         """Allocate a layer's keys and values, once. Values may be narrower than keys (multi-head latent attention)."""
@@ -119,8 +119,8 @@ class KVCache:
         """Copy the first `columns` columns and the states of slots to other slots. All are read before any is
         written."""
         for keys_or_values in (*self.keys.values(), *self.values.values()):
-            used = keys_or_values[:, :, :columns]
-            used[to_N] = used[from_N]
+            used_columns = keys_or_values[:, :, :columns]
+            used_columns[to_N] = used_columns[from_N]
         for state in self.states.values():
             state[to_N] = state[from_N]
 
@@ -212,16 +212,16 @@ class SlotTable:
         self.seed[slot] = seed
         self.written[slot] = 0
         self.budget[slot] = budget
-        missing = budget - self.ids.shape[1]
-        if missing > 0:
-            self.ids = np.pad(self.ids, ((0, 0), (0, missing)))
-            self.logprobs = np.pad(self.logprobs, ((0, 0), (0, missing)))
+        missing_columns = budget - self.ids.shape[1]
+        if missing_columns > 0:
+            self.ids = np.pad(self.ids, ((0, 0), (0, missing_columns)))
+            self.logprobs = np.pad(self.logprobs, ((0, 0), (0, missing_columns)))
 
     def trim(self) -> None:
         """Free the space for tokens of ended turns, if it is three quarters or more."""
-        needed = int(self.budget[: self.used].max(initial=0))
-        if 4 * needed <= self.ids.shape[1]:
-            self.ids, self.logprobs = self.ids[:, :needed].copy(), self.logprobs[:, :needed].copy()
+        needed_columns = int(self.budget[: self.used].max(initial=0))
+        if 4 * needed_columns <= self.ids.shape[1]:
+            self.ids, self.logprobs = self.ids[:, :needed_columns].copy(), self.logprobs[:, :needed_columns].copy()
 
     def record(self, going: NDArray[np.bool_], ids: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
         """Append a token to the `going` live rows; their pending tokens are now in the cache."""
@@ -243,14 +243,14 @@ class SlotTable:
         count = int(front.sum())
         first = np.flatnonzero(~front[:count])
         second = count + np.flatnonzero(front[count:])
-        both, crossed = np.concatenate((first, second)), np.concatenate((second, first))
+        target_slots, source_slots = np.concatenate((first, second)), np.concatenate((second, first))
         columns: tuple[NDArray[np.generic], ...] = (
             *(self.open, self.key, self.length, self.pending),
             *(self.seed, self.written, self.budget, self.ids, self.logprobs),
         )
         for column in columns:
-            column[both] = column[crossed]
-        for slot in both[self.open[both]].tolist():
+            column[target_slots] = column[source_slots]
+        for slot in target_slots[self.open[target_slots]].tolist():
             self.slot_of[int(self.key[slot])] = slot
         return first, second
 
@@ -277,7 +277,7 @@ def plan_prefix_sharing(
     """Plan the reading of new rows: consecutive rounds, and the remaining tokens of each slot. `open_rows`: what other
     slots hold already, or the beginning of it."""
     rounds: list[SharingRound] = []
-    remaining: dict[int, tuple[int, ...]] = {}
+    remaining_ids: dict[int, tuple[int, ...]] = {}
     new_slots = {slot for slot, _ in rows}
     level = [(0, sorted((*rows, *open_rows), key=lambda row: row[1]))]
     while level:
@@ -286,23 +286,23 @@ def plan_prefix_sharing(
         copies: list[tuple[int, int, int]] = []
         for depth, group in level:
             for branch in _branches(group, depth + MIN_SHARED):
-                ids, last = branch[0][1], branch[-1][1]
+                ids, last_ids = branch[0][1], branch[-1][1]
                 targets = [slot for slot, _ in branch if slot in new_slots]
                 if len(branch) == 1:
-                    remaining |= dict.fromkeys(targets, ids[depth:])
+                    remaining_ids |= dict.fromkeys(targets, ids[depth:])
                 if len(branch) == 1 or not targets:
                     continue
-                shared = _common_length(ids, last)  # rows are sorted, so all rows between share it
+                shared_length = _common_length(ids, last_ids)  # rows are sorted, so all rows between share it
                 source = next((slot for slot, _ in branch if slot not in new_slots), None)
                 if source is None:
                     source = targets.pop(0)
-                    pieces.append((source, ids[depth:shared]))
-                copies += [(source, target, shared) for target in targets]
-                next_level.append((shared, branch))
+                    pieces.append((source, ids[depth:shared_length]))
+                copies += [(source, target, shared_length) for target in targets]
+                next_level.append((shared_length, branch))
         if copies:
             rounds.append(SharingRound(tuple(pieces), tuple(copies)))
         level = next_level
-    return _last_copies(rounds), remaining
+    return _last_copies(rounds), remaining_ids
 
 
 def _branches(rows: Sequence[PromptPiece], min_shared: int) -> Iterator[list[PromptPiece]]:

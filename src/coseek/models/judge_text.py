@@ -57,21 +57,21 @@ def unfenced(text: str) -> str:
 def read_verdict(text: str, after: str = "", plain: tuple[str, ...] = _PLAIN) -> bool | None:
     """True for a yes, False for a no, `None` for anything else. With `after`, only the text after its last occurrence
     is parsed, which must exist. `plain` are the words that are verdicts by themselves."""
-    relevant = visible_after(text, after)
-    if relevant is None:
+    visible_text = visible_after(text, after)
+    if visible_text is None:
         return None
-    text = unfenced(relevant)
-    for verdicts in (_marked(text), _in_json(text), _labelled(text) | _sentences(text, plain)):
+    text = unfenced(visible_text)
+    for verdicts in (_in_marks(text), _in_json(text), _in_labels(text) | _in_sentences(text, plain)):
         if verdicts:
             return verdicts.pop() if len(verdicts) == 1 else None
     return None
 
 
-def _marked(text: str) -> set[bool]:
+def _in_marks(text: str) -> set[bool]:
     r"""The verdict in `\boxed{…}`, or between the tags of an answer or a verdict, that a text ends with."""
     bare = _QUOTED.sub("", text).rstrip(" \t\n.$*)]\\")
-    last = [box for box in _BOXED.finditer(bare) if box.end() == len(bare)]
-    verdicts = (_verdict(_TEXT.sub(r"\1", box[1] or box[2])) for box in last)
+    final_boxes = [box for box in _BOXED.finditer(bare) if box.end() == len(bare)]
+    verdicts = (_verdict(_TEXT.sub(r"\1", box[1] or box[2])) for box in final_boxes)
     return {verdict for verdict in verdicts if verdict is not None}
 
 
@@ -89,7 +89,7 @@ def _in_json(text: str) -> set[bool]:
     return {verdict for verdict in verdicts if verdict is not None}
 
 
-def _labelled(text: str) -> set[bool]:
+def _in_labels(text: str) -> set[bool]:
     """Verdicts of the lines `Label: verdict`; the text after a verdict is its reason."""
     verdicts: set[bool] = set()
     plain = text.replace("*", "").replace("`", "")
@@ -97,11 +97,11 @@ def _labelled(text: str) -> set[bool]:
         match = _LABELLED.fullmatch(line.strip())
         if match and _is_label(match[1]):
             verdict = _verdict(match[2])
-            verdicts |= _first(match[2].strip(_MARKS)) if verdict is None else {verdict}
+            verdicts |= _first_verdict(match[2].strip(_MARKS)) if verdict is None else {verdict}
     return verdicts
 
 
-def _first(text: str, words: Collection[str] = _WORDS) -> set[bool]:
+def _first_verdict(text: str, words: Collection[str] = _WORDS) -> set[bool]:
     """The verdict that a text begins with, one of `words`; both where the next word qualifies it."""
     first = _FIRST.match(text)
     if first is None or first[1].lower() not in words:
@@ -109,12 +109,12 @@ def _first(text: str, words: Collection[str] = _WORDS) -> set[bool]:
     return {True, False} if first[2].lower() in _QUALIFIERS else {_WORDS[first[1].lower()]}
 
 
-def _sentences(text: str, plain: tuple[str, ...]) -> set[bool]:
+def _in_sentences(text: str, plain: tuple[str, ...]) -> set[bool]:
     """The verdict at the beginning of a text, and the one at its end."""
     bare = text.replace("*", "").strip(_MARKS)
     if _QUOTED.fullmatch(bare):
         bare = bare[1:-1].strip(_MARKS)
-    verdicts = _first(bare, _PLAIN)
+    verdicts = _first_verdict(bare, _PLAIN)
     last = _SENTENCE.split(bare)[-1].strip(_MARKS).lower()
     ending = _ENDING.fullmatch(_CLAUSE.split(last)[-1])
     word = ending[1] if ending else last if last in plain or bare.lower() in ("correct", "incorrect") else ""

@@ -192,8 +192,8 @@ class LocalLikelihood(RowEncoder):
 
         last = ids_BT.shape[1] - 1
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
-            kept = torch.arange(first, last, device=ids_BT.device)
-            logits = self.model(input_ids=ids_BT, use_cache=False, logits_to_keep=kept).logits
+            kept_positions = torch.arange(first, last, device=ids_BT.device)
+            logits = self.model(input_ids=ids_BT, use_cache=False, logits_to_keep=kept_positions).logits
         else:
             logits = self.model(input_ids=ids_BT, use_cache=False).logits[:, first:last]
         assert isinstance(logits, torch.Tensor)
@@ -318,20 +318,20 @@ def open_remote_likelihood(settings: RemoteLikelihoodSettings) -> RemoteLikeliho
 
 
 def _make_client(calls: HttpClient, paths: ServerPaths, settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
-    served = detect_server(calls, paths, settings.dialect, settings.model, samples=False)
-    dialect = prompt_dialect_of(served.dialect)
+    server = detect_server(calls, paths, settings.dialect, settings.model, samples=False)
+    dialect = prompt_dialect_of(server.dialect)
     if dialect is None:
         raise SettingError(
-            f"{calls.base} speaks {served.dialect}, which has no log-probabilities of prompts; likelihoods need "
+            f"{calls.base} speaks {server.dialect}, which has no log-probabilities of prompts; likelihoods need "
             f"{_SUPPORTED}"
         )
-    folder = model_path(settings.tokenizer or served.model)
+    folder = model_path(settings.tokenizer or server.model)
     if settings.tokenizer is None and not folder.is_dir():
         raise SettingError(
-            f"the tokenizer of {served.model!r} at {calls.base} is unknown; name a YAML file with `url` and "
+            f"the tokenizer of {server.model!r} at {calls.base} is unknown; name a YAML file with `url` and "
             "`tokenizer`, the folder of its model"
         )
     tokenizer = HfTokenizer.load(folder)
-    identity = digest_of(calls.base, served.dialect, served.model, fingerprint(folder, TOKENIZER))
+    identity = digest_of(calls.base, server.dialect, server.model, fingerprint(folder, TOKENIZER))
     around = chat_frame(tokenizer, given=True)
-    return RemoteLikelihood(tokenizer, around, calls, served, dialect, identity, settings.send)
+    return RemoteLikelihood(tokenizer, around, calls, server, dialect, identity, settings.send)

@@ -29,11 +29,11 @@ class LoraLinear(nn.Linear):
         self.on = True
 
     def forward(self, input: Tensor) -> Tensor:
-        plain = F.linear(input, self.weight, self.bias)
+        base_output = F.linear(input, self.weight, self.bias)
         if not self.on:
-            return plain
-        low = F.linear(input.to(self.lora_A.dtype), self.lora_A)
-        return plain + (F.linear(low, self.lora_B) * self.scale).to(plain.dtype)
+            return base_output
+        low_rank = F.linear(input.to(self.lora_A.dtype), self.lora_A)
+        return base_output + (F.linear(low_rank, self.lora_B) * self.scale).to(base_output.dtype)
 
     @torch.no_grad()
     def merged(self) -> Tensor:
@@ -58,10 +58,10 @@ def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
 def merge_adapters(module: nn.Module) -> None:
     """Replace adapted layers by plain ones with merged weights."""
     for name, layer in adapted_layers(module).items():
-        plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        plain.weight, plain.bias = nn.Parameter(layer.merged()), layer.bias
+        linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        linear.weight, linear.bias = nn.Parameter(layer.merged()), layer.bias
         parent, _, child = name.rpartition(".")
-        setattr(module.get_submodule(parent), child, plain.train(layer.training))
+        setattr(module.get_submodule(parent), child, linear.train(layer.training))
 
 
 @contextmanager

@@ -215,8 +215,8 @@ FAMILIES = {
 
 def missing(kind: str, path: Path | str, setting: str = "", known: Sequence[str] = ()) -> str:
     """The sentence for a missing folder, with the download command for a model on the hub; `setting` names it."""
-    named_as = f", which the recipe names as {setting}" if setting else ""
-    return f"there is no {kind + ' ' if kind else ''}{path}{named_as}; {way_out(str(path), known)}"
+    recipe_note = f", which the recipe names as {setting}" if setting else ""
+    return f"there is no {kind + ' ' if kind else ''}{path}{recipe_note}; {way_out(str(path), known)}"
 
 
 def way_out(name: str, known: Sequence[str] = ()) -> str:
@@ -234,12 +234,12 @@ def way_out(name: str, known: Sequence[str] = ()) -> str:
 def fetch_command(name: str) -> tuple[str, str] | None:
     """The name on the hub and the download folder; `None` for a plain path."""
     parts = Path(name).parts
-    last = parts[-1] if parts else ""
-    owner = next((owner for prefix, owner in FAMILIES.items() if last.startswith(prefix)), None)
-    if owner is not None and _NAME.fullmatch(f"{owner}/{last}"):
-        return f"{owner}/{last}", name if parts[:-1] not in ((), (owner,)) else f"models/{last}"
+    last_part = parts[-1] if parts else ""
+    owner = next((owner for prefix, owner in FAMILIES.items() if last_part.startswith(prefix)), None)
+    if owner is not None and _NAME.fullmatch(f"{owner}/{last_part}"):
+        return f"{owner}/{last_part}", name if parts[:-1] not in ((), (owner,)) else f"models/{last_part}"
     if _NAME.fullmatch(name) and not Path(parts[0]).is_dir():
-        return name, f"models/{last}"
+        return name, f"models/{last_part}"
     return None
 
 

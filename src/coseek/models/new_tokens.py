@@ -33,18 +33,18 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
     from coseek.models.pretrained import load_model, save_model
 
     before = HfTokenizer.load(source)
-    old = before.fast.get_vocab()
+    old_vocab = before.fast.get_vocab()
     fast = _with_words(before, words).fast  # a copy: `before` still splits the new words into pieces
     existing = before.fast.get_added_vocab()
     if added_tags := [tag for tag in dict.fromkeys(tags) if tag not in existing]:
         fast.add_special_tokens({"additional_special_tokens": added_tags})
     tokenizer = HfTokenizer(fast, str(source))
-    _check_ids(old, before.size, tokenizer)
+    _check_ids(old_vocab, before.size, tokenizer)
     model = load_model(source, Placement(device="cpu", precision="float32"))  # saved, not run
     if tokenizer.size > _weight_of(model.get_input_embeddings()).shape[0]:  # else the table has spare rows
         model.resize_token_embeddings(tokenizer.size, mean_resizing=False)
-    added = range(before.size, before.size + len(words))
-    pieces = {ident: before.encode(tokenizer.decode([ident])) for ident in added}
+    added_ids = range(before.size, before.size + len(words))
+    pieces = {ident: before.encode(tokenizer.decode([ident])) for ident in added_ids}
     generator = torch.Generator().manual_seed(seed)
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     for module in [inputs] if outputs is None else [inputs, outputs]:  # the same weight twice if tied
@@ -61,18 +61,18 @@ def add_tokens(source: Path, tags: Sequence[str], words: Sequence[str], folder: 
     save_model(model, tokenizer, folder)
 
 
-def _check_ids(old: Mapping[str, int], size: int, after: HfTokenizer) -> None:
+def _check_ids(old_ids: Mapping[str, int], size: int, new_tokenizer: HfTokenizer) -> None:
     """Raise `DataError` unless every known token has kept its id and the new ones have the ids from `size` on."""
-    new = after.fast.get_vocab()
-    moved = next((token for token, ident in old.items() if new.get(token) != ident), None)
+    new_ids = new_tokenizer.fast.get_vocab()
+    moved = next((token for token, ident in old_ids.items() if new_ids.get(token) != ident), None)
     if moved is not None:
         raise DataError(
-            f"{after.source}: tokens cannot be added, since {moved!r} would move from id {old[moved]} to "
-            f"{new.get(moved)}, away from its vector; set policy.add_tag_tokens=false and policy.add_word_tokens=0"
+            f"{new_tokenizer.source}: tokens cannot be added, since {moved!r} would move from id {old_ids[moved]} to "
+            f"{new_ids.get(moved)}, away from its vector; set policy.add_tag_tokens=false and policy.add_word_tokens=0"
         )
-    if {new[token] for token in new.keys() - old.keys()} != set(range(size, after.size)):
+    if {new_ids[token] for token in new_ids.keys() - old_ids.keys()} != set(range(size, new_tokenizer.size)):
         raise DataError(
-            f"{after.source}: tokens cannot be added, since their ids would not follow the known {size}; set "
+            f"{new_tokenizer.source}: tokens cannot be added, since their ids would not follow the known {size}; set "
             "policy.add_tag_tokens=false and policy.add_word_tokens=0"
         )
 

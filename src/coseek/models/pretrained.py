@@ -59,14 +59,14 @@ class Load:
 def recorded_loads() -> Iterator[list[Load]]:
     """Record all loads by transformers inside the block, from any library. One thread loads at a time."""
     loads: list[Load] = []
-    original = PreTrainedModel.__dict__[_LOADER]
+    original_loader = PreTrainedModel.__dict__[_LOADER]
 
     def load(cls: type[PreTrainedModel], /, *args: object, **kwargs: object) -> object:
         wants_info = kwargs.pop("output_loading_info", False)
         # Otherwise a shape that differs ends in an error that names neither tensor nor folder.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, info = original.__func__(cls, *args, **kwargs)
-        loads.append(_report(model, info))
+        model, info = original_loader.__func__(cls, *args, **kwargs)
+        loads.append(_load_of(model, info))
         return (model, info) if wants_info else model
 
     with _LOADING:
@@ -74,16 +74,16 @@ def recorded_loads() -> Iterator[list[Load]]:
         try:
             yield loads
         finally:
-            setattr(PreTrainedModel, _LOADER, original)
+            setattr(PreTrainedModel, _LOADER, original_loader)
 
 
-def _report(model: PreTrainedModel, info: LoadInfo) -> Load:
+def _load_of(model: PreTrainedModel, info: LoadInfo) -> Load:
     state = model.state_dict()
     order = {name: index for index, name in enumerate(state)}
-    missing = sorted(info["missing_keys"], key=lambda name: (order.get(name, len(order)), name))
+    missing_names = sorted(info["missing_keys"], key=lambda name: (order.get(name, len(order)), name))
     return Load(
         model,
-        tuple(name for name in missing if name not in state or state[name].is_floating_point()),
+        tuple(name for name in missing_names if name not in state or state[name].is_floating_point()),
         tuple(f"{name} ({_shape(stored)}, {_shape(own)})" for name, stored, own in sorted(info["mismatched_keys"])),
         tuple(sorted(info["unexpected_keys"])),
     )
@@ -97,9 +97,9 @@ def check_whole(folder: Path, loads: Sequence[Load], spare: Sequence[str] = ()) 
     """Raise `DataError` for weights that are missing, of another shape, or ignored although the model has their layer.
     Missing weights in `spare` are accepted."""
     for load in loads:
-        missing = [name for name in load.missing if name not in spare]
-        if missing:
-            raise DataError(f"{folder} lacks the weights of {listed(missing)}{_saved_as(load)}; fetch or save it again")
+        absent = [name for name in load.missing if name not in spare]
+        if absent:
+            raise DataError(f"{folder} lacks the weights of {listed(absent)}{_saved_as(load)}; fetch or save it again")
         if load.mismatched:
             raise DataError(
                 f"{folder} holds weights of another shape than its config.json says: {listed(load.mismatched)}; fetch "
@@ -130,15 +130,15 @@ def _check_quantized(folder: Path, load: Load) -> None:
 
 def listed(names: Sequence[str]) -> str:
     """The first names of a list, and the number of the others."""
-    shown = ", ".join(names[:2])
-    return f"{shown} and {len(names) - 2} more" if len(names) > 2 else shown
+    first_names = ", ".join(names[:2])
+    return f"{first_names} and {len(names) - 2} more" if len(names) > 2 else first_names
 
 
 def _saved_as(load: Load) -> str:
     """The architecture that the folder was saved from, if it is not the one that it is loaded as."""
     saved = [str(name) for name in getattr(load.model.config, "architectures", None) or ()]
-    own = type(load.model).__name__
-    return f" (it was saved from {saved[0]} and is opened as {own})" if saved and own not in saved else ""
+    class_name = type(load.model).__name__
+    return f" (it was saved from {saved[0]} and is opened as {class_name})" if saved and class_name not in saved else ""
 
 
 def _check_ignored(folder: Path, load: Load) -> None:

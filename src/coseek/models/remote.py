@@ -81,7 +81,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
     def _read(self, key: int, row: RowT, answer: AnswerT) -> Turn:
         """Parse a turn from a response and append its ids to the row. Raises `ValueError` for an invalid response."""
 
-    def _why(self, row: RowT, error: Exception) -> str:
+    def _describe_error(self, row: RowT, error: Exception) -> str:
         """The description of a failed call."""
         return str(error) or type(error).__name__
 
@@ -109,11 +109,11 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
         if not self._calls:
             return []
         turns: list[Turn] = []
-        ended = self.done.get()
-        while ended is not None:
-            turns += self.taken(*ended)
+        ended_call = self.done.get()
+        while ended_call is not None:
+            turns += self.taken(*ended_call)
             try:
-                ended = self.done.get(block=not turns)
+                ended_call = self.done.get(block=not turns)
             except Empty:
                 break
         return turns
@@ -135,7 +135,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
         except CancelledError:
             fault = "the connection to the server was closed"
         except self.failures as error:
-            fault = self._why(self._rows[key], error)
+            fault = self._describe_error(self._rows[key], error)
         return [Turn(key, (), (), TurnEnd.FAULT, fault)]
 
     def _send(self, request: Request) -> None:
@@ -268,7 +268,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         turn_request = TurnRequest(
             model=self.served.model,
             segments=tuple(row.segments),
-            max_tokens=self._allowed(request.max_tokens),
+            max_tokens=self._server_tokens(request.max_tokens),
             stops=self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops,
             temperature=self.temperature,
             seed=request.seed,
@@ -295,13 +295,13 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         row.segments.append(self._segment(True, turn.ids))
         return replace(turn, cost_usd=self.prices.of(tokens))
 
-    def _allowed(self, ids: int) -> int:
+    def _server_tokens(self, ids: int) -> int:
         """The server's tokens for a budget of ids."""
         return max(1, ids // self.ids_per_token)
 
-    def _why(self, row: _RemoteRow, error: Exception) -> str:
+    def _describe_error(self, row: _RemoteRow, error: Exception) -> str:
         hint = refused_field(error, row.sent) if isinstance(error, HttpFailure) else ""
-        return super()._why(row, error) + hint
+        return super()._describe_error(row, error) + hint
 
     def _check_read(self, row: _RemoteRow, tokens: tuple[int, int] | None) -> None:
         """Raise `ValueError` if the server read much less than was sent. Without its tokenizer, words are counted, and
@@ -316,7 +316,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         if not self._dialect.EXACT:
             if not self.tools:
                 _check_repeats(row, reply)
-            return self._encoded(key, row.max_tokens, reply)
+            return self._turn_from_text(key, row.max_tokens, reply)
         ids, logprobs = reply.ids or (), reply.logprobs
         if None not in (reply.version, row.version) and reply.version != row.version:
             raise ValueError(f"it sampled with version {reply.version} of the weights, and not with {row.version}")
@@ -328,7 +328,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         version = row.version if reply.version is None else reply.version
         return Turn(key, ids, logprobs[: len(ids)], end, exact=not self.inexact, version=version)
 
-    def _words(self, reply: ServerTurn, max_tokens: int) -> str:
+    def _words_within(self, reply: ServerTurn, max_tokens: int) -> str:
         """The turn's text. Separate reasoning is cut to the turn's budget, so that the turn keeps its action."""
         text = self.words_of(reply)
         if not reply.reasoning or len(self.tokenizer.encode_data(text)) <= max_tokens:
@@ -338,17 +338,17 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         reasoning = self.tokenizer.decode(self.tokenizer.encode_data(reply.reasoning)[:budget]).rstrip("\ufffd")
         return self.words_of(replace(reply, reasoning=reasoning))
 
-    def _encoded(self, key: int, max_tokens: int, reply: ServerTurn) -> Turn:
+    def _turn_from_text(self, key: int, max_tokens: int, reply: ServerTurn) -> Turn:
         """A turn from text. Its log-probabilities are unknown and set to 0."""
         if not reply.text.strip() and not reply.calls:
             way_out = "; raise the limit max_turn_tokens" if reply.cut_off else ""
-            raise ValueError(why_wordless(reply, self._allowed(max_tokens)) + way_out)
-        text, end = self._words(reply, max_tokens), TurnEnd.LENGTH if reply.cut_off else TurnEnd.EOS
+            raise ValueError(why_wordless(reply, self._server_tokens(max_tokens)) + way_out)
+        text, end = self._words_within(reply, max_tokens), TurnEnd.LENGTH if reply.cut_off else TurnEnd.EOS
         stop_ends = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
         if stop_ends:
             text, end = text[: min(stop_ends)], TurnEnd.STOP
-        elif not reply.cut_off and (lost := self.lost_stop(text)):
-            text, end = text + lost, TurnEnd.STOP
+        elif not reply.cut_off and (lost_text := self.lost_stop(text)):
+            text, end = text + lost_text, TurnEnd.STOP
         ids = tuple(self.tokenizer.encode_data(text))
         if len(ids) > max_tokens:
             ids, end = ids[:max_tokens], TurnEnd.LENGTH
@@ -381,8 +381,8 @@ def same_text(decoded: str, text: str) -> bool:
     """Whether two decodings of the same ids agree in their first halves, ignoring white space. Servers differ in
     leading spaces, partial characters and end of text. A tokenizer of another model decodes nonsense."""
     decoded, text = "".join(decoded.split()), "".join(text.split())
-    half = min(len(decoded), len(text)) // 2
-    return decoded[:half] == text[:half]
+    half_length = min(len(decoded), len(text)) // 2
+    return decoded[:half_length] == text[:half_length]
 
 
 def why_inexact(
@@ -430,15 +430,15 @@ def detect_server(
 
 def _pick_model(address: str, names: Sequence[str], model: str | None) -> str:
     """The named model, or the server's only one. Raises `SettingError` for an unknown model or a choice of several."""
-    listed = ", ".join(map(repr, names[:20]))
+    names_text = ", ".join(map(repr, names[:20]))
     if model is not None and model not in names:  # Gemini's and Ollama's lists have longer names
         model = next((name for name in (f"models/{model}", f"{model}:latest") if name in names), model)
     if model is not None and names and model not in names:
         raise SettingError(
-            f"{address} has no model {model!r}; it has {listed} (its list is not asked for when a dialect is named)"
+            f"{address} has no model {model!r}; it has {names_text} (its list is not asked for when a dialect is named)"
         )
     if model is None and len(names) != 1:
-        choice = f"one of {listed}" if names else "its name"
+        choice = f"one of {names_text}" if names else "its name"
         raise SettingError(f"{address} lists {len(names)} models; say which one to ask with model: {choice}")
     return model or names[0]
 
@@ -465,17 +465,17 @@ def open_remote(
     """Open the model at a URL. With `text_only`, a server that is detected as vLLM or SGLang gets chat messages instead
     of ids. A server that gets chat messages also gets the `tools`, if any."""
     calls, paths = open_client(url, settings)
-    served = detect_server(calls, paths, settings.dialect, settings.model)
-    if text_only and settings.dialect == "auto" and served.dialect in ("vllm", "sglang"):
-        served = replace(served, dialect="chat")
-    if tools and settings.dialect == "auto" and served.dialect == "chat":
-        served = replace(served, dialect="tools")
-    if served.dialect == ("chat" if tools else "tools"):
+    server = detect_server(calls, paths, settings.dialect, settings.model)
+    if text_only and settings.dialect == "auto" and server.dialect in ("vllm", "sglang"):
+        server = replace(server, dialect="chat")
+    if tools and settings.dialect == "auto" and server.dialect == "chat":
+        server = replace(server, dialect="tools")
+    if server.dialect == ("chat" if tools else "tools"):
         calls_format = "native tool calls, such as tools" if not tools else "calls in plain text, such as react"
-        raise SettingError(f"the dialect {served.dialect} needs a protocol with {calls_format}")
+        raise SettingError(f"the dialect {server.dialect} needs a protocol with {calls_format}")
     return RemoteModel(
         calls,
-        served,
+        server,
         tokenizer,
         tuple(stops),
         temperature,
@@ -483,7 +483,7 @@ def open_remote(
         settings.send,
         lost_stop=lost_stop or (lambda text: ""),
         neutral=neutral,
-        tools=tuple(tools) if served.dialect == "tools" else (),
+        tools=tuple(tools) if server.dialect == "tools" else (),
         text_stops=None if text_stops is None else tuple(text_stops),
         prices=settings.prices,
     )

@@ -87,8 +87,8 @@ class Sampler:
         self._max_length = min(max_positions, self.settings.max_tokens or max_positions)
         self.max_rows = self.settings.max_rows
         if self.settings.cache_gib is not None:
-            fitting = rows_that_fit(self.settings.cache_gib, model, dtype, self._max_length)
-            self.max_rows = max(1, min(self.max_rows, fitting))
+            fitting_rows = rows_that_fit(self.settings.cache_gib, model, dtype, self._max_length)
+            self.max_rows = max(1, min(self.max_rows, fitting_rows))
         self._engine.cache.expect(self.max_rows, self._max_length)
         self._table = SlotTable(self.max_rows)
         self._waiting: dict[int, Request] = {}
@@ -230,10 +230,10 @@ class Sampler:
         self._reserve(0)  # a new row may have a slot that the engine has not allocated
         self._exchange(*table.partition(front))
         table.live += len(self._unread)
-        unread = [(table.slot_of[key], ids) for key, ids in self._unread.items()]
-        for slot, ids in unread:
+        unread_rows = [(table.slot_of[key], ids) for key, ids in self._unread.items()]
+        for slot, ids in unread_rows:
             table.pending[slot] = ids[-1]
-        pieces = [(slot, ids[:-1]) for slot, ids in unread]
+        pieces = [(slot, ids[:-1]) for slot, ids in unread_rows]
         self._unread = {}
         # The rows' lengths at the end of their turns, without the tokens still to be read.
         self._reserve(int((table.length + table.budget - table.written)[: table.live].max()))
@@ -257,11 +257,11 @@ class Sampler:
         if new_rows and self._shares:
             slot_of = {self._context(slot)[: table.length[slot]]: slot for slot in table.slot_of.values()}
             open_rows = [(slot, ids) for ids, slot in slot_of.items() if ids]
-        rounds, remaining = plan_prefix_sharing(new_rows, open_rows)
+        rounds, remaining_ids = plan_prefix_sharing(new_rows, open_rows)
         for sharing_round in rounds:
             self._prefill_pieces(sharing_round.pieces)
             self._copy(sharing_round.copies)
-        return [(slot, remaining.get(slot, ids)) for slot, ids in pieces]
+        return [(slot, remaining_ids.get(slot, ids)) for slot, ids in pieces]
 
     def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the beginnings of rows to other rows, in the cache."""
@@ -297,8 +297,8 @@ class Sampler:
 
     def _reserve(self, columns: int) -> None:
         """Reserve at least this many columns for all open rows, and at least their lengths."""
-        used = self._table.used
-        self._engine.reserve(used, max(columns, int(self._table.length[:used].max())))
+        used_slots = self._table.used
+        self._engine.reserve(used_slots, max(columns, int(self._table.length[:used_slots].max())))
 
     def _decode(self, max_tokens: int) -> int:
         """Sample at most `max_tokens` tokens, and at most the engine's `run_ahead`, on every live row; returns their
@@ -331,18 +331,18 @@ class Sampler:
     def _record(self, ids_SB: NDArray[np.int64], logprobs_SB: NDArray[np.float64]) -> None:
         """Append the sampled tokens to the live rows, each up to the end of its turn, and stop rows that ended."""
         table = self._table
-        going = np.ones(table.live, np.bool_)
+        is_running = np.ones(table.live, np.bool_)
         for ids, logprobs in zip(ids_SB, logprobs_SB, strict=True):
-            table.record(going, ids, logprobs)
+            table.record(is_running, ids, logprobs)
             candidates = self._stops.maybe[ids] | self._is_end[ids] | ~np.isfinite(logprobs)
             candidates |= (table.written >= table.budget)[: table.live]
-            for slot in np.flatnonzero(candidates & going).tolist():
+            for slot in np.flatnonzero(candidates & is_running).tolist():
                 turn = self._turn(slot, not np.isfinite(logprobs[slot]))
                 if turn is not None:
                     self._stopped.append(turn)
-                    going[slot] = False
-        self._exchange(*table.partition(going))
-        table.live = int(going.sum())
+                    is_running[slot] = False
+        self._exchange(*table.partition(is_running))
+        table.live = int(is_running.sum())
 
     def _turn(self, slot: int, broken: bool) -> Turn | None:
         """The turn in a slot, if it has ended."""

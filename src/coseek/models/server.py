@@ -83,8 +83,8 @@ def split_settings(url: str) -> tuple[str, JsonObject]:
 def with_settings(url: str, settings: JsonObject) -> str:
     """Append settings of one level (`{"model": …, "send.seed": None}`) to a URL, for `split_settings`."""
     texts = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items())
-    quoted = [quote(text, safe='=:/" ') for text in texts]
-    return f"{url}{'&' if '#' in url else '#'}{'&'.join(quoted)}" if quoted else url
+    quoted_texts = [quote(text, safe='=:/" ') for text in texts]
+    return f"{url}{'&' if '#' in url else '#'}{'&'.join(quoted_texts)}" if quoted_texts else url
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +121,15 @@ def open_client(url: str, settings: ServerSettings) -> tuple[HttpClient, ServerP
 
 def with_changes(body: JsonObject, send: Mapping[str, object]) -> JsonObject:
     """The body of a request with the changes of `ServerSettings.send`."""
-    changed: JsonObject = {}
+    changed_fields: JsonObject = {}
     for name, value in body.items():
-        new = cast(Json, send.get(name, value))
-        if name in send and isinstance(new, str) and not isinstance(value, str):
-            changed[new] = value
-        elif name not in send or new is not None:
-            changed[name] = new
-    added = {name: cast(Json, value) for name, value in send.items() if name not in body and value is not None}
-    return {**changed, **added}
+        replacement = cast(Json, send.get(name, value))
+        if name in send and isinstance(replacement, str) and not isinstance(value, str):
+            changed_fields[replacement] = value
+        elif name not in send or replacement is not None:
+            changed_fields[name] = replacement
+    added_fields = {name: cast(Json, value) for name, value in send.items() if name not in body and value is not None}
+    return {**changed_fields, **added_fields}
 
 
 def refused_field(error: HttpFailure, fields: Iterable[str]) -> str:
@@ -146,8 +146,8 @@ def refused_field(error: HttpFailure, fields: Iterable[str]) -> str:
         return ""
     name = names[match[0].lower()]
     # vLLM names both names where the value is too large.
-    if (new := _RENAMES.get(name, "")) and new in message and "too large" not in message:
-        return f"; rename the field with `send: {{{name}: {new}}}` in the server's settings"
+    if (new_name := _RENAMES.get(name, "")) and new_name in message and "too large" not in message:
+        return f"; rename the field with `send: {{{name}: {new_name}}}` in the server's settings"
     return f"; omit the field with `send: {{{name}: null}}` in the server's settings, or send another value there"
 
 
@@ -197,11 +197,11 @@ def read_usage(answer: JsonObject) -> tuple[int, int] | None:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
-    read, written, total = (usage.get(f"{part}_tokens") for part in ("prompt", "completion", "total"))
-    if type(read) is not int or type(written) is not int or read < 0 or written < 0:
+    read_tokens, written_tokens, total = (usage.get(f"{part}_tokens") for part in ("prompt", "completion", "total"))
+    if type(read_tokens) is not int or type(written_tokens) is not int or read_tokens < 0 or written_tokens < 0:
         return None
     # Gemini and xAI count hidden reasoning, which is paid for, in the total alone.
-    return read, max(written, total - read) if type(total) is int else written
+    return read_tokens, max(written_tokens, total - read_tokens) if type(total) is int else written_tokens
 
 
 def check_read(tokens: tuple[int, int] | None, sent: int, words: bool = False) -> None:
@@ -209,8 +209,8 @@ def check_read(tokens: tuple[int, int] | None, sent: int, words: bool = False) -
     those of `read_usage`; `sent` are tokens or words. A word takes a token or more, and a few fit every context, so
     that the bound is lower for words."""
     share = _MIN_READ_SHARE * sent
-    least = min(share - _COUNT_TOLERANCE, sent - _FEW_WORDS) if words else min(share, sent - _COUNT_TOLERANCE)
-    if tokens is not None and 0 < tokens[0] < least:
+    min_tokens = min(share - _COUNT_TOLERANCE, sent - _FEW_WORDS) if words else min(share, sent - _COUNT_TOLERANCE)
+    if tokens is not None and 0 < tokens[0] < min_tokens:
         raise ValueError(
             f"it read {tokens[0]} tokens of the {sent} {'words' if words else 'tokens'} that were sent; raise the "
             "server's context (num_ctx of Ollama, --ctx-size of llama.cpp), or send less (limit max_tokens, --budget)"

@@ -43,12 +43,12 @@ class ServerPool:
         self.tokenizer: Tokenizer = servers[0].tokenizer
         self.moved = 0
         """Turns that were requested again from another server."""
-        self._current = set(range(len(servers)))
+        self._current_servers = set(range(len(servers)))
         """Servers with the current weights."""
         self._rests_until = [0.0] * len(servers)
         self._rows: dict[int, _PooledRow] = {}
-        self._done = servers[0].done
-        self._lost: list[Turn] = []
+        self._done_calls = servers[0].done
+        self._lost_turns: list[Turn] = []
         """Faults of rows without a server."""
         self._lock = RLock()
         self._paused = self._stopped = False
@@ -56,21 +56,21 @@ class ServerPool:
     @property
     def concurrency(self) -> int:
         """Rows that the servers continue at once."""
-        return sum(self.servers[index].concurrency for index in self._current)
+        return sum(self.servers[index].concurrency for index in self._current_servers)
 
     def pause(self) -> None:
         """Hold turns back until `use`, and wait for those that are being sampled: each is of one version of the
         weights."""
         with self._lock:
             self._paused = True
-            pending = [call for server in self.servers for call in server.pending]
-        wait(pending)
+            pending_calls = [call for server in self.servers for call in server.pending]
+        wait(pending_calls)
 
     def use(self, current: Sequence[int], version: int, names: Mapping[int, str] | None = None) -> None:
         """Use only the servers with these indices from now on, which have the weights of a version. `names`: the new
         names of the model by index, if they changed. Sends the turns that were held back."""
         with self._lock:
-            self._current, self._paused = set(current), False
+            self._current_servers, self._paused = set(current), False
             for index in current:
                 server = self.servers[index]
                 server.version = version
@@ -79,7 +79,7 @@ class ServerPool:
             for row in self._rows.values():
                 if row.is_pending and row.server < 0:
                     self._send(row)
-            if self._lost:
+            if self._lost_turns:
                 self.wake()
 
     def stop(self) -> None:
@@ -101,29 +101,29 @@ class ServerPool:
         with self._lock:
             row.request = replace(request, ids=row.request.ids + request.ids, written=row.request.written)
             row.is_pending, row.failed = True, set()
-            if row.server in self._current and not self._paused:
+            if row.server in self._current_servers and not self._paused:
                 self.servers[row.server].extend(request)
             else:
-                self._leave(row)
+                self._leave_server(row)
                 self._send(row)
 
     def wake(self) -> None:
-        self._done.put(None)
+        self._done_calls.put(None)
 
     def step(self) -> list[Turn]:
         """Wait for at least one row, or until `wake`; returns the turns of all finished rows."""
         if self._stopped:
             raise ModelError("the rollout was stopped")
         with self._lock:
-            turns, self._lost = self._lost, []
+            turns, self._lost_turns = self._lost_turns, []
         if not any(row.is_pending for row in self._rows.values()):
             return turns
         try:
-            ended = self._done.get(block=not turns)
-            while ended is not None:
+            ended_call = self._done_calls.get(block=not turns)
+            while ended_call is not None:
                 with self._lock:
-                    turns += self._taken(*ended)
-                ended = self._done.get(block=not turns)
+                    turns += self._turns_of(*ended_call)
+                ended_call = self._done_calls.get(block=not turns)
         except Empty:
             pass
         return turns
@@ -133,9 +133,9 @@ class ServerPool:
         with self._lock:
             row = self._rows.pop(key, None)
             if row is not None:
-                self._leave(row)
+                self._leave_server(row)
 
-    def _taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
+    def _turns_of(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
         row = self._rows.get(key)
         if row is None or row.server < 0:
             return []
@@ -144,9 +144,9 @@ class ServerPool:
             if turn.end is TurnEnd.FAULT:
                 row.failed.add(row.server)
                 self._rests_until[row.server] = time.monotonic() + REST_S
-                if self._current - row.failed:
+                if self._current_servers - row.failed:
                     self.moved += 1
-                    self._leave(row)
+                    self._leave_server(row)
                     self._send(row)
                     return []
             row.is_pending = False
@@ -162,17 +162,17 @@ class ServerPool:
         """Open the whole row at the server with the fewest rows; hold it back during a pause."""
         if self._paused:
             return
-        choices = self._current - row.failed
+        choices = self._current_servers - row.failed
         if not choices:
             row.is_pending = False
             fault = "no rollout server has the current weights"
-            self._lost.append(Turn(row.request.key, (), (), TurnEnd.FAULT, fault))
+            self._lost_turns.append(Turn(row.request.key, (), (), TurnEnd.FAULT, fault))
             return
-        now, busy = time.monotonic(), [other.server for other in self._rows.values() if other.is_pending]
-        row.server = min(choices, key=lambda index: (self._rests_until[index] > now, busy.count(index), index))
+        now, busy_servers = time.monotonic(), [other.server for other in self._rows.values() if other.is_pending]
+        row.server = min(choices, key=lambda index: (self._rests_until[index] > now, busy_servers.count(index), index))
         self.servers[row.server].start(row.request)
 
-    def _leave(self, row: _PooledRow) -> None:
+    def _leave_server(self, row: _PooledRow) -> None:
         if row.server >= 0:
             self.servers[row.server].close(row.request.key)
             row.server = -1

@@ -71,11 +71,11 @@ _CUT_MARK = "\0"
 """Ends a cached text that was cut; no model writes it."""
 
 
-def _stored(texts: Mapping[str, Output]) -> dict[str, str]:
+def _stored_texts(texts: Mapping[str, Output]) -> dict[str, str]:
     return {key: text + _CUT_MARK * isinstance(text, CutText) for key, text in texts.items() if isinstance(text, str)}
 
 
-def _restored(texts: Mapping[str, str]) -> dict[str, Output]:
+def _restored_outputs(texts: Mapping[str, str]) -> dict[str, Output]:
     return {key: CutText(text[:-1]) if text.endswith(_CUT_MARK) else text for key, text in texts.items()}
 
 
@@ -113,14 +113,14 @@ def texts_of(outputs: Sequence[Output]) -> list[str]:
 
 def generate_each(model: TextModel, prompts: Sequence[str], max_tokens: int) -> list[Output]:
     """One text or error per prompt, in order. Equal prompts are sent once."""
-    unique = list(dict.fromkeys(prompts))
+    unique_prompts = list(dict.fromkeys(prompts))
     try:
-        outputs: Sequence[Output] = model.write(unique, max_tokens) if unique else []
+        outputs: Sequence[Output] = model.write(unique_prompts, max_tokens) if unique_prompts else []
     except PartialFailure as error:
         outputs = error.outputs
     except ModelError as error:
-        outputs = [error] * len(unique)
-    by_prompt = dict(zip(unique, outputs, strict=True))
+        outputs = [error] * len(unique_prompts)
+    by_prompt = dict(zip(unique_prompts, outputs, strict=True))
     return [by_prompt[prompt] for prompt in prompts]
 
 
@@ -138,12 +138,12 @@ class CachedTextModel:
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         keys = [digest_of(self.identity, prompt, str(max_tokens)) for prompt in prompts]
-        outputs = _restored(self.store.read(list(dict.fromkeys(keys))))
+        outputs = _restored_outputs(self.store.read(list(dict.fromkeys(keys))))
         missing = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in outputs}
         if missing:
-            fresh = dict(zip(missing, generate_each(self.model, list(missing.values()), max_tokens), strict=True))
-            self.store.write(_stored(fresh))
-            outputs |= fresh
+            new_outputs = dict(zip(missing, generate_each(self.model, list(missing.values()), max_tokens), strict=True))
+            self.store.write(_stored_texts(new_outputs))
+            outputs |= new_outputs
         return texts_of([outputs[key] for key in keys])
 
 
@@ -213,9 +213,9 @@ class RemoteTextModel:
         keys = [_digest([self.calls.base, self._path, body]) for body in requests]
         bodies = dict(zip(keys, requests, strict=True))
         words = {key: len(prompt.split()) for key, prompt in zip(keys, prompts, strict=True)}
-        stored = {} if self.store is None else self.store.read(list(bodies))
+        stored_texts = {} if self.store is None else self.store.read(list(bodies))
         # Older caches hold empty replies.
-        outputs = _restored({key: text for key, text in stored.items() if visible(text).strip()})
+        outputs = _restored_outputs({key: text for key, text in stored_texts.items() if visible(text).strip()})
         with self._lock:
             self.usage.remembered += len(outputs)
         calls = {self.calls.submit("POST", self._path, bodies[key]): key for key in bodies if key not in outputs}
@@ -229,7 +229,7 @@ class RemoteTextModel:
                 except (ValueError, CancelledError) as error:
                     outputs[key] = ModelError(str(error) or "the connection to the server was closed")
                 if self.store is not None:
-                    self.store.write(_stored({key: outputs[key]}))
+                    self.store.write(_stored_texts({key: outputs[key]}))
         finally:
             for call in calls:
                 call.cancel()
@@ -255,9 +255,9 @@ class RemoteTextModel:
 def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
     """Open the client of a server. If no model is named, the server is asked for its model."""
     calls, paths = open_client(settings.url, settings)
-    served = detect_server(calls, paths, settings.dialect, settings.model)
+    server = detect_server(calls, paths, settings.dialect, settings.model)
     store = None if settings.cache is None else TextCache(Path(settings.cache))
-    return RemoteTextModel(calls, served, settings, store)
+    return RemoteTextModel(calls, server, settings, store)
 
 
 def named_server(name: str) -> RemoteTextModelSettings | None:
@@ -310,20 +310,20 @@ class LocalTextModel:
     identity: str
     cut_prompts: int = 0
     """The number of prompts whose middle was removed."""
-    _next: int = field(default=0, repr=False)
+    _next_key: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
-        self._opened = opened_at_end(self.model.tokenizer.decode(self.around[1]))
+        self._open_mark = opened_at_end(self.model.tokenizer.decode(self.around[1]))
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         """One text per prompt, in order, each of at most `max_tokens` tokens. Failures are a `PartialFailure`."""
-        keys = range(self._next, self._next + len(prompts))
-        self._next += len(prompts)
+        keys = range(self._next_key, self._next_key + len(prompts))
+        self._next_key += len(prompts)
         outputs: dict[int, Output] = {}
         try:
             for key, prompt in zip(keys, prompts, strict=True):
                 try:
-                    ids = self._ids(prompt, max_tokens)
+                    ids = self._framed_ids(prompt, max_tokens)
                 except ModelError as error:
                     outputs[key] = error
                     continue
@@ -347,24 +347,24 @@ class LocalTextModel:
         if turn.end is TurnEnd.FAULT:
             return ModelError(turn.fault)
         ids = turn.ids[:-1] if turn.end is TurnEnd.EOS else turn.ids
-        text = self._opened + self.model.tokenizer.decode(ids)
+        text = self._open_mark + self.model.tokenizer.decode(ids)
         if turn.end is TurnEnd.LENGTH and text.strip() and not visible(text).strip():
             return OutOfTokens(f"{len(ids)} tokens were used up before an answer; raise its limit of tokens")
         return CutText(text) if turn.end is TurnEnd.LENGTH else text
 
-    def _ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
+    def _framed_ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
         """The prompt in its frame. A long prompt keeps its beginning and end, where instructions are."""
         before, after = self.around
         ids = self.model.tokenizer.encode_data(prompt)
         max_ids = self.max_context - max_tokens - len(before) - len(after)
         if len(ids) > max_ids:
             notice = self.model.tokenizer.encode_data(CUT)
-            kept = max_ids - len(notice)
-            if kept < 2:
+            kept_count = max_ids - len(notice)
+            if kept_count < 2:
                 raise ModelError(
                     f"{self.max_context} tokens of context leave no room for a prompt and {max_tokens} output tokens"
                 )
-            ids = [*ids[: kept - kept // 2], *notice, *ids[len(ids) - kept // 2 :]]
+            ids = [*ids[: kept_count - kept_count // 2], *notice, *ids[len(ids) - kept_count // 2 :]]
             self.cut_prompts += 1
         framed = (*before, *ids, *after)
         if not framed:

@@ -48,10 +48,10 @@ class HfTokenizer:
             rust.no_truncation()
             rust.no_padding()
         self._untrusted.encode_special_tokens = True
-        added = self._trusted.get_added_tokens_decoder().values()
+        added_entries = self._trusted.get_added_tokens_decoder().values()
         # `encode_special_tokens` covers only tokens marked special; Qwen marks <think> and <tool_call> as not special.
         # Gemma's line breaks are added tokens, too, and stay whole.
-        not_special = [token.content for token in added if not token.special and not token.content.isspace()]
+        not_special = [token.content for token in added_entries if not token.special and not token.content.isspace()]
         # Matches the first character only, so that overlapping tokens are all found.
         starts = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in not_special)
         self._not_special = re.compile(starts) if starts else None
@@ -103,10 +103,10 @@ class HfTokenizer:
         special = {token.content for token in self._trusted.get_added_tokens_decoder().values() if token.special}
         stored = added_tokens(Path(self.source) / "tokenizer.json")
         specials = special if stored is None else {name for name, token in stored.items() if token.get("special")}
-        optional = {token for token in special if _MEDIA.search(token) or token not in specials}
-        optional |= special & {str(self.fast.pad_token)}
+        optional_tokens = {token for token in special if _MEDIA.search(token) or token not in specials}
+        optional_tokens |= special & {str(self.fast.pad_token)}
         vocab = self._trusted.get_vocab(with_added_tokens=True)
-        needed = 1 + max(ident for token, ident in vocab.items() if token not in optional)
+        needed = 1 + max(ident for token, ident in vocab.items() if token not in optional_tokens)
         if needed > rows:
             raise DataError(
                 f"{self.source}: its tokenizer has {needed} tokens, and the model embeds {rows}; resize the embeddings "
@@ -142,12 +142,12 @@ class ByteTokenizer:
         self._special_ids = {token: self.eos_id + index for index, token in enumerate((END, *special_tokens))}
         self._bytes = {byte: bytes((byte,)) for byte in range(self.eos_id)}
         self._bytes |= {ident: token.encode() for token, ident in self._special_ids.items()}
-        self._special = re.compile(f"({alternatives(list(self._special_ids)).pattern})")
+        self._special_pattern = re.compile(f"({alternatives(list(self._special_ids)).pattern})")
         self.size = self.eos_id + len(self._special_ids)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for piece in self._special.split(text):
+        for piece in self._special_pattern.split(text):
             ids += [self._special_ids[piece]] if piece in self._special_ids else piece.encode()
         return ids
 
@@ -230,7 +230,7 @@ class StopStrings:
             raise ValueError("a stop string is empty; every turn would end before it began")
         self._stops = tuple(stops)
         self._tokenizer = tokenizer
-        self._reach = max((len(stop.encode()) for stop in stops), default=0)
+        self._max_stop_bytes = max((len(stop.encode()) for stop in stops), default=0)
         texts = [tokenizer.decode((ident,)) for ident in range(vocabulary)]
         ends = {stop[-1] for stop in stops}
         self.at_once = np.array([any(stop in text for stop in stops) for text in texts], dtype=np.bool_)
@@ -246,7 +246,7 @@ class StopStrings:
         if not self.maybe[ids[-1]]:
             return False
         # A token has at least one byte, so a stop string spans at most its length in tokens.
-        text = self._tokenizer.decode(list(ids[-self._reach :]))
+        text = self._tokenizer.decode(list(ids[-self._max_stop_bytes :]))
         return any(stop in text for stop in self._stops)
 
 

@@ -174,8 +174,8 @@ def closing_of(mark: str) -> str:
     if pair := next((pair for pair in REASONING_MARKS if pair[0] == mark), None):
         return pair[1]
     if mark.startswith("<|"):
-        ended = _STARTS.sub("end", mark)
-        return ended if ended != mark else f"<|/{mark[2:]}"
+        end_mark = _STARTS.sub("end", mark)
+        return end_mark if end_mark != mark else f"<|/{mark[2:]}"
     return f"</{mark[1:-1].split()[0]}>"
 
 
@@ -337,7 +337,7 @@ def read_turn(text: str, opened: str = "", tools: Sequence[JsonObject] = ()) -> 
     if _HEAD.search(text):
         return _harmony(text)
     reasoning, words = split_reasoning(text)
-    content, calls = _marked(words, tools) if CALL[0] in words else _bare(words, tools)
+    content, calls = _marked_calls(words, tools) if CALL[0] in words else _bare_calls(words, tools)
     return message_of(content, reasoning, calls)
 
 
@@ -384,19 +384,19 @@ def _harmony(text: str) -> JsonObject:
     return message_of(content, "\n".join(filter(None, reasoning)), calls)
 
 
-def _marked(words: str, tools: Sequence[JsonObject]) -> tuple[str, list[ToolCallText]]:
+def _marked_calls(words: str, tools: Sequence[JsonObject]) -> tuple[str, list[ToolCallText]]:
     """The words outside `<tool_call>`, and the calls. The last one may lack its closing mark, if it ended the turn."""
     content, *pieces = words.split(CALL[0], MAX_CALLS + 1)
     calls: list[ToolCallText] = []
     for number, piece in enumerate(pieces, start=1):
-        inside, closed, rest = piece.partition(CALL[1])
+        body, closed, rest = piece.partition(CALL[1])
         is_complete = closed or number == len(pieces)
-        calls += (is_complete and (_in_json(inside) or _in_tags(inside, tools))) or [unread(inside)]
+        calls += (is_complete and (_json_calls(body) or _tag_calls(body, tools))) or [unread(body)]
         content += rest if rest.strip() else ""
     return content, calls
 
 
-def _in_json(text: str) -> list[ToolCallText]:
+def _json_calls(text: str) -> list[ToolCallText]:
     with suppress(InvalidJson):
         value = parse_lenient(text)
         rows = value if isinstance(value, list) else [value]
@@ -404,16 +404,16 @@ def _in_json(text: str) -> list[ToolCallText]:
     return []
 
 
-def _in_tags(text: str, tools: Sequence[JsonObject]) -> list[ToolCallText]:
+def _tag_calls(text: str, tools: Sequence[JsonObject]) -> list[ToolCallText]:
     name = text.partition("<arg_key>")[0].strip()
     if not _CALL_NAME.fullmatch(name):
         return []
     types = parameters_of(tools).get(name, {})
     pairs = ((key.strip(), value) for key, value in _PAIR.findall(text))
-    return _read_call({"name": name, "arguments": {key: _typed(value, types.get(key)) for key, value in pairs}})
+    return _read_call({"name": name, "arguments": {key: _argument_of(value, types.get(key)) for key, value in pairs}})
 
 
-def _typed(text: str, schema: Json) -> Json:
+def _argument_of(text: str, schema: Json) -> Json:
     """Parse an argument in plain text as JSON, unless its type may be a string."""
     kinds = schema.get("type") if isinstance(schema, dict) else None
     if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
@@ -423,7 +423,7 @@ def _typed(text: str, schema: Json) -> Json:
     return text.strip()
 
 
-def _bare(words: str, tools: Sequence[JsonObject]) -> tuple[str, list[ToolCallText]]:
+def _bare_calls(words: str, tools: Sequence[JsonObject]) -> tuple[str, list[ToolCallText]]:
     """Llama 3: JSON objects after the tag, or as the whole text if each is a call."""
     content, tag, text = words.rpartition(_PYTHON_TAG)
     if not tag and words.lstrip()[:1] not in ("{", "["):

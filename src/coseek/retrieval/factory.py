@@ -81,9 +81,9 @@ class FunctionRetriever:
     def _hits(self, query: str, k: int) -> list[Hit]:
         with failed_search(f"{PREFIX}{self.name}"):
             returned: object = self._function(query, k)
-            single = isinstance(returned, str | Mapping | Passage | Hit)
-            results = [returned] if single else list(cast("Iterable[object]", returned))[:k]
-            return _checked([self._hit(result, float(k - rank)) for rank, result in enumerate(results)], k, None)
+            is_single = isinstance(returned, str | Mapping | Passage | Hit)
+            results = [returned] if is_single else list(cast("Iterable[object]", returned))[:k]
+            return _checked_hits([self._hit(result, float(k - rank)) for rank, result in enumerate(results)], k, None)
 
     def _hit(self, result: object, score: float) -> Hit:
         match result:
@@ -127,7 +127,7 @@ class CheckedRetriever(LayeredRetriever):
                     f"{self.name}: the search of {counted(len(queries), 'query', 'queries')} returned "
                     f"{reprlib.repr(results)}; return a list of hits for each query"
                 )
-            return [_checked([*hits], k, self.corpus) for hits in lists]
+            return [_checked_hits([*hits], k, self.corpus) for hits in lists]
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def failed_search(name: str) -> Iterator[None]:
         raise RetrieverError(plugins.failure("retriever", name, error)) from error
 
 
-def _checked(hits: Sequence[object], k: int, corpus: Corpus | None) -> list[Hit]:
+def _checked_hits(hits: Sequence[object], k: int, corpus: Corpus | None) -> list[Hit]:
     """The hits of one query. Raises `RetrieverError` unless they are a ranking of at most `k` passages."""
     ranking: list[Hit] = []
     for rank, hit in enumerate(hits, start=1):
@@ -157,10 +157,10 @@ def _checked(hits: Sequence[object], k: int, corpus: Corpus | None) -> list[Hit]
         raise RetrieverError(f"the retriever returned {len(hits)} hits, but at most {k} were requested")
     if scores != sorted(scores, reverse=True):
         raise RetrieverError(f"the scores of the retriever are {reprlib.repr(scores)}; return hits by falling score")
-    if repeated := [ident for ident, count in Counter(ids).items() if count > 1]:
-        raise RetrieverError(f"the retriever returned the passage {repeated[0]!r} twice in one search")
-    if corpus is not None and (foreign := [ident for ident in ids if not corpus.has(ident)]):
-        raise RetrieverError(f"the retriever returned the passage {foreign[0]!r}, which is not in its corpus")
+    if repeated_ids := [ident for ident, count in Counter(ids).items() if count > 1]:
+        raise RetrieverError(f"the retriever returned the passage {repeated_ids[0]!r} twice in one search")
+    if corpus is not None and (foreign_ids := [ident for ident in ids if not corpus.has(ident)]):
+        raise RetrieverError(f"the retriever returned the passage {foreign_ids[0]!r}, which is not in its corpus")
     return ranking
 
 
@@ -173,9 +173,9 @@ def as_retriever(given: Retriever | SearchFunction) -> Retriever:
         )
     if callable(getattr(given, "search", None)):
         name = called(given)
-        retriever = _whole(cast(Retriever, given), name)
-        ours = type(given).__module__.partition(".")[0] == __name__.partition(".")[0]
-        return retriever if ours else CheckedRetriever(retriever, f"{PREFIX}{name}")
+        retriever = _check_complete(cast(Retriever, given), name)
+        is_ours = type(given).__module__.partition(".")[0] == __name__.partition(".")[0]
+        return retriever if is_ours else CheckedRetriever(retriever, f"{PREFIX}{name}")
     return FunctionRetriever(cast(SearchFunction, given))
 
 
@@ -237,8 +237,8 @@ class OpenContext:
             return self._open({"retriever": "remote", "url": str(source)}, str(source))
         path = self.path(str(source))
         if path.suffix in (".yaml", ".yml"):
-            inside = replace(self, folder=path.parent, parents=_with_parent(path, self.parents))
-            return inside._open(read_yaml(path, "retriever file"), str(path))
+            inner_context = replace(self, folder=path.parent, parents=_with_parent(path, self.parents))
+            return inner_context._open(read_yaml(path, "retriever file"), str(path))
         return open_index(path, self.corpus)
 
     def open_model(self, name: str, local: "TextModelSettings") -> "TextModel":
@@ -257,7 +257,7 @@ class OpenContext:
         name = self._plugin_name(str(tree["retriever"]))
         with running("retriever", name):
             retriever = module.open(settings, self)
-        _whole(retriever, f"that {name} opens")
+        _check_complete(retriever, f"that {name} opens")
         return CheckedRetriever(retriever, name) if is_plugin_path(name) and not is_function(name) else retriever
 
     def check(self, tree: Mapping[str, object], where: str) -> tuple[RetrieverModule, Settings]:
@@ -281,7 +281,7 @@ class OpenContext:
 _INTERFACE = ("name", "corpus", "identity", "seen", "search")
 
 
-def _whole(retriever: Retriever, which: str) -> Retriever:
+def _check_complete(retriever: Retriever, label: str) -> Retriever:
     """The retriever. Raises `SettingError` where it lacks a member."""
     # A property is not computed, since that may read a whole index.
     missing = [
@@ -291,7 +291,7 @@ def _whole(retriever: Retriever, which: str) -> Retriever:
     ]
     if missing:
         raise SettingError(
-            f"the retriever {which} has no {', '.join(map(repr, missing))}; a retriever has {', '.join(_INTERFACE)}, "
+            f"the retriever {label} has no {', '.join(map(repr, missing))}; a retriever has {', '.join(_INTERFACE)}, "
             "where `corpus` may be None"
         )
     return retriever

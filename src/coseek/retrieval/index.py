@@ -121,11 +121,11 @@ class IndexCard:
                 f"{folder} is not an index but a data set; make one: coseek index {folder} --out {folder}-bm25"
             )
         if not (folder / INDEX_CARD).is_file():
-            with_it = "coseek index"
+            line = "coseek index"
             if (folder / "modules.json").is_file():
-                with_it += f" DATA --retriever dense --encoder {folder} --out INDEX"
-            own = in_training(folder, "retriever", "hybrid.yaml", "data.index")
-            raise DataError(f"{folder} is not an index (it has no {INDEX_CARD}){own or f'; make one with `{with_it}`'}")
+                line += f" DATA --retriever dense --encoder {folder} --out INDEX"
+            hint = in_training(folder, "retriever", "hybrid.yaml", "data.index")
+            raise DataError(f"{folder} is not an index (it has no {INDEX_CARD}){hint or f'; make one with `{line}`'}")
         try:
             return cls._from_json(read_json_object(folder / INDEX_CARD), folder)
         except DataError as error:
@@ -195,10 +195,10 @@ def build_index(
 def check_own_files(out: Path) -> None:
     """Refuse an index folder with foreign files, which would be lost when the index is replaced."""
     try:
-        own = {CHECKSUMS, STAMP, *read_checksums(out)}
+        own_names = {CHECKSUMS, STAMP, *read_checksums(out)}
     except DataError:  # not an index, or a damaged one, whose files are unknown
         return
-    check_replaceable(out, lambda name: name in own or name.startswith("."), "its index")
+    check_replaceable(out, lambda name: name in own_names or name.startswith("."), "its index")
 
 
 def _fill(
@@ -298,13 +298,13 @@ def corpus_of(folder: Path, card: IndexCard) -> Corpus:
 def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
     """The settings of an index, with overrides for searching."""
     # A card is data: settings that are excluded from it, such as whether code may run, are not read from it.
-    excluded = {name for name, field in module.SETTINGS.model_fields.items() if field.exclude}
-    stored = {name: value for name, value in card.settings.items() if name not in excluded}
-    settings = make_settings(module.SETTINGS, {**stored, **overrides})  # raises for an unknown name
-    allowed: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
+    excluded_names = {name for name, field in module.SETTINGS.model_fields.items() if field.exclude}
+    stored_values = {name: value for name, value in card.settings.items() if name not in excluded_names}
+    settings = make_settings(module.SETTINGS, {**stored_values, **overrides})  # raises for an unknown name
+    search_time_names: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
     for name, value in overrides.items():
-        if name not in allowed and not (name == "view" and value == card.settings.get("view")):
-            choice = f"; to choose when opening it: {', '.join(sorted(allowed))}" if allowed else ""
+        if name not in search_time_names and not (name == "view" and value == card.settings.get("view")):
+            choice = f"; to choose when opening it: {', '.join(sorted(search_time_names))}" if search_time_names else ""
             raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; make another{choice}")
     return resolve_here(settings)
 
@@ -322,8 +322,8 @@ def corpus_path(source: Path) -> Path:
         if (source / name).is_file():
             return source / name
     ways = "give a data-set folder or a corpus file, or import your documents first: coseek data import documents FILES"
-    own = in_training(source, "data set", "data")
-    raise DataError(f"{source} holds no corpus.jsonl{own or f'; {ways} --out {source.name}-data'}")
+    hint = in_training(source, "data set", "data")
+    raise DataError(f"{source} holds no corpus.jsonl{hint or f'; {ways} --out {source.name}-data'}")
 
 
 def index_module(name: str) -> IndexModule:
@@ -379,11 +379,11 @@ class CorpusChange:
         """Compare the `digests` of two corpora."""
         same_id_N = first_rows(old_M4[:, :2], new_N4[:, :2])
         differs_N = (old_M4[same_id_N, 2:] != new_N4[:, 2:]).any(axis=1)
-        changed = np.flatnonzero((same_id_N < 0) | differs_N)
+        changed_rows = np.flatnonzero((same_id_N < 0) | differs_N)
         rows_N = same_id_N.copy()  # the same id first, so that a repeated text keeps its row
-        rows_N[changed] = first_rows(old_M4[:, 2:], new_N4[changed, 2:])
-        added = int((same_id_N < 0).sum())
-        return cls(rows_N, added, len(changed) - added, len(old_M4) - len(new_N4) + added)
+        rows_N[changed_rows] = first_rows(old_M4[:, 2:], new_N4[changed_rows, 2:])
+        added_count = int((same_id_N < 0).sum())
+        return cls(rows_N, added_count, len(changed_rows) - added_count, len(old_M4) - len(new_N4) + added_count)
 
     @property
     def kept(self) -> int:

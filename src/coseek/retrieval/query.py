@@ -63,8 +63,8 @@ class Query(Record):
     @property
     def context_chars(self) -> int:
         """Characters of everything besides the text."""
-        past = sum(len(turn.query) + len(turn.reasoning) + sum(map(len, turn.documents)) for turn in self.history)
-        return len(self.question) + len(self.reasoning) + past
+        past_chars = sum(len(turn.query) + len(turn.reasoning) + sum(map(len, turn.documents)) for turn in self.history)
+        return len(self.question) + len(self.reasoning) + past_chars
 
     @classmethod
     def _to_read(cls, row: JsonObject) -> JsonObject:
@@ -130,8 +130,8 @@ class ContextFields:
         query = Query.of(query)
         level = _PAST.index(self.past)
         history = tuple(
-            replace(past, reasoning=past.reasoning if level > 1 else "", documents=past.documents if level > 2 else ())
-            for past in chain.from_iterable(query.past_turns(self.turns) if level else ())
+            replace(turn, reasoning=turn.reasoning if level > 1 else "", documents=turn.documents if level > 2 else ())
+            for turn in chain.from_iterable(query.past_turns(self.turns) if level else ())
         )
         question, reasoning = query.question if self.question else "", query.reasoning if self.reasoning else ""
         return Query(query.text, question, reasoning, history, query.given)

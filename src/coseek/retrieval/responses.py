@@ -52,8 +52,8 @@ def _hits(rows: Json, k: int) -> list[Hit]:
     if not isinstance(rows, list):
         raise ValueError(f"a {type(rows).__name__} where a list of documents belongs")
     passages: dict[str, Passage] = {}
-    read = [result for result in map(_passage_and_score, rows) if result is not None][:k]
-    results = [(told_apart(passage, passages), score) for passage, score in read]
+    pairs = [result for result in map(_passage_and_score, rows) if result is not None][:k]
+    results = [(told_apart(passage, passages), score) for passage, score in pairs]
     scores = [score for _, score in results if score is not None]
     if len(scores) < len(results) or any(first < second for first, second in pairwise(scores)):
         return rank_hits(passage for passage, _ in results)
@@ -75,7 +75,7 @@ def _passage_and_score(row: Json) -> tuple[Passage, float | None] | None:
         document = {**row, "text": None, "contents": document}
     if not isinstance(document, dict):
         raise ValueError(f"a {type(document).__name__} where a document belongs")
-    if _first(document, _IDS) in _MISSING:
+    if _first_value(document, _IDS) in _MISSING:
         return None
     return _passage(document), _score(row.get("score"))
 
@@ -94,12 +94,12 @@ def _score(score: Json) -> float | None:
 
 def _passage(document: JsonObject) -> Passage:
     texts = [name for name in TEXTS if isinstance(document.get(name), str)]
-    filled = [name for name in texts if str(document[name]).strip()]
-    meta = next((held for key in ("meta", "metadata") if isinstance(held := document.get(key), dict)), {})
+    filled_names = [name for name in texts if str(document[name]).strip()]
+    meta = next((value for key in ("meta", "metadata") if isinstance(value := document.get(key), dict)), {})
     title = next((text for text in (document.get("title"), meta.get("title")) if text and isinstance(text, str)), "")
-    if not filled and not (texts and (title or document.keys() >= _OWN)):
+    if not filled_names and not (texts and (title or document.keys() >= _OWN)):
         raise ValueError("a document without text")
-    name = (filled or texts)[0]
+    name = (filled_names or texts)[0]
     row: JsonObject = {"id": "", "title": title}
     row |= {"text": document[name]} if name != "contents" else {}
     row |= {"contents": document["contents"]} if "contents" in texts and name in ("text", "contents") else {}
@@ -108,12 +108,12 @@ def _passage(document: JsonObject) -> Passage:
     if not (fault_in(meta) or is_deep(meta, DEEPEST_META)):
         row["meta"] = meta
     passage = Passage.from_json(row)
-    ident = _first(document, _IDS)
+    ident = _first_value(document, _IDS)
     if ident is None:
         ident = "sha256:" + digest_of(passage.title, passage.text)[:16]
     return replace(passage, id=str(ident))
 
 
-def _first(document: JsonObject, names: Iterable[str]) -> Json:
+def _first_value(document: JsonObject, names: Iterable[str]) -> Json:
     """The value of the first of these keys that is present and not null."""
     return next((document[name] for name in names if document.get(name) is not None), None)

@@ -90,8 +90,8 @@ class Shortfall:
 def shortfalls_of(retriever: Retriever) -> list[Shortfall]:
     """The non-zero shortfalls of a retriever and of those that it searches, since they were opened: their optional
     attribute `shortfalls`, a tuple."""
-    reported = [getattr(layer, "shortfalls", ()) for layer in retriever_stack(retriever)]
-    shortfalls = [shortfall for group in reported if isinstance(group, tuple) for shortfall in group]
+    reported_groups = [getattr(layer, "shortfalls", ()) for layer in retriever_stack(retriever)]
+    shortfalls = [shortfall for group in reported_groups if isinstance(group, tuple) for shortfall in group]
     return [shortfall for shortfall in shortfalls if isinstance(shortfall, Shortfall) and shortfall.count]
 
 

@@ -295,11 +295,11 @@ def find_view(name: str) -> QueryView:
             f"the view {name} is a Python file, which runs only where you name it, and only with this content: write "
             "{retriever: index, path: INDEX, settings: {view: FILE}} for an index, or view=FILE for an encoder"
         )
-    if last := _LAST_TURNS.fullmatch(name):
-        if last[2]:  # appendix D: figure 8's layout with the latest turns, numbered from 1; one turn is figure 5
-            figure = "reasoning+query@paper" if last[1] == "1" else "prior-queries+reasonings@paper"
-            return replace(TEMPLATES[figure], turns=int(last[1]))
-        return QueryView(LAST_TURNS_ABOUT, past="reasonings", reasoning=True, turns=int(last[1]))
+    if match := _LAST_TURNS.fullmatch(name):
+        if match[2]:  # appendix D: figure 8's layout with the latest turns, numbered from 1; one turn is figure 5
+            figure = "reasoning+query@paper" if match[1] == "1" else "prior-queries+reasonings@paper"
+            return replace(TEMPLATES[figure], turns=int(match[1]))
+        return QueryView(LAST_TURNS_ABOUT, past="reasonings", reasoning=True, turns=int(match[1]))
     view = VIEWS.get(name) or TEMPLATES.get(name)
     if view is None:
         raise UnknownName("query view", name, [*VIEWS, LAST_TURNS, *TEMPLATES])
@@ -347,9 +347,9 @@ def render_view(
         return ""
     neutralise = partial(_neutralise, query_view, separator)
     pieces = [replace(piece, text=neutralise(piece.role, piece.text)) for piece in query_view.pieces(query)]
-    layout: _Layout = _in_lines if query_view.template is None else partial(_in_template, query_view.template)
+    layout: _Layout = _line_layout if query_view.template is None else partial(_template_layout, query_view.template)
     if bare or not (query_view.lines or query_view.template):
-        layout = partial(_joined, "\n" if bare else f" {separator.strip()} ")
+        layout = partial(_join_pieces, "\n" if bare else f" {separator.strip()} ")
     text = layout(pieces)
     if limit is None or count(text) <= limit:
         return text
@@ -394,27 +394,27 @@ def neutralise_separator(text: str, separator: str) -> str:
 
 def _replace_nested(text: str, mark: str, replacement: str) -> str:
     """Replace every `mark` in collapsed text, including those that a replacement creates, in linear time."""
-    done: list[str] = []
-    rest = list(reversed(text))
-    while rest:
-        letter = rest.pop()
-        if letter == " " and done[-1:] in ([], [" "]):
+    output: list[str] = []
+    remaining = list(reversed(text))
+    while remaining:
+        letter = remaining.pop()
+        if letter == " " and output[-1:] in ([], [" "]):
             continue
-        done.append(letter)
-        if letter == mark[-1] and "".join(done[-len(mark) :]) == mark:
-            del done[-len(mark) :]
-            rest += reversed(replacement)
-    return "".join(done).strip()
+        output.append(letter)
+        if letter == mark[-1] and "".join(output[-len(mark) :]) == mark:
+            del output[-len(mark) :]
+            remaining += reversed(replacement)
+    return "".join(output).strip()
 
 
 _Layout: TypeAlias = Callable[[Sequence[Piece]], str]
 
 
-def _joined(separator: str, pieces: Sequence[Piece]) -> str:
+def _join_pieces(separator: str, pieces: Sequence[Piece]) -> str:
     return separator.join(piece.text for piece in pieces if piece.text)
 
 
-def _in_lines(pieces: Sequence[Piece]) -> str:
+def _line_layout(pieces: Sequence[Piece]) -> str:
     turns = sorted({piece.turn for piece in pieces if piece.turn and piece.text})
     numbers = {turn: number for number, turn in enumerate(turns, start=1)}
     lines: list[str] = []
@@ -425,7 +425,7 @@ def _in_lines(pieces: Sequence[Piece]) -> str:
     return "\n".join(lines)
 
 
-def _in_template(template: ViewTemplate, pieces: Sequence[Piece]) -> str:
+def _template_layout(template: ViewTemplate, pieces: Sequence[Piece]) -> str:
     """Fill the template. Each earlier search that still has text is a turn, with the reasoning of its turn."""
     searches: list[tuple[str, str, list[str]]] = []
     reasoning, current = dict[int, str](), dict.fromkeys(Role, "")

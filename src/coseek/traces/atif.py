@@ -31,14 +31,14 @@ def atif_document(run: Trajectory, model_name: str | None = None) -> JsonObject:
     """The ATIF document of a trajectory. `model_name` is the agent of a run of coseek."""
     messages = messages_of(run)
     begin, turns = turns_of(messages, run.question.question)
-    agent_segments = [at for at, segment in enumerate(run.segments) if segment.author is Author.AGENT]
+    agent_segments = [index for index, segment in enumerate(run.segments) if segment.author is Author.AGENT]
     steps = [_step(message) for message in messages[:begin]]
     for number, turn in enumerate(turns):
-        written = [_step(messages[at]) for at in turn.written]
+        written_steps = [_step(messages[index]) for index in turn.written]
         if len(turn.written) == 1 and number < len(agent_segments):
-            written[0] |= _metrics(run, agent_segments[number])
-        steps += written
-        steps += _observed(written, messages, turn)
+            written_steps[0] |= _metrics(run, agent_segments[number])
+        steps += written_steps
+        steps += _add_results(written_steps, messages, turn)
     agent: JsonObject = {"name": "unknown", "version": "unknown"}
     if not run.messages:
         agent = {"name": "coseek", "version": coseek.__version__}
@@ -68,36 +68,36 @@ def _step(message: JsonObject) -> JsonObject:
     return step
 
 
-def _observed(written: Sequence[JsonObject], messages: Sequence[JsonObject], turn: ChatTurn) -> list[JsonObject]:
+def _add_results(steps: Sequence[JsonObject], messages: Sequence[JsonObject], turn: ChatTurn) -> list[JsonObject]:
     """Put the results of a turn's calls into the steps that made them. Returns the steps of all other messages."""
     _, matched = results_of(messages, turn)
-    owners = [step for step in written for _ in cast(list[Json], step.get("tool_calls", []))]
-    idents = [call["tool_call_id"] for step in written for call in cast(list[JsonObject], step.get("tool_calls", []))]
-    others: list[JsonObject] = []
-    for at in turn.following:
-        message = messages[at]
-        if at not in matched:
-            others.append(_step(message))
+    owners = [step for step in steps for _ in cast(list[Json], step.get("tool_calls", []))]
+    idents = [call["tool_call_id"] for step in steps for call in cast(list[JsonObject], step.get("tool_calls", []))]
+    other_steps: list[JsonObject] = []
+    for index in turn.following:
+        message = messages[index]
+        if index not in matched:
+            other_steps.append(_step(message))
             continue
-        result: JsonObject = {"source_call_id": idents[matched[at]], "content": text_of(message.get("content"))}
+        result: JsonObject = {"source_call_id": idents[matched[index]], "content": text_of(message.get("content"))}
         if extra := {name: message[name] for name in OF_RESULT if name in message}:
             result["extra"] = extra
-        observation = cast(JsonObject, owners[matched[at]].setdefault("observation", {"results": []}))
+        observation = cast(JsonObject, owners[matched[index]].setdefault("observation", {"results": []}))
         cast(list[Json], observation["results"]).append(result)
-    return others
+    return other_steps
 
 
-def _metrics(run: Trajectory, at: int) -> JsonObject:
+def _metrics(run: Trajectory, index: int) -> JsonObject:
     """The metrics of a segment: its ids and all ids before it, if they are those that the model sampled and read."""
-    segment, before = run.segments[at], run.segments[:at]
+    segment, earlier_segments = run.segments[index], run.segments[:index]
     if not segment.ids or not (run.exact or run.messages):  # a server's text, encoded here
         return {}
     metrics: JsonObject = {"completion_tokens": len(segment.ids), "completion_token_ids": [*segment.ids]}
     if run.exact or any(segment.logprobs):
         metrics["logprobs"] = [*segment.logprobs]
-    if all(earlier.ids or not earlier.text for earlier in before):
-        read = list(chain.from_iterable(earlier.ids for earlier in before))
-        metrics |= {"prompt_tokens": len(read), "prompt_token_ids": [*read]}
+    if all(earlier.ids or not earlier.text for earlier in earlier_segments):
+        read_ids = list(chain.from_iterable(earlier.ids for earlier in earlier_segments))
+        metrics |= {"prompt_tokens": len(read_ids), "prompt_token_ids": [*read_ids]}
     return {"metrics": metrics}
 
 
@@ -113,7 +113,7 @@ def conversation_parts(row: JsonObject) -> tuple[list[JsonObject], dict[int, Sam
         if not isinstance(step, dict) or step.get("source") not in ("system", "user", "agent"):
             raise DataError(f"step {number} of this ATIF document has no source of system, user or agent")
         if step["source"] == "agent":
-            ids = _sampled(metrics, context) if isinstance(metrics := step.get("metrics"), dict) else None
+            ids = _sampled_ids(metrics, context) if isinstance(metrics := step.get("metrics"), dict) else None
             context = None if ids is None or context is None else (*context, *ids.read, *ids.ids)
             if ids is not None:
                 sampled[len(messages)] = ids
@@ -152,17 +152,17 @@ def _objects(value: Json) -> list[JsonObject]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _sampled(metrics: Mapping[str, Json], context: tuple[int, ...] | None) -> SampledIds | None:
+def _sampled_ids(metrics: Mapping[str, Json], context: tuple[int, ...] | None) -> SampledIds | None:
     """The ids of a step; `None` without any. `context` holds all ids before it, if known."""
     ids = _token_ids(metrics.get("completion_token_ids"))
     if not ids:
         return None
-    logged = metrics.get("logprobs")
-    has_all = isinstance(logged, list) and len(logged) == len(ids)
-    logprobs = tuple(map(_logprob, cast(list[Json], logged) if has_all else [None] * len(ids)))
+    logged_values = metrics.get("logprobs")
+    has_all = isinstance(logged_values, list) and len(logged_values) == len(ids)
+    logprobs = tuple(map(_logprob, cast(list[Json], logged_values) if has_all else [None] * len(ids)))
     prompt = _token_ids(metrics.get("prompt_token_ids"))
-    grown = context is not None and len(prompt) > len(context) and prompt[: len(context)] == context
-    return SampledIds(ids, logprobs, prompt[len(context or ()) :] if grown else ())
+    has_grown = context is not None and len(prompt) > len(context) and prompt[: len(context)] == context
+    return SampledIds(ids, logprobs, prompt[len(context or ()) :] if has_grown else ())
 
 
 def _token_ids(value: Json) -> tuple[int, ...]:
@@ -173,5 +173,5 @@ def _token_ids(value: Json) -> tuple[int, ...]:
 
 def _logprob(value: Json) -> float:
     """A log-probability; 0, which stands for unknown, for any other value."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value <= 0
-    return float(cast(float, value)) if known else 0.0
+    is_known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value <= 0
+    return float(cast(float, value)) if is_known else 0.0

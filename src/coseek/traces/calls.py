@@ -77,7 +77,7 @@ def reasoning_and_words(message: JsonObject) -> tuple[str, str]:
     text = text_of(message.get("content"))
     if message.get("role") != "assistant":
         return "", text
-    if written.calls_in(message) or not (calls := _in_text(text)):
+    if written.calls_in(message) or not (calls := _calls_in_text(text)):
         return split_reasoning(text)[0], visible(text)
     turn = read_turn(text)
     words = [str(turn.get("content", "")), *(f"{CALL[0]}{call.arguments}{CALL[1]}" for call in calls if not call.name)]
@@ -91,12 +91,12 @@ def answer_in(text: str) -> str:
         return (marked[-1][1] or marked[-1][2] or "").strip()
     if isinstance(row := parsed(unfenced(text)), dict) and isinstance(answer := row.get("answer"), str | int | float):
         return text_of(answer)
-    spans = _boxed().parse(text) if "\\boxed{" in text else []
+    spans = _boxed_grammar().parse(text) if "\\boxed{" in text else []
     return next((span.text for span in reversed(spans) if span.tag == "answer"), text)
 
 
 @cache
-def _boxed() -> Grammar:
+def _boxed_grammar() -> Grammar:
     r"""The grammar of a protocol that marks answers by `\boxed{…}`."""
     return load_protocol("search-o1").grammar
 
@@ -112,8 +112,8 @@ def finished_in(calls: Sequence[ToolCallText]) -> str:
         return ""
     answer = calls[0].arguments
     if isinstance(answer, dict):
-        only = next(iter(answer.values())) if len(answer) == 1 else None
-        answer = next((answer[name] for name in _FINAL if name in answer), only)
+        only_value = next(iter(answer.values())) if len(answer) == 1 else None
+        answer = next((answer[name] for name in _FINAL if name in answer), only_value)
     return text_of(answer).strip()
 
 
@@ -122,10 +122,10 @@ def calls_in(message: JsonObject) -> list[ToolCallText]:
     calls = written.calls_in(message)
     if calls or message.get("role") != "assistant":
         return calls
-    return [call for call in _in_text(text_of(message.get("content"))) if call.name]
+    return [call for call in _calls_in_text(text_of(message.get("content"))) if call.name]
 
 
-def _in_text(text: str) -> list[ToolCallText]:
+def _calls_in_text(text: str) -> list[ToolCallText]:
     """The calls in a text, if at least one can be parsed. Unparsable calls have no name."""
     calls = written.calls_in(read_turn(text))
     return calls if any(call.name for call in calls) else []

@@ -112,16 +112,16 @@ def question_at(messages: Sequence[JsonObject], given: str | None = None) -> int
     A user's message after a call is a result, not a question. With `given`: the message with this text, else the first
     that contains it, else the first. `None` if no user's message has text.
     """
-    texts = {at: text_of(row.get("content")).strip() for at, row in enumerate(messages) if row["role"] == "user"}
-    users = [at for at, text in texts.items() if text]
+    texts = {index: text_of(row.get("content")).strip() for index, row in enumerate(messages) if row["role"] == "user"}
+    users = [index for index, text in texts.items() if text]
     if given is not None:
-        exact = [at for at in users if texts[at] == given.strip()]
-        if not exact:
-            return next((at for at in users if given.strip() in texts[at]), next(iter(texts), None))
-        users = exact
-    asking = [at for at in users if _asks(messages, at)] or users
-    followed = [at for at in asking if any(row["role"] == "assistant" for row in messages[at:])]
-    return next(reversed(followed or asking), None)
+        exact_indices = [index for index in users if texts[index] == given.strip()]
+        if not exact_indices:
+            return next((index for index in users if given.strip() in texts[index]), next(iter(texts), None))
+        users = exact_indices
+    question_indices = [index for index in users if _asks(messages, index)] or users
+    followed = [index for index in question_indices if any(row["role"] == "assistant" for row in messages[index:])]
+    return next(reversed(followed or question_indices), None)
 
 
 def questions_before(messages: Sequence[JsonObject], at: int) -> int:
@@ -132,14 +132,14 @@ def questions_before(messages: Sequence[JsonObject], at: int) -> int:
     )
 
 
-def _asks(messages: Sequence[JsonObject], at: int) -> bool:
+def _asks(messages: Sequence[JsonObject], index: int) -> bool:
     """Whether a user's message is a question: the first message, or one after a message without calls."""
-    before = next((row for row in reversed(messages[:at]) if row["role"] in ("assistant", "tool", "function")), None)
-    if before is None:
+    prior = next((row for row in reversed(messages[:index]) if row["role"] in ("assistant", "tool", "function")), None)
+    if prior is None:
         return True
-    calls = calls_in(before)
-    is_called = before["role"] != "assistant" or (calls and not finished_in(calls))
-    return not is_called and not _OBSERVED.match(text_of(messages[at].get("content")))
+    calls = calls_in(prior)
+    is_called = prior["role"] != "assistant" or (calls and not finished_in(calls))
+    return not is_called and not _OBSERVED.match(text_of(messages[index].get("content")))
 
 
 def turns_of(messages: Sequence[JsonObject], question: str) -> tuple[int, list[ChatTurn]]:
@@ -153,22 +153,22 @@ def turns_of(messages: Sequence[JsonObject], question: str) -> tuple[int, list[C
     while begin < len(roles) and roles[begin] != "assistant":
         begin += 1
     turns: list[ChatTurn] = []
-    for at in range(begin, len(roles)):
-        last = turns[-1] if turns else ChatTurn((), ())
-        if roles[at] != "assistant":
-            turns[-1] = ChatTurn(last.written, (*last.following, at))
-        elif last.following or not turns or _ends_after_call(messages, last.written[-1], at):
-            turns.append(ChatTurn((at,), ()))
+    for index in range(begin, len(roles)):
+        last_turn = turns[-1] if turns else ChatTurn((), ())
+        if roles[index] != "assistant":
+            turns[-1] = ChatTurn(last_turn.written, (*last_turn.following, index))
+        elif last_turn.following or not turns or _ends_after_call(messages, last_turn.written[-1], index):
+            turns.append(ChatTurn((index,), ()))
         else:
-            turns[-1] = ChatTurn((*last.written, at), ())
+            turns[-1] = ChatTurn((*last_turn.written, index), ())
     return begin, turns
 
 
-def _ends_after_call(messages: Sequence[JsonObject], before: int, at: int) -> bool:
+def _ends_after_call(messages: Sequence[JsonObject], previous: int, index: int) -> bool:
     """Whether a message holds final words after a call without a result."""
-    following = messages[at + 1]["role"] if at + 1 < len(messages) else None
-    is_answered = following in ("tool", "function", "assistant")
-    return bool(calls_in(messages[before])) and not calls_in(messages[at]) and not is_answered
+    next_role = messages[index + 1]["role"] if index + 1 < len(messages) else None
+    is_answered = next_role in ("tool", "function", "assistant")
+    return bool(calls_in(messages[previous])) and not calls_in(messages[index]) and not is_answered
 
 
 def _is_answer(messages: Sequence[JsonObject], last: ChatTurn) -> bool:
@@ -187,20 +187,20 @@ def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[Too
     A result names its call by id. Results without an id, or with an id that no call of the conversation has, are
     matched in order with the calls that no result names; so are all results of calls without an id.
     """
-    calls = [call for at in turn.written for call in calls_in(messages[at])]
+    calls = [call for index in turn.written for call in calls_in(messages[index])]
     unmatched = dict(enumerate(calls))
     matched: dict[int, int] = {}
-    results = [at for at in turn.following if messages[at]["role"] in ("tool", "function")]
-    idents = {at: messages[at].get("tool_call_id") for at in results}
+    results = [index for index in turn.following if messages[index]["role"] in ("tool", "function")]
+    idents = {index: messages[index].get("tool_call_id") for index in results}
     known = {call.ident for call in calls}
     if any(isinstance(ident, str) and ident not in known for ident in idents.values()):
         known |= {call.ident for message in messages for call in calls_in(message)}
-    idents = {at: ident if isinstance(ident, str) and ident in known else None for at, ident in idents.items()}
-    for at in sorted(results, key=lambda at: idents[at] is None):  # those with an id first
-        named = (n for n, call in unmatched.items() if idents[at] is not None and call.ident == idents[at])
-        others = (n for n, call in unmatched.items() if idents[at] is None or call.ident is None)
-        if (number := next(chain(named, others), None)) is not None:
-            matched[at] = number
+    idents = {index: ident if isinstance(ident, str) and ident in known else None for index, ident in idents.items()}
+    for index in sorted(results, key=lambda index: idents[index] is None):  # those with an id first
+        same_ident = (n for n, call in unmatched.items() if idents[index] is not None and call.ident == idents[index])
+        other_calls = (n for n, call in unmatched.items() if idents[index] is None or call.ident is None)
+        if (number := next(chain(same_ident, other_calls), None)) is not None:
+            matched[index] = number
             del unmatched[number]
     return calls, matched
 
@@ -227,7 +227,7 @@ class ConversationReader:
         """The inexact run of a conversation."""
         begin, turns = turns_of(chat.messages, chat.question.question)
         if turns and chat.stop in _MAY_ANSWER and _is_answer(chat.messages, turns[-1]):
-            remarks = [at for at in turns[-1].following if chat.messages[at]["role"] in _REMARKS]
+            remarks = [index for index in turns[-1].following if chat.messages[index]["role"] in _REMARKS]
             self.unread.update(["messages of a user or a program after the answer"] * len(remarks))
             turns[-1] = ChatTurn(turns[-1].written, ())
         run = _Writer(self, chat)
@@ -248,8 +248,8 @@ class ConversationReader:
             return texts_of(arguments)
         if self.query_argument:
             return texts_of(arguments.get(self.query_argument))
-        only = arguments.values() if len(arguments) == 1 else ()
-        candidates = (texts_of(value) for value in (*map(arguments.get, QUERY_ARGUMENTS), *only))
+        only_values = arguments.values() if len(arguments) == 1 else ()
+        candidates = (texts_of(value) for value in (*map(arguments.get, QUERY_ARGUMENTS), *only_values))
         return next(filter(None, candidates), ())
 
     def shown(self, text: str) -> str:
@@ -275,40 +275,40 @@ class _Writer:
 
     def __post_init__(self) -> None:
         hits = [own_rows(message["hits"], Hit.from_json) or () for message in self.chat.messages if "hits" in message]
-        self.known = met_passages((*self.chat.opening, *(Search("", own) for own in hits)), self.chat.visits)
+        self.known = met_passages((*self.chat.opening, *(Search("", group) for group in hits)), self.chat.visits)
 
     def prompt(self, begin: int) -> None:
         """Write everything before the agent's first turn."""
-        read = self.chat.messages[:begin]
+        read_messages = self.chat.messages[:begin]
         self.searches = [
-            replace(search, turn=0, selected=_chosen(search.selected, search.hits)) for search in self.chat.opening
+            replace(search, turn=0, selected=_chosen_ids(search.selected, search.hits)) for search in self.chat.opening
         ]
-        texts = [text_of(message.get("content")) for message in read]
-        if len(read) > 1:
-            texts = [f"{message['role']}: {text}" for message, text in zip(read, texts, strict=True)]
+        texts = [text_of(message.get("content")) for message in read_messages]
+        if len(read_messages) > 1:
+            texts = [f"{message['role']}: {text}" for message, text in zip(read_messages, texts, strict=True)]
         text = "\n\n".join(texts) or self.chat.question.question
         sampled = self.chat.sampled.get(begin)
-        self._read(PROMPT, self._escape(text), sampled.read if sampled else ())
+        self._add_segment(PROMPT, self._escape(text), sampled.read if sampled else ())
 
     def turn(self, turn: ChatTurn, number: int, is_last: bool) -> None:
         """Write one turn of the agent and the messages after it."""
         messages = self.chat.messages
         calls, matched = results_of(messages, turn)
-        parts = [reasoning_and_words(messages[at]) for at in turn.written]
+        parts = [reasoning_and_words(messages[index]) for index in turn.written]
         content = "\n".join(text for _, text in parts if text.strip())
-        reasoning = [reasoning_in(messages[at]) for at in turn.written] + [thought for thought, _ in parts]
+        reasoning = [reasoning_in(messages[index]) for index in turn.written] + [thought for thought, _ in parts]
         if is_last and not turn.following:
-            answer, finished = self.chat.answer or "", finished_in(calls) if self.chat.stop in _MAY_ANSWER else ""
-            calls = [] if finished else calls
+            answer, final_answer = self.chat.answer or "", finished_in(calls) if self.chat.stop in _MAY_ANSWER else ""
+            calls = [] if final_answer else calls
             if not (answer or self.chat.stop or calls):
-                answer = answer_in(finished or content)
+                answer = answer_in(final_answer or content)
             self.answer = None if calls else answer.strip() or None
-            no_words = "" if content or finished else _EMPTY
+            no_words = "" if content or final_answer else _EMPTY
             self.ending = "the log ends with a call that has no result" if calls else no_words
-        self._wrote(turn, calls, "\n".join(filter(None, reasoning)).strip(), content)
-        self._found(turn, calls, matched, number)
+        self._write_turn(turn, calls, "\n".join(filter(None, reasoning)).strip(), content)
+        self._observe(turn, calls, matched, number)
         if calls and not turn.following and not is_last:
-            self._read(MESSAGE, _NO_RESULT, ())
+            self._add_segment(MESSAGE, _NO_RESULT, ())
         self.reader.counts["calls_without_result"] += len(calls) - len(matched)
         for call in calls:
             if call.is_malformed:
@@ -319,7 +319,7 @@ class _Writer:
     def finish(self, seed: int) -> Trajectory:
         chat = self.chat
         if chat.answer is not None and self.segments[-1].author is Author.ENVIRONMENT:
-            self.segments.append(Segment(Author.AGENT, "answer", self._answered(chat.answer), ()))
+            self.segments.append(Segment(Author.AGENT, "answer", self._answer_text(chat.answer), ()))
         self.answer = chat.answer or self.answer
         grammar = self.reader.protocol.grammar
         if chat.fault:
@@ -329,12 +329,12 @@ class _Writer:
         elif self.answer is not None:
             stop, detail = StopReason.ANSWERED, ""
         else:
-            stop, detail = self._unanswered(), self.ending
+            stop, detail = self._stop_without_answer(), self.ending
             self.reader.counts["without_answer"] += 1
         format_error = grammar.format_error(grammar.spans(self.segments))
-        met, visits = met_passages(self.searches, ()), self._visits()
-        chosen = [*chat.selected_ids, *(ident for search in self.searches for ident in search.selected or ())]
-        selected = tuple(dict.fromkeys(ident for ident in chosen if ident in met))
+        passages, visits = met_passages(self.searches, ()), self._visits()
+        chosen_ids = [*chat.selected_ids, *(ident for search in self.searches for ident in search.selected or ())]
+        selected_ids = tuple(dict.fromkeys(ident for ident in chosen_ids if ident in passages))
         return Trajectory(
             question=chat.question,
             protocol=self.reader.protocol.name,
@@ -348,8 +348,8 @@ class _Writer:
             seed=seed,
             exact=False,
             calls=tuple(self.calls),
-            selected_ids=selected,
-            evidence=ranked(self.searches, chat.evidence or selected, visits),
+            selected_ids=selected_ids,
+            evidence=ranked(self.searches, chat.evidence or selected_ids, visits),
             visits=visits,
             messages=chat.messages,
             logged_protocol=None if chat.protocol == self.reader.protocol.name else chat.protocol,
@@ -367,7 +367,7 @@ class _Writer:
         span = Span(Author.AGENT, "answer", answer)
         return self.chat.stop is not StopReason.ANSWERED and self.reader.protocol.grammar.is_decline(span)
 
-    def _unanswered(self) -> StopReason:
+    def _stop_without_answer(self) -> StopReason:
         """Why a run without an answer ended: as logged, else by its last message."""
         stop = self.chat.stop
         # Only the agent completes a run.
@@ -378,57 +378,57 @@ class _Writer:
 
     # --- parts of a turn
 
-    def _wrote(self, turn: ChatTurn, calls: Sequence[ToolCallText], reasoning: str, content: str) -> None:
+    def _write_turn(self, turn: ChatTurn, calls: Sequence[ToolCallText], reasoning: str, content: str) -> None:
         """Write the agent's segment: reasoning, content, and calls or an answer in the protocol's tags."""
         pieces = [self._escape(reasoning), "" if self.answer == content.strip() else self._escape(content)]
         tag = "tool_call" if calls else "" if self.answer is None else "answer"
         if tag == "answer":
-            pieces.append(self._answered(self.answer or ""))
-        text = "\n".join(filter(None, (*pieces, *map(self._called, calls))))
+            pieces.append(self._answer_text(self.answer or ""))
+        text = "\n".join(filter(None, (*pieces, *map(self._call_text, calls))))
         sampled = self.chat.sampled.get(turn.written[0]) if len(turn.written) == 1 else None
         ledger = (sampled.ids, sampled.logprobs) if sampled else ((), ())
         self.segments.append(Segment(Author.AGENT, tag, text, *ledger))
 
-    def _found(self, turn: ChatTurn, calls: Sequence[ToolCallText], matched: Mapping[int, int], number: int) -> None:
+    def _observe(self, turn: ChatTurn, calls: Sequence[ToolCallText], matched: Mapping[int, int], number: int) -> None:
         """Write the results: one segment for all searches, and one for each other message."""
         messages, blocks = self.chat.messages, list[tuple[str, str]]()
         searched: list[str] = []
         is_shown = False  # results of coseek after the last turn have hits and no text
         faults = dict[int, str]()
-        for at, call in sorted(matched.items(), key=lambda match: match[1]):
+        for index, call in sorted(matched.items(), key=lambda match: match[1]):
             if queries := self.reader.queries(calls[call]):
-                faults[at] = self._searched(messages[at], queries, number)
-                if not faults[at]:
-                    searched.append(text_of(messages[at].get("content")))
-                    is_shown |= "hits" not in messages[at] or bool(searched[-1])
-        for at in turn.following:
-            text = text_of(messages[at].get("content"))
-            if at not in matched:
+                faults[index] = self._store_searches(messages[index], queries, number)
+                if not faults[index]:
+                    searched.append(text_of(messages[index].get("content")))
+                    is_shown |= "hits" not in messages[index] or bool(searched[-1])
+        for index in turn.following:
+            text = text_of(messages[index].get("content"))
+            if index not in matched:
                 self.messaged.add(number)
                 blocks.append((MESSAGE, self._escape(text)))
                 continue
-            called = calls[matched[at]]
-            self.reader.tools[called.name] += 1
-            if at not in faults:
+            tool_call = calls[matched[index]]
+            self.reader.tools[tool_call.name] += 1
+            if index not in faults:
                 blocks.append((TOOL, self.reader.shown(text)))
-                self.calls.append(Call(number, called.name, called.object, text))
-            elif faults[at]:
+                self.calls.append(Call(number, tool_call.name, tool_call.object, text))
+            elif faults[index]:
                 blocks.append((MESSAGE, self._escape(text)))
         if is_shown:
             blocks.insert(0, (self.reader.protocol.grammar.observation, self.reader.shown("\n\n".join(searched))))
-        following = self.chat.sampled.get(turn.following[-1] + 1) if turn.following else None
+        next_sampled = self.chat.sampled.get(turn.following[-1] + 1) if turn.following else None
         for tag, text in blocks:
-            self._read(tag, text, following.read if following and len(blocks) == 1 else ())
+            self._add_segment(tag, text, next_sampled.read if next_sampled and len(blocks) == 1 else ())
 
-    def _searched(self, message: JsonObject, queries: Sequence[str], number: int) -> str:
+    def _store_searches(self, message: JsonObject, queries: Sequence[str], number: int) -> str:
         """Store the searches of a call, whose result is `message`. Returns the message's fault, "" without one."""
         fault = _fault_in(message)
         if fault:
             searches = [Search(query, fault=fault, turn=number) for query in queries]
-        elif (own := own_rows(message.get("hits"), Hit.from_json)) is not None:
+        elif (own_hits := own_rows(message.get("hits"), Hit.from_json)) is not None:
             selected = message.get("selected")
-            chosen = _chosen(selected if isinstance(selected, list) else None, own)
-            searches = [Search(query, own, turn=number, selected=chosen) for query in queries]
+            chosen_ids = _chosen_ids(selected if isinstance(selected, list) else None, own_hits)
+            searches = [Search(query, own_hits, turn=number, selected=chosen_ids) for query in queries]
         else:
             result = message["hits"] if "hits" in message else text_of(message.get("content"))
             answers = zip(queries, found_by_query(result, len(queries), self.known), strict=True)
@@ -442,27 +442,27 @@ class _Writer:
                 self.reader.counts["searches_without_hits"] += 1
         return fault
 
-    def _called(self, call: ToolCallText) -> str:
+    def _call_text(self, call: ToolCallText) -> str:
         """A call in the protocol's tags. Searches become calls of the protocol's own tool."""
         row: JsonObject = {"name": call.name, "arguments": call.arguments}
         if queries := self.reader.queries(call):
             row = {"name": "search", "arguments": {"query": [*queries]}}
         return f"<tool_call>{self._escape(as_json(row))}</tool_call>"
 
-    def _answered(self, text: str) -> str:
+    def _answer_text(self, text: str) -> str:
         return f"<answer>{self._escape(text)}</answer>"
 
     def _escape(self, text: str) -> str:
         return self.reader.protocol.grammar.escape(text)
 
-    def _read(self, tag: str, text: str, ids: tuple[int, ...]) -> None:
+    def _add_segment(self, tag: str, text: str, ids: tuple[int, ...]) -> None:
         self.segments.append(Segment(Author.ENVIRONMENT, tag, text, ids))
 
 
-def _chosen(ids: Sequence[Json] | None, hits: Sequence[Hit]) -> tuple[str, ...] | None:
+def _chosen_ids(ids: Sequence[Json] | None, hits: Sequence[Hit]) -> tuple[str, ...] | None:
     """The chosen ids that are among the hits; `None` if no choice is known."""
-    met = {hit.passage.id for hit in hits}
-    return None if ids is None else tuple(ident for ident in ids if isinstance(ident, str) and ident in met)
+    hit_ids = {hit.passage.id for hit in hits}
+    return None if ids is None else tuple(ident for ident in ids if isinstance(ident, str) and ident in hit_ids)
 
 
 def _fault_in(message: JsonObject) -> str:

@@ -66,11 +66,11 @@ _CLAUSE_ENDS = (
 )
 
 
-def _opening(*spellings: str) -> re.Pattern[str]:
+def _compile(*spellings: str) -> re.Pattern[str]:
     return re.compile("|".join(spellings), re.I)
 
 
-_FAILED = _opening(
+_FAILED = _compile(
     # "Search request timed out", "[ERROR] quota"
     rf"[<\[(]?(?:(?:{_SUBJECT})(?!\w)[\s:,!'\"]*+){{0,8}}(?:{_FAILURE}|(?<=\s)(?:{_FAILURE_OF}))\b{_CLAUSE_ENDS}",
     r"<\w+_error>",
@@ -91,10 +91,10 @@ _FAILED = _opening(
     r"错误\s*[:：]|(?:搜索|检索|请求)(?:失败|超时|出错)",
 )
 """Opens a message about a failure: a program's words, the failure, then the end of a clause."""
-_DEFINES = _opening(r"[^:]{0,200}?\b(?:is|was|are|were|refers?|means) (?:an?(?! (?:\w+ )?error)|the|to|one|any)\b")
+_DEFINES = _compile(r"[^:]{0,200}?\b(?:is|was|are|were|refers?|means) (?:an?(?! (?:\w+ )?error)|the|to|one|any)\b")
 """A sentence of an encyclopedia. A program writes a colon before one."""
-_HEADING = _opening(r"<(?:title|h1)\b[^<>]*+>([^<]*+)<")
-_ERROR_PAGE = _opening("error.{0,40}", ".{0,40}not found.{0,10}")
+_HEADING = _compile(r"<(?:title|h1)\b[^<>]*+>([^<]*+)<")
+_ERROR_PAGE = _compile("error.{0,40}", ".{0,40}not found.{0,10}")
 
 # --- a search without hits
 
@@ -110,7 +110,7 @@ _BEFORE = (
     r"(?:(?:sorry|unfortunately)\W+(?:but )?|(?:search|query|results?|\w*error|\w*exception)\b[^\n]{0,200}?[\n.:]\s*)?"
 )
 """Possible text before the sentence: "Search completed.", "Query: Ada"."""
-_NOTHING = _opening(
+_NOTHING = _compile(
     # "The search returned no results", "No good results were found", "Found 0 results."
     rf"{_BEFORE}(?:{_SEEKER}.{{0,200}}?\b(?:is|are|were|was|found|got|returned|yielded|produced|has|have|gave) |found "
     rf"|returned )?(?:(?:no|0|zero)(?: [\w-]+){{0,4}}? (?:{_THINGS})\b(?: (?:in|on|from) (?:\w+ ){{0,2}}\w+)?"
@@ -134,7 +134,7 @@ _MARKS = " \t\r\n*#_`❌⚠️🔴🚫"
 def is_failure(value: Json, texts: Sequence[str]) -> bool:
     """Whether a result reports a failed search. `texts` are the fields of an object with a passage's text."""
     if isinstance(value, list):
-        return bool(value) and all(is_failure(each, texts) for each in value)
+        return bool(value) and all(is_failure(item, texts) for item in value)
     if isinstance(value, dict):
         return _failed_object(value, texts)
     return isinstance(value, str) and _failed_text(value.lstrip(_MARKS)) and not is_nothing(value, ())
@@ -143,7 +143,7 @@ def is_failure(value: Json, texts: Sequence[str]) -> bool:
 def is_nothing(value: Json, lists: Sequence[str]) -> bool:
     """Whether a result reports that nothing was found. `lists` are the fields of an object with the passages."""
     if isinstance(value, list):
-        return all(is_nothing(each, lists) for each in value)
+        return all(is_nothing(item, lists) for item in value)
     if isinstance(value, dict):
         passages = [value[name] for name in lists if name in value]
         counts = [value[name] for name in value.keys() & _COUNTS]
@@ -170,7 +170,7 @@ def _failed_object(row: JsonObject, texts: Sequence[str]) -> bool:
     if any(isinstance(code, str | int) and _FAILURE_CODE.fullmatch(str(code)) for code in codes):
         return True
     is_invalid = isinstance(row.get("detail"), list)  # FastAPI
-    return not has_text and (is_invalid or any(each and not is_nothing(each, ()) for each in map(fields.get, _ERRORS)))
+    return not has_text and (is_invalid or any(item and not is_nothing(item, ()) for item in map(fields.get, _ERRORS)))
 
 
 def _failed_text(text: str) -> bool:

@@ -68,56 +68,56 @@ def found_by_query(
 
 def _results(result: Json, queries: int) -> list[Json]:
     """The result of each query of one call. A result without a list for each query counts for all queries."""
-    value = _opened(result)
+    value = _open_result(result)
     if isinstance(value, list) and len(value) == queries:
-        rows = [each if isinstance(each, list) or queries == 1 else _opened(each) for each in value]
-        if all(isinstance(each, list) or _is_empty(each) or is_fault(each) for each in rows):
+        rows = [item if isinstance(item, list) or queries == 1 else _open_result(item) for item in value]
+        if all(isinstance(item, list) or _is_empty(item) or is_fault(item) for item in rows):
             return rows
     return [value] * queries
 
 
 def is_fault(result: Json) -> bool:
     """Whether a result reports a failed search."""
-    return is_failure(_opened(result), TEXTS)
+    return is_failure(_open_result(result), TEXTS)
 
 
 def _is_empty(result: Json) -> bool:
     """Whether a result reports that nothing was found."""
-    return is_nothing(_opened(result), (*LISTS, *_AROUND))
+    return is_nothing(_open_result(result), (*LISTS, *_AROUND))
 
 
-def _opened(value: Json) -> Json:
+def _open_result(value: Json) -> Json:
     """The list of passages in a result, or its only text, without the JSON, lists and objects around them."""
     if isinstance(value, str):
-        return value if (inside := parsed(value)) is value else _opened(inside)
+        return value if (inner_value := parsed(value)) is value else _open_result(inner_value)
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | dict):
-        only = _opened(value[0])
-        return only if isinstance(only, str) or _is_text_part(value[0]) else value
+        only_item = _open_result(value[0])
+        return only_item if isinstance(only_item, str) or _is_text_part(value[0]) else value
     if not isinstance(value, dict):
         return value
-    rows = _unwrapped(value)
+    rows = _passage_list(value)
     if isinstance(rows, list) and rows and not (all(map(_is_text_part, rows)) and is_failure(value, TEXTS)):
-        return _opened(rows)
+        return _open_result(rows)
     if is_nothing(value, (*LISTS, *_AROUND)):
         return value
     texts = [value[name] for name in _TEXT_ALONE if isinstance(value.get(name), str)]
     if len(texts) == 1 and value.keys() <= _BESIDE and not is_failure(value, ()):
-        return _opened(texts[0])
+        return _open_result(texts[0])
     inner = next((value[name] for name in _AROUND if len(value) == 1 and isinstance(value.get(name), dict)), value)
-    return value if inner is value else _opened(inner)
+    return value if inner is value else _open_result(inner)
 
 
 def _is_text_part(value: Json) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
 
-def _unwrapped(value: Json) -> Json:
+def _passage_list(value: Json) -> Json:
     """The list of passages in an object, or in an object inside it. Other values are returned unchanged."""
     if not isinstance(value, dict):
         return value
     lists = (value[key] for key in LISTS if isinstance(value.get(key), list))
-    inner = (_unwrapped(value[key]) for key in _AROUND if isinstance(value.get(key), dict))
-    return next(chain(lists, (each for each in inner if isinstance(each, list))), value)
+    inner = (_passage_list(value[key]) for key in _AROUND if isinstance(value.get(key), dict))
+    return next(chain(lists, (item for item in inner if isinstance(item, list))), value)
 
 
 def _hits(value: Json, known: dict[str, Passage]) -> tuple[Hit, ...]:
@@ -148,16 +148,16 @@ def _passage(row: Json) -> Passage | None:
         text = row if isinstance(row, str) else as_json(row)
         return Passage(digest_of("", text)[:16], "", text) if row is not None and text.strip() else None
     inner = next((row[key] for key in WRAPPERS if isinstance(row.get(key), dict)), None)
-    whole: JsonObject = {**row, **inner} if isinstance(inner, dict) else row
-    stored = (more for name in _STORED if isinstance(more := whole.get(name), dict) and _text(more, TEXTS))
-    whole = whole if _text(whole, TEXTS) else {**next(stored, {}), **whole}
-    title, text = _text(whole, TITLES), _text(whole, TEXTS)
-    if not text and not (title and whole.keys() <= _KNOWN):  # other fields would be lost
+    merged: JsonObject = {**row, **inner} if isinstance(inner, dict) else row
+    stored = (source for name in _STORED if isinstance(source := merged.get(name), dict) and _text(source, TEXTS))
+    merged = merged if _text(merged, TEXTS) else {**next(stored, {}), **merged}
+    title, text = _text(merged, TITLES), _text(merged, TEXTS)
+    if not text and not (title and merged.keys() <= _KNOWN):  # other fields would be lost
         title, text = "", as_json(row)
-    ident = _text(whole, IDS) or digest_of(title, text)[:16]
-    fields = whole.get("meta", whole.get("metadata"))
+    ident = _text(merged, IDS) or digest_of(title, text)[:16]
+    fields = merged.get("meta", merged.get("metadata"))
     meta: JsonObject = dict(fields) if isinstance(fields, dict) and not is_deep(fields, DEEPEST_META) else {}
-    if url := _text(whole, ("url", "link")):
+    if url := _text(merged, ("url", "link")):
         meta["url"] = url
     return Passage(ident, title, text, meta=meta)
 

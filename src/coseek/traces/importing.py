@@ -78,10 +78,10 @@ def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | 
         def fill(folder: Path) -> None:
             names: list[Json] = [path.name for path in files]
             run = Run.create(folder, {"traces": names, **dump_settings(settings)})
-            _read(files, settings, run, report)
+            _read_files(files, settings, run, report)
             if not report.imported:
-                why = "".join(f"; {fault.where}: {fault.reason}" for fault in report.left_out[:3])
-                raise DataError(f"no conversation found in {', '.join(map(str, sources))}{why}")
+                reasons = "".join(f"; {fault.where}: {fault.reason}" for fault in report.left_out[:3])
+                raise DataError(f"no conversation found in {', '.join(map(str, sources))}{reasons}")
             digests: JsonObject = {path.name: file_digest(path) for path in files}
             write_json(folder / REPORT, {"format": "traces", "files": digests, **report.to_json()})
 
@@ -89,10 +89,10 @@ def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | 
     return report
 
 
-def _read(files: Sequence[Path], settings: TraceSettings, run: Run, report: TraceReport) -> None:
+def _read_files(files: Sequence[Path], settings: TraceSettings, run: Run, report: TraceReport) -> None:
     reader = ConversationReader(settings.search_tools, settings.query_argument)
     records = RecordReader(settings, Counter())
-    seen: dict[str, tuple[str, int]] = {}
+    seen_questions: dict[str, tuple[str, int]] = {}
     """Question id → its text, and the number of conversations so far."""
     with run.open_for_append() as file:
         for path in files:
@@ -101,12 +101,12 @@ def _read(files: Sequence[Path], settings: TraceSettings, run: Run, report: Trac
                     report.left_out.append(record)
                     continue
                 ident, text = record.question.id, record.question.question
-                before, seed = seen.get(ident, (text, 0))
-                if before != text:
+                previous_text, seed = seen_questions.get(ident, (text, 0))
+                if previous_text != text:
                     reason = f"the question id {ident!r} is that of another question; name another field with id=PATH"
                     report.left_out.append(RecordFault(record.where, reason))
                     continue
-                seen[ident] = text, seed + 1
+                seen_questions[ident] = text, seed + 1
                 Run.append(file, reader.trajectory(record, seed))
                 report.imported += 1
                 report.with_answers += bool(record.question.answers)

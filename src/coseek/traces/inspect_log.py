@@ -85,10 +85,10 @@ def _message(message: JsonObject) -> JsonObject:
 
 def _results(samples: Sequence[JsonObject]) -> JsonObject:
     """The mean of every score over the samples that have it."""
-    scored = [cast(dict[str, dict[str, float]], sample["scores"]) for sample in samples if "error" not in sample]
+    sample_scores = [cast(dict[str, dict[str, float]], sample["scores"]) for sample in samples if "error" not in sample]
     means: list[Json] = []
     for name in SHOWN:
-        if values := [scores[name]["value"] for scores in scored if name in scores]:
+        if values := [scores[name]["value"] for scores in sample_scores if name in scores]:
             mean: JsonObject = {"mean": {"name": "mean", "value": fmean(values)}}
             means.append({"name": name, "scorer": name, "scored_samples": len(values), "metrics": mean})
-    return {"total_samples": len(samples), "completed_samples": len(scored), "scores": means}
+    return {"total_samples": len(samples), "completed_samples": len(sample_scores), "scores": means}

@@ -58,7 +58,7 @@ class _Forms:
     def messages(self, items: Sequence[Json]) -> list[Json]:
         messages: list[Json] = []
         for item in items:
-            for message in self._of(item) if isinstance(item, dict) else [item]:
+            for message in self._convert(item) if isinstance(item, dict) else [item]:
                 last = messages[-1] if messages else None
                 if not isinstance(message, dict):
                     messages.append(message)
@@ -72,7 +72,7 @@ class _Forms:
                     messages.append(message)
         return messages
 
-    def _of(self, packed: JsonObject) -> Iterator[Json]:
+    def _convert(self, packed: JsonObject) -> Iterator[Json]:
         item = unpacked(packed)
         role = role_of(item)
         if not role:
@@ -82,18 +82,18 @@ class _Forms:
             self.unread[f"messages of the role {role!r}"] += 1
         follows_call, self.in_text = self.in_text, False
         is_foreign = item.get("role") != role
-        item, parts = self._with_calls({**with_content(item), "role": role})
+        item, parts = self._separate_calls({**with_content(item), "role": role})
         content = item.get("content")
         if parts or (isinstance(content, list) and any(map(_is_special, content))):
             blocks = content if isinstance(content, list) else [content] if content else []
-            yield from self._parted(item, [*parts, *blocks])
+            yield from self._split_at_results(item, [*parts, *blocks])
             return
         if isinstance(content, list):
             self._count_blocks(content)
             texts = [_text_part(block) for block in content]
             item = item if texts == content else {**item, "content": texts}
         if role == "assistant":
-            yield from self._said(item)
+            yield from self._split_text(item)
         elif role == "tool" and isinstance(content, str | list):
             text = text_of(content) if isinstance(content, str) else result_text(content)
             text = without_heading(text) if is_foreign else without_tag(text)
@@ -107,10 +107,10 @@ class _Forms:
         else:
             yield item
 
-    def _with_calls(self, item: JsonObject) -> tuple[JsonObject, list[Json]]:
+    def _separate_calls(self, item: JsonObject) -> tuple[JsonObject, list[Json]]:
         """The message with the calls that chat completions can express, and the other calls and results as parts."""
-        more = item.get("additional_kwargs")  # LangChain, LlamaIndex
-        for name, value in more.items() if isinstance(more, dict) else ():
+        extra_fields = item.get("additional_kwargs")  # LangChain, LlamaIndex
+        for name, value in extra_fields.items() if isinstance(extra_fields, dict) else ():
             if not item.get(name) and (name == "tool_call_id" or holds_calls(name)):
                 item = {**item, name: value}
         parts: list[Json] = []
@@ -121,23 +121,23 @@ class _Forms:
             if not any(use and use.result for use in uses) and len(written.calls_in({name: value})) == len(rows):
                 continue
             parts += [row for row, use in zip(rows, uses, strict=True) if use]
-            if lost := uses.count(None):
-                self.unread["tool calls that cannot be read"] += lost
+            if lost_count := uses.count(None):
+                self.unread["tool calls that cannot be read"] += lost_count
             else:
                 del item[name]
         if item["role"] == "assistant" and "observations" in item and (calls := item.pop("tool_calls", None)):
-            seen: JsonObject = {"content": item["observations"] or "", "error": item.get("error")}  # smolagents
-            parts += [*cast(list[Json], calls), {"type": "tool_result", **seen}]
+            observation: JsonObject = {"content": item["observations"] or "", "error": item.get("error")}  # smolagents
+            parts += [*cast(list[Json], calls), {"type": "tool_result", **observation}]
         return item, parts
 
-    def _said(self, item: JsonObject) -> Iterator[Json]:
+    def _split_text(self, item: JsonObject) -> Iterator[Json]:
         """Split an assistant's message whose text contains calls or results."""
         text, words = text_of(item.get("content")), reasoning_and_words(item)[1]
         parts = [] if written.calls_in(item) else parts_in_text(text, words)
         if parts and (not calls_in(item) or any(part["type"] == "tool_result" for part in parts)):
-            yield from self._parted(item, cast(list[Json], parts))
-            last = [part for part in parts if part["type"] != "text"][-1]
-            self.in_text = last["type"] == "tool_use" and not is_finish(str(last["name"]))
+            yield from self._split_at_results(item, cast(list[Json], parts))
+            last_part = [part for part in parts if part["type"] != "text"][-1]
+            self.in_text = last_part["type"] == "tool_use" and not is_finish(str(last_part["name"]))
             return
         if mark := call_mark_in(words):
             count_unread(self.unread, "messages with calls in their text that cannot be read", mark)
@@ -147,7 +147,7 @@ class _Forms:
         """Convert an item without a role: a call, a result, reasoning, or an event with messages inside."""
         kind = kind_of(item)
         if tool_use_in(item):
-            for message in self._parted({"role": "assistant"}, [item]):
+            for message in self._split_at_results({"role": "assistant"}, [item]):
                 yield {**message, _PIECE: True} if message["role"] == "assistant" else message
         elif kind in THOUGHTS:
             summary = item.get("summary")
@@ -155,17 +155,17 @@ class _Forms:
                 yield {"role": "assistant", "content": "", "reasoning_content": text}
             else:
                 self.unread[f"items of the type {kind!r} without a text"] += 1
-        elif inside := messages_inside(item):
-            for inner in self.messages(inside):
-                if (written_out := json.dumps(inner, sort_keys=True)) not in self.repeated:
+        elif nested_messages := messages_inside(item):
+            for nested_message in self.messages(nested_messages):
+                if (written_out := json.dumps(nested_message, sort_keys=True)) not in self.repeated:
                     self.repeated.add(written_out)
-                    yield inner
+                    yield nested_message
         elif kind or "event" in item:
             self.unread[f"items of the type {kind or item['event']!r}"] += 1
         else:
             yield item  # `checked_messages` refuses it, with its number
 
-    def _parted(self, item: JsonObject, blocks: Sequence[Json]) -> Iterator[JsonObject]:
+    def _split_at_results(self, item: JsonObject, blocks: Sequence[Json]) -> Iterator[JsonObject]:
         """Split a message at the results among its parts: calls become a field, and each result becomes a message."""
         rest: JsonObject = {name: value for name, value in item.items() if name not in ("content", "tool_calls")}
         blocks = [*cast(list[Json], item.get("tool_calls") or []), *blocks]
@@ -177,8 +177,8 @@ class _Forms:
         def message() -> Iterator[JsonObject]:
             if calls or thoughts or text_of(texts).strip():
                 reasoning: JsonObject = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-                called: JsonObject = {"tool_calls": [*calls]} if calls else {}
-                yield {**rest, "content": text_of([*texts]), **reasoning, **called}
+                call_field: JsonObject = {"tool_calls": [*calls]} if calls else {}
+                yield {**rest, "content": text_of([*texts]), **reasoning, **call_field}
             texts.clear()
             thoughts.clear()
             calls.clear()
@@ -187,9 +187,9 @@ class _Forms:
             use = tool_use_in(block) if isinstance(block, dict) else None
             if use is not None:
                 # A result or another field may repeat a call.
-                known = {call["id"] for call in cast(list[JsonObject], calls)}
-                known |= {ident for ident, count in self.open.items() if count}
-                if use.call and not (use.call["id"] in known and (use.result or use.call["id"] is not None)):
+                known_idents = {call["id"] for call in cast(list[JsonObject], calls)}
+                known_idents |= {ident for ident, count in self.open.items() if count}
+                if use.call and not (use.call["id"] in known_idents and (use.result or use.call["id"] is not None)):
                     calls.append(use.call)
                 if use.result:
                     yield from message()
@@ -227,10 +227,10 @@ def _is_special(block: Json) -> bool:
 def _join(message: JsonObject, piece: JsonObject) -> None:
     """Add an item of OpenAI's Responses to the previous message: calls follow words and other calls."""
     for name, value in piece.items():
-        before = message.get(name)
-        if isinstance(value, list) and isinstance(before, list):
-            message[name] = [*before, *value]
-        elif not before:
+        old_value = message.get(name)
+        if isinstance(value, list) and isinstance(old_value, list):
+            message[name] = [*old_value, *value]
+        elif not old_value:
             message[name] = value
         elif name == "reasoning_content":
-            message[name] = f"{before}\n{value}"
+            message[name] = f"{old_value}\n{value}"

@@ -93,8 +93,8 @@ def with_content(item: JsonObject) -> JsonObject:
     if name == "content" and content is item.get("content"):
         return item
     repeated = ("toolinvocations",) if name == "parts" else ()  # of the AI SDK, which also has them in its parts
-    others = {field: value for field, value in item.items() if field != name and letters(field) not in repeated}
-    return {**others, "content": content}
+    other_fields = {field: value for field, value in item.items() if field != name and letters(field) not in repeated}
+    return {**other_fields, "content": content}
 
 
 def is_message(value: Json) -> bool:
@@ -112,8 +112,8 @@ def message_lists(value: Json, is_item: Callable[[Json], bool] = is_message, dep
             if name not in ("tools", "functions") or isinstance(value[name], dict):
                 first = inner[:1] if isinstance(inner := value[name], list) and name in _CHOICES else inner
                 yield from message_lists(first, is_item, depth - 1)
-    elif depth and (inside := parsed(value)) is not value:
-        yield from message_lists(inside, is_item, depth - 1)
+    elif depth and (inner_value := parsed(value)) is not value:
+        yield from message_lists(inner_value, is_item, depth - 1)
 
 
 def said_in(value: Json, gold: str = "", at: str = "") -> tuple[str, list[Json]]:

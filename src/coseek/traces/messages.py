@@ -27,11 +27,11 @@ def messages_of(run: Trajectory) -> list[JsonObject]:
         return list(run.messages)
     messages: list[JsonObject] = []
     turn = 0
-    for at, segment in enumerate(run.segments):
+    for index, segment in enumerate(run.segments):
         if segment.author is Author.AGENT:
             turn += 1
             write = _turn if segment.message is None else _native_turn
-            following = takewhile(lambda later: later.author is not Author.AGENT, run.segments[at + 1 :])
+            following = takewhile(lambda later: later.author is not Author.AGENT, run.segments[index + 1 :])
             messages += write(run, turn, segment, list(following))
         elif turn == 0:
             messages.append(_user(segment.text))
@@ -46,22 +46,22 @@ def message_row(run: Trajectory) -> JsonObject:
 def about(run: Trajectory) -> JsonObject:
     """The facts about a run that its messages lack, as an import reads them."""
     answer = reply_of(run) if run.declined else run.answer  # the words of a declined run, to recognise it again
-    ended: JsonObject = {"protocol": run.agent_protocol, "seed": run.seed, "stop": str(run.stop), "answer": answer}
+    run_record: JsonObject = {"protocol": run.agent_protocol, "seed": run.seed, "stop": str(run.stop), "answer": answer}
     if run.stop.is_fault:
-        ended["fault"] = run.stop_detail or str(run.stop)
+        run_record["fault"] = run.stop_detail or str(run.stop)
     if opening := [search.to_json() for search in run.searches if search.turn == 0]:
-        ended["opening"] = cast(list[Json], opening)
+        run_record["opening"] = cast(list[Json], opening)
     if run.visits:
-        ended["visits"] = [visit.to_json() for visit in run.visits]
-    ended |= {"evidence": [*evidence_of(run)], "selected_ids": [*run.selected_ids]}
-    return {"question": run.question.to_json(), "run": ended}
+        run_record["visits"] = [visit.to_json() for visit in run.visits]
+    run_record |= {"evidence": [*evidence_of(run)], "selected_ids": [*run.selected_ids]}
+    return {"question": run.question.to_json(), "run": run_record}
 
 
 def _turn(run: Trajectory, turn: int, segment: Segment, following: Sequence[Segment]) -> list[JsonObject]:
     """The messages of a turn and of the environment's segments after it."""
     # In older runs, which do not store `Search.turn`, each turn made one search.
     numbered = enumerate(run.searches, start=1)
-    searches = [search for at, search in numbered if (at if search.turn is None else search.turn) == turn]
+    searches = [search for number, search in numbered if (number if search.turn is None else search.turn) == turn]
     shown = "\n".join(later.text for later in following if later.tag not in COMMON_TAGS)
     texts = iter(later.text for later in following if later.tag == TOOL)
     calls: list[Json] = []
@@ -73,7 +73,7 @@ def _turn(run: Trajectory, turn: int, segment: Segment, following: Sequence[Segm
         results.append({"role": "tool", "tool_call_id": ident, **result})
 
     for search in searches:
-        add("search", {"query": search.query}, {"content": "" if calls else shown, **_of_result(search.to_json())})
+        add("search", {"query": search.query}, {"content": "" if calls else shown, **_result_fields(search.to_json())})
     for call in (call for call in run.calls if call.turn == turn):
         result = {"content": next(texts, "")} if call.fault is None else {"content": "", "fault": call.fault}
         add(call.tool, call.arguments, cast(JsonObject, result))
@@ -89,24 +89,24 @@ def _native_turn(run: Trajectory, turn: int, segment: Segment, following: Sequen
     faults = iter(call.fault or "" for call in run.calls if call.turn == turn and call.fault is not None)
     calls: list[Json] = []
     results: list[JsonObject] = []
-    for call, shown in zip_longest(calls_in(assistant), following[: len(calls_in(assistant))]):
+    for call, result in zip_longest(calls_in(assistant), following[: len(calls_in(assistant))]):
         queries = [text for value in call.object.values() for text in texts_of(value)]
-        count = next((at for at, search in enumerate(remaining) if search.query not in queries), len(remaining))
-        if shown is not None and shown.tag in COMMON_TAGS:  # a call that did not search; failed searches show nothing
+        count = next((index for index, search in enumerate(remaining) if search.query not in queries), len(remaining))
+        if result is not None and result.tag in COMMON_TAGS:  # a call that did not search; failed searches show nothing
             count = 0
         searches, remaining = remaining[:count], remaining[count:]
-        rows = [search.to_json() for search in searches] or [{} if shown else {"fault": next(faults, "")}]
+        rows = [search.to_json() for search in searches] or [{} if result else {"fault": next(faults, "")}]
         for number, row in enumerate(rows):
             ident = f"call_{turn}_{len(results) + 1}"
             arguments = call.arguments if len(rows) == 1 else {"query": row["query"]}
             calls.append(tool_call(ident, call.name, as_json(arguments)))
-            content = shown.text if shown and not number else ""
-            results.append({"role": "tool", "tool_call_id": ident, "content": content, **_of_result(row)})
+            content = result.text if result and not number else ""
+            results.append({"role": "tool", "tool_call_id": ident, "content": content, **_result_fields(row)})
     message: JsonObject = {"role": "assistant", "content": "", **assistant, **({"tool_calls": calls} if calls else {})}
     return [message, *results, *(_user(later.text) for later in following[len(calls_in(assistant)) :])]
 
 
-def _of_result(search: JsonObject) -> JsonObject:
+def _result_fields(search: JsonObject) -> JsonObject:
     return {name: search[name] for name in OF_RESULT if name in search}
 
 

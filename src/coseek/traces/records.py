@@ -106,33 +106,33 @@ class RecordReader:
         if not row:
             raise DataError(f"an object or a list of messages is needed, not {type(value).__name__}")
         sampled: dict[int, SampledIds] = {}
-        own = row
+        own_row = row
         is_ours = isinstance(row.get("run"), dict)  # exported by coseek, in our form; visited pages may contain tags
         if is_atif(row):
             messages, sampled = conversation_parts(row)
             checked_messages(cast(Json, messages))
-            own = _object(row.get("extra"))
+            own_row = _object(row.get("extra"))
         elif self.settings.steps:
             messages = self._steps(row)
         else:
-            logged = parsed(self._at(row, "messages")) if self.settings.messages else _messages_in(row)
-            before = self.unread.total()
+            logged = parsed(self._field(row, "messages")) if self.settings.messages else _messages_in(row)
+            unread_count = self.unread.total()
             messages = checked_messages(logged if is_ours else chat_messages(logged, self.unread))
-            if self.unread.total() == before and not any(map(calls_in, messages)) and (name := tool_name_in(row)):
-                what = "conversations without calls that can be read, but with fields of tools"
-                count_unread(self.unread, what, name)
-        if own is row and not is_ours and not self.settings.answer:
-            messages = [*messages, *self._beside(row, messages)]
-        run = _object(own.get("run"))
+            if self.unread.total() == unread_count and not any(map(calls_in, messages)) and (name := tool_name_in(row)):
+                label = "conversations without calls that can be read, but with fields of tools"
+                count_unread(self.unread, label, name)
+        if own_row is row and not is_ours and not self.settings.answer:
+            messages = [*messages, *self._messages_beside(row, messages)]
+        run = _object(own_row.get("run"))
         answer = self._answer(row) if self.settings.answer else self._text(run.get("answer"))
-        fault = self._text(self._at(row, "fault") if self.settings.fault else run.get("fault"))
+        fault = self._text(self._field(row, "fault") if self.settings.fault else run.get("fault"))
         if not fault and (refusal := refusal_in(messages[-1])) and text_of(messages[-1].get("content")) in _UNSAID:
             fault = f"the model refused: {refusal[:200]}"  # as for a server's refusal in a run of coseek
         stop = None if self.settings.answer or self.settings.fault else _stop_of(run, answer)
         if stop is not None and stop.is_fault:
             fault, stop = fault or str(stop), None
         return Conversation(
-            self._question(row, own, messages),
+            self._question(row, own_row, messages),
             tuple(messages),
             where,
             answer=answer or None,
@@ -140,23 +140,23 @@ class RecordReader:
             sampled=sampled,
             stop=stop,
             opening=own_rows(run.get("opening"), Search.from_json) or (),
-            evidence=_ids(run.get("evidence")),
-            selected_ids=_ids(run.get("selected_ids")),
+            evidence=_passage_ids(run.get("evidence")),
+            selected_ids=_passage_ids(run.get("selected_ids")),
             visits=own_rows(run.get("visits"), Visit.from_json) or (),
             protocol=_protocol_of(run),
         )
 
-    def _question(self, row: JsonObject, own: JsonObject, messages: Sequence[JsonObject]) -> Question:
-        fields = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}
+    def _question(self, row: JsonObject, own_row: JsonObject, messages: Sequence[JsonObject]) -> Question:
+        fields = {name: self._field(row, name) if getattr(self.settings, name) else own_row.get(name) for name in OWN}
         if not self.settings.answers and fields["answers"] is None:
-            fields["answers"] = own.get("golden_answers")
+            fields["answers"] = own_row.get("golden_answers")
         record = _object(fields["question"])
         record |= {name: value for name, value in fields.items() if value is not None and value is not record}
         if "question" not in record:
-            at = question_at(messages)
-            record["question"] = None if at is None else text_of(messages[at].get("content")).strip()
-            if at is not None and (earlier := questions_before(messages, at)):
-                self.unread[EARLIER] += earlier
+            index = question_at(messages)
+            record["question"] = None if index is None else text_of(messages[index].get("content")).strip()
+            if index is not None and (earlier_count := questions_before(messages, index)):
+                self.unread[EARLIER] += earlier_count
         if not isinstance(record["question"], str) or not record["question"].strip():
             raise DataError("there is no question: no message of a user with text, and none named by question=PATH")
         if isinstance(record.get("gold_ids"), str | int | float):
@@ -166,13 +166,13 @@ class RecordReader:
 
     def _answer(self, row: JsonObject) -> str:
         """The answer at its path: a text, or the text of the last message or first choice there."""
-        value = self._at(row, "answer")
-        inside = parsed(value)
-        has_messages = isinstance(inside, dict) or (isinstance(inside, list) and all(map(is_message, inside)))
-        messages = chat_messages(said_in(inside, at=self.settings.answer)[1] if has_messages else [], Counter())
+        value = self._field(row, "answer")
+        inner = parsed(value)
+        has_messages = isinstance(inner, dict) or (isinstance(inner, list) and all(map(is_message, inner)))
+        messages = chat_messages(said_in(inner, at=self.settings.answer)[1] if has_messages else [], Counter())
         return reasoning_and_words(cast(list[JsonObject], messages)[-1])[1].strip() if messages else self._text(value)
 
-    def _beside(self, row: JsonObject, messages: Sequence[JsonObject]) -> list[JsonObject]:
+    def _messages_beside(self, row: JsonObject, messages: Sequence[JsonObject]) -> list[JsonObject]:
         """The messages in a field outside a conversation that does not end with an answer."""
         last = next((row for row in reversed(messages) if row["role"] not in ("system", "developer")), messages[-1])
         calls, words = calls_in(last), reasoning_and_words(last)[1].strip() or refusal_in(last)
@@ -186,15 +186,15 @@ class RecordReader:
 
     def _steps(self, row: JsonObject) -> list[JsonObject]:
         """Messages of a record whose steps are searches, or LangChain's pairs of an action and its result."""
-        steps = parsed(self._at(row, "steps"))
+        steps = parsed(self._field(row, "steps"))
         if not isinstance(steps, list) or not all(isinstance(step, dict) or _is_pair(step) for step in steps):
             raise DataError(f"steps={self.settings.steps} names no list of objects")
-        question = self._at(row, "question") if self.settings.question else row.get("question")
+        question = self._field(row, "question") if self.settings.question else row.get("question")
         messages: list[JsonObject] = [{"role": "user", "content": self._text(question)}]
         for number, step in enumerate(steps, start=1):
             if isinstance(step, dict):
-                thought, results = self._at(step, "reasoning"), self._at(step, "results")
-                queries = texts_of(self._at(step, "query"))
+                thought, results = self._field(step, "reasoning"), self._field(step, "results")
+                queries = texts_of(self._field(step, "query"))
                 tool, arguments = "search" if queries else "", as_json({"query": [*queries]})
             else:
                 action, results = cast(tuple[JsonObject, Json], step)
@@ -208,7 +208,7 @@ class RecordReader:
                 messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": content})
         return messages
 
-    def _at(self, row: JsonObject, name: str) -> Json:
+    def _field(self, row: JsonObject, name: str) -> Json:
         """The value of a record at the path of a setting; `None` without one."""
         value = _value_at(row, str(getattr(self.settings, name)).split("."))
         self.used[name] += value is not None
@@ -223,13 +223,13 @@ def _value_at(value: Json, keys: Sequence[str]) -> Json:
     """The value at a path in a value or in the JSON in a text. Keys may contain dots; the longest match counts."""
     if not keys:
         return value
-    inside = parsed(value)
-    if isinstance(inside, list) and keys[0].isdecimal() and int(keys[0]) < len(inside):
-        return _value_at(inside[int(keys[0])], keys[1:])
-    row = _object(inside)
+    inner_value = parsed(value)
+    if isinstance(inner_value, list) and keys[0].isdecimal() and int(keys[0]) < len(inner_value):
+        return _value_at(inner_value[int(keys[0])], keys[1:])
+    row = _object(inner_value)
     ends = {".".join(keys[:end]): end for end in range(len(keys), 0, -1)}
     values = (_value_at(row[key], keys[end:]) for key, end in ends.items() if key in row)
-    return next((each for each in values if each is not None), None)
+    return next((item for item in values if item is not None), None)
 
 
 def _object(value: Json) -> JsonObject:
@@ -253,7 +253,7 @@ def _protocol_of(run: JsonObject) -> str | None:
     return name if isinstance(name, str) and name and not name.endswith((".yaml", ".yml")) else None
 
 
-def _ids(value: Json) -> tuple[str, ...]:
+def _passage_ids(value: Json) -> tuple[str, ...]:
     """The ids of passages in a list."""
     return tuple(ident for ident in value if isinstance(ident, str)) if isinstance(value, list) else ()
 
@@ -277,7 +277,7 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
             for number, line in read_byte_lines(path):
                 if line.strip():
                     where = f"{path.name}, line {number}"
-                    yield where, _parsed(line, where)
+                    yield where, _parse_line(line, where)
             return
         value = read_json(path)
     except DataError as error:
@@ -294,11 +294,11 @@ def _messages_in(row: JsonObject) -> Json:
         return parsed(row["messages"])
     lists = list(message_lists(row))
     prompt = row.get("input") or row.get("prompt")
-    before: list[Json] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) and len(lists) == 1 else []
-    return [*before, *chain(*lists)] if lists else None
+    prompts: list[Json] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) and len(lists) == 1 else []
+    return [*prompts, *chain(*lists)] if lists else None
 
 
-def _parsed(line: bytes, where: str) -> "Json | RecordFault":
+def _parse_line(line: bytes, where: str) -> "Json | RecordFault":
     try:
         return parse_strict(line.decode("utf-8-sig"))
     except UnicodeDecodeError:

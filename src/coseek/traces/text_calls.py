@@ -64,16 +64,16 @@ _FENCE = re.compile(r"```\w*")
 _PYTHONIC = re.compile(r"[\[\s]*[A-Za-z_][\w.]{0,127}\(")
 
 
-def _element(opening: str, names: str) -> re.Pattern[str]:
+def _element_pattern(opening: str, names: str) -> re.Pattern[str]:
     """Pattern of an element's name and contents. It ends before the next such element, so that unclosed elements take
     linear time."""
-    inside = f"(?:(?!<{_PREFIX}(?:{names})[ =]).)*?"
+    contents = f"(?:(?!<{_PREFIX}(?:{names})[ =]).)*?"
     name = r"[\"']?([\w.:/-]{1,128})[\"']?[^<>]{0,64}"
-    return re.compile(f"<{_PREFIX}(?:{opening}){name}>({inside})</{_PREFIX}(?:{names})>", re.DOTALL)
+    return re.compile(f"<{_PREFIX}(?:{opening}){name}>({contents})</{_PREFIX}(?:{names})>", re.DOTALL)
 
 
-_INVOKE = _element("invoke name=|function(?: name)?=", "invoke|function")
-_PARAMETER = _element("parameter(?: name)?=", "parameter")
+_INVOKE = _element_pattern("invoke name=|function(?: name)?=", "invoke|function")
+_PARAMETER = _element_pattern("parameter(?: name)?=", "parameter")
 
 
 def parts_in_text(text: str, words: str) -> list[JsonObject]:
@@ -81,7 +81,7 @@ def parts_in_text(text: str, words: str) -> list[JsonObject]:
 
     `words` is the text without reasoning, in which calls are not made.
     """
-    if words.lstrip()[:1] in ("[", "{") and (calls := list(_pythonic(words)) or list(_in_json(words))):
+    if words.lstrip()[:1] in ("[", "{") and (calls := list(_pythonic(words)) or list(_json_calls(words))):
         return calls
     if (bracket := _BRACKET.fullmatch(words.strip())) and is_finish(bracket[1]):
         return [_call(bracket[1], {"query": bracket[2]})]
@@ -122,9 +122,9 @@ def without_tag(text: str) -> str:
 
 def _parts(text: str) -> Iterator[JsonObject]:
     """The parts of a text in order. An unclosed mark is text, except for calls, which may end the text."""
-    at, tried, unclosed = 0, 0, set[str]()
+    position, tried, unclosed = 0, 0, set[str]()
     for mark in _OPENING.finditer(text):
-        if mark.start() < (tried if mark["calls"] else at):  # inside a part, or a region without a call
+        if mark.start() < (tried if mark["calls"] else position):  # inside a part, or a region without a call
             continue
         closing = _closing_of(mark[0])
         end = -1 if closing in unclosed else text.find(closing, mark.end())
@@ -132,21 +132,21 @@ def _parts(text: str) -> Iterator[JsonObject]:
             unclosed.add(closing)
             if mark["calls"] is None or mark[0].startswith("```"):
                 continue
-            following = _RESULT.search(text, mark.end())
-            end, closing = following.start() if following else len(text), ""
-        inside, after = text[mark.end() : end], end + len(closing)
-        parts: list[JsonObject] = [{"type": "tool_result", "content": inside}]
+            next_result = _RESULT.search(text, mark.end())
+            end, closing = next_result.start() if next_result else len(text), ""
+        body, part_end = text[mark.end() : end], end + len(closing)
+        parts: list[JsonObject] = [{"type": "tool_result", "content": body}]
         if mark["query"]:
-            parts = [_call("search", {"query": inside.strip()})]
+            parts = [_call("search", {"query": body.strip()})]
         elif mark["calls"]:
-            is_code = mark[0].startswith("```") and not _IN_CODE.search(mark[0] + inside)
-            parts = [] if is_code else list(_calls_in(text[mark.start() : after]))
-            tried = after
+            is_code = mark[0].startswith("```") and not _IN_CODE.search(mark[0] + body)
+            parts = [] if is_code else list(_calls_in(text[mark.start() : part_end]))
+            tried = part_end
         if parts:
-            yield {"type": "text", "text": text[at : mark.start()]}
+            yield {"type": "text", "text": text[position : mark.start()]}
             yield from parts
-            at = tried = after
-    yield {"type": "text", "text": text[at:]}
+            position = tried = part_end
+    yield {"type": "text", "text": text[position:]}
 
 
 def _call(name: str, arguments: Json) -> JsonObject:
@@ -158,22 +158,22 @@ def _closing_of(mark: str) -> str:
         return "```"
     if mark.startswith("<") and not mark.endswith(">"):
         return f"</{mark[1:].split('=')[0].split(' ')[0]}>"
-    ended = re.sub("begin|start", lambda word: "END" if word[0].isupper() else "end", mark, flags=re.I)
-    return ended if ended != mark else f"{mark[:2]}/{mark[2:]}" if mark[1] in "|\uff5c" else f"{mark[0]}/{mark[1:]}"
+    end = re.sub("begin|start", lambda word: "END" if word[0].isupper() else "end", mark, flags=re.I)
+    return end if end != mark else f"{mark[:2]}/{mark[2:]}" if mark[1] in "|\uff5c" else f"{mark[0]}/{mark[1:]}"
 
 
 def _calls_in(region: str) -> Iterator[JsonObject]:
     """The calls between the marks of a text, each as a block."""
-    invoked = _INVOKE.findall(region)
-    for name, body in invoked:
+    invocations = _INVOKE.findall(region)
+    for name, body in invocations:
         pairs: JsonObject = {key: value.strip() for key, value in _PARAMETER.findall(body)}
         yield _call(name, pairs or next(iter(_values(body)), {}))
     name = ""
-    for piece in () if invoked else _TOKEN.split(_FENCE.sub(" ", region)):
-        start = min((at for at in map(piece.find, "[{") if at >= 0), default=len(piece))
+    for piece in () if invocations else _TOKEN.split(_FENCE.sub(" ", region)):
+        start = min((position for position in map(piece.find, "[{") if position >= 0), default=len(piece))
         for word in piece[:start].split():
-            if named := _NAME.fullmatch(word):
-                name = named[1]
+            if match := _NAME.fullmatch(word):
+                name = match[1]
         if pythonic := list(_pythonic(piece)):
             yield from pythonic
             continue
@@ -192,7 +192,7 @@ def _call_in(value: Json) -> JsonObject | None:
     return {"type": "tool_use", "id": use.call["id"], "name": function["name"], "input": function["arguments"]}
 
 
-def _in_json(text: str) -> Iterator[JsonObject]:
+def _json_calls(text: str) -> Iterator[JsonObject]:
     """The calls in a text that is only JSON."""
     yield from filter(None, map(_call_in, _values(text) if _IN_CODE.search(text) else ()))
 
@@ -209,7 +209,7 @@ def _steps(text: str) -> Iterator[JsonObject]:
             yield _call(bracket[1], {"query": bracket[2]})
         elif step == "action":
             name = body.partition("\n")[0]
-            yield from _in_json(_FENCE.sub("", body).strip())
+            yield from _json_calls(_FENCE.sub("", body).strip())
         elif step == "action input" and name:
             arguments = next(iter(_values(_FENCE.sub("", body))), None)
             yield _call(name, arguments if isinstance(arguments, dict) else {"query": body.strip("\"'")})
@@ -227,7 +227,7 @@ def _values(text: str) -> list[Json]:
         values = parse_lenient_values(text)
     if not values:
         values = [value] if (value := python_value(text)) is not None else []
-    return [each for value in values for each in (value if isinstance(value, list) else [value])]
+    return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 
 def _pythonic(text: str) -> Iterator[JsonObject]:

@@ -62,8 +62,8 @@ def kind_of(block: JsonObject) -> str:
 
 def holds_calls(name: str) -> bool:
     """Whether a field of this name holds tool calls."""
-    plain = letters(name)
-    return plain != "function" and "invalid" not in plain and _CALL.fullmatch(plain) is not None
+    name_letters = letters(name)
+    return name_letters != "function" and "invalid" not in name_letters and _CALL.fullmatch(name_letters) is not None
 
 
 def holds_results(name: str) -> bool:
@@ -75,14 +75,14 @@ def tool_use_in(block: JsonObject) -> ToolUse | None:
     """The call in an object, its result, or both; `None` without any."""
     kind = kind_of(block)
     objects = (name for name, value in block.items() if value and isinstance(value, dict))
-    outer = next((name for name in objects if holds_calls(name) or holds_results(name)), None)
-    if outer is not None and not _calls(_fields(block)):
-        kind, block = outer, {"toolCallId": block.get("id"), **_object(block[outer])}
+    outer_name = next((name for name in objects if holds_calls(name) or holds_results(name)), None)
+    if outer_name is not None and not _calls(_fields(block)):
+        kind, block = outer_name, {"toolCallId": block.get("id"), **_object(block[outer_name])}
     fields = _fields({**block, **_object(block.get("function")), **_object(block.get("custom"))})
-    refers = _refers(fields) or any(isinstance(fields.get(name), dict) for name in _CALLS)
+    refers = _has_reference(fields) or any(isinstance(fields.get(name), dict) for name in _CALLS)
     if holds_results(kind) or (not kind and not _calls(fields) and refers and _first(fields, _CONTENTS) is not None):
         return ToolUse(_call_beside(fields), _result_of(fields))
-    is_part = kind.startswith("tool-") and _refers(fields)  # `tool-NAME` of the AI SDK
+    is_part = kind.startswith("tool-") and _has_reference(fields)  # `tool-NAME` of the AI SDK
     if not (is_part or _CALL.fullmatch(letters(kind)) or (not kind and _calls(fields))):
         return None
     name = _name_in(fields) or kind.removeprefix("tool-" if is_part else "").removesuffix("_call")
@@ -91,22 +91,22 @@ def tool_use_in(block: JsonObject) -> ToolUse | None:
         name, arguments = _own_search(name, fields)
     elif not is_part and not _name_in(fields):
         return None
-    done = any(fields.get(output) not in (None, "") for output in (*_OUTPUTS, "errortext"))
-    return ToolUse(_call(fields, name, arguments), _result_of(fields) if done else None)
+    is_done = any(fields.get(output) not in (None, "") for output in (*_OUTPUTS, "errortext"))
+    return ToolUse(_call(fields, name, arguments), _result_of(fields) if is_done else None)
 
 
 def tool_name_in(value: Json) -> str:
     """The first field or type in a value that mentions the use of a tool; "" without one. Tool schemas do not count."""
     if isinstance(value, list):
-        return next((name for each in value if (name := tool_name_in(each))), "")
+        return next((name for item in value if (name := tool_name_in(item))), "")
     if not isinstance(value, dict):
         return ""
     if _SPEAKS_OF_TOOL.search(kind := kind_of(value)) and kind != "function":
         return kind
-    for name, inner in value.items():
-        if name in _BESIDE or not inner or inner is True:
+    for name, child in value.items():
+        if name in _BESIDE or not child or child is True:
             continue
-        if tool := name if _SPEAKS_OF_TOOL.search(name) else tool_name_in(inner):
+        if tool := name if _SPEAKS_OF_TOOL.search(name) else tool_name_in(child):
             return tool
     return ""
 
@@ -128,7 +128,7 @@ def _calls(fields: Mapping[str, Json]) -> bool:
     return bool(_name_in(fields)) and any(name in fields for name in _ARGUMENTS)
 
 
-def _refers(fields: Mapping[str, Json]) -> bool:
+def _has_reference(fields: Mapping[str, Json]) -> bool:
     return any(name in fields for name in _IDS)
 
 

@@ -38,20 +38,20 @@ class EvidenceAgent:
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The next move, a pure function of the question and the searches."""
         question, searches = so_far.question, so_far.searches
-        seen = {hit.passage.id: hit.passage for search in searches for hit in search.hits}
-        missing = [ident for ident in question.gold_ids if ident not in seen]
-        gold = [seen[ident] for ident in question.gold_ids if ident in seen]
-        report, selected = self._report(so_far, missing), self._selected(so_far)
+        seen_passages = {hit.passage.id: hit.passage for search in searches for hit in search.hits}
+        missing = [ident for ident in question.gold_ids if ident not in seen_passages]
+        gold = [seen_passages[ident] for ident in question.gold_ids if ident in seen_passages]
+        report, selected = self._report(so_far, missing), self._selected_ids(so_far)
         if question.gold_ids and question.answers and not missing:
             return Move(report, answer=f" {held_answer(question, gold)}", selected=selected)
-        for need, query in self._needs(question, missing, gold):
+        for thought, query in self._needs(question, missing, gold):
             if all(search.query.strip() != query for search in searches):
-                return Move(f"{report} {need}", queries=(f" {query}",), selected=selected)
+                return Move(f"{report} {thought}", queries=(f" {query}",), selected=selected)
         return self.conclude(so_far, rng)
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Decline, with the passages found so far."""
-        return Move(" Nothing that I found answers this.", answer=f" {NOT_FOUND}", selected=self._selected(so_far))
+        return Move(" Nothing that I found answers this.", answer=f" {NOT_FOUND}", selected=self._selected_ids(so_far))
 
     def _report(self, so_far: EpisodeState, missing: Sequence[str]) -> str:
         """A sentence of each gold passage that the latest search found first."""
@@ -62,7 +62,7 @@ class EvidenceAgent:
         new_gold = set(so_far.question.gold_ids) - {hit.passage.id for search in earlier for hit in search.hits}
         quotations = [
             f" [{number}] {hit.passage.title}: "
-            + quotation(hit.passage, self._wanted(so_far.question, hit.passage, missing))
+            + quotation(hit.passage, self._wanted_texts(so_far.question, hit.passage, missing))
             for number, (_, hit) in enumerate(shown_documents(latest), start=1)
             if hit.passage.id in new_gold
         ]
@@ -74,21 +74,21 @@ class EvidenceAgent:
         yield from ((step.question, step.query) for step in steps)
         if not any(known_steps(question)):
             yield "I search for the question.", question.searched.strip()
-        read = [question.question, *(passage.text for passage in gold)]
+        read_texts = [question.question, *(passage.text for passage in gold)]
         for title in self._titles(missing):
-            if any(has_words(text, title) for text in read):
+            if any(has_words(text, title) for text in read_texts):
                 yield f"I need {title}.", title
 
     def _titles(self, idents: Sequence[str]) -> list[str]:
         return [] if self.corpus is None else [plain_name(self.corpus.by_id(ident).title) for ident in idents]
 
-    def _wanted(self, question: Question, passage: Passage, missing: Sequence[str]) -> list[str]:
+    def _wanted_texts(self, question: Question, passage: Passage, missing: Sequence[str]) -> list[str]:
         """What the quotation of a gold passage should contain: the answer of its step, the answer, or the title of a
         passage that is still missing."""
-        of_step = [step.answer for step in known_steps(question) if step.gold_id == passage.id]
-        return [*of_step, *question.answers, *self._titles(missing)]
+        step_answers = [step.answer for step in known_steps(question) if step.gold_id == passage.id]
+        return [*step_answers, *question.answers, *self._titles(missing)]
 
-    def _selected(self, so_far: EpisodeState) -> tuple[str, ...] | None:
+    def _selected_ids(self, so_far: EpisodeState) -> tuple[str, ...] | None:
         """The gold passages found; `None` before the first search."""
         idents = (hit.passage.id for search in so_far.searches for hit in search.hits)
         gold = tuple(dict.fromkeys(ident for ident in idents if ident in so_far.question.gold_ids))
@@ -109,16 +109,16 @@ def quotation(passage: Passage, wanted: Sequence[str]) -> str:
     text = " ".join(text.split())
     if len(text) <= LONGEST:
         return text
-    position = next((at for target in wanted if (at := text.lower().find(target.lower())) >= 0), 0)
+    position = next((index for target in wanted if (index := text.lower().find(target.lower())) >= 0), 0)
     start = text.rfind(" ", 0, max(0, position - LONGEST // 2)) + 1 if position > LONGEST // 2 else 0
-    cut = text[start : start + LONGEST]
-    return cut if start + LONGEST >= len(text) else cut.rpartition(" ")[0]
+    excerpt = text[start : start + LONGEST]
+    return excerpt if start + LONGEST >= len(text) else excerpt.rpartition(" ")[0]
 
 
 def held_answer(question: Question, gold: Sequence[Passage]) -> str:
     """The first gold answer that a gold passage contains, else the first."""
-    held = (answer for answer in question.answers if any(holds(passage, answer) for passage in gold))
-    return next(held, question.answers[0]).strip()
+    held_answers = (answer for answer in question.answers if any(holds(passage, answer) for passage in gold))
+    return next(held_answers, question.answers[0]).strip()
 
 
 class KnownStep(NamedTuple):

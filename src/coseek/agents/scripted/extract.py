@@ -67,8 +67,8 @@ def extract(question: str, passages: Sequence[Passage]) -> tuple[Passage | None,
     """The answering passage and its best sentence; `None` and `NOT_FOUND` if no passage supports the question."""
     passages = [replace(passage, text=passage.text[:CHARACTERS]) for passage in passages]
     weights = _weights(question, passages)
-    read = [passage for passage in passages[:READ] if passage.text.strip()]
-    supports = [(support(question, passage, weights), passage) for passage in read]
+    read_passages = [passage for passage in passages[:READ] if passage.text.strip()]
+    supports = [(support(question, passage, weights), passage) for passage in read_passages]
     best, passage = max(supports, key=lambda pair: pair[0], default=(0.0, None))
     question_words = words(question)
     pairs = sum(len(word) == 2 and not word.isascii() for word in question_words)
@@ -99,10 +99,10 @@ def sentence(question: str, passage: Passage, weights: Mapping[str, float]) -> s
 
     first = max(range(len(spans)), key=fit)
     start, end = spans[first]
-    for _, later in spans[first + 1 :]:
-        if end - start >= SHORTEST or later - start > LONGEST:
+    for _, later_end in spans[first + 1 :]:
+        if end - start >= SHORTEST or later_end - start > LONGEST:
             break
-        end = later
+        end = later_end
     answer = " ".join(text[start:end].split())
     answer = answer.lstrip("•*#-> ") or answer
     return answer if len(answer) <= LONGEST else answer[:LONGEST].rpartition(" ")[0] or answer[:LONGEST]

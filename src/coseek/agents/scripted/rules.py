@@ -50,7 +50,7 @@ class RuleAgent:
         question = so_far.question.searched
         if not so_far.searches:
             return Move(thought=" I search the question .", queries=(f" {question}",))
-        notes = self._read(question, so_far.searches)
+        notes = self._take_notes(question, so_far.searches)
         query = None if self._is_done(notes) else self._query(notes)
         if query is None:
             return self.conclude(so_far, rng)
@@ -58,7 +58,7 @@ class RuleAgent:
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Answer from the passages found so far."""
-        notes = self._read(so_far.question.searched, so_far.searches)
+        notes = self._take_notes(so_far.question.searched, so_far.searches)
         linked = [passage for index, passage in enumerate(notes.taken) if notes.is_linked(index)]
         answer = guess(so_far.question.question, linked)
         return Move(f"{notes.report} I answer {answer} .", answer=f" {answer}", selected=notes.taken_ids)
@@ -66,12 +66,12 @@ class RuleAgent:
     def evidence(self, question: str, searches: Sequence[Search]) -> list[str]:
         """Ids of all passages found, best first: the passages taken, in this order, then the rest by score. If the
         later searches found nothing new, the passages of the first search come first."""
-        notes = self._read(question, searches)
+        notes = self._take_notes(question, searches)
         first = [hit.passage.id for hit in searches[0].hits] if notes.found_nothing_new() else []
         best = (passage.id for passage in (*notes.taken, *notes.ranked()))
         return list(dict.fromkeys((*first, *best)))
 
-    def _read(self, question: str, searches: Sequence[Search]) -> "_Notes":
+    def _take_notes(self, question: str, searches: Sequence[Search]) -> "_Notes":
         """Go through the searches in order and take the best passage after each."""
         notes = _Notes(question, (), ())
         for search in searches:
@@ -83,15 +83,15 @@ class RuleAgent:
     def _is_done(self, notes: "_Notes") -> bool:
         """Whether the searches are used up, a search found no new passage, or the last taken passage is linked to
         nothing."""
-        used_up = len(notes.searches) >= self.max_searches or len(notes.taken) < len(notes.searches)
-        return used_up or not notes.is_linked(len(notes.taken) - 1)
+        is_used_up = len(notes.searches) >= self.max_searches or len(notes.taken) < len(notes.searches)
+        return is_used_up or not notes.is_linked(len(notes.taken) - 1)
 
     def _query(self, notes: "_Notes") -> str | None:
         """The next query; `None` if it was searched already or no words are left."""
-        covered = STOP_WORDS.union(*(words(_plain(passage.title)) for passage in notes.taken))
-        open_words = _once(_cut(notes.question), covered)
-        known = covered | _MONTHS | set(words(notes.question))
-        names = _once([word for word in _cut(notes.taken[-1].text) if word[0].isupper()], known)
+        covered_words = STOP_WORDS.union(*(words(_bare_title(passage.title)) for passage in notes.taken))
+        open_words = _unknown_words(_split_words(notes.question), covered_words)
+        known_words = covered_words | _MONTHS | set(words(notes.question))
+        names = _unknown_words([word for word in _split_words(notes.taken[-1].text) if word[0].isupper()], known_words)
         query = " ".join([*open_words, *names[:MAX_NAMES]])
         return query if query and query not in {search.query.strip() for search in notes.searches} else None
 
@@ -113,21 +113,21 @@ class _Notes:
         """The passages found but not taken, best first."""
         passages = {hit.passage.id: hit.passage for search in self.searches for hit in search.hits}
         fusion = reciprocal_rank_fusion([hit.passage.id for hit in search.hits] for search in self.searches)
-        taken = {passage.id for passage in self.taken}
+        taken_ids = {passage.id for passage in self.taken}
 
         def score(passage: Passage) -> float:
-            named = NAMED * _occurs_in(passage.title, self.question)
-            return fusion[passage.id] + named + LINKED * _is_named(passage, self.taken)
+            name_bonus = NAMED * _occurs_in(passage.title, self.question)
+            return fusion[passage.id] + name_bonus + LINKED * _is_named(passage, self.taken)
 
-        return sorted((passages[ident] for ident in fusion if ident not in taken), key=score, reverse=True)
+        return sorted((passages[ident] for ident in fusion if ident not in taken_ids), key=score, reverse=True)
 
     def is_linked(self, index: int) -> bool:
         """Whether the taken passage at `index` is the first, or is named by the question or by a passage taken before
         it, none of which has its title."""
-        passage, before = self.taken[index], self.taken[:index]
-        if index == 0 or passage.title in {other.title for other in before}:
+        passage, earlier = self.taken[index], self.taken[:index]
+        if index == 0 or passage.title in {other.title for other in earlier}:
             return index == 0
-        return _occurs_in(passage.title, self.question) or _is_named(passage, before)
+        return _occurs_in(passage.title, self.question) or _is_named(passage, earlier)
 
     def found_nothing_new(self) -> bool:
         """Whether the searches after the first were useless: no passage taken since is linked, and the last one neither
@@ -135,8 +135,8 @@ class _Notes:
         if len(self.taken) < 2 or any(map(self.is_linked, range(1, len(self.taken)))):
             return False
         first, last = self.taken[0], self.taken[-1]
-        wanted = _content(self.question) - _content(f"{first.title} {first.text}")
-        return wanted.isdisjoint(_content(f"{last.title} {last.text}")) and not _occurs_in(first.title, last.text)
+        missing = _content(self.question) - _content(f"{first.title} {first.text}")
+        return missing.isdisjoint(_content(f"{last.title} {last.text}")) and not _occurs_in(first.title, last.text)
 
     @property
     def report(self) -> str:
@@ -161,9 +161,9 @@ def guess(question: str, taken: Sequence[Passage]) -> str:
     pattern = _DATE if {"when", "date", "year", "born", "died"} & set(terms) else _NUMBER if "how" in terms else None
     if pattern and (match := pattern.search(taken[-1].text)):
         return match.group()
-    named = [passage for passage in taken if _occurs_in(passage.title, question)]
-    new = [passage for passage in taken if passage not in named]
-    return _plain((named or new)[0].title if "or" in terms or not new else new[-1].title)
+    named_passages = [passage for passage in taken if _occurs_in(passage.title, question)]
+    others = [passage for passage in taken if passage not in named_passages]
+    return _bare_title((named_passages or others)[0].title if "or" in terms or not others else others[-1].title)
 
 
 _YES_NO = frozenset(["are", "is", "was", "were", "do", "does", "did", "has", "have", "had", "can", "could"])
@@ -173,32 +173,32 @@ _DATE = re.compile(rf"\b(?:(?:{_MONTH}) \d{{1,2}}, \d{{4}}|\d{{1,2}} (?:{_MONTH}
 _NUMBER = re.compile(r"\b\d[\d,.]*\d\b|\b\d\b")
 
 
-def _cut(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """Words in NFC, in their case, so that a policy that learns from these runs can copy them. Single letters
     (initials, the s of a genitive) are left out."""
-    cut = word_runs().findall(unicodedata.normalize("NFC", text))
-    return [word for word in cut if len(word) > 1 or not word.isascii() or word.isdigit()]
+    runs = word_runs().findall(unicodedata.normalize("NFC", text))
+    return [word for word in runs if len(word) > 1 or not word.isascii() or word.isdigit()]
 
 
-def _once(tokens: Sequence[str], known: Set[str]) -> list[str]:
+def _unknown_words(tokens: Sequence[str], known_words: Set[str]) -> list[str]:
     """Each unknown word once, in order; case is ignored."""
-    return list({word.lower(): word for word in reversed(tokens) if word.lower() not in known}.values())[::-1]
+    return list({word.lower(): word for word in reversed(tokens) if word.lower() not in known_words}.values())[::-1]
 
 
-def _plain(title: str) -> str:
+def _bare_title(title: str) -> str:
     """Strip the disambiguation from a title: `Ed Wood (film)` → `Ed Wood`. In linear time, unlike a pattern."""
     kept: list[str] = []
-    start = at = 0
-    closed = -1
-    while (opened := title.find("(", at)) >= 0:
-        closed = closed if closed > opened else title.find(")", opened)
-        if closed < 0:
+    start = position = 0
+    closing = -1
+    while (opening := title.find("(", position)) >= 0:
+        closing = closing if closing > opening else title.find(")", opening)
+        if closing < 0:
             break
-        if (line := title.find("\n", opened, closed)) >= 0:  # brackets may not span lines
-            at = line
+        if (line := title.find("\n", opening, closing)) >= 0:  # brackets may not span lines
+            position = line
         else:
-            kept.append(title[start:opened].rstrip())
-            start = at = closed + 1
+            kept.append(title[start:opening].rstrip())
+            start = position = closing + 1
     return "".join([*kept, title[start:]]).strip() or title
 
 
@@ -210,7 +210,7 @@ def _is_named(passage: Passage, others: Sequence[Passage]) -> bool:
 @lru_cache(maxsize=50_000)
 def _occurs_in(title: str, text: str) -> bool:
     """Whether the plain title occurs in the text as whole words. False for a title of stop words."""
-    title_words = words(_plain(title))
+    title_words = words(_bare_title(title))
     return not STOP_WORDS.issuperset(title_words) and f" {' '.join(title_words)} " in _padded(text)
 
 
@@ -266,7 +266,7 @@ def heading(text: str) -> str:
 def opening_name(text: str) -> str:
     """The run of capitalised words and numbers that the text opens with, without stop words before it."""
     name: list[str] = []
-    inside: list[str] = []
+    pending_tokens: list[str] = []
     for match in _TOKEN.finditer(text[:_OPENING]):
         token = match.group()
         if not name and (token in _MARKS or token.lower() in STOP_WORDS):
@@ -274,10 +274,10 @@ def opening_name(text: str) -> str:
         if token in name[:1] or len(name) >= _LONGEST:
             break  # a repeated first word means that a title runs into the text: `Ed Wood Ed D. Wood was …`
         if token[0].isupper() or token[0].isdigit():
-            name += [*inside, token]
-            inside = []
+            name += [*pending_tokens, token]
+            pending_tokens = []
         elif name and token.lower() in _INSIDE:
-            inside.append(token)
+            pending_tokens.append(token)
         else:
             break
         if token[-1] == "." and len(token) > _INITIAL:

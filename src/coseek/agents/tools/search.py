@@ -40,12 +40,12 @@ def schema(settings: SearchSettings) -> JsonObject:
 
 def parse(arguments: JsonObject, settings: SearchSettings) -> ParsedCall:
     """The non-empty queries of a call in the order written."""
-    queries, most = texts_of(arguments.get(settings.query)), settings.max_queries
+    queries, max_queries = texts_of(arguments.get(settings.query)), settings.max_queries
     if not queries:
         return ParsedCall(problem=f"a search needs {settings.query!r}, a text or a list of texts")
-    too_many = most is not None and len(queries) > most
-    problem = f"{len(queries)} queries in one call, and at most {most} are allowed" if too_many else ""
-    return ParsedCall(arguments_for(queries[:most]), problem)
+    too_many = max_queries is not None and len(queries) > max_queries
+    problem = f"{len(queries)} queries in one call, and at most {max_queries} are allowed" if too_many else ""
+    return ParsedCall(arguments_for(queries[:max_queries]), problem)
 
 
 def arguments_for(queries: Sequence[str]) -> JsonObject:
@@ -62,11 +62,11 @@ def run(requests: Sequence[ToolRequest], settings: SearchSettings, context: Tool
     depths = [context.limits.passages_of(request.turn) for request in requests]
     searches: dict[int, Iterator[Search]] = {}
     for k in dict.fromkeys(depths):
-        batch = [query for each, depth in zip(queries, depths, strict=True) if depth == k for query in each]
+        batch = [query for group, depth in zip(queries, depths, strict=True) if depth == k for query in group]
         searches[k] = iter(_search(batch, k, context))
     return [
-        TurnSearches(each, tuple(replace(next(searches[k]), turn=request.turn) for _ in each))
-        for request, each, k in zip(requests, queries, depths, strict=True)
+        TurnSearches(group, tuple(replace(next(searches[k]), turn=request.turn) for _ in group))
+        for request, group, k in zip(requests, queries, depths, strict=True)
     ]
 
 

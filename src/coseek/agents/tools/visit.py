@@ -81,12 +81,12 @@ def _document(passage: Passage, context: ToolContext) -> tuple[Passage, ...]:
     sides: tuple[tuple[list[Passage], Way], ...] = ((after, "next"), (before, "previous"))
     open_sides = [(side, takewhile(_is_writable, neighbours(passage, corpus, way))) for side, way in sides]
     while open_sides:
-        side, others = open_sides.pop(0)
-        neighbour = next(others, None)
+        side, remaining = open_sides.pop(0)
+        neighbour = next(remaining, None)
         if neighbour is not None and (size := size_of(neighbour)) <= tokens_left:
             side.append(neighbour)
             tokens_left -= size
-            open_sides.append((side, others))
+            open_sides.append((side, remaining))
     return (*before[::-1], passage, *after) if before or after else ()
 
 

@@ -63,7 +63,7 @@ class Outline:
     def heading(self, level: int, text: str) -> None:
         """Begin a section, and end open sections of the same or a lower level. `level` counts from 1, the highest."""
         if text := " ".join(clean(text).split()):
-            self._end(level)
+            self._end_section(level)
             self._path = [*((depth, name) for depth, name in self._path if depth < level), (level, text)]
             self._is_bare = True
 
@@ -78,10 +78,10 @@ class Outline:
             self._group = group
 
     def finish(self) -> list[Section]:
-        self._end(0)
+        self._end_section(0)
         return self.sections
 
-    def _end(self, level: int) -> None:
+    def _end_section(self, level: int) -> None:
         if self._is_bare and not self._blocks and self._path[-1][0] >= level:
             self._blocks = [self._path[-1][1]]
         if self._blocks:
@@ -102,12 +102,12 @@ def decoded_text(data: bytes, is_page: bool = False) -> DecodedText:
     head = data[:65_536]
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return decoded(data)
-    plain = head.replace(b"\0", b"")
-    is_text = len(plain) - len(plain.translate(None, _CONTROLS)) <= _MAX_CONTROLS * len(plain)
+    without_nuls = head.replace(b"\0", b"")
+    is_text = len(without_nuls) - len(without_nuls.translate(None, _CONTROLS)) <= _MAX_CONTROLS * len(without_nuls)
     # In UTF-16, most NUL bytes have the same parity.
-    is_text &= 4 * abs(head[::2].count(0) - head[1::2].count(0)) <= len(head) <= 2 * len(plain)
+    is_text &= 4 * abs(head[::2].count(0) - head[1::2].count(0)) <= len(head) <= 2 * len(without_nuls)
     # Mostly ASCII or UTF-8, hence not UTF-16.
-    is_bytewise = is_text and 10 * decoded_as(plain, "utf-8").lost <= len(plain)
+    is_bytewise = is_text and 10 * decoded_as(without_nuls, "utf-8").lost <= len(without_nuls)
     if (not is_text or b"\0" in head) and not is_bytewise and (name := _utf_16(head)):
         return replace(decoded_as(data, name), is_guess=True)
     if not is_text:
@@ -181,24 +181,24 @@ def split(blocks: Sequence[str], size: int, overlap: int = 0, count: Count = cou
     between words, a longer word between characters. Each piece of a cut table begins with its first row of cells.
     """
     room = size - overlap
-    piece, filled, last = "", 0, ""
+    piece, piece_size, previous = "", 0, ""
     for text, glue, header in _units(blocks, room, count):
-        more = count(glue + text) if piece else count(text)
-        if piece and filled + more > room:
-            last = _with_overlap(last, piece, overlap, count)
-            yield last
-            piece, filled, text = "", 0, header + text
-            more = count(text)
+        text_size = count(glue + text) if piece else count(text)
+        if piece and piece_size + text_size > room:
+            previous = _with_overlap(previous, piece, overlap, count)
+            yield previous
+            piece, piece_size, text = "", 0, header + text
+            text_size = count(text)
         piece += glue + text if piece else text
-        filled += more
+        piece_size += text_size
     if piece:
-        yield _with_overlap(last, piece, overlap, count)
+        yield _with_overlap(previous, piece, overlap, count)
 
 
-def _with_overlap(last: str, text: str, overlap: int, count: Count) -> str:
-    """The text, preceded by the last words of `last`."""
+def _with_overlap(previous: str, text: str, overlap: int, count: Count) -> str:
+    """The text, preceded by the last words of `previous`."""
     tail = ""
-    for word in reversed(WORD.findall(last) if overlap else []):
+    for word in reversed(WORD.findall(previous) if overlap else []):
         if count(word + tail) > overlap:
             break
         tail = word + tail
@@ -213,7 +213,7 @@ def _units(blocks: Sequence[str], size: int, count: Count) -> Iterator[tuple[str
             continue
         glue, header, room = PARAGRAPH, None, size
         for text, joint, is_row in _parts(block):
-            for piece in [text] if count(text) <= room else _words(text, room, count):
+            for piece in [text] if count(text) <= room else _split_words(text, room, count):
                 yield piece, glue, header or ""
                 glue = " "
             glue = joint
@@ -222,21 +222,21 @@ def _units(blocks: Sequence[str], size: int, count: Count) -> Iterator[tuple[str
                 room -= count(header)
 
 
-def _words(text: str, size: int, count: Count) -> Iterator[str]:
+def _split_words(text: str, size: int, count: Count) -> Iterator[str]:
     """Split a text between words, and words that are too long between characters."""
-    piece, filled = "", 0
-    pending = WORD.findall(text)[::-1]
-    while pending:
-        word = pending.pop()
-        more = count(word)
-        if more > size and len(word.strip()) > 1:
+    piece, piece_size = "", 0
+    words = WORD.findall(text)[::-1]
+    while words:
+        word = words.pop()
+        word_size = count(word)
+        if word_size > size and len(word.strip()) > 1:
             middle = len(word) - len(word.strip()) // 2
-            pending += [word[middle:], word[:middle]]
-        elif piece and filled + more > size:
+            words += [word[middle:], word[:middle]]
+        elif piece and piece_size + word_size > size:
             yield piece.strip()
-            piece, filled = word, more
+            piece, piece_size = word, word_size
         else:
-            piece, filled = piece + word, filled + more
+            piece, piece_size = piece + word, piece_size + word_size
     if piece:
         yield piece.strip()
 

@@ -91,7 +91,7 @@ class _Page(HTMLParser):
         self.mains: list[int] = []
         """Words of each `main` part."""
         self.words_outside = 0
-        self._open: list[_Element] = [_Element("", False, False, False)]
+        self._open_elements: list[_Element] = [_Element("", False, False, False)]
         self._text: list[str] = []
         self._rows = self._pres = self._headings = self._tables = self._row = self._column = self._next_column = 0
         self._taken_until: dict[int, int] = {}
@@ -104,14 +104,14 @@ class _Page(HTMLParser):
         elif tag == "link" and values.get("rel") == "canonical":
             self.url = values.get("href", "")
         for name in _CLOSES.get(tag, ("p",) if tag in _BLOCKS and tag != "br" else ()):
-            self._close(name, within=("table", "ul", "ol", "dl") if name != "p" else ("td", "th", "li", "dd", "table"))
-        if tag in ("td", "th") and not self._rows and any(element.tag == "table" for element in self._open):
+            self._close(name, bounds=("table", "ul", "ol", "dl") if name != "p" else ("td", "th", "li", "dd", "table"))
+        if tag in ("td", "th") and not self._rows and any(element.tag == "table" for element in self._open_elements):
             self.handle_starttag("tr", [])
         self._break(tag, True)
         if tag in _VOID:
             return
-        top, role = self._open[-1], values.get("role", "")
-        is_shown = tag == "button" and any(element.tag in _LABELS for element in self._open)
+        top, role = self._open_elements[-1], values.get("role", "")
+        is_shown = tag == "button" and any(element.tag in _LABELS for element in self._open_elements)
         is_shown |= tag == "template" and "shadowrootmode" in values
         is_gone = top.is_gone or (tag in _HIDDEN and not is_shown) or role == "navigation"
         is_gone |= values.get("hidden", "until-found") != "until-found"
@@ -121,7 +121,7 @@ class _Page(HTMLParser):
             self.mains.append(0)
         is_landmark = top.is_landmark or tag in _LANDMARKS or role in _LANDMARKS
         start = values.get("start", "")
-        self._open.append(
+        self._open_elements.append(
             _Element(tag, is_gone, top.is_main or starts_main, is_landmark, int(start) if start.isdecimal() else 1)
         )
         if not is_gone:
@@ -139,12 +139,12 @@ class _Page(HTMLParser):
                 top.number += 1
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in _BLOCKS and all(element.tag != tag for element in self._open):
+        if tag in _BLOCKS and all(element.tag != tag for element in self._open_elements):
             self._break(tag, True)
         self._close(tag)
 
     def handle_data(self, data: str) -> None:
-        top = self._open[-1]
+        top = self._open_elements[-1]
         if top.tag == "title" and not self.title:
             self.title = " ".join(data.split())
         elif not top.is_gone and top.tag not in ("title", "head"):
@@ -152,21 +152,21 @@ class _Page(HTMLParser):
 
     def close(self) -> None:
         super().close()
-        while len(self._open) > 1:
-            self._close(self._open[-1].tag)
+        while len(self._open_elements) > 1:
+            self._close(self._open_elements[-1].tag)
         self._flush()
 
-    def _close(self, tag: str, within: tuple[str, ...] = ()) -> None:
-        """End the innermost open element of this tag and all elements inside it. The search stops at `within`."""
-        for index in range(len(self._open) - 1, 0, -1):
-            if self._open[index].tag == tag:
-                while len(self._open) > index:
-                    self._break(self._open[-1].tag, False)
-                    element = self._open.pop()
+    def _close(self, tag: str, bounds: tuple[str, ...] = ()) -> None:
+        """End the innermost open element of this tag and all elements inside it. The search stops at `bounds`."""
+        for index in range(len(self._open_elements) - 1, 0, -1):
+            if self._open_elements[index].tag == tag:
+                while len(self._open_elements) > index:
+                    self._break(self._open_elements[-1].tag, False)
+                    element = self._open_elements.pop()
                     if not element.is_gone:
                         self._count(element.tag, -1)
                 return
-            if self._open[index].tag in within:
+            if self._open_elements[index].tag in bounds:
                 return
 
     def _count(self, tag: str, change: int) -> None:
@@ -176,7 +176,7 @@ class _Page(HTMLParser):
 
     def _break(self, tag: str, is_start: bool) -> None:
         """End the current text if an element begins or ends a block, or ends a row of the outermost table."""
-        if self._open[-1].is_gone:
+        if self._open_elements[-1].is_gone:
             return
         ends_row = tag == "tr" and self._rows == 1 and not is_start
         ends_heading = tag in _HEADINGS and not self._rows and not is_start
@@ -197,10 +197,10 @@ class _Page(HTMLParser):
         self._taken_until |= dict.fromkeys(range(column, column + columns), self._row + rows)
 
     def _flush(self) -> None:
-        text, element = "".join(self._text), self._open[-1]
+        text, element = "".join(self._text), self._open_elements[-1]
         if self._rows:
-            filled = [cell for cell in text.split(CELL) if cell.strip()]
-            text = text.rstrip(" |") if len(filled) > 1 else "".join(filled)
+            filled_cells = [cell for cell in text.split(CELL) if cell.strip()]
+            text = text.rstrip(" |") if len(filled_cells) > 1 else "".join(filled_cells)
         elif _NUMBER.fullmatch(text):  # the number of an item whose text is a paragraph
             return
         self._text.clear()
@@ -252,15 +252,15 @@ def read_markdown(text: str, name: str = "") -> Document:
     parser = MarkdownIt("commonmark", {"maxNesting": 500}).enable(["table", "strikethrough"])
     tokens = parser.parse(text)
     for token in tokens:
-        raw = [part for part in token.children or [token] if part.type in ("html_inline", "html_block")]
-        html = _escaped("\0".join(part.content for part in raw), is_prose=bool(token.children))
-        for part, content in zip(raw, html.split("\0"), strict=bool(raw)):
+        raw_parts = [part for part in token.children or [token] if part.type in ("html_inline", "html_block")]
+        html = _escape_mentions("\0".join(part.content for part in raw_parts), is_prose=bool(token.children))
+        for part, content in zip(raw_parts, html.split("\0"), strict=bool(raw_parts)):
             part.content = content
     document = read_html(parser.renderer.render(tokens, parser.options, {}))
     return Document(str(meta.pop("title", "") or document.title), document.sections, meta, faults)
 
 
-def _escaped(html: str, is_prose: bool) -> str:
+def _escape_mentions(html: str, is_prose: bool) -> str:
     """Raw HTML in which tags that are only mentioned are escaped: unknown elements, those that would hide all following
     text since their end tag is missing, and in prose those without an end tag and attributes."""
     ends, mentioned = defaultdict[str, list[int]](list), set[int]()
@@ -275,7 +275,7 @@ def _escaped(html: str, is_prose: bool) -> str:
         elif not is_known or name in (*_HIDDEN, "head", "title") or (is_prose and "=" not in tag[3]):
             mentioned.add(tag.start())
     mentioned.update(*ends.values() if is_prose else ())
-    return "".join("&lt;" if at in mentioned else sign for at, sign in enumerate(html)) if mentioned else html
+    return "".join("&lt;" if index in mentioned else sign for index, sign in enumerate(html)) if mentioned else html
 
 
 def _front_matter(text: str, faults: list[str]) -> JsonObject | None:
@@ -299,12 +299,12 @@ def _front_matter(text: str, faults: list[str]) -> JsonObject | None:
         values = value if isinstance(value, list) else [value]
         if any(isinstance(item, dict | list) for item in values):
             meta[str(key)[:100]] = sources.get(str(key), "")[:1000]
-        elif plain := [item for item in map(_plain, values[:100]) if item is not None]:
-            meta[str(key)[:100]] = [*plain] if isinstance(value, list) else plain[0]
+        elif scalars := [item for item in map(_scalar_of, values[:100]) if item is not None]:
+            meta[str(key)[:100]] = [*scalars] if isinstance(value, list) else scalars[0]
     return meta
 
 
-def _plain(value: object) -> str | int | bool | None:
+def _scalar_of(value: object) -> str | int | bool | None:
     if isinstance(value, datetime.date):
         return value.isoformat()
     if isinstance(value, int) and abs(value) < _LARGEST:
@@ -318,10 +318,10 @@ def read_rst(text: str, name: str = "") -> Document:
     styles: list[str] = []
 
     def titled(match: re.Match[str]) -> str:
-        above, title, line, sign = match.groups()
+        overline, title, line, sign = match.groups()
         if len(line) < len(title.strip()):
             return match[0]
-        style = f"{sign}{above or ''}"
+        style = f"{sign}{overline or ''}"
         styles.extend([style] if style not in styles else [])
         return f"\n{'#' * min(6, styles.index(style) + 1)} {title}\n"
 

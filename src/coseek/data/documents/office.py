@@ -39,8 +39,8 @@ def read_office(data: bytes, name: str) -> Document:
             size = sum(part.file_size for part in archive.infolist())
             if size > _MAX_UNPACKED:
                 raise DocumentFault(f"it unpacks to {size >> 20:,} MB, more than {_MAX_UNPACKED >> 20}")
-            about = [part for part in archive.namelist() if part == "docProps/core.xml" or part.endswith(".opf")]
-            for part in about[:1]:
+            metadata = [part for part in archive.namelist() if part == "docProps/core.xml" or part.endswith(".opf")]
+            for part in metadata[:1]:
                 for title_or_creator, modified, value in _FIELD.findall(archive.read(part)):
                     text = clean(unescape(value.decode("utf-8", "replace"))).strip()
                     field = _FIELD_NAMES[title_or_creator or modified]
@@ -67,10 +67,10 @@ def _word(archive: zipfile.ZipFile, data: bytes) -> Document:
     from markitdown.converter_utils.docx.pre_process import pre_process_docx
 
     file = io.BytesIO()
-    with zipfile.ZipFile(pre_process_docx(io.BytesIO(data))) as before, zipfile.ZipFile(file, "w") as after:
-        for name in before.namelist():
-            part = before.read(name)
-            after.writestr(name, _for_mammoth(part) if _WORD_TEXTS.fullmatch(name) else part)
+    with zipfile.ZipFile(pre_process_docx(io.BytesIO(data))) as source, zipfile.ZipFile(file, "w") as target:
+        for name in source.namelist():
+            part = source.read(name)
+            target.writestr(name, _for_mammoth(part) if _WORD_TEXTS.fullmatch(name) else part)
     without_pictures = mammoth.images.img_element(lambda _: {"src": ""})
     return read_html(mammoth.convert_to_html(file, convert_image=without_pictures).value)
 
@@ -100,7 +100,7 @@ def _sheets(archive: zipfile.ZipFile, data: bytes) -> Document:
     document = Document("", [])
     for sheet in load_workbook(io.BytesIO(data), read_only=True, data_only=True).worksheets:
         sheet.reset_dimensions()  # some programs write wrong ones
-        rows = (_row(_shown(cell.value, cell.number_format) for cell in row) for row in sheet.iter_rows())
+        rows = (_row(_display_text(cell.value, cell.number_format) for cell in row) for row in sheet.iter_rows())
         if text := "\n".join(filter(None, rows)):
             document.sections.append(Section((clean(text),), (sheet.title,)))
     if len(document.sections) == 1:
@@ -121,7 +121,7 @@ def _row(cells: Iterable[str]) -> str:
     return CELL.join(" ".join(cell.split()) for cell in cells).rstrip(" |").lstrip()
 
 
-def _shown(value: object, number_format: str) -> str:
+def _display_text(value: object, number_format: str) -> str:
     """Format a value as a spreadsheet shows it."""
     if isinstance(value, bool) or value is None:
         return "" if value is None else str(value).upper()
@@ -144,16 +144,16 @@ def _slides(archive: zipfile.ZipFile, data: bytes) -> Document:
     for number, slide in enumerate(Presentation(io.BytesIO(data)).slides, start=1):
         title = slide.shapes.title
         headings = (" ".join(title.text.split()),) if title is not None and title.text.strip() else ()
-        blocks = [text for shape in _in_order(slide.shapes) if shape != title for text in _texts(shape)]
+        blocks = [text for shape in _reading_order(slide.shapes) if shape != title for text in _texts(shape)]
         notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
         for texts, steps in ((blocks or headings, headings), ([notes.text] if notes else (), (*headings, "Notes"))):
-            if kept := tuple(paragraph for text in texts for paragraph in paragraphs(text)):
-                document.sections.append(Section(kept, steps, {"page": number}))
+            if slide_paragraphs := tuple(paragraph for text in texts for paragraph in paragraphs(text)):
+                document.sections.append(Section(slide_paragraphs, steps, {"page": number}))
     document.title = next((section.headings[0] for section in document.sections if section.headings), "")
     return document
 
 
-def _in_order(shapes: "Iterable[BaseShape]") -> "list[BaseShape]":
+def _reading_order(shapes: "Iterable[BaseShape]") -> "list[BaseShape]":
     return sorted(shapes, key=lambda shape: (shape.top or 0, shape.left or 0))
 
 
@@ -167,7 +167,7 @@ def _texts(shape: "BaseShape") -> Iterator[str]:
     from pptx.shapes.group import GroupShape
 
     if isinstance(shape, GroupShape):
-        yield from (text for inner in _in_order(shape.shapes) for text in _texts(inner))
+        yield from (text for member in _reading_order(shape.shapes) for text in _texts(member))
     elif not isinstance(shape, GraphicFrame):
         yield getattr(shape, "text", "")
     elif shape.has_table:
@@ -177,7 +177,7 @@ def _texts(shape: "BaseShape") -> Iterator[str]:
         if chart.has_title and chart.chart_title.has_text_frame:
             yield chart.chart_title.text_frame.text
         columns = [["", *(category.label for category in chart.plots[0].categories)]]
-        columns += [[series.name, *(_shown(value, "") for value in series.values)] for series in chart.series]
+        columns += [[series.name, *(_display_text(value, "") for value in series.values)] for series in chart.series]
         yield "\n".join(map(_row, zip_longest(*columns, fillvalue="")))
     for element in shape.element.iter():
         if identifier := element.get(_DIAGRAM):

@@ -37,13 +37,13 @@ def read_csv(text: str, name: str) -> Document:
     csv.field_size_limit(1 << 30)
     first, _, rest = clean(text).partition("\n")
     document = Document("", [])
-    if named := re.fullmatch('"?sep=(.)"?', first):
-        delimiter = named[1]
+    if match := re.fullmatch('"?sep=(.)"?', first):
+        delimiter = match[1]
     else:
         rest = f"{first}\n{rest}"
         start = [line for line in rest.split("\n", 50)[:50] if line.strip()]
         common = "\t" if name.lower().endswith(".tsv") else ",;\t|"
-        counts = {mark: _equally_long(csv.reader(start, delimiter=mark))[0] for mark in common}
+        counts = {mark: _commonest_length(csv.reader(start, delimiter=mark))[0] for mark in common}
         delimiter = max(counts, key=lambda mark: counts[mark])
         if delimiter not in first and 2 * counts[delimiter] <= len(start):
             delimiter = "\x1f"  # a single column, whose texts contain commas
@@ -56,8 +56,8 @@ def read_csv(text: str, name: str) -> Document:
             [*csv.reader(io.StringIO(rest, newline=""), delimiter=delimiter, quoting=quoting)]
             for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE)
         ]
-        rows = max(readings, key=lambda rows: _equally_long(rows)[0])
-    length = _equally_long(rows)[1]
+        rows = max(readings, key=lambda rows: _commonest_length(rows)[0])
+    length = _commonest_length(rows)[1]
     is_head = [len(cells) > 1 and 2 * sum(map(bool, map(str.strip, cells))) >= length for cells in rows]
     head = is_head.index(True) if True in is_head else 0
 
@@ -71,7 +71,7 @@ def read_csv(text: str, name: str) -> Document:
     return document
 
 
-def _equally_long(rows: Iterable[list[str]]) -> tuple[int, int]:
+def _commonest_length(rows: Iterable[list[str]]) -> tuple[int, int]:
     """The number of rows of the most common length above 1, and that length."""
     lengths = Counter(len(cells) for cells in rows if len(cells) > 1)
     return max(((count, length) for length, count in lengths.items()), default=(0, 1))
@@ -124,23 +124,23 @@ def _cell(cell: Json) -> str:
 def _sections(rows: Iterable[tuple[int, _Row]]) -> Iterator[Section]:
     """Convert rows to sections. Columns with usual names are title and text; others become `column: value` lines."""
     for number, row in rows:
-        cells = [(key, clean(_shown(value)).strip("\n")) for key, value in row]
+        cells = [(key, clean(_cell_text(value)).strip("\n")) for key, value in row]
         cells = [(key, value) for key, value in cells if value.strip()]
         positions = {key.strip().lower(): position for position, (key, _) in reversed([*enumerate(cells)])}
         title = next((positions[name] for name in _TITLES if name in positions), None)
         body = next((positions[name] for name in _TEXTS if name in positions), None)
         if title is not None and len(cells[title][1]) > _MAX_HEADING:
             title = None
-        rest = [cell for position, cell in enumerate(cells) if position not in (title, body)]
-        others = [f"{key}: {value}" if key else value for key, value in rest]
-        blocks = [*(paragraphs(cells[body][1]) if body is not None else ()), *(["\n".join(others)] if others else [])]
+        other_cells = [cell for position, cell in enumerate(cells) if position not in (title, body)]
+        lines = [f"{key}: {value}" if key else value for key, value in other_cells]
+        blocks = [*(paragraphs(cells[body][1]) if body is not None else ()), *(["\n".join(lines)] if lines else [])]
         heading = () if title is None else (" ".join(cells[title][1].split()),)
         meta: JsonObject = {name: cells[positions[name]][1][:1000] for name in _FIELDS if name in positions}
         if blocks or heading:
             yield Section(tuple(blocks) or heading, heading, {"row": number, **meta})
 
 
-def _shown(value: Json) -> str:
+def _cell_text(value: Json) -> str:
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False)
@@ -193,8 +193,8 @@ def mail_parts(mail: EmailMessage) -> tuple[list[EmailMessage], list[EmailMessag
     kind = mail.get_content_type()
     if kind.startswith("multipart/") and mail.is_multipart():
         parts = [mail_parts(part) for part in mail.iter_parts() if isinstance(part, EmailMessage)]
-        texts, attached = [texts for texts, _ in parts if texts], [part for _, inner in parts for part in inner]
-        chosen = _chosen(texts) if kind == "multipart/alternative" else [part for inner in texts for part in inner]
+        texts, attached = [texts for texts, _ in parts if texts], [part for _, group in parts for part in group]
+        chosen = _best_texts(texts) if kind == "multipart/alternative" else [part for group in texts for part in group]
         return chosen, attached
     if kind in ("text/css", "text/javascript"):
         return [], []
@@ -202,7 +202,7 @@ def mail_parts(mail: EmailMessage) -> tuple[list[EmailMessage], list[EmailMessag
     return ([mail], []) if is_text else ([], [mail])
 
 
-def _chosen(alternatives: list[list[EmailMessage]]) -> list[EmailMessage]:
+def _best_texts(alternatives: list[list[EmailMessage]]) -> list[EmailMessage]:
     """The plain text of a mail. If it lacks most words of the HTML page, the page is added, since the plain text of
     some mails only refers to the page."""
     by_kind = {texts[0].get_content_subtype(): texts for texts in alternatives}
@@ -236,8 +236,8 @@ def _part_blocks(part: EmailMessage, text: DecodedText) -> list[str]:
 
 def undecoded(text: DecodedText) -> list[str]:
     """The faults of a text that lost bytes; empty for other texts."""
-    lost = [f"{text.lost:,} bytes are no {text.encoding or 'UTF-8'} text"] if text.lost else []
-    return [*lost, f"{counted(nuls, 'NUL byte')} left out"] if (nuls := text.text.count("\0")) else lost
+    notes = [f"{text.lost:,} bytes are no {text.encoding or 'UTF-8'} text"] if text.lost else []
+    return [*notes, f"{counted(nuls, 'NUL byte')} left out"] if (nuls := text.text.count("\0")) else notes
 
 
 _PDF_DATE = re.compile(r"(?:D:)?(\d{4})(\d{2})?(\d{2})?")
@@ -270,19 +270,19 @@ def read_pdf(data: bytes, name: str) -> Document:
         except pypdfium2.PdfiumError as error:
             document.faults.append(f"page {number}: {error}")
             continue
-        if blocks := tuple(map(_unwrapped, paragraphs(text))):
+        if blocks := tuple(map(_unwrap, paragraphs(text))):
             document.sections.append(Section(blocks, (), {"page": number}))
     return document
 
 
-def _unwrapped(text: str) -> str:
+def _unwrap(text: str) -> str:
     """Join the printed lines of a paragraph: a full line that does not end a sentence continues in the next line."""
     lines = [line.strip() for line in text.replace("\x02\n", "").split("\n")]
-    usual = sorted(map(len, lines))[len(lines) * 3 // 4]
+    usual_length = sorted(map(len, lines))[len(lines) * 3 // 4]
     text = lines[0]
-    for before, line in pairwise(lines):
-        goes_on = len(before) >= _FULL * usual and not before.endswith(_SENTENCE)
-        text += f"{' ' if goes_on else chr(10)}{line}"
+    for previous, line in pairwise(lines):
+        continues = len(previous) >= _FULL * usual_length and not previous.endswith(_SENTENCE)
+        text += f"{' ' if continues else chr(10)}{line}"
     return text
 
 

@@ -164,8 +164,8 @@ def _packed(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
     """The single file in a `.gz`, `.bz2` or `.xz` file."""
     stem, _, suffix = name.rpartition(".")
     module = {"gz": gzip, "bz2": bz2, "xz": lzma}[suffix.lower()]
-    with cast(IO[bytes], module.open(file, "rb")) as unpacked:
-        yield budget.read(f"{name}/{stem.rpartition('/')[2]}", unpacked)
+    with cast(IO[bytes], module.open(file, "rb")) as unpacked_file:
+        yield budget.read(f"{name}/{stem.rpartition('/')[2]}", unpacked_file)
 
 
 def _mbox(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
@@ -196,11 +196,11 @@ def _attachments(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]
         return
     for number, part in enumerate(mail_parts(mail)[1], start=1):
         kind = part.get_content_type()
-        if called := part.get_filename() or _name_by_kind(kind):
-            inner = part.get_payload(0) if kind == "message/rfc822" else None
-            payload = inner.as_bytes() if isinstance(inner, EmailMessage) else part.get_payload(decode=True)
+        if file_name := part.get_filename() or _name_by_kind(kind):
+            message = part.get_payload(0) if kind == "message/rfc822" else None
+            payload = message.as_bytes() if isinstance(message, EmailMessage) else part.get_payload(decode=True)
             data = payload if isinstance(payload, bytes) else part.as_bytes()
-            label = f"{name}/{number}-{clean(called).replace('/', '_').replace(chr(92), '_')}"
+            label = f"{name}/{number}-{clean(file_name).replace('/', '_').replace(chr(92), '_')}"
             yield budget.read(label, io.BytesIO(data))
 
 
@@ -232,7 +232,7 @@ class DocumentReader:
 
     def read(self, path: Path, name: str) -> Iterator[Passage]:
         """The passages of a file, or of the files in an archive. Raises `MissingExtra`."""
-        for member in _distinct(self._files(path, name)):
+        for member in _with_distinct_names(self._files(path, name)):
             kind = None if member.fault else kind_of(member.name, member.data[:8192])
             if kind is None:
                 outcome = "failed" if member.fault else "left out"
@@ -255,19 +255,19 @@ class DocumentReader:
                 file.seek(0)
                 budget = Budget(self.settings, size)
                 if kind_of(name, head) in ARCHIVES:
-                    yield from _inside(name, head, file, budget)
+                    yield from _members_inside(name, head, file, budget)
                 elif size > self.settings.max_file_bytes:
                     yield too_large(name, self.settings)
                 else:
                     yield (member := Member(name, file.read()))
                     if kind_of(name, head) == "mail":
-                        yield from _inside(name, head, io.BytesIO(member.data), budget)
+                        yield from _members_inside(name, head, io.BytesIO(member.data), budget)
         except OSError as error:
             yield Member(name, fault=f"it cannot be opened ({error.strerror or error})")
 
     def _ask(self, kind: str, member: Member) -> JsonObject:
         """The worker's answer for a file; a failed record if the worker hangs or dies."""
-        process = self._process = self._process or _started()
+        process = self._process = self._process or _start_process()
         assert process.stdin is not None and process.stdout is not None
         settings = dump_settings(self.settings)
         request = {"name": member.name, "kind": kind, "size": len(member.data), "settings": settings}
@@ -301,7 +301,7 @@ class DocumentReader:
             process.communicate()
 
 
-def _started() -> "subprocess.Popen[bytes]":
+def _start_process() -> "subprocess.Popen[bytes]":
     # -P: a folder of documents may hold Python files, which must not be imported from the working folder.
     command = [sys.executable, "-P", "-c", _WORKER, str(Path(coseek.__file__).parents[1])]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -310,7 +310,7 @@ def _started() -> "subprocess.Popen[bytes]":
     return process
 
 
-def _distinct(files: Iterator[Member]) -> Iterator[Member]:
+def _with_distinct_names(files: Iterator[Member]) -> Iterator[Member]:
     """Number repeated names, since archives may contain a name twice."""
     taken = Counter[str]()
     for member in files:
@@ -321,15 +321,15 @@ def free_name(name: str, taken: Counter[str], is_folder: bool = False) -> str:
     """Number a name that is taken, before its endings, which determine the kind: the second `a.md` is `a 2.md`."""
     match = None if is_folder else _ENDINGS.search(name)
     stem, ending = (name, "") if match is None else (name[: match.start()], name[match.start() :])
-    free = name
-    while taken[free]:
+    candidate = name
+    while taken[candidate]:
         taken[name] += 1
-        free = f"{stem} {taken[name]}{ending}"
-    taken[free] += 1
-    return free
+        candidate = f"{stem} {taken[name]}{ending}"
+    taken[candidate] += 1
+    return candidate
 
 
-def _inside(name: str, head: bytes, file: IO[bytes], budget: Budget) -> Iterator[Member]:
+def _members_inside(name: str, head: bytes, file: IO[bytes], budget: Budget) -> Iterator[Member]:
     """The files in an archive or a mail, and in archives and mails among them."""
     budget.depth += 1
     for member in members(cast(str, kind_of(name, head)), name, file, budget):
@@ -338,7 +338,7 @@ def _inside(name: str, head: bytes, file: IO[bytes], budget: Budget) -> Iterator
         if kind not in ARCHIVES:
             yield member
         if kind in ARCHIVES or kind == "mail":
-            yield from _inside(member.name, head, io.BytesIO(member.data), budget)
+            yield from _members_inside(member.name, head, io.BytesIO(member.data), budget)
     budget.depth -= 1
 
 
@@ -373,8 +373,8 @@ def read_file(kind: str, data: bytes, name: str, settings: DocumentSettings) -> 
         reasons = ["there is no text in it"]
     outcome = "read" if not reasons else "in part" if rows else "failed"
     words = sum(count_words(str(row["text"])) for row in rows)
-    shown: list[Json] = [" ".join(reason.split()) for reason in reasons]
-    record |= {"outcome": outcome, "reasons": shown, "passages": len(rows), "words": words}
+    reason_texts: list[Json] = [" ".join(reason.split()) for reason in reasons]
+    record |= {"outcome": outcome, "reasons": reason_texts, "passages": len(rows), "words": words}
     return {"rows": [*rows], "record": {**record, "sha256": hashlib.sha256(data).hexdigest()}}
 
 
@@ -383,41 +383,41 @@ def _passages(document: Document, path: str, settings: DocumentSettings) -> Iter
 
     An id is a digest of path, title and text, so it does not depend on other passages.
     """
-    seen: Counter[str] = Counter()
-    last: JsonObject | None = None
+    counts: Counter[str] = Counter()
+    previous_row: JsonObject | None = None
     name = path.rpartition("/")[2]
     stem = document.title or name.rpartition(".")[0] or name
-    fields = {clean(key): _cleaned(value) for key, value in document.meta.items() if key not in ("previous", "next")}
+    fields = {clean(key): _clean_text(value) for key, value in document.meta.items() if key not in ("previous", "next")}
     for section in document.sections:
         steps = [step for level, step in enumerate(section.headings) if level or step != stem]
         title = " ".join(clean(TITLE_STEP.join([stem, *steps])).split())[:_MAX_TITLE]
         for text in split(section.blocks, settings.size, settings.overlap, counter(settings.tokenizer)):
             base = f"{path}\0{title}\0{text}"
-            seen[base] += 1
-            ident = hashlib.sha256(f"{base}\0{seen[base]}".encode()).hexdigest()[:16]
+            counts[base] += 1
+            ident = hashlib.sha256(f"{base}\0{counts[base]}".encode()).hexdigest()[:16]
             meta: JsonObject = {**fields, **section.meta, "path": path}
-            if last is not None:
-                cast(JsonObject, last["meta"])["next"] = ident
-                meta["previous"] = last["id"]
-                yield last
-            last = {"id": ident, "title": title, "text": text, "meta": meta}
-    if last is not None:
-        yield last
+            if previous_row is not None:
+                cast(JsonObject, previous_row["meta"])["next"] = ident
+                meta["previous"] = previous_row["id"]
+                yield previous_row
+            previous_row = {"id": ident, "title": title, "text": text, "meta": meta}
+    if previous_row is not None:
+        yield previous_row
 
 
-def _cleaned(value: Json) -> Json:
+def _clean_text(value: Json) -> Json:
     if isinstance(value, list):
-        return [_cleaned(item) for item in value]
+        return [_clean_text(item) for item in value]
     return clean(value) if isinstance(value, str) else value
 
 
 def main() -> None:
     # Keep the output of libraries out of the answers.
-    out, silence = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
+    output, silence = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
-    out.write(b"ready\n")
-    out.flush()
+    output.write(b"ready\n")
+    output.flush()
     for line in iter(sys.stdin.buffer.readline, b""):
         request = json.loads(line)
         settings = make_settings(DocumentSettings, request["settings"])
@@ -426,5 +426,5 @@ def main() -> None:
 
             resource.setrlimit(resource.RLIMIT_AS, (settings.max_memory_mb << 20,) * 2)
         answer = read_file(request["kind"], sys.stdin.buffer.read(request["size"]), request["name"], settings)
-        out.write(json.dumps(answer).encode() + b"\n")
-        out.flush()
+        output.write(json.dumps(answer).encode() + b"\n")
+        output.flush()

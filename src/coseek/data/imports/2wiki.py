@@ -37,11 +37,11 @@ def read(sources: Sequence[Path]) -> ImportedData:
     for row in distractors:
         collector.add(row.text_or_empty("title"), row.text("text"))
     notes["distractors that are own passages"] = notes["own passages"] + notes["distractors"] - len(collector)
-    with_paths = tuple(_with_path(row, own_gold(row, collector, notes)) for row in questions)
+    with_paths = tuple(_question_with_path(row, own_gold(row, collector, notes)) for row in questions)
     return ImportedData(collector.passages, with_paths, notes)
 
 
-def _with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:
+def _question_with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:
     """The question with its gold path, if every gold title names one passage."""
     ids = [ident for idents in gold.values() for ident in idents]
     evidences = _evidences(row)
@@ -89,15 +89,15 @@ def path_of(
         title_of = dict(zip(subjects, titles, strict=True))
     ids = dict(zip(titles, gold, strict=True))
     steps: list[Json] = []
-    for fact in _in_order(evidences):
-        title, known = title_of[fact.subject], any(_key(other.object) == _key(fact.subject) for other in evidences)
-        name = plain_name(title) if known else _as_written(question, (title, plain_name(title), fact.subject))
-        reached = next((title_of[subject] for subject in subjects if _key(subject) == _key(fact.object)), None)
+    for fact in _chain_facts(evidences):
+        title, is_known = title_of[fact.subject], any(_key(other.object) == _key(fact.subject) for other in evidences)
+        name = plain_name(title) if is_known else _spelling_in(question, (title, plain_name(title), fact.subject))
+        reached_title = next((title_of[subject] for subject in subjects if _key(subject) == _key(fact.object)), None)
         steps.append({
             "passage": ids[title],
             "from": name,
-            "to": fact.object if reached is None else plain_name(reached),
-            "written": _as_written(texts.get(title, ""), (fact.object,)),
+            "to": fact.object if reached_title is None else plain_name(reached_title),
+            "written": _spelling_in(texts.get(title, ""), (fact.object,)),
             "phrase": fact.relation,
             "back": False,
             "question": f"What is the {fact.relation} of {name}?",
@@ -105,7 +105,7 @@ def path_of(
     return steps
 
 
-def _in_order(evidences: Sequence[Evidence]) -> Iterator[Evidence]:
+def _chain_facts(evidences: Sequence[Evidence]) -> Iterator[Evidence]:
     """Every fact once, followed by those about its object."""
     remaining = list({(_key(fact.subject), fact.relation): fact for fact in reversed(evidences)}.values())[::-1]
     while remaining:
@@ -114,7 +114,7 @@ def _in_order(evidences: Sequence[Evidence]) -> Iterator[Evidence]:
         remaining.sort(key=lambda other: _key(other.subject) != _key(fact.object))
 
 
-def _as_written(text: str, names: Sequence[str]) -> str:
+def _spelling_in(text: str, names: Sequence[str]) -> str:
     """The first of the names that a text contains, in the text's capitals; else the last name."""
     lowered = text.lower()
     if len(lowered) != len(text):  # a few capitals become two letters, and positions differ

@@ -106,26 +106,26 @@ def import_data(
         def fill(folder: Path) -> None:
             corpus = _corpus(format_name, reading, files, out, folder / CORPUS)
             report = reading.report
-            dealt = {} if report is not None else _splits(format_name, reading, split, shares, deal)
-            splits, notes = checked_splits(dealt, reading.notes)
+            dealt_splits = {} if report is not None else _splits(format_name, reading, split, shares, deal)
+            splits, notes = checked_splits(dealt_splits, reading.notes)
             if report is None and not splits:
-                raise _nothing("questions", files, format_name)
+                raise _nothing_found("questions", files, format_name)
             documents = _documents_card(out)
             digest = None if corpus is None or (report is not None and documents) else corpus.digest
-            whole = {**_other_splits(out, digest), **splits}
+            merged = {**_other_splits(out, digest), **splits}
             if corpus is not None:
-                check_gold_ids(chain(*whole.values()), corpus, "the corpus", "give the corpus file of these questions")
+                check_gold_ids(chain(*merged.values()), corpus, "the corpus", "give the corpus file of these questions")
             named = {name: [*names] for name, names in reading.named.items() if names}
             named |= {f"{name}, the first": names[:1] for name, names in unmatched(chain(*splits.values())).items()}
             counts = {name: len(questions) for name, questions in splits.items()}
             summary = ImportSummary(out, len(corpus or ()), counts, notes, report or {}, named)
             summaries.append(summary)
-            for name, questions in whole.items():
+            for name, questions in merged.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
             digests: JsonObject = {} if report else {_card_name(file): file_digest(file) for file in files}
             card: JsonObject = {"format": format_name, "files": digests, **summary.counts, **summary.report}
             if reading.alone and documents:  # the corpus is still that of the documents
-                card = {**documents, "questions": {name: len(questions) for name, questions in whole.items()}}
+                card = {**documents, "questions": {name: len(questions) for name, questions in merged.items()}}
             write_json(folder / CARD, card)
 
         atomic_folder(out, fill)
@@ -139,7 +139,7 @@ def _corpus(format_name: str, reading: ImportedData, files: Sequence[Path], out:
     if first is not None:
         return CorpusFile.write(path, chain([first], passages), source=f"what was read as {format_name}")
     if not reading.alone:
-        raise _nothing("passages", files, format_name, reading.report)
+        raise _nothing_found("passages", files, format_name, reading.report)
     if not (out / CORPUS).exists():
         return None
     link_file(out / CORPUS, path)
@@ -188,10 +188,10 @@ def _documents_card(out: Path) -> JsonObject:
     return card if isinstance(card, dict) and "unread" in card else {}
 
 
-def _nothing(what: str, files: Sequence[Path], format_name: str, report: JsonObject | None = None) -> DataError:
-    unread = cast(list[dict[str, str | list[str]]], (report or {}).get("unread", []))
-    why = "".join(f"; {entry['path']}: {entry['reasons'][0]}" for entry in unread[:_MOST_REASONS])
-    return DataError(f"no {what} found in {', '.join(map(str, files))} as {format_name}; check the files{why}")
+def _nothing_found(noun: str, files: Sequence[Path], format_name: str, report: JsonObject | None = None) -> DataError:
+    unread_files = cast(list[dict[str, str | list[str]]], (report or {}).get("unread", []))
+    reasons = "".join(f"; {entry['path']}: {entry['reasons'][0]}" for entry in unread_files[:_MOST_REASONS])
+    return DataError(f"no {noun} found in {', '.join(map(str, files))} as {format_name}; check the files{reasons}")
 
 
 def _card_name(file: Path) -> str:
@@ -225,7 +225,7 @@ def split_by_shares(questions: Sequence[Question], shares: Mapping[str, float]) 
     for name, share in shares.items():
         if share > 0 and not splits[name]:
             raise SettingError(f"no question fell to {name!r}: {share} of {len(questions)} is too small a share")
-    return {name: dealt for name, dealt in splits.items() if dealt}
+    return {name: members for name, members in splits.items() if members}
 
 
 def split_of(ident: str, shares: Mapping[str, float]) -> str:
@@ -274,14 +274,14 @@ def check_shares(shares: Mapping[str, float]) -> None:
     for name in shares:
         _check_name(name)
     if any(not 0 <= share <= 1 for share in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
-        written = ", ".join(f"{name}={share:g}" for name, share in shares.items())
-        raise SettingError(f"the shares {written} do not sum to 1; write for example train=.7,dev=.1,test=.2")
+        shares_text = ", ".join(f"{name}={share:g}" for name, share in shares.items())
+        raise SettingError(f"the shares {shares_text} do not sum to 1; write for example train=.7,dev=.1,test=.2")
 
 
 def _other_splits(out: Path, digest: str | None) -> dict[str, list[Question]]:
     """The splits in `out`. Raises `DataError` if its corpus does not have the `digest`, if any."""
-    there = out / CORPUS
-    if digest is not None and there.exists() and CorpusFile.scan(there).digest != digest:
+    corpus_path = out / CORPUS
+    if digest is not None and corpus_path.exists() and CorpusFile.scan(corpus_path).digest != digest:
         raise DataError(f"{out} holds another corpus; choose another folder, or delete that one first")
     files = sorted(out.glob("questions.*.jsonl"))
     return {path.name[len("questions.") : -len(".jsonl")]: load_questions(path) for path in files}

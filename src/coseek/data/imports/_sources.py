@@ -44,7 +44,7 @@ class SourceRow:
 
     def text(self, name: str) -> str:
         """The text under `name`; numbers become text as JSON writes them."""
-        value = self._get(name)
+        value = self._required(name)
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise self.wrong(name, "text")
         return read_text(value, name, "it")
@@ -100,7 +100,7 @@ class SourceRow:
 
     def parsed(self, name: str) -> Json:
         """The value under `name`. A list or an object in a text is parsed."""
-        value = self._get(name)
+        value = self._required(name)
         if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
             return value
         try:
@@ -125,11 +125,11 @@ class SourceRow:
             raise self.wrong(name, "a list of objects, or an object of equally long lists")
         return [dict(zip(columns, cells, strict=True)) for cells in zip(*lists, strict=True)]
 
-    def _get(self, name: str) -> Json:
+    def _required(self, name: str) -> Json:
         value = self.value.get(name)
         if value is None:
-            has = ", ".join(self.value) or "none"
-            raise DataError(f"{self.where}: there is no {name!r}; is this file of another format? Its fields: {has}")
+            names = ", ".join(self.value) or "none"
+            raise DataError(f"{self.where}: there is no {name!r}; is this file of another format? Its fields: {names}")
         return value
 
 
@@ -187,8 +187,8 @@ def _csv(path: Path) -> Iterator[JsonObject]:
     # Strict: an unclosed quote would swallow all later rows.
     rows = csv.DictReader((line for _, line in read_lines(path)), delimiter=delimiter, strict=True)
     try:
-        if twice := [name for name, count in Counter(rows.fieldnames or ()).items() if count > 1 and name]:
-            raise DataError(f"{path}: the header has {twice[0]!r} twice; rename one of them")
+        if repeated := [name for name, count in Counter(rows.fieldnames or ()).items() if count > 1 and name]:
+            raise DataError(f"{path}: the header has {repeated[0]!r} twice; rename one of them")
         for cells in rows:
             if None in cells:
                 raise DataError(f"{path}, line {rows.line_num}: more cells than the header has; mend that line")
@@ -276,8 +276,8 @@ class PassageCollector:
 
     def add(self, title: str, text: str) -> str:
         """Add a passage, unless its title and text are known. Returns its id."""
-        if (known := self._ids.get((title, text))) is not None:
-            return known
+        if (known_id := self._ids.get((title, text))) is not None:
+            return known_id
         namesakes = self._by_title.setdefault(title, [])
         number = len(namesakes) + 1
         ident = title if title and number == 1 else f"{title} #{number}".strip()
@@ -317,8 +317,8 @@ def checked_splits(
         with_text = [question for question in questions if has_text(question.question)]
         kept[name] = [replace(question, answers=tuple(filter(has_text, question.answers))) for question in with_text]
         counts[NO_TEXT] += len(questions) - len(with_text)
-        lost = (len(old.answers) - len(new.answers) for old, new in zip(with_text, kept[name], strict=True))
-        counts[EMPTY] += sum(lost)
+        lost_counts = (len(old.answers) - len(new.answers) for old, new in zip(with_text, kept[name], strict=True))
+        counts[EMPTY] += sum(lost_counts)
     counts.update({reason: len(idents) for reason, idents in unmatched(chain(*kept.values())).items()})
     return {name: questions for name, questions in kept.items() if questions}, {
         name: count for name, count in counts.items() if count or name in notes
@@ -379,8 +379,8 @@ def _questions(published: Published, name: str, splits: Sequence[str]) -> Sequen
     for split in splits:
         if questions := published.get((name, split)):
             return questions
-    known = sorted({dataset for dataset, split in published if split in splits})
-    has = ", ".join(known) or "none"
+    datasets = sorted({dataset for dataset, split in published if split in splits})
+    listing = ", ".join(datasets) or "none"
     raise SettingError(
-        f"the sources hold no {splits[0]} questions of {name!r}{nearest(name, known)} They have those of: {has}"
+        f"the sources hold no {splits[0]} questions of {name!r}{nearest(name, datasets)} They have those of: {listing}"
     )

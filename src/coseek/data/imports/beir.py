@@ -34,26 +34,26 @@ def files(sources: Sequence[Path]) -> list[Path]:
     qrels = sorted((folder / "qrels").glob("*.tsv"))
     if not qrels:
         raise DataError(f"{folder} holds no qrels/SPLIT.tsv; is it a BEIR folder?")
-    return [_file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl"), *qrels]
+    return [_find_file(folder, "corpus.jsonl"), _find_file(folder, "queries.jsonl"), *qrels]
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
     """The splits of the folder. Queries without judgements are dropped and counted."""
-    corpus, queries, *judged = sources
+    corpus, queries, *qrels_paths = sources
     texts = _queries(queries)
-    qrels = {path.stem: read_qrels(path) for path in judged}
+    qrels = {path.stem: read_qrels(path) for path in qrels_paths}
     judgements = {(query, ident) for rows in qrels.values() for query, grades in rows.items() for ident in grades}
-    used = {query for rows in qrels.values() for query in rows}
-    wanted = {ident for _, ident in judgements} | used
+    judged_queries = {query for rows in qrels.values() for query in rows}
+    needed_ids = {ident for _, ident in judgements} | judged_queries
     splits: dict[str, list[Question]] = {}
-    named = {ABSENT_QUERY: sorted(used - texts.keys())}
+    named = {ABSENT_QUERY: sorted(judged_queries - texts.keys())}
     notes: dict[str, int] = {}
 
     def passages() -> Iterator[Passage]:
         present: set[str] = set()
         for row in read_rows(corpus):
             passage = Passage(row.text("_id"), row.text_or_empty("title"), row.text("text"))
-            if passage.id in wanted:
+            if passage.id in needed_ids:
                 present.add(passage.id)
             yield passage
         for split, rows in qrels.items():
@@ -61,7 +61,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
                 splits[split] = questions
         named[ABSENT_PASSAGE] = sorted(f"{query}: {ident}" for query, ident in judgements if ident not in present)
         own_ids = {question.id for group in splits.values() for question in group if question.own_passage is not None}
-        counts = {UNJUDGED: len(texts.keys() - used), **{name: len(names) for name, names in named.items()}}
+        counts = {UNJUDGED: len(texts.keys() - judged_queries), **{name: len(names) for name, names in named.items()}}
         notes.update({name: count for name, count in {**counts, OWN: len(own_ids)}.items() if count})
 
     return ImportedData(passages(), (), notes, splits, named=named)
@@ -76,7 +76,7 @@ def _queries(path: Path) -> dict[str, str]:
     return texts
 
 
-def _file(folder: Path, name: str) -> Path:
+def _find_file(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -84,8 +84,8 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _question(ident: str, text: str, grades: Mapping[str, int], present: Set[str]) -> Question:
-    relevant = [passage for passage, grade in grades.items() if grade > 0]
+    relevant_ids = [passage for passage, grade in grades.items() if grade > 0]
     meta: JsonObject = {"relevance": {**grades}}
-    if ident in present and ident not in relevant:
+    if ident in present and ident not in relevant_ids:
         meta[OWN_PASSAGE] = True
-    return Question(ident, text, gold_ids=tuple(passage for passage in relevant if passage in present), meta=meta)
+    return Question(ident, text, gold_ids=tuple(passage for passage in relevant_ids if passage in present), meta=meta)

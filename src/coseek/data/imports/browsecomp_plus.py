@@ -45,8 +45,8 @@ def files(sources: Sequence[Path]) -> list[Path]:
     """Replace each folder by this format's files in it and in three of its subfolders."""
     paths: list[Path] = []
     for source in sources:
-        inside = [path for name in _FOLDERS for path in sorted((source / name).glob("*")) if _is_ours(path)]
-        paths += inside if source.is_dir() else [source]
+        folder_files = [path for name in _FOLDERS for path in sorted((source / name).glob("*")) if _is_data_file(path)]
+        paths += folder_files if source.is_dir() else [source]
     if not paths:
         raise DataError(f"{', '.join(map(str, sources))} holds no BrowseComp-Plus files; name them one by one")
     return list(dict.fromkeys(paths))
@@ -56,23 +56,23 @@ def read(sources: Sequence[Path]) -> ImportedData:
     """Questions in the order of their file. Repeated pages become one passage."""
     gold = _BrowseCompGold()
     for path in sources:
-        _sort(path, gold)
+        _sort_file(path, gold)
     notes = {} if gold.passages else {"questions whose own pages are the corpus": len(gold.questions)}
     if not gold.passages:
         for row in gold.questions:
             for name in _OWN:
-                _add(gold, row.rows(name) if row.has(name) else ())
-    whole = [_question(gold, row.text("query_id"), row.text("query"), row) for row in gold.questions]
-    questions = whole or [_question(gold, ident, text, SourceRow("", {})) for ident, text in gold.bare.items()]
+                _add_pages(gold, row.rows(name) if row.has(name) else ())
+    complete = [_question(gold, row.text("query_id"), row.text("query"), row) for row in gold.questions]
+    questions = complete or [_question(gold, ident, text, SourceRow("", {})) for ident, text in gold.bare.items()]
     return ImportedData(tuple(gold.passages.values()), tuple(questions), notes)
 
 
-def _is_ours(path: Path) -> bool:
+def _is_data_file(path: Path) -> bool:
     is_rows = kind_of(path) in (".jsonl", ".parquet")
     return path.is_file() and (is_rows or path.name == "queries.tsv" or path.name.startswith("qrel_"))
 
 
-def _sort(path: Path, gold: _BrowseCompGold) -> None:
+def _sort_file(path: Path, gold: _BrowseCompGold) -> None:
     if path.name.startswith("qrel_evidence"):
         gold.evidence = read_qrels(path)
     elif path.name.startswith("qrel_gold"):
@@ -84,7 +84,7 @@ def _sort(path: Path, gold: _BrowseCompGold) -> None:
             if row.has("query_id"):
                 gold.questions.append(row)
             else:
-                _add(gold, [row])
+                _add_pages(gold, [row])
 
 
 def _tsv(path: Path) -> dict[str, str]:
@@ -98,11 +98,11 @@ def _tsv(path: Path) -> dict[str, str]:
     return queries
 
 
-def _add(gold: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
+def _add_pages(gold: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
     for page in pages:
         ident, text = page.text("docid"), page.text("text")
-        known = gold.passages.setdefault(ident, Passage(ident, "", text))
-        if known.text != text:
+        passage = gold.passages.setdefault(ident, Passage(ident, "", text))
+        if passage.text != text:
             raise DataError(f"{page.where}: the page {ident!r} has another text elsewhere; keep one of them")
 
 

@@ -79,22 +79,22 @@ def _listing(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None
         is_folder = source.is_dir()
         top = Path(free_name(source.resolve().name or "root", tops, is_folder))
         if not is_folder:
-            odd = None if source.is_file() else ("left out", "it is no ordinary file")
-            yield source, free_name(clean(str(top), is_name=True), labels), odd
+            fault = None if source.is_file() else ("left out", "it is no ordinary file")
+            yield source, free_name(clean(str(top), is_name=True), labels), fault
             continue
-        closed: list[OSError] = []
-        for folder, folders, names in os.walk(source, onerror=closed.append):
-            below = Path(folder)
-            inside = top / below.relative_to(source)
-            hidden = [name for name in folders if _is_closed(below / name)]
-            folders[:] = sorted(set(folders) - set(hidden))
-            for name in sorted([*names, *hidden]):
+        errors: list[OSError] = []
+        for folder, folders, names in os.walk(source, onerror=errors.append):
+            parent = Path(folder)
+            label_path = top / parent.relative_to(source)
+            closed_names = [name for name in folders if _is_closed(parent / name)]
+            folders[:] = sorted(set(folders) - set(closed_names))
+            for name in sorted([*names, *closed_names]):
                 if name.startswith(".") and name.endswith((".part", ".lock")):  # of a running import
                     continue
-                yield below / name, _label(inside / name, labels), _not_read(below / name, name in hidden)
-        for error in closed:
+                yield parent / name, _label(label_path / name, labels), _fault_of(parent / name, name in closed_names)
+        for error in errors:
             path = Path(error.filename)
-            yield path, _label(top / path.relative_to(source), labels), _unopened(error)
+            yield path, _label(top / path.relative_to(source), labels), _open_fault(error)
 
 
 def _label(path: Path, labels: Counter[str]) -> str:
@@ -102,12 +102,12 @@ def _label(path: Path, labels: Counter[str]) -> str:
     return free_name(" ".join(clean(path.as_posix().encode(errors="replace").decode(), is_name=True).split()), labels)
 
 
-def _not_read(path: Path, is_folder: bool) -> _Fault | None:
+def _fault_of(path: Path, is_folder: bool) -> _Fault | None:
     """Why a file or a closed folder is not read."""
     try:
         mode = path.lstat().st_mode
     except OSError as error:
-        return _unopened(error)
+        return _open_fault(error)
     if stat.S_ISLNK(mode):
         return "left out", "a link, which is not followed"
     if _is_junk(path.name):
@@ -117,7 +117,7 @@ def _not_read(path: Path, is_folder: bool) -> _Fault | None:
     return None if stat.S_ISREG(mode) else ("left out", "it is no ordinary file")
 
 
-def _unopened(error: OSError) -> _Fault:
+def _open_fault(error: OSError) -> _Fault:
     return "failed", f"it cannot be opened ({error.strerror})"
 
 

@@ -53,8 +53,8 @@ def files(sources: Sequence[Path]) -> list[Path]:
     paths: list[Path] = []
     for source in sources:
         if source.is_dir() and (published := published_files(source)):
-            others = (path for path in source.iterdir() if path.is_file() and kind_of(path) in KINDS)
-            paths += [*published, *sorted(others)]
+            other_files = (path for path in source.iterdir() if path.is_file() and kind_of(path) in KINDS)
+            paths += [*published, *sorted(other_files)]
         else:
             paths += expand([source], "flashrag")
     return paths
@@ -110,7 +110,7 @@ def question_of(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -
         return question
     notes[MULTIPLE_CHOICE] += 1
     texts = [text for _, text in choices]
-    answers = _chosen(row, question.answers, choices)
+    answers = _correct_texts(row, question.answers, choices)
     return replace(question, question=with_choices(text, texts), answers=answers, meta={**meta, "choices": [*texts]})
 
 
@@ -134,9 +134,9 @@ def _details(row: SourceRow) -> JsonObject:
     metadata = row.value.get("metadata")
     if not isinstance(metadata, dict):
         return {}
-    short: JsonObject = {name: value for name, value in metadata.items() if len(json.dumps(value)) <= DETAIL}
+    short_values: JsonObject = {name: value for name, value in metadata.items() if len(json.dumps(value)) <= DETAIL}
     kind: JsonObject = {"type": metadata["type"]} if isinstance(metadata.get("type"), str) else {}
-    return {**kind, **({"metadata": short} if short else {})}
+    return {**kind, **({"metadata": short_values} if short_values else {})}
 
 
 def _answers(row: SourceRow) -> tuple[str, ...]:
@@ -159,8 +159,8 @@ def _choices(row: SourceRow) -> list[tuple[str, str]]:
         with row.placed():
             return [(label, read_text(text, name, "a choice")) for label, text in value.items()]
     if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
-        listed = row.rows(name)  # {"text": […], "label": […]}, as ARC on the Hub, or [{"label", "text"}, …]
-        return [(choice.text_or_empty("label") or _label(at), choice.text("text")) for at, choice in enumerate(listed)]
+        choices = row.rows(name)  # {"text": […], "label": […]}, as ARC on the Hub, or [{"label", "text"}, …]
+        return [(choice.text_or_empty("label") or _label(at), choice.text("text")) for at, choice in enumerate(choices)]
     return [(_label(at), text) for at, text in enumerate(row.answers(name))]
 
 
@@ -168,29 +168,29 @@ def _label(index: int) -> str:
     return string.ascii_uppercase[index] if index < len(string.ascii_uppercase) else f"#{index}"
 
 
-def _chosen(row: SourceRow, answers: Sequence[str], choices: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def _correct_texts(row: SourceRow, answers: Sequence[str], choices: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """The texts of the correct choices. A number is a position; a text is a choice, its label or a position."""
     texts = [text for _, text in choices]
     if not answers and row.has("answerKey"):
         key = row.text("answerKey")
-        return _one_of(row, key, {text for label, text in choices if label == key})
+        return _only_match(row, key, {text for label, text in choices if label == key})
     numbers = next((_numbers(row.value[name]) for name in _GOLDS if row.answers(name)), False)
-    chosen: list[str] = []
+    correct_texts: list[str] = []
     for answer in answers:
         match = _POSITION.fullmatch(answer)
-        meant = {texts[int(match[1])]} if match is not None and int(match[1]) < len(texts) else set[str]()
+        matching_texts = {texts[int(match[1])]} if match is not None and int(match[1]) < len(texts) else set[str]()
         if not numbers:
-            meant |= {text for label, text in choices if answer in (label, text)}
-        chosen += _one_of(row, answer, meant)
-    return tuple(dict.fromkeys(chosen))
+            matching_texts |= {text for label, text in choices if answer in (label, text)}
+        correct_texts += _only_match(row, answer, matching_texts)
+    return tuple(dict.fromkeys(correct_texts))
 
 
-def _one_of(row: SourceRow, answer: str, meant: Set[str]) -> tuple[str]:
-    if len(meant) == 1:
-        return (next(iter(meant)),)
-    what = "several choices as a text, a label or" if meant else "neither a choice nor a label nor"
+def _only_match(row: SourceRow, answer: str, matching_texts: Set[str]) -> tuple[str]:
+    if len(matching_texts) == 1:
+        return (next(iter(matching_texts)),)
+    fault = "several choices as a text, a label or" if matching_texts else "neither a choice nor a label nor"
     raise DataError(
-        f"{row.where}: the gold answer {answer!r} is {what} a position in the choices, counted from 0; write the text "
+        f"{row.where}: the gold answer {answer!r} is {fault} a position in the choices, counted from 0; write the text "
         "of the choice"
     )
 

@@ -70,15 +70,15 @@ def own_gold(row: SourceRow, collector: PassageCollector, notes: Counter[str]) -
     If several passages have the title, those with the supporting sentences are gold. If several have these, all are, as
     in HotpotQA's own code, and `notes` counts the title.
     """
-    own: dict[str, list[ContextParagraph]] = {}
+    paragraphs: dict[str, list[ContextParagraph]] = {}
     for context in contexts(row):
-        own.setdefault(context.title, []).append(context)
+        paragraphs.setdefault(context.title, []).append(context)
     numbers_by_title: dict[str, list[int]] = {}
     for title, number in _facts(row):
         numbers_by_title.setdefault(title, []).append(number)
     gold: dict[str, list[str]] = {}
     for title, numbers in numbers_by_title.items():
-        namesakes = own.get(title, [ContextParagraph(title, ())])
+        namesakes = paragraphs.get(title, [ContextParagraph(title, ())])
         supporting = [paragraph for paragraph in namesakes if paragraph.has(numbers)] or namesakes
         idents = [collector.find(title, paragraph.text, row.where) for paragraph in supporting]
         gold[title] = list(dict.fromkeys(idents))
@@ -110,7 +110,7 @@ def _facts(row: SourceRow) -> list[tuple[str, int]]:
     return facts
 
 
-def _pairs(row: SourceRow, name: str, second: Sequence[str], wanted: str) -> list[tuple[Json, Json]]:
+def _pairs(row: SourceRow, name: str, second: Sequence[str], expected: str) -> list[tuple[Json, Json]]:
     """Read a list of pairs, or of objects with `title` and one of the fields `second`, or columns of such objects."""
     if not row.has(name):
         return []
@@ -120,7 +120,7 @@ def _pairs(row: SourceRow, name: str, second: Sequence[str], wanted: str) -> lis
     try:
         rows = row.rows(name)
     except DataError:
-        raise row.wrong(name, f"a list of {wanted}, or columns of them") from None
+        raise row.wrong(name, f"a list of {expected}, or columns of them") from None
     field = next((key for key in second if rows and key in rows[0].value), second[0])
     return [(record.value.get("title"), record.value.get(field)) for record in rows]
 
@@ -147,7 +147,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
     notes = Counter[str]()
     if len(data.collector):
         titles = [(row, dict.fromkeys(title for title, _ in _facts(row))) for row in data.questions]
-        gold = [[data.collector.titled(title, row.where) for title in unique] for row, unique in titles]
+        gold = [[data.collector.titled(title, row.where) for title in unique_titles] for row, unique_titles in titles]
     else:
         for row in data.questions:
             for context in contexts(row):

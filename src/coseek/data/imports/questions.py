@@ -63,28 +63,28 @@ def read(sources: Sequence[Path], settings: QuestionColumns) -> ImportedData:
 
 def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: str, notes: Counter[str]) -> Question:
     columns_of = {"question": settings.question, "id": settings.id}
-    columns = {name: _at(row, column) for name, column in columns_of.items() if column is not None}
+    columns = {name: _value_at(row, column) for name, column in columns_of.items() if column is not None}
     if isinstance(settings.answers, str):
-        columns["golden_answers"] = _at(row, settings.answers)
+        columns["golden_answers"] = _value_at(row, settings.answers)
     elif settings.answers is not None:
-        several = SourceRow(row.where, {column: _at(row, column) for column in settings.answers})
-        columns["golden_answers"] = [*chain(*map(several.answers, settings.answers))]
-    plain = flashrag.question_of(SourceRow(row.where, {**row.value, **columns}), dataset, split, notes)
+        answer_row = SourceRow(row.where, {column: _value_at(row, column) for column in settings.answers})
+        columns["golden_answers"] = [*chain(*map(answer_row.answers, settings.answers))]
+    parsed = flashrag.question_of(SourceRow(row.where, {**row.value, **columns}), dataset, split, notes)
     if not settings.choices:
-        return plain
+        return parsed
     choices = [row.text(column) for column in settings.choices]
-    random.Random(plain.id).shuffle(choices)
+    random.Random(parsed.id).shuffle(choices)
     notes[flashrag.MULTIPLE_CHOICE] += 1
-    text = flashrag.with_choices(plain.question, choices)
-    return replace(plain, question=text, search_text=plain.question, meta={**plain.meta, "choices": [*choices]})
+    text = flashrag.with_choices(parsed.question, choices)
+    return replace(parsed, question=text, search_text=parsed.question, meta={**parsed.meta, "choices": [*choices]})
 
 
-def _at(row: SourceRow, column: str) -> Json:
+def _value_at(row: SourceRow, column: str) -> Json:
     """The value in a column of a row, or at a path of fields inside a column."""
     if column in row.value:
         return row.value[column]
     outer, _, inner = column.partition(".")
     if inner and isinstance(row.value.get(outer), dict):
-        return _at(row.row(outer), inner)
-    has = ", ".join(row.value)
-    raise DataError(f"{row.where}: there is no column {column!r}{nearest(column, row.value)} It has: {has}")
+        return _value_at(row.row(outer), inner)
+    column_names = ", ".join(row.value)
+    raise DataError(f"{row.where}: there is no column {column!r}{nearest(column, row.value)} It has: {column_names}")

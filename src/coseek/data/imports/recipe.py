@@ -62,17 +62,17 @@ class DataRecipe(Settings):
             if not path.exists():
                 raise DataError(f"there is no {path} in the working directory; get the files by:", *self.fetch)
         for part in self.parts:
-            alone = self.deal.leaves_alone(part.files)
-            yield part, [file for file in source_files(part.format, part.files) if file not in alone]
+            untouched_files = self.deal.leaves_alone(part.files)
+            yield part, [file for file in source_files(part.format, part.files) if file not in untouched_files]
 
     def dealt(self, readings: Sequence[ImportedData]) -> dict[str, list[Question]]:
         """Split → questions."""
         published: dict[tuple[str, str], Sequence[Question]] = {}
         for reading in readings:
             published |= reading.published
-            known = {name for name, _ in reading.published}
+            known_names = {name for name, _ in reading.published}
             for question in reading.questions:
-                if question.dataset and question.dataset not in known:  # a benchmark without splits
+                if question.dataset and question.dataset not in known_names:  # a benchmark without splits
                     published[question.dataset, "test"] = [*published.get((question.dataset, "test"), ()), question]
         for name, path in self.ids.items():
             for split in [split for split in ("test", "dev") if (name, split) in published][:1]:

@@ -79,12 +79,12 @@ def prompt_body(request: PromptRequest) -> JsonObject:
 def read_prompt(answer: JsonObject, request: PromptRequest) -> PromptScores:
     """Parse (log-probability, id, text) of the last tokens of the prompt."""
     pairs = item(answer, "meta_info", "input_token_logprobs")
-    last = pairs[-len(request.scored) :] if isinstance(pairs, list) else []
+    last_pairs = pairs[-len(request.scored) :] if isinstance(pairs, list) else []
     _is_cut_off(answer, "")
-    if ids_of(cast(Json, [item(pair, 1) for pair in last])) != request.scored:
+    if ids_of(cast(Json, [item(pair, 1) for pair in last_pairs])) != request.scored:
         raise ValueError("its answer holds log-probabilities of other tokens than those that were sent")
-    logprobs = logprobs_of(cast(Json, [item(pair, 0) for pair in last]))
-    return PromptScores(logprobs, "".join(text_of(item(pair, 2)) for pair in last))
+    logprobs = logprobs_of(cast(Json, [item(pair, 0) for pair in last_pairs]))
+    return PromptScores(logprobs, "".join(text_of(item(pair, 2)) for pair in last_pairs))
 
 
 def _is_cut_off(answer: JsonObject, text: str) -> bool:

@@ -53,17 +53,17 @@ class StepGraphs:
         if shape not in self._graphs:
             self._graphs[shape] = None
             return self._step(ids_B, starts_B, columns)
-        captured = self._graphs[shape]
-        if captured is None:
-            captured = self._graphs[shape] = self._capture(ids_B.clone(), starts_B.clone(), columns)
-        captured.ids_B.copy_(ids_B)
-        captured.starts_B.copy_(starts_B)
-        captured.graph.replay()
-        return captured.logits_BV
+        capture = self._graphs[shape]
+        if capture is None:
+            capture = self._graphs[shape] = self._capture(ids_B.clone(), starts_B.clone(), columns)
+        capture.ids_B.copy_(ids_B)
+        capture.starts_B.copy_(starts_B)
+        capture.graph.replay()
+        return capture.logits_BV
 
     def _capture(self, ids_B: Tensor, starts_B: Tensor, columns: int) -> _Graph:
         graph = torch.cuda.CUDAGraph()
-        pool = next((captured.graph.pool() for captured in self._graphs.values() if captured is not None), None)
+        pool = next((capture.graph.pool() for capture in self._graphs.values() if capture is not None), None)
         # Other threads, such as a retriever's, may use the device during the capture.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits_BV = self._step(ids_B, starts_B, columns)
@@ -146,7 +146,7 @@ class FusedEngine:
     @torch.inference_mode()
     def read(self, block: TokenBlock) -> None:
         tokens = _Tokens(block)
-        attend_to = self._by_row(block, tokens.positions_N) if self._few_at_once() else self._padded_block(block)
+        attend_to = self._attend_by_row(block, tokens.positions_N) if self._few_at_once() else self._padded_block(block)
         rotary = self._rotary_at(tokens.positions_N)
 
         def mix(number: int, layer: Layer, projected_N: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class FusedEngine:
 
         self._run(tokens.ids_N, mix, last_matters=False)
 
-    def _by_row(self, block: TokenBlock, positions_N: Tensor) -> Attention:
+    def _attend_by_row(self, block: TokenBlock, positions_N: Tensor) -> Attention:
         """Attention of a block's tokens, a few of one row at a time, each over the columns that its row has by then:
         no padding, no copy of keys, and half of a prompt's scores."""
         pieces: list[tuple[slice, slice, Tensor]] = []
@@ -203,9 +203,9 @@ class FusedEngine:
                 mixed = kernel(queries, keys, values, whole_bias)
             else:
                 mixed = queries.new_empty(queries.shape)
-                for some in slices:
-                    bias = self._causal(queries_BW[:, some], block.end)
-                    mixed[:, :, some] = kernel(queries[:, :, some], keys, values, bias)
+                for span in slices:
+                    bias = self._causal(queries_BW[:, span], block.end)
+                    mixed[:, :, span] = kernel(queries[:, :, span], keys, values, bias)
             mixed = mixed.view(len(block.slots_B), self._heads, -1, self._dim).transpose(1, 2)
             return mixed.flatten(0, 1)[block.real_N]
 
@@ -247,21 +247,21 @@ class FusedEngine:
             return (torch.cat(mixed) if len(mixed) > 1 else mixed[0]).flatten(1)
 
         hidden_NH = self._run(ids_B, mix, last_matters=True)
-        return self._weights.head(self._normed(hidden_NH, self._weights.last_H)).float()
+        return self._weights.head(self._normalise(hidden_NH, self._weights.last_H)).float()
 
     def _run(self, ids_N: Tensor, mix: Mix, last_matters: bool) -> Tensor:
         """Run all layers. Without `last_matters`, the last layer only updates its cache."""
         hidden_NH = F.embedding(ids_N, self._weights.embedding_VH)
         for number, layer in enumerate(self._weights.layers):
-            mixed_N = mix(number, layer, layer.into(self._normed(hidden_NH, layer.before_H)))
+            mixed_N = mix(number, layer, layer.into(self._normalise(hidden_NH, layer.before_H)))
             if number + 1 == len(self._weights.layers) and not last_matters:
                 break
             hidden_NH = hidden_NH + layer.out(mixed_N)
-            gate_N, value_N = layer.up(self._normed(hidden_NH, layer.between_H)).chunk(2, dim=-1)
+            gate_N, value_N = layer.up(self._normalise(hidden_NH, layer.between_H)).chunk(2, dim=-1)
             hidden_NH = hidden_NH + layer.down(F.silu(gate_N) * value_N)
         return hidden_NH
 
-    def _normed(self, hidden_NH: Tensor, weight_H: Tensor | None) -> Tensor:
+    def _normalise(self, hidden_NH: Tensor, weight_H: Tensor | None) -> Tensor:
         return F.rms_norm(hidden_NH, (hidden_NH.shape[-1],), weight_H, self._eps)
 
     def _project_heads(self, layer: Layer, projected_N: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -269,12 +269,12 @@ class FusedEngine:
         softmax."""
         heads_NHD = projected_N.view(len(projected_N), -1, self._dim)
         rotated_heads = self._heads + self._kv_heads
-        plain_NHD = heads_NHD[:, :rotated_heads]
+        unrotated_NHD = heads_NHD[:, :rotated_heads]
         if layer.scale is not None:
-            plain_NHD = F.rms_norm(plain_NHD, (self._dim,), eps=self._eps) * layer.scale
-        halves = plain_NHD.view(len(projected_N), rotated_heads, 2, -1)
+            unrotated_NHD = F.rms_norm(unrotated_NHD, (self._dim,), eps=self._eps) * layer.scale
+        halves = unrotated_NHD.view(len(projected_N), rotated_heads, 2, -1)
         cos_N1D, sin_N1D = rotary
-        rotated_NHD = torch.addcmul(plain_NHD * cos_N1D, halves.flip(2).view(plain_NHD.shape), sin_N1D)
+        rotated_NHD = torch.addcmul(unrotated_NHD * cos_N1D, halves.flip(2).view(unrotated_NHD.shape), sin_N1D)
         queries_NHD = rotated_NHD[:, : self._heads]
         if layer.scale is None:
             queries_NHD = queries_NHD * self._dim**-0.5
@@ -293,39 +293,39 @@ class FusedEngine:
     def _convolve_one(self, number: int, taps_KH: Tensor, projected_N: Tensor) -> Tensor:
         """One token per row: y = C · Σ_k taps_k · (B · x)_{t-K+1+k}. The state holds the K−1 previous tokens."""
         before_gate, after_gate, value = projected_N.chunk(3, dim=-1)
-        now_NH = before_gate * value
+        gated_NH = before_gate * value
         kernel = len(taps_KH)
-        self.cache.use_state(number, (kernel - 1, now_NH.shape[1]), now_NH)
-        state_NKH = self.cache.states[number][: len(now_NH)]
-        sum_NH = now_NH * taps_KH[-1]
+        self.cache.use_state(number, (kernel - 1, gated_NH.shape[1]), gated_NH)
+        state_NKH = self.cache.states[number][: len(gated_NH)]
+        sum_NH = gated_NH * taps_KH[-1]
         for k in range(kernel - 1):
             sum_NH.addcmul_(state_NKH[:, k], taps_KH[k])
         for k in range(kernel - 2):
             state_NKH[:, k] = state_NKH[:, k + 1]
         if kernel > 1:
-            state_NKH[:, -1] = now_NH
+            state_NKH[:, -1] = gated_NH
         return after_gate * sum_NH
 
     def _convolve_block(self, number: int, taps_KH: Tensor, projected_N: Tensor, tokens: "_Tokens") -> Tensor:
         """The same for several tokens per row: each row's state is placed before its tokens."""
         before_gate, after_gate, value = projected_N.chunk(3, dim=-1)
         kernel = len(taps_KH)
-        now_NH = before_gate * value
-        self.cache.use_state(number, (kernel - 1, now_NH.shape[1]), now_NH)
+        gated_NH = before_gate * value
+        self.cache.use_state(number, (kernel - 1, gated_NH.shape[1]), gated_NH)
         state = self.cache.states[number]
         offsets = torch.arange(kernel - 1, device=self.device)
-        padded_NH = now_NH.new_empty((len(now_NH) + len(tokens.slots_B) * (kernel - 1), now_NH.shape[1]))
+        padded_NH = gated_NH.new_empty((len(gated_NH) + len(tokens.slots_B) * (kernel - 1), gated_NH.shape[1]))
         rows_B = torch.arange(len(tokens.slots_B), device=self.device)
-        places_N = torch.arange(len(now_NH), device=self.device) + (tokens.rows_N + 1) * (kernel - 1)
+        positions_N = torch.arange(len(gated_NH), device=self.device) + (tokens.rows_N + 1) * (kernel - 1)
         starts_B = tokens.firsts_B + rows_B * (kernel - 1)
-        padded_NH[places_N] = now_NH
+        padded_NH[positions_N] = gated_NH
         padded_NH[starts_B[:, None] + offsets] = state[tokens.slots_B]
         state[tokens.slots_B] = padded_NH[(starts_B + tokens.lengths_B)[:, None] + offsets]
         count = len(padded_NH) - kernel + 1
         sums = padded_NH[:count] * taps_KH[0]
         for k in range(1, kernel):
             sums.addcmul_(padded_NH[k : k + count], taps_KH[k])
-        return after_gate * sums[places_N - (kernel - 1)]
+        return after_gate * sums[positions_N - (kernel - 1)]
 
     def _rotary_at(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         cos_PD, sin_PD = self._rotary_PD

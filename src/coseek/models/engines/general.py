@@ -62,11 +62,11 @@ class GeneralEngine:
     def _forward(self, module: torch.nn.Module, block: TokenBlock) -> Tensor:
         self._view.block = block
         # Padding takes the position of its row's last token: learnt positions may end before the block does.
-        last_B = block.starts_B + block.lengths_B - 1
+        last_positions_B = block.starts_B + block.lengths_B - 1
         with _without_dropout(self._module):
             outputs = module(
                 input_ids=block.ids_BW,
-                position_ids=block.positions_BW.minimum(last_B[:, None]),
+                position_ids=block.positions_BW.minimum(last_positions_B[:, None]),
                 attention_mask=self._masks(block.positions_BW, block.end),
                 past_key_values=self._view,
                 use_cache=True,
@@ -107,8 +107,8 @@ class CacheView(Cache):
         self.slots.use(layer_idx, key_states.shape[1], key_states.shape[3], key_states, value_states.shape[3])
         keys, values = self.slots.keys[layer_idx], self.slots.values[layer_idx]
         block = self.block
-        written = (block.slots_B[:, None], slice(None), block.positions_BW)
-        keys[written], values[written] = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        cells = (block.slots_B[:, None], slice(None), block.positions_BW)
+        keys[cells], values[cells] = key_states.transpose(1, 2), value_states.transpose(1, 2)
         rows = slice(0, len(block.ids_BW)) if block.first else block.slots_B
         return keys[rows, :, : block.end], values[rows, :, : block.end]
 
@@ -125,10 +125,10 @@ class CacheView(Cache):
         assert isinstance(kernel, int)
         self.slots.use_state(layer_idx, (conv_states.shape[1], kernel), conv_states)
         state, slots_B = self.slots.states[layer_idx], self.block.slots_B
-        whole_BHK = torch.cat((state[slots_B], conv_states), dim=-1)
+        joined_BHK = torch.cat((state[slots_B], conv_states), dim=-1)
         last_BK = self.block.lengths_B[:, None] + torch.arange(kernel, device=conv_states.device)
-        state[slots_B] = whole_BHK.gather(2, last_BK[:, None].expand(-1, whole_BHK.shape[1], -1))
-        return whole_BHK
+        state[slots_B] = joined_BHK.gather(2, last_BK[:, None].expand(-1, joined_BHK.shape[1], -1))
+        return joined_BHK
 
 
 @contextmanager

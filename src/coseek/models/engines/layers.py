@@ -97,7 +97,7 @@ def family_of(model: PreTrainedModel) -> Family | None:
     rope = getattr(config, "rope_parameters", None) or {}
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    known = (
+    is_known = (
         rope.get("rope_type", "default") in ROTATIONS
         and rope.get("partial_rotary_factor", 1.0) == 1.0
         and set(kinds) <= {"full_attention", "conv"}
@@ -106,13 +106,13 @@ def family_of(model: PreTrainedModel) -> Family | None:
         and all(type(layer) in (nn.Linear, LoraLinear) for layer in model.modules() if isinstance(layer, nn.Linear))
         and all(weight.is_floating_point() for weight in model.parameters())
     )
-    return FAMILIES.get(type(model)) if known else None
+    return FAMILIES.get(type(model)) if is_known else None
 
 
 def weights_of(model: PreTrainedModel, family: Family, dtype: torch.dtype, shares: bool) -> DecoderWeights:
     """The model's own weights with `shares`, else copies in `dtype` with merged adapters."""
     state = model.state_dict() if shares else merged_state_dict(model)
-    named = {name: weight.detach() for name, weight in state.items()}
+    tensors = {name: weight.detach() for name, weight in state.items()}
     folds = family.laptop and not shares
     pack = not family.laptop and _packs(dtype, model.device)
 
@@ -123,19 +123,19 @@ def weights_of(model: PreTrainedModel, family: Family, dtype: torch.dtype, share
         if shares:
             products = [cast(Product, model.get_submodule(name)) for name in names]
             return products[0] if len(products) == 1 else lambda x: torch.cat([part(x) for part in products], dim=-1)
-        weights = [named[f"{name}.weight"] for name in names]
+        weights = [tensors[f"{name}.weight"] for name in names]
         joined = torch.cat(weights) if gain_H is None else torch.cat(weights) * gain_H
-        biases = [bias for name in names if (bias := named.get(f"{name}.bias")) is not None]  # all of them, or none
+        biases = [bias for name in names if (bias := tensors.get(f"{name}.bias")) is not None]  # all of them, or none
         return _product(copied(joined), copied(torch.cat(biases)) if biases else None, pack)
 
     def layer(prefix: str) -> Layer:
-        taps = named.get(f"{prefix}conv.conv.weight")
-        into, out = (QKV, family.out) if taps is None else (("conv.in_proj",), "conv.out_proj")
-        before, between = named[f"{prefix}{family.before}.weight"], named[f"{prefix}{family.between}.weight"]
-        norms = named.get(f"{prefix}{family.query_norm}.weight"), named.get(f"{prefix}{family.key_norm}.weight")
+        taps = tensors.get(f"{prefix}conv.conv.weight")
+        in_names, out_name = (QKV, family.out) if taps is None else (("conv.in_proj",), "conv.out_proj")
+        before, between = tensors[f"{prefix}{family.before}.weight"], tensors[f"{prefix}{family.between}.weight"]
+        norms = tensors.get(f"{prefix}{family.query_norm}.weight"), tensors.get(f"{prefix}{family.key_norm}.weight")
         return Layer(
-            into=product([prefix + name for name in into], before if folds else None),
-            out=product([prefix + out]),
+            into=product([prefix + name for name in in_names], before if folds else None),
+            out=product([prefix + out_name]),
             up=product([prefix + name for name in family.up], between if folds else None),
             down=product([prefix + family.down]),
             before_H=None if folds else copied(before),
@@ -144,14 +144,14 @@ def weights_of(model: PreTrainedModel, family: Family, dtype: torch.dtype, share
             taps_KH=None if taps is None else copied(taps[:, 0].T),
         )
 
-    last, embedding_VH = named[f"{family.last}.weight"], copied(named["model.embed_tokens.weight"])
-    tied = named["lm_head.weight"].data_ptr() == named["model.embed_tokens.weight"].data_ptr()
-    shares_embedding = tied and not (shares or folds or pack)
+    last_norm, embedding_VH = tensors[f"{family.last}.weight"], copied(tensors["model.embed_tokens.weight"])
+    is_tied = tensors["lm_head.weight"].data_ptr() == tensors["model.embed_tokens.weight"].data_ptr()
+    shares_embedding = is_tied and not (shares or folds or pack)
     return DecoderWeights(
         embedding_VH,
         [layer(f"model.layers.{number}.") for number in range(model.config.num_hidden_layers)],
-        None if folds else copied(last),
-        _product(embedding_VH, None, pack) if shares_embedding else product(["lm_head"], last if folds else None),
+        None if folds else copied(last_norm),
+        _product(embedding_VH, None, pack) if shares_embedding else product(["lm_head"], last_norm if folds else None),
     )
 
 

@@ -93,16 +93,16 @@ def words(text: str, stem: str = "none") -> list[str]:
     if not text.isascii():
         text = ZERO_WIDTH.sub("", text)
         if SOFT_HYPHEN in text:
-            text = _SOFT_HYPHEN.sub(_displayed, text)
+            text = _SOFT_HYPHEN.sub(_display_soft_hyphen, text)
     if "\n" in text:
-        text = _LINE_END_HYPHEN.sub(_joined, text)
+        text = _LINE_END_HYPHEN.sub(_join_hyphen, text)
     if text.isascii():
         tokens = text.translate(_PLAIN).split()
     else:
         normalised = undotted(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower())
         tokens = word_runs().findall(normalised)
         if _patterns().spaceless.search(normalised) or _HYPHENATED in normalised:
-            tokens = [word for run in tokens for word in _split(run)]
+            tokens = [word for run in tokens for word in _split_run(run)]
     return tokens if stem == "none" else list(map(stemmer(stem), tokens))
 
 
@@ -112,12 +112,12 @@ def has_words(text: str, *phrases: str) -> bool:
     return any(phrase and f" {' '.join(phrase)} " in padded for phrase in map(words, phrases))
 
 
-def _displayed(soft_hyphen: re.Match[str]) -> str:
+def _display_soft_hyphen(soft_hyphen: re.Match[str]) -> str:
     """A soft hyphen as it is displayed: a hyphen at the end of a line, nothing elsewhere."""
     return f"-{soft_hyphen[1]}" if soft_hyphen[1] else ""
 
 
-def _joined(hyphen: re.Match[str]) -> str:
+def _join_hyphen(hyphen: re.Match[str]) -> str:
     """A character that continues the word, unless a capital begins another word (`Anglo-Saxon`)."""
     before, after = hyphen.string[hyphen.start() - 1], hyphen.string[hyphen.end()]
     return hyphen[0] if after.isupper() and not before.isupper() else _HYPHENATED
@@ -153,8 +153,8 @@ def _patterns() -> _Patterns:
 def word_runs() -> re.Pattern[str]:
     """Letters and digits, and the marks between and after them. Most words end at a character that is looked up faster
     in a range than among all marks."""
-    inner = "".join(sorted(marks())) + _HYPHENATED
-    return re.compile(rf"[^\W_]+(?:(?=[{_HYPHENATED}\u0300-\u1fff\u20d0-\U0001efff])[{inner}]+[^\W_]*)*")
+    inner_marks = "".join(sorted(marks())) + _HYPHENATED
+    return re.compile(rf"[^\W_]+(?:(?=[{_HYPHENATED}\u0300-\u1fff\u20d0-\U0001efff])[{inner_marks}]+[^\W_]*)*")
 
 
 def fold_accents(word: str) -> str:
@@ -219,12 +219,12 @@ def singular(word: str) -> str:
     return word
 
 
-def _split(run: str) -> list[str]:
+def _split_run(run: str) -> list[str]:
     if run.isascii():
         return [run]
     if _HYPHENATED in run:
         parts = run.split(_HYPHENATED)
-        return [word for part in (*parts, "".join(parts)) for word in _split(part)]
+        return [word for part in (*parts, "".join(parts)) for word in _split_run(part)]
     if not _patterns().spaceless.search(run):
         return [run]
     tokens: list[str] = []
@@ -265,6 +265,6 @@ _MIN_SHARE = 0.1
 def language_of(texts: Iterable[str]) -> str | None:
     """The language with the largest share of function words, by Snowball's name; `None` if no share is above .1."""
     counts = Counter(word for text in texts for word in words(text))
-    totals = {name: sum(counts[word] for word in listed.split()) for name, listed in _FUNCTION_WORDS.items()}
+    totals = {name: sum(counts[word] for word in word_list.split()) for name, word_list in _FUNCTION_WORDS.items()}
     best = max(totals, key=lambda name: totals[name])
     return best if totals[best] > _MIN_SHARE * counts.total() else None

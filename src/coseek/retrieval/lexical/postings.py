@@ -68,18 +68,18 @@ class Postings:
         rounding = 1.0 - (len(words) + 2) * 2.0**-21
         rows, sums, floor = np.zeros(0, dtype=np.int32), np.zeros(0), 0.0
         for number, word in enumerate(rarest):
-            rest = sum(bounds[number + 1 :])  # upper bound of the gains by later words
+            rest_bound = sum(bounds[number + 1 :])  # upper bound of the gains by later words
             sums = sums + counts[word] * self._weights(word, rows)
-            if bounds[number] + rest >= floor:
+            if bounds[number] + rest_bound >= floor:
                 word_rows, weights = self.of(word)
                 gains = weights.astype(np.float64) * counts[word]
                 # A dropped row may re-enter with too small a sum; it cannot reach the top k in either case.
-                enters = gains + rest >= floor
-                rows, sums = _merge(rows, sums, word_rows[enters], gains[enters])
-            if len(rows) >= k and sum(bounds[: number + 1]) > rest:
+                can_enter = gains + rest_bound >= floor
+                rows, sums = _merge(rows, sums, word_rows[can_enter], gains[can_enter])
+            if len(rows) >= k and sum(bounds[: number + 1]) > rest_bound:
                 floor = max(floor, rounding * float(np.partition(sums, len(sums) - k)[len(sums) - k]))
-                reaches = sums + rest >= floor
-                rows, sums = rows[reaches], sums[reaches]
+                can_reach = sums + rest_bound >= floor
+                rows, sums = rows[can_reach], sums[can_reach]
         return rows
 
     def _weights(self, word: int, rows: Rows32) -> Scores:
@@ -101,10 +101,10 @@ def _merge(rows_A: Rows32, sums_A: Sums, rows_B: Rows32, sums_B: Sums) -> tuple[
     """Merge two ascending lists of rows; a row in both keeps the sum of A."""
     if not len(rows_A):
         return rows_B, sums_B
-    new = rows_A[np.minimum(np.searchsorted(rows_A, rows_B), len(rows_A) - 1)] != rows_B
-    rows = np.concatenate([rows_A, rows_B[new]])
+    is_new = rows_A[np.minimum(np.searchsorted(rows_A, rows_B), len(rows_A) - 1)] != rows_B
+    rows = np.concatenate([rows_A, rows_B[is_new]])
     order = np.argsort(rows, kind="stable")  # a stable sort merges two sorted runs in linear time
-    return rows[order], np.concatenate([sums_A, sums_B[new]])[order]
+    return rows[order], np.concatenate([sums_A, sums_B[is_new]])[order]
 
 
 # Word counts: how often each word occurs in each passage, from which the weights of an index are computed.

@@ -146,9 +146,9 @@ class Bm25:
         return [Hit(self.corpus[row], score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)]
 
     def _scores(self, terms: Sequence[str]) -> Scores:
-        single = [term for term in terms if len(units(term)) == 1]
-        scores_N = self._postings.scores(self._term_ids(term for term in terms if term not in single))
-        for term in single:
+        single_terms = [term for term in terms if len(units(term)) == 1]
+        scores_N = self._postings.scores(self._term_ids(term for term in terms if term not in single_terms))
+        for term in single_terms:
             scores_N += self._unit_scores(term)
         return scores_N
 
@@ -205,8 +205,8 @@ def weigh(counts: WordCounts, settings: Bm25Settings) -> Postings:
     norms_N = settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
     # Few document frequencies differ, so Python's exact logarithm is affordable.
     dfs_V = np.diff(starts_V1)
-    dfs_D, places_V = np.unique(dfs_V, return_inverse=True)
-    idfs_V = np.array([_idf(df, len(lengths_N)) for df in dfs_D.tolist()], dtype=np.float32)[places_V]
+    dfs_D, indices_V = np.unique(dfs_V, return_inverse=True)
+    idfs_V = np.array([_idf(df, len(lengths_N)) for df in dfs_D.tolist()], dtype=np.float32)[indices_V]
     weights_P = np.empty(len(counts.rows_P), dtype=np.float32)
     for words_W, pairs in blocks_of(starts_V1):
         times_P = counts.times_P[pairs]
@@ -249,8 +249,8 @@ def adapt(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
     """Replace the stemmer `auto` by that of the corpus's language. Some passages, spread over the corpus, are read."""
     if settings.stem != AUTO:
         return settings
-    every = max(1, len(corpus) // LANGUAGE_SAMPLE)
-    texts = (f"{corpus[row].title} {corpus[row].text}" for row in range(0, len(corpus), every))
+    step = max(1, len(corpus) // LANGUAGE_SAMPLE)
+    texts = (f"{corpus[row].title} {corpus[row].text}" for row in range(0, len(corpus), step))
     return Bm25Settings.model_validate({**settings.model_dump(), "stem": language_of(texts) or "none"})
 
 
@@ -277,8 +277,8 @@ def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     starts_V1 = cast(Ints, read_array(folder / "starts.npy", "i", mapped="r"))
     maxima_V = cast(Scores, read_array(folder / "maxima.npy", "f"))
     # Checksums cover the rows themselves.
-    fits = isinstance(vocabulary, list) and len(vocabulary) == len(maxima_V) == len(starts_V1) - 1
-    if not fits or not starts_V1[-1] == len(rows_P) == len(weights_P):
+    is_consistent = isinstance(vocabulary, list) and len(vocabulary) == len(maxima_V) == len(starts_V1) - 1
+    if not is_consistent or not starts_V1[-1] == len(rows_P) == len(weights_P):
         raise DataError(f"the arrays of {folder} do not fit each other; {WAY_OUT}")
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
     return Bm25(corpus, settings, postings, _number_terms(cast(list[str], vocabulary)))

@@ -70,12 +70,12 @@ class CachedRetriever(LayeredRetriever):
         keys = [digest_of(identity, json.dumps(self.seen(query)), str(k)) for query in queries]
         cached = self._store.read(list(dict.fromkeys(keys)))
         lists = {key: self._parse(text) for key, text in cached.items()}
-        missing: dict[str, QueryLike] = {}
+        missing_queries: dict[str, QueryLike] = {}
         for key, query in zip(keys, queries, strict=True):
             if key not in lists:
-                missing.setdefault(key, query)
-        if missing:
-            searched = dict(zip(missing, self.over.search(list(missing.values()), k), strict=True))
+                missing_queries.setdefault(key, query)
+        if missing_queries:
+            searched = dict(zip(missing_queries, self.over.search(list(missing_queries.values()), k), strict=True))
             self._store.write({key: json.dumps([hit.to_json() for hit in hits]) for key, hits in searched.items()})
             lists |= searched
         return [list(lists[key]) for key in keys]

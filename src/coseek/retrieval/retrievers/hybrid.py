@@ -182,8 +182,8 @@ class Hybrid:
         if self.settings.method == "rrf":
             fused = reciprocal_rank_fusion(map(list, scores), self.settings.smoothing, self.weights)
         else:
-            absent = [absent_score(part) for part in self.parts]
-            fused = weighted_fusion(scores, self.weights, self.settings.scale, max_hits, absent)
+            absent_scores = [absent_score(part) for part in self.parts]
+            fused = weighted_fusion(scores, self.weights, self.settings.scale, max_hits, absent_scores)
         hits = [Hit(passages[key], score) for key, score in fused.items()]
         ident, count = Counter(hit.passage.id for hit in hits).most_common(1)[0] if hits else ("", 1)
         if count > 1:

@@ -33,7 +33,7 @@ class LateInteractionSettings(EmbeddingSettings):
     """The encoder: a `MultiVectorEncoder` folder, or one of one vector per text, whose token vectors are taken."""
 
     @model_validator(mode="after")
-    def _encoded_here(self) -> "LateInteractionSettings":
+    def _check_encoded_here(self) -> "LateInteractionSettings":
         if self.cluster is not None or self.vectors is not None:
             raise SettingError("late-interaction takes neither `cluster` nor `vectors`; leave them out")
         return self
@@ -54,10 +54,10 @@ def resume(corpus: Corpus, settings: LateInteractionSettings, folder: Path, repo
     if not (folder / ENDS).exists():
         with atomic_path(folder / ENDS) as part, part.open("wb") as file:
             np.save(file, token_ends(settings, [passage_text(passage) for passage in corpus]))
-    encode_corpus(corpus, settings, folder / VECTORS, report, _ends(folder, corpus).tolist(), token_windows)
+    encode_corpus(corpus, settings, folder / VECTORS, report, _read_ends(folder, corpus).tolist(), token_windows)
 
 
-def _ends(folder: Path, corpus: Corpus) -> Rows:
+def _read_ends(folder: Path, corpus: Corpus) -> Rows:
     ends_N = cast(Rows, read_array(folder / ENDS, "i"))
     if len(ends_N) != len(corpus):
         raise DataError(f"{folder / ENDS} is of {len(ends_N)} passages, not {len(corpus)}; rebuild the index")
@@ -66,6 +66,6 @@ def _ends(folder: Path, corpus: Corpus) -> Rows:
 
 def load(folder: Path, corpus: Corpus, settings: LateInteractionSettings) -> EmbeddingRetriever:
     """Open an index; the vectors stay on disk. A changed encoder is an `IndexMismatch`."""
-    search = MaxSimSearch(VectorStore.open(folder / VECTORS), _ends(folder, corpus), str(settings.torch_device()))
+    search = MaxSimSearch(VectorStore.open(folder / VECTORS), _read_ends(folder, corpus), str(settings.torch_device()))
     queries = open_encoder(folder, settings, TokenQueries)
     return EmbeddingRetriever("late-interaction", corpus, settings, queries, search)

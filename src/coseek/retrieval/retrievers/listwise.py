@@ -59,10 +59,10 @@ class ListwiseReranker(ModelRetriever):
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
-        rendered = self._rendered(queries)
+        rendered_queries = self._rendered(queries)
 
         def rank(windows: list[tuple[int, list[Passage]]]) -> list[tuple[int, ...]]:
-            return self._rank([(rendered[number], passages) for number, passages in windows])
+            return self._rank([(rendered_queries[number], passages) for number, passages in windows])
 
         orders = [[hit.passage for hit in hits] for hits in candidates]
         rankings = sliding_together(orders, rank, self.settings.window, self.settings.step)

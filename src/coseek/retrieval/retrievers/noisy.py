@@ -92,11 +92,11 @@ class Curriculum:
         self._noise = settings.noise
         self.varies = settings.noise.start != settings.noise.end
         """Whether the rate depends on the progress; a training that samples ahead reads it."""
-        self._at = TrainingProgress(settings.step, settings.steps)
+        self._stage = TrainingProgress(settings.step, settings.steps)
 
     def progress(self, step: int, steps: int) -> None:
         """Set the training progress: later searches get the noise of `step` of `steps`."""
-        self._at = TrainingProgress(step, steps)
+        self._stage = TrainingProgress(step, steps)
 
     @property
     def shortfalls(self) -> tuple[Shortfall, ...]:
@@ -104,7 +104,7 @@ class Curriculum:
 
     def _are_noisy(self, texts: Iterable[str]) -> list[bool]:
         """Whether each query text gets noise."""
-        return [self._noise.is_noisy(text, self._at) for text in texts]
+        return [self._noise.is_noisy(text, self._stage) for text in texts]
 
 
 class NoisySettings(CurriculumSettings):
@@ -132,7 +132,7 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
     @property
     def identity(self) -> str:
         kind = () if self.settings.shows == "random" else (self.settings.shows,)
-        return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._at), self.over.identity, *kind)
+        return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._stage), self.over.identity, *kind)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)

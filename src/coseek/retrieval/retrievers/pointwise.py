@@ -58,8 +58,8 @@ class PointwiseReranker(ModelRetriever):
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
-        rendered = zip(self._rendered(queries), candidates, strict=True)
-        prompts = [self._fill_prompt(query, hit) for query, hits in rendered for hit in hits]
+        query_hits = zip(self._rendered(queries), candidates, strict=True)
+        prompts = [self._fill_prompt(query, hit) for query, hits in query_hits for hit in hits]
         outputs = iter(self._generate(prompts, self.settings.max_tokens))
         return [self._rank(hits, [self._parse_score(next(outputs)) for _ in hits])[:k] for hits in candidates]
 
@@ -70,8 +70,8 @@ class PointwiseReranker(ModelRetriever):
 
     def _parse_score(self, output: str) -> float | None:
         if self._prompt.form == "verdict":
-            relevant = read_verdict(whole_words(output) or output, plain=("true", "false", "yes", "no"))
-            return None if relevant is None else float(relevant)
+            is_relevant = read_verdict(whole_words(output) or output, plain=("true", "false", "yes", "no"))
+            return None if is_relevant is None else float(is_relevant)
         match = None if isinstance(output, CutText) else _SCORE.fullmatch(unfenced(output).replace("*", "").strip())
         return None if match is None or int(match[1]) > HIGHEST else float(match[1])
 
@@ -79,8 +79,8 @@ class PointwiseReranker(ModelRetriever):
         """Sort the hits by score; those without a score keep their ranks."""
         self.stats.outputs += len(scores)
         self.stats.unreadable += sum(score is None for score in scores)
-        scored = [(score, hit) for score, hit in zip(scores, hits, strict=True) if score is not None]
-        best = iter(sorted(scored, key=lambda pair: -pair[0]))
+        scored_hits = [(score, hit) for score, hit in zip(scores, hits, strict=True) if score is not None]
+        best = iter(sorted(scored_hits, key=lambda pair: -pair[0]))
         order = [hit if score is None else next(best)[1] for score, hit in zip(scores, hits, strict=True)]
         return rank_hits([hit.passage for hit in order])
 

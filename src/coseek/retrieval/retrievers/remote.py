@@ -134,11 +134,11 @@ class RemoteRetriever:
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Up to `k` passages per query; blank queries are not sent."""
         queries = as_queries(queries, k)
-        sent = [index for index, query in enumerate(queries) if Query.of(query).text.strip()]
-        batches = self._batches([self._payload(queries[index]) for index in sent], k) if sent else []
+        sent_indices = [index for index, query in enumerate(queries) if Query.of(query).text.strip()]
+        batches = self._batches([self._payload(queries[index]) for index in sent_indices], k) if sent_indices else []
         lists: list[list[Hit]] = [[] for _ in queries]
         results = (hits for batch in self._send_all(batches, k) for hits in batch)
-        for index, hits in zip(sent, results, strict=True):
+        for index, hits in zip(sent_indices, results, strict=True):
             lists[index] = hits
         return lists
 
@@ -185,8 +185,8 @@ class RemoteRetriever:
             self._check(identity)
             return parse_response(answer, len(batch), k)
         except HttpFailure as error:
-            if error.status == _TOO_LARGE and (half := len(batch) // 2):
-                return self._send(batch[:half], k) + self._send(batch[half:], k)
+            if error.status == _TOO_LARGE and (half_size := len(batch) // 2):
+                return self._send(batch[:half_size], k) + self._send(batch[half_size:], k)
             raise RetrieverError(str(error)) from None
         except ValueError as error:
             reason = self._calls.quoted(str(error))
@@ -265,12 +265,12 @@ class Replicas:
 
     @property
     def identity(self) -> str:
-        served = self._first.served
+        served = self._first_server.served
         return digest_of(self.name, "replicas", *([served] if served else [server.identity for server in self.servers]))
 
     @property
     def reads(self) -> ContextFields:
-        return self._first.reads
+        return self._first_server.reads
 
     @property
     def concurrency(self) -> int:
@@ -278,7 +278,7 @@ class Replicas:
         return sum(server.concurrency for server in self.servers)
 
     def seen(self, query: QueryLike) -> str:
-        return self._first.seen(query)
+        return self._first_server.seen(query)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Raises `RetrieverError` for queries that failed at every server."""
@@ -304,7 +304,7 @@ class Replicas:
             server.close()
 
     @cached_property
-    def _first(self) -> RemoteRetriever:
+    def _first_server(self) -> RemoteRetriever:
         """The first server that answers."""
         failure = RetrieverError("no server is left")
         for server in self.servers:
@@ -335,10 +335,10 @@ class Replicas:
 
     def _check(self, index: int) -> None:
         """Raise `SettingError` for a server of another index than the first one's."""
-        if self.servers[index].served != self._first.served:
+        if self.servers[index].served != self._first_server.served:
             raise SettingError(
                 f"server {index + 1} of {len(self.servers)} searches another index than server "
-                f"{self.servers.index(self._first) + 1}; serve one index at all of them"
+                f"{self.servers.index(self._first_server) + 1}; serve one index at all of them"
             )
 
 

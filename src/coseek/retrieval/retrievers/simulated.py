@@ -96,7 +96,7 @@ class SimulatedRetriever(Curriculum):
         settings = self.settings.model_dump_json(exclude={"model", "local", "prompt", "questions", "step", "steps"})
         prompt = self._prompt.model_dump_json(exclude={"about"})
         answers = json.dumps(dict(self._answers), ensure_ascii=False, sort_keys=True)
-        return digest_of(self.name, settings, prompt, answers, self._model.identity, str(self._at))
+        return digest_of(self.name, settings, prompt, answers, self._model.identity, str(self._stage))
 
     def seen(self, query: QueryLike) -> str:
         """The untruncated view, with the question and answer if known."""
@@ -106,8 +106,8 @@ class SimulatedRetriever(Curriculum):
 
     @property
     def shortfalls(self) -> tuple[Shortfall, ...]:
-        few = Shortfall(self.short, self.stats.searches, "searches were answered with too few documents")
-        return (*super().shortfalls, few)
+        too_few = Shortfall(self.short, self.stats.searches, "searches were answered with too few documents")
+        return (*super().shortfalls, too_few)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
@@ -175,16 +175,16 @@ def parse_documents(answer: str, count: int) -> list[Passage]:
 def without_tags(text: str) -> str:
     """Remove `<tags>`, including those that a removal creates. Runs in linear time."""
     result: list[str] = []
-    opened: list[int] = []  # positions of unclosed `<` in `result`
+    open_positions: list[int] = []  # positions of unclosed `<` in `result`
     for piece in _BRACKETS.split(text):
         result.append(piece)
         if piece == "<":
-            opened.append(len(result) - 1)
-        elif piece == ">" and opened:
-            if _TAG_START.match("".join(result[opened[-1] :])):
-                del result[opened.pop() :]
+            open_positions.append(len(result) - 1)
+        elif piece == ">" and open_positions:
+            if _TAG_START.match("".join(result[open_positions[-1] :])):
+                del result[open_positions.pop() :]
             else:
-                opened.clear()  # no tag spans this `>`
+                open_positions.clear()  # no tag spans this `>`
     return "".join(result)
 
 

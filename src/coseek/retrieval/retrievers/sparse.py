@@ -43,7 +43,7 @@ class SparseSettings(EmbeddingSettings):
     """The encoder: a `SparseEncoder` folder."""
 
     @model_validator(mode="after")
-    def _encoded_here(self) -> "SparseSettings":
+    def _check_encoded_here(self) -> "SparseSettings":
         if self.cluster is not None or self.vectors is not None or self.devices:
             raise SettingError("sparse takes none of `cluster`, `devices` and `vectors`; leave them out")
         return self
@@ -59,7 +59,7 @@ def load_sparse_encoder(
     return load_as(SparseEncoder, folder, placement, precision, trust=trust)
 
 
-def _open(folder: Path, settings: EmbeddingSettings) -> "SparseEncoder":
+def _load_encoder(folder: Path, settings: EmbeddingSettings) -> "SparseEncoder":
     return load_sparse_encoder(folder, settings, settings.precision_at(), trust=settings.trust_remote_code)
 
 
@@ -94,11 +94,11 @@ class SparseQueryEncoder(QueryEncoder):
 
     @cached_property
     def _model(self) -> "SparseEncoder":
-        return _open(self._folder, self.settings)
+        return _load_encoder(self._folder, self.settings)
 
     def _vectors(self, texts: Sequence[str]) -> Vectors:
-        prompt, most = self.settings.query_prompt or "", self.settings.query_tokens or MOST_TOKENS
-        weights_QV = word_weights(self._model, texts, "query", prompt, most, self.settings.queries_together)
+        prompt, max_tokens = self.settings.query_prompt or "", self.settings.query_tokens or MOST_TOKENS
+        weights_QV = word_weights(self._model, texts, "query", prompt, max_tokens, self.settings.queries_together)
         return cast(Vectors, weights_QV.toarray())
 
 
@@ -154,14 +154,14 @@ def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Repor
     begin(settings, folder)
     (folder / WEIGHTS).mkdir(exist_ok=True)
     model: SparseEncoder | None = None
-    prompt, most = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
+    prompt, max_tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
     window = settings.batch_size * WINDOW_BATCHES
     for start in range(0, len(corpus), window):
         path = folder / WEIGHTS / f"{start // window:06d}.npz"
         if not path.exists():
-            model = model or _open(encoder_folder(settings.encoder), settings)
+            model = model or _load_encoder(encoder_folder(settings.encoder), settings)
             texts = [passage_text(passage) for passage in corpus[start : start + window]]
-            weights_WV = word_weights(model, texts, "document", prompt, most, settings.batch_size)
+            weights_WV = word_weights(model, texts, "document", prompt, max_tokens, settings.batch_size)
             for row in np.flatnonzero(~np.isfinite(weights_WV.sum(axis=1))).tolist():
                 raise DataError(
                     f"the encoder {settings.encoder} gave a weight that is not finite for the passage "

@@ -139,10 +139,10 @@ class Web:
         """Up to `k` passages per query, limited by the provider's maximum per call. An empty query costs nothing."""
         queries = as_queries(queries, k)
         texts = [self.seen(query).strip() for query in queries]
-        unique = list(dict.fromkeys(text for text in texts if text))
+        unique_texts = list(dict.fromkeys(text for text in texts if text))
         with ThreadPoolExecutor(self.settings.at_once, thread_name_prefix="coseek-web") as pool:
-            results = self._call_all(pool, unique, k)
-            pages = self._read(pool, [result.url for group in results.values() for result in group])
+            results = self._call_all(pool, unique_texts, k)
+            pages = self._read_pages(pool, [result.url for group in results.values() for result in group])
         hits = {query: rank_hits(islice(self._passages(query, group, pages), k)) for query, group in results.items()}
         return [hits.get(text, []) for text in texts]
 
@@ -192,14 +192,14 @@ class Web:
             raise RetrieverError(f"{self.settings.provider} answered with JSON that is not an object")
         return answer
 
-    def _read(self, pool: Executor, urls: Iterable[str]) -> dict[str, Page]:
+    def _read_pages(self, pool: Executor, urls: Iterable[str]) -> dict[str, Page]:
         """Fetch each page once; failures are counted."""
         if self._fetcher is None:
             return {}
         fetcher = self._fetcher
-        unique = list(dict.fromkeys(urls))
+        unique_urls = list(dict.fromkeys(urls))
         pages: dict[str, Page] = {}
-        for url, page in zip(unique, pool.map(lambda url: read(fetcher, url), unique), strict=True):
+        for url, page in zip(unique_urls, pool.map(lambda url: read(fetcher, url), unique_urls), strict=True):
             if isinstance(page, Page):
                 pages[url] = page
             else:

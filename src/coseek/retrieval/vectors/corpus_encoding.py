@@ -147,10 +147,10 @@ def encode_corpus(
     """Encode the corpus, or only some of its `rows`, into `folder`, or continue. A vector that is not finite is a
     `DataError` with its passage's id. For passages with several vectors, `ends_N` is the row after the last vector of
     each, and `opener` opens their encoder, here or on `devices`."""
-    what = "passages encoded" if ends_N is None else "tokens encoded"
+    label = "passages encoded" if ends_N is None else "tokens encoded"
     rows = range(len(corpus)) if rows is None else rows
     ends_N, opener = ends_N or range(1, len(rows) + 1), opener or window_encoder
-    progress = _Progress(report, ends_N[-1], what)
+    progress = _Progress(report, ends_N[-1], label)
     write = partial(_write, corpus, rows, ends_N, settings, folder, progress)
     if settings.cluster is not None:
         job = WindowJob(settings, fingerprint(encoder_folder(settings.encoder)))
@@ -308,11 +308,11 @@ def encode_passages(encoder: Encoder, settings: EmbeddingSettings, texts: Sequen
 def begin(settings: EmbeddingSettings, folder: Path) -> None:
     """Write `encoder.json`. Vectors of another encoder, or of an earlier version of this one, are deleted."""
     source = encoder_folder(settings.encoder)
-    shipped = settings.encoder if is_shipped(settings.encoder) else None
+    shipped_name = settings.encoder if is_shipped(settings.encoder) else None
     record: JsonObject = {
-        "shipped": shipped,
+        "shipped": shipped_name,
         # The index will be a sibling of `folder`, with the same relative path.
-        "path": None if shipped else os.path.relpath(source.resolve(), folder.resolve()),
+        "path": None if shipped_name else os.path.relpath(source.resolve(), folder.resolve()),
         "card": dump_settings(EncoderCard.of(source)),
         "fingerprint": fingerprint(source),
     }
@@ -326,13 +326,13 @@ def open_encoder(folder: Path, settings: EmbeddingSettings, kind: type[QueryEnco
     difference."""
     record, name = _encoder_of(folder)
     if not (record["shipped"] or Path(name).is_dir()):
-        gone = f"{folder} was made with the encoder {name}, which is gone"
-        raise DataError(f"{gone}; put it back, or make the index again with --encoder")
+        problem = f"{folder} was made with the encoder {name}, which is gone"
+        raise DataError(f"{problem}; put it back, or make the index again with --encoder")
     source = encoder_folder(name)
     with parsing(folder / ENCODER_RECORD, WAY_OUT):
-        recorded, digest = make_settings(EncoderCard, {**cast(JsonObject, record["card"])}), record["fingerprint"]
+        recorded_card, digest = make_settings(EncoderCard, {**cast(JsonObject, record["card"])}), record["fingerprint"]
     card = EncoderCard.of(source)
-    difference = card.difference(recorded)
+    difference = card.difference(recorded_card)
     if difference is None and digest != fingerprint(source):
         difference = "other weights or files"
     if difference is not None:

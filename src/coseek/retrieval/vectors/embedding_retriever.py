@@ -76,8 +76,8 @@ class EmbeddingSettings(Placement):
 
     @field_validator("devices", mode="before")
     @classmethod
-    def _all(cls, given: object) -> object:
-        return [given] if given == AUTO else given
+    def _as_list(cls, value: object) -> object:
+        return [value] if value == AUTO else value
 
     @property
     def spread(self) -> list[str]:

@@ -99,9 +99,9 @@ class EncoderCard(Settings):
     @classmethod
     def of(cls, folder: Path) -> "EncoderCard":
         """Read the card of a folder. Raises `DataError` if it contradicts the folder's own files."""
-        stored = _stored_card(folder)
+        stored_card = _stored_card(folder)
         try:
-            card = make_settings(cls, {**_card_of_files(folder, stored), **stored})
+            card = make_settings(cls, {**_card_of_files(folder, stored_card), **stored_card})
         except SettingError as error:
             raise DataError(f"{folder / CARD}: {error}") from None
         card._check(folder)
@@ -139,7 +139,7 @@ def _stored_card(folder: Path) -> JsonObject:
     return read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
 
 
-def _card_of_files(folder: Path, stored: Mapping[str, object]) -> dict[str, object]:
+def _card_of_files(folder: Path, stored_card: Mapping[str, object]) -> dict[str, object]:
     """The card by the folder's other files."""
     config = _object(folder / "config_sentence_transformers.json")
     prompts = _prompts(folder, config)
@@ -148,14 +148,14 @@ def _card_of_files(folder: Path, stored: Mapping[str, object]) -> dict[str, obje
         raise DataError(
             f"{folder} is a {kind} of sentence-transformers, not an encoder of whole texts; {_way_out(kind)}"
         )
-    possible = _SIMILARITIES[kind]
-    stated = config.get("similarity_fn_name")
-    if kind == SPARSE_KIND and stated == "dot":
-        stated = "words"
-    similarity = stored.get("similarity") or stated or possible[0]
-    if similarity not in possible:
+    similarities = _SIMILARITIES[kind]
+    stated_similarity = config.get("similarity_fn_name")
+    if kind == SPARSE_KIND and stated_similarity == "dot":
+        stated_similarity = "words"
+    similarity = stored_card.get("similarity") or stated_similarity or similarities[0]
+    if similarity not in similarities:
         raise DataError(
-            f"{folder}: its similarity is {similarity!r}, and only {' and '.join(possible)} can be searched"
+            f"{folder}: its similarity is {similarity!r}, and only {' and '.join(similarities)} can be searched"
         )
     pooling, normalises = _modules(folder)
     tokens = min(_token_limit(folder), MOST_TOKENS)
@@ -182,24 +182,24 @@ def check_prompts(folder: Path, given: Mapping[str, object]) -> None:
     """Raise `DataError` if the folder names several prompts for queries or passages, and neither its card nor the
     settings `given` choose one. Log a warning if it names prompts and none for a side."""
     config = _object(folder / "config_sentence_transformers.json")
-    stored = _stored_card(folder)
+    stored_card = _stored_card(folder)
     prompts = _prompts(folder, config)
     candidates = _candidates(config, prompts)
     undecided = [
         (side, names)
         for side, names in candidates
-        if given.get(f"{side}_prompt") is None and stored.get(f"{side}_prompt") is None
+        if given.get(f"{side}_prompt") is None and stored_card.get(f"{side}_prompt") is None
     ]
     for side, names in undecided:
         if len(names) > 1:
-            listed = ", ".join(f"{name} {prompts[name][:40]!r}" for name in names)
+            names_text = ", ".join(f"{name} {prompts[name][:40]!r}" for name in names)
             raise DataError(
-                f"{folder} names several prompts for a {side}: {listed}; choose one with {side}_prompt='…' (in the "
+                f"{folder} names several prompts for a {side}: {names_text}; choose one with {side}_prompt='…' (in the "
                 f"settings of the index or of the training, or in {folder / CARD}), or '' for no prompt"
             )
     words = [*chain(*_PROMPT_WORDS.values())]
-    used = {name for _, names in candidates for name in names}
-    unused = [name for name in prompts if name not in used and not any(word in name.lower() for word in words)]
+    used_names = {name for _, names in candidates for name in names}
+    unused = [name for name in prompts if name not in used_names and not any(word in name.lower() for word in words)]
     sides = [side for side, names in undecided if not names]
     if unused and sides:
         log.warning(
@@ -233,13 +233,13 @@ def _candidates(config: JsonObject, prompts: Mapping[str, str]) -> list[tuple[st
     }
     candidates: list[tuple[str, list[str]]] = []
     for side, words in _PROMPT_NAMES.items():
-        exact = [word for word in words if word in prompts][:1]
+        exact_names = [word for word in words if word in prompts][:1]
         names = [name for name in similar[side] if name == default] or similar[side]
         if len({prompts[name] for name in names}) == 1:
             names = names[:1]
         if not names and isinstance(default, str) and default in prompts and default not in chain(*similar.values()):
             names = [default]
-        candidates.append((side, exact or names))
+        candidates.append((side, exact_names or names))
     return candidates
 
 
@@ -299,9 +299,9 @@ def _pooling(config: JsonObject) -> str:
 
 def _token_limit(folder: Path) -> int:
     """The token limit that the folder's files state."""
-    stated = _object(folder / "sentence_bert_config.json").get("max_seq_length")
-    if isinstance(stated, int):
-        return stated
+    limit = _object(folder / "sentence_bert_config.json").get("max_seq_length")
+    if isinstance(limit, int):
+        return limit
     limits = [_object(folder / "tokenizer_config.json").get("model_max_length"), most_read(folder)]
     # Tokenizers without a limit store 1e30, as a float.
     return int(
@@ -445,17 +445,17 @@ def _unread_poolers(model: "M", loads: "Sequence[Load]") -> list[str]:
     they are set to 0. Whether a vector depends on them shows when they are NaN."""
     import torch
 
-    missing = {
+    missing_tensors = {
         name: load.model.state_dict()[name] for load in loads for name in load.missing if "pooler" in name.split(".")
     }
-    if not missing:
+    if not missing_tensors:
         return []
-    for tensor in missing.values():
+    for tensor in missing_tensors.values():
         tensor.fill_(torch.nan)
     vector = torch.as_tensor(model.encode("text", show_progress_bar=False)).to_dense()
-    for tensor in missing.values():
+    for tensor in missing_tensors.values():
         tensor.zero_()
-    return list(missing) if bool(vector.isfinite().all()) else []
+    return list(missing_tensors) if bool(vector.isfinite().all()) else []
 
 
 def is_shipped(name: str) -> bool:

@@ -73,8 +73,8 @@ class ExactSearch(ScanSearch):
         outputs: dict[tuple[int, int], Product] = {}
         for start, vectors_BD in self._store.blocks(self._block_rows):
             norms_B = self._store.norms_N[start : start + len(vectors_BD)]
-            fits = float(norms_B.max()) * self._store.dim**0.5 < _MAX_NORM
-            block_BD = self._blocks.on_device(start, vectors_BD) if fits else None
+            fits_float32 = float(norms_B.max()) * self._store.dim**0.5 < _MAX_NORM
+            block_BD = self._blocks.on_device(start, vectors_BD) if fits_float32 else None
             for scan in scans:
                 shape = (padded(len(vectors_BD)), len(scan.scaled_QD))
                 if shape not in outputs:
@@ -119,7 +119,7 @@ class _Blocks:
         import torch
 
         self.device = torch.device(device)
-        self._resident: dict[int, torch.Tensor] = {}
+        self._resident_blocks: dict[int, torch.Tensor] = {}
         self.streams = False
         """Whether some blocks must be sent to the device for every pass."""
         if self.device.type == "cpu":
@@ -130,7 +130,7 @@ class _Blocks:
             if free_bytes < 0:
                 self.streams = True
                 return
-            self._resident[start] = torch.from_numpy(vectors_BD).to(self.device)
+            self._resident_blocks[start] = torch.from_numpy(vectors_BD).to(self.device)
 
     @property
     def factor_error(self) -> float:
@@ -145,8 +145,8 @@ class _Blocks:
         """The block whose first row is `start`, in float32."""
         import torch
 
-        resident = self._resident.get(start)
-        return (torch.from_numpy(vectors_BD).to(self.device) if resident is None else resident).float()
+        resident_block = self._resident_blocks.get(start)
+        return (torch.from_numpy(vectors_BD).to(self.device) if resident_block is None else resident_block).float()
 
 
 def padded(rows: int) -> int:
@@ -282,8 +282,8 @@ def choose_method(rows: int, dim: int, dtype: str, device: str) -> Choice:
         return Choice("exact", "there is no exact int8 product here")
     if (size := rows * dim * np.dtype(dtype).itemsize) > MEMORY_SHARE * memory_bytes():
         return Choice("int8", f"{size / 1e9:.0f} GB of vectors do not fit into memory beside the rest")
-    if (measured := speedups()) is None:
+    if (speed := speedups()) is None:
         return Choice("exact", "the probe of this machine failed")
     # int8 must be clearly faster, since its copy takes disk space.
-    method: SearchMethod = "int8" if measured.int8_search >= MIN_SPEEDUP else "exact"
-    return Choice(method, f"a scan in int8 has {measured.int8_search:.2g} × the speed of one in float32")
+    method: SearchMethod = "int8" if speed.int8_search >= MIN_SPEEDUP else "exact"
+    return Choice(method, f"a scan in int8 has {speed.int8_search:.2g} × the speed of one in float32")

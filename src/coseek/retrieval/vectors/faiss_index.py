@@ -41,16 +41,16 @@ class Lift:
     def __init__(self, store: VectorStore, normalised: bool, *, multiple: int = 1, unit: bool = False) -> None:
         self._store = store
         # At least the smallest normal number, to avoid a division by 0 for all-zero vectors.
-        self._longest = None if normalised else max(float(store.norms_N.max()), 2.0**-126)
-        self._divisor = self._longest if unit and self._longest is not None else 1.0
+        self._longest_norm = None if normalised else max(float(store.norms_N.max()), 2.0**-126)
+        self._divisor = self._longest_norm if unit and self._longest_norm is not None else 1.0
         self.dim = -(-(store.dim + (not normalised)) // multiple) * multiple
 
     def rows(self, rows_M: Rows) -> Vectors:
         """Padded rows (M × `dim`) for ascending row numbers."""
         lifted_ME = widened(self._store.gather(rows_M), self.dim)
-        if self._longest is not None:
+        if self._longest_norm is not None:
             norms_M = self._store.norms_N[rows_M]
-            lifted_ME[:, self._store.dim] = np.sqrt(np.maximum(self._longest**2 - norms_M**2, 0.0))
+            lifted_ME[:, self._store.dim] = np.sqrt(np.maximum(self._longest_norm**2 - norms_M**2, 0.0))
             lifted_ME /= self._divisor
         return lifted_ME
 

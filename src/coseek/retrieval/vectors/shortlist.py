@@ -188,8 +188,8 @@ class Shortlist:
         self._queries_QD = queries_QD
         self._k = min(k, len(store))
         self._floor_Q = np.full(len(queries_QD), -np.inf)
-        nothing = np.zeros(0, dtype=np.int64)
-        self._pools = [_Pool(nothing, nothing, np.zeros(0), np.zeros(0))]
+        empty = np.zeros(0, dtype=np.int64)
+        self._pools = [_Pool(empty, empty, np.zeros(0), np.zeros(0))]
         self._size, self._prune_at = 0, 2 * _FEW
         self._rows_seen, self._score_at = 0, _FIRST_ROWS
         self._buffer: list[_Block] = []

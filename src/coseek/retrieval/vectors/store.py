@@ -204,13 +204,13 @@ class VectorWriter:
         with np.errstate(over="ignore"):  # `row_norms` raises for infinite values
             block_BD = cast(NDArray[np.float32], np.ascontiguousarray(vectors_BD, dtype=card.dtype))
         norms_B = row_norms(block_BD, self.written)
-        done = 0
-        while done < len(block_BD):
-            shard, offset = divmod(self.written + done, card.shard_rows)
-            rows_BD = block_BD[done : done + card.rows_of(shard) - offset]
+        appended = 0
+        while appended < len(block_BD):
+            shard, offset = divmod(self.written + appended, card.shard_rows)
+            rows_BD = block_BD[appended : appended + card.rows_of(shard) - offset]
             header = _header(card.dtype, (card.rows_of(shard), card.dim))
             _append(_shard(self.folder, shard), header, offset * card.dim * rows_BD.itemsize, rows_BD.tobytes())
-            done += len(rows_BD)
+            appended += len(rows_BD)
         _append(self.folder / _NORMS, _header("float64", (card.rows,)), self.written * 8, norms_B.tobytes())
         self.written += len(block_BD)
         write_json(self.folder / _PROGRESS, {"rows": self.written})

@@ -47,19 +47,19 @@ class PageStore:
 
     def fetch(self, urls: Sequence[str], retry: bool, tell: Tell) -> None:
         """Fetch the pages that are not stored yet; with `retry` also those that failed."""
-        stored = {url for url, page in self.pages(urls) if not (retry and page.fault)}
-        missing = [url for url in urls if url not in stored]
-        tell("pages", len(stored), len(urls))
-        with WorkAhead(self._fetch, missing, self._at_once) as ahead:
-            for done, _ in enumerate(ahead, start=len(stored) + 1):
-                tell("pages", done, len(urls))
+        stored_urls = {url for url, page in self.pages(urls) if not (retry and page.fault)}
+        missing_urls = [url for url in urls if url not in stored_urls]
+        tell("pages", len(stored_urls), len(urls))
+        with WorkAhead(self._fetch, missing_urls, self._at_once) as ahead:
+            for done_count, _ in enumerate(ahead, start=len(stored_urls) + 1):
+                tell("pages", done_count, len(urls))
 
     def pages(self, urls: Sequence[str]) -> Iterator[tuple[str, StoredPage]]:
         """The stored pages among these addresses, in order."""
         for batch in _batches(urls, _PAGES_IN_MEMORY):
-            stored = self._texts.read([f"{kind} {url}" for url in batch for kind in ("page", "fault")])
+            stored_texts = self._texts.read([f"{kind} {url}" for url in batch for kind in ("page", "fault")])
             for url in batch:
-                if (text := stored.get(f"page {url}", stored.get(f"fault {url}"))) is not None:
+                if (text := stored_texts.get(f"page {url}", stored_texts.get(f"fault {url}"))) is not None:
                     yield url, StoredPage.from_json(parse_line(text, f"{self.path}, {url}"))
 
     def search(
@@ -67,20 +67,20 @@ class PageStore:
     ) -> tuple[list[str], dict[str, str]]:
         """The distinct addresses of the first `k` hits of each query, and the queries whose search failed, with the
         reason. A failed search is not stored."""
-        urls, faults, done = dict[str, None](), dict[str, str](), 0
+        urls, faults, done_count = dict[str, None](), dict[str, str](), 0
         for batch in _batches(queries, self._at_once):
             keys = {query: f"search {digest_of(retriever.identity, query, str(k))}" for query in batch}
             stored = self._texts.read([*keys.values()])
-            missing = [query for query in batch if keys[query] not in stored]
-            for query, hits in zip(missing, search_each(retriever, missing, k), strict=True):
+            missing_queries = [query for query in batch if keys[query] not in stored]
+            for query, hits in zip(missing_queries, search_each(retriever, missing_queries, k), strict=True):
                 if isinstance(hits, RetrieverError):
                     faults[query] = str(hits)
                 else:
                     stored[keys[query]] = "\n".join(filter(None, (canonical_url(hit.passage.url) for hit in hits)))
-            self._texts.write({keys[query]: stored[keys[query]] for query in missing if query not in faults})
+            self._texts.write({keys[query]: stored[keys[query]] for query in missing_queries if query not in faults})
             urls.update(dict.fromkeys(url for query in batch for url in stored.get(keys[query], "").split()))
-            done += len(batch)
-            tell("searches", done, len(queries))
+            done_count += len(batch)
+            tell("searches", done_count, len(queries))
         return list(urls), faults
 
     def _fetch(self, url: str) -> None:

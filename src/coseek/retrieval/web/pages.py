@@ -132,13 +132,13 @@ class Fetcher:
             httpx.AsyncClient(verify=self.ssl_context, trust_env=False, headers=_HEADERS, timeout=None) as client,
         ):
             for _ in range(self.limits.redirects + 1):
-                page_or_target = await self._get(client, httpx.URL(url))
+                page_or_target = await self._get_page(client, httpx.URL(url))
                 if isinstance(page_or_target, FetchedPage):
                     return page_or_target
                 url = urljoin(url, page_or_target)
         raise PageFault("too many redirects")
 
-    async def _get(self, client: "httpx.AsyncClient", url: "httpx.URL") -> FetchedPage | str:
+    async def _get_page(self, client: "httpx.AsyncClient", url: "httpx.URL") -> FetchedPage | str:
         """Send one request. Returns the page, or the target of a redirect."""
         if url.scheme not in ("http", "https") or url.userinfo or not url.host:
             raise RefusedAddress("only pages of http and https, without a user name")
