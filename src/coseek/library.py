@@ -132,12 +132,12 @@ def rollout(
     retriever's corpus raise `DataError`.
     """
     who = agent if isinstance(agent, Agent) else open_agent(agent)
-    index = _retriever(retriever)
-    question_list = _questions(questions)
+    index = _to_retriever(retriever)
+    question_list = _to_questions(questions)
     if samples < 1:
         raise SettingError(f"samples counts the trajectories of a question and must be at least 1, not {samples}")
     check_gold(question_list, index, index.name)
-    budgets = make_settings(Limits, _laid_over(factory.limits_of(who), limits))
+    budgets = make_settings(Limits, _limits_over(factory.limits_of(who), limits))
     episodes = [question for question in question_list for _ in range(samples)]
     seeds = [row_seed(seed, question.id, sample) for question in question_list for sample in range(samples)]
     return _rollout(who, index, episodes, seeds, budgets, concurrency=concurrency, overlap=overlap, on_done=on_done)
@@ -171,12 +171,12 @@ def run_agent(
     """
     source = as_path(questions, "a questions file or data-set folder")
     index = _name(retriever, "the retriever of a run")
-    own = (protocol, prompt_template, tokenizer, device, temperature, None)
-    who, default_limits = check_run(source, split, index, lambda: _agent_settings(agent, *own))
-    parts = {"retriever": index, "agent": dump_settings(who), "limits": _laid_over(default_limits, limits)}
+    agent_options = (protocol, prompt_template, tokenizer, device, temperature, None)
+    agent_settings, default_limits = check_run(source, split, index, lambda: _agent_settings(agent, *agent_options))
+    parts = {"retriever": index, "agent": dump_settings(agent_settings), "limits": _limits_over(default_limits, limits)}
     tree = {**parts, "questions": str(source), "split": split, "count": count, "samples": samples, "seed": seed}
     settings = make_settings(RunSettings, tree)
-    with missing_extras(f"the agent {who.name}"), cluster_at(cluster) as nodes:
+    with missing_extras(f"the agent {agent_settings.name}"), cluster_at(cluster) as nodes:
         return _run_agent(settings, as_path(out, "a run folder"), resume, cluster=nodes)[0]
 
 
@@ -207,8 +207,8 @@ def score(
     file, a laptop world's folder (its oracle judges), or settings that include `model`. Raises `SettingError` if one is
     missing, and `DataError` for a question that lacks what the reward compares with.
     """
-    scored = list(trajectories) if isinstance(trajectories, Iterable) else [trajectories]
-    for item in scored:
+    trajectory_list = list(trajectories) if isinstance(trajectories, Iterable) else [trajectories]
+    for item in trajectory_list:
         if not isinstance(item, Trajectory):
             raise SettingError(f"a reward is for trajectories, not {item!r}; a run's are Run(folder).trajectories()")
     reward_function = reward if isinstance(reward, RewardFunction) else make_reward(reward)
@@ -219,7 +219,7 @@ def score(
             opened_generator = open_generator(make_settings(GeneratorSettings, _model_of(generator)), writing=placement)
         if judge is not None:
             opened_judge = open_judge(make_settings(JudgeSettings, _model_of(judge)), writing=placement)
-        return TrajectoryScorer(reward_function, opened_generator, opened_judge)(scored)
+        return TrajectoryScorer(reward_function, opened_generator, opened_judge)(trajectory_list)
 
 
 @in_python_words
@@ -246,7 +246,7 @@ def label(
     method, and the agent's budgets as `limits`. Retriever and agent are by default those of the runs. Turns that failed
     are counted in `left`; `resume=True` retries them. `cluster` is the address of a Ray cluster whose processes label.
     """
-    folders = [str(as_path(run, "a run folder")) for run in _several(runs)]
+    folders = [str(as_path(run, "a run folder")) for run in _as_list(runs)]
     options: JsonObject = {"method": _name(method, "a method of labelling"), "count": count}
     options |= {"scorer": _named(scorer, "a scorer"), "likelihood": _named(likelihood, "a model of likelihood")}
     agent_options = (_named(retriever, "a retriever of labels"), _named(agent, "an agent"), temperature, device)
@@ -290,7 +290,7 @@ def train_retriever(
     `labels` are label folders in place of the recipe's. Returns the encoder's folder, for
     `build_index(data, "dense", out, {"encoder": …})`. Needs the extra `encoder`.
     """
-    folders = [str(as_path(folder, "a label folder")) for folder in _several(labels)]
+    folders = [str(as_path(folder, "a label folder")) for folder in _as_list(labels)]
     trainer = RetrieverTrainer(recipe=_name(recipe, "a recipe"), labels=folders, overrides=typed_overrides(overrides))
     return trainer.run(as_path(out, "a training folder"), resume, progress or NoProgress()).encoder
 
@@ -305,7 +305,7 @@ def import_documents(
     `settings` are those of the import, such as `{"size": 200}`. `source.json` in `out` lists files that could not be
     read, with reasons. Raises `DataError` if there is nothing to read. Most formats need the extra `documents`.
     """
-    paths = [as_path(source, "a document or folder") for source in _several(sources)]
+    paths = [as_path(source, "a document or folder") for source in _as_list(sources)]
     folder = as_path(out, "a data-set folder")
     with missing_extras("importing these documents"):
         import_data("documents", paths, folder, settings=settings)
@@ -345,19 +345,19 @@ def measure_retrievers(
     bootstrap intervals, `.of(name).metrics["recall@5"]`, and `.comparisons`. Failed searches are counted and excluded.
     `metrics` are by default recall, MRR and nDCG, or answer hits if no question has gold passages.
     """
-    several = retrievers if isinstance(retrievers, Mapping) and "retriever" not in retrievers else {"": retrievers}
-    opened = {name: _retriever(cast("Retriever | Source", source)) for name, source in several.items()}
+    sources = retrievers if isinstance(retrievers, Mapping) and "retriever" not in retrievers else {"": retrievers}
+    opened_retrievers = {name: _to_retriever(cast("Retriever | Source", source)) for name, source in sources.items()}
     if isinstance(questions, str | Path):
         question_list = questions_at(as_path(questions, "questions"), split)
     else:
-        question_list = _questions(questions)
-    for name, index in opened.items():
+        question_list = _to_questions(questions)
+    for name, index in opened_retrievers.items():
         check_gold(question_list, index, name or index.name, questions if isinstance(questions, str | Path) else None)
     chosen = [metrics] if isinstance(metrics, str) else metrics or default_metrics(question_list)
     measuring = RetrievalMeasure(metrics_within(depth, chosen))
     runs = [
         measuring.measure(name or index.name, chain.from_iterable(search_questions(index, question_list, depth)))
-        for name, index in opened.items()
+        for name, index in opened_retrievers.items()
     ]
     return measuring.compare(runs, question_list, seed=seed)
 
@@ -379,36 +379,36 @@ def _agent_settings(
     return make_settings(factory.AgentSettings, {**dump_settings(settings), **changes}) if changes else settings
 
 
-def _laid_over(defaults: Limits, limits: Limits | Mapping[str, object] | None) -> dict[str, object]:
+def _limits_over(defaults: Limits, limits: Limits | Mapping[str, object] | None) -> dict[str, object]:
     """An agent's default limits, with the given ones applied."""
     if limits is not None and not isinstance(limits, Limits | Mapping):
         raise SettingError(f"limits are a mapping such as {{'max_turns': 6}} or Limits(…), not {limits!r}")
     return {**dump_settings(defaults), **(dump_settings(limits) if isinstance(limits, Limits) else limits or {})}
 
 
-def _retriever(retriever: Retriever | Source | SearchFunction) -> Retriever:
+def _to_retriever(retriever: Retriever | Source | SearchFunction) -> Retriever:
     if isinstance(retriever, str | Path | Mapping):
         return open_retriever(retriever)
     return as_retriever(retriever)
 
 
-def _questions(questions: str | Question | Sequence[str | Question]) -> list[Question]:
+def _to_questions(questions: str | Question | Sequence[str | Question]) -> list[Question]:
     """Convert to questions. Texts get the ids `question-1`, `question-2` … by position."""
-    several = [questions] if isinstance(questions, str | Question) else questions
-    if not isinstance(several, Sequence):
+    items = [questions] if isinstance(questions, str | Question) else questions
+    if not isinstance(items, Sequence):
         raise SettingError(
             f"questions are one text, one Question or a list of them, not {questions!r}; a data set's are "
             "Dataset(folder).questions(split)"
         )
     by_id: dict[str, Question] = {}
-    for number, item in enumerate(several, start=1):
+    for number, item in enumerate(items, start=1):
         question = Question(f"question-{number}", item) if isinstance(item, str) else item
         if not isinstance(question, Question):
             raise SettingError(f"a question is a text or a Question, not {question!r}")
         if question.id in by_id:
             raise SettingError(f"two questions have the id {question.id!r}; ids must be unique; samples=2 asks twice")
-        if why := fault_in(question.to_json()):
-            raise SettingError(f"the question {question.id!r} cannot be asked: {why}")
+        if problem := fault_in(question.to_json()):
+            raise SettingError(f"the question {question.id!r} cannot be asked: {problem}")
         by_id[question.id] = question
     return list(by_id.values())
 
@@ -417,14 +417,14 @@ def _model_of(model: PathLike | Mapping[str, object]) -> Mapping[str, object]:
     return model if isinstance(model, Mapping) else {"model": _name(model, "a model")}
 
 
-def _several(paths: PathLike | Sequence[PathLike]) -> Sequence[PathLike]:
+def _as_list(paths: PathLike | Sequence[PathLike]) -> Sequence[PathLike]:
     return [paths] if isinstance(paths, str | os.PathLike) else paths
 
 
-def _name(name: object, what: str) -> str:
+def _name(name: object, noun: str) -> str:
     """Convert a name, a URL or a path to a text."""
-    return os.path.expanduser(name) if isinstance(name, str) and name else str(as_path(name, what))
+    return os.path.expanduser(name) if isinstance(name, str) and name else str(as_path(name, noun))
 
 
-def _named(name: object, what: str) -> str | None:
-    return None if name is None else _name(name, what)
+def _named(name: object, noun: str) -> str | None:
+    return None if name is None else _name(name, noun)

@@ -170,7 +170,7 @@ def ask(training: CoTrainingPaths, number: int) -> None:
 
 
 def work(folder: Path, address: str) -> None:
-    labelling._label = ask
+    labelling._label_round = ask
     served = [f"labels.scorer={address}", f"labels.serve={command(folder, address)}"]
     own = folder / "recipes" / os.environ["RANK"]
     labelling.label_round(CoTrainingPaths(recipe(own, *served), folder / "run"), 1)

@@ -122,7 +122,7 @@ def test_the_passages_that_support_are_the_gold_ones() -> None:
 def test_a_copy_repeats_the_sequence_before_the_gap_and_tells_where_to_copy_from() -> None:
     gaps, kinds = set(), set()
     for number in range(120):
-        run = replace(tasks(), vocabulary=4000, tokenizer=Ids())._copy(random.Random(number))
+        run = replace(tasks(), vocabulary=4000, tokenizer=Ids())._copy_trajectory(random.Random(number))
         shown, written = list(run.segments[0].ids), list(run.segments[1].ids)
         given = next(count for count in (1, GIVEN) if shown[count : count + len(written)] == written)
         length = given + len(written)

@@ -23,7 +23,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.rerank import CrossEncoder, Reranker, RerankSettings
 from coseek.training.encoder.evaluation import BEFORE, BM25, ORACLE, TRAINED
 from coseek.training.encoder.examples import TrainingExample
-from coseek.training.encoder.reranker import _moved_up
+from coseek.training.encoder.reranker import _move_up
 from coseek.training.encoder.trainer import CheckpointNotes
 
 
@@ -73,7 +73,7 @@ def test_training_ranks_better_and_the_retriever_opens_the_result(given_folders:
 
 
 def test_the_ceiling_moves_up_what_the_first_stage_found_and_nothing_else() -> None:
-    assert _moved_up([60, 7, 3], 50) == (1, 2, 60)
+    assert _move_up([60, 7, 3], 50) == (1, 2, 60)
 
 
 @pytest.mark.slow

@@ -46,11 +46,11 @@ def runs_dataset(*runs: str | Path) -> Dataset:
 def labels_dataset(*folders: str | Path, view: str | None = None) -> Dataset:
     """Make a data set of one row per label set of label folders. Queries are rendered through `view`, by default that
     of the method. Raises `DataError`."""
-    opened = [LabelFolder(as_path(folder, "a label folder")) for folder in folders]
-    views = [view or labels.view for labels in opened]
+    sources = [LabelFolder(as_path(folder, "a label folder")) for folder in folders]
+    views = [view or labels.view for labels in sources]
     for name in views:
         find_view(name)
-    rows = [tevatron_row(item, name) for labels, name in zip(opened, views, strict=True) for item in labels.sets()]
+    rows = [tevatron_row(item, name) for labels, name in zip(sources, views, strict=True) for item in labels.sets()]
     return Dataset.from_list(rows, features=LABEL_ROWS)
 
 

@@ -106,20 +106,20 @@ class ServerTurns:
             **{"skip_special_tokens": False, "spaces_between_special_tokens": False},
             **(sglang if self._sglang else vllm),
         }
-        began = asyncio.get_running_loop().time()
+        started_s = asyncio.get_running_loop().time()
         reply = await self._client.generate(request_id=self._key, prompt_ids=[*ids], sampling_params=params)
-        self.seconds += asyncio.get_running_loop().time() - began
+        self.seconds += asyncio.get_running_loop().time() - started_s
         if reply.stop_reason == "aborted":
             raise ModelError("verl's server aborted the turn")
         if reply.log_probs is None:
             raise ModelError("verl's server returned no log-probabilities; set rollout.calculate_log_probs=true")
         versions = [reply.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
         self.versions += [version for version in versions if version is not None]
-        written = [*reply.token_ids]
-        length = stopped_after(written, sampling.stops, self._tokenizer)
-        ended = TurnEnd.EOS if written[-1:] == [self._tokenizer.eos_id] else TurnEnd.LENGTH
-        end = ended if length is None else TurnEnd.STOP
-        return Sampled(written[:length], reply.log_probs[:length], end, min(self.versions, default=None))
+        reply_ids = [*reply.token_ids]
+        length = stopped_after(reply_ids, sampling.stops, self._tokenizer)
+        natural_end = TurnEnd.EOS if reply_ids[-1:] == [self._tokenizer.eos_id] else TurnEnd.LENGTH
+        end = natural_end if length is None else TurnEnd.STOP
+        return Sampled(reply_ids[:length], reply.log_probs[:length], end, min(self.versions, default=None))
 
     def output(self, episode: ScoredTrajectory, batch: TrajectoryBatch, rl: RlSettings, step: int) -> AgentLoopOutput:
         """The row of a scored episode, up to its last policy token, where verl puts the reward.
@@ -137,12 +137,12 @@ class ServerTurns:
         ]
         first = agent.index(True) if True in agent else len(ids) - 1
         end = len(ids) - agent[::-1].index(True) if True in agent else len(ids)
-        trained = not (rl.truncated == "mask" and run.truncated)
+        is_trained = not (rl.truncated == "mask" and run.truncated)
         versions = self.versions or [step - 1]
         return AgentLoopOutput(
             prompt_ids=ids[:first],
             response_ids=ids[first:end],
-            response_mask=[int(is_agent and trained) for is_agent in agent[first:end]],
+            response_mask=[int(is_agent and is_trained) for is_agent in agent[first:end]],
             response_logprobs=logprobs[first:end],
             multi_modal_data={},
             reward_score=float(row_rewards(batch, rl)[0]),

@@ -42,16 +42,16 @@ def open_parts(
     an unknown metric, and for one that needs a judge if there is none."""
     writing = TextModelSettings(device=device or AUTO)
     check_metrics(metrics)
-    judged = [name for name in metrics if name in JUDGED]
-    if judged and not judges:
-        raise SettingError(f"{judged[0]} needs a judge: name one with --judge")
+    judged_metrics = [name for name in metrics if name in JUDGED]
+    if judged_metrics and not judges:
+        raise SettingError(f"{judged_metrics[0]} needs a judge: name one with --judge")
     generator = None
     if answer_with is not None:
         tree = {"model": answer_with, "prompt": prompt, "max_context_tokens": budget}
         generator = open_generator(make_settings(GeneratorSettings, tree), cache, writing, cluster)
     judge_settings = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges if name)
-    opened = tuple(open_judge(settings, cache, writing, cluster) for settings in judge_settings)
-    return GraderSet(budget, generator, opened, BATCH if cluster is None else 4 * BATCH * cluster.workers)
+    opened_judges = tuple(open_judge(settings, cache, writing, cluster) for settings in judge_settings)
+    return GraderSet(budget, generator, opened_judges, BATCH if cluster is None else 4 * BATCH * cluster.workers)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class GraderSet:
 
     def names(self) -> list[str]:
         """Names of the judges in tables."""
-        return [f"judge {number}: {_name(judge)}" for number, judge in enumerate(self.judges, start=1)]
+        return [f"judge {number}: {_judge_name(judge)}" for number, judge in enumerate(self.judges, start=1)]
 
     def notes(self) -> list[str]:
         """Lines below a table that name its generator and judge."""
@@ -75,7 +75,7 @@ class GraderSet:
         if self.generator is not None:
             lines.append(f"Generator: {self.generator.settings.model} ({self.generator.identity[:12]}).")
         if self.judges:
-            lines.append(f"Judge: {_name(self.judges[0])} ({self.judges[0].identity[:12]}).")
+            lines.append(f"Judge: {_judge_name(self.judges[0])} ({self.judges[0].identity[:12]}).")
         return lines
 
     def to_json(self) -> JsonObject:
@@ -110,37 +110,37 @@ def ask(
     """
     budget = ContextBudget(parts.budget).fill
     if parts.generator is None and not parts.judges:
-        return ScoredBothWays(score_run(name, _chosen(run, select), budget=budget), None)
-    trajectories = list(_chosen(run, select))
+        return ScoredBothWays(score_run(name, _chosen_trajectories(run, select), budget=budget), None)
+    trajectories = list(_chosen_trajectories(run, select))
     answers: dict[str, Answers] = {}
     if parts.generator is not None:
-        answered = answer_cache(run.folder, parts.generator)
+        cache = answer_cache(run.folder, parts.generator)
         for serving in servings:
-            with _reporting(f"{name}: answers" if serving == SELECTED else f"{name}: answers, {serving}") as tell:
-                answers[serving] = generate_answers(parts.generator, trajectories, answered, tell, parts.size, serving)
+            with _progress_of(f"{name}: answers" if serving == SELECTED else f"{name}: answers, {serving}") as tell:
+                answers[serving] = generate_answers(parts.generator, trajectories, cache, tell, parts.size, serving)
         warn_of_cuts(parts.generator)
     claims = claims_of(trajectories, *answers.values())
     verdicts: list[Verdicts] = []
     for judge in parts.judges:
-        with _reporting(f"{name}: verdicts") as tell:
+        with _progress_of(f"{name}: verdicts") as tell:
             verdicts.append(judge_claims(judge, claims, verdict_cache(run.folder, judge), tell, parts.size))
     first = verdicts[0] if verdicts else None
-    served = [component_run(f"{name}, {key}", trajectories, texts, first, budget) for key, texts in answers.items()]
+    runs = [component_run(f"{name}, {key}", trajectories, texts, first, budget) for key, texts in answers.items()]
     return ScoredBothWays(
         score_run(name, trajectories, first, budget),
-        replace(served[0], name=name) if served else None,
+        replace(runs[0], name=name) if runs else None,
         tuple(verdicts),
-        tuple(served) if tuple(servings) != (SELECTED,) else (),
+        tuple(runs) if tuple(servings) != (SELECTED,) else (),
     )
 
 
-def _chosen(run: Run, select: QuestionFilter) -> Iterator[Trajectory]:
+def _chosen_trajectories(run: Run, question_filter: QuestionFilter) -> Iterator[Trajectory]:
     """The trajectories of a run whose questions pass the filter."""
-    if select == EVERY:
+    if question_filter == EVERY:
         return run.trajectories()
     questions = {trajectory.question.id: trajectory.question for trajectory in run.trajectories()}
-    chosen = {question.id for question in select.apply(list(questions.values()))}
-    return (trajectory for trajectory in run.trajectories() if trajectory.question.id in chosen)
+    chosen_ids = {question.id for question in question_filter.apply(list(questions.values()))}
+    return (trajectory for trajectory in run.trajectories() if trajectory.question.id in chosen_ids)
 
 
 def claims_of(trajectories: Sequence[Trajectory], *answers: Answers) -> list[Claim]:
@@ -163,18 +163,18 @@ def agreements_over(scored: Sequence[ScoredBothWays], parts: GraderSet) -> dict[
 def warn_of_cuts(generator: Generator) -> None:
     """Print how many prompts were too long for a local model, which then read less than was recorded."""
     model = generator.model.model if isinstance(generator.model, CachedTextModel) else generator.model
-    if cut := getattr(model, "cut_prompts", 0):
-        say(f"{cut} prompts were too long for {generator.settings.model} and lost their middle; lower --budget")
+    if cut_count := getattr(model, "cut_prompts", 0):
+        say(f"{cut_count} prompts were too long for {generator.settings.model} and lost their middle; lower --budget")
 
 
 @contextmanager
-def _reporting(what: str) -> Iterator[Tell]:
+def _progress_of(task: str) -> Iterator[Tell]:
     """A progress bar as a callback of (done, total)."""
     with resumable("the same command"), progress_bar() as bars:
-        yield partial(bars.report, what)
+        yield partial(bars.report, task)
 
 
-def _name(judge: Judge) -> str:
+def _judge_name(judge: Judge) -> str:
     card = judge.card
     return str(card["model"]) if "model" in card else f"the oracle of {card['oracle']}"
 
@@ -190,9 +190,9 @@ def intended(runs: Sequence[Run], select: QuestionFilter = EVERY) -> list[Questi
             path = path / f"questions.{split}.jsonl" if split else files[0] if len(files) == 1 else None
         if path is not None and path.is_file():
             selection, seed = run.settings.get("select"), run.settings.get("seed")
-            drawn = make_settings(QuestionFilter, selection if isinstance(selection, dict) else {})
+            run_filter = make_settings(QuestionFilter, selection if isinstance(selection, dict) else {})
             questions += draw(
-                drawn.apply(load_questions(path)),
+                run_filter.apply(load_questions(path)),
                 count if isinstance(count, int) else None,
                 seed if isinstance(seed, int) else 0,
             )

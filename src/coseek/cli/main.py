@@ -151,9 +151,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         context_of_error = getattr(error, "ctx", None)  # of the subcommand, if there is one
         path = context_of_error.command_path if context_of_error else f"coseek {name}"
-        unknown = _NO_SUBCOMMAND.match(error.format_message())
-        if unknown and context_of_error and isinstance(context_of_error.command, TyperGroup):
-            raise unknown_subcommand(path, unknown[1], context_of_error.command) from None
+        match = _NO_SUBCOMMAND.match(error.format_message())
+        if match and context_of_error and isinstance(context_of_error.command, TyperGroup):
+            raise unknown_subcommand(path, match[1], context_of_error.command) from None
         cause = error.__cause__  # has the refused value, which typer's message omits
         value = f", got {cause.errors()[0]['input']!r}" if isinstance(cause, ValidationError) else ""
         raise UserError(f"{error.format_message().rstrip('.')}{value}; see `{path} --help`") from None

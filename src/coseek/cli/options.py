@@ -91,10 +91,10 @@ def whole_numbers(option: str, text: str, least: int, example: str) -> list[int]
     return list(dict.fromkeys(map(int, names)))
 
 
-def _at_home(value: object) -> object:
+def _expand_paths(value: object) -> object:
     """Expand `~/` in paths. A text may also be a query, so it is expanded only if the path exists."""
     if isinstance(value, list):
-        return [_at_home(item) for item in value]
+        return [_expand_paths(item) for item in value]
     if isinstance(value, Path):
         return Path(expand_home(str(value)))
     if isinstance(value, str) and (path := expand_home(value)) != value and os.path.exists(path):
@@ -145,11 +145,11 @@ def with_shared_options(program: C) -> C:
     for command in leaves(program):
         for parameter in command.params:
             if parameter.callback is None:
-                parameter.callback = lambda _context, _parameter, value: _at_home(value)
+                parameter.callback = lambda _context, _parameter, value: _expand_paths(value)
         run = command.callback
         assert run is not None
-        existing = {name for parameter in command.params for name in parameter.opts}
-        shared = [option for option in typer.main.get_command(_shared).params if not existing & {*option.opts}]
+        existing_names = {name for parameter in command.params for name in parameter.opts}
+        shared = [option for option in typer.main.get_command(_shared).params if not existing_names & {*option.opts}]
         if inspect.unwrap(run) not in _server_commands:
             shared = [option for option in shared if option.name in ("is_quiet", "is_verbose")]
         command.params += shared

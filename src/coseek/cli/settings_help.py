@@ -59,9 +59,9 @@ def print_settings(
     settings = load([word for word in words if "=" in word])
     prefixes = [word for word in words if "=" not in word]
     every = list(listed(settings))
-    chosen = [setting for setting in every if any(_below(setting.name, prefix) for prefix in prefixes or [ALL])]
+    chosen = [setting for setting in every if any(_is_below(setting.name, prefix) for prefix in prefixes or [ALL])]
     for prefix in prefixes:
-        if not any(_below(setting.name, prefix) for setting in every):
+        if not any(_is_below(setting.name, prefix) for setting in every):
             hint = nearest(prefix, [setting.name for setting in every])
             raise SettingError(f"no settings under {prefix!r}{hint} Groups: {', '.join(_groups(every))}")
     width = min(shutil.get_terminal_size().columns, WIDEST)
@@ -78,23 +78,23 @@ def _print_changes(
 ) -> None:
     """Print the settings that differ from the parent's, then the groups and how to list them."""
     changed = changed_settings(settings, parent and parent[1])
-    usual = {setting.name: setting.value for setting in listed(parent[1])} if parent else {}
+    parent_values = {setting.name: setting.value for setting in listed(parent[1])} if parent else {}
     leaves = [setting for setting in every if not setting.is_group]
     lines = []
     for setting in leaves:
         if setting.only_with is None and _contains(changed, setting.name):
-            before = f"    ({_typed(usual[setting.name])})" if setting.name in usual else ""
-            lines.append(f"{setting.name}={_typed(setting.value)}{before}")
-    where = f"{parent[0]} (in brackets its value)" if parent else "the defaults"
-    tell(f"{len(lines)} settings differ from {where}:\n")
+            parent_note = f"    ({_format_value(parent_values[setting.name])})" if setting.name in parent_values else ""
+            lines.append(f"{setting.name}={_format_value(setting.value)}{parent_note}")
+    reference = f"{parent[0]} (in brackets its value)" if parent else "the defaults"
+    tell(f"{len(lines)} settings differ from {reference}:\n")
     for line in lines:
         tell(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="      "))
-    counts = [f"{group} {sum(_below(setting.name, group) for setting in leaves)}" for group in _groups(every)]
+    counts = [f"{group} {sum(_is_below(setting.name, group) for setting in leaves)}" for group in _groups(every)]
     tell("\n" + textwrap.fill(f"All settings, by group: {', '.join(counts)}.", width))
     tell(f"`--settings PREFIX` explains some of them (`--settings rl.policy`), `--settings {ALL}` every one.")
 
 
-def _below(name: str, prefix: str) -> bool:
+def _is_below(name: str, prefix: str) -> bool:
     return prefix == ALL or f"{name}.".startswith(f"{prefix.rstrip('.')}.")
 
 
@@ -119,30 +119,30 @@ def listed(settings: Settings, prefix: str = "") -> Iterator[Setting]:
     """Yield every setting in the order of declaration, a group before its settings."""
     tree = dump_settings(settings)
     for name, field in type(settings).model_fields.items():
-        value, full = getattr(settings, name), prefix + name
+        value, full_name = getattr(settings, name), prefix + name
         if isinstance(value, Settings):
-            yield Setting(full, _about(field), is_group=True)
-            yield from listed(value, f"{full}.")
+            yield Setting(full_name, _description(field), is_group=True)
+            yield from listed(value, f"{full_name}.")
             continue
-        yield Setting(full, _about(field), tree[name])
-        if value is None and (kind := _kind(field)) is not None:
-            yield from _unset(kind, full, full)
+        yield Setting(full_name, _description(field), tree[name])
+        if value is None and (kind := _settings_class(field)) is not None:
+            yield from _unset_settings(kind, full_name, full_name)
 
 
-def _unset(kind: type[Settings], group: str, only_with: str) -> Iterator[Setting]:
+def _unset_settings(kind: type[Settings], group: str, only_with: str) -> Iterator[Setting]:
     """Yield the settings of a group that is not set, with their defaults."""
     for name, field in kind.model_fields.items():
-        full = f"{group}.{name}"
+        full_name = f"{group}.{name}"
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        inner = _kind(field)
+        group_class = _settings_class(field)
         if isinstance(default, Settings):
-            inner, default = type(default), None
-        if inner is not None:
-            yield Setting(full, _about(field), is_group=True, only_with=only_with)
-            yield from _unset(inner, full, only_with)
+            group_class, default = type(default), None
+        if group_class is not None:
+            yield Setting(full_name, _description(field), is_group=True, only_with=only_with)
+            yield from _unset_settings(group_class, full_name, only_with)
         else:
             value = cast(Json, to_jsonable_python(default))
-            yield Setting(full, _about(field), value, only_with=only_with, required=field.is_required())
+            yield Setting(full_name, _description(field), value, only_with=only_with, required=field.is_required())
 
 
 def in_words(setting: Setting, width: int) -> str:
@@ -152,11 +152,11 @@ def in_words(setting: Setting, width: int) -> str:
     about = setting.about
     if setting.only_with is not None:
         about += f" ({'Must be given' if setting.required else 'Only'} with {setting.only_with}.)"
-    typed = f"{setting.name}={'…' if setting.required else _typed(setting.value)}"
-    return "\n".join([typed, textwrap.fill(about, width, initial_indent="    ", subsequent_indent="    ")])
+    assignment = f"{setting.name}={'…' if setting.required else _format_value(setting.value)}"
+    return "\n".join([assignment, textwrap.fill(about, width, initial_indent="    ", subsequent_indent="    ")])
 
 
-def _typed(value: Json) -> str:
+def _format_value(value: Json) -> str:
     """Format a value as one line of YAML, for NAME=VALUE. Texts that YAML reads as texts need no quotes."""
     with suppress(InvalidYaml):
         if isinstance(value, str) and "\n" not in value and parse_yaml(value or "null") == value:
@@ -165,11 +165,11 @@ def _typed(value: Json) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _about(field: FieldInfo) -> str:
+def _description(field: FieldInfo) -> str:
     return " ".join((field.description or "").split())
 
 
-def _kind(field: FieldInfo) -> type[Settings] | None:
+def _settings_class(field: FieldInfo) -> type[Settings] | None:
     """The settings class of a field, if its type is or includes one."""
-    kinds = get_args(field.annotation) or (field.annotation,)
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
+    types = get_args(field.annotation) or (field.annotation,)
+    return next((type_ for type_ in types if isinstance(type_, type) and issubclass(type_, Settings)), None)

@@ -150,7 +150,7 @@ class _Stdout(_Console):
 
 def stdout_console() -> Console:
     """A console for tables. Create it at each use, so that it writes to the current `sys.stdout`."""
-    return _uncut(_Stdout(highlight=False))
+    return _lift_width_limit(_Stdout(highlight=False))
 
 
 def show(shown: Iterable["Table | RichTable | str"]) -> None:
@@ -172,10 +172,10 @@ def output(as_json: bool, tree: Json, shown: Iterable["Table | RichTable | str"]
 
 def stderr_console(quiet: bool = False) -> Console:
     """A console for messages and progress."""
-    return _uncut(_Console(stderr=True, highlight=False, quiet=quiet))
+    return _lift_width_limit(_Console(stderr=True, highlight=False, quiet=quiet))
 
 
-def _uncut(console: Console) -> Console:
+def _lift_width_limit(console: Console) -> Console:
     """Lift rich's limit of 80 columns if the output is a file or a pipe, unless COLUMNS sets a width."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDE
@@ -216,8 +216,8 @@ class StageTimer:
         now = self.clock()
         self._first = self._first or (now, self.done)
         printed_recently = self._printed_at is not None and now - self._printed_at < QUIET_S and self.done != self.total
-        too_soon = now - self._began < wait_s or printed_recently
-        if volume() is Volume.QUIET or (too_soon and volume() is not Volume.VERBOSE):
+        is_too_soon = now - self._began < wait_s or printed_recently
+        if volume() is Volume.QUIET or (is_too_soon and volume() is not Volume.VERBOSE):
             return False
         self._printed_at = now
         return True
@@ -232,10 +232,10 @@ class StageTimer:
     @property
     def left_s(self) -> float | None:
         """Seconds until the end at the current pace; `None` before the first progress and at the end."""
-        since, done = self._first or (self._began, 0)
-        if self.total is None or not done < self.done < self.total:
+        first_time, first_done = self._first or (self._began, 0)
+        if self.total is None or not first_done < self.done < self.total:
             return None
-        return (self.clock() - since) / (self.done - done) * (self.total - self.done)
+        return (self.clock() - first_time) / (self.done - first_done) * (self.total - self.done)
 
 
 class Bars:
@@ -277,7 +277,7 @@ class Bar:
         assert self._task is not None
         self._progress.update(self._task, completed=done, note=visible(note))
         self._timer.done = done
-        if _in_lines(self._console) and self._timer.due():
+        if _prints_lines(self._console) and self._timer.due():
             self.say(self._timer.line(note))
 
     def say(self, line: str) -> None:
@@ -299,7 +299,7 @@ class Bar:
 def progress_bar(clock: Clock = time.monotonic) -> Iterator[Bars]:
     """Show bars with counts and the time left on stderr; without a terminal, a line every 20 seconds."""
     with _progress() as (progress, console):
-        yield Bars(progress, _in_lines(console), clock)
+        yield Bars(progress, _prints_lines(console), clock)
 
 
 @contextmanager
@@ -310,15 +310,15 @@ def training_bar(clock: Clock = time.monotonic) -> Iterator[Bar]:
 
 
 @contextmanager
-def _progress(*more: ProgressColumn) -> Iterator[tuple[Progress, Console]]:
+def _progress(*more_columns: ProgressColumn) -> Iterator[tuple[Progress, Console]]:
     console = stderr_console(quiet=volume() is Volume.QUIET)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    timing = (TextColumn("left"), TimeRemainingColumn(), *more)
+    timing = (TextColumn("left"), TimeRemainingColumn(), *more_columns)
     with Progress(*columns, *timing, console=console, disable=not console.is_terminal) as progress:
         yield progress, console
 
 
-def _in_lines(console: Console) -> bool:
+def _prints_lines(console: Console) -> bool:
     """Whether progress is printed in lines: without a terminal instead of bars, under `--verbose` in addition to
     them."""
     return not console.is_terminal or volume() is Volume.VERBOSE

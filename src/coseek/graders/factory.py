@@ -133,9 +133,9 @@ class TextJob:
         model = open_frozen_model(self.name, None, self.writing)
 
         def write(share: tuple[Sequence[str], int]) -> Texts:
-            before = getattr(model, "cut_prompts", 0)
+            cuts_before = getattr(model, "cut_prompts", 0)
             outputs = generate_each(model, *share)
-            return Texts(model.identity, outputs, getattr(model, "cut_prompts", 0) - before)
+            return Texts(model.identity, outputs, getattr(model, "cut_prompts", 0) - cuts_before)
 
         return write
 

@@ -64,24 +64,24 @@ def generate_answers(
     Runs with a fault are skipped. Faults of the generator are retried. `size` prompts are sent at once. The cache finds
     an answer by its context, so servings with equal passages share an answer.
     """
-    wanted = [
+    pairs = [
         (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run, serving)))))
         for run in trajectories
         if run.fault is None
     ]
-    if cut := sum(context.truncated for _, context in wanted):
-        most = f"max_context_tokens={generator.settings.max_context_tokens:,} (--budget)"
-        log.warning("%s of %s contexts did not fit into %s; their last passages were left out", cut, len(wanted), most)
+    if cut := sum(context.truncated for _, context in pairs):
+        limit = f"max_context_tokens={generator.settings.max_context_tokens:,} (--budget)"
+        log.warning("%s of %s contexts did not fit into %s; their last passages were left out", cut, len(pairs), limit)
     entries = cache.entries()
     answers: dict[tuple[str, int], GeneratedAnswer] = {}
     missing = []
-    for run, context in wanted:
+    for run, context in pairs:
         entry = entries.get((run.question.id, str(run.seed), context.digest, ""))
         if entry is None or entry.fault is not None:
             missing.append((run, context))
         else:
             answers[run.question.id, run.seed] = entry
-    tell(len(answers), len(wanted))
+    tell(len(answers), len(pairs))
     if not missing and cache.path.exists():  # nothing to write, so nothing to lock
         return answers
     cut = 0
@@ -94,7 +94,7 @@ def generate_answers(
                 answers[run.question.id, run.seed] = entry
                 cache.append(file, entry)
                 cut += output.cut
-            tell(len(answers), len(wanted))
+            tell(len(answers), len(pairs))
     if cut:
         log.warning("%s of %s answers were cut at max_answer_tokens=%s", cut, len(missing), generator.max_answer_tokens)
     return answers
@@ -114,11 +114,11 @@ def verdicts_on(
 
     Questions without accepted answers are skipped. Faults of the judge are retried.
     """
-    wanted = {claim.key: claim for claim in claims if claim.response.strip() and claim.question.answers}
+    claims_by_key = {claim.key: claim for claim in claims if claim.response.strip() and claim.question.answers}
     entries = cache.entries()
-    verdicts = {key: entries[key] for key in wanted if key in entries and entries[key].fault is None}
-    missing = [claim for key, claim in wanted.items() if key not in verdicts]
-    tell(len(verdicts), len(wanted))
+    verdicts = {key: entries[key] for key in claims_by_key if key in entries and entries[key].fault is None}
+    missing = [claim for key, claim in claims_by_key.items() if key not in verdicts]
+    tell(len(verdicts), len(claims_by_key))
     if not missing and cache.path.exists():
         return verdicts
     with cache.appending() as file:
@@ -127,7 +127,7 @@ def verdicts_on(
             for claim, verdict in zip(batch, judge.judge(batch), strict=True):
                 verdicts[claim.key] = verdict
                 cache.append(file, verdict)
-            tell(len(verdicts), len(wanted))
+            tell(len(verdicts), len(claims_by_key))
     return verdicts
 
 

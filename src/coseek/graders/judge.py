@@ -99,10 +99,10 @@ class ModelJudge:
         return {**dump_settings(self.settings), "model_identity": self.model.identity}
 
     def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
-        texts = generate_each(self.model, [self._shown(claim) for claim in claims], self.settings.max_tokens)
+        texts = generate_each(self.model, [self._prompt_of(claim) for claim in claims], self.settings.max_tokens)
         return [self.read(claim, text) for claim, text in zip(claims, texts, strict=True)]
 
-    def _shown(self, claim: Claim) -> str:
+    def _prompt_of(self, claim: Claim) -> str:
         answers = " | ".join(one_line(answer) for answer in claim.question.answers)
         question, response = one_line(claim.question.question), repeatable(one_line(claim.response))
         return fill_template(self.prompt.prompt, question=question, answers=answers, response=response)
@@ -113,9 +113,9 @@ class ModelJudge:
         if not isinstance(text, str):
             return Verdict(question_id, response, None, fault=fault_of(text, "max_tokens"), asked=claim.asked)
         right = read_verdict(whole_words(text) or text, self.prompt.verdict_after)  # a single word is whole
-        cut = f"was cut at max_tokens={self.settings.max_tokens}"
-        why = cut if isinstance(text, CutText) else "said neither yes nor no"
-        fault = f"the judge {why}: {text.strip()[:80]!r}" if right is None else None
+        cut_reason = f"was cut at max_tokens={self.settings.max_tokens}"
+        reason = cut_reason if isinstance(text, CutText) else "said neither yes nor no"
+        fault = f"the judge {reason}: {text.strip()[:80]!r}" if right is None else None
         return Verdict(question_id, response, right, text, fault, claim.asked)
 
 

@@ -49,7 +49,7 @@ class RagBaselines:
 
     def of(self, question: Question) -> GeneratedAnswer:
         """The baseline of a question. Raises `DataError` if it is missing."""
-        reply = self.replies.get((question.id, _asked(question)))
+        reply = self.replies.get((question.id, _question_digest(question)))
         if reply is None:
             raise DataError(
                 f"question {question.id!r} has no baseline in {self.source}; compute the baselines of these questions"
@@ -80,26 +80,26 @@ def make_baselines(
     only the answers that `accuracy` leaves to it. A second start computes only what is missing or failed.
     """
     cache = baseline_cache(folder, retriever, generator, k)
-    wanted = {(question.id, _asked(question)): question for question in questions}
+    by_key = {(question.id, _question_digest(question)): question for question in questions}
     replies = {(reply.question_id, reply.asked): reply for reply in cache.entries().values()}
 
-    def missing() -> list[Question]:
-        return [question for key, question in wanted.items() if key not in replies or replies[key].fault is not None]
+    def missing_questions() -> list[Question]:
+        return [question for key, question in by_key.items() if key not in replies or replies[key].fault is not None]
 
     for _ in range(PASSES):
-        left = missing()
-        tell(len(wanted) - len(left), len(wanted))
-        if not left:
+        remaining = missing_questions()
+        tell(len(by_key) - len(remaining), len(by_key))
+        if not remaining:
             break
         with cache.appending() as file:
-            for searched in search_questions(retriever, left, k, BATCH):
-                for reply in _answered(generator, searched):
+            for results in search_questions(retriever, remaining, k, BATCH):
+                for reply in _answer_batch(generator, results):
                     replies[reply.question_id, reply.asked] = reply
                     GradeCache.append(file, reply)
-                tell(len(wanted) - len(missing()), len(wanted))
+                tell(len(by_key) - len(missing_questions()), len(by_key))
     verdicts = None
     if judge is not None:
-        answers = [(question, replies[key].answer or "") for key, question in wanted.items()]
+        answers = [(question, replies[key].answer or "") for key, question in by_key.items()]
         claims = [Claim(question, answer) for question, answer in answers if left_to_judge(accuracy, question, answer)]
         verdicts = verdicts_on(judge, claims, verdict_cache(folder, judge))
     return RagBaselines(replies, verdicts, cache.path)
@@ -117,37 +117,37 @@ def baseline_cache(folder: Path, retriever: Retriever, generator: Generator, k: 
     }
     cache = GradeCache(folder / FILE, GeneratedAnswer, identity, card)
     if cache.path.exists():
-        _, head = next(read_jsonl(cache.path), (1, {}))
-        by = head.get("by")
-        if head.get("identity") != identity:
-            other = sorted(name for name in card if not isinstance(by, dict) or by.get(name) != card[name])
+        _, header = next(read_jsonl(cache.path), (1, {}))
+        by = header.get("by")
+        if header.get("identity") != identity:
+            differing = sorted(name for name in card if not isinstance(by, dict) or by.get(name) != card[name])
             raise DataError(
-                f"{cache.path} was computed with another {', '.join(other) or 'version'}; use the one that it was "
+                f"{cache.path} was computed with another {', '.join(differing) or 'version'}; use the one that it was "
                 "computed with, or delete the file to compute it again"
             )
     return cache
 
 
-def _asked(question: Question) -> str:
+def _question_digest(question: Question) -> str:
     """Digest of a question's text, which distinguishes questions with equal ids."""
     return digest_of(question.question, *filter(None, [question.search_text]))
 
 
-def _answered(generator: Generator, searched: Sequence[Answered]) -> list[GeneratedAnswer]:
+def _answer_batch(generator: Generator, results: Sequence[Answered]) -> list[GeneratedAnswer]:
     """The generator's answers to a batch of questions. A failed search is a fault, not an empty context."""
     replies = [
-        GeneratedAnswer(question.id, 0, "", None, fault=f"search: {search.fault}", asked=_asked(question))
-        for question, search in searched
+        GeneratedAnswer(question.id, 0, "", None, fault=f"search: {search.fault}", asked=_question_digest(question))
+        for question, search in results
         if search.fault
     ]
     contexts = [
         (question, generator.context(ReadingInput(question.question, tuple(search.passages or ()))))
-        for question, search in searched
+        for question, search in results
         if not search.fault
     ]
     outputs = generator.answer([context for _, context in contexts])
     return replies + [
-        replace(generated_answer(question.id, 0, context, output), asked=_asked(question))
+        replace(generated_answer(question.id, 0, context, output), asked=_question_digest(question))
         for (question, context), output in zip(contexts, outputs, strict=True)
     ]
 

@@ -82,15 +82,15 @@ class GoldRanker:
         return [RankedOrder(self._order(request)) for request in asked]
 
     def _order(self, request: RankingRequest) -> tuple[int, ...]:
-        returned = {document for turn in request.query.history for document in turn.documents}
+        earlier_documents = {document for turn in request.query.history for document in turn.documents}
         query_words = set(words(f"{request.query.text} {request.query.reasoning}"))
 
         def rank_of(index: int) -> tuple[bool, bool, int]:
             passage = request.passages[index]
             if passage.id not in request.question.gold_ids:
                 return True, False, 0
-            common = query_words.intersection(words(f"{passage.title} {passage.text}"))
-            return False, passage.contents in returned, -len(common)
+            common_words = query_words.intersection(words(f"{passage.title} {passage.text}"))
+            return False, passage.contents in earlier_documents, -len(common_words)
 
         return tuple(sorted(range(len(request.passages)), key=rank_of))
 
@@ -152,11 +152,11 @@ class ModelRanker:
 
         def rank_windows(windows: list[tuple[int, list[int]]]) -> list[Sequence[int]]:
             # A list with a failed window has no order, so its other windows are not sent to the model.
-            due = [(number, items) for number, items in windows if number not in failures]
-            requests = [self._request(asked[number], items) for number, items in due]
+            pending = [(number, items) for number, items in windows if number not in failures]
+            requests = [self._request(asked[number], items) for number, items in pending]
             orders: dict[int, Sequence[int]] = {}
             outputs = ask_with_retry(self.model, requests, self.max_tokens, self.tally)
-            for (number, _), output in zip(due, outputs, strict=True):
+            for (number, _), output in zip(pending, outputs, strict=True):
                 texts[number] += output.texts
                 if output.found is None:
                     failures[number] = output
@@ -165,21 +165,21 @@ class ModelRanker:
             return [orders.get(number, range(len(items))) for number, items in windows]
 
         lists = [range(len(request.passages)) for request in asked]
-        whole = max([2, *map(len, lists)])
-        window, step = (self.window, self.step) if self.window else (whole, whole - 1)
+        longest = max([2, *map(len, lists)])
+        window, step = (self.window, self.step) if self.window else (longest, longest - 1)
         ranked = [RankedOrder(tuple(order)) for order in sliding_together(lists, rank_windows, window, step)]
         for number, failure in failures.items():
             ranked[number] = RankedOrder(None, unreadable=failure.unreadable, fault=failure.fault)
         return [replace(order, texts=texts[number]) for number, order in enumerate(ranked)]
 
-    def _request(self, asked: RankingRequest, indices: Sequence[int]) -> OutputRequest[tuple[int, ...]]:
+    def _request(self, request: RankingRequest, indices: Sequence[int]) -> OutputRequest[tuple[int, ...]]:
         prompt = fill_listwise_prompt(
             self.prompt,
-            asked.query.text,
-            [asked.passages[index] for index in indices],
+            request.query.text,
+            [request.passages[index] for index in indices],
             self.max_words,
-            question=asked.question.question,
-            answers=" | ".join(one_line(answer) for answer in asked.question.answers),
+            question=request.question.question,
+            answers=" | ".join(one_line(answer) for answer in request.question.answers),
         )
         count = len(indices)
         again = fill_template(self.prompt.again, count=str(count))

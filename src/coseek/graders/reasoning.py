@@ -104,24 +104,24 @@ class ReasoningReader:
     def read(self, runs: Sequence[ReasonedRun]) -> list[list[ReasoningClaims] | None]:
         """The claims of each reasoning of each run; `None` for a run with a call that failed or was unreadable twice,
         which `tally` counts."""
-        clues = self._ask([(self._clues_prompt(run), _texts) for run in runs], self.clues.again)
+        clues = self._ask([(self._clues_prompt(run), _parse_texts) for run in runs], self.clues.again)
         hops = self._hops(runs)
         complete = {
             index: (run_clues, run_hops)
             for index, (run_clues, run_hops) in enumerate(zip(clues, hops, strict=True))
             if run_clues is not None and run_hops
         }
-        each = [(index, *complete[index], text) for index in complete for text in runs[index].reasonings]
+        rows = [(index, *complete[index], text) for index in complete for text in runs[index].reasonings]
         numbers = self._ask(
-            [(self._assign_prompt(clues, text), partial(_numbers, len(clues))) for _, clues, _, text in each],
+            [(self._assign_prompt(clues, text), partial(_parse_numbers, len(clues))) for _, clues, _, text in rows],
             self.clues.again,
         )
         counts = self._ask(
-            [(self._claims_prompt(runs[index], hops, text), _counts) for index, _, hops, text in each],
+            [(self._claims_prompt(runs[index], hops, text), _parse_counts) for index, _, hops, text in rows],
             self.claims.again,
         )
         claims: dict[int, list[ReasoningClaims]] = {index: [] for index in complete}
-        for (index, *_), clue_numbers, claim_counts in zip(each, numbers, counts, strict=True):
+        for (index, *_), clue_numbers, claim_counts in zip(rows, numbers, counts, strict=True):
             if clue_numbers is None or claim_counts is None:
                 claims.pop(index, None)
             elif index in claims:
@@ -131,7 +131,7 @@ class ReasoningReader:
     def _hops(self, runs: Sequence[ReasonedRun]) -> list[tuple[str, ...] | None]:
         """The results of the steps of each question."""
         unplanned = [index for index, run in enumerate(runs) if not has_plan(run.question)]
-        hops = self._ask([(self._hops_prompt(runs[index]), _texts) for index in unplanned], self.claims.again)
+        hops = self._ask([(self._hops_prompt(runs[index]), _parse_texts) for index in unplanned], self.claims.again)
         hops_of = dict(zip(unplanned, hops, strict=True))
         return [
             hops_of[index]
@@ -140,56 +140,56 @@ class ReasoningReader:
             for index, run in enumerate(runs)
         ]
 
-    def _ask(self, asked: Sequence[tuple[str, Callable[[Json], T | None]]], again: str) -> list[T | None]:
+    def _ask(self, calls: Sequence[tuple[str, Callable[[Json], T | None]]], again: str) -> list[T | None]:
         """Send each prompt and parse the JSON in the output with its function; `None` if that is not possible."""
 
-        def request(prompt: str, read: Callable[[Json], T | None]) -> OutputRequest[T]:
+        def request(prompt: str, convert: Callable[[Json], T | None]) -> OutputRequest[T]:
             def parse(text: str) -> T | Unreadable:
                 try:
-                    value = read(parse_lenient(unfenced(visible(text))))
+                    value = convert(parse_lenient(unfenced(visible(text))))
                 except InvalidJson as error:
                     return Unreadable(str(error))
                 return Unreadable("JSON of another form") if value is None else value
 
             return OutputRequest(prompt, again, parse)
 
-        requests = [request(*pair) for pair in asked]
+        requests = [request(*pair) for pair in calls]
         return [output.found for output in ask_with_retry(self.model, requests, MAX_TOKENS, self.tally)]
 
     def _clues_prompt(self, run: ReasonedRun) -> str:
-        listed = _listed(self.clues.reasoning, map(self._shown, run.reasonings))
-        return fill_template(self.clues.prompt, question=_plain(run.question.question), reasonings=listed)
+        lines = _numbered(self.clues.reasoning, map(self._excerpt, run.reasonings))
+        return fill_template(self.clues.prompt, question=_neutral(run.question.question), reasonings=lines)
 
     def _assign_prompt(self, clues: Sequence[str], text: str) -> str:
-        listed = _listed(self.clues.clue, map(_plain, clues))
-        return fill_template(self.clues.assign, clues=listed, text=self._shown(text))
+        lines = _numbered(self.clues.clue, map(_neutral, clues))
+        return fill_template(self.clues.assign, clues=lines, text=self._excerpt(text))
 
     def _hops_prompt(self, run: ReasonedRun) -> str:
         evidence = "".join(
-            fill_template(self.claims.passage, title=_plain(passage.title), text=self._shown(passage.text))
+            fill_template(self.claims.passage, title=_neutral(passage.title), text=self._excerpt(passage.text))
             for passage in run.evidence
         )
-        answers, question = " | ".join(map(_plain, run.question.answers)), _plain(run.question.question)
+        answers, question = " | ".join(map(_neutral, run.question.answers)), _neutral(run.question.question)
         return fill_template(self.claims.hops, question=question, answers=answers, evidence=evidence.rstrip())
 
     def _claims_prompt(self, run: ReasonedRun, hops: Sequence[str], text: str) -> str:
-        listed, question = _listed(self.claims.hop, map(_plain, hops)), _plain(run.question.question)
-        return fill_template(self.claims.prompt, question=question, hops=listed, text=self._shown(text))
+        lines, question = _numbered(self.claims.hop, map(_neutral, hops)), _neutral(run.question.question)
+        return fill_template(self.claims.prompt, question=question, hops=lines, text=self._excerpt(text))
 
-    def _shown(self, text: str) -> str:
+    def _excerpt(self, text: str) -> str:
         return neutralise_numbers(one_line(text, MAX_WORDS))
 
 
-def _plain(text: str) -> str:
+def _neutral(text: str) -> str:
     return neutralise_numbers(one_line(text))
 
 
-def _listed(template: str, texts: Iterable[str]) -> str:
+def _numbered(template: str, texts: Iterable[str]) -> str:
     lines = (fill_template(template, number=str(number), text=text) for number, text in enumerate(texts, 1))
     return "".join(lines).rstrip("\n")
 
 
-def _texts(value: Json) -> tuple[str, ...] | None:
+def _parse_texts(value: Json) -> tuple[str, ...] | None:
     """Parse a list of texts."""
     if not isinstance(value, list):
         return None
@@ -197,7 +197,7 @@ def _texts(value: Json) -> tuple[str, ...] | None:
     return texts if len(texts) == len(value) else None
 
 
-def _numbers(count: int, value: Json) -> frozenset[int] | None:
+def _parse_numbers(count: int, value: Json) -> frozenset[int] | None:
     """Parse a list of numbers from 1 to `count` to indices from 0."""
     if not isinstance(value, list):
         return None
@@ -205,9 +205,9 @@ def _numbers(count: int, value: Json) -> frozenset[int] | None:
     return frozenset(number - 1 for number in numbers) if len(numbers) == len(value) else None
 
 
-def _counts(value: Json) -> tuple[int, int] | None:
+def _parse_counts(value: Json) -> tuple[int, int] | None:
     """The numbers of correct and incorrect claims in an object."""
     if not isinstance(value, dict):
         return None
-    correct, incorrect = _texts(value.get("correct")), _texts(value.get("incorrect"))
+    correct, incorrect = _parse_texts(value.get("correct")), _parse_texts(value.get("incorrect"))
     return None if correct is None or incorrect is None else (len(correct), len(incorrect))

@@ -133,10 +133,10 @@ class ModelRelevance(ModelGrader[RelevancePrompt]):
         outputs = ask_with_retry(self.model, list(map(self._request, asked)), self.max_tokens, self.tally)
         return [self._rating(*pair) for pair in zip(asked, outputs, strict=True)]
 
-    def _request(self, asked: CandidateList) -> OutputRequest[tuple[int, ...]]:
-        count = len(asked.passages)
+    def _request(self, candidates: CandidateList) -> OutputRequest[tuple[int, ...]]:
+        count = len(candidates.passages)
         again = fill_template(self.prompt.again, count=str(count))
-        return OutputRequest(self.shown(asked), again, lambda text: self._read(text, count))
+        return OutputRequest(self.shown(candidates), again, lambda text: self._read(text, count))
 
     def shown(self, asked: CandidateList) -> str:
         """The whole prompt. Numbers in brackets are neutralised in text from outside."""
@@ -165,9 +165,9 @@ class ModelRelevance(ModelGrader[RelevancePrompt]):
         scores = after_mark(text, self.prompt.scores_after)
         return scores if isinstance(scores, Unreadable) else read_scores(scores, count, self.prompt.form)
 
-    def _rating(self, asked: CandidateList, output: ParsedOutput[tuple[int, ...]]) -> Rating:
+    def _rating(self, candidates: CandidateList, output: ParsedOutput[tuple[int, ...]]) -> Rating:
         scores = None
         if output.found is not None:
-            pairs = zip(asked.passages, output.found, strict=True)
+            pairs = zip(candidates.passages, output.found, strict=True)
             scores = {passage.id: float(score) for passage, score in pairs}
-        return Rating(asked.turn.id, asked.digest, scores, output.texts, output.unreadable, output.fault)
+        return Rating(candidates.turn.id, candidates.digest, scores, output.texts, output.unreadable, output.fault)

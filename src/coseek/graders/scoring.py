@@ -43,15 +43,15 @@ class TrajectoryScorer:
         grades = self._grades(trajectories)
         claims = {
             (trajectory.question.id, response): Claim(trajectory.question, response)
-            for trajectory, given in zip(trajectories, grades, strict=True)
+            for trajectory, trajectory_grades in zip(trajectories, grades, strict=True)
             if trajectory.fault is None
-            for response in self.reward.to_judge(trajectory, given)
+            for response in self.reward.to_judge(trajectory, trajectory_grades)
         }
         if claims and self.judge is not None:
             verdicts = dict(zip(claims, self.judge.judge(list(claims.values())), strict=True))
             grades = [
-                _with_verdicts(given, trajectory.question.id, verdicts)
-                for trajectory, given in zip(trajectories, grades, strict=True)
+                _with_verdicts(trajectory_grades, trajectory.question.id, verdicts)
+                for trajectory, trajectory_grades in zip(trajectories, grades, strict=True)
             ]
         return [self.reward.compute(*pair) for pair in zip(trajectories, grades, strict=True)]
 
@@ -69,12 +69,12 @@ class TrajectoryScorer:
     def _replies(self, trajectories: Sequence[Trajectory]) -> dict[int, GeneratedAnswer]:
         """The generator's answers from the passages of the trajectories without a fault, by index."""
         assert self.generator is not None
-        whole = {index: trajectory for index, trajectory in enumerate(trajectories) if trajectory.fault is None}
+        faultless = {index: trajectory for index, trajectory in enumerate(trajectories) if trajectory.fault is None}
         contexts = [
             self.generator.context(ReadingInput(trajectory.question.question, tuple(served_context(trajectory))))
-            for trajectory in whole.values()
+            for trajectory in faultless.values()
         ]
-        answers = zip(whole.items(), contexts, self.generator.answer(contexts), strict=True)
+        answers = zip(faultless.items(), contexts, self.generator.answer(contexts), strict=True)
         return {
             index: generated_answer(trajectory.question.id, trajectory.seed, context, output)
             for (index, trajectory), context, output in answers
@@ -92,35 +92,35 @@ def check_needs(reward: RewardFunction, available: set[str]) -> None:
 
 def _with_verdicts(grades: Grades, question_id: str, verdicts: dict[tuple[str, str], Verdict]) -> Grades:
     """Add the verdicts on this question to the grades."""
-    own = {response: verdict for (ident, response), verdict in verdicts.items() if ident == question_id}
-    return replace(grades, verdicts={**(grades.verdicts or {}), **own})
+    question_verdicts = {response: verdict for (ident, response), verdict in verdicts.items() if ident == question_id}
+    return replace(grades, verdicts={**(grades.verdicts or {}), **question_verdicts})
 
 
 def dev_metrics(trajectories: Sequence[Trajectory], scoring: TrajectoryScorer) -> dict[str, float]:
     """Mean reward, strict EM and gold-passage recall of the trajectories without a fault; a metric without values is
     left out. With several data sets also the metrics of each (`exact_match/nq`) and their macro mean
     (`exact_match/macro`). Raises `DataError` if every trajectory has a fault."""
-    whole = [trajectory for trajectory in trajectories if trajectory.fault is None]
-    if not whole:
-        why = Counter(": ".join(filter(None, trajectory.fault)) for trajectory in trajectories if trajectory.fault)
-        raise DataError(f"every trajectory of the dev questions has a fault, {commonest(why) or 'or there is none'}")
+    scored = [trajectory for trajectory in trajectories if trajectory.fault is None]
+    if not scored:
+        faults = Counter(": ".join(filter(None, trajectory.fault)) for trajectory in trajectories if trajectory.fault)
+        raise DataError(f"every trajectory of the dev questions has a fault, {commonest(faults) or 'or there is none'}")
     values_of: dict[str, list[float | None]] = {
-        "reward": [reward.value if isinstance(reward, Reward) else None for reward in scoring(whole)],
+        "reward": [reward.value if isinstance(reward, Reward) else None for reward in scoring(scored)],
         "exact_match": [
             float(exact_match(trajectory.answer, golds)) if can_match(golds := trajectory.question.answers) else None
-            for trajectory in whole
+            for trajectory in scored
         ],
-        "recall": [run_recall(trajectory) for trajectory in whole],
+        "recall": [run_recall(trajectory) for trajectory in scored],
     }
-    sets = {group: set(idents) for group, idents in datasets_of(trajectory.question for trajectory in whole).items()}
+    sets = {group: set(idents) for group, idents in datasets_of(trajectory.question for trajectory in scored).items()}
     metrics: dict[str, float] = {}
     for name, values in values_of.items():
-        pairs = zip(whole, values, strict=True)
-        known = [(trajectory.question.id, value) for trajectory, value in pairs if value is not None]
-        if not known:
+        pairs = zip(scored, values, strict=True)
+        id_values = [(trajectory.question.id, value) for trajectory, value in pairs if value is not None]
+        if not id_values:
             continue
-        metrics[name] = fmean(value for _, value in known)
-        groups = {name: [value for ident, value in known if ident in idents] for name, idents in sets.items()}
+        metrics[name] = fmean(value for _, value in id_values)
+        groups = {name: [value for ident, value in id_values if ident in idents] for name, idents in sets.items()}
         means = {f"{name}/{group}": fmean(values) for group, values in groups.items() if values}
         if means and len(means) == len(sets):
             means[f"{name}/{MACRO}"] = fmean(means.values())

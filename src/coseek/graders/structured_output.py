@@ -92,7 +92,7 @@ def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ..
             pairs = [(int(entry[1]), int(entry[2])) for entry in entries]
         else:
             pairs = [(number, int(entry[1])) for number, entry in enumerate(entries, start=1)]
-    wrong = _miscounted([number for number, _ in pairs], count)
+    wrong = _count_problem([number for number, _ in pairs], count)
     if wrong is None and any(score > HIGHEST for _, score in pairs):
         wrong = Unreadable(f"a score above {HIGHEST}")
     return wrong or tuple(score for _, score in sorted(pairs))
@@ -107,7 +107,7 @@ def read_lines(text: str, count: int) -> tuple[str, ...] | Unreadable:
     pairs = [(int(match[1]), match[2].strip()) for line in lines if (match := _LINE.fullmatch(line))]
     if len(pairs) < len(lines):
         return Unreadable("a line without its number")
-    wrong = _miscounted([number for number, _ in pairs], count)
+    wrong = _count_problem([number for number, _ in pairs], count)
     return wrong or tuple(text for _, text in sorted(pairs))
 
 
@@ -131,28 +131,28 @@ def _without_prose(text: str) -> str:
     with_digits = [index for index, line in enumerate(lines) if any(map(str.isdigit, line))]
     if not with_digits:
         return text
-    first, *others = lines[with_digits[0] : with_digits[-1] + 1]
+    first, *other_lines = lines[with_digits[0] : with_digits[-1] + 1]
     label, colon, rest = first.partition(":")
     if colon and not any(letter.isdigit() or letter in "[]" for letter in label):
         first = rest
-    return "\n".join([first, *others]).strip()
+    return "\n".join([first, *other_lines]).strip()
 
 
 def _entries(text: str, entry: re.Pattern[str]) -> list[re.Match[str]] | Unreadable:
     """Split the whole text into entries with separators between them."""
     entries: list[re.Match[str]] = []
-    at = 0
-    while at < len(text):
-        match = entry.match(text, at)
-        gap = match and _BETWEEN.match(text, match.end())
-        if match is None or gap is None:
-            return Unreadable(f"words that are no score: {text[at : at + 40]!r}")
+    position = 0
+    while position < len(text):
+        match = entry.match(text, position)
+        separator = match and _BETWEEN.match(text, match.end())
+        if match is None or separator is None:
+            return Unreadable(f"words that are no score: {text[position : position + 40]!r}")
         entries.append(match)
-        at = gap.end()
+        position = separator.end()
     return entries
 
 
-def _miscounted(numbers: list[int], count: int) -> Unreadable | None:
+def _count_problem(numbers: list[int], count: int) -> Unreadable | None:
     """Why the numbers are not 1 … count, each once; `None` if they are."""
     if len(numbers) != count:
         return Unreadable(f"{len(numbers)} entries for {count}")
@@ -200,33 +200,33 @@ def ask_with_retry(
     unseen.
     """
     outputs = _ask(model, asked, max_tokens, tally)
-    retried = [index for index, output in enumerate(outputs) if output.unreadable and output.texts]
-    tally.add(RETRIES, len(retried))
-    again = [replace(asked[index], prompt=asked[index].prompt + asked[index].again) for index in retried]
-    for index, output in zip(retried, _ask(model, again, max_tokens, tally), strict=True):
+    retry_indices = [index for index, output in enumerate(outputs) if output.unreadable and output.texts]
+    tally.add(RETRIES, len(retry_indices))
+    retry_requests = [replace(asked[index], prompt=asked[index].prompt + asked[index].again) for index in retry_indices]
+    for index, output in zip(retry_indices, _ask(model, retry_requests, max_tokens, tally), strict=True):
         outputs[index] = replace(output, texts=outputs[index].texts + output.texts)
     return outputs
 
 
 def _ask(
-    model: TextModel, asked: Sequence[OutputRequest[T]], max_tokens: int, tally: CallCounts
+    model: TextModel, requests: Sequence[OutputRequest[T]], max_tokens: int, tally: CallCounts
 ) -> list[ParsedOutput[T]]:
-    sent = [index for index, request in enumerate(asked) if _fits(model, request.prompt, max_tokens)]
-    texts = generate_each(model, [asked[index].prompt for index in sent], max_tokens)
-    tally.add(CALLS, len(sent))
-    outputs: list[ParsedOutput[T]] = [ParsedOutput(None, (), TOO_LONG) for _ in asked]
-    for index, text in zip(sent, texts, strict=True):
+    sent_indices = [index for index, request in enumerate(requests) if _fits(model, request.prompt, max_tokens)]
+    texts = generate_each(model, [requests[index].prompt for index in sent_indices], max_tokens)
+    tally.add(CALLS, len(sent_indices))
+    outputs: list[ParsedOutput[T]] = [ParsedOutput(None, (), TOO_LONG) for _ in requests]
+    for index, text in zip(sent_indices, texts, strict=True):
         if not isinstance(text, str):
             outputs[index] = ParsedOutput(None, (), fault=fault_of(text, "max_tokens"))
             tally.fail("scorer", outputs[index].fault)
             continue
-        parsed = asked[index].read(whole_words(text))
+        parsed = requests[index].read(whole_words(text))
         if not isinstance(parsed, Unreadable):
             outputs[index] = ParsedOutput(parsed, (text,))
         else:
-            cut = isinstance(text, CutText)
-            why = f"the text was cut at max_tokens={max_tokens}" if cut else parsed.why
-            outputs[index] = ParsedOutput(None, (text,), why)
+            is_cut = isinstance(text, CutText)
+            reason = f"the text was cut at max_tokens={max_tokens}" if is_cut else parsed.why
+            outputs[index] = ParsedOutput(None, (text,), reason)
     return outputs
 
 

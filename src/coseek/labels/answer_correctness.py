@@ -57,8 +57,8 @@ def decide_positives(
     Without LR (the ablation) pass the same number for all, without GAC a `correct` that is always true.
     """
     positives: list[int] = []
-    able = [index for index, relevance in enumerate(relevance_C) if relevance >= least]
-    for index in sorted(able, key=lambda index: -relevance_C[index]):
+    eligible = [index for index, relevance in enumerate(relevance_C) if relevance >= least]
+    for index in sorted(eligible, key=lambda index: -relevance_C[index]):
         if positives and relevance_C[index] < relevance_C[positives[0]]:
             break
         if index not in correct:
@@ -85,8 +85,8 @@ class PositiveChoice:
 
     def wanted(self) -> tuple[int, ...]:
         """The candidates to continue now, each only once; empty when the choice is made."""
-        _, needed = self._outcome()
-        indices = range(len(self.relevance_C)) if self.exhaustive and not self._tried else [needed]
+        _, next_candidate = self._outcome()
+        indices = range(len(self.relevance_C)) if self.exhaustive and not self._tried else [next_candidate]
         untried = tuple(index for index in indices if index is not None and index not in self._tried)
         self._tried.update(untried)
         return untried
@@ -104,8 +104,8 @@ class PositiveChoice:
     @property
     def positives(self) -> tuple[int, ...] | None:
         """The positives; `None` where they depend on a GAC that is a fault."""
-        positives, needed = self._outcome()
-        return positives if needed is None else None
+        positives, next_candidate = self._outcome()
+        return positives if next_candidate is None else None
 
     def _outcome(self) -> tuple[tuple[int, ...], int | None]:
         return decide_positives(self.relevance_C, self._correct, ties=self.ties, least=self.least)
@@ -163,8 +163,8 @@ class Correctness:
         """Score a branch that has ended, and cache the score."""
         # A search that failed before the branch is the trajectory's; one that fails after it is a fault of the branch.
         searches = trajectory.searches[turn.search :]
-        later = (search for search in searches if search.turn != searches[0].turn)
-        fault = next((search.fault for search in later if search.fault), None)
+        later_searches = (search for search in searches if search.turn != searches[0].turn)
+        fault = next((search.fault for search in later_searches if search.fault), None)
         if trajectory.stop.is_fault:
             fault = trajectory.stop_detail or str(trajectory.stop)
         right = exact_match(trajectory.answer, turn.question.answers)
@@ -214,7 +214,7 @@ class _Continuations:
         """Whether each turn continues independently. With a model in this process, the turns of one run continue
         together, because their branches share its prefill."""
         options = {"concurrency": AHEAD * model.concurrency} if isinstance(model, ServedModel) else {}
-        self.driver = Branching(parts.agent, parts.retriever, parts.limits, self._next, self._ended, **options)
+        self.driver = Branching(parts.agent, parts.retriever, parts.limits, self._next, self._finish, **options)
         self.under_way: dict[int, tuple[TurnCorrectness, int]] = {}
         """By branch: its turn, and the index of its passage."""
         self.siblings: dict[int, _Siblings] = {}
@@ -222,12 +222,12 @@ class _Continuations:
 
     def decided(self) -> Iterator[TurnCorrectness]:
         for _ in self.driver.steps():
-            yield from self._taken()
-        yield from self._taken()
+            yield from self._take_done()
+        yield from self._take_done()
 
-    def _taken(self) -> list[TurnCorrectness]:
-        taken, self.done = self.done, []
-        return taken
+    def _take_done(self) -> list[TurnCorrectness]:
+        done, self.done = self.done, []
+        return done
 
     def _next(self, wait: bool) -> list[Branch] | None:
         """Branches of the next turns. Turns whose scores are all cached are decided without a branch."""
@@ -264,7 +264,7 @@ class _Continuations:
         self.siblings[id(trajectory)].open += 1
         return branch
 
-    def _ended(self, branch: Branch, trajectory: Trajectory) -> None:
+    def _finish(self, branch: Branch, trajectory: Trajectory) -> None:
         """Score a branch, and add the next ones."""
         undecided, index = self.under_way.pop(id(branch))
         score = self.correctness.keep(undecided.turn, undecided.candidates[index].passage, trajectory)
@@ -274,7 +274,7 @@ class _Continuations:
         if self.alone:
             self.driver.add(self._branches(undecided))
         elif not siblings.open:
-            self.driver.add([branch for other in [*siblings.turns] for branch in self._branches(other)])
+            self.driver.add([branch for sibling in [*siblings.turns] for branch in self._branches(sibling)])
         if not siblings.turns:
             self.siblings.pop(id(branch.trajectory), None)
 

@@ -123,19 +123,19 @@ class LikelihoodMaker(ABC):
         return self.parts.each(self._labels, turns, self.parts.likelihood)
 
     def _labels(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
-        labelled: list[SearchTurn] = []
+        scored: list[SearchTurn] = []
         labels: list[Labelled] = []
         for turn in turns:
             if not turn.question.answers:
                 labels.append(DroppedTurn(turn.id, "no-answer", "the question has no accepted answer"))
             elif self.settings.queries == "question" and turn.search > 0:
-                why = "the first search of the run has the label of this question"
-                labels.append(DroppedTurn(turn.id, "same-question", why))
+                detail = "the first search of the run has the label of this question"
+                labels.append(DroppedTurn(turn.id, "same-question", detail))
             else:
                 question = Query(turn.question.searched, turn.question.searched)
-                labelled.append(turn if self.settings.queries == "turn" else replace(turn, query=question))
-        searched = find_candidates(self.parts.retriever, labelled, self.settings.candidates, self.parts.tally)
-        for turn, candidates in zip(labelled, searched, strict=True):
+                scored.append(turn if self.settings.queries == "turn" else replace(turn, query=question))
+        candidate_lists = find_candidates(self.parts.retriever, scored, self.settings.candidates, self.parts.tally)
+        for turn, candidates in zip(scored, candidate_lists, strict=True):
             label = None if candidates is None else self._label(turn, distinct(candidates))
             if label is not None:
                 labels.append(label)
@@ -152,13 +152,13 @@ class LikelihoodMaker(ABC):
         ]
         # Likelihoods are compared between lists of the same texts, so every passage must be read whole.
         if any(context.truncated for context in contexts):
-            most = self.settings.max_context_tokens
-            return DroppedTurn(turn.id, "too-long", f"its passages do not fit into max_context_tokens={most}")
-        scored = self._score(turn.question, contexts)
-        if scored.nats is None:
-            self.parts.tally.fail("likelihood", scored.fault or "")
+            limit = self.settings.max_context_tokens
+            return DroppedTurn(turn.id, "too-long", f"its passages do not fit into max_context_tokens={limit}")
+        likelihoods = self._score(turn.question, contexts)
+        if likelihoods.nats is None:
+            self.parts.tally.fail("likelihood", likelihoods.fault or "")
             return None
-        return self.decide(turn, candidates, scored.nats)
+        return self.decide(turn, candidates, likelihoods.nats)
 
     def _score(self, question: Question, contexts: Sequence[GeneratorContext]) -> AnswerLikelihoods:
         """The likelihood of the answer in each context. A fault in one context is a fault of the whole turn."""
@@ -180,13 +180,13 @@ class LikelihoodMaker(ABC):
 
 
 def _likelihoods(
-    question_id: str, key: str, scored: "Sequence[ContinuationLogprob]", answers: int
+    question_id: str, key: str, continuations: "Sequence[ContinuationLogprob]", answers: int
 ) -> AnswerLikelihoods:
-    fault = next((continuation.fault for continuation in scored if continuation.fault is not None), None)
-    tokens = tuple(continuation.tokens for continuation in scored[:answers])
+    fault = next((continuation.fault for continuation in continuations if continuation.fault is not None), None)
+    tokens = tuple(continuation.tokens for continuation in continuations[:answers])
     if fault is not None:
         return AnswerLikelihoods(question_id, key, None, tokens, fault)
-    nats = [cast(float, continuation.nats) for continuation in scored]
+    nats = [cast(float, continuation.nats) for continuation in continuations]
     best = tuple(max(nats[start : start + answers]) for start in range(0, len(nats), answers))
     return AnswerLikelihoods(question_id, key, best, tokens)
 
@@ -210,7 +210,7 @@ def scored(candidates: Sequence[Candidate], **scores: Sequence[float]) -> list[C
 
 def softmax(values: Sequence[float], temperature: float) -> tuple[float, ...]:
     """exp(v / τ) / Σ exp(v / τ) in double precision; the maximum is subtracted to avoid overflow."""
-    top = max(values)
-    weights = [math.exp((value - top) / temperature) for value in values]
+    greatest = max(values)
+    weights = [math.exp((value - greatest) / temperature) for value in values]
     total = math.fsum(weights)
     return tuple(weight / total for weight in weights)

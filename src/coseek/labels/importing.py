@@ -51,7 +51,7 @@ class LabelImport:
     def add_row(self, row: SourceRow, append: Callable[[Labelled], None]) -> None:
         """Append the label sets of a row."""
         self.rows += 1
-        match = next(filter(None, (form.fullmatch(row.text("query_id")) for form in _IDS)), None)
+        match = next(filter(None, (pattern.fullmatch(row.text("query_id")) for pattern in _IDS)), None)
         parts = match.groupdict() if match else {"question": row.text("query_id")}
         turn = TurnId(parts["question"], int(parts.get("seed") or 0), int(parts.get("search") or 0))
         self.turns[turn] = None
@@ -65,9 +65,9 @@ class LabelImport:
         for ident in positives:
             copy = max(self._copies[turn], int(parts.get("copy") or 0))
             self._copies[turn] = copy + 1
-            others = tuple(name for name in negatives if name not in positives)
+            negative_ids = tuple(name for name in negatives if name not in positives)
             question, query = Question(turn.question_id, turn.question_id), Query(row.text("query"), given=True)
-            append(LabelSet(turn, question, query, candidates, ident, others, copy=copy))
+            append(LabelSet(turn, question, query, candidates, ident, negative_ids, copy=copy))
             self.sets += 1
 
     def _passages(self, row: SourceRow, name: str) -> dict[str, Passage]:

@@ -68,7 +68,7 @@ class TextStore:
         for container, key in _text_slots(row):
             text = container[key]  # type: ignore[index]
             if isinstance(text, str) and len(text) > LONG:
-                container[key] = {_REFERENCE: self._keep(text)}  # type: ignore[index]
+                container[key] = {_REFERENCE: self._store(text)}  # type: ignore[index]
         return row
 
     def restore(self, row: JsonObject) -> JsonObject:
@@ -81,22 +81,22 @@ class TextStore:
 
     def arrange(self, rows: Iterable[JsonObject]) -> None:
         """Keep the texts of these stored rows, in the order of their first use."""
-        wanted: dict[str, None] = {}
+        referenced_keys: dict[str, None] = {}
         for row in rows:
             for container, key in _text_slots(row):
                 if isinstance(value := container[key], dict):  # type: ignore[index]
-                    wanted[str(value.get(_REFERENCE))] = None
+                    referenced_keys[str(value.get(_REFERENCE))] = None
         with self._lock:
             order = list(self._index())
-        if order == list(wanted):
+        if order == list(referenced_keys):
             return
-        write_jsonl(self.path, ({"key": key, "text": self._text(key)} for key in wanted))
+        write_jsonl(self.path, ({"key": key, "text": self._text(key)} for key in referenced_keys))
         with self._lock:
             if self._file is not None:
                 self._file.close()
             self._file = self._spans = None  # the file is read again at the next use
 
-    def _keep(self, text: str) -> str:
+    def _store(self, text: str) -> str:
         """Store a text; returns its key."""
         key = hashlib.sha256(text.encode()).hexdigest()[:32]
         with self._lock:
@@ -130,14 +130,14 @@ class TextStore:
         if self._spans is None:
             self._spans = {}
             if self.path.exists():
-                at = 0
+                offset = 0
                 with self.path.open("rb") as lines:
                     for number, line in enumerate(lines, start=1):
                         if line.endswith(b"\n") and line.strip():
-                            where = f"{self.path}, line {number}"
-                            with parsing(where, "make the labels again"):
-                                self._spans[str(parse_line(line, where)["key"])] = at, at + len(line)
-                        at += len(line)
+                            location = f"{self.path}, line {number}"
+                            with parsing(location, "make the labels again"):
+                                self._spans[str(parse_line(line, location)["key"])] = offset, offset + len(line)
+                        offset += len(line)
         return self._spans
 
 
@@ -224,11 +224,11 @@ class LabelFolder:
 
     def sets(self) -> Iterator[LabelSet]:
         """The stored label sets."""
-        return _read(self.sets_path, self._set_of)
+        return _read_rows(self.sets_path, self._parse_set)
 
     def dropped(self) -> Iterator[DroppedTurn]:
         """The turns without a label, each with its reason."""
-        return _read(self.dropped_path, DroppedTurn.from_json)
+        return _read_rows(self.dropped_path, DroppedTurn.from_json)
 
     def recover(
         self, known: Mapping[TurnId, str] | None = None, digests: Callable[[], Mapping[RowKey, str]] = dict
@@ -239,7 +239,7 @@ class LabelFolder:
         removed. A broken row, and one of any other turn, is refused before anything is removed."""
         stored: set[tuple[TurnId, str]] = set()
         check_whole_rows(self.dropped_path, lambda row: stored.add(_origin_of(DroppedTurn.from_json(row))))
-        check_whole_rows(self.sets_path, lambda row: stored.add(_origin_of(self._set_of(row))))
+        check_whole_rows(self.sets_path, lambda row: stored.add(_origin_of(self._parse_set(row))))
         stale: set[TurnId] = set()
         if known is not None:
             current = {(turn.question_id, turn.seed): digest for turn, digest in known.items()}
@@ -247,17 +247,17 @@ class LabelFolder:
                 current.update(digests())
             # Older rows have no digest, so their trajectories cannot be compared.
             stale = {turn for turn, old in stored if old and current.get((turn.question_id, turn.seed), old) != old}
-            if unknown := {turn for turn, _ in stored}.difference(known, stale):
-                first = min(unknown, key=lambda turn: turn.key)
+            if unknown_turns := {turn for turn, _ in stored}.difference(known, stale):
+                first = min(unknown_turns, key=lambda turn: turn.key)
                 raise DataError(f"{self.folder} has a row of {first}, which the runs do not have; choose another --out")
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
         remove_digests(self.folder)
-        self._remove(stale)
+        self._remove_turns(stale)
         cut_last_turn(self.sets_path)
-        return self._turns()
+        return self._turns_with_rows()
 
-    def _remove(self, turns: Collection[TurnId]) -> None:
+    def _remove_turns(self, turns: Collection[TurnId]) -> None:
         """Remove the rows of turns whose trajectories have gone."""
         if not turns:
             return
@@ -267,10 +267,10 @@ class LabelFolder:
         for path in filter(Path.exists, (self.sets_path, self.dropped_path)):
             write_jsonl(path, [row for _, row in read_jsonl(path) if _turn_of(row) not in turns])
 
-    def _set_of(self, row: JsonObject) -> LabelSet:
+    def _parse_set(self, row: JsonObject) -> LabelSet:
         return LabelSet.from_json(self.texts.restore(row))
 
-    def _turns(self) -> set[TurnId]:
+    def _turns_with_rows(self) -> set[TurnId]:
         """The turns with rows."""
         paths = [path for path in (self.sets_path, self.dropped_path) if path.exists()]
         return {_turn_of(row) for path in paths for _, row in read_jsonl(path)}
@@ -296,10 +296,10 @@ class LabelFolder:
     def absorb(self, source: "LabelFolder") -> None:
         """Append the rows of another folder for turns without rows here, and the lines of its scores."""
         absorb_lines(source.folder / "scores", self.folder / "scores")
-        done = self._turns()
-        for mine, theirs in ((self.sets_path, source.sets_path), (self.dropped_path, source.dropped_path)):
-            rows = [row for _, row in read_jsonl(theirs) if _turn_of(row) not in done] if theirs.exists() else []
-            with mine.open("a", encoding="utf-8") as file:
+        stored = self._turns_with_rows()
+        for target, path in ((self.sets_path, source.sets_path), (self.dropped_path, source.dropped_path)):
+            rows = [row for _, row in read_jsonl(path) if _turn_of(row) not in stored] if path.exists() else []
+            with target.open("a", encoding="utf-8") as file:
                 file.writelines(json_line(self.texts.shorten(source.texts.restore(row))) for row in rows)
 
     def arrange(self, order: Sequence[TurnId]) -> None:
@@ -325,7 +325,7 @@ def absorb_lines(source: Path, target: Path) -> None:
     """Append the lines of a folder's `.jsonl` files that are missing in the same files of another. Incomplete last
     lines are skipped."""
     for path in sorted(source.glob("*.jsonl")):
-        LineFile(target / path.name).add(_whole_lines(path))
+        LineFile(target / path.name).add(_complete_lines(path))
 
 
 class LineFile:
@@ -336,17 +336,17 @@ class LineFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             drop_partial_line(path)
-        self._digests = {hashlib.sha256(line).digest() for line in _whole_lines(path)} if path.exists() else set()
+        self._digests = {hashlib.sha256(line).digest() for line in _complete_lines(path)} if path.exists() else set()
 
     def add(self, lines: Iterable[bytes]) -> None:
         """Append the lines that are not in the file."""
-        new = {digest: line for line in lines if (digest := hashlib.sha256(line).digest()) not in self._digests}
+        new_lines = {digest: line for line in lines if (digest := hashlib.sha256(line).digest()) not in self._digests}
         with self._path.open("ab") as file:
-            file.writelines(new.values())
-        self._digests |= new.keys()
+            file.writelines(new_lines.values())
+        self._digests |= new_lines.keys()
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
+def _complete_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as lines:
         yield from (line for line in lines if line.endswith(b"\n"))
 
@@ -355,13 +355,13 @@ def cut_last_turn(path: Path) -> None:
     """Remove the rows of the last turn from the end of `labels.jsonl`."""
     if not path.exists():
         return
-    last: TurnId | None = None
+    last_turn: TurnId | None = None
     begins = end = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             turn = _turn_of(parse_line(line, f"{path}, line {number}"))
-            if turn != last:
-                last, begins = turn, end
+            if turn != last_turn:
+                last_turn, begins = turn, end
             end += len(line)
     with path.open("r+b") as file:
         file.truncate(begins)
@@ -379,7 +379,7 @@ def _origin_of(row: Labelled) -> tuple[TurnId, str]:
     return row.turn, row.trajectory
 
 
-def _read(path: Path, make: Callable[[JsonObject], R]) -> Iterator[R]:
+def _read_rows(path: Path, make: Callable[[JsonObject], R]) -> Iterator[R]:
     if not os.path.lexists(path):  # a link to nothing is refused by its reader
         return
     yield from parse_rows(path, make)
@@ -441,9 +441,9 @@ class ScoreCache(Generic[E]):
         missing = [index for index in range(len(keys)) if index not in entries]
         for start in range(0, len(missing), batch):
             indices = missing[start : start + batch]
-            computed = make(indices)
-            self.keep(computed)
-            entries.update(zip(indices, computed, strict=True))
+            new_scores = make(indices)
+            self.keep(new_scores)
+            entries.update(zip(indices, new_scores, strict=True))
         return [entries[index] for index in range(len(keys))]
 
     def keep(self, entries: Sequence[E]) -> None:

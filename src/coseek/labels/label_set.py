@@ -146,10 +146,10 @@ class DroppedTurn(TurnRecord):
 def trajectory_digest(trajectory: Trajectory) -> str:
     """Digest of everything in a trajectory that labels depend on. Seconds, prices and log-probabilities are excluded,
     so that a run that is repeated with the same result keeps its labels."""
-    written: list[Json] = [[str(segment.author), segment.tag, segment.text] for segment in trajectory.segments]
+    segments: list[Json] = [[str(segment.author), segment.tag, segment.text] for segment in trajectory.segments]
     searches: list[Json] = [search.to_json() for search in trajectory.searches]
-    stands: JsonObject = {"question": trajectory.question.to_json(), "segments": written, "searches": searches}
-    return value_digest({**stands, "stop": str(trajectory.stop), "answer": trajectory.answer})[:32]
+    content: JsonObject = {"question": trajectory.question.to_json(), "segments": segments, "searches": searches}
+    return value_digest({**content, "stop": str(trajectory.stop), "answer": trajectory.answer})[:32]
 
 
 # Tevatron: label sets as training rows of other trainers.
@@ -168,16 +168,16 @@ def tevatron_row(labels: LabelSet, view: str) -> JsonObject:
     """One label set."""
     turn = labels.turn
     copy = f"/{labels.copy}" if labels.copy else ""
-    negatives: list[Json] = [_passage(labels.passage(ident)) for ident in labels.negatives]
+    negatives: list[Json] = [_passage_json(labels.passage(ident)) for ident in labels.negatives]
     return {
         "query_id": f"{turn.question_id}/{turn.seed}/{turn.search}{copy}",
         "query": render_view(view, labels.query),
-        "positive_passages": [_passage(labels.passage(labels.positive))],
+        "positive_passages": [_passage_json(labels.passage(labels.positive))],
         "negative_passages": negatives,
     }
 
 
-def _passage(passage: Passage) -> JsonObject:
+def _passage_json(passage: Passage) -> JsonObject:
     return {"docid": passage.id, "title": passage.title, "text": passage.text}
 
 

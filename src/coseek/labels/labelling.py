@@ -61,22 +61,22 @@ def make_labels(
 ) -> LabelSummary:
     """Label the turns without labels; `turns` are read twice. Rows are appended as they are known and sorted by turn at
     the end, so that the files do not depend on timing. `digests`: see `LabelFolder.recover`."""
-    began = time.perf_counter()
+    started_s = time.perf_counter()
     order = check_distinct(turns)
     missing = unlabelled(labels, order, digests)
-    old = len(order) - len(missing)
+    labelled_before = len(order) - len(missing)
     remaining = (turn for turn in turns if turn.id in missing)
-    label_turns(labels, maker, remaining, len(missing), lambda done, _: tell(old + done, len(order)))
+    label_turns(labels, maker, remaining, len(missing), lambda done, _: tell(labelled_before + done, len(order)))
     labels.arrange([*order])
-    return summary(labels, [*order], tally, time.perf_counter() - began)
+    return summary(labels, [*order], tally, time.perf_counter() - started_s)
 
 
 def unlabelled(
     labels: LabelFolder, order: Mapping[TurnId, str], digests: Callable[[], Mapping[RowKey, str]]
 ) -> dict[TurnId, None]:
     """The turns without a label in the folder, which is mended after a kill, in order."""
-    done = labels.recover(order, digests)
-    return dict.fromkeys(turn for turn in order if turn not in done)
+    labelled = labels.recover(order, digests)
+    return dict.fromkeys(turn for turn in order if turn not in labelled)
 
 
 def label_turns(
@@ -84,7 +84,7 @@ def label_turns(
 ) -> None:
     """Label these `count` turns. Rows are appended as they are known, with the digest of their trajectory."""
     tell(0, count)
-    labelled: set[TurnId] = set()
+    labelled_turns: set[TurnId] = set()
     digests: dict[TurnId, str] = {}
 
     def read_turns() -> Iterator[SearchTurn]:
@@ -95,8 +95,8 @@ def label_turns(
     with labels.appending() as append:
         for label in maker.label(read_turns()):
             append(replace(label, trajectory=digests[label.turn]))
-            labelled.add(label.turn)
-            tell(len(labelled), count)
+            labelled_turns.add(label.turn)
+            tell(len(labelled_turns), count)
     tell(count, count)
 
 
@@ -121,10 +121,10 @@ def check_distinct(turns: Iterable[SearchTurn]) -> dict[TurnId, str]:
 
 def _with_digests(turns: Iterable[SearchTurn]) -> Iterator[tuple[SearchTurn, str]]:
     """Each turn with the digest of its trajectory, computed once for turns that come together."""
-    last, digest = None, ""
+    last_trajectory, digest = None, ""
     for turn in turns:
-        if turn.trajectory is not last:
-            last, digest = turn.trajectory, trajectory_digest(turn.trajectory)
+        if turn.trajectory is not last_trajectory:
+            last_trajectory, digest = turn.trajectory, trajectory_digest(turn.trajectory)
         yield turn, digest
 
 
@@ -133,9 +133,9 @@ def summary(labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts, sec
     sets = Counter(row.turn for row in labels.sets())
     dropped = dict(Counter(row.reason for row in labels.dropped()).most_common())
     counts = {name: count for name, count in sorted(tally.counts.items()) if count and not name.startswith(WHY)}
-    why = Counter({name.removeprefix(WHY): count for name, count in tally.counts.items() if name.startswith(WHY)})
+    faults = Counter({name.removeprefix(WHY): count for name, count in tally.counts.items() if name.startswith(WHY)})
     left = len(order) - len(sets) - sum(dropped.values())
-    return LabelSummary(len(order), len(sets), sets.total(), dropped, left, counts, seconds, commonest(why))
+    return LabelSummary(len(order), len(sets), sets.total(), dropped, left, counts, seconds, commonest(faults))
 
 
 # Cluster labelling: labels made by the processes of a cluster, row for row those of one machine.
@@ -170,8 +170,8 @@ class LabelJob:
     """Identity of the label maker, checked against that of the maker opened in the process."""
 
     def open(self) -> Callable[[Sequence[SearchTurn]], JobResult[list[Labelled]]]:
-        opened = _OpenMaker(self)
-        return lambda turns: opened.result([*opened.maker.label(turns)])
+        open_maker = _OpenMaker(self)
+        return lambda turns: open_maker.result([*open_maker.maker.label(turns)])
 
 
 @dataclass(frozen=True)
@@ -182,13 +182,13 @@ class RolloutJob:
     questions: tuple[Question, ...]
 
     def open(self) -> Callable[[Sequence[RowKey]], JobResult[RunRows]]:
-        opened = _OpenMaker(self.label)
-        run = opened.folder / OWN_RUN
+        open_maker = _OpenMaker(self.label)
+        run = open_maker.folder / OWN_RUN
 
         def answer(rows: Sequence[RowKey]) -> JobResult[RunRows]:
             shutil.rmtree(run, ignore_errors=True)
-            cast(RolloutMaker, opened.maker).roll_out(self.questions, lambda *_: None, frozenset(rows))
-            return opened.result(Run(run).sent())
+            cast(RolloutMaker, open_maker.maker).roll_out(self.questions, lambda *_: None, frozenset(rows))
+            return open_maker.result(Run(run).sent())
 
         return answer
 
@@ -203,20 +203,20 @@ class _OpenMaker:
         self.maker, self._parts = job.opener(self.folder)
         check_same(self.maker.identity, job.identity, "a part that labels depend on")
         self._offsets: dict[str, int] = {}
-        self._fresh()
+        self._new_lines()
 
     def result(self, rows: R) -> JobResult[R]:
         counts, self._parts.tally.counts = self._parts.tally.counts, Counter()
-        return JobResult(rows, self._fresh(), counts)
+        return JobResult(rows, self._new_lines(), counts)
 
-    def _fresh(self) -> dict[str, bytes]:
+    def _new_lines(self) -> dict[str, bytes]:
         """The first line of every file of scores, which names the grader, and those that were not returned before."""
         lines = {}
         for path in (self.folder / SCORES).glob("*.jsonl"):
             with path.open("rb") as file:
-                head = file.readline()
-                file.seek(max(len(head), self._offsets.get(path.name, 0)))
-                lines[path.name] = head + file.read()
+                header = file.readline()
+                file.seek(max(len(header), self._offsets.get(path.name, 0)))
+                lines[path.name] = header + file.read()
                 self._offsets[path.name] = file.tell()
         return lines
 

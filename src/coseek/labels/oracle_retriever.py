@@ -86,7 +86,7 @@ class StoredRanking:
 
 def asked_digest(question: Question, query: Query) -> str:
     """Digest of everything that a ranking depends on besides retriever and ranker."""
-    return digest_of(_knowledge(question), json.dumps(query.to_json()))[:16]
+    return digest_of(_text_without_id(question), json.dumps(query.to_json()))[:16]
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class OracleSearch:
     def of(self, turns: Sequence[Turn]) -> list[OracleRanking]:
         """One ranking per turn. Equal queries are ranked once; a fault of the ranker is retried in every call."""
         keys = [asked_digest(question, query) for question, query in turns]
-        rankings = {key: ranking for key in keys if (ranking := self._known(key)) is not None}
-        ranked_now = self._rank({key: turn for key, turn in zip(keys, turns, strict=True) if key not in rankings})
-        self.cache.keep([StoredRanking(self.texts.shorten(ranking.to_json())) for ranking in ranked_now.values()])
-        rankings |= ranked_now
+        rankings = {key: ranking for key in keys if (ranking := self._cached(key)) is not None}
+        new_rankings = self._rank({key: turn for key, turn in zip(keys, turns, strict=True) if key not in rankings})
+        self.cache.keep([StoredRanking(self.texts.shorten(ranking.to_json())) for ranking in new_rankings.values()])
+        rankings |= new_rankings
         return [rankings[key] for key in keys]
 
-    def _known(self, key: str) -> OracleRanking | None:
+    def _cached(self, key: str) -> OracleRanking | None:
         stored = self.cache.get((key,))
         return None if stored is None else OracleRanking.from_json(self.texts.restore(copy.deepcopy(stored.record)))
 
@@ -148,12 +148,12 @@ class OracleSearch:
         return corpus.by_id(ident)
 
 
-def _ranking(question_id: str, asked: str, pool: Sequence[Candidate], order: RankedOrder) -> OracleRanking:
+def _ranking(question_id: str, query_digest: str, pool: Sequence[Candidate], order: RankedOrder) -> OracleRanking:
     if order.scores is not None:
-        scored = zip(pool, order.scores, strict=True)
-        pool = [replace(candidate, scores={**candidate.scores, RELEVANCE: score}) for candidate, score in scored]
+        pairs = zip(pool, order.scores, strict=True)
+        pool = [replace(candidate, scores={**candidate.scores, RELEVANCE: score}) for candidate, score in pairs]
     ordered = pool if order.found is None else [pool[index] for index in order.found]
-    return OracleRanking(question_id, asked, tuple(ordered), order.texts, order.unreadable, order.fault)
+    return OracleRanking(question_id, query_digest, tuple(ordered), order.texts, order.unreadable, order.fault)
 
 
 class OracleRetriever:
@@ -165,10 +165,10 @@ class OracleRetriever:
         self._rankings = rankings
         self._questions: dict[str, Question] = {}
         for question in questions:
-            other = self._questions.setdefault(question.searched, question)
-            if _knowledge(other) != _knowledge(question):
+            stored = self._questions.setdefault(question.searched, question)
+            if _text_without_id(stored) != _text_without_id(question):
                 raise DataError(
-                    f"the questions {other.id!r} and {question.id!r} are the same text with other answers or gold "
+                    f"the questions {stored.id!r} and {question.id!r} are the same text with other answers or gold "
                     "passages, and the oracle could not tell which of them a search is for; take one of them out"
                 )
 
@@ -178,7 +178,7 @@ class OracleRetriever:
 
     @cached_property
     def identity(self) -> str:
-        knowledge = (_knowledge(question) for question in self._questions.values())
+        knowledge = (_text_without_id(question) for question in self._questions.values())
         return digest_of(self.name, self._rankings.cache.identity, *knowledge)
 
     @property
@@ -206,6 +206,6 @@ class OracleRetriever:
         return self._questions[query.question]
 
 
-def _knowledge(question: Question) -> str:
+def _text_without_id(question: Question) -> str:
     """A question without its id, as text."""
     return json.dumps({**question.to_json(), "id": ""}, sort_keys=True)

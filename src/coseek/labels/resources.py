@@ -72,7 +72,7 @@ class LabelResources:
     @property
     def retriever(self) -> Retriever:
         """It can be searched from several threads."""
-        found_by = _needed(self.found_by, "a retriever, whose passages they score; name one with --retriever")
+        found_by = _require(self.found_by, "a retriever, whose passages they score; name one with --retriever")
         return found_by if isinstance(found_by, Concurrent) else LockedRetriever(found_by, self._searching)
 
     @property
@@ -88,25 +88,25 @@ class LabelResources:
 
     @property
     def agent(self) -> Agent:
-        return self._speaker.agent
+        return self._agent_with_limits.agent
 
     @property
     def limits(self) -> Limits:
-        return self._speaker.limits
+        return self._agent_with_limits.limits
 
     @property
     def agent_identity(self) -> str:
         """A digest of the agent and its limits."""
-        return digest_of(self._speaker.identity, self.limits.model_dump_json())
+        return digest_of(self._agent_with_limits.identity, self.limits.model_dump_json())
 
     @cached_property
-    def _speaker(self) -> AgentWithLimits:
-        return _needed(self.open_agent, "the agent, which continues from passages; name it with --agent")()
+    def _agent_with_limits(self) -> AgentWithLimits:
+        return _require(self.open_agent, "the agent, which continues from passages; name it with --agent")()
 
     @property
     def scorer(self) -> str:
         """`oracle`, `gold` or a model's name."""
-        return _needed(
+        return _require(
             self.scorer_name,
             "a scorer of passages; name with --scorer a model (a folder, a URL, a YAML file), `oracle` for questions "
             "of a laptop world, or `gold` for questions with gold passages",
@@ -127,25 +127,25 @@ class LabelResources:
         """The scorer as a text model with greedy decoding."""
         if self.scorer in (ORACLE, GOLD):
             raise SettingError(f"--scorer {self.scorer} is no model; these labels need a language model")
-        return open_frozen_model(self.scorer, self.text_cache(self.scorer), self._writing)
+        return open_frozen_model(self.scorer, self.text_cache(self.scorer), self._model_settings)
 
     def judge(self, name: str) -> Judge:
         """The judge of answers, placed as the scorer is."""
-        return open_judge(JudgeSettings(model=name), self.text_cache(name), self._writing)
+        return open_judge(JudgeSettings(model=name), self.text_cache(name), self._model_settings)
 
     @property
-    def _writing(self) -> TextModelSettings:
+    def _model_settings(self) -> TextModelSettings:
         return make_settings(TextModelSettings, self.placement.values())
 
     def text_cache(self, name: str) -> Path | None:
         """The cache of a model's texts. A server has one in any case: equal prompts of different turns are paid for
         once, and a kill loses no text that had arrived."""
-        own = self.folder / "scores" / "texts.sqlite" if named_server(name) is not None else None
-        return self.cache or own
+        own_cache = self.folder / "scores" / "texts.sqlite" if named_server(name) is not None else None
+        return self.cache or own_cache
 
     @cached_property
     def likelihood(self) -> LikelihoodModel:
-        name = _needed(
+        name = _require(
             self.likelihood_name,
             "a model that says how likely an answer is; name with --likelihood its folder, or a server (a URL, a YAML "
             "file)",
@@ -177,8 +177,8 @@ class LabelResources:
         skipped and counted; the next start repeats it."""
 
         def rows(batch: list[SearchTurn]) -> list[T]:
-            searched = zip(batch, find_candidates(self.retriever, batch, k, self.tally), strict=True)
-            return [row for turn, candidates in searched if candidates is not None for row in label(turn, candidates)]
+            pairs = zip(batch, find_candidates(self.retriever, batch, k, self.tally), strict=True)
+            return [row for turn, candidates in pairs if candidates is not None for row in label(turn, candidates)]
 
         return self.each(rows, turns, self.retriever)
 
@@ -207,7 +207,7 @@ def by_trajectory(turns: Iterable[SearchTurn], size: int) -> Iterator[list[Searc
         yield batch
 
 
-def _needed(resource: T | None, noun: str) -> T:
+def _require(resource: T | None, noun: str) -> T:
     """A part that was named. Raises `SettingError` with what is needed and how to name it."""
     if resource is None:
         raise SettingError(f"these labels need {noun}")

@@ -64,15 +64,15 @@ class RuleMaker:
         return self.parts.each_searched(self._labels, turns, self.settings.candidates)
 
     def _labels(self, turn: SearchTurn, candidates: Candidates) -> Iterator[Labelled]:
-        ruled = self.rule(turn, candidates)
-        if isinstance(ruled, str):
-            yield DroppedTurn(turn.id, ruled)
+        ruling = self.rule(turn, candidates)
+        if isinstance(ruling, str):
+            yield DroppedTurn(turn.id, ruling)
             return
-        positives = ruled.positives if self.settings.every else ruled.positives[:1]
+        positives = ruling.positives if self.settings.every else ruling.positives[:1]
         chosen = {candidate.passage.id: candidate.passage for candidate in positives}
         rest = [candidate for candidate in candidates if candidate.passage.id not in chosen]
-        unfit = [*(candidate.passage for candidate in ruled.positives), *ruled.not_negative]
-        pool = [candidate.passage.id for candidate in not_equal_to(rest, unfit)]
+        excluded = [*(candidate.passage for candidate in ruling.positives), *ruling.not_negative]
+        pool = [candidate.passage.id for candidate in not_equal_to(rest, excluded)]
         if not pool:
             yield DroppedTurn(turn.id, "no-negatives")
             return
@@ -84,8 +84,8 @@ def candidate_of(passage: Passage, candidates: Candidates) -> Candidate:
     """The candidate with this text, which may have another id in a run of another system; else the passage, with rank
     0."""
     texts = (passage.title, passage.text)
-    same = (candidate for candidate in candidates if (candidate.passage.title, candidate.passage.text) == texts)
-    return next(same, Candidate(passage, 0))
+    matches = (candidate for candidate in candidates if (candidate.passage.title, candidate.passage.text) == texts)
+    return next(matches, Candidate(passage, 0))
 
 
 # Used passages: which passages of a search the agent used afterwards, as its run shows.
@@ -102,10 +102,10 @@ Use: TypeAlias = Literal["opened", "selected", "query", "answer"]
 def shown_before(turn: SearchTurn) -> dict[str, Passage]:
     """By id what searches and visits of earlier turns returned. Searches of one turn run at once, so none of them is
     earlier than another."""
-    now = turn.trajectory.searches[turn.search].turn
-    before = [search for search in turn.trajectory.searches[: turn.search] if now is None or search.turn != now]
-    visits = [visit for visit in turn.trajectory.visits if now is not None and visit.turn < now]
-    return met_passages(before, visits)
+    number = turn.trajectory.searches[turn.search].turn
+    earlier = [search for search in turn.trajectory.searches[: turn.search] if number is None or search.turn != number]
+    visits = [visit for visit in turn.trajectory.visits if number is not None and visit.turn < number]
+    return met_passages(earlier, visits)
 
 
 def used(turn: SearchTurn, use: Use) -> list[Passage]:
@@ -117,12 +117,12 @@ def _passages(turn: SearchTurn) -> list[Passage]:
     return [hit.passage for hit in turn.trajectory.searches[turn.search].hits]
 
 
-def _named(turn: SearchTurn, idents: list[str]) -> list[Passage]:
+def _passages_by_id(turn: SearchTurn, idents: list[str]) -> list[Passage]:
     by_id = {passage.id: passage for passage in _passages(turn)}
     return [by_id[ident] for ident in dict.fromkeys(idents) if ident in by_id]
 
 
-def _opened(turn: SearchTurn) -> list[Passage]:
+def _opened_passages(turn: SearchTurn) -> list[Passage]:
     idents: list[str] = []
     for visit in turn.trajectory.visits:
         numbers = [
@@ -134,11 +134,11 @@ def _opened(turn: SearchTurn) -> list[Passage]:
         ]
         if numbers and numbers[-1] == turn.search:
             idents.append(visit.id)
-    return _named(turn, idents)
+    return _passages_by_id(turn, idents)
 
 
-def _selected(turn: SearchTurn) -> list[Passage]:
-    return _named(turn, [*(turn.trajectory.searches[turn.search].selected or ())])
+def _selected_passages(turn: SearchTurn) -> list[Passage]:
+    return _passages_by_id(turn, [*(turn.trajectory.searches[turn.search].selected or ())])
 
 
 def _next_searches(turn: SearchTurn) -> list[Search]:
@@ -148,21 +148,21 @@ def _next_searches(turn: SearchTurn) -> list[Search]:
     return [search for search in later if search.turn is not None and search.turn == later[0].turn] or later[:1]
 
 
-def _of_query(turn: SearchTurn) -> list[Passage]:
+def _query_passages(turn: SearchTurn) -> list[Passage]:
     old_words = {*words(turn.question.question), *words(turn.query.reasoning)}
     for search in turn.trajectory.searches[: turn.search + 1]:
         old_words.update(words(search.query))
-    new = {word for search in _next_searches(turn) for word in words(search.query)} - old_words
+    new_words = {word for search in _next_searches(turn) for word in words(search.query)} - old_words
     passages = _passages(turn)
-    held = [new & set(words(passage.contents)) for passage in passages]
-    if len(held) > 1:
-        everywhere = set.intersection(*held)
-        held = [own_words - everywhere for own_words in held]
-    order = sorted(range(len(passages)), key=lambda index: -len(held[index]))
-    return [passages[index] for index in order if held[index]]
+    shared_words = [new_words & set(words(passage.contents)) for passage in passages]
+    if len(shared_words) > 1:
+        common_words = set.intersection(*shared_words)
+        shared_words = [own_words - common_words for own_words in shared_words]
+    order = sorted(range(len(passages)), key=lambda index: -len(shared_words[index]))
+    return [passages[index] for index in order if shared_words[index]]
 
 
-def _of_answer(turn: SearchTurn) -> list[Passage]:
+def _answer_passages(turn: SearchTurn) -> list[Passage]:
     answer = answer_words(turn.trajectory.answer or "")
     if _next_searches(turn) or not is_decidable(answer):
         return []
@@ -170,8 +170,8 @@ def _of_answer(turn: SearchTurn) -> list[Passage]:
 
 
 _USES: Mapping[Use, Callable[[SearchTurn], list[Passage]]] = {
-    "opened": _opened,
-    "selected": _selected,
-    "query": _of_query,
-    "answer": _of_answer,
+    "opened": _opened_passages,
+    "selected": _selected_passages,
+    "query": _query_passages,
+    "answer": _answer_passages,
 }

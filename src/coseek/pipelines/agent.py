@@ -119,8 +119,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if data.unseen is not None and not (self.folder / "unseen").exists():
             world_maker().make(data.unseen).save(self.folder / "unseen")
         for name, path in self.set_folders.items():
-            given = name == "data" and self.given_retriever is not None
-            if not given and not self._index_path(name).exists():
+            is_given = name == "data" and self.given_retriever is not None
+            if not is_given and not self._index_path(name).exists():
                 build_index(path, data.retriever, self._index_path(name), data.retriever_settings)
         if self.given_retriever is not None:
             check_gold(self.questions(data.train), self.given_retriever, str(data.index), self.data_folder)
@@ -132,8 +132,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @property
     def data_folder(self) -> Path:
         """The data set of the recipe, or the one that is made here."""
-        given, made = self.recipe.data.folder, self.folder / "data"
-        return made if given is None or made.exists() else Path(given)
+        given_folder, made_folder = self.recipe.data.folder, self.folder / "data"
+        return made_folder if given_folder is None or made_folder.exists() else Path(given_folder)
 
     @cached_property
     def set_folders(self) -> dict[str, Path]:
@@ -145,8 +145,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     @cached_property
     def retrievers(self) -> dict[str, Retriever]:
-        given = {} if self.given_retriever is None else {"data": self.given_retriever}
-        return {name: given.get(name) or open_index(self._index_path(name)) for name in self.set_folders}
+        given_retrievers = {} if self.given_retriever is None else {"data": self.given_retriever}
+        return {name: given_retrievers.get(name) or open_index(self._index_path(name)) for name in self.set_folders}
 
     @cached_property
     def given_retriever(self) -> Retriever | None:

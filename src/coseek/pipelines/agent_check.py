@@ -146,10 +146,10 @@ def _first_learner(recipe: AgentRecipe) -> tuple[str, LearnerSettings]:
     if recipe.warm_start is not None:
         return "warm_start.sft.learner.lora", recipe.warm_start.sft.learner
     first = stages_of(recipe, Path())[0]
-    inside = f"stages.{first.name}." if first.name else ""
+    prefix = f"stages.{first.name}." if first.name else ""
     if first.recipe.learn == "rejection":
-        return f"{inside}rejection.sft.learner.lora", first.recipe.rejection.sft.learner
-    return f"{inside}rl.policy.lora", first.recipe.rl.policy
+        return f"{prefix}rejection.sft.learner.lora", first.recipe.rejection.sft.learner
+    return f"{prefix}rl.policy.lora", first.recipe.rl.policy
 
 
 def _check_new_tokens(recipe: AgentRecipe) -> None:
@@ -161,8 +161,8 @@ def _check_new_tokens(recipe: AgentRecipe) -> None:
     setting, first = _first_learner(recipe)
     tags: list[str] = []
     if policy.folder is not None and policy.add_tag_tokens:
-        special = (tag for protocol in taught_protocols(recipe) for tag in protocol.grammar.special_tokens)
-        tags = new_tags(model_path(policy.folder), special)
+        special_tokens = (tag for protocol in taught_protocols(recipe) for tag in protocol.grammar.special_tokens)
+        tags = new_tags(model_path(policy.folder), special_tokens)
     if first.lora is not None and (policy.folder is None or tags or (policy.add_word_tokens and taught_first)):
         raise SettingError(
             f"{setting} trains adapters alone, and the policy's new tokens would keep untrained vectors; set "
@@ -171,11 +171,11 @@ def _check_new_tokens(recipe: AgentRecipe) -> None:
     if policy.folder is None or taught_first or not ((folder := model_path(policy.folder)) / CARD).is_file():
         return
     card = AgentCard.read(folder)
-    spelt = set(tags) & set(recipe.load_protocol(card.protocol, run_files=False).grammar.special_tokens)
-    if spelt:
+    spelt_tags = set(tags) & set(recipe.load_protocol(card.protocol, run_files=False).grammar.special_tokens)
+    if spelt_tags:
         raise SettingError(
             f"policy.add_tag_tokens=true makes new tokens of tags that {policy.folder} has learnt to spell "
-            f"({', '.join(sorted(spelt))}), and no warm start would train them; set policy.add_tag_tokens=false"
+            f"({', '.join(sorted(spelt_tags))}), and no warm start would train them; set policy.add_tag_tokens=false"
         )
 
 
@@ -218,8 +218,8 @@ def _check_path(entry: RecipePath) -> None:
         raise DataError(missing("", entry.path, entry.setting, entry.shipped) + how_to_make(entry.path))
     if problem := problem_of(entry):
         makeable = entry.setting in ("data.folder", "data.index")
-        way = " (docs/reference/recipes.md says what makes it)" if makeable else ""
-        raise DataError(f"{problem}, which the recipe names as {entry.setting}; check the path{way}")
+        hint = " (docs/reference/recipes.md says what makes it)" if makeable else ""
+        raise DataError(f"{problem}, which the recipe names as {entry.setting}; check the path{hint}")
 
 
 def problem_of(entry: RecipePath) -> str:
@@ -227,19 +227,19 @@ def problem_of(entry: RecipePath) -> str:
     path, is_model = entry.path, entry.holds == "model"
     if not path.exists():
         return missing("", path, known=entry.shipped) if is_model else f"there is no {path}"
-    if is_model and entry.setting != ENCODER and (other := of_another_kind(path)):
-        return other
+    if is_model and entry.setting != ENCODER and (problem := of_another_kind(path)):
+        return problem
     # A folder must hold a file of each item; `|` separates alternatives. The files of splits have their own entries.
     patterns = {"questions": ["questions.*.jsonl"], "data": [], "index": ["index.json"], "run": ["run.yaml"]}
-    needed = patterns.get(entry.holds, ["config.json", "*.safetensors|*.bin"])
+    required = patterns.get(entry.holds, ["config.json", "*.safetensors|*.bin"])
     if entry.setting == "data.folder" and entry.holds == "data":
-        needed = ["corpus.jsonl"]
+        required = ["corpus.jsonl"]
     elif entry.setting in (ENCODER, "graders.generator.counted_by"):
-        needed = ["*.json"]
+        required = ["*.json"]
     elif entry.setting == "graders.judge.model" and is_world(path):
-        needed = []
-    present = {item: any(any(path.glob(pattern)) for pattern in item.split("|")) for item in needed}
-    lacking = [item.partition("|")[0] for item in needed if not present[item]]
+        required = []
+    is_present = {item: any(any(path.glob(pattern)) for pattern in item.split("|")) for item in required}
+    lacking = [item.partition("|")[0] for item in required if not is_present[item]]
     return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
 
 
@@ -267,9 +267,9 @@ def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
     if recipe.data is not None:
         data = recipe.data
         mistakes.collect(check_data_folder, data.folder, "data.folder", data.train)
-        for split, usual in ((data.dev, "dev"), (data.test, "test")):
+        for split, usual_split in ((data.dev, "dev"), (data.test, "test")):
             if not mistakes.errors:
-                mistakes.collect(check_data_folder, data.folder, "data.folder", split, usual)
+                mistakes.collect(check_data_folder, data.folder, "data.folder", split, usual_split)
         for name in data.questions:
             if not Path(name).exists():
                 mistakes.add(DataError(f"there is no {name}, which data.questions names; check the path"))
@@ -300,14 +300,14 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     """Every local path that a recipe names, without URLs."""
     data, engine = recipe.data, recipe.data.training_retriever or {}
     encoder = data.retriever_settings.get("encoder")
-    shipped = isinstance(encoder, str) and is_shipped(encoder)
+    has_shipped_encoder = isinstance(encoder, str) and is_shipped(encoder)
     settings: list[tuple[str, object, Literal["data", "questions", "index", "model"]]] = [
         ("data.folder", data.folder, "data" if data.index is None else "questions"),
         ("data.index", data.index, "index"),
         ("data.training_retriever.over", engine.get("over"), "index"),
         ("data.training_retriever.model", engine.get("model"), "model"),
         ("data.training_retriever.questions", engine.get("questions"), "data"),
-        (ENCODER, None if data.index or shipped else encoder, "model"),
+        (ENCODER, None if data.index or has_shipped_encoder else encoder, "model"),
         ("policy.folder", recipe.policy.folder, "model"),
         ("table.baseline_model", recipe.table.baseline_model if recipe.table.baselines else None, "model"),
     ]
@@ -328,7 +328,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
             return  # they are made
         taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
         splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
-        measured = [("data.dev", data.dev), ("data.test", data.test)]  # `missing_splits` sees to those not there
-        splits += [(name, split) for name, split in measured if (folder / f"questions.{split}.jsonl").exists()]
+        measured_splits = [("data.dev", data.dev), ("data.test", data.test)]  # `missing_splits` sees to those not there
+        splits += [(name, split) for name, split in measured_splits if (folder / f"questions.{split}.jsonl").exists()]
         for setting, split in splits:
             yield RecipePath(setting, folder / f"questions.{split}.jsonl", "data")

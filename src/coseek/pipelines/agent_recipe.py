@@ -93,12 +93,12 @@ class DataSettings(Settings):
         """The lines of `training_retriever`. By default `noisy` and `gold` wrap `index`, and `gold` takes the questions
         of the data set `folder`."""
         lines = cast("JsonObject | None", self.training_retriever)
-        below: dict[object, JsonObject] = {"noisy": {"over": index}, "gold": {"over": index, "data": folder}}
-        return lines and {**below.get(lines.get("retriever"), {}), **lines}
+        defaults: dict[object, JsonObject] = {"noisy": {"over": index}, "gold": {"over": index, "data": folder}}
+        return lines and {**defaults.get(lines.get("retriever"), {}), **lines}
 
     @field_validator("world", "unseen", mode="before")
     @classmethod
-    def _named(cls, source: object) -> object:
+    def _resolve_world(cls, source: object) -> object:
         return world_maker().chosen({}, source) if isinstance(source, str) else source
 
     @model_validator(mode="after")
@@ -109,9 +109,9 @@ class DataSettings(Settings):
             raise ValueError("give exactly one of data.world and data.folder")
         if self.world is not None and self.folder is not None:
             # coseek's recipes name worlds; a user's data replace the unseen world, too.
-            others = "data.world=null" + (" data.unseen=null" if self.unseen else "")
-            both = "data.world and data.folder are given, and exactly one is needed"
-            raise ValueError(f"{both}; set the others to null: {others}")
+            overrides = "data.world=null" + (" data.unseen=null" if self.unseen else "")
+            problem = "data.world and data.folder are given, and exactly one is needed"
+            raise ValueError(f"{problem}; set the others to null: {overrides}")
         return self
 
 
@@ -175,11 +175,11 @@ class WarmStartSettings(Settings):
     """The supervised training."""
 
     @model_validator(mode="after")
-    def _shown_where_it_can_be(self) -> "WarmStartSettings":
+    def _is_consistent(self) -> "WarmStartSettings":
         for name in ("made", "renamed"):
             if getattr(self, name) and (self.demonstrator != "expert" or self.worlds):
-                only = f"only the expert demonstrates {name} questions, and not in throw-away worlds"
-                raise ValueError(f"{name}: {only}; set worlds=0")
+                reason = f"only the expert demonstrates {name} questions, and not in throw-away worlds"
+                raise ValueError(f"{name}: {reason}; set worlds=0")
         return self
 
     @property
@@ -240,13 +240,13 @@ class TableSettings(Settings):
 
     @field_validator("baseline_limits")
     @classmethod
-    def _are_limits(cls, limits: dict[str, int | None]) -> dict[str, int | None]:
+    def _check_limits(cls, limits: dict[str, int | None]) -> dict[str, int | None]:
         make_settings(Limits, dict(limits), "table.baseline_limits")
         return limits
 
     @field_validator("metrics")
     @classmethod
-    def _known(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def _check_metric_names(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         check_metrics(names or ())
         if names == ():
             raise SettingError("table.metrics is empty; name a metric, or null for the one nearest to the reward")
@@ -347,8 +347,8 @@ class AgentRecipe(Placement):
 
     def load_protocol(self, name: str | None = None, *, run_files: bool = True) -> Protocol:
         """The agent's protocol, or another one, with the recipe's prompt template."""
-        protocol, more = name or self.protocol, self.tools if name in (None, self.protocol) else ()
-        return load_protocol(protocol, self.prompt_template, self.chat_template, run_files=run_files, tools=more)
+        protocol, tools = name or self.protocol, self.tools if name in (None, self.protocol) else ()
+        return load_protocol(protocol, self.prompt_template, self.chat_template, run_files=run_files, tools=tools)
 
     def agent_record(self, name: str, temperature: float, **others: Json) -> JsonObject:
         """An agent of this recipe as `run.yaml` describes it. `others`: a further field, or another protocol."""
@@ -420,8 +420,8 @@ def _check_stages(stages: JsonObject, overrides: Sequence[str]) -> None:
     paths = [override.partition("=")[0].split(".") for override in overrides]
     for names in paths:
         if len(names) > 2 and names[0] == "stages" and names[1] not in stages and ["stages"] not in paths:
-            has = f"It has: {', '.join(stages)}" if stages else "It has none"
-            raise SettingError(f"the recipe has no stage {names[1]!r}{nearest(names[1], stages)} {has}")
+            known_stages = f"It has: {', '.join(stages)}" if stages else "It has none"
+            raise SettingError(f"the recipe has no stage {names[1]!r}{nearest(names[1], stages)} {known_stages}")
 
 
 def chosen_preset(overrides: Sequence[str]) -> JsonObject:
@@ -435,34 +435,34 @@ def recipe_tree(source: Json, file: Path, preset: JsonObject) -> JsonObject:
     if isinstance(source, str):
         tree = _read(_base_path(source, file), ())
     elif isinstance(source, dict):
-        tree = _over_base({**source, **preset}, file, ())
+        tree = _merge_over_base({**source, **preset}, file, ())
     else:
         raise SettingError(f"{file}: an agent's recipe is a name, a YAML file, or such lines, not {source!r}")
     return _with_preset({**tree, **preset}, tree)
 
 
-def _read(path: Path, above: Sequence[Path]) -> JsonObject:
-    """A recipe file as a tree, merged with the recipe it extends. `above`: the files that extend this one."""
-    if real_path(path) in above:
-        chain = " → ".join(file.name for file in (*above, path))
+def _read(path: Path, extending: Sequence[Path]) -> JsonObject:
+    """A recipe file as a tree, merged with the recipe it extends. `extending`: the files that extend this one."""
+    if real_path(path) in extending:
+        chain = " → ".join(file.name for file in (*extending, path))
         raise SettingError(f"{path} extends itself ({chain}); leave out one `extends`")
     tree = read_yaml(path, "recipe")
-    if isinstance(inside := tree.get("recipe"), dict):  # a run's record
-        tree = inside
-    return _over_base(tree, path, (*above, real_path(path)))
+    if isinstance(recorded := tree.get("recipe"), dict):  # a run's record
+        tree = recorded
+    return _merge_over_base(tree, path, (*extending, real_path(path)))
 
 
-def _over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:
+def _merge_over_base(tree: JsonObject, path: Path, extending: Sequence[Path]) -> JsonObject:
     """Merge the settings in the file `path` over the recipe that they extend."""
     base = tree.get("extends")
     if base is None:
-        if (near := closest("extends", map(str, tree))) and near not in AgentRecipe.model_fields:
-            raise SettingError(f"{path}: no setting named {near!r}; did you mean 'extends'?")
+        if (close_name := closest("extends", map(str, tree))) and close_name not in AgentRecipe.model_fields:
+            raise SettingError(f"{path}: no setting named {close_name!r}; did you mean 'extends'?")
         return tree
     tree = {name: value for name, value in tree.items() if name != "extends"}
     if not isinstance(base, str):
         raise SettingError(f"{path}: `extends` names one recipe, not {base!r}")
-    return merge_settings(AgentRecipe, _with_preset(tree, _read(_base_path(base, path), above)), tree)
+    return merge_settings(AgentRecipe, _with_preset(tree, _read(_base_path(base, path), extending)), tree)
 
 
 def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:

@@ -168,10 +168,10 @@ def notes_of(training: AgentTraining, scores: dict[str, Scores]) -> list[str]:
         notes.insert(1, f"Keep the policy before training: {better_policy(training)}.")
     graders = training.recipe.graders
     if by_generator(training) and graders.generator is not None:
-        judged = f", judged by {graders.judge.model}" if graders.judge is not None else ""
-        notes.append(f"The answers are those of {graders.generator.model} from the passages of each row{judged}.")
-        paid = any("judge" in make_reward(stage.recipe.reward).needs for stage in training.stages)
-        if paid and graders.judge is not None and graders.judge.model != ORACLE:
+        judge_note = f", judged by {graders.judge.model}" if graders.judge is not None else ""
+        notes.append(f"The answers are those of {graders.generator.model} from the passages of each row{judge_note}.")
+        has_judge_reward = any("judge" in make_reward(stage.recipe.reward).needs for stage in training.stages)
+        if has_judge_reward and graders.judge is not None and graders.judge.model != ORACLE:
             notes.append(
                 "That judge also set the reward in training, and a policy may have learnt to please it; ask another: "
                 f"coseek score {training.folder / 'table'}/* --answer-with {graders.generator.model} --judge OTHER"
@@ -186,10 +186,10 @@ def alarms_of(stage: Stage) -> list[str]:
         return []
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(path)]
     return [
-        f"Alarm {name} in {len(steps)} of {len(rows)} steps of reinforcement learning{_of(stage)}, "
+        f"Alarm {name} in {len(steps)} of {len(rows)} steps of reinforcement learning{_stage_suffix(stage)}, "
         f"first in step {steps[0]}, last in step {steps[-1]}."
         for name, steps in alarm_steps(rows).items()
-    ] or [f"No alarm in {counted(len(rows), 'step')} of reinforcement learning{_of(stage)}."]
+    ] or [f"No alarm in {counted(len(rows), 'step')} of reinforcement learning{_stage_suffix(stage)}."]
 
 
 def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
@@ -262,15 +262,15 @@ def sections_of(
     for stage in training.stages:
         sections += _curve(stage)
     for name, set_scores in scores.items():
-        every = dict.fromkeys(summary.group for summary in set_scores.summaries)
-        by_hops = [group for group in every if group not in set_scores.by_dataset]
+        all_groups = dict.fromkeys(summary.group for summary in set_scores.summaries)
+        by_hops = [group for group in all_groups if group not in set_scores.by_dataset]
         for heading, groups in (("by hops", by_hops), ("by data set", set_scores.by_dataset)):
             if groups:
                 bars = _bars(training, set_scores, groups, metric)
                 sections.append(plot_section(f"Before and after, {heading}: {name}", bars, f"{metric}, greedy"))
         sections += calibration_sections(name, set_scores)
-        others = {heading: block for heading, block in tables[name].items() if heading != "Means"}
-        sections += [table_section(f"{heading}: {name}", block) for heading, block in others.items()]
+        other_tables = {heading: block for heading, block in tables[name].items() if heading != "Means"}
+        sections += [table_section(f"{heading}: {name}", block) for heading, block in other_tables.items()]
     return [*sections, _examples(training), *closing_sections("agent", training, files_of(training))]
 
 
@@ -282,15 +282,15 @@ def closing_sections(kind: str, training: TrainingRun[R], files: dict[str, str])
 
 
 def _examples(training: AgentTraining) -> ReportSection:
-    after, column = next(row for row in rows_of(training) if row.name == "after"), training.sets[-1]
-    trajectories = _trajectories(training, after, column)
+    row, column = next(row for row in rows_of(training) if row.name == "after"), training.sets[-1]
+    trajectories = _trajectories(training, row, column)
     text = "Blue is what the agent wrote and is trained on; the rest was written by the environment."
     if by_generator(training):
-        trajectories = with_answers(training.graders, cell_folder(training, after, column), trajectories)
+        trajectories = with_answers(training.graders, cell_folder(training, row, column), trajectories)
         text += " The answer is the generator's."
     questions = [trajectory.question for trajectory in trajectories]
-    drawn = {question.id for question in draw(questions, 5 * EXAMPLES, training.recipe.table.seed)}
-    chosen = [trajectory for trajectory in trajectories if trajectory.question.id in drawn]
+    drawn_ids = {question.id for question in draw(questions, 5 * EXAMPLES, training.recipe.table.seed)}
+    chosen = [trajectory for trajectory in trajectories if trajectory.question.id in drawn_ids]
     chosen.sort(key=lambda trajectory: -len(trajectory.searches))
     right = [trajectory for trajectory in chosen if ended_right(trajectory)]
     wrong = [trajectory for trajectory in chosen if not ended_right(trajectory)]
@@ -310,8 +310,8 @@ def _curve(stage: Stage) -> list[ReportSection]:
     lines = [reward, replace(smoothed(reward), name="mean of five steps")]
     keys = sorted({key for row in rows for key in row if key == LOOK or key.startswith(f"{LOOK}/")})
     names = [": ".join(["dev questions, greedy", *key.split("/")[2:]]) for key in keys]
-    looks = [series_of(rows, key, name, markers=True) for key, name in zip(keys, names, strict=True)]
-    plot = line_plot([*lines, *looks], "step", "reward")
+    evaluations = [series_of(rows, key, name, markers=True) for key, name in zip(keys, names, strict=True)]
+    plot = line_plot([*lines, *evaluations], "step", "reward")
     return [plot_section(f"Learning curve{name}", plot, "Mean reward of each step, and of the dev questions.")]
 
 
@@ -332,10 +332,10 @@ def calibration_sections(name: str, scores: Scores) -> list[ReportSection]:
 
 
 def _bars(training: AgentTraining, scores: Scores, groups: Sequence[str], metric: str) -> Svg:
-    plain = [row.label for row in rows_of(training) if row.passages] or ["naive RAG"]
+    rag_labels = [row.label for row in rows_of(training) if row.passages] or ["naive RAG"]
     bars = [
         BarSeries(name, tuple(scores.of(name, group).metrics.get(metric) for group in groups))
-        for name in ("before", "after", *plain)
+        for name in ("before", "after", *rag_labels)
         if any(summary.run == name for summary in scores.summaries)
     ]
     return bar_plot(groups, bars, metric)
@@ -351,7 +351,7 @@ def files_of(training: AgentTraining) -> dict[str, str]:
         training.policy_folder(after): "the trained policy, a Hugging Face folder",
         training.policy_folder(before): "the policy before reinforcement learning"
         + (", which is better" if training.worse else ""),
-        **{stage.folder / "metrics.jsonl": f"a line for every step{_of(stage)}" for stage in curves},
+        **{stage.folder / "metrics.jsonl": f"a line for every step{_stage_suffix(stage)}" for stage in curves},
         training.data_folder: "corpus and questions",
         folder / "recipe.yaml": "the recipe, with versions and commit",
     }
@@ -368,21 +368,21 @@ def next_commands(training: AgentTraining) -> dict[str, str]:
     """Command → what it does with the trained agent, or with the one before training if the verdict is that training
     made it worse."""
     index = training.recipe.data.index or training.folder / "data.index"
-    over = ["--retriever", index]
+    options = ["--retriever", index]
     if tool_files(training.recipe.protocol):  # the user's files run only if they are named
-        over += ["--protocol", training.recipe.protocol]
+        options += ["--protocol", training.recipe.protocol]
     policy = better_policy(training)
     commands: dict[tuple[object, ...], str] = {
         ("view", training.folder): "a page of its episodes and curves",
-        ("serve", "agent", policy, *over): "then ask it in a browser at http://127.0.0.1:8000",
+        ("serve", "agent", policy, *options): "then ask it in a browser at http://127.0.0.1:8000",
     }
     if any(tag.action in (Action.SEARCH, Action.TOOL) for tag in load_protocol(training.recipe.protocol).grammar.tags):
-        run = ("run", training.data_folder, "--split", "train", "--count", "300", "--agent", policy, *over)
+        run = ("run", training.data_folder, "--split", "train", "--count", "300", "--agent", policy, *options)
         commands[*run, "--out", training.folder / "searches"] = (
             "searches, for `coseek label` and a retriever's training"
         )
     return {shlex.join(("coseek", *map(str, words))): description for words, description in commands.items()}
 
 
-def _of(stage: Stage) -> str:
+def _stage_suffix(stage: Stage) -> str:
     return f" of stage {stage.name}" if stage.name else ""

@@ -98,16 +98,16 @@ def run_agent(
         agent = open_agent(settings.agent) if cluster is None else None
         protocol = load_protocol(settings.agent.protocol) if agent is None else agent.protocol
         protocol.check_retriever(retriever.name)
-        recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
-        run = Run.begin(out, recorded, resume, RunSettings)
+        run_settings = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
+        run = Run.begin(out, run_settings, resume, RunSettings)
         if agent is None:
             assert cluster is not None
             answer_on_cluster(cluster, run, settings, questions, tell)
             return run, questions
-        if why := protocol.template.unread_opening(agent.model.tokenizer):
-            say(f"warning: {why}")
-        if was := former_protocol(model_path(settings.agent.name), protocol):
-            say(f"warning: {settings.agent.name} was trained in the protocol {was}, and not in {protocol.name}")
+        if problem := protocol.template.unread_opening(agent.model.tokenizer):
+            say(f"warning: {problem}")
+        if former_name := former_protocol(model_path(settings.agent.name), protocol):
+            say(f"warning: {settings.agent.name} was trained in the protocol {former_name}, and not in {protocol.name}")
         run_questions(
             run,
             agent,
@@ -157,15 +157,15 @@ def answer_on_cluster(
     from coseek.core.cluster import shares_of  # no run on one machine needs it
 
     drop_partial_line(run.trajectories_path)
-    order, done = rows_of(questions, settings.seed, settings.samples), run.done(with_faults=False)
-    missing = [row for row in order if row not in done]
+    order, done_rows = rows_of(questions, settings.seed, settings.samples), run.done(with_faults=False)
+    missing = [row for row in order if row not in done_rows]
     # Only workers open the agent, so one share is sent even if it is empty, to get the agent's identity.
     shares, ended = [*shares_of(missing, cluster)] or [()], len(order) - len(missing)
     tell(ended, len(order))
-    answered = cluster.map(RunJob(settings, tuple(questions)), shares)
-    first = next(answered)
+    results = cluster.map(RunJob(settings, tuple(questions)), shares)
+    first = next(results)
     with run.open_for_append(first[1].identities, [ident for ident, _ in order], repeat_faults=True) as file:
-        for number, rows in chain([first], answered):
+        for number, rows in chain([first], results):
             run.append_rows(file, rows)
             tell(ended := ended + len(shares[number]), len(order))
 
@@ -272,8 +272,8 @@ def share_run(
         done = run.done()
         return [row for row in order if row not in done]
 
-    share = frozenset(workers.strided_share(workers.broadcast(missing_rows)))
-    resumed = -(-len(order) // workers.world_size) - len(share)  # roughly this worker's rows of earlier starts
+    own_rows = frozenset(workers.strided_share(workers.broadcast(missing_rows)))
+    resumed_rows = -(-len(order) // workers.world_size) - len(own_rows)  # roughly this worker's rows of earlier starts
     own_run = Run(folder) if workers.is_main else Run.begin(folder / PARTS / str(workers.rank), settings, resume=True)
     run_questions(
         own_run,
@@ -285,8 +285,8 @@ def share_run(
         samples=samples,
         concurrency=concurrency,
         overlap=overlap,
-        only=share,
-        tell=lambda ended, total: tell(resumed + ended, resumed + total),
+        only=own_rows,
+        tell=lambda ended, total: tell(resumed_rows + ended, resumed_rows + total),
     )
     workers.barrier()
     if workers.is_main:

@@ -53,11 +53,11 @@ class Violation:
     """Position in `segments`, from 0."""
 
     def __str__(self) -> str:
-        where = [str(self.file)]
-        where += [f"line {self.line}"] if self.line is not None else []
-        where += [f"question {self.question!r}"] if self.question is not None else []
-        where += [f"segment {self.segment}"] if self.segment is not None else []
-        return f"{', '.join(where)}: {self.what}"
+        location = [str(self.file)]
+        location += [f"line {self.line}"] if self.line is not None else []
+        location += [f"question {self.question!r}"] if self.question is not None else []
+        location += [f"segment {self.segment}"] if self.segment is not None else []
+        return f"{', '.join(location)}: {self.what}"
 
 
 @dataclass
@@ -117,8 +117,8 @@ class Audit:
             self.add(path, "there is no digest file: the command was stopped before its end; --resume writes it")
             return
         try:
-            for file, what in changed_files(self.folder):
-                self.add(file, what)
+            for file, problem in changed_files(self.folder):
+                self.add(file, problem)
         except DataError as error:
             self.add(path, str(error))
 
@@ -128,10 +128,10 @@ def audits_of(folder: Path, retriever: str | None = None) -> Iterator[Audit]:
     `UserError` if there is no such folder, or if the retriever cannot be opened."""
     runs = sorted(path.parent for path in folder.rglob("run.yaml"))
     labels = sorted(path.parent for path in folder.rglob("labels.yaml"))
-    for inner in runs or ([] if labels else [folder]):  # what is not a run folder is refused
-        yield audit_run(inner, retriever)
-    for inner in labels:
-        yield audit_labels(inner, retriever)
+    for subfolder in runs or ([] if labels else [folder]):  # what is not a run folder is refused
+        yield audit_run(subfolder, retriever)
+    for subfolder in labels:
+        yield audit_labels(subfolder, retriever)
 
 
 # --- runs
@@ -140,13 +140,13 @@ def audits_of(folder: Path, retriever: str | None = None) -> Iterator[Audit]:
 def audit_run(folder: Path, retriever: str | None = None) -> Audit:
     """Audit a run folder; see `audits_of`."""
     run, audit = Run(folder), Audit(folder)
-    opened = None if retriever is None else open_retriever(retriever)
+    searcher = None if retriever is None else open_retriever(retriever)
     try:
         settings, record = run.settings, run.record
     except DataError as error:
         audit.add(folder / "run.yaml", str(error))
         settings, record = {}, {}
-    _RunAudit(run, audit, RunChecks(settings, record, opened)).check()
+    _RunAudit(run, audit, RunChecks(settings, record, searcher)).check()
     audit.check_digests()
     return audit
 
@@ -187,13 +187,13 @@ class _RunAudit:
                 self.audit.add(path, str(error), number)
                 continue
             self.audit.rows += 1
-            for what, segment in self._findings(number, row, trajectory):
-                self.audit.add(path, what, number, trajectory.question.id, segment)
+            for problem, segment in self._findings(number, row, trajectory):
+                self.audit.add(path, problem, number, trajectory.question.id, segment)
         for ident, seed in self.token_data:
             self.audit.add(self.data_path, f"the run holds no such question with seed {seed}", None, ident)
         if self.questions is not None and (missing := sorted(self.questions.keys() - self.lines.keys())):
-            what = f"{len(missing)} of the run's {len(self.questions)} rows are missing; --resume makes them"
-            self.audit.add(path, f"{what}; the first is that of seed {missing[0][1]}", None, missing[0][0])
+            problem = f"{len(missing)} of the run's {len(self.questions)} rows are missing; --resume makes them"
+            self.audit.add(path, f"{problem}; the first is that of seed {missing[0][1]}", None, missing[0][0])
 
     def _findings(self, number: int, row: JsonObject, trajectory: Trajectory) -> Iterator[Finding]:
         """What is wrong with a row. Only a row that passes all other checks is derived again."""
@@ -223,8 +223,8 @@ class _RunAudit:
         except DataError as error:
             yield f"{FILE}: {error}", None
         if self.reward is not None:
-            for what in wrong_reward(self.reward, trajectory, data):
-                yield f"{FILE}: {what}", None
+            for problem in wrong_reward(self.reward, trajectory, data):
+                yield f"{FILE}: {problem}", None
 
 
 # --- labels
@@ -250,8 +250,8 @@ def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
         for key, (path, line, row) in stored.items():
             if key not in derived:
                 audit.add(path, f"no such row follows {source}", line, key[0])
-            elif (where := difference(derived[key][2], row, rounded=True)) is not None:
-                audit.add(path, f"{where} does not follow {source}", line, key[0])
+            elif (field_path := difference(derived[key][2], row, rounded=True)) is not None:
+                audit.add(path, f"{field_path} does not follow {source}", line, key[0])
         for key in (key for key in derived if key not in stored):
             path = labels.sets_path if key[-1] else labels.dropped_path
             audit.add(path, f"the row of search {key[2]} is missing {source}", None, key[0])
@@ -262,11 +262,11 @@ def audit_labels(folder: Path, retriever: str | None = None) -> Audit:
 def _label_rows(labels: LabelFolder, audit: Audit) -> dict[LabelKey, LabelRow]:
     """The label sets and dropped turns. Broken and repeated rows are violations."""
     rows: dict[LabelKey, LabelRow] = {}
-    kinds: tuple[tuple[Path, Callable[[JsonObject], LabelSet | DroppedTurn]], ...] = (
+    parsers: tuple[tuple[Path, Callable[[JsonObject], LabelSet | DroppedTurn]], ...] = (
         (labels.sets_path, LabelSet.from_json),
         (labels.dropped_path, DroppedTurn.from_json),
     )
-    for path, parse in kinds:
+    for path, parse in parsers:
         for number, stored in audit.rows_of(path) if path.exists() else ():
             try:
                 row = labels.texts.restore(stored)
@@ -276,8 +276,8 @@ def _label_rows(labels: LabelFolder, audit: Audit) -> dict[LabelKey, LabelRow]:
                 continue
             audit.rows += 1
             key = (*label.turn.key, str(label.copy) if isinstance(label, LabelSet) else "")
-            if (where := difference(label.to_json(), row)) is not None:
-                audit.add(path, f"{where} is not what this schema writes", number, key[0])
+            if (field_path := difference(label.to_json(), row)) is not None:
+                audit.add(path, f"{field_path} is not what this schema writes", number, key[0])
             if key in rows:
                 audit.add(path, f"the turn is on line {rows[key][1]} already", number, key[0])
             rows[key] = path, number, row
@@ -331,19 +331,19 @@ def _check_local(settings: LabelSettings, method_settings: JsonObject, retriever
 def difference(derived: Json, stored: Json, where: str = "", *, rounded: bool = False) -> str | None:
     """The path of the first difference of two JSON values, types included; `None` if they are equal. With `rounded`,
     numbers that differ by a rounding error are equal."""
-    inner: Iterator[tuple[str, Json, Json]]
+    children: Iterator[tuple[str, Json, Json]]
     if isinstance(derived, dict) and isinstance(stored, dict):
         prefix = f"{where}." if where else ""
         if unequal := derived.keys() ^ stored.keys():
             return f"{prefix}{min(unequal)}"
-        inner = ((f"{prefix}{name}", derived[name], stored[name]) for name in stored)
+        children = ((f"{prefix}{name}", derived[name], stored[name]) for name in stored)
     elif isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
         pairs = enumerate(zip(derived, stored, strict=True))
-        inner = ((f"{where}[{position}]", new, old) for position, (new, old) in pairs)
+        children = ((f"{where}[{position}]", new, old) for position, (new, old) in pairs)
     elif rounded and isinstance(derived, float) and isinstance(stored, float) and near(derived, stored):
         return None
     else:
         numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (derived, stored))
         return None if derived == stored and (numbers or type(derived) is type(stored)) else where
-    differences = (difference(new, old, path, rounded=rounded) for path, new, old in inner)
+    differences = (difference(new, old, path, rounded=rounded) for path, new, old in children)
     return next((path for path in differences if path is not None), None)

@@ -111,13 +111,13 @@ class CollectionSources:
             elif (first := next(read_rows(path), None)) is None:
                 raise DataError(f"{path} is empty; it needs at least one row")
             else:
-                _document(first)  # raises for a file of another format, before anything is fetched
+                _read_document(first)  # raises for a file of another format, before anything is fetched
                 sources.documents.append(path)
         return sources
 
-    def _add_url(self, text: str, where: str) -> None:
+    def _add_url(self, text: str, origin: str) -> None:
         if not (url := canonical_url(text)):
-            raise DataError(f"{where}: {text.strip()!r} is no web address; write https://HOST/PATH")
+            raise DataError(f"{origin}: {text.strip()!r} is no web address; write https://HOST/PATH")
         self.urls[url] = None
 
     def _add_folder(self, dataset: Dataset) -> None:
@@ -163,15 +163,15 @@ def collect(
         pages.fetch(urls, settings.retry, tell)
         failed = {url: page.fault for url, page in pages.pages(urls) if page.fault}
         if len(failed) == len(urls) and not sources.documents:
-            why = f"no page could be fetched ({failed[urls[0]]}: {urls[0]})" if urls else "the sources name no page"
-            raise DataError(f"{why}; check the addresses and the network, then give retry=true")
+            problem = f"no page could be fetched ({failed[urls[0]]}: {urls[0]})" if urls else "the sources name no page"
+            raise DataError(f"{problem}; check the addresses and the network, then give retry=true")
         saved: list[CollectionSummary] = []
 
         def fill(folder: Path) -> None:
             resolved: dict[str, str] = {}
             passages = _passages(pages.pages(urls), sources.documents, resolved)
             corpus = CorpusFile.write(folder / "corpus.jsonl", passages, "what was collected")
-            splits = {name: [_resolved(item, resolved) for item in items] for name, items in sources.questions.items()}
+            splits = {name: [_resolve(item, resolved) for item in items] for name, items in sources.questions.items()}
             for name, questions in splits.items():
                 save_questions(folder / f"questions.{name}.jsonl", questions)
             summary = CollectionSummary(
@@ -205,32 +205,32 @@ def sub_queries(generator: TextModel, questions: Sequence[str], count: int, tell
 
 
 def _passages(
-    pages: Iterable[tuple[str, StoredPage]], documents: Iterable[Path], resolved: dict[str, str]
+    pages: Iterable[tuple[str, StoredPage]], documents: Iterable[Path], passage_ids: dict[str, str]
 ) -> Iterator[Passage]:
-    """Every page and document once; fills `resolved`: address or id → passage id."""
+    """Every page and document once; fills `passage_ids`: address or id → passage id."""
     for url, page in pages:
         if not page.fault:
-            if page.url not in resolved:
-                resolved[page.url] = page.url
+            if page.url not in passage_ids:
+                passage_ids[page.url] = page.url
                 yield Passage(page.url, page.title, page.text)
-            resolved[url] = resolved[page.url]
+            passage_ids[url] = passage_ids[page.url]
     for path in documents:
-        for passage in map(_document, read_rows(path)):
-            if passage.id not in resolved:
-                resolved[passage.id] = passage.id
+        for passage in map(_read_document, read_rows(path)):
+            if passage.id not in passage_ids:
+                passage_ids[passage.id] = passage.id
                 yield passage
 
 
-def _document(row: SourceRow) -> Passage:
+def _read_document(row: SourceRow) -> Passage:
     """The passage of a row with `text` (or `contents`); its id is its `url` if it has one."""
     url = canonical_url(row.text("url")) if row.has("url") else ""
     with row.placed():
         return Passage.from_json({**row.value, "id": url} if url else row.value)
 
 
-def _resolved(question: Question, resolved: dict[str, str]) -> Question:
+def _resolve(question: Question, passage_ids: dict[str, str]) -> Question:
     """The question with the gold ids that the corpus has."""
-    absent: list[Json] = [ident for ident in question.gold_ids if ident not in resolved]
-    gold_ids = tuple(dict.fromkeys(resolved[ident] for ident in question.gold_ids if ident in resolved))
-    meta = {**question.meta, UNCOLLECTED: absent} if absent else question.meta
+    absent_ids: list[Json] = [ident for ident in question.gold_ids if ident not in passage_ids]
+    gold_ids = tuple(dict.fromkeys(passage_ids[ident] for ident in question.gold_ids if ident in passage_ids))
+    meta = {**question.meta, UNCOLLECTED: absent_ids} if absent_ids else question.meta
     return replace(question, gold_ids=gold_ids, meta=meta)

@@ -122,33 +122,33 @@ class Ruler:
         """Continue every state that has no outcome in the folder yet, and store each outcome as its continuation ends.
         Faults are retried."""
         outcomes = {key: outcome for key, outcome in self.cache.entries().items() if outcome.fault is None}
-        wanted = [state for state in self._states(trajectories) if state.key not in outcomes]
+        missing_states = [state for state in self._states(trajectories) if state.key not in outcomes]
         first = len(outcomes)
         with self.cache.appending() as file:
 
             def keep(state: _State, trajectory: Trajectory) -> None:
                 outcomes[state.key] = state.ended(trajectory)
                 self.cache.append(file, outcomes[state.key])
-                tell(len(outcomes) - first, len(wanted))
+                tell(len(outcomes) - first, len(missing_states))
 
-            for start in range(0, len(wanted), AT_ONCE):
-                self._continue(wanted[start : start + AT_ONCE], keep)
+            for start in range(0, len(missing_states), AT_ONCE):
+                self._continue(missing_states[start : start + AT_ONCE], keep)
         return [*outcomes.values()]
 
     def _states(self, trajectories: Sequence[Trajectory]) -> "Iterator[_State]":
         numbers = range(self.continuations)
         for question in {trajectory.question.id: trajectory.question for trajectory in trajectories}.values():
             yield from (_State(question, 0, 0, number) for number in numbers)
-        for done in trajectories:
-            for turn, position in searches_by_turn(done, self.agent.protocol).items():
-                yield from (_State(done.question, done.seed, turn, number, (done, position)) for number in numbers)
+        for run in trajectories:
+            for turn, position in searches_by_turn(run, self.agent.protocol).items():
+                yield from (_State(run.question, run.seed, turn, number, (run, position)) for number in numbers)
 
     def _continue(self, states: "Sequence[_State]", keep: "Callable[[_State, Trajectory], None]") -> None:
         """Continue states; `keep` is called as each continuation ends."""
-        fresh = {(state.question.id, state.continued_seed): state for state in states if state.search is None}
+        initial = {(state.question.id, state.continued_seed): state for state in states if state.search is None}
         rollout(
-            self.agent, self.retriever, [state.question for state in fresh.values()], [seed for _, seed in fresh],
-            self.limits, on_done=lambda done: keep(fresh[done.question.id, done.seed], done), keep=False,
+            self.agent, self.retriever, [state.question for state in initial.values()], [seed for _, seed in initial],
+            self.limits, on_done=lambda done: keep(initial[done.question.id, done.seed], done), keep=False,
         )  # fmt: skip
         branches: list[Branch] = []
         state_of: dict[int, _State] = {}
@@ -196,7 +196,7 @@ class _State:
 def credit_of(stored: Sequence[Trajectory], signal: CreditSignal, probe: GoldProbe | None) -> dict[TurnKey, float]:
     """The mean advantage that the signal gives the tokens of every turn. Raises `SettingError` if its reward cannot be
     computed."""
-    numbers = {ident: number for number, ident in enumerate(dict.fromkeys(done.question.id for done in stored))}
+    numbers = {ident: number for number, ident in enumerate(dict.fromkeys(run.question.id for run in stored))}
     ordered = sorted(stored, key=lambda trajectory: numbers[trajectory.question.id])
     groups = [numbers[trajectory.question.id] for trajectory in ordered]
     size = max(Counter(groups).values(), default=1)
@@ -239,7 +239,7 @@ class CountingProbe:
 
 def measured_turns(stored: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
     """The turns that searched."""
-    return [(done.question.id, done.seed, turn) for done in stored for turn in searches_by_turn(done, agent.protocol)]
+    return [(run.question.id, run.seed, turn) for run in stored for turn in searches_by_turn(run, agent.protocol)]
 
 
 def values_of(
@@ -247,10 +247,10 @@ def values_of(
 ) -> tuple[dict[TurnKey, float], dict[TurnKey, float], dict[TurnKey, float]]:
     """The values of the turns by all continuations, and by each half of them. Raises `DataError` if no turn has one."""
     turns = measured_turns(trajectories, agent)
-    whole = turn_values(turns, outcomes)
-    if not whole:
+    values = turn_values(turns, outcomes)
+    if not values:
         raise DataError("no turn has a value: none searched, or no continuation went through")
-    return whole, turn_values(turns, outcomes, 0), turn_values(turns, outcomes, 1)
+    return values, turn_values(turns, outcomes, 0), turn_values(turns, outcomes, 1)
 
 
 def measure_credit(
@@ -270,14 +270,14 @@ def measure_credit(
     """
     stored = Run(folder)
     settings = sampling_agent(stored, device)
-    whole = [trajectory for trajectory in stored.trajectories() if trajectory.fault is None]
-    questions = {trajectory.question.id: trajectory.question for trajectory in whole}
-    drawn = {question.id for question in draw([*questions.values()], count, 0)}
-    trajectories = [trajectory for trajectory in whole if trajectory.question.id in drawn]
+    faultless = [trajectory for trajectory in stored.trajectories() if trajectory.fault is None]
+    questions = {trajectory.question.id: trajectory.question for trajectory in faultless}
+    drawn_ids = {question.id for question in draw([*questions.values()], count, 0)}
+    trajectories = [trajectory for trajectory in faultless if trajectory.question.id in drawn_ids]
     agent, retriever = open_agent(settings), open_retriever(retriever_of([stored], None))
     ruler = Ruler(agent, identity_of(settings), retriever, limits_of([stored], None, settings), continuations, out)
     outcomes = ruler.measure(trajectories, partial(tell, "continuations"))
-    values, even, odd = values_of(trajectories, agent, outcomes)
+    values, even_values, odd_values = values_of(trajectories, agent, outcomes)
     scores: dict[str, SignalScore] = {}
     within: dict[str, dict[str, float]] = {}
     tokens = {RULER: sum(outcome.tokens for outcome in outcomes) / len(values)}
@@ -295,9 +295,9 @@ def measure_credit(
             say(f"{name} is left out: {error}")
             continue
         tokens[name] = 0.0 if counting is None else counting.tokens / len(values)
-    rated = within_questions(values, values, decisive)
-    add(RULER, even, odd)
-    within[RULER] = {question: value for question, value in within[RULER].items() if question in rated}
+    rated_questions = within_questions(values, values, decisive)
+    add(RULER, even_values, odd_values)
+    within[RULER] = {question: value for question, value in within[RULER].items() if question in rated_questions}
     return CreditScores(values, scores, within, tokens, sum(outcome.fault is not None for outcome in outcomes))
 
 

@@ -31,9 +31,9 @@ def check_data_folder(name: str, setting: str = "", split: str = "train", usual:
         raise DataError(f"{folder}{named_by} is an index; name the data set that it was made from")
     if not (folder / "corpus.jsonl").is_file():
         import_name = f"{folder.name or 'my'}-data"
-        holds = "is a file" if folder.is_file() else "has no corpus.jsonl" if any(folder.iterdir()) else "is empty"
+        problem = "is a file" if folder.is_file() else "has no corpus.jsonl" if any(folder.iterdir()) else "is empty"
         raise DataError(
-            f"{folder}{named_by} {holds} and is not a data set; import the documents first: "
+            f"{folder}{named_by} {problem} and is not a data set; import the documents first: "
             f"coseek data import documents {folder} --out {import_name}, then name {import_name}"
         )
     dataset = Dataset(folder)
@@ -50,16 +50,16 @@ def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> N
         make_questions(data.folder, folder, data.train, data.synthesis, say)
     if data.world is not None and not folder.exists():
         world_maker().make(data.world).save(folder)
-    used = Dataset(folder if data.folder is None or folder.exists() else Path(data.folder))
-    if missing := missing_splits(used, data):
-        _set_aside(used, data.train, missing, folder)
+    source = Dataset(folder if data.folder is None or folder.exists() else Path(data.folder))
+    if missing := missing_splits(source, data):
+        _set_aside(source, data.train, missing, folder)
         say(
-            f"{used.folder} has no questions in its split {' and '.join(missing)}; a tenth of the training questions "
+            f"{source.folder} has no questions in its split {' and '.join(missing)}; a tenth of the training questions "
             f"is set aside for each ({folder})"
         )
-        used = Dataset(folder)
+        source = Dataset(folder)
     for split in dict.fromkeys((data.train, data.dev, data.test)):
-        for note in unmatched_notes(load_questions(used.split_path(split))) if split in used.splits else ():
+        for note in unmatched_notes(load_questions(source.split_path(split))) if split in source.splits else ():
             say(f"warning: {split}: {note}")
 
 
@@ -165,8 +165,8 @@ def question_sets(
         columns["unseen"] = Dataset(folders["unseen"]).questions(data.test)
     if data.folder is not None:
         columns |= own_questions(data.folder, folders["data"], data.train)
-    sets: list[QuestionSet] = []
+    table_sets: list[QuestionSet] = []
     for name, questions in columns.items():
-        drawn = draw(questions, table.questions, table.seed, table.per_set)
-        sets.append(QuestionSet(name, tuple(drawn), retrievers.get(name, retrievers["data"])))
-    return sets
+        questions_drawn = draw(questions, table.questions, table.seed, table.per_set)
+        table_sets.append(QuestionSet(name, tuple(questions_drawn), retrievers.get(name, retrievers["data"])))
+    return table_sets

@@ -61,7 +61,7 @@ def stored_demonstrations(
     """The runs of these folders whose reward is high enough. Raises `DataError` if there is none, or for a run of
     another protocol."""
 
-    def checked() -> Iterator[Trajectory]:
+    def checked_trajectories() -> Iterator[Trajectory]:
         for folder in folders:
             for trajectory in Run(Path(folder)).trajectories():
                 if trajectory.protocol != protocol.name:
@@ -71,7 +71,7 @@ def stored_demonstrations(
                     )
                 yield trajectory
 
-    right = correct_trajectories(checked(), TrajectoryScorer(make_reward(keep.reward)), keep, seed)
+    right = correct_trajectories(checked_trajectories(), TrajectoryScorer(make_reward(keep.reward)), keep, seed)
     return [retokenised(trajectory, protocol, tokenizer, limits) for trajectory in right]
 
 
@@ -81,23 +81,23 @@ def retokenised(trajectory: Trajectory, protocol: Protocol, tokenizer: Tokenizer
     if protocol.grammar.native_calls:
         return _retokenised_calls(trajectory, protocol, tokenizer, same)
     first = next((number for number, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT), 0)
-    former = protocol.grammar.opened_mark(trajectory.segments[first - 1].text) if first else ""
-    opened = protocol.template.opened_mark(tokenizer)
-    prompt, tail = protocol.template.prompt_ids(tokenizer, trajectory.question, protocol.file.opens_with_search)
+    former_mark = protocol.grammar.opened_mark(trajectory.segments[first - 1].text) if first else ""
+    opened_mark = protocol.template.opened_mark(tokenizer)
+    prompt, prompt_tail = protocol.template.prompt_ids(tokenizer, trajectory.question, protocol.file.opens_with_search)
     segments: list[Segment] = []
     for number, segment in enumerate(trajectory.segments):
         is_agent, text = segment.author is Author.AGENT, segment.text
-        unchanged = same and (number != first or former == opened)
-        if number == first and former != opened:
-            text = _with_opening(text, protocol.grammar, former, opened)
-        ids = segment.ids if unchanged else _ids(text, protocol, tokenizer, is_agent)
+        is_unchanged = same and (number != first or former_mark == opened_mark)
+        if number == first and former_mark != opened_mark:
+            text = _with_opening(text, protocol.grammar, former_mark, opened_mark)
+        ids = segment.ids if is_unchanged else _ids(text, protocol, tokenizer, is_agent)
         if segment.tag == PROMPT:
             ids = prompt
         elif number == 1 and protocol.file.opens_with_search:
             opening = [search for search in trajectory.searches if search.turn == 0]
             budgets = (limits.max_observation_tokens, limits.max_document_tokens)
-            ids = protocol.template.block_ids(tokenizer, opening, *budgets) + tail
-        logprobs = (segment.logprobs if unchanged else (0.0,) * len(ids)) if is_agent else ()
+            ids = protocol.template.block_ids(tokenizer, opening, *budgets) + prompt_tail
+        logprobs = (segment.logprobs if is_unchanged else (0.0,) * len(ids)) if is_agent else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
     return replace(
         trajectory, segments=tuple(segments), side_contexts=(), exact=True, messages=(), logged_protocol=None
@@ -117,8 +117,8 @@ def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: To
         segments = list(group)
         if not is_agent:
             results = [tuple(tokenizer.encode_data(_result_text(segment, protocol))) for segment in segments]
-            for segment, framed in zip(segments, native_turns.frame(episode, results), strict=True):
-                episode.add(Segment(Author.ENVIRONMENT, segment.tag, tokenizer.decode(framed), framed))
+            for segment, framed_ids in zip(segments, native_turns.frame(episode, results), strict=True):
+                episode.add(Segment(Author.ENVIRONMENT, segment.tag, tokenizer.decode(framed_ids), framed_ids))
             continue
         for segment in segments:
             spelt = protocol.grammar.spell(segment.message or {})
@@ -133,28 +133,28 @@ def _retokenised_calls(trajectory: Trajectory, protocol: Protocol, tokenizer: To
 def _result_text(segment: Segment, protocol: Protocol) -> str:
     """A result without the tags around it."""
     tag = protocol.grammar.by_name[protocol.grammar.observation]
-    inside = segment.text.strip().removeprefix(tag.opening).removesuffix(tag.closing)
-    if tag.opening in inside or protocol.grammar.escape(inside) != inside:
+    text = segment.text.strip().removeprefix(tag.opening).removesuffix(tag.closing)
+    if tag.opening in text or protocol.grammar.escape(text) != text:
         raise DataError(
             "a run with native tool calls is framed by the chat template of another model; keep runs of the policy's "
             "own model, or of a server (dialect tools)"
         )
-    return inside
+    return text
 
 
-def _with_opening(text: str, grammar: Grammar, former: str, opened: str) -> str:
-    """Adapt the first turn to another prompt: the former one opened reasoning with the mark `former`, the new one opens
-    it with `opened`."""
-    own = [tag.opening for tag in grammar.tags]
-    if former in own or (former and grammar.free_text):
-        text = text if text.lstrip().startswith(former) else former + text
-    elif former and (parts := split_opened(text, former)) is not None:
+def _with_opening(text: str, grammar: Grammar, former_mark: str, opened_mark: str) -> str:
+    """Adapt the first turn to another prompt: the former one opened reasoning with `former_mark`, the new one opens
+    it with `opened_mark`."""
+    own_marks = [tag.opening for tag in grammar.tags]
+    if former_mark in own_marks or (former_mark and grammar.free_text):
+        text = text if text.lstrip().startswith(former_mark) else former_mark + text
+    elif former_mark and (parts := split_opened(text, former_mark)) is not None:
         thought, (reasoning, text) = grammar.thought, parts
         if thought and not text.lstrip().startswith(thought.opening):
             text = f"{thought.opening}{reasoning}{thought.closing}{text}"
-    if opened in own or grammar.free_text:
-        return text.lstrip().removeprefix(opened) if opened else text
-    return closing_of(opened) + text if opened else text
+    if opened_mark in own_marks or grammar.free_text:
+        return text.lstrip().removeprefix(opened_mark) if opened_mark else text
+    return closing_of(opened_mark) + text if opened_mark else text
 
 
 def _ids(text: str, protocol: Protocol, tokenizer: Tokenizer, is_turn: bool) -> tuple[int, ...]:
@@ -211,7 +211,7 @@ def demonstrate(
         demonstrations += _play(demonstrator, protocol, tokenizer, engine, questions, recipe.limits, seed)
         count = round(settings.one_shot * len(questions))
         few = questions[:count] if settings.uses_worlds else draw(questions, count, recipe.seed)  # worlds are shuffled
-        demonstrations += _answered_at_once(recipe, tokenizer, engine, few, number)
+        demonstrations += _baseline_demonstrations(recipe, tokenizer, engine, few, number)
         if settings.reading:
             rng = random.Random(f"{recipe.seed}/reading/{number}")
             sampled = rng.sample(questions, round(settings.reading * len(questions)))
@@ -219,23 +219,23 @@ def demonstrate(
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
             sampled = rng.sample(questions, round(share * len(questions)))
-            other, seed = recipe.load_protocol(name), derive_seed(recipe.seed, name, number)
-            demonstrations += _play(demonstrator, other, tokenizer, engine, sampled, recipe.limits, seed)
+            other_protocol, seed = recipe.load_protocol(name), derive_seed(recipe.seed, name, number)
+            demonstrations += _play(demonstrator, other_protocol, tokenizer, engine, sampled, recipe.limits, seed)
         progress.advance(number, f"{len(demonstrations)} runs")
     if settings.demonstrator == EXPERT and settings.known and KNOWN in dataset.splits:
-        known = [question for question in dataset.questions(recipe.data.train) if question.meta.get(KNOWN)]
-        questions, seed = [*dataset.questions(KNOWN), *known], derive_seed(recipe.seed, KNOWN)
+        known_questions = [question for question in dataset.questions(recipe.data.train) if question.meta.get(KNOWN)]
+        questions, seed = [*dataset.questions(KNOWN), *known_questions], derive_seed(recipe.seed, KNOWN)
         bm25 = Bm25.over(dataset.corpus)  # so that arms with other engines start from the same policy
-        recalled = _play(demonstrator, protocol, tokenizer, bm25, questions, recipe.limits, seed)
-        demonstrations += _repeated(recalled, round(len(demonstrations) * settings.known / (1 - settings.known)), seed)
+        recalls = _play(demonstrator, protocol, tokenizer, bm25, questions, recipe.limits, seed)
+        demonstrations += _repeat(recalls, round(len(demonstrations) * settings.known / (1 - settings.known)), seed)
     return demonstrations
 
 
-def _repeated(demonstrations: Sequence[Trajectory], count: int, seed: int) -> Iterator[Trajectory]:
+def _repeat(demonstrations: Sequence[Trajectory], count: int, seed: int) -> Iterator[Trajectory]:
     """`count` demonstrations, repeated evenly in random order. Without hops, so that they keep their share of the draws
     under a curriculum."""
     shuffled = random.Random(seed).sample(demonstrations, len(demonstrations))
-    without_hops = (replace(played, question=replace(played.question, hops=None)) for played in shuffled)
+    without_hops = (replace(trajectory, question=replace(trajectory.question, hops=None)) for trajectory in shuffled)
     return islice(cycle(without_hops), count)
 
 
@@ -246,15 +246,15 @@ def _demonstrator(settings: WarmStartSettings, corpus: Corpus) -> ScriptedAgent:
     return open_scripted_agent(settings.demonstrator, *([settings.expert] if settings.demonstrator == EXPERT else []))
 
 
-def _answered_at_once(
+def _baseline_demonstrations(
     recipe: AgentRecipe, tokenizer: Tokenizer, retriever: Retriever, questions: Sequence[Question], number: int
 ) -> Iterator[Trajectory]:
     """The gold answers in the protocols of the table's baselines."""
-    answered = [question for question in questions if question.answers]
+    answerable = [question for question in questions if question.answers]
     limits = recipe.limits.with_passages(recipe.table.rag_passages)
     for name in ("direct", "rag"):
-        once, seed = recipe.load_protocol(name), derive_seed(recipe.seed, name, number)
-        yield from _play(GoldAnswerAgent(), once, tokenizer, retriever, answered, limits, seed)
+        protocol, seed = recipe.load_protocol(name), derive_seed(recipe.seed, name, number)
+        yield from _play(GoldAnswerAgent(), protocol, tokenizer, retriever, answerable, limits, seed)
 
 
 def readings(
@@ -269,9 +269,9 @@ def readings(
     others that a search for the question finds. Questions without gold passages or answers are left out."""
     settings = GeneratorSettings(model="")
     prompt, budget = load_generator_prompt(settings), ContextBudget(settings.max_context_tokens)
-    able = [question for question in questions if question.gold_ids and question.answers]
-    hit_lists = retriever.search([question.question for question in able], most)
-    for question, hits in zip(able, hit_lists, strict=True):
+    usable = [question for question in questions if question.gold_ids and question.answers]
+    hit_lists = retriever.search([question.question for question in usable], most)
+    for question, hits in zip(usable, hit_lists, strict=True):
         gold = [corpus.by_id(ident) for ident in question.gold_ids]
         others = [hit.passage for hit in hits if hit.passage.id not in question.gold_ids]
         passages = [*gold, *others[: rng.randint(0, max(0, most - len(gold)))]]
@@ -283,13 +283,13 @@ def readings(
 def reply_to(question: Question, protocol: str, message: str, reply: str, tokenizer: Tokenizer) -> Trajectory:
     """A message and the reply to it, as a trajectory."""
     before, after = chat_frame(tokenizer)
-    read = (*before, *tokenizer.encode_data(message), *after)
-    opened = opened_at_end(tokenizer.decode(after))
-    closed = tokenizer.encode(f"{closing_of(opened)}\n\n" if opened else "")  # the reply is no thought
-    written = (*closed, *tokenizer.encode_data(reply), tokenizer.eos_id)
+    prompt_ids = (*before, *tokenizer.encode_data(message), *after)
+    opened_mark = opened_at_end(tokenizer.decode(after))
+    closing_ids = tokenizer.encode(f"{closing_of(opened_mark)}\n\n" if opened_mark else "")  # the reply is no thought
+    reply_ids = (*closing_ids, *tokenizer.encode_data(reply), tokenizer.eos_id)
     segments = (
-        Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(read), read),
-        Segment(Author.AGENT, "", tokenizer.decode(written), written, (0.0,) * len(written)),
+        Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(prompt_ids), prompt_ids),
+        Segment(Author.AGENT, "", tokenizer.decode(reply_ids), reply_ids, (0.0,) * len(reply_ids)),
     )
     return Trajectory(question, protocol, segments, (), StopReason.COMPLETE)
 
@@ -347,14 +347,14 @@ def _play(
 def _has_read_its_answer(trajectory: Trajectory) -> bool:
     """Whether a run ended by itself, found its gold passages, and was shown the answer if one of them holds it: a long
     passage may have been cut before the answer."""
-    ended = trajectory.stop in (StopReason.ANSWERED, StopReason.COMPLETE) and not trajectory.declined
+    has_ended = trajectory.stop in (StopReason.ANSWERED, StopReason.COMPLETE) and not trajectory.declined
     passages = {hit.passage.id: hit.passage for search in trajectory.searches for hit in search.hits}
-    if not ended or not set(trajectory.question.gold_ids) <= passages.keys():
+    if not has_ended or not set(trajectory.question.gold_ids) <= passages.keys():
         return False
-    observed = (segment for segment in trajectory.segments if segment.author is Author.ENVIRONMENT)
-    read = " ".join(segment.text for segment in observed if segment.tag != PROMPT)
+    observations = (segment for segment in trajectory.segments if segment.author is Author.ENVIRONMENT)
+    observed_text = " ".join(segment.text for segment in observations if segment.tag != PROMPT)
     answer = held_answer(trajectory.question, list(passages.values()))
-    return has_words(read, answer) or not any(holds(passage, answer) for passage in passages.values())
+    return has_words(observed_text, answer) or not any(holds(passage, answer) for passage in passages.values())
 
 
 def notes_of(trajectory: Trajectory) -> list[Trajectory]:
@@ -376,7 +376,7 @@ def write_start(
     Word tokens come from the texts of the warm start. Without a warm start none are added: nothing would train their
     vectors before the first rollout, and a trained policy would read them worse than their pieces.
     """
-    policy, seed, taught = recipe.policy, recipe.seed, recipe.warm_start is not None
+    policy, seed, has_warm_start = recipe.policy, recipe.seed, recipe.warm_start is not None
     if policy.folder is None:
         make_policy(policy.laptop, texts_of(recipe, open_data()), marks, folder, seed)
         return
@@ -384,13 +384,13 @@ def write_start(
         progress.warn(warning)
     source, tags = model_path(policy.folder), marks if policy.add_tag_tokens else ()
     words: list[str] = []
-    if policy.add_word_tokens and taught:
+    if policy.add_word_tokens and has_warm_start:
         words = spelt_words(source, texts_of(recipe, open_data()), policy.add_word_tokens)
     elif policy.add_word_tokens:
         progress.say(
             "no words are added to the tokenizer (policy.add_word_tokens): without a warm start nothing trains them"
         )
-    if not taught and (untrained := new_tags(source, tags)):
+    if not has_warm_start and (untrained := new_tags(source, tags)):
         progress.warn(
             f"{', '.join(untrained)} become tokens with untrained vectors, and there is no warm start; if "
             f"{policy.folder} writes these tags already, set policy.add_tag_tokens=false"
@@ -404,10 +404,10 @@ def policy_warnings(recipe: AgentRecipe) -> list[str]:
         return []
     protocol = recipe.load_protocol(run_files=False)
     warnings = []
-    if recipe.warm_start is None and (was := former_protocol(folder, protocol)):
+    if recipe.warm_start is None and (former := former_protocol(folder, protocol)):
         warnings.append(
-            f"{folder} was trained in the protocol {was}, and the recipe's is {protocol.name}, whose tags nothing "
-            f"teaches it before the first rollout; set protocol={was}, or give the recipe a warm_start"
+            f"{folder} was trained in the protocol {former}, and the recipe's is {protocol.name}, whose tags nothing "
+            f"teaches it before the first rollout; set protocol={former}, or give the recipe a warm_start"
         )
     with suppress(DataError):  # of a tokenizer that cannot be opened, which other checks name
         warnings.append(protocol.template.unread_opening(HfTokenizer.load(folder)))

@@ -102,13 +102,13 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
     paths = [(entry, problem_of(entry) or _lacking_weights(entry)) for entry in paths_of(recipe)]
-    with temp_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as deleted:
+    with temp_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as scratch:
         if recipe.data.folder is not None and not any(problem for _, problem in paths):
             mistakes = ErrorList()  # the training prepares its data in the same way
-            mistakes.collect(make_data, recipe.data, deleted / "data", lambda _: None)
+            mistakes.collect(make_data, recipe.data, scratch / "data", lambda _: None)
             entry = RecipePath("data.folder", Path(recipe.data.folder), "data")
             paths.append((entry, " | ".join(mistakes.sentences)))
-        steps = rehearse(recipe, shape, folder or deleted)
+        steps = rehearse(recipe, shape, folder or scratch)
     warnings, machine = policy_warnings(recipe), recipe.machine
     rows = [("path", entry.setting, problem or f"{entry.path}: there") for entry, problem in paths]
     size = shape.parameters
@@ -128,8 +128,8 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
         f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."
     )
     missing: dict[str, Json] = {entry.setting: problem for entry, problem in paths if problem}
-    listed = "; ".join(f"{problem} ({setting})" for setting, problem in missing.items())
-    refusal = f"the recipe cannot be trained yet: {listed}. Put it there, or name another: SETTING=PATH"
+    problems = "; ".join(f"{problem} ({setting})" for setting, problem in missing.items())
+    refusal = f"the recipe cannot be trained yet: {problems}. Put it there, or name another: SETTING=PATH"
     values: JsonObject = {"shape": plain(shape), "source": source, "parameters": size, "missing": missing}
     values |= {"stages": stage_values, "warnings": [*warnings]}
     return DryRun((Table(COLUMNS, tuple(rows), (note,)),), values, refusal if missing else "")
@@ -231,7 +231,7 @@ def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: P
 def _small_config(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> PretrainedConfig:
     """A configuration with small sizes; everything else is kept."""
     values = config.to_dict()
-    kinds = values.get("layer_types")
+    layer_types = values.get("layer_types")
     values |= {
         "hidden_size": HEADS * HEAD_SIZE,
         "num_attention_heads": HEADS,
@@ -243,7 +243,7 @@ def _small_config(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_id,
         **({"head_dim": HEAD_SIZE} if values.get("head_dim") else {}),
-        **({"layer_types": kinds[:LAYERS]} if kinds else {}),
+        **({"layer_types": layer_types[:LAYERS]} if layer_types else {}),
     }
     kind = str(values.pop("model_type"))
     return AutoConfig.for_model(kind, **values)
@@ -258,7 +258,7 @@ def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
         engine = {**engine, "model": model, "questions": None}
     graders, reader = recipe.graders, {"model": model, "prompt": "generator"}
     rows: JsonObject = {"micro_batch_tokens": 4096}
-    budgets = [(name, most, cast("int | None", getattr(recipe.limits, name))) for name, most in BUDGETS.items()]
+    budgets = [(name, maximum, cast("int | None", getattr(recipe.limits, name))) for name, maximum in BUDGETS.items()]
     sft: JsonObject = {
         "steps": 1, "tokens_per_step": 512, "repeat_steps": 0, "varied_steps": 0, "rounds": 1, "gate": None,
     }  # fmt: skip
@@ -267,7 +267,7 @@ def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
             "world": dump_settings(WORLD), "folder": None, "unseen": None, "index": None, "retriever": "bm25",
             "retriever_settings": {}, "training_retriever": cast(Json, engine) or None, "train": "train", "dev": "dev",
         },
-        "limits": {name: value if value is None else min(most, value) for name, most, value in budgets},
+        "limits": {name: value if value is None else min(maximum, value) for name, maximum, value in budgets},
         "policy": {"folder": model},
         "chat_template": "auto",  # the small tokenizer has none
         "rl": {

@@ -164,11 +164,11 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             return encoder_folder(self.recipe.encoder)
         folder = self.folder / "start"
         if not folder.exists():
-            make_laptop_encoder(self.recipe.laptop, self._texts(), folder, self.recipe.seed)
+            make_laptop_encoder(self.recipe.laptop, self._tokenizer_texts(), folder, self.recipe.seed)
             self._write_card(folder, "start")
         return folder
 
-    def _texts(self) -> list[str]:
+    def _tokenizer_texts(self) -> list[str]:
         """The texts that a new tokenizer is trained on."""
         if self.recipe.synthetic is not None:
             return [*synthetic_labels().texts(self.recipe.synthetic, self.recipe.seed)]
@@ -186,14 +186,14 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         """The card of the trained encoder: prompts, pooling, view and token limits."""
         start, recipe = EncoderCard.of(self.start_folder), self.recipe
         names = ("query_prompt", "passage_prompt", "pooling", "query_tokens", "passage_tokens")
-        changed = {name: value for name in names if (value := getattr(recipe, name)) is not None}
-        check_prompts(self.start_folder, changed)
-        most = most_read(self.start_folder)
+        changes = {name: value for name in names if (value := getattr(recipe, name)) is not None}
+        check_prompts(self.start_folder, changes)
+        limit = most_read(self.start_folder)
         for name in ("query_tokens", "passage_tokens"):
-            if most is not None and changed.get(name, 0) > most:
-                self.progress.warn(f"{name} is {most} and not {changed[name]}: {self.start_folder.name} reads no more")
-                changed[name] = most
-        return start.model_copy(update={**changed, "view": recipe.view or start.view})
+            if limit is not None and changes.get(name, 0) > limit:
+                self.progress.warn(f"{name} is {limit} and not {changes[name]}: {self.start_folder.name} reads no more")
+                changes[name] = limit
+        return start.model_copy(update={**changes, "view": recipe.view or start.view})
 
     @cached_property
     def seen(self) -> Callable[[Query], str]:
@@ -230,10 +230,10 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             raise DataError(f"all {len(labels)} label sets are held out; lower held_out.share, or label more turns")
         if not held_out_labels:
             return EncoderData(train, None)
-        others: list[Passage] = [candidate.passage for label in labels for candidate in label.candidates]
+        other_passages: list[Passage] = [candidate.passage for label in labels for candidate in label.candidates]
         if held_out.corpus is not None:
-            others = list(Corpus.load(_corpus_file(held_out.corpus)))
-        return EncoderData(train, HeldOut.of({"held out": held_out_labels}, others, held_out, seed))
+            other_passages = list(Corpus.load(_corpus_file(held_out.corpus)))
+        return EncoderData(train, HeldOut.of({"held out": held_out_labels}, other_passages, held_out, seed))
 
     @cached_property
     def evaluator(self) -> EncoderEvaluator | None:
@@ -388,8 +388,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         card = dump_settings(self.card_of(folder))
         facts = {"recipe": self.recipe.about, **{setting: str(value) for setting, value in card.items() if value}}
         command, start = "retriever recipe.yaml", self.recipe.encoder
-        kind, about = self.model_kind, self.about[name]
-        self.model_card(kind, command, name, about, LIMITS, start, facts, table=table).write(folder)
+        kind, description = self.model_kind, self.about[name]
+        self.model_card(kind, command, name, description, LIMITS, start, facts, table=table).write(folder)
 
     def card_of(self, folder: Path) -> EncoderCard:
         """The card in a model's folder."""
@@ -435,12 +435,12 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     def _judge(self, claims: Sequence[PairedClaim]) -> None:
         """Choose the searcher to recommend: hybrid, trained encoder or BM25; the initial encoder if training made it
         worse."""
-        judged = zip(claims, outcomes(claims), strict=True)
-        lost = {(claim.run, claim.against) for claim, outcome in judged if outcome is Outcome.WORSE}
-        if (TRAINED, BEFORE) in lost:
+        claim_outcomes = zip(claims, outcomes(claims), strict=True)
+        lost_pairs = {(claim.run, claim.against) for claim, outcome in claim_outcomes if outcome is Outcome.WORSE}
+        if (TRAINED, BEFORE) in lost_pairs:
             self.kept = BEFORE
         elif self.data is not None:
-            worse = {run for run, _ in lost}
+            worse = {run for run, _ in lost_pairs}
             self.kept = next((name for name in (HYBRID, TRAINED) if name not in worse), BM25)
 
     @property

@@ -70,8 +70,8 @@ def shape_of_folder(folder: Path) -> tuple[Shape, str]:
         return shape_of_config(read_json(path, foreign=True), path), str(path)
     name = next((name for name in SHAPES if name.lower() in folder.name.lower()), None)
     if name is None:
-        way = way_out(str(folder), shipped_models()) + how_to_make(folder)
-        raise DataError(f"there is no {path}, and its shape is known only of {', '.join(SHAPES)}; {way}")
+        advice = way_out(str(folder), shipped_models()) + how_to_make(folder)
+        raise DataError(f"there is no {path}, and its shape is known only of {', '.join(SHAPES)}; {advice}")
     return SHAPES[name], f"the published shape of {name}"
 
 
@@ -131,18 +131,18 @@ def memory_of(recipe: AgentRecipe, shape: Shape) -> Memory:
 def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
     rl, devices, limits = recipe.rl, recipe.machine.devices, recipe.limits
     policy, *critics = learners = _rl_learners(recipe, shape)
-    written = min(limits.max_tokens, (limits.max_turns + 1) * limits.max_turn_tokens)
-    share = limits.max_turn_tokens / (limits.max_turn_tokens + PROMPT_TOKENS)
+    written_tokens = min(limits.max_tokens, (limits.max_turns + 1) * limits.max_turn_tokens)
+    written_share = limits.max_turn_tokens / (limits.max_turn_tokens + PROMPT_TOKENS)
     runs = -(-rl.questions_per_step * rl.group_size // devices)
     return Memory(
         weights=policy.weights, adam=policy.adam, critic=sum(critic.weights + critic.adam for critic in critics),
-        reference=0.0 if policy.offloads("reference") else _reference(recipe, policy) / policy.shards,
+        reference=0.0 if policy.offloads("reference") else _reference_bytes(recipe, policy) / policy.shards,
         graders=graders_of(recipe), gradients=max(learner.gradients for learner in learners),
         gathered=max(learner.gathered(shape) for learner in learners),
-        activations=_activations(shape, policy, limits.max_tokens, written, share),
+        activations=_activation_bytes(shape, policy, limits.max_tokens, written_tokens, written_share),
         fetched=max(learner.fetched for learner in learners),
-        sampler=0.0 if recipe.rollout.servers else _sampler(recipe, shape, policy),
-        cache=0.0 if recipe.rollout.servers else _cache(recipe, shape, max(runs, _evaluated_at_once(recipe))),
+        sampler=0.0 if recipe.rollout.servers else _sampler_bytes(recipe, shape, policy),
+        cache=0.0 if recipe.rollout.servers else _cache_bytes(recipe, shape, max(runs, _evaluated_at_once(recipe))),
     )  # fmt: skip
 
 
@@ -153,8 +153,8 @@ def _supervised_memory(recipe: AgentRecipe, shape: Shape, settings: LearnerSetti
     return Memory(
         weights=policy.weights, adam=policy.adam, critic=0.0, reference=0.0, graders=graders_of(recipe),
         gradients=policy.gradients, gathered=policy.gathered(shape),
-        activations=_activations(shape, policy, row, row, 1.0), fetched=policy.fetched,
-        sampler=_sampler(recipe, shape, policy), cache=_cache(recipe, shape, questions),
+        activations=_activation_bytes(shape, policy, row, row, 1.0), fetched=policy.fetched,
+        sampler=_sampler_bytes(recipe, shape, policy), cache=_cache_bytes(recipe, shape, questions),
     )  # fmt: skip
 
 
@@ -212,13 +212,13 @@ class _Learner:
 
 
 def _learner(recipe: AgentRecipe, shape: Shape, settings: LearnerSettings) -> _Learner:
-    adapters, whole, devices = adapter_parameters(shape, settings), shape.parameters, recipe.machine.devices
+    adapters, parameters, devices = adapter_parameters(shape, settings), shape.parameters, recipe.machine.devices
     if settings.lora is None:
-        return _Learner(whole, whole, settings, devices, False)
+        return _Learner(parameters, parameters, settings, devices, False)
     # Below adapters, where trainer and sampler use it, and not in shards (`trainer.lora.learner_placement`).
-    sharded = settings.strategy == "fsdp2" and devices > 1
-    in_bfloat16 = settings.precision != "float32" and _itemsize(recipe) == 2 and not sharded
-    return _Learner(whole + adapters, adapters, settings, devices, in_bfloat16)
+    is_sharded = settings.strategy == "fsdp2" and devices > 1
+    in_bfloat16 = settings.precision != "float32" and _itemsize(recipe) == 2 and not is_sharded
+    return _Learner(parameters + adapters, adapters, settings, devices, in_bfloat16)
 
 
 def _rl_learners(recipe: AgentRecipe, shape: Shape) -> list[_Learner]:
@@ -228,11 +228,11 @@ def _rl_learners(recipe: AgentRecipe, shape: Shape) -> list[_Learner]:
         return [policy]
     whole, adapters = shape.trunk_parameters + shape.hidden + 1, adapter_parameters(shape, value)
     trained = whole if value.lora is None else adapters + shape.hidden + 1
-    narrow = policy.in_bfloat16 and value.lora is not None
-    return [policy, _Learner(whole + adapters, trained, value, recipe.machine.devices, narrow)]
+    in_bfloat16 = policy.in_bfloat16 and value.lora is not None
+    return [policy, _Learner(whole + adapters, trained, value, recipe.machine.devices, in_bfloat16)]
 
 
-def _reference(recipe: AgentRecipe, policy: _Learner) -> float:
+def _reference_bytes(recipe: AgentRecipe, policy: _Learner) -> float:
     """Bytes of the reference on all devices together; 0 with adapters, whose frozen weights are the reference."""
     return policy.whole if recipe.rl.kl_coef > 0.0 and recipe.rl.policy.lora is None else 0.0
 
@@ -242,16 +242,16 @@ def adapter_parameters(shape: Shape, learner: LearnerSettings) -> int:
     if learner.lora is None:
         return 0
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    sides = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys) + 3 * (shape.hidden + shape.feed_forward)
-    return int(shape.layers * learner.lora.rank * sides)
+    widths = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys) + 3 * (shape.hidden + shape.feed_forward)
+    return int(shape.layers * learner.lora.rank * widths)
 
 
-def _activations(shape: Shape, policy: _Learner, row: int, written: int, share: float) -> float:
-    """Activations of a micro-batch, or of a longer row. Logits: at `written` tokens of a row, or at a `share` of all
-    tokens."""
+def _activation_bytes(shape: Shape, policy: _Learner, row: int, written_tokens: int, written_share: float) -> float:
+    """Activations of a micro-batch, or of a longer row. Logits: at `written_tokens` of a row, or at a
+    `written_share` of all tokens."""
     learner = policy.settings
-    most = micro_batch_tokens(shape, learner)
-    size = pass_bytes(shape, learner, max(most, row), max(written, share * most))
+    batch_tokens = micro_batch_tokens(shape, learner)
+    size = pass_bytes(shape, learner, max(batch_tokens, row), max(written_tokens, written_share * batch_tokens))
     if learner.precision != "float32" and not policy.in_bfloat16:
         # Matrix products keep the weights that they cast; checkpointing frees them after each layer.
         layers = 1 if learner.gradient_checkpointing else shape.layers
@@ -259,7 +259,7 @@ def _activations(shape: Shape, policy: _Learner, row: int, written: int, share: 
     return size
 
 
-def _sampler(recipe: AgentRecipe, shape: Shape, policy: _Learner) -> float:
+def _sampler_bytes(recipe: AgentRecipe, shape: Shape, policy: _Learner) -> float:
     """A whole copy of the weights if they are sharded or of another precision; the laptop's engine always has joined
     copies. A sampler shares the weights below adapters if they have its precision."""
     size, same_precision = _itemsize(recipe), _itemsize(recipe) == (2 if policy.in_bfloat16 else 4)
@@ -269,7 +269,7 @@ def _sampler(recipe: AgentRecipe, shape: Shape, policy: _Learner) -> float:
     return copy + (size * (shape.parameters + shape.vocabulary * shape.hidden) if shape.lfm2 else 0.0)
 
 
-def _cache(recipe: AgentRecipe, shape: Shape, runs: int) -> float:
+def _cache_bytes(recipe: AgentRecipe, shape: Shape, runs: int) -> float:
     row = recipe.limits.max_tokens * shape.cache_bytes(_itemsize(recipe))
     rows = min(recipe.concurrency, runs)
     if recipe.cache_gib is not None:
@@ -288,8 +288,8 @@ def _itemsize(recipe: AgentRecipe) -> int:
 
 def local_graders(recipe: AgentRecipe) -> dict[str, Path]:
     """Setting → folder of the local models that training queries, without servers."""
-    queried = ("graders.generator.model", "graders.judge.model", "data.training_retriever.model")
-    entries = [entry for entry in paths_of(recipe) if entry.setting in queried]
+    grader_settings = ("graders.generator.model", "graders.judge.model", "data.training_retriever.model")
+    entries = [entry for entry in paths_of(recipe) if entry.setting in grader_settings]
     return {entry.setting: entry.path for entry in entries if entry.path.suffix not in (".yaml", ".yml")}
 
 
@@ -305,11 +305,11 @@ def host_of(recipe: AgentRecipe, shape: Shape) -> float:
     policy, *_ = learners = _rl_learners(recipe, shape)
     if recipe.learn != "rl" or policy.shards == 1:
         return 0.0
-    weights, later = _reference(recipe, policy) if policy.offloads("reference") else 0.0, 0.0
+    weights, offloaded = _reference_bytes(recipe, policy) if policy.offloads("reference") else 0.0, 0.0
     for model in learners:
         weights += model.whole if model.offloads("weights") else 0.0
-        later += policy.shards * (4.0 * model.trained / model.shards - model.gradients + model.moments - model.adam)
-    return weights + max(policy.shards * policy.whole, later)
+        offloaded += policy.shards * (4.0 * model.trained / model.shards - model.gradients + model.moments - model.adam)
+    return weights + max(policy.shards * policy.whole, offloaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,31 +338,31 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     """
     rl, limits, machine = recipe.rl, recipe.limits, recipe.machine
     if recipe.learn != "rl":
-        warm = recipe.warm_start
-        sft = recipe.rejection.sft if recipe.learn == "rejection" or warm is None else warm.sft
-        seconds = 6.0 * shape.parameters * sft.tokens_per_step / _rate(machine, machine.update_mfu)
+        warm_start = recipe.warm_start
+        sft = recipe.rejection.sft if recipe.learn == "rejection" or warm_start is None else warm_start.sft
+        seconds = 6.0 * shape.parameters * sft.tokens_per_step / _flops(machine, machine.update_mfu)
         return Work(0, 0, sft.tokens_per_step, 0.0, seconds, sft.steps)
     turns = limits.max_turns + 1
-    written = turns * limits.max_turn_tokens
-    capped = (limits.max_document_tokens or 0) * limits.passages_per_search
+    written_tokens = turns * limits.max_turn_tokens
+    document_tokens = (limits.max_document_tokens or 0) * limits.passages_per_search
     observations = limits.max_turns + load_protocol(recipe.protocol).file.opens_with_search
-    read = PROMPT_TOKENS + observations * max(capped, limits.max_observation_tokens)
-    shrink = min(1.0, limits.max_tokens / (written + read))
-    written, read = round(shrink * written), round(shrink * read)
+    read_tokens = PROMPT_TOKENS + observations * max(document_tokens, limits.max_observation_tokens)
+    scale = min(1.0, limits.max_tokens / (written_tokens + read_tokens))
+    written_tokens, read_tokens = round(scale * written_tokens), round(scale * read_tokens)
     runs = rl.questions_per_step * rl.group_size
-    context = (written + read) / 2
+    context = (written_tokens + read_tokens) / 2
     forward = 2.0 * shape.parameters + 4.0 * shape.cached_layers * shape.heads * shape.head_size * context
     passes = 3.0 * rl.epochs + (1.0 if rl.kl_coef > 0.0 else 0.0) + (1.0 if rl.old_logprobs == "recompute" else 0.0)
     passes += 3.0 * rl.epochs + 1.0 if open_algorithm(rl).needs_critic else 0.0
     passes += rl.epochs if rl.policy.gradient_checkpointing else 0.0
-    written_s = written / _rate(machine, machine.rollout_mfu)
-    rollout = runs * forward * (written_s + read / _rate(machine, machine.update_mfu))
-    update = runs * (written + read) * forward * passes / _rate(machine, machine.update_mfu)
-    return Work(runs, runs * written, runs * read, rollout, update, rl.steps)
+    written_s = written_tokens / _flops(machine, machine.rollout_mfu)
+    rollout = runs * forward * (written_s + read_tokens / _flops(machine, machine.update_mfu))
+    update = runs * (written_tokens + read_tokens) * forward * passes / _flops(machine, machine.update_mfu)
+    return Work(runs, runs * written_tokens, runs * read_tokens, rollout, update, rl.steps)
 
 
-def _rate(machine: MachineSettings, share: float) -> float:
-    return machine.devices * machine.tflops * 1e12 * share
+def _flops(machine: MachineSettings, mfu: float) -> float:
+    return machine.devices * machine.tflops * 1e12 * mfu
 
 
 # Fitting: changes of settings with which a recipe fits its machine.
@@ -401,12 +401,12 @@ def check_fits(recipe: AgentRecipe, processes: int, available_gib: float) -> Non
             on_processes, devices = with_processes(stage, processes), stage.machine.devices
             needed = memory_of(on_processes, shape).needed
             if needed > available_gib * GIB:
-                way = ways_out(on_processes, shape) or "take a machine with more memory"
+                advice = ways_out(on_processes, shape) or "take a machine with more memory"
                 if processes < devices and share_of(stage, shape) <= FULL < share_of(on_processes, shape):
-                    way = f"it fits with {devices} processes: {started_with(devices)}"
+                    advice = f"it fits with {devices} processes: {started_with(devices)}"
                 raise SettingError(
                     f"with {counted(processes, 'process')} the training needs about {shown_gib(needed)} GiB on each "
-                    f"device, and there are {available_gib:.3g}: {way} (machine.check=false trains all the same)"
+                    f"device, and there are {available_gib:.3g}: {advice} (machine.check=false trains all the same)"
                 )
 
 
@@ -417,37 +417,37 @@ def ways_out(recipe: AgentRecipe, shape: Shape) -> str:
     """
     if share_of(recipe, shape) <= FULL:
         return ""
-    alone: dict[str, list[str]] = {}
+    alternatives: dict[str, list[str]] = {}
     for kind, change in _changes(recipe, shape):
-        if kind not in alone and share_of(changed(recipe, change), shape) <= FULL:
-            alone[kind] = change
-    if alone:
-        return "it fits with " + ", or with ".join(" ".join(change) for change in alone.values())
-    for left_out in ("lora", "devices", ""):
-        if together := _combined_changes(recipe, shape, left_out):
-            return f"it fits with {' '.join(together)}"
+        if kind not in alternatives and share_of(changed(recipe, change), shape) <= FULL:
+            alternatives[kind] = change
+    if alternatives:
+        return "it fits with " + ", or with ".join(" ".join(change) for change in alternatives.values())
+    for excluded_kind in ("lora", "devices", ""):
+        if combination := _combined_changes(recipe, shape, excluded_kind):
+            return f"it fits with {' '.join(combination)}"
     return "no change that is known makes it fit; take a smaller model or devices with more memory"
 
 
-def _combined_changes(recipe: AgentRecipe, shape: Shape, left_out: str) -> list[str]:
+def _combined_changes(recipe: AgentRecipe, shape: Shape, excluded_kind: str) -> list[str]:
     """Overrides that together make the recipe fit: changes are added as long as each helps, then those that are no
     longer needed are removed. Empty if all of them are not enough."""
-    taken: dict[str, str] = {}
-    original = recipe
+    overrides: dict[str, str] = {}
+    original_recipe = recipe
     # Twice, because settings depend on each other: the room for the cache follows from all others.
     for _ in range(2):
         for kind, change in [*_changes(recipe, shape)]:
-            tried = changed(recipe, change)
-            if kind != left_out and share_of(tried, shape) < share_of(recipe, shape) - 1e-9:
-                taken |= {override.partition("=")[0]: override for override in change}
-                recipe = tried
+            candidate = changed(recipe, change)
+            if kind != excluded_kind and share_of(candidate, shape) < share_of(recipe, shape) - 1e-9:
+                overrides |= {override.partition("=")[0]: override for override in change}
+                recipe = candidate
             if share_of(recipe, shape) <= FULL:
-                for setting in [*taken]:
-                    others = [override for name, override in taken.items() if name != setting]
+                for setting in [*overrides]:
+                    other_overrides = [override for name, override in overrides.items() if name != setting]
                     with suppress(SettingError):  # offloading needs shards
-                        if share_of(changed(original, others), shape) <= FULL:
-                            del taken[setting]
-                return [*taken.values()]
+                        if share_of(changed(original_recipe, other_overrides), shape) <= FULL:
+                            del overrides[setting]
+                return [*overrides.values()]
     return []
 
 
@@ -468,8 +468,8 @@ def _changes(recipe: AgentRecipe, shape: Shape) -> Iterator[tuple[str, list[str]
         tokens = [max(1, learner.micro_batch_tokens // divisor) for learner in learners]
         yield "rows", [f"{path}.micro_batch_tokens={count}" for path, count in zip(paths, tokens, strict=True)]
     shared = [path for path, learner in zip(paths, learners, strict=True) if learner.share_prefixes]
-    apart = [f"{path}.share_prefixes=false" for path in shared]  # which keep the activations of their attention
-    yield "checkpointing", [*(f"{path}.gradient_checkpointing=true" for path in paths), *apart]
+    unshared = [f"{path}.share_prefixes=false" for path in shared]  # which keep the activations of their attention
+    yield "checkpointing", [*(f"{path}.gradient_checkpointing=true" for path in paths), *unshared]
     if (devices := recipe.machine.devices) > 1:
         shards = [f"{path}.strategy=fsdp2" for path in paths]
         yield "shards", shards

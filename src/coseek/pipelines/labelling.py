@@ -70,8 +70,8 @@ def fixed_parts(settings: JsonObject) -> JsonObject:
     fixed = fixed_settings(LabelSettings, settings)
     for name in ("scorer", "likelihood"):
         if is_url(url := fixed.get(name)):
-            address, given = split_settings(url)
-            fixed[name] = {"url": address, **fixed_settings(ServerSettings, given)}
+            address, server_settings = split_settings(url)
+            fixed[name] = {"url": address, **fixed_settings(ServerSettings, server_settings)}
     return fixed
 
 
@@ -93,23 +93,23 @@ def label_settings(
     module = maker_module(str(fields["method"]))
     if not runs:
         raise SettingError("name a run folder to label; make one with `coseek run`")
-    opened = [Run(Path(folder)) for folder in runs]
+    open_runs = [Run(Path(folder)) for folder in runs]
     tree = dict(typed)
     limits, placement = tree.pop("limits", {}), tree.pop("placement", {})
     for name in set(tree) & set(Limits.model_fields) - set(module.SETTINGS.model_fields):
         raise SettingError(f"no setting named {name!r}; the agent's budgets are a group: limits.{name}=…")
     of_method = make_settings(module.SETTINGS, tree)
-    method_settings, agent_settings = dump_settings(of_method), agent_of(opened, agent, temperature)
+    method_settings, agent_settings = dump_settings(of_method), agent_of(open_runs, agent, temperature)
     if device is not None:
         placement = {"device": device, **placement} if isinstance(placement, dict) else placement
         agent_settings = agent_settings and agent_settings.model_copy(update={"device": device})
     if agent_settings is not None and module.terms(of_method).rolls_out and not is_scripted(agent_settings.name):
         samples = cast(int, method_settings["samples"])  # scripted agents are random at temperature 0, too
         if samples > 1 and agent_settings.temperature == 0:
-            once = f"samples={samples} at temperature 0 would be one run {samples} times"
-            raise SettingError(f"{once}; add --temperature 1")
-    base = dump_settings(limits_of(opened, agent, agent_settings))
-    chosen: JsonObject = {**fields, "runs": [*runs], "retriever": retriever_of(opened, retriever)}
+            problem = f"samples={samples} at temperature 0 would be one run {samples} times"
+            raise SettingError(f"{problem}; add --temperature 1")
+    base = dump_settings(limits_of(open_runs, agent, agent_settings))
+    chosen: JsonObject = {**fields, "runs": [*runs], "retriever": retriever_of(open_runs, retriever)}
     chosen["agent"] = None if agent_settings is None else dump_settings(agent_settings)
     chosen["limits"] = {**base, **limits} if isinstance(limits, dict) else limits
     return make_settings(LabelSettings, {**chosen, "placement": placement}), method_settings
@@ -140,13 +140,13 @@ def label_runs(
         stack.enter_context(closing(parts))
         turns: Iterable[SearchTurn] = []
         if not isinstance(maker, RolloutMaker):
-            wanted = {question.id for question in questions}
-            turns = [turn for run in runs_of(settings) for turn in turns_of(run, wanted)]
+            question_ids = {question.id for question in questions}
+            turns = [turn for run in runs_of(settings) for turn in turns_of(run, question_ids)]
             if not turns:
                 raise DataError(f"{', '.join(settings.runs)}: no searches, so there is nothing to label")
         check_distinct(turns)  # raises before there is a folder
-        recorded: JsonObject = {**dump_settings(settings), settings.method: method_settings}
-        labels = LabelFolder.begin(out, recorded, maker.identity, resume, fixed_parts)
+        recorded_settings: JsonObject = {**dump_settings(settings), settings.method: method_settings}
+        labels = LabelFolder.begin(out, recorded_settings, maker.identity, resume, fixed_parts)
         stack.callback(labels.release)
         if cluster is not None:
             shared = ClusterMaker(cluster, LabelJob(opener, out, maker.identity), parts.tally)
@@ -200,21 +200,21 @@ def turns_of(run: Run, question_ids: Collection[str] | None = None) -> Iterator[
 def protocol_of(run: Run, name: str) -> Protocol:
     """The protocol of a run; a user's protocol is read from its file."""
     agent = run.settings.get("agent")
-    recorded = agent if isinstance(agent, dict) else {}
-    return load_protocol(str(recorded.get("protocol", name)), str(recorded.get("prompt_template", "default")))
+    agent_record = agent if isinstance(agent, dict) else {}
+    return load_protocol(str(agent_record.get("protocol", name)), str(agent_record.get("prompt_template", "default")))
 
 
 def retriever_of(runs: Sequence[Run], name: str | None) -> str:
     """The given retriever, or that of the runs."""
     if name is not None:
         return name
-    recorded, *others = {str(run.settings.get("retriever") or "") for run in runs}
+    retriever, *others = {str(run.settings.get("retriever") or "") for run in runs}
     if others:
         raise SettingError("the runs have different retrievers; choose with --retriever")
-    if not recorded:
+    if not retriever:
         raise SettingError(f"{runs[0].folder} does not say which retriever it had; name one with --retriever")
-    _refuse_unnamed([] if is_url(recorded) else plugin_files(recorded), "--retriever", recorded)
-    return recorded
+    _refuse_unnamed([] if is_url(retriever) else plugin_files(retriever), "--retriever", retriever)
+    return retriever
 
 
 def agent_of(runs: Sequence[Run], name_given: str | None, temperature: float) -> AgentSettings | None:
@@ -223,14 +223,14 @@ def agent_of(runs: Sequence[Run], name_given: str | None, temperature: float) ->
     if name_given is not None:
         return settings_for(name_given).model_copy(update={"temperature": temperature})
     first, *others = [(run.settings.get("agent"), run.settings.get("limits")) for run in runs]
-    recorded, _ = first
-    if any(other != first for other in others) or not isinstance(recorded, dict):
+    agent_record, _ = first
+    if any(other != first for other in others) or not isinstance(agent_record, dict):
         return None
-    if not AgentSettings.model_fields.keys() >= recorded.keys():  # naive RAG of a training's table has no agent
+    if not AgentSettings.model_fields.keys() >= agent_record.keys():  # naive RAG of a training's table has no agent
         return None
-    name = str(recorded.get("name"))
+    name = str(agent_record.get("name"))
     _refuse_unnamed([name] if is_plugin_path(name) else [], "--agent", name)
-    settings = make_settings(AgentSettings, {**recorded, "temperature": temperature})
+    settings = make_settings(AgentSettings, {**agent_record, "temperature": temperature})
     tools = [str(path) for path in tool_files(settings.protocol)]
     _refuse_unnamed(tools, "--agent", f"FILE.yaml with the lines `name: {name}` and `protocol: {settings.protocol}`")
     return settings

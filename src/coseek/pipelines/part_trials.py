@@ -116,8 +116,8 @@ def python_kind(name: str) -> str:
             return kind
     near = [kind for kind, contract in contracts.items() if any(hasattr(module, needed) for needed in contract)]
     if not near:
-        kinds = "; ".join(f"{kind}: {', '.join(contract)}" for kind, contract in contracts.items())
-        raise SettingError(f"{name} defines none of the names of a part. They are, by kind: {kinds}")
+        contract_list = "; ".join(f"{kind}: {', '.join(contract)}" for kind, contract in contracts.items())
+        raise SettingError(f"{name} defines none of the names of a part. They are, by kind: {contract_list}")
     kind = min(near, key=lambda kind: sum(not hasattr(module, needed) for needed in contracts[kind]))
     load_plugin(kind, name, contracts[kind])
     return kind
@@ -134,8 +134,8 @@ def try_reward(name: str, bench: Bench) -> Iterator[str]:
     if needs := sorted({str(need) for term in function.parts for need in term.needs}):
         yield f"needs {', '.join(needs)} of a grader, which a trial has not: see `graders` of a recipe"
         return
-    computed = [(done, function.compute(done)) for done in bench.expert_trajectories]
-    rewards = [(done, value.value) for done, value in computed if isinstance(value, reward.Reward)]
+    results = [(trajectory, function.compute(trajectory)) for trajectory in bench.expert_trajectories]
+    rewards = [(trajectory, value.value) for trajectory, value in results if isinstance(value, reward.Reward)]
     values = [value for _, value in rewards]
     low, mean, high = min(values), sum(values) / len(values), max(values)
     yield f"{len(values)} runs of a script with mistakes: mean {mean:.3f}, from {low:.3f} to {high:.3f}"
@@ -150,7 +150,7 @@ def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
 
     rewards_B = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0], dtype=torch.float64)
     mask_BT = torch.tensor([[False, True, True], [False, True, False]] * 3)
-    opened = algorithm.open_algorithm(RlSettings(algorithm=name))
+    instance = algorithm.open_algorithm(RlSettings(algorithm=name))
     step = algorithm.StepRewards(
         rewards_B,
         torch.zeros(mask_BT.shape),
@@ -158,11 +158,11 @@ def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
         groups=((0, 1, 2), (3, 4, 5)),
         group_size=3,
         zero_std_B=torch.tensor([False] * 3 + [True] * 3),
-        values_BT=torch.zeros(mask_BT.shape) if opened.needs_critic else None,
+        values_BT=torch.zeros(mask_BT.shape) if instance.needs_critic else None,
         trajectories=tuple(_of_two_lengths(row) for row in range(6)),
         rewards_of_turns=((),) * 6,
     )
-    advantages_BT = opened.advantages(step).advantages_BT
+    advantages_BT = instance.advantages(step).advantages_BT
     for rows, rewards in (((0, 1, 2), "1, 0, 0"), ((3, 4, 5), "1, 1, 1")):
         advantages = ", ".join(f"{float(advantages_BT[row][1]):.3f}" for row in rows)
         yield f"rewards {rewards} of one question → advantages {advantages}"
@@ -171,12 +171,12 @@ def try_algorithm(name: str, bench: Bench) -> Iterator[str]:
 def try_policy_loss(name: str, bench: Bench) -> Iterator[str]:
     import torch
 
-    opened = policy_loss.open_policy_loss(RlSettings(policy_loss=name))
+    loss = policy_loss.open_policy_loss(RlSettings(policy_loss=name))
     ratios, mask_bt = (0.5, 1.0, 2.0), torch.ones(1, 3).bool()
     for advantage in (1.0, -1.0):
         new_bt = torch.tensor([ratios]).log().requires_grad_()
         advantages_bt = torch.full((1, 3), advantage)
-        losses_bt = opened(policy_loss.LossBatch(new_bt, torch.zeros(1, 3), advantages_bt, mask_bt, 0.2, 0.2))
+        losses_bt = loss(policy_loss.LossBatch(new_bt, torch.zeros(1, 3), advantages_bt, mask_bt, 0.2, 0.2))
         losses_bt.sum().backward()
         assert new_bt.grad is not None
         pairs = zip(ratios, losses_bt[0].tolist(), new_bt.grad[0].tolist(), strict=True)
@@ -206,29 +206,29 @@ def try_label_method(name: str, bench: Bench) -> Iterator[str]:
     options: JsonObject = {"method": name, "scorer": "gold" if needs.scorer else None}
     chosen, method_settings = label_settings([str(run_folder)], {}, options, index)
     summary = label_runs(chosen, method_settings, bench.folder / "labels")
-    reasons = ", ".join(f"{count} {why}" for why, count in summary.dropped.items())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in summary.dropped.items())
     yield f"{summary.turns} searches of a script: {summary.labelled} with a label, {summary.sets} label sets" + (
         f"; without: {reasons}" if reasons else ""
     )
 
 
 def try_tool(name: str, bench: Bench) -> Iterator[str]:
-    opened = tool.open_tool("mine", {"tool": str(Path(name).absolute())}, run_files=True)
-    assert opened is not None
-    arguments = getattr(opened.module, EXAMPLE, None)
+    instance = tool.open_tool("mine", {"tool": str(Path(name).absolute())}, run_files=True)
+    assert instance is not None
+    arguments = getattr(instance.module, EXAMPLE, None)
     if not isinstance(arguments, dict):
         yield f"its names are right; define {EXAMPLE} = {{…}}, the arguments of a call, to see it run"
         return
     agent = factory.open_agent(factory.settings_for("rules"))
     parts = tool.ToolContext(bench.index, factory.limits_of(agent), agent.protocol.template, agent.model.tokenizer)
-    parsed = opened.parse(cast(JsonObject, arguments))
+    parsed = instance.parse(cast(JsonObject, arguments))
     if parsed.call is None or parsed.call.fault:
         raise SettingError(
             f"{name} does not take its own {EXAMPLE}: {parsed.problem or getattr(parsed.call, 'fault', '')}"
         )
     question = bench.questions[0].question
-    (result,) = opened.run([tool.ToolRequest(parsed.call.arguments, 1, Query("", question))], parts)
-    output = opened.render(result, parts) if not isinstance(result, tool.ToolFault) else result
+    (result,) = instance.run([tool.ToolRequest(parsed.call.arguments, 1, Query("", question))], parts)
+    output = instance.render(result, parts) if not isinstance(result, tool.ToolFault) else result
     if isinstance(output, tool.ToolFault):
         raise SettingError(f"{name} failed on its own {EXAMPLE}: {output.message}")
     yield f"{json.dumps(arguments, ensure_ascii=False)} → {agent.model.tokenizer.decode(output).strip()}"
@@ -253,9 +253,7 @@ def searched(retriever: Retriever, bench: Bench) -> Iterator[str]:
 
 
 def try_view(name: str, bench: Bench) -> Iterator[str]:
-    trajectory = next(
-        (done for done in bench.expert_trajectories if len(done.searches) > 1), bench.expert_trajectories[0]
-    )
+    trajectory = next((run for run in bench.expert_trajectories if len(run.searches) > 1), bench.expert_trajectories[0])
     turns = list(search_turns(trajectory, protocol.load_protocol(trajectory.protocol)))
     yield f"the query: {turns[-1].query.text.strip()}"
     yield f"is searched as: {views.render_view(views.load_view(name), turns[-1].query)}"
@@ -272,10 +270,10 @@ def try_protocol(name: str, bench: Bench) -> Iterator[str]:
 def transcript(bench: Bench, settings: factory.AgentSettings) -> Iterator[str]:
     """Counts of an agent's trajectories, and the text of the first."""
     trajectories = bench.roll_out(factory.open_agent(settings))
-    answered = sum(trajectory.answer is not None for trajectory in trajectories)
-    valid = sum(trajectory.valid for trajectory in trajectories)
+    answered_count = sum(trajectory.answer is not None for trajectory in trajectories)
+    valid_count = sum(trajectory.valid for trajectory in trajectories)
     searches = sum(len(trajectory.searches) for trajectory in trajectories) / len(trajectories)
-    yield f"{len(trajectories)} runs: {answered} answered, {valid} valid, {searches:.1f} searches each"
+    yield f"{len(trajectories)} runs: {answered_count} answered, {valid_count} valid, {searches:.1f} searches each"
     for segment in trajectories[0].segments:
         text = " ".join(segment.text.split())
         yield f"{segment.author}: {text if len(text) < 200 else text[:200] + ' …'}"
@@ -285,8 +283,8 @@ def try_template(name: str, bench: Bench) -> Iterator[str]:
     agent = factory.open_agent(factory.settings_for("rules", prompt_template=name))
     (trajectory, *_) = bench.roll_out(agent)
     yield from trajectory.segments[0].text.strip().splitlines()
-    others = (segment.text.strip() for segment in trajectory.segments[1:] if segment.author != "agent")
-    yield from next(others, "").splitlines()[:6]
+    observations = (segment.text.strip() for segment in trajectory.segments[1:] if segment.author != "agent")
+    yield from next(observations, "").splitlines()[:6]
 
 
 def try_recipe(name: str, bench: Bench) -> Iterator[str]:
@@ -311,9 +309,9 @@ def try_format(name: str, bench: Bench) -> Iterator[str]:
     ids = {passage.id for passage in passages}
     yield f"{len(passages)} passages, {len(imported.questions)} questions"
     for question in imported.questions[:3]:
-        if lost := set(question.gold_ids) - ids:
+        if missing_ids := set(question.gold_ids) - ids:
             raise SettingError(
-                f"question {question.id!r} names gold passages that were not read: {', '.join(sorted(lost))}"
+                f"question {question.id!r} names gold passages that were not read: {', '.join(sorted(missing_ids))}"
             )
         yield f"{question.question} → {', '.join(question.answers)}"
 
@@ -321,9 +319,9 @@ def try_format(name: str, bench: Bench) -> Iterator[str]:
 def try_tracker(name: str, bench: Bench) -> Iterator[str]:
     config: dict[str, Json] = {}
     run = tracker.TrackedRun("trial/rl", "0" * 32, Path("rl"), bench.folder / "store", config, None)
-    opened = tracker.find_tracker(name)(run)
-    opened.send(1, {"reward": 0.5})
-    opened.close()
+    instance = tracker.find_tracker(name)(run)
+    instance.send(1, {"reward": 0.5})
+    instance.close()
     files = [path for path in bench.folder.rglob("*") if path.is_file() and "store" in path.parts]
     yield "one row was sent" + (f", into {', '.join(sorted(path.name for path in files))}" if files else "")
 

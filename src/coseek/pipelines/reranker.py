@@ -53,10 +53,10 @@ class RerankerTraining(RetrieverTraining):
     @cached_property
     def card(self) -> EncoderCard:
         """View and lengths of the trained cross-encoder."""
-        trained, recipe = trained_card(self.start_folder), self.recipe
-        query, passage = (trained.query_tokens, trained.passage_tokens) if trained else (QUERY_TOKENS, PASSAGE_TOKENS)
+        card, recipe = trained_card(self.start_folder), self.recipe
+        query, passage = (card.query_tokens, card.passage_tokens) if card else (QUERY_TOKENS, PASSAGE_TOKENS)
         return EncoderCard(
-            view=recipe.view or (trained.view if trained else None),
+            view=recipe.view or (card.view if card else None),
             query_tokens=recipe.query_tokens or query,
             passage_tokens=recipe.passage_tokens or passage,
             pooling="none",

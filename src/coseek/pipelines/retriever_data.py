@@ -63,9 +63,9 @@ class RetrieverData:
     @cached_property
     def dataset(self) -> Dataset:
         """The data set with questions to train on, which are made if necessary."""
-        settings, needed = self.settings, self.settings.sentences == 0
+        settings, is_needed = self.settings, self.settings.sentences == 0
         source = settings.folder, self.folder / "data", settings.train, settings.synthesis
-        return Dataset(make_questions(*source, self.progress.say, needed=needed))
+        return Dataset(make_questions(*source, self.progress.say, needed=is_needed))
 
     def labels(self, seed: int) -> tuple[list[LabelSet], HeldOut | None]:
         """Label sets for training and for evaluation."""
@@ -83,15 +83,15 @@ class RetrieverData:
         rows = random.Random(f"{self.recipe.seed}/passages").sample(
             range(len(corpus)), min(len(corpus), settings.sentences)
         )
-        apart, passages = list[Passage](), list[Passage]()
+        passages_apart, passages = list[Passage](), list[Passage]()
         for passage in (corpus[position] for position in sorted(rows)):
             if not is_held_out(passage, held_out.share, split_seed):
                 passages.append(passage)
             elif passage.id not in golds:
-                apart.append(passage)
+                passages_apart.append(passage)
         train += passage_labels(passages, bm25, settings.candidates, self.recipe.seed)
-        apart_labels = passage_labels(apart, bm25, settings.candidates, self.recipe.seed)
-        groups = {"questions": held_labels, "passages": apart_labels}
+        labels_apart = passage_labels(passages_apart, bm25, settings.candidates, self.recipe.seed)
+        groups = {"questions": held_labels, "passages": labels_apart}
         if not train:
             raise DataError(
                 f"{data.folder} gives no labels: no question of its split {settings.train!r} has gold passages, and no "
@@ -101,9 +101,9 @@ class RetrieverData:
         if held_out.share == 0 or not any(groups.values()):
             return train, None
         # A held-out passage is in the pool without the words of its query, so not also with them.
-        altered = {label.positive for label in groups["passages"]}
-        others = [passage for passage in corpus if passage.id not in altered]
-        return train, HeldOut.of(groups, others, held_out, seed)
+        altered_ids = {label.positive for label in groups["passages"]}
+        other_passages = [passage for passage in corpus if passage.id not in altered_ids]
+        return train, HeldOut.of(groups, other_passages, held_out, seed)
 
     # --- the table
 
@@ -141,17 +141,17 @@ class RetrieverData:
         return {name: self._table(questions, searched, number) for number, (name, questions) in enumerate(sets.items())}
 
     def _table(
-        self, questions: Sequence[Question], searched: dict[str, Retriever], number: int
+        self, questions: Sequence[Question], retrievers: dict[str, Retriever], number: int
     ) -> tuple[Table, Scores]:
         measuring = RetrievalMeasure(tuple(map(Metric.named, METRICS)))
         rows: dict[str, Iterator[Answered]] = {
             name: (answer for batch in search_questions(retriever, questions, DEPTH) for answer in batch)
-            for name, retriever in searched.items()
+            for name, retriever in retrievers.items()
         }
-        rows |= {f"rules over {name}": by_rules(searched[name], questions) for name in (BM25, HYBRID)}
+        rows |= {f"rules over {name}": by_rules(retrievers[name], questions) for name in (BM25, HYBRID)}
         runs = []
-        for column, (name, answered) in enumerate(rows.items(), start=1):
-            runs.append(measuring.measure(name, answered))
+        for column, (name, answers) in enumerate(rows.items(), start=1):
+            runs.append(measuring.measure(name, answers))
             self.progress.advance(number * len(rows) + column, name)
         by_name = {run.name: run for run in runs}
         pairs = [*((run, runs[0]) for run in runs[1:]), (by_name[TRAINED], by_name[BEFORE])]

@@ -61,7 +61,7 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> DryRun:
             return DryRun((Table(COLUMNS, rows),), values, str(error))
         raise
     with temp_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as folder:
-        reduced = _with(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
+        reduced = _with_changes(recipe, {"synthetic": {"worlds": WORLDS}}) if recipe.synthetic is not None else recipe
         training = training_of(reduced)(reduced, folder, progress, workers=ALONE)
         examples, updates, start = training.rows(), recipe.training, training.start_folder
         count = round(len(examples) * (recipe.synthetic.worlds / WORLDS if recipe.synthetic is not None else 1))
@@ -98,11 +98,11 @@ def _findings(
     encoder: str, parameters: int, memory: dict[str, float]
 ) -> tuple[tuple[tuple[str, str, str], tuple[str, str, str]], JsonObject]:
     """Rows of the table and values: the encoder, and its memory with every text at its full length."""
-    needed = sum(memory.values())
+    needed_bytes = sum(memory.values())
     parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in memory.items())
     model = ("model", f"{parameters / 1e6:,.1f} million weights", encoder)
-    row = ("memory", f"{shown_gib(needed)} GiB at most", f"{parts}, with every text at its full length")
-    values: JsonObject = {"encoder": encoder, "parameters": parameters, "memory": {**memory}, "needed": needed}
+    row = ("memory", f"{shown_gib(needed_bytes)} GiB at most", f"{parts}, with every text at its full length")
+    values: JsonObject = {"encoder": encoder, "parameters": parameters, "memory": {**memory}, "needed": needed_bytes}
     return (model, row), values
 
 
@@ -118,11 +118,11 @@ def encoder_memory(
     learner = LearnerSettings(
         precision=updates.precision, gradient_checkpointing=updates.gradient_checkpointing, lora=updates.lora
     )
-    trained = parameters if updates.lora is None else adapter_parameters(shape, learner)
+    trained_parameters = parameters if updates.lora is None else adapter_parameters(shape, learner)
     return {
         "weights": 4.0 * parameters,
-        "gradients": 4.0 * trained,
-        "adam": 8.0 * trained,
+        "gradients": 4.0 * trained_parameters,
+        "adam": 8.0 * trained_parameters,
         "activations": pass_bytes(shape, learner, at_once, at_once if recipe.kind == "sparse" else 0.0),
     }
 
@@ -137,29 +137,29 @@ def _shape_of_encoder(name: str) -> Shape:
 
 def _memory_by_shape(recipe: RetrieverRecipe, shape: Shape) -> dict[str, float]:
     # BERT encoders have two matrices in the feed-forward layer; `Shape` counts three.
-    read = recipe.query_tokens or FULL_TEXT, recipe.passage_tokens or FULL_TEXT
-    return encoder_memory(recipe, shape, shape.parameters, *read)
+    token_limits = recipe.query_tokens or FULL_TEXT, recipe.passage_tokens or FULL_TEXT
+    return encoder_memory(recipe, shape, shape.parameters, *token_limits)
 
 
 def one_update(training: RetrieverTraining, folder: Path) -> tuple[float, float]:
     """Seconds of the second of two updates with the recipe's batch, and the peak bytes after it."""
-    short: JsonObject = {
+    overrides: JsonObject = {
         "training": {"steps": 2, "log_every": 1},
         "held_out": {"every": 0, "keep": "last"},
         "track": [],
     }
-    small = type(training)(_with(training.recipe, short), folder, workers=ALONE)
+    small = type(training)(_with_changes(training.recipe, overrides), folder, workers=ALONE)
     small.data, small.start_folder = training.data, training.start_folder
     small.material = EncoderData(training.material.train, None)
     small.train()
-    timed = [row["time/steps_s"] for _, row in read_jsonl(folder / "metrics.jsonl") if "time/steps_s" in row]
-    seconds = float(cast(float, timed[-1]))
+    seconds_taken = [row["time/steps_s"] for _, row in read_jsonl(folder / "metrics.jsonl") if "time/steps_s" in row]
+    seconds = float(cast(float, seconds_taken[-1]))
     if accelerators()[0] == "cuda":
         return seconds, float(torch.cuda.max_memory_allocated())
     return seconds, 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _with(recipe: RetrieverRecipe, changes: JsonObject) -> RetrieverRecipe:
+def _with_changes(recipe: RetrieverRecipe, changes: JsonObject) -> RetrieverRecipe:
     return make_settings(RetrieverRecipe, merge_settings(RetrieverRecipe, dump_settings(recipe), changes))
 
 
@@ -205,10 +205,10 @@ def together_dry_run(recipe: TogetherRecipe) -> DryRun:
     values |= {"problems": [*problems], "way_out": way_out, "rounds": recipe.rounds, "runs_s": runs_s}
     values["agent"] = agent.values
     missing = cast(dict[str, str], agent.values["missing"])
-    listed = [*(f"{problem} (agent.{setting})" for setting, problem in missing.items()), *problems]
-    refusal = f"the recipe cannot be trained yet: {'; '.join([*listed, *filter(None, [way_out])])}"
+    all_problems = [*(f"{problem} (agent.{setting})" for setting, problem in missing.items()), *problems]
+    refusal = f"the recipe cannot be trained yet: {'; '.join([*all_problems, *filter(None, [way_out])])}"
     table = _round_table(recipe, work, runs_s, scorer, encoder, vectors)
-    return DryRun((*agent.tables, table), values, refusal if listed or way_out else "")
+    return DryRun((*agent.tables, table), values, refusal if all_problems or way_out else "")
 
 
 def _round_table(
@@ -230,14 +230,14 @@ def _round_table(
     parts = ", ".join(f"{name} {shown_gib(value)}" for name, value in encoder.items())
     spread = recipe.index.settings.get("devices", "one device")
     encoded = f"{recipe.index.retriever}, encoded on {spread}; in every process that searches its vectors"
-    needed = f"{shown_gib(sum(encoder.values()))} GiB at most" if encoder else "unknown"
+    memory = f"{shown_gib(sum(encoder.values()))} GiB at most" if encoder else "unknown"
     rows = (
         ("runs to label", f"{work.runs:,} a round", f"{recipe.labels.questions:,} questions, at most"),
         ("searches", f"{work.searches:,} a round", f"{work.candidates} candidates each"),
         ("scorer calls", f"{work.scorer_calls:,} a round", f"{recipe.labels.scorer or 'no scorer'}: {scored_by}"),
         ("continued runs", f"{work.continuations:,} a round", "of the agent, from single candidates"),
         ("time of these runs", f"{duration(runs_s)} a round at most", "as fast as the agent's rollouts"),
-        ("retriever", needed, parts or "its encoder is not there, or is made by the training"),
+        ("retriever", memory, parts or "its encoder is not there, or is made by the training"),
         ("index", f"{vectors / 1e9:.3g} GB a million passages" if vectors else "unknown", encoded),
         ("rounds", f"{recipe.rounds}", f"labels by {recipe.labels.method}; each trains agent and retriever"),
     )
@@ -248,14 +248,14 @@ def _round_table(
 def work_of(recipe: TogetherRecipe) -> RoundWork:
     """Upper bounds of one round's labels."""
     labels, method, terms = recipe.labels, method_settings(recipe.labels).model_dump(), requirements_of(recipe.labels)
-    opens = recipe.agent.load_protocol(run_files=False).file.opens_with_search
+    opens_with_search = recipe.agent.load_protocol(run_files=False).file.opens_with_search
     runs = labels.questions * labels.samples
-    searches = runs * (recipe.agent.limits.max_turns + opens)
+    searches = runs * (recipe.agent.limits.max_turns + opens_with_search)
     candidates = int(method.get("candidates") or method.get("depth") or recipe.agent.limits.passages_per_search)
     windows = -(-candidates // int(method.get("window") or candidates))
-    scored = terms.scorer and labels.scorer is not None
+    is_scored = terms.scorer and labels.scorer is not None
     continued = candidates if method.get("gac") else 0
-    return RoundWork(runs, searches, candidates, searches * windows if scored else 0, searches * continued)
+    return RoundWork(runs, searches, candidates, searches * windows if is_scored else 0, searches * continued)
 
 
 def _scorer_bytes(recipe: TogetherRecipe) -> float | None:

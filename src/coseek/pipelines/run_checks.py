@@ -63,10 +63,10 @@ class RunChecks:
 
     @cached_property
     def agent(self) -> AgentSettings:
-        recorded = self.settings.get("agent")
-        if not isinstance(recorded, dict) or "protocol" not in recorded:
+        agent_record = self.settings.get("agent")
+        if not isinstance(agent_record, dict) or "protocol" not in agent_record:
             raise DataError("run.yaml names no agent with a protocol")
-        return make_settings(AgentSettings, recorded)
+        return make_settings(AgentSettings, agent_record)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -82,10 +82,10 @@ class RunChecks:
 
     @cached_property
     def limits(self) -> Limits:
-        recorded = self.settings.get("limits")
-        if not isinstance(recorded, dict):
+        limits_record = self.settings.get("limits")
+        if not isinstance(limits_record, dict):
             raise DataError("run.yaml holds no limits")
-        return make_settings(Limits, recorded)
+        return make_settings(Limits, limits_record)
 
     def questions(self) -> dict[RowKey, Question]:
         """All rows of the run, with their questions."""
@@ -103,13 +103,13 @@ class RunChecks:
         template = self.protocol.template.file.model_dump_json(exclude={"about"}, exclude_defaults=True)
         self._check_same("prompt_template", *(digest(template + end) for end in ("", " in the chat template")))
         self._check_same("protocol", self.protocol.identity)
-        forms: list[InputMode] = ["ids"]
+        modes: list[InputMode] = ["ids"]
         if self.agent.is_remote:
             dialect = self.agent.server.dialect if self.agent.server is not None else "auto"
-            forms = ["ids", "text", "messages"] if dialect == "auto" else [input_mode_of(dialect)]
+            modes = ["ids", "text", "messages"] if dialect == "auto" else [input_mode_of(dialect)]
         own_ranking = is_scripted(self.agent.name)
         derivations = [
-            Derivation(self.protocol.with_input_mode(form), self.tokenizer, self.limits, own_ranking) for form in forms
+            Derivation(self.protocol.with_input_mode(mode), self.tokenizer, self.limits, own_ranking) for mode in modes
         ]
 
         def check(trajectory: Trajectory) -> Iterator[Finding]:
@@ -136,13 +136,13 @@ class RunChecks:
 
         def check(trajectory: Trajectory) -> Iterator[Finding]:
             shown = [
-                (f"search {at}", hit.passage) for at, done in enumerate(trajectory.searches, 1) for hit in done.hits
+                (f"search {at}", hit.passage) for at, search in enumerate(trajectory.searches, 1) for hit in search.hits
             ]
             for visit in trajectory.visits:
                 shown += [(f"a visit in turn {visit.turn}", passage) for passage in visit.passages]
-            for where, passage in shown:
+            for location, passage in shown:
                 if not corpus.has(passage.id) or corpus.by_id(passage.id).to_json() != passage.to_json():
-                    yield f"the passage {passage.id!r} of {where} is not that of the corpus", None
+                    yield f"the passage {passage.id!r} of {location} is not that of the corpus", None
 
         return check
 
@@ -155,15 +155,15 @@ class RunChecks:
 
         def check(trajectory: Trajectory) -> Iterator[Finding]:
             by_depth: dict[int, list[tuple[int, Query]]] = {}
-            for at, query in enumerate(replay_queries(trajectory, protocol)):
-                if trajectory.searches[at].fault is None:
-                    depth = limits.passages_of(turn_number(trajectory, at, protocol))
-                    by_depth.setdefault(depth, []).append((at, query))
-            for depth, numbered in by_depth.items():
-                hit_lists = retriever.search([query for _, query in numbered], depth)
-                for (at, _), hits in zip(numbered, hit_lists, strict=True):
-                    if not _same_hits(trajectory.searches[at], hits):
-                        yield f"search {at + 1} finds other passages or scores now", None
+            for index, query in enumerate(replay_queries(trajectory, protocol)):
+                if trajectory.searches[index].fault is None:
+                    depth = limits.passages_of(turn_number(trajectory, index, protocol))
+                    by_depth.setdefault(depth, []).append((index, query))
+            for depth, indexed_queries in by_depth.items():
+                hit_lists = retriever.search([query for _, query in indexed_queries], depth)
+                for (index, _), hits in zip(indexed_queries, hit_lists, strict=True):
+                    if not _same_hits(trajectory.searches[index], hits):
+                        yield f"search {index + 1} finds other passages or scores now", None
 
         return check
 
@@ -186,22 +186,22 @@ def wrong_reward(reward: RewardFunction, trajectory: Trajectory, data: TokenData
     if isinstance(outcome, RewardFault):
         yield f"it has a reward, and none follows ({outcome.detail or outcome.part})"
         return
-    derived = dict(zip(outcome.parts, finite(outcome.parts.values()), strict=True))
-    for name, value in derived.items():
+    derived_parts = dict(zip(outcome.parts, finite(outcome.parts.values()), strict=True))
+    for name, value in derived_parts.items():
         if data.parts.get(name) != value:
             yield f"the reward's part {name!r} is {data.parts.get(name)}, and {value} follows"
-    if data.parts.keys() == derived.keys() and (data.reward,) != (whole := finite([outcome.value])):
-        yield f"the reward is {data.reward}, and {whole[0]} follows"
+    if data.parts.keys() == derived_parts.keys() and (data.reward,) != (derived_reward := finite([outcome.value])):
+        yield f"the reward is {data.reward}, and {derived_reward[0]} follows"
 
 
 def _same_hits(search: Search, hits: Sequence[Hit]) -> bool:
     """Whether hits are those of a search. Passages whose scores differ by a rounding error may change places."""
     if len(search.hits) != len(hits):
         return False
-    close = all(near(hit.score, new_hit.score) for hit, new_hit in zip(search.hits, hits, strict=True))
+    are_close = all(near(hit.score, new_hit.score) for hit, new_hit in zip(search.hits, hits, strict=True))
     lowest = hits[-1].score + NEAR * max(1.0, abs(hits[-1].score)) if hits else 0.0
     idents = {hit.passage.id for hit in hits}
-    return close and all(hit.passage.id in idents or hit.score <= lowest for hit in search.hits)
+    return are_close and all(hit.passage.id in idents or hit.score <= lowest for hit in search.hits)
 
 
 def near(value: float, other: float) -> bool:
@@ -231,17 +231,17 @@ class Derivation:
             yield str(error), None
             return
         yield from _segment_differences(derived.segments, stored.segments)
-        for what in _search_differences(derived.searches, stored.searches):
-            yield what, None
+        for problem in _search_differences(derived.searches, stored.searches):
+            yield problem, None
         for name in FIELDS:
             new, old = getattr(derived, name), getattr(stored, name)
             if new != old:
-                yield f"{name} is {_short(old)}, and what the agent wrote makes it {_short(new)}", None
+                yield f"{name} is {_excerpt(old)}, and what the agent wrote makes it {_excerpt(new)}", None
         if (count := len(stored.side_contexts)) != len(derived.side_contexts):
             yield f"it has {count} side contexts, and {len(derived.side_contexts)} follow", None
         for number, contexts in enumerate(zip(derived.side_contexts, stored.side_contexts, strict=False), start=1):
-            for what, _ in _segment_differences(*contexts):
-                yield f"side context {number}: {what}", None
+            for problem, _ in _segment_differences(*contexts):
+                yield f"side context {number}: {problem}", None
         if stored.evidence is not None and not self.own_ranking and derived.evidence != stored.evidence:
             yield "the evidence is not in the order of selection and retrieval", None
         if stored.messages or stored.logged_protocol is not None:
@@ -293,21 +293,21 @@ class _Replay:
 
     def _turn(self, request: Request) -> Turn:
         """The turn that the agent wrote next. An empty turn left no segment."""
-        stored, at = self.stored, len(self.episode.segments)
-        written = [segment for segment in stored.segments[at : at + 1] if segment.author is Author.AGENT]
-        is_last = at + len(written) >= len(stored.segments)
+        stored, position = self.stored, len(self.episode.segments)
+        segments = [segment for segment in stored.segments[position : position + 1] if segment.author is Author.AGENT]
+        is_last = position + len(segments) >= len(stored.segments)
         was_cut = stored.stop is StopReason.TOKEN_LIMIT and stored.stop_detail.startswith(_CUT_TURN)
         notes_failed = len(stored.side_contexts) > len(self.episode.side_contexts)
         if is_last and stored.stop is StopReason.MODEL_ERROR and not notes_failed:
-            return self._as_turn(request, written, TurnEnd.FAULT)
+            return self._as_turn(request, segments, TurnEnd.FAULT)
         if is_last:
             reached_limit = was_cut or (self.episode.limit is not None and stored.truncated)
         else:  # with an action in it, a turn is read the same whether it was cut or not
-            reached_limit = bool(written) and self._asks_last_word(at + 1) and (was_cut or not stored.truncated)
-        return self._as_turn(request, written, TurnEnd.LENGTH if reached_limit else TurnEnd.STOP)
+            reached_limit = bool(segments) and self._asks_last_word(position + 1) and (was_cut or not stored.truncated)
+        return self._as_turn(request, segments, TurnEnd.LENGTH if reached_limit else TurnEnd.STOP)
 
-    def _asks_last_word(self, at: int) -> bool:
-        return any(segment.tag == LAST_WORD for segment in self.stored.segments[at : at + 1])
+    def _asks_last_word(self, position: int) -> bool:
+        return any(segment.tag == LAST_WORD for segment in self.stored.segments[position : position + 1])
 
     def _notes(self, request: Request) -> Turn:
         """The model's notes in the side context that was opened last. They were shown: otherwise the searches that they
@@ -317,11 +317,11 @@ class _Replay:
             raise _Diverged(f"it has {len(contexts)} side contexts, and another one follows")
         return self._as_turn(request, contexts[number - 1][1:2], TurnEnd.STOP)
 
-    def _as_turn(self, request: Request, written: Sequence[Segment], end: TurnEnd) -> Turn:
+    def _as_turn(self, request: Request, segments: Sequence[Segment], end: TurnEnd) -> Turn:
         stored, fault = self.stored, self.stored.stop_detail if end is TurnEnd.FAULT else ""
-        if not written:
+        if not segments:
             return Turn(request.key, (), (), end, fault, stored.exact)
-        ids, logprobs, version = written[0].ids, written[0].logprobs, written[0].version
+        ids, logprobs, version = segments[0].ids, segments[0].logprobs, segments[0].version
         if len(ids) > request.max_tokens:
             raise _Diverged(f"a turn holds {len(ids)} tokens, and {request.max_tokens} were left")
         return Turn(request.key, ids, logprobs, end, fault, stored.exact, version=version)
@@ -333,15 +333,15 @@ class _Replay:
             result, took_s = self.environment.run_tool([call])[0]
             return self.environment.observe(call, self._with_document(turn, result), took_s)
         texts = cast(list[str], call.request.arguments["queries"])
-        done = len(self.episode.searches) + len(self.episode.turn_searches)
-        searches = self.stored.searches[done : done + len(texts)]
-        if not searches and (end := self._unrecorded()) is not None:
+        search_count = len(self.episode.searches) + len(self.episode.turn_searches)
+        searches = self.stored.searches[search_count : search_count + len(texts)]
+        if not searches and (end := self._unrecorded_end()) is not None:
             return end
         if len(searches) < len(texts):
             raise _Diverged(f"turn {turn} asks {len(texts)} queries, and {len(searches)} more are stored")
         k = self.environment.limits.passages_of(turn)
-        if (most := max(len(search.hits) for search in searches)) > k:
-            raise _Diverged(f"a search of turn {turn} has {most} hits, and its budget is {k}")
+        if (hit_count := max(len(search.hits) for search in searches)) > k:
+            raise _Diverged(f"a search of turn {turn} has {hit_count} hits, and its budget is {k}")
         queries = tuple(replace(call.request.query, text=text) for text in texts)
         results = tuple(
             Search(text, search.hits if search.fault is None else (), search.fault, turn)
@@ -357,7 +357,7 @@ class _Replay:
                     return replace(result, document=visit.passages)
         return result
 
-    def _unrecorded(self) -> Next | None:
+    def _unrecorded_end(self) -> Next | None:
         """How a run ended whose last search is not stored because its results were not shown."""
         stored, episode = self.stored, self.episode
         if self._asks_last_word(len(episode.segments)):
@@ -369,27 +369,27 @@ class _Replay:
             episode.side_contexts += stored.side_contexts[len(episode.side_contexts) :][:1]
         no_room = _NO_ROOM.fullmatch(stored.stop_detail)
         if stored.stop is StopReason.TOKEN_LIMIT and no_room is not None:
-            before = 0 if no_room[0].startswith("a prompt") else episode.tokens
-            follows = before + int(no_room[1]) >= self.environment.room(episode)
+            used_tokens = 0 if no_room[0].startswith("a prompt") else episode.tokens
+            is_consistent = used_tokens + int(no_room[1]) >= self.environment.room(episode)
         else:
-            follows = writes_notes and stored.stop is StopReason.MODEL_ERROR
-        return End(stored.stop, detail=stored.stop_detail) if follows else None
+            is_consistent = writes_notes and stored.stop is StopReason.MODEL_ERROR
+        return End(stored.stop, detail=stored.stop_detail) if is_consistent else None
 
 
 def _segment_differences(derived: Sequence[Segment], stored: Sequence[Segment]) -> Iterator[Finding]:
     """The first segment that differs: later differences follow from it."""
-    for at, (new, old) in enumerate(zip_longest(derived, stored)):
+    for index, (new, old) in enumerate(zip_longest(derived, stored)):
         if new is None or old is None:
             yield f"it has {len(stored)} segments, and {len(derived)} follow from what the agent wrote", None
         elif (new.author, new.tag) != (old.author, old.tag):
-            follows = f"{new.tag!r} by the {new.author} follows"
-            yield f"it is {old.tag!r} by the {old.author}, and {follows} from what the agent wrote", at
+            expected = f"{new.tag!r} by the {new.author} follows"
+            yield f"it is {old.tag!r} by the {old.author}, and {expected} from what the agent wrote", index
         elif new.ids != old.ids:
             pairs = enumerate(zip_longest(new.ids, old.ids))
             position = next(position for position, (derived_id, stored_id) in pairs if derived_id != stored_id)
-            yield f"it is not what the environment writes here, from token {position} on", at
+            yield f"it is not what the environment writes here, from token {position} on", index
         elif new.message != old.message:
-            yield f"its message is {_short(old.message)}, and the ids say {_short(new.message)}", at
+            yield f"its message is {_excerpt(old.message)}, and the ids say {_excerpt(new.message)}", index
         else:
             continue
         return
@@ -398,16 +398,16 @@ def _segment_differences(derived: Sequence[Segment], stored: Sequence[Segment]) 
 def _search_differences(derived: Sequence[Search], stored: Sequence[Search]) -> Iterator[str]:
     for number, (new, old) in enumerate(zip(derived, stored, strict=False), start=1):
         if new.query != old.query:
-            yield f"search {number} asks {_short(old.query)}, and the agent wrote {_short(new.query)}"
+            yield f"search {number} asks {_excerpt(old.query)}, and the agent wrote {_excerpt(new.query)}"
         if old.turn is not None and new.turn != old.turn:
             yield f"search {number} belongs to turn {old.turn}, and turn {new.turn} asked it"
         if new.selected != old.selected:
-            chose = f"and the agent chose {_short(new.selected)}"
-            yield f"from search {number} {_short(old.selected)} was selected, {chose}"
+            choice = f"and the agent chose {_excerpt(new.selected)}"
+            yield f"from search {number} {_excerpt(old.selected)} was selected, {choice}"
     if len(derived) != len(stored):
         yield f"it has {len(stored)} searches, and {len(derived)} follow from what the agent wrote"
 
 
-def _short(value: object) -> str:
+def _excerpt(value: object) -> str:
     text = str(value) if isinstance(value, StopReason) else repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"

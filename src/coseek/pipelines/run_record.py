@@ -105,9 +105,9 @@ class TrainingRun(Generic[R]):
             check_output_folder(self.folder, FILE, own=(QUESTIONS,))
             if path.exists() and not is_failed_start(self.folder, FILE):
                 if not resume:
-                    way = "go on with --resume, or choose another --out"
-                    raise DataError(f"{self.folder} holds a training run already; {way}")
-                recipe = self._resumed(path, identities)
+                    advice = "go on with --resume, or choose another --out"
+                    raise DataError(f"{self.folder} holds a training run already; {advice}")
+                recipe = self._resume_recipe(path, identities)
             else:
                 recipe = resolve_recipe(self.recipe)
                 tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**identities}, **provenance()}
@@ -117,7 +117,7 @@ class TrainingRun(Generic[R]):
             _report_precisions(self.recipe, recipe, self.progress.say)
             return recipe
 
-    def _resumed(self, path: Path, identities: dict[str, str]) -> R:
+    def _resume_recipe(self, path: Path, identities: dict[str, str]) -> R:
         """The recipe of a resumed training: checked against the record, and stored in it."""
         folder, record = self.folder, read_yaml(path, "record")
         stored = resolve_recipe(make_settings(type(self.recipe), cast(JsonObject, record.get("recipe") or {}), path))
@@ -128,8 +128,8 @@ class TrainingRun(Generic[R]):
         for name, source in plugin_digests(fixed).items():
             plugin, kind = (plugin_name(name), "function") if is_function(name) else (name, "file")
             if not source:
-                why = f"its source does not identify the function {plugin}"
-                raise SettingError(f"{folder} cannot be resumed: {why}; choose another --out")
+                reason = f"its source does not identify the function {plugin}"
+                raise SettingError(f"{folder} cannot be resumed: {reason}; choose another --out")
             if recorded_plugins.get(name) != source:
                 raise SettingError(
                     f"{plugin} is not the {kind} that {folder} was begun with; put that one back, or choose another "
@@ -137,8 +137,8 @@ class TrainingRun(Generic[R]):
                 )
         check_identities(path, record.get(KEY), identities)
         self.on_resume(stored, recipe)
-        recorded = cast(dict[str, str], record.get(KEY) or {})
-        tree: JsonObject = {**record, "recipe": dump_settings(recipe), KEY: {**recorded, **identities}}
+        recorded_identities = cast(dict[str, str], record.get(KEY) or {})
+        tree: JsonObject = {**record, "recipe": dump_settings(recipe), KEY: {**recorded_identities, **identities}}
         if tree != record:
             write_yaml(path, tree)
         return recipe
@@ -177,8 +177,8 @@ class TrainingRun(Generic[R]):
         record = read_yaml(self.folder / FILE, "record of a training") if (self.folder / FILE).exists() else {}
         versions = cast(dict[str, str | None], record.get("versions") or {"coseek": __version__})
         digests = {**cast(dict[str, str], record.get(KEY) or {}), **data}
-        changed, in_file = changed_settings(self.recipe), command.endswith("recipe.yaml")
-        overrides = () if in_file else setting_words(changed)
+        changes, in_file = changed_settings(self.recipe), command.endswith("recipe.yaml")
+        overrides = () if in_file else setting_words(changes)
         folder_of = encoder_folder if kind == "encoder" else model_path
         return ModelCard(
             kind=kind,
@@ -193,7 +193,7 @@ class TrainingRun(Generic[R]):
                 **{f"digest of {shared_text(name)}": identity for name, identity in digests.items()},
             },
             command=shlex.join(["coseek", "train", *command.split(), *overrides, "--out", "OUT"]),
-            recipe=changed if in_file else None,
+            recipe=changes if in_file else None,
             figures="" if table is None else shown_table(table),
             limits=limits,
             base_model=None if start is None else base_model_of(start, folder_of(start)),
@@ -243,14 +243,14 @@ def _width_at(recipe: Settings, path: Place) -> int:
 
 def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[str], None]) -> None:
     """Report the precisions that `auto` resolves to, and warn about one that is slow on this machine."""
-    auto = {path for path, _, value in named(type(unresolved), dump_settings(unresolved)) if value == AUTO}
+    auto_paths = {path for path, _, value in named(type(unresolved), dump_settings(unresolved)) if value == AUTO}
     precisions: dict[Use, set[str]] = {}
     for path, use, value in named(type(resolved), dump_settings(resolved)):
-        if path in auto:
+        if path in auto_paths:
             precisions.setdefault(use, set()).add(value)
     if precisions:
-        uses = (f"{use} in {' and '.join(sorted(precisions[use]))}" for use in sorted(precisions))
-        say(f"auto precision: {', '.join(uses)}")
+        summaries = (f"{use} in {' and '.join(sorted(precisions[use]))}" for use in sorted(precisions))
+        say(f"auto precision: {', '.join(summaries)}")
     if line := warning(resolved):
         say(line)
 
@@ -302,10 +302,10 @@ def content_of(path: Path) -> str:
 
 def path_identities(recipe: AgentRecipe) -> dict[str, str]:
     """Digests of the paths that a recipe names; the index is opened once, elsewhere."""
-    return {entry.setting: _identity(entry) for entry in paths_of(recipe) if entry.setting not in NOT_READ}
+    return {entry.setting: _identity_of(entry) for entry in paths_of(recipe) if entry.setting not in NOT_READ}
 
 
-def _identity(entry: RecipePath) -> str:
+def _identity_of(entry: RecipePath) -> str:
     if entry.holds == "data":
         return questions_digest(load_questions(entry.path))
     if entry.holds == "index":
@@ -319,9 +319,9 @@ def take_more_steps(stored: AgentRecipe, recipe: AgentRecipe, folder: Path, is_s
     `is_scheduled`: whether the training retriever follows a schedule over the steps. Raises `SettingError`.
     """
     stages = stages_of(recipe, folder)
-    changed: list[tuple[Path, int]] = []
-    for number, (old, stage) in enumerate(zip(stages_of(stored, folder), stages, strict=True)):
-        policy, old_steps = folder / "policy" / stage.trained_policy, old.recipe.rl.steps
+    renamed_policies: list[tuple[Path, int]] = []
+    for number, (old_stage, stage) in enumerate(zip(stages_of(stored, folder), stages, strict=True)):
+        policy, old_steps = folder / "policy" / stage.trained_policy, old_stage.recipe.rl.steps
         if old_steps == stage.recipe.rl.steps or not steps_done(stage):
             continue
         if problem := _problem_of_more_steps(stage, stages[number + 1 :], is_scheduled):
@@ -330,8 +330,8 @@ def take_more_steps(stored: AgentRecipe, recipe: AgentRecipe, folder: Path, is_s
                 f"{name} cannot change from {old_steps} to {stage.recipe.rl.steps} in {folder}: {problem}; "
                 f"choose another --out (policy.folder={policy} begins with its policy)"
             )
-        changed.append((policy, old_steps))
-    for policy, old_steps in changed:
+        renamed_policies.append((policy, old_steps))
+    for policy, old_steps in renamed_policies:
         if policy.exists():
             old_policy = policy.with_name(f"{policy.name}.{old_steps}-steps")
             if old_policy.exists():  # the steps were raised, lowered and raised again
@@ -339,15 +339,15 @@ def take_more_steps(stored: AgentRecipe, recipe: AgentRecipe, folder: Path, is_s
             os.replace(policy, old_policy)
 
 
-def _problem_of_more_steps(stage: Stage, later: Sequence[Stage], is_scheduled: Callable[[], bool]) -> str:
+def _problem_of_more_steps(stage: Stage, later_stages: Sequence[Stage], is_scheduled: Callable[[], bool]) -> str:
     """Why the steps of a stage cannot change; empty if they can."""
-    done = steps_done(stage)
-    if stage.recipe.rl.steps < done:
-        return f"{done} steps are taken already"
+    done_steps = steps_done(stage)
+    if stage.recipe.rl.steps < done_steps:
+        return f"{done_steps} steps are taken already"
     if spread := spread_over_steps(stage.recipe.rl) or ("data.training_retriever" if is_scheduled() else ""):
-        return f"{spread} spreads a schedule over all steps, and the {done} steps so far followed another one"
-    if started := next((follower for follower in later if follower.folder.exists()), None):
-        return f"the stage {started.name} has already started from the policy of this one"
+        return f"{spread} spreads a schedule over all steps, and the {done_steps} steps so far followed another one"
+    if started_stage := next((follower for follower in later_stages if follower.folder.exists()), None):
+        return f"the stage {started_stage.name} has already started from the policy of this one"
     checkpoints = stage.folder / "checkpoints"
     return "" if has_checkpoint(checkpoints) else f"{checkpoints} holds no checkpoint to go on from"
 
@@ -387,13 +387,13 @@ def write_policy_card(
     splits = (recipe.data.train, recipe.data.dev, recipe.data.test)
     files = [path for split in splits if (path := data / f"questions.{split}.jsonl").is_file()]
     digests = {path.name: file_digest(path) for path in files}
-    searched = recipe.data.index or recipe.data.retriever
+    retriever = recipe.data.index or recipe.data.retriever
     engine = recipe.data.training_retriever
     facts = {
         "recipe": recipe.about,
         "learnt by": " → ".join(_history_of(recipe, training.folder, name)) or "nothing: an untrained model",
         "protocol": f"{recipe.protocol}, prompt template {recipe.prompt_template}",
-        "retriever": f"{searched}, in training {engine.get('retriever')}" if engine else searched,
+        "retriever": f"{retriever}, in training {engine.get('retriever')}" if engine else retriever,
     }
     card = training.model_card("policy", "agent recipe.yaml", name, ABOUT, LIMITS, start, facts, digests, table)
     if row and card.figures:
@@ -411,8 +411,8 @@ def _history_of(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
         return
     for stage in stages_of(recipe, folder):
         of_stage = f" (stage {stage.name})" if stage.name else ""
-        early = " until the monitor stopped it" if name == stage.trained_policy + HEALTHY else ""
-        yield f"{LEARNT[stage.recipe.learn]}{of_stage}{early}"
+        healthy_note = " until the monitor stopped it" if name == stage.trained_policy + HEALTHY else ""
+        yield f"{LEARNT[stage.recipe.learn]}{of_stage}{healthy_note}"
         if stage.trained_policy == name.removesuffix(HEALTHY):
             return
 

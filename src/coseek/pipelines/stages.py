@@ -84,8 +84,8 @@ class LoopTask:
 def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:
     """The stages in order. Each starts from the policy of the previous one; the last produces `trained`."""
     if not recipe.stages:
-        only = Stage("", recipe, "warm", "trained", folder / "rl")
-        return [only] if recipe.learn != "demonstrations" else []
+        stage = Stage("", recipe, "warm", "trained", folder / "rl")
+        return [stage] if recipe.learn != "demonstrations" else []
     names = list(recipe.stages)
     policies = ["warm", *names[:-1], "trained"]
     return [

@@ -72,8 +72,8 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
     shown_on_data = warm is not None and warm.demonstrator in ("rules", "evidence", "expert") and not warm.uses_worlds
     baselines = training.recipe.table.baselines
     rules = [TableRow(RULES, "", protocol, 0.0)] if shown_on_data or RULES in baselines else []
-    taught = (folder_of(training, TableRow("", BASELINE, protocol, 0.0)) / CARD).is_file()
-    prefix = "start" if taught else "untrained"
+    is_taught = (folder_of(training, TableRow("", BASELINE, protocol, 0.0)) / CARD).is_file()
+    prefix = "start" if is_taught else "untrained"
     untrained = [
         TableRow(f"{prefix} {name}", BASELINE, name, 0.0) for name in dict.fromkeys(baselines) if name != RULES
     ]
@@ -140,10 +140,10 @@ def limits_of(training: AgentTraining, row: TableRow) -> Limits:
         return limits.with_passages(table.rag_passages)
     if row.policy != BASELINE:
         return limits
-    protocol, own = training.recipe.load_protocol(row.protocol), dict(table.baseline_limits)
-    if protocol.file.opens_with_search and (turns := own.get("max_turns")):
-        own["max_turns"] = max(turns - 1, 1)
-    return make_settings(Limits, {**dump_settings(protocol.limits_over(limits)), **own})
+    protocol, own_limits = training.recipe.load_protocol(row.protocol), dict(table.baseline_limits)
+    if protocol.file.opens_with_search and (turns := own_limits.get("max_turns")):
+        own_limits["max_turns"] = max(turns - 1, 1)
+    return make_settings(Limits, {**dump_settings(protocol.limits_over(limits)), **own_limits})
 
 
 def metric_of(training: AgentTraining) -> str:
@@ -165,10 +165,10 @@ def metric_of(training: AgentTraining) -> str:
 
 def answer_cells(training: AgentTraining) -> None:
     """Run every agent on every set, skipping finished cells. All workers call this and answer their share."""
-    rows, sets, done = rows_of(training), training.sets, 0
-    training.progress.stage("table", sum(len(column.questions) for column in sets) * len(rows))
+    rows, columns, done = rows_of(training), training.sets, 0
+    training.progress.stage("table", sum(len(column.questions) for column in columns) * len(rows))
     for row in rows:
-        for column in sets:
+        for column in columns:
             answer_cell(training, row, column, done)
             done += len(column.questions)
 
@@ -178,12 +178,12 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
     folder, seed = cell_folder(training, row, column), training.recipe.table.seed
     if row.passages:
         if training.workers.is_main:
-            plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
-            run = Run.made_with(folder, plain, rag_identities(column.retriever, column.questions, row.passages, seed))
+            record: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
+            run = Run.made_with(folder, record, rag_identities(column.retriever, column.questions, row.passages, seed))
             run.drop_faults()
             naive_rag(run, column.retriever, column.questions, row.passages, seed)
         return
-    settings = training.workers.broadcast(lambda: _unanswered(training, row, column))
+    settings = training.workers.broadcast(lambda: _unanswered_settings(training, row, column))
     if settings is None:
         return
     share_run(
@@ -202,7 +202,7 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
     )
 
 
-def _unanswered(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject | None:
+def _unanswered_settings(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject | None:
     """The settings of a cell's run as they are stored, since the paths of policies differ in a folder that was moved.
     `None` if the run has all its rows."""
     recipe, limits, seed = training.recipe, limits_of(training, row), training.recipe.table.seed
@@ -246,8 +246,8 @@ def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: 
     """Search once with each question, and store runs without tokens that serve the first `k` passages."""
     order = [question.id for question in questions]
     with run.open_for_append(rag_identities(retriever, questions, k, seed), order) as file:
-        done = {ident for ident, _ in run.done()}
-        unsearched = [question for question in questions if question.id not in done]
+        done_ids = {ident for ident, _ in run.done()}
+        unsearched = [question for question in questions if question.id not in done_ids]
         for batch in search_questions(retriever, unsearched, k, BATCH):
             for question, result in batch:
                 Run.append(file, result.as_rag(question, row_seed(seed, question.id, 0)))
@@ -256,9 +256,9 @@ def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: 
 def graders_with(training: AgentTraining, model: str) -> Graders:
     """The recipe's judge, and a generator of `table.answer_with` with the limits of the recipe's."""
     recipe, folder = training.recipe, training.folder
-    usual = recipe.graders.generator or GeneratorSettings(model=model)
+    settings = recipe.graders.generator or GeneratorSettings(model=model)
     writing = make_settings(TextModelSettings, recipe.graders.values())
-    generator = open_generator(usual.model_copy(update={"model": model}), folder / CACHE, writing)
+    generator = open_generator(settings.model_copy(update={"model": model}), folder / CACHE, writing)
     return Graders(recipe.graders, folder, generator, training.graders.judge)
 
 
@@ -274,7 +274,7 @@ def with_answers(graders: Graders, folder: Path, trajectories: Sequence[Trajecto
     assert graders.generator is not None
     answers, _ = answers_to(graders.generator, graders.judge, folder, trajectories)
     pairs = [(trajectory, answers.get((trajectory.question.id, trajectory.seed))) for trajectory in trajectories]
-    return [replace(done, answer=reply.answer) for done, reply in pairs if reply is not None and reply.fault is None]
+    return [replace(run, answer=reply.answer) for run, reply in pairs if reply is not None and reply.fault is None]
 
 
 def selection_table(generator: Generator, by_label: Mapping[str, Sequence[Trajectory]], scores: Scores) -> Table:
@@ -284,9 +284,9 @@ def selection_table(generator: Generator, by_label: Mapping[str, Sequence[Trajec
         means = [scores.of(name).metrics.get(column) for column in GIVEN]
         worked = [trajectory for trajectory in trajectories if not trajectory.stop.is_fault]
         retrieved = [[hit.passage for search in trajectory.searches for hit in search.hits] for trajectory in worked]
-        whole = [generator.budget.fill(passages) for passages in retrieved]
-        if whole:
-            cells = [fmean(len(passages) for passages, _ in whole), fmean(tokens for _, tokens in whole)]
+        contexts = [generator.budget.fill(passages) for passages in retrieved]
+        if contexts:
+            cells = [fmean(len(passages) for passages, _ in contexts), fmean(tokens for _, tokens in contexts)]
             rows.append((name, *(show(mean, 1) for mean in means), *(f"{cell:.1f}" for cell in cells)))
     columns = ("run", "passages, selected", "tokens, selected", "passages, all", "tokens, all")
     return Table(columns, tuple(rows), ("Means over questions, within the generator's budget, equal passages once.",))

@@ -61,8 +61,8 @@ class StartSettings(Settings):
                 "start.encoder beside it, and leave start.recipe and start.index out"
             )
         if (self.encoder is None) == (self.recipe is None):
-            need = "give either start.encoder (a folder, or base) or start.recipe (a retriever recipe), not both"
-            raise SettingError(f"{need}; `start=!replace {{encoder: …}}` replaces what the recipe says")
+            problem = "give either start.encoder (a folder, or base) or start.recipe (a retriever recipe), not both"
+            raise SettingError(f"{problem}; `start=!replace {{encoder: …}}` replaces what the recipe says")
         return self
 
 
@@ -78,9 +78,9 @@ class IndexSettings(Settings):
     @classmethod
     def _built_here(cls, name: object) -> object:
         if is_url(name):
-            built = "a trained retriever is searched through an index of its own vectors, which is built here"
-            other = "can be retriever 0 (start.url) or the agent's own retriever (agent.data.index)"
-            raise SettingError(f"{built}; {name} {other}")
+            reason = "a trained retriever is searched through an index of its own vectors, which is built here"
+            alternative = "can be retriever 0 (start.url) or the agent's own retriever (agent.data.index)"
+            raise SettingError(f"{reason}; {name} {alternative}")
         return name
 
 
@@ -111,8 +111,8 @@ class LabellingSettings(Settings):
     @model_validator(mode="after")
     def _runs_differ(self) -> "LabellingSettings":
         if self.samples > 1 and self.temperature == 0:
-            same = f"labels.samples={self.samples} at labels.temperature=0 would be one run {self.samples} times"
-            raise SettingError(f"{same}; raise labels.temperature")
+            problem = f"labels.samples={self.samples} at labels.temperature=0 would be one run {self.samples} times"
+            raise SettingError(f"{problem}; raise labels.temperature")
         shlex.split(self.serve or "")  # an open quote is a ValueError
         is_local = is_url(self.scorer) and urlsplit(self.scorer).hostname in LOOPBACK
         if self.serve is not None and not is_local:
@@ -135,7 +135,7 @@ class StopSettings(Settings):
 
     @field_validator("metric")
     @classmethod
-    def _known(cls, name: str | None) -> str | None:
+    def _check_metric_name(cls, name: str | None) -> str | None:
         check_metrics(() if name is None else (name,))
         return name
 
@@ -186,7 +186,7 @@ class TogetherRecipe(Settings):
 
     @field_validator("retriever", mode="before")
     @classmethod
-    def _given_by_the_round(cls, tree: object) -> object:
+    def _fill_given(cls, tree: object) -> object:
         if not isinstance(tree, dict):
             return tree
         fixed: dict[str, object] = {"labels": [GIVEN], "encoder": GIVEN, "synthetic": None}
@@ -203,9 +203,9 @@ class TogetherRecipe(Settings):
         if self.agent.learn == "demonstrations" and not self.agent.stages:
             raise SettingError("an agent with learn: demonstrations learns nothing in a round; take agent.learn=rl")
         kinds = {self.index.retriever, self.retriever.kind}
-        apart = sorted(kinds & {"late-interaction", "sparse"})
-        if apart and len(kinds) > 1:
-            raise SettingError(f"index.retriever and retriever.kind must both be {apart[0]}, or neither")
+        special_kinds = sorted(kinds & {"late-interaction", "sparse"})
+        if special_kinds and len(kinds) > 1:
+            raise SettingError(f"index.retriever and retriever.kind must both be {special_kinds[0]}, or neither")
         return self
 
 
@@ -224,33 +224,33 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
     file = together_recipe_path(name)
     overrides = [f"agent.{text}" if text.startswith("data.") else text for text in overrides]
     tree = read_yaml(file, "co-training recipe")
-    if isinstance(inside := tree.get("recipe"), dict):  # a run's record
-        tree = inside
+    if isinstance(recorded := tree.get("recipe"), dict):  # a run's record
+        tree = recorded
     typed = apply_overrides({}, [text for text in overrides if "." not in text.partition("=")[0]])
     inner = [text for text in overrides if "." in text.partition("=")[0]]
     # A preset is merged below the agent's other settings, so it is needed before they are read.
     preset = chosen_preset([text.removeprefix("agent.") for text in inner if text.startswith("agent.")])
-    below, above = _resolved(tree, file, preset), _resolved(typed, Path("the command line"), preset)
+    base, replacements = _resolve(tree, file, preset), _resolve(typed, Path("the command line"), preset)
     for name, value in typed.items():  # another recipe replaces the one below
         if isinstance(value, str) or (isinstance(value, dict) and "extends" in value):
-            below.pop(name, None)
-    resolved = apply_overrides(merge_settings(TogetherRecipe, below, above), inner, TogetherRecipe)
-    return make_settings(TogetherRecipe, resolved, "" if file.parent == RECIPES else file, overrides)
+            base.pop(name, None)
+    merged = apply_overrides(merge_settings(TogetherRecipe, base, replacements), inner, TogetherRecipe)
+    return make_settings(TogetherRecipe, merged, "" if file.parent == RECIPES else file, overrides)
 
 
-def _resolved(tree: JsonObject, file: Path, preset: JsonObject) -> JsonObject:
+def _resolve(tree: JsonObject, file: Path, preset: JsonObject) -> JsonObject:
     """Replace the names of recipes by their settings; paths are relative to the file. `preset` is the agent's."""
     tree = {**tree}
     if tree.get("agent") is not None:
         tree["agent"] = recipe_tree(tree["agent"], file, preset)
     if tree.get("start") is not None:
-        tree["start"] = _start(tree["start"])
+        tree["start"] = _parse_start(tree["start"])
     if isinstance(name := tree.get("retriever"), str):
         tree["retriever"] = {**dump_settings(load_retriever_recipe(name, labels=[GIVEN])), "encoder": GIVEN}
     return tree
 
 
-def _start(value: Json) -> Json:
+def _parse_start(value: Json) -> Json:
     """Replace a name, folder or YAML file by `{recipe: …}` or `{encoder: …}`."""
     if is_url(value):
         return {"url": value}
@@ -272,8 +272,8 @@ def check_together(recipe: TogetherRecipe) -> None:
     if recipe.start.encoder is not None:
         mistakes.collect(check_encoder, recipe.start.encoder)
         if recipe.start.url is None:  # it is indexed before anything is trained
-            possible = {"sparse": ("sparse",), "late-interaction": ("late-interaction", "dense")}
-            kinds = possible.get(recipe.index.retriever, ("dense",))
+            kinds_by_retriever = {"sparse": ("sparse",), "late-interaction": ("late-interaction", "dense")}
+            kinds = kinds_by_retriever.get(recipe.index.retriever, ("dense",))
             mistakes.collect(lambda encoder: check_retriever_of(encoder_folder(encoder), *kinds), recipe.start.encoder)
     mistakes.raise_all()
 

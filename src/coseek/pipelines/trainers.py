@@ -101,8 +101,8 @@ class _Trainer(ABC, Generic[T]):
     recipe: Settings
 
     def __repr__(self) -> str:
-        changed = flat(changed_settings(self.recipe))
-        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in changed)})"
+        changes = flat(changed_settings(self.recipe))
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in changes)})"
 
     def _repr_html_(self) -> str:
         """The changed settings as a table for a notebook."""
@@ -178,23 +178,23 @@ class AgentTrainer(_Trainer[TrainedAgent]):
             "rl.steps": steps,
         }
         if isinstance(recipe, AgentRecipe):
-            if words := _words(AgentRecipe, parameters, settings, overrides):
+            if words := _override_words(AgentRecipe, parameters, settings, overrides):
                 raise SettingError(
                     f"{words[0]} would change a recipe that is an object; name a recipe or its YAML file"
                 )
             check_recipe(recipe)
             self.recipe = recipe
         else:
-            usual = {} if recipe is not None else _suitable_settings(model, protocol)
-            usual |= {} if self._question_source is None else self._question_source.settings()
-            parameters["data.folder"] = usual.pop("data.folder", None)
-            words = [*typed_overrides(usual), *_words(AgentRecipe, parameters, settings, overrides)]
+            defaults = {} if recipe is not None else _suitable_settings(model, protocol)
+            defaults |= {} if self._question_source is None else self._question_source.settings()
+            parameters["data.folder"] = defaults.pop("data.folder", None)
+            words = [*typed_overrides(defaults), *_override_words(AgentRecipe, parameters, settings, overrides)]
             self.recipe = checked_recipe("" if recipe is None else str(recipe), words)
         self._functions = _functions_of(self.recipe)
 
     def run(self, out: Path, resume: bool, progress: Progress) -> TrainedAgent:
         """Like `train`, but errors name the options of the command line."""
-        _check_offered(self._functions)
+        _check_unchanged(self._functions)
         if self._question_source is not None and self._question_source.in_memory:
             self.recipe = self._question_source.kept_in(out, self.recipe)
         with missing_extras("training an agent"):
@@ -206,7 +206,7 @@ class AgentTrainer(_Trainer[TrainedAgent]):
     def evaluate(self, progress: Progress | None = None) -> dict[str, float]:
         """Mean reward, exact match and recall on the dev questions at temperature 0, of the trained policy, or before
         training of the initial one."""
-        _check_offered(self._functions)
+        _check_unchanged(self._functions)
         with missing_extras("running an agent"):
             from coseek.pipelines.agent import AgentTraining  # torch
 
@@ -249,7 +249,7 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
             "view": None if view is None else view_name(view),
             "training.steps": steps,
         }
-        words = _words(RetrieverRecipe, parameters, settings, overrides)
+        words = _override_words(RetrieverRecipe, parameters, settings, overrides)
         paths = [str(as_path(folder, "a label folder")) for folder in folders]
         self.recipe = load_retriever_recipe("" if recipe is None else str(recipe), words, paths)
         check_retriever_recipe(self.recipe)
@@ -257,7 +257,7 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
 
     def run(self, out: Path, resume: bool, progress: Progress) -> TrainedRetriever:
         """Like `train`, but errors name the options of the command line."""
-        _check_offered(self._functions)
+        _check_unchanged(self._functions)
         check_encoder_libraries()
         from coseek.pipelines.reranker import train_and_measure  # torch
 
@@ -296,11 +296,11 @@ class GivenQuestions:
             return cls(source.folder, source.split or "train")
         splits = source if isinstance(source, Mapping) else {"train": source}
         for split in splits:
-            if (meant := closest(split, SPLITS)) not in (None, *splits):
-                raise SettingError(f"the questions have a split {split!r}; did you mean {meant!r}?")
-        checked = {split: _checked_questions(questions) for split, questions in splits.items()}
+            if (close_name := closest(split, SPLITS)) not in (None, *splits):
+                raise SettingError(f"the questions have a split {split!r}; did you mean {close_name!r}?")
+        checked_splits = {split: _checked_questions(questions) for split, questions in splits.items()}
         scratch = Path(mkdtemp(prefix="coseek-questions-"))
-        for split, questions in checked.items():
+        for split, questions in checked_splits.items():
             save_questions(scratch / f"questions.{split}.jsonl", questions)
         return cls(scratch, "train", in_memory=True)
 
@@ -330,11 +330,11 @@ def _check_names(trainer: type, recipe: type[Settings], settings: Mapping[str, o
     """Raise `SettingError` for a misspelt parameter. Misspelt settings are reported when the recipe is made."""
     parameters = [name for name in inspect.signature(trainer).parameters if name != "settings"]
     for name in settings:
-        if name.partition(".")[0] not in recipe.model_fields and (close := closest(name, parameters)):
-            raise SettingError(f"{trainer.__name__} has no parameter {name!r}; did you mean {close!r}?")
+        if name.partition(".")[0] not in recipe.model_fields and (close_name := closest(name, parameters)):
+            raise SettingError(f"{trainer.__name__} has no parameter {name!r}; did you mean {close_name!r}?")
 
 
-def _words(
+def _override_words(
     recipe: type[Settings],
     parameters: Mapping[str, object],
     settings: Mapping[str, object],
@@ -342,19 +342,19 @@ def _words(
 ) -> list[str]:
     """The parameters that are not `None`, then the settings, as overrides. Raises `SettingError` if a setting
     contradicts a parameter."""
-    given = typed_overrides({name: value for name, value in parameters.items() if value is not None})
-    words = [*given, *typed_overrides(settings), *overrides]
-    _check_kept(apply_overrides({}, given, recipe), apply_overrides({}, words, recipe))
+    parameter_words = typed_overrides({name: value for name, value in parameters.items() if value is not None})
+    words = [*parameter_words, *typed_overrides(settings), *overrides]
+    _check_kept(apply_overrides({}, parameter_words, recipe), apply_overrides({}, words, recipe))
     return words
 
 
-def _check_kept(given: JsonObject, merged: JsonObject, above: str = "") -> None:
+def _check_kept(given: JsonObject, merged: JsonObject, prefix: str = "") -> None:
     for name, value in given.items():
         now = merged.get(name)
         if isinstance(value, dict) and isinstance(now, dict):
-            _check_kept(value, now, f"{above}{name}.")
+            _check_kept(value, now, f"{prefix}{name}.")
         elif now != value:
-            raise SettingError(f"{above}{name} is {value!r} by a parameter and {now!r} by a setting; leave one out")
+            raise SettingError(f"{prefix}{name} is {value!r} by a parameter and {now!r} by a setting; leave one out")
 
 
 def _checked_questions(questions: Iterable[object]) -> list[Question]:
@@ -394,7 +394,7 @@ def _functions_of(recipe: Settings) -> dict[str, OwnFunction]:
     return functions
 
 
-def _check_offered(functions: Mapping[str, OwnFunction]) -> None:
+def _check_unchanged(functions: Mapping[str, OwnFunction]) -> None:
     """Raise `SettingError` if a function was defined again after the trainer was made."""
     for name, function in functions.items():
         if own_function(name) is not function:

@@ -144,11 +144,11 @@ class RewardPart:
 
     def __call__(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> PartValue:
         with running("reward", self.spelt):
-            needed = (grades,) if hasattr(self.module, "needs") else ()
-            value = self.module.reward(trajectory, self.settings, *needed)
+            arguments = (grades,) if hasattr(self.module, "needs") else ()
+            value = self.module.reward(trajectory, self.settings, *arguments)
         result = value if isinstance(value, PartValue) else PartValue(value, {})
         number = _number(f"the reward {self.name!r}", result.value, trajectory)
-        inner = {
+        components = {
             name: _number(f"the reward {f'{self.name}/{name}'!r}", amount, trajectory)
             for name, amount in result.of.items()
         }
@@ -157,7 +157,7 @@ class RewardPart:
                 f"the reward {self.name!r} gave {len(result.turns)} numbers for the {turns} turns of the question "
                 f"{trajectory.question.id!r}; return one for each turn"
             )
-        return PartValue(number, inner, _turn_numbers(self.name, result.turns, trajectory))
+        return PartValue(number, components, _turn_numbers(self.name, result.turns, trajectory))
 
 
 def _turn_numbers(name: str, turns: Iterable[object], trajectory: Trajectory) -> tuple[float, ...]:
@@ -236,10 +236,10 @@ class RewardFunction:
                 total *= values[part.name].value
         total = _number("the sum of the rewards", total, trajectory)
         logged = {name: value.value for name, value in values.items()}
-        inner = {f"{name}/{inner}": number for name, value in values.items() for inner, number in value.of.items()}
-        return Reward(total, logged | inner, self._turns(values))
+        inner = {f"{name}/{part}": number for name, value in values.items() for part, number in value.of.items()}
+        return Reward(total, logged | inner, self._turn_rewards(values))
 
-    def _turns(self, values: Mapping[str, PartValue]) -> tuple[float, ...]:
+    def _turn_rewards(self, values: Mapping[str, PartValue]) -> tuple[float, ...]:
         """(Σ weight · the part's reward of the turn) · Π gate, over the parts that return rewards of turns."""
         gate = math.prod(values[part.name].value for part in self.parts if part.settings.gate)
         parts = [part for part in self.parts if values[part.name].turns and not part.settings.gate]
@@ -278,7 +278,7 @@ def reward_spec(reward: RewardLike) -> RewardSpec:
     """Convert a reward to settings. Raises `UnknownName` with the nearest part or preset, and `SettingError` for two
     parts with one name."""
     if callable(reward):
-        return {_offered(reward): 1.0}
+        return {_register(reward): 1.0}
     if not isinstance(reward, str | Path):
         return _without_repeats(_terms(reward))
     name = str(reward)
@@ -293,7 +293,7 @@ def _terms(reward: object) -> Iterator[tuple[str, float | PartSpec | str]]:
     """The terms of a mapping, whose keys may be functions, or of several rewards."""
     if isinstance(reward, Mapping):
         for part, value in reward.items():
-            name = _offered(part) if callable(part) else str(part)
+            name = _register(part) if callable(part) else str(part)
             yield name, dict(value) if isinstance(value, Mapping) else value
     elif isinstance(reward, Iterable):
         for item in reward:
@@ -316,7 +316,7 @@ def _without_repeats(terms: Iterable[tuple[str, float | PartSpec | str]]) -> Rew
     return spec
 
 
-def _offered(function: OwnReward) -> str:
+def _register(function: OwnReward) -> str:
     """Register a function as a reward part. Returns its name in settings."""
     check_takes("reward", function, "trajectory")
 
@@ -336,11 +336,11 @@ def make_reward(spec: Mapping[str, RewardValue]) -> RewardFunction:
     for name, value in _parts_of(spec):
         if name in trees:
             raise SettingError(f"the reward names a part twice: {', '.join(spec)}; give each part one weight")
-        trees[name] = _tree(value)
+        trees[name] = _part_spec(value)
     if "preset" in spec:
         if not isinstance(spec["preset"], str):
             raise SettingError(f"reward.preset is a name, not {spec['preset']!r} (known: {', '.join(preset_names())})")
-        preset = {name: _tree(value) for name, value in _parts_of(load_preset(spec["preset"]).reward)}
+        preset = {name: _part_spec(value) for name, value in _parts_of(load_preset(spec["preset"]).reward)}
         trees = {name: preset.get(name, {}) | trees.get(name, {}) for name in (*preset, *trees)}
     if not trees:
         raise SettingError(
@@ -362,7 +362,7 @@ def _parts_of(spec: Mapping[str, RewardValue]) -> list[tuple[str, RewardValue]]:
     return [(name if is_plugin_path(name) else name.replace("-", "_"), value) for name, value in parts]
 
 
-def _tree(value: RewardValue) -> PartSpec:
+def _part_spec(value: RewardValue) -> PartSpec:
     """The settings of a part, including its weight."""
     return dict(value) if isinstance(value, Mapping) else {"weight": value}
 
@@ -394,7 +394,7 @@ def needs_answers(trajectory: Trajectory, name: str, judged: bool = False) -> tu
     answers, and `NoReward` if no answer can match them, unless a judge grades (`judged`)."""
     if not trajectory.question.answerable:
         return ()
-    golds = _needed(trajectory.question.answers, "has no gold answers", trajectory, name)
+    golds = _require(trajectory.question.answers, "has no gold answers", trajectory, name)
     if not judged and not can_match(golds):
         raise NoReward(UNMATCHED, NO_MATCH)
     return golds
@@ -402,10 +402,10 @@ def needs_answers(trajectory: Trajectory, name: str, judged: bool = False) -> tu
 
 def needs_gold_passages(trajectory: Trajectory, name: str) -> tuple[str, ...]:
     """The gold passage ids. Raises `DataError` for a question without gold passages."""
-    return _needed(trajectory.question.gold_ids, "names no gold_ids", trajectory, name)
+    return _require(trajectory.question.gold_ids, "names no gold_ids", trajectory, name)
 
 
-def _needed(values: tuple[str, ...], problem: str, trajectory: Trajectory, name: str) -> tuple[str, ...]:
+def _require(values: tuple[str, ...], problem: str, trajectory: Trajectory, name: str) -> tuple[str, ...]:
     if not values:
         raise DataError(
             f"question {trajectory.question.id!r} {problem}, and the reward {name!r} needs them; give it some, or "

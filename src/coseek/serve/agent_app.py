@@ -77,48 +77,48 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
 
 
 async def _chat(service: AgentService, request: Request) -> Response:
-    chat_request, conversation = await read_body(request, service.settings, _read)
+    chat_request, conversation = await read_body(request, service.settings, _read_chat)
     service.check_name(chat_request.model)
     service.check_length(conversation)
     seed, record = chat_request.seed or 0, cast(JsonObject, request.scope[RECORD])
     answer = ChatAnswer.new(service.name, chat_request)
     if not chat_request.stream:
         trajectory = await until_disconnect(request, service.answer(conversation, seed))
-        _note(record, trajectory)
+        _log_counts(record, trajectory)
         if trajectory.stop.is_fault:
-            return JSONResponse(openai_error(502, _fault(trajectory), "agent_error"), 502)
+            return JSONResponse(openai_error(502, _fault_text(trajectory), "agent_error"), 502)
         return Response(json.dumps(answer.whole(trajectory), allow_nan=False), media_type="application/json")
     events: Events = asyncio.Queue()
     begun = asyncio.Event()
-    answering = asyncio.ensure_future(
+    answer_future = asyncio.ensure_future(
         service.answer(conversation, seed, lambda text, searches: events.put_nowait((text, searches)), begun)
     )
-    answering.add_done_callback(lambda _: events.put_nowait(None))
-    answering.add_done_callback(lambda _: begun.set())
+    answer_future.add_done_callback(lambda _: events.put_nowait(None))
+    answer_future.add_done_callback(lambda _: begun.set())
     # A refusal needs its own status, and a stream begins with 200.
-    await until_disconnect(request, _begun_or_refused(begun, answering))
-    chunks = _stream(answer, events, answering, record)
+    await until_disconnect(request, _wait_until_begun(begun, answer_future))
+    chunks = _stream(answer, events, answer_future, record)
     return StreamingResponse(chunks, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-def _read(body: bytes) -> tuple[ChatRequest, QuestionInContext]:
+def _read_chat(body: bytes) -> tuple[ChatRequest, QuestionInContext]:
     chat_request = read_request(body)
     return chat_request, QuestionInContext.of(chat_request.messages)
 
 
-async def _begun_or_refused(begun: asyncio.Event, answering: "asyncio.Future[Trajectory]") -> None:
+async def _wait_until_begun(begun: asyncio.Event, answer_future: "asyncio.Future[Trajectory]") -> None:
     """Wait until a question has a row. Raises `RefusedRequest` if it gets no row. Cancellation cancels the answer."""
     try:
         await begun.wait()
     except asyncio.CancelledError:
-        answering.cancel()
+        answer_future.cancel()
         raise
-    if answering.done() and isinstance(error := answering.exception(), RefusedRequest):
+    if answer_future.done() and isinstance(error := answer_future.exception(), RefusedRequest):
         raise error
 
 
 async def _stream(
-    answer: ChatAnswer, events: Events, answering: "asyncio.Future[Trajectory]", record: JsonObject
+    answer: ChatAnswer, events: Events, answer_future: "asyncio.Future[Trajectory]", record: JsonObject
 ) -> AsyncIterator[bytes]:
     """The events of one answer, which is cancelled if the client disconnects."""
     try:
@@ -127,27 +127,27 @@ async def _stream(
             text, searches = event
             yield answer.show(searches) if searches else answer.write(text)
         try:
-            trajectory = answering.result()
+            trajectory = answer_future.result()
         except RefusedRequest as error:
             yield answer.fail(error.status, str(error), "refused")
         except Exception:  # noqa: BLE001 (the stream has begun, so a bug can only be reported in it)
             print_bug()
             yield answer.fail(500, BUG, "bug")
         else:
-            _note(record, trajectory)
+            _log_counts(record, trajectory)
             is_fault = trajectory.stop.is_fault
-            yield answer.fail(502, _fault(trajectory), "agent_error") if is_fault else answer.end(trajectory)
+            yield answer.fail(502, _fault_text(trajectory), "agent_error") if is_fault else answer.end(trajectory)
     finally:
-        answering.cancel()
+        answer_future.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
-            await answering
+            await answer_future
 
 
-def _fault(trajectory: Trajectory) -> str:
+def _fault_text(trajectory: Trajectory) -> str:
     return f"the run ended by {trajectory.stop}: {trajectory.stop_detail or 'no detail'}"
 
 
-def _note(record: JsonObject, trajectory: Trajectory) -> None:
+def _log_counts(record: JsonObject, trajectory: Trajectory) -> None:
     """Add the counts of a trajectory to the log line."""
     record |= {"stop": str(trajectory.stop), "searches": len(trajectory.searches)}
 

@@ -90,8 +90,8 @@ class QuestionInContext:
         *others, last = messages
         if last.role != "user" or not last.text:
             raise RefusedRequest(400, "the last message is the question: one of the user's, with text")
-        spoken = (message for message in others if message.role in ("user", "assistant") and message.text)
-        return cls(last.text, tuple(Message(message.role, message.text) for message in spoken))
+        dialogue = (message for message in others if message.role in ("user", "assistant") and message.text)
+        return cls(last.text, tuple(Message(message.role, message.text) for message in dialogue))
 
 
 def read_request(body: bytes) -> "ChatRequest":
@@ -229,7 +229,7 @@ def _evidence(trajectory: Trajectory) -> list[Json]:
     # As people write them, so that a page can find the sentence in the text of its source.
     readable = [replace(passage, text=as_written(passage.text).strip()) for passage in passages]
     sentences = used_sentences(trajectory, readable)
-    return [{**source(passage), "used": used} for passage, used in zip(passages, sentences, strict=True)]
+    return [{**source(passage), "used": sentence} for passage, sentence in zip(passages, sentences, strict=True)]
 
 
 def searches(made: Sequence[Search]) -> list[Json]:

@@ -85,7 +85,7 @@ class AgentService(Service[AgentServeSettings]):
         return {"id": self.name, "object": "model", "created": 0, "owned_by": "coseek"}
 
     def info(self) -> JsonObject:
-        agent, retriever = self._opened()
+        agent, retriever = self._require_open()
         identity = ""
         with suppress(RetrieverError):  # of a server that does not answer; searches report it
             identity = retriever.identity
@@ -97,10 +97,10 @@ class AgentService(Service[AgentServeSettings]):
             "retriever_identity": identity,
             "limits": dump_settings(self.limits),
             "coseek": __version__,
-            **self._for_page(agent, retriever),
+            **self._page_settings(agent, retriever),
         }
 
-    def _for_page(self, agent: Agent, retriever: Retriever) -> JsonObject:
+    def _page_settings(self, agent: Agent, retriever: Retriever) -> JsonObject:
         """What the chat page shows, and how it parses the agent's text."""
         tags: list[Json] = [
             {"open": tag.opening, "close": tag.closing, "kept": tag.action is Action.NONE}
@@ -151,19 +151,19 @@ class AgentService(Service[AgentServeSettings]):
         """Wait for a row. Raises `RefusedRequest` (503) if that takes too long."""
         self.check_ready()
         if self._free.locked() and self.waiting >= self.settings.queue:
-            raise self._busy()
+            raise self._busy_refusal()
         self.waiting += 1
         try:
             async with asyncio.timeout(self.settings.most_wait_s):
                 await self._free.acquire()
         except TimeoutError:
-            raise self._busy() from None
+            raise self._busy_refusal() from None
         finally:
             self.waiting -= 1
 
-    def _busy(self) -> RefusedRequest:
-        busy = self.waiting + self.running
-        return RefusedRequest(503, f"{busy} questions are running or waiting already; retry later", RETRY_AFTER_S)
+    def _busy_refusal(self) -> RefusedRequest:
+        count = self.waiting + self.running
+        return RefusedRequest(503, f"{count} questions are running or waiting already; retry later", RETRY_AFTER_S)
 
     def check_name(self, name: str | None) -> None:
         """Raise `RefusedRequest` (404) for a name other than the agent's."""
@@ -172,13 +172,13 @@ class AgentService(Service[AgentServeSettings]):
 
     def check_length(self, conversation: QuestionInContext) -> None:
         """Raise `RefusedRequest` (413) for a question that is too long."""
-        length, most = len(conversation.question), self.settings.max_question_chars
-        if length > most:
-            raise RefusedRequest(413, f"the question has {length} characters, and at most {most} are taken")
+        length, limit = len(conversation.question), self.settings.max_question_chars
+        if length > limit:
+            raise RefusedRequest(413, f"the question has {length} characters, and at most {limit} are taken")
 
     def _question(self, conversation: QuestionInContext) -> Question:
         """The question, with the latest earlier messages that fit into the tokens of one observation."""
-        encode = self._opened()[0].model.tokenizer.encode_data
+        encode = self._require_open()[0].model.tokenizer.encode_data
         tokens_left, earlier = self.limits.max_observation_tokens, list[Json]()
         for message in reversed(conversation.earlier):
             if len(message.content) > self.settings.max_question_chars:
@@ -189,7 +189,7 @@ class AgentService(Service[AgentServeSettings]):
             earlier.append({"role": message.role, "content": message.content})
         return Question("asked", conversation.question, meta={EARLIER: earlier[::-1]} if earlier else {})
 
-    def _opened(self) -> tuple[Agent, Retriever]:
+    def _require_open(self) -> tuple[Agent, Retriever]:
         self.check_ready()
         assert self._agent is not None and self._retriever is not None
         return self._agent, self._retriever
@@ -197,7 +197,7 @@ class AgentService(Service[AgentServeSettings]):
     async def _open_driver(self) -> AsyncDriver:
         """The driver, which belongs to the event loop."""
         if self._driver is None:
-            agent, retriever = self._opened()
+            agent, retriever = self._require_open()
             driver = AsyncDriver(agent.protocol, agent.model.tokenizer, retriever, self.limits)
             self._driver = await driver.__aenter__()
         return self._driver

@@ -75,7 +75,7 @@ class Batcher:
         """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) if the queue is full, or if no
         search has begun after `most_wait_s`. Cancellation drops the queries that were not searched yet."""
         if self.waiting + len(queries) > self.queue:
-            raise self._full()
+            raise self._full_refusal()
         job = SearchJob(retriever, queries, k)
         self._jobs.append(job)
         self.waiting += len(queries)
@@ -87,12 +87,12 @@ class Batcher:
                 await job.begun.wait()
             await job.done.wait()
         except TimeoutError:
-            raise self._full() from None
+            raise self._full_refusal() from None
         finally:
             self._drop_rest(job)
         return job
 
-    def _full(self) -> RefusedRequest:
+    def _full_refusal(self) -> RefusedRequest:
         """The refusal, with the estimated seconds until the current queue is done."""
         retry_s = min(60, max(1, math.ceil(self.waiting * self._per_query_s)))
         return RefusedRequest(503, f"{self.waiting} queries are waiting already; retry later", retry_s)
@@ -104,18 +104,18 @@ class Batcher:
             if not self.waiting:  # all clients have disconnected meanwhile
                 return
             items = self._take()
-            began = time.perf_counter()
+            started_s = time.perf_counter()
             await self._thread.run(partial(_search_all, items))
-            self._finish(items, began)
+            self._finish(items, started_s)
 
     async def _gather(self) -> None:
         """Wait briefly for more queries: clients that were answered together usually ask again together."""
         first = self._jobs[0].arrived
-        enough = min(self._searched, self.batch)
-        until = self._ended + min(FOLLOW_UP * self._took_s, FOLLOW_UP_MOST_S)
-        if self.wait_s and first + self.wait_s > until:
-            enough, until = self.batch, first + self.wait_s
-        while self.waiting < enough and (left_s := until - time.perf_counter()) > 0:
+        target = min(self._searched, self.batch)
+        deadline = self._ended + min(FOLLOW_UP * self._took_s, FOLLOW_UP_MOST_S)
+        if self.wait_s and first + self.wait_s > deadline:
+            target, deadline = self.batch, first + self.wait_s
+        while self.waiting < target and (left_s := deadline - time.perf_counter()) > 0:
             self._more.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._more.wait(), left_s)
@@ -123,7 +123,7 @@ class Batcher:
     def _take(self) -> list[BatchItem]:
         """Take a batch of the first job and others with its retriever and k. The rest of a job moves to the end, so
         that a large request does not keep small ones waiting."""
-        first, room, unfinished = self._jobs[0], self.batch, list[SearchJob]()
+        first, room, unfinished_jobs = self._jobs[0], self.batch, list[SearchJob]()
         items: list[BatchItem] = []
         for _ in range(len(self._jobs)):
             job = self._jobs.popleft()
@@ -136,15 +136,15 @@ class Batcher:
             job.begun.set()
             job.taken += len(queries)
             room -= len(queries)
-            unfinished += [job] if job.left else []
-        self._jobs.extend(unfinished)
+            unfinished_jobs += [job] if job.left else []
+        self._jobs.extend(unfinished_jobs)
         self.waiting -= self.batch - room
         return items
 
-    def _finish(self, items: list[BatchItem], began: float) -> None:
+    def _finish(self, items: list[BatchItem], started_s: float) -> None:
         """Count a search, and complete the requests that it finished."""
         self._ended, self._searched = time.perf_counter(), sum(len(queries) for _, queries in items)
-        self._took_s = self._ended - began
+        self._took_s = self._ended - started_s
         self._per_query_s = 0.8 * self._per_query_s + 0.2 * self._took_s / self._searched
         for job, _ in items:
             job.ended, job.batch = self._ended, max(job.batch, self._searched)
@@ -165,11 +165,11 @@ def _search_all(items: list[BatchItem]) -> None:
     """Search for several requests at once, or one by one if that fails. Called in the thread."""
     if len(items) > 1:
         with suppress(Exception):  # the request that causes it fails again alone
-            _fill(items)
+            _search_items(items)
             return
     for item in items:
         try:
-            _fill([item])
+            _search_items([item])
         except (RetrieverError, UserError) as error:  # a user error: such as a corpus that changed after indexing
             item[0].fault = error if isinstance(error, RetrieverError) else RetrieverError(str(error))
         except Exception as error:  # noqa: BLE001 (a bug of a retriever fails its request and not the service)
@@ -177,7 +177,7 @@ def _search_all(items: list[BatchItem]) -> None:
             item[0].fault = error
 
 
-def _fill(items: list[BatchItem]) -> None:
+def _search_items(items: list[BatchItem]) -> None:
     """Make one search for all items, which share retriever and k."""
     first = items[0][0]
     all_queries = [query for _, queries in items for query in queries]

@@ -68,17 +68,17 @@ async def read_body(request: Request, limits: ListenSettings, read: Callable[[by
 
 async def whole_body(request: Request, limits: ListenSettings) -> bytes:
     """The whole body. Raises `RefusedRequest` (413, 408) if it is longer, or takes longer, than the limits."""
-    most = limits.max_body_bytes
-    too_large = RefusedRequest(413, f"the request has more than {most} bytes; send less at a time")
+    max_bytes = limits.max_body_bytes
+    too_large = RefusedRequest(413, f"the request has more than {max_bytes} bytes; send less at a time")
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > most:
+    if not length.isdecimal() or int(length) > max_bytes:
         raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(limits.body_s):
             async for piece in request.stream():
                 body += piece
-                if len(body) > most:
+                if len(body) > max_bytes:
                     raise too_large
     except TimeoutError:
         raise RefusedRequest(408, f"the request was not complete after {limits.body_s:g} seconds") from None
@@ -136,7 +136,7 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = time.perf_counter()
+        started_s = time.perf_counter()
         headers = cast(Headers, scope["headers"])
         ident = _header(headers, b"x-request-id")
         if not _ID.fullmatch(ident):
@@ -160,7 +160,7 @@ class AccessMiddleware:
         finally:
             if self._log:
                 target = {"method": str(scope["method"]), "path": str(scope["path"])[:200]}
-                total_ms = round((time.perf_counter() - began) * 1_000, 2)
+                total_ms = round((time.perf_counter() - started_s) * 1_000, 2)
                 line = {"time": round(time.time(), 3), "id": ident.decode(), **target, **record, "total_ms": total_ms}
                 print(json.dumps(line), file=sys.stderr, flush=True)
 

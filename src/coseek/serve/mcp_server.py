@@ -114,9 +114,9 @@ class KnowledgeTools:
 
     def search(self, query: str) -> SearchResults:
         """Find passages for a query."""
-        hits = self.retriever.search([_checked(query, "query")], self.topk)[0]
+        hits = self.retriever.search([_check_text(query, "query")], self.topk)[0]
         self._remember([hit.passage for hit in hits])
-        return SearchResults([_found(hit.passage) for hit in hits])
+        return SearchResults([_to_found(hit.passage) for hit in hits])
 
     def fetch(self, id: str) -> PassageRecord:  # the contract names it so
         """Read a whole passage by an id from `search` or `ask`."""
@@ -127,13 +127,13 @@ class KnowledgeTools:
     def ask(self, question: str) -> AgentAnswer:
         """Let the agent search and answer."""
         assert self.agent is not None
-        asked_question = Question("asked", _checked(question, "question"))
+        asked_question = Question("asked", _check_text(question, "question"))
         trajectory = rollout(self.agent, self.retriever, [asked_question], [0], self.limits)[0]
         if trajectory.stop.is_fault:
             raise DataError(f"the run ended by {trajectory.stop}: {trajectory.stop_detail or 'no detail'}")
         passages = sources_of(trajectory)
         self._remember(passages)
-        sources = [Source(**vars(_found(passage)), place=passage.place) for passage in passages]
+        sources = [Source(**vars(_to_found(passage)), place=passage.place) for passage in passages]
         return AgentAnswer(reply_in_words(trajectory), str(trajectory.stop), sources)
 
     def _passage(self, ident: str) -> Passage:
@@ -155,21 +155,21 @@ class KnowledgeTools:
 
 def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
     """A server with `search` and `fetch`, and `ask` if there is an agent."""
-    about = ABOUT + (ABOUT_AGENT if tools.agent is not None else "")
-    server = MCPServer(name, instructions=about, version=__version__, log_level="ERROR")
-    one, many = CapacityLimiter(1), CapacityLimiter(8)
-    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    instructions = ABOUT + (ABOUT_AGENT if tools.agent is not None else "")
+    server = MCPServer(name, instructions=instructions, version=__version__, log_level="ERROR")
+    serial, parallel = CapacityLimiter(1), CapacityLimiter(8)
+    annotations = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
     def add(call: Callable[..., object], limiter: CapacityLimiter, description: str) -> None:
-        @server.tool(description=description, annotations=reads, structured_output=True)
+        @server.tool(description=description, annotations=annotations, structured_output=True)
         @wraps(call)
         async def tool(**arguments: object) -> object:
-            return await _blocking(partial(call, **arguments), limiter)
+            return await _run_in_thread(partial(call, **arguments), limiter)
 
-    add(tools.search, one, "Find passages for a query, best first.")
-    add(tools.fetch, many, "Read a passage whole, by an id that was found.")
+    add(tools.search, serial, "Find passages for a query, best first.")
+    add(tools.fetch, parallel, "Read a passage whole, by an id that was found.")
     if tools.agent is not None:
-        add(tools.ask, one, "Let a search agent answer a question from the passages.")
+        add(tools.ask, serial, "Let a search agent answer a question from the passages.")
     return server
 
 
@@ -210,17 +210,17 @@ def bounded(app: App, settings: ListenSettings) -> App:
     return handle
 
 
-async def _blocking(call: Callable[[], R], limiter: CapacityLimiter) -> R:
+async def _run_in_thread(call: Callable[[], R], limiter: CapacityLimiter) -> R:
     """Run a call in a thread. A `CoseekError` becomes an error of the tool. A waiting call can be cancelled."""
-    if (waiting := limiter.statistics().tasks_waiting) >= MOST_WAITING:
-        raise ToolError(f"{waiting} calls are waiting already; retry later")
+    if (waiting_calls := limiter.statistics().tasks_waiting) >= MOST_WAITING:
+        raise ToolError(f"{waiting_calls} calls are waiting already; retry later")
     try:
         return await anyio.to_thread.run_sync(call, limiter=limiter)
     except CoseekError as error:
         raise ToolError(str(error)) from error
 
 
-def _checked(text: str, name: str) -> str:
+def _check_text(text: str, name: str) -> str:
     if not text.strip():
         raise DataError(f"the {name} is empty")
     if len(text) > LONGEST:
@@ -228,5 +228,5 @@ def _checked(text: str, name: str) -> str:
     return text
 
 
-def _found(passage: Passage) -> Found:
+def _to_found(passage: Passage) -> Found:
     return Found(passage.id, as_written(passage.title).strip(), passage.url)

@@ -112,19 +112,19 @@ class ModelEngine:
         self._stream(sampler, {turn.key for turn in turns})
         return turns
 
-    def _stream(self, sampler: "Sampler", ended: Set[int]) -> None:
+    def _stream(self, sampler: "Sampler", ended_keys: Set[int]) -> None:
         """Send the new ids of running turns, the first id of each immediately."""
-        least = -(-len(self._jobs) // STREAMED_AT_ONCE)
-        sent: list[tuple[OnIds, list[int]]] = []
+        least_ids = -(-len(self._jobs) // STREAMED_AT_ONCE)
+        updates: list[tuple[OnIds, list[int]]] = []
         for key, job in self._jobs.items():
-            if job.on_ids is None or key in ended:
+            if job.on_ids is None or key in ended_keys:
                 continue
             ids = sampler.written(key, job.sent)
-            if len(ids) >= (least if job.sent else 1):
+            if len(ids) >= (least_ids if job.sent else 1):
                 job.sent += len(ids)
-                sent.append((job.on_ids, ids))
-        if sent:
-            self._call_in_loop(partial(_call_listeners, sent))
+                updates.append((job.on_ids, ids))
+        if updates:
+            self._call_in_loop(partial(_call_listeners, updates))
 
     def _handle(self, model: Model, item: TurnJob | int) -> None:
         if isinstance(item, int):
@@ -166,8 +166,8 @@ def _finish(jobs: Iterable[tuple[TurnJob, Turn | ModelError]]) -> None:
             job.done.set_result(outcome)
 
 
-def _call_listeners(sent: Sequence[tuple[OnIds, list[int]]]) -> None:
-    for on_ids, ids in sent:
+def _call_listeners(updates: Sequence[tuple[OnIds, list[int]]]) -> None:
+    for on_ids, ids in updates:
         on_ids(ids)
 
 
@@ -191,12 +191,12 @@ class TextStream:
         self._window += ids
         text = self._tokenizer.decode(self._window)
         certain = text.rstrip(REPLACEMENT)
-        new = certain[self._sent :]
-        self._sent += len(new)
-        self._total_sent += len(new)
+        new_text = certain[self._sent :]
+        self._sent += len(new_text)
+        self._total_sent += len(new_text)
         if certain == text and len(self._window) >= _WINDOW and (last := self._tokenizer.decode(self._window[-1:])):
             self._window, self._sent = self._window[-1:], len(last)  # a decoder does not look back at an empty id
-        return new
+        return new_text
 
     def rest(self, ids: Sequence[int]) -> str:
         """The rest of the text of the whole turn `ids`."""

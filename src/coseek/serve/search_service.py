@@ -169,13 +169,13 @@ def _add_index(app: FastAPI, service: SearchService, name: str, prefix: str) -> 
     async def retrieve(request: Request) -> Response:
         limits = service.settings
         record = cast(JsonObject, request.scope[RECORD])
-        wanted = await read_body(request, limits, partial(parse_request, limits=limits))
+        search_request = await read_body(request, limits, partial(parse_request, limits=limits))
         index = service.index(name)
-        k = passages_of(wanted, limits, index.passages)
-        record |= {"index": name, "queries": len(wanted.queries), "k": k}
+        k = passages_of(search_request, limits, index.passages)
+        record |= {"index": name, "queries": len(search_request.queries), "k": k}
         if limits.log_queries:
-            record["texts"] = [Query.of(query).text for query in wanted.queries]
-        queries = [query for query in wanted.queries if not blank(query)]
+            record["texts"] = [Query.of(query).text for query in search_request.queries]
+        queries = [query for query in search_request.queries if not blank(query)]
         lists: list[list[Hit]] = []
         if queries:
             job = await until_disconnect(request, service.batcher.search(index.retriever, queries, k))
@@ -184,11 +184,11 @@ def _add_index(app: FastAPI, service: SearchService, name: str, prefix: str) -> 
             if job.fault is not None:
                 raise job.fault
             lists = job.lists
-        searched = iter(lists)
-        hits = [[] if blank(query) else next(searched) for query in wanted.queries]
+        searched_lists = iter(lists)
+        hits = [[] if blank(query) else next(searched_lists) for query in search_request.queries]
         is_long = sum(map(len, hits)) >= _MANY_HITS
         try:
-            body = await offload(is_long, partial(answer, hits, wanted, limits.max_answer_bytes))
+            body = await offload(is_long, partial(answer, hits, search_request, limits.max_answer_bytes))
         except ValueError:
             raise RetrieverError("the retriever returned a score that is not a number") from None
         return Response(body, media_type="application/json", headers={IDENTITY: str(index.card["identity"])})
@@ -232,8 +232,8 @@ def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
             )
     scores = row.get("return_scores")
     if scores is not None and not isinstance(scores, bool):
-        raise RefusedRequest(422, f'"return_scores" is true or false, not {_quoted(scores)}')
-    queries = _in_context(texts, row.get("contexts"), limits)
+        raise RefusedRequest(422, f'"return_scores" is true or false, not {_quote(scores)}')
+    queries = _with_contexts(texts, row.get("contexts"), limits)
     flat = row.get("queries") is None and isinstance(row.get("query"), str)
     return RetrieveRequest(tuple(queries), _topk(row.get("topk")), bool(scores), flat)
 
@@ -245,7 +245,7 @@ def passages_of(wanted: RetrieveRequest, limits: ServeSettings, corpus: int | No
     k = k if corpus is None else min(k, corpus)
     if k > limits.max_topk:
         raise RefusedRequest(
-            422, f'"topk" is {_quoted(wanted.topk)}, and at most {limits.max_topk} passages for each query are returned'
+            422, f'"topk" is {_quote(wanted.topk)}, and at most {limits.max_topk} passages for each query are returned'
         )
     if (hits := k * len(wanted.queries)) > limits.max_hits:
         raise RefusedRequest(
@@ -277,8 +277,8 @@ def answer(lists: Sequence[Sequence[Hit]], wanted: RetrieveRequest, max_bytes: i
             raise RefusedRequest(413, f"the answer has more than {max_bytes} bytes; split the request")
     if wanted.flat:
         return b"".join((b'{"result":', bodies[0], b"}"))
-    separated = [piece for body in bodies for piece in (b",", body)][1:]
-    return b"".join((b'{"result":[', *separated, b"]}"))
+    pieces = [piece for body in bodies for piece in (b",", body)][1:]
+    return b"".join((b'{"result":[', *pieces, b"]}"))
 
 
 def document(hit: Hit) -> JsonObject:
@@ -295,10 +295,10 @@ def _texts(row: JsonObject) -> list[str]:
         raise RefusedRequest(422, 'the request needs "queries", a list of strings')
     texts = [row[name]] if isinstance(row[name], str) else row[name]
     if not isinstance(texts, list):
-        raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quoted(texts)}')
+        raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quote(texts)}')
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise RefusedRequest(422, f'"{name}" is a list of strings, and number {number} is {_quoted(text)}')
+            raise RefusedRequest(422, f'"{name}" is a list of strings, and number {number} is {_quote(text)}')
     return cast(list[str], texts)
 
 
@@ -307,32 +307,30 @@ def _topk(value: Json) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | None):
-        raise RefusedRequest(422, f'"topk" is a whole number or null, not {_quoted(value)}')
+        raise RefusedRequest(422, f'"topk" is a whole number or null, not {_quote(value)}')
     value = value or 0
     if value < 0:
-        raise RefusedRequest(
-            422, f'"topk" counts passages and cannot be {_quoted(value)}; leave it out for the default'
-        )
+        raise RefusedRequest(422, f'"topk" counts passages and cannot be {_quote(value)}; leave it out for the default')
     return value or None
 
 
-def _in_context(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[QueryLike]:
+def _with_contexts(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[QueryLike]:
     """Queries with their contexts, if the client sends contexts."""
     if contexts is None:
         return list(texts)
     if not isinstance(contexts, list) or len(contexts) != len(texts):
-        length = f"{len(contexts)} items" if isinstance(contexts, list) else _quoted(contexts)
+        length = f"{len(contexts)} items" if isinstance(contexts, list) else _quote(contexts)
         raise RefusedRequest(
             422, f'"contexts" is a list of one object (or null) for each query: {len(texts)} here, not {length}'
         )
-    return [_one_in_context(text, context, limits) for text, context in zip(texts, contexts, strict=True)]
+    return [_with_context(text, context, limits) for text, context in zip(texts, contexts, strict=True)]
 
 
-def _one_in_context(text: str, context: Json, limits: ServeSettings) -> QueryLike:
+def _with_context(text: str, context: Json, limits: ServeSettings) -> QueryLike:
     if context is None or context == {}:
         return text
     if not isinstance(context, dict):
-        raise RefusedRequest(422, f'each of "contexts" is an object or null, not {_quoted(context)}')
+        raise RefusedRequest(422, f'each of "contexts" is an object or null, not {_quote(context)}')
     try:
         query = Query.from_json({**context, "text": text})
     except DataError as error:
@@ -342,7 +340,7 @@ def _one_in_context(text: str, context: Json, limits: ServeSettings) -> QueryLik
     return query
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     """A value for a message, shortened."""
     if isinstance(value, int) and abs(value) >= 10**_QUOTED:
         return "a number of more than 200 digits"  # Python refuses to convert it, which could take minutes

@@ -101,14 +101,14 @@ class StudyResult:
         """A sentence for each arm that lacks questions of other arms (their runs ended with a fault), and for each arm
         of which many runs reached a token limit (it repeats itself, or its limits are tight)."""
         all_ids = [set[str]().union(*values) for values in zip(*self.values.values(), strict=True)]
-        lacking, cut = [], []
+        lacking, cut_notes = [], []
         for arm, seeds in self.values.items():
             if count := sum(len(ids - values.keys()) for ids, values in zip(all_ids, seeds, strict=True)):
                 lacking.append(f"{arm} lacks {counted(count, 'question')} that another arm has.")
             share = self._mean(seeds, "token_limit")
             if share is not None and share.mean > WORTH_SAYING:
-                cut.append(f"A limit of tokens ended {share.mean:.0%} of the runs of {arm}.")
-        return lacking + cut
+                cut_notes.append(f"A limit of tokens ended {share.mean:.0%} of the runs of {arm}.")
+        return lacking + cut_notes
 
     def _mean(self, seeds: Sequence[Values], metric: str) -> Interval | None:
         by_question: dict[str, list[float]] = {}
@@ -121,11 +121,11 @@ class StudyResult:
     def comparisons(self) -> Table:
         rows = []
         for finding in self.findings:
-            needed = f", {counted(finding.needed, 'question')} would" if finding.needed else ""
+            needed_note = f", {counted(finding.needed, 'question')} would" if finding.needed else ""
             rows.append((
                 str(finding.expected), f"{finding.metric} {show(finding.difference)}",
                 ", ".join(f"{mean:+.3f}" for mean in finding.seeds), str(finding.difference.n),
-                f"{finding.verdict}{needed}",
+                f"{finding.verdict}{needed_note}",
             ))  # fmt: skip
         return Table(("expected", "difference", "by seed", "questions", "verdict"), tuple(rows))
 

@@ -43,12 +43,12 @@ def rows_in(path: Path, name: str) -> Iterator[tuple[str, dict[str, float]]]:
         for _, row in read_jsonl(path)
     ]
     runs = list(dict.fromkeys(str(row["run"]) for row in rows))
-    ends = [run for run in runs if run.endswith((f" → {name}", f", {name}"))]
-    wanted = next(iter([run for run in runs if run == name] or ends or (runs if len(runs) == 1 else [])), None)
-    if wanted is None or len(ends) > 1:
+    matches = [run for run in runs if run.endswith((f" → {name}", f", {name}"))]
+    run_name = next(iter([run for run in runs if run == name] or matches or (runs if len(runs) == 1 else [])), None)
+    if run_name is None or len(matches) > 1:
         raise DataError(f"{path} has no single run {name!r}; it has {', '.join(runs)}")
     for row in rows:
-        if row["run"] == wanted and row["metrics"]:
+        if row["run"] == run_name and row["metrics"]:
             yield str(row["id"]), cast(dict[str, float], row["metrics"])
 
 

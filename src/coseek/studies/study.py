@@ -70,7 +70,7 @@ class Expectation(Settings):
         return f"{metric}{self.one} {self.sign.replace('=', '≈')} {self.other}"
 
 
-def _expectation(value: object) -> object:
+def _parse_expectation(value: object) -> object:
     metric, text = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", value)
     if not isinstance(text, str):
         return value
@@ -104,12 +104,12 @@ class Arm(Settings):
         return self
 
 
-def _arm(value: object) -> object:
+def _parse_arm(value: object) -> object:
     return {"run": value} if isinstance(value, str) else value
 
 
-ArmText: TypeAlias = Annotated[Arm, BeforeValidator(_arm)]
-ExpectationText: TypeAlias = Annotated[Expectation, BeforeValidator(_expectation)]
+ArmText: TypeAlias = Annotated[Arm, BeforeValidator(_parse_arm)]
+ExpectationText: TypeAlias = Annotated[Expectation, BeforeValidator(_parse_expectation)]
 
 
 class Study(Settings):
@@ -141,7 +141,7 @@ class Study(Settings):
     """Differences from the paper's experiment, beyond size."""
 
     @model_validator(mode="after")
-    def _names(self) -> "Study":
+    def _check_names(self) -> "Study":
         for expectation in self.expect:
             for arm in (expectation.one, expectation.other):
                 if arm not in self.arms:
@@ -155,8 +155,8 @@ class Study(Settings):
 
     def on(self, road: Road) -> "Study":
         """The study with its arms, comparisons and metrics on a road. Without a judge, GenAcc becomes cover-EM."""
-        here = {None, road, "laptop" if road == "smoke" else road}
-        arms, make = {name: arm for name, arm in self.arms.items() if arm.only in here}, {**self.make}
+        roads = {None, road, "laptop" if road == "smoke" else road}
+        arms, make = {name: arm for name, arm in self.arms.items() if arm.only in roads}, {**self.make}
         other_metrics = {} if road_of(road).let.get("judge") else {"gen_acc": "cover_em"}
         if self.judged and road == "paper":
             other_metrics["em"] = "judge_acc"
@@ -216,9 +216,9 @@ def road_of(road: Road) -> RoadSettings:
     settings = RoadSettings.model_validate(tree[road])
     if not settings.extends:
         return settings
-    below = RoadSettings.model_validate(tree[settings.extends])
+    base = RoadSettings.model_validate(tree[settings.extends])
     return settings.model_copy(
-        update={name: {**getattr(below, name), **getattr(settings, name)} for name in ("let", "make", "append")}
+        update={name: {**getattr(base, name), **getattr(settings, name)} for name in ("let", "make", "append")}
     )
 
 
@@ -257,16 +257,16 @@ class Commands:
     def of(self, name: str) -> str:
         """The command of a name, with the words of study and road filled in and appended."""
         if not (text := self._commands.get(name, "")):
-            at = "" if self.road == "smoke" else f" at {self.road} size"
+            size_note = "" if self.road == "smoke" else f" at {self.road} size"
             raise SettingError(
-                f"the study has nothing named {name.removeprefix(ARM)!r}{at}{nearest(name, self.known())}"
+                f"the study has nothing named {name.removeprefix(ARM)!r}{size_note}{nearest(name, self.known())}"
             )
         for _ in range(8):  # words may contain names
-            if unknown := next((word for word in NAME.findall(text) if word not in self.known()), ""):
-                raise SettingError(f"{{{unknown}}} in {text!r} names nothing{nearest(unknown, self.known())}")
+            if unknown_name := next((word for word in NAME.findall(text) if word not in self.known()), ""):
+                raise SettingError(f"{{{unknown_name}}} in {text!r} names nothing{nearest(unknown_name, self.known())}")
             text = NAME.sub(lambda match: self._words.get(match[1], match[0]), text)
-        more = [added for start, added in self.common.append.items() if text.startswith(start)]
-        return " ".join([text, *more])
+        appended = [words for start, words in self.common.append.items() if text.startswith(start)]
+        return " ".join([text, *appended])
 
     def needed(self, command: str) -> Iterator[str]:
         """The names in a command that other commands make."""
@@ -339,23 +339,23 @@ class StudyPlan:
             self._steps[name, seed] = self._make(name, seed, around)
         return self._steps[name, seed]
 
-    def _make(self, name: str, seed: int, around: tuple[str, ...]) -> StudyStep:
+    def _make(self, name: str, seed: int, enclosing: tuple[str, ...]) -> StudyStep:
         command = self.commands.of(name)
         if "{out}" not in command:
             command += " --out {out}"
         needs = {
-            other: self.step(self.commands.key(other), seed, (*around, name)) for other in self.commands.needed(command)
+            need: self.step(self.commands.key(need), seed, (*enclosing, name)) for need in self.commands.needed(command)
         }
-        folders = {other: shlex.quote(str(step.folder)) for other, step in needs.items()} | {"seed": str(seed)}
-        resolved = NAME.sub(lambda match: folders.get(match[1], match[0]), command)
+        folders = {need: shlex.quote(str(step.folder)) for need, step in needs.items()} | {"seed": str(seed)}
+        resolved_command = NAME.sub(lambda match: folders.get(match[1], match[0]), command)
         needed_seeds = [step.seed for step in needs.values() if step.seed is not None]
         used_seed = seed if "{seed}" in command or needed_seeds else None
         if self.shared is None:
-            folder = self.root / _content_name(command, resolved)
+            folder = self.root / _content_name(command, resolved_command)
         else:
             root = self.shared if self.commands.is_shared(name) else self.root
             folder = root / self._readable_name(name, used_seed)
-        words = as_words(resolved.replace("{out}", shlex.quote(str(folder))))
+        words = as_words(resolved_command.replace("{out}", shlex.quote(str(folder))))
         return StudyStep(name.removeprefix(ARM), tuple(words), folder, tuple(needs.values()), used_seed)
 
     def _readable_name(self, name: str, seed: int | None) -> str:
@@ -380,10 +380,10 @@ class StudyPlan:
         return list(ordered.values())
 
 
-def _content_name(command: str, resolved: str) -> str:
+def _content_name(command: str, resolved_command: str) -> str:
     """A folder name: equal for equal commands with equal needs."""
-    head = [word for word in as_words(command)[:3] if word.isprintable() and "{" not in word and "=" not in word]
-    return f"{slug(' '.join(head))}-{digest_of(' '.join(as_words(resolved)))[:10]}"
+    first_words = [word for word in as_words(command)[:3] if word.isprintable() and "{" not in word and "=" not in word]
+    return f"{slug(' '.join(first_words))}-{digest_of(' '.join(as_words(resolved_command)))[:10]}"
 
 
 def slug(text: str) -> str:
@@ -395,15 +395,15 @@ def slug(text: str) -> str:
 def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int = 1) -> None:
     """Run the commands that have not succeeded yet, `jobs` at once, each after its needs. After a failure, wait for the
     running commands and raise `RunError`."""
-    waiting = {step.folder: step for step in steps if not step.record.exists()}
+    pending = {step.folder: step for step in steps if not step.record.exists()}
     order = TopologicalSorter(
-        {folder: [need.folder for need in step.needs if need.folder in waiting] for folder, step in waiting.items()}
+        {folder: [need.folder for need in step.needs if need.folder in pending] for folder, step in pending.items()}
     )
     order.prepare()
     numbers = itertools.count(1)
 
     def run(step: StudyStep) -> None:
-        say(f"{next(numbers)}/{len(waiting)} {step.name}: {step.line()}")
+        say(f"{next(numbers)}/{len(pending)} {step.name}: {step.line()}")
         make_folder(step.folder.parent)
         with lock_beside(step.record):  # the command locks its folder itself
             run_step(step, jobs)
@@ -412,10 +412,10 @@ def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int 
         running: dict[Future[None], Path] = {}
         try:
             while order.is_active():
-                running |= {pool.submit(run, waiting[folder]): folder for folder in order.get_ready()}
-                for ended in wait(running, return_when=FIRST_COMPLETED).done:
-                    ended.result()
-                    order.done(running.pop(ended))
+                running |= {pool.submit(run, pending[folder]): folder for folder in order.get_ready()}
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    future.result()
+                    order.done(running.pop(future))
         finally:  # after a failure, or after Ctrl-C, which the running commands get, too
             pool.shutdown(cancel_futures=True)
 
@@ -423,14 +423,14 @@ def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int 
 def run_step(step: StudyStep, jobs: int = 1) -> None:
     """Run one command, with its output in its log, on its share of the cores when `jobs` run at once."""
     words = [*step.words]
-    if step.folder.exists() and any(step.line().startswith(f"coseek {head} ") for head in RESUMED):
+    if step.folder.exists() and any(step.line().startswith(f"coseek {prefix} ") for prefix in RESUMED):
         words.append("--resume")
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} if jobs > 1 else {}
-    before = time.monotonic()
+    started_s = time.monotonic()
     with step.log.open("a", encoding="utf-8") as log:
         command = [sys.executable, "-m", "coseek", *words]
-        ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=threads | os.environ, check=False)
-    if code := ended.returncode:
+        process = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=threads | os.environ, check=False)
+    if code := process.returncode:
         lines = step.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
         raise RunError(f"`{step.line()}` ended with {code}; its log is {step.log}:\n" + "\n".join(lines))
-    write_json(step.record, {"command": step.line(), "seconds": round(time.monotonic() - before, 1)})
+    write_json(step.record, {"command": step.line(), "seconds": round(time.monotonic() - started_s, 1)})

@@ -69,16 +69,16 @@ class ArmComparison:
         margin = self.expected.margin
         if self.expected.sign == "=":
             gap = abs(margin - abs(mean))
-            shrink = (high - low) / 2 / gap if gap else math.inf
+            factor = (high - low) / 2 / gap if gap else math.inf
         else:
             if low > 0 or high < 0:  # significant over questions, but seeds disagree: more questions do not help
                 return None
             if self.expected.sign == "<":
                 low, high, mean = -high, -low, -mean
             sides = ((mean - low, mean), (high - mean, margin - mean))  # to exclude 0, or the margin
-            shrink = min((width / gap for width, gap in sides if gap > 0), default=math.inf)
+            factor = min((width / gap for width, gap in sides if gap > 0), default=math.inf)
         return (
-            None if math.isinf(shrink) else max(LEAST, self.difference.n + 1, math.ceil(self.difference.n * shrink**2))
+            None if math.isinf(factor) else max(LEAST, self.difference.n + 1, math.ceil(self.difference.n * factor**2))
         )
 
 

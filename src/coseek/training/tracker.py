@@ -55,8 +55,8 @@ class MetricsLog:
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append one row. Raises `DiskFault` if it cannot be written."""
-        written = as_written(row)
-        line = json_line({**written}).encode()
+        json_row = as_written(row)
+        line = json_line({**json_row}).encode()
         try:
             with self.path.open("ab") as file:
                 file.write(line)
@@ -65,9 +65,9 @@ class MetricsLog:
                 f"{self.path} cannot be written ({error.strerror}); make room there and go on with --resume"
             ) from None
         self.position += len(line)
-        last_step, self._last_step = self._last_step, cast("int | None", written.get("step"))
+        last_step, self._last_step = self._last_step, cast("int | None", json_row.get("step"))
         if self._listener is not None:
-            self._listener(self.path, written, last_step)
+            self._listener(self.path, json_row, last_step)
 
     def sync(self) -> None:
         """Flush the file to disk; call it before a checkpoint that stores `position`."""
@@ -225,7 +225,7 @@ class Mlflow:
             client.update_run(self._id, status="RUNNING")
             return
         self._id = client.create_run(experiment, tags={"coseek.run": run.id}, run_name=run.name).info.run_id
-        params = [Param(name, value) for name, value in _flat(run.config)]
+        params = [Param(name, value) for name, value in _flatten(run.config)]
         for start in range(0, len(params), 100):  # a server accepts 100 per request
             client.log_batch(self._id, params=params[start : start + 100])
 
@@ -233,23 +233,23 @@ class Mlflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(_allowed(name), value, now, step) for name, value in values.items()]
+        metrics = [Metric(_allowed_name(name), value, now, step) for name, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
 
 
-def _flat(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
     """Flatten a tree to (dotted name, value as text), without empty or unset values."""
     if isinstance(value, dict):
         for key, child in value.items():
-            yield from _flat(child, f"{name}.{key}" if name else key)
+            yield from _flatten(child, f"{name}.{key}" if name else key)
     elif value not in (None, "", []):
-        yield _allowed(name), str(value)
+        yield _allowed_name(name), str(value)
 
 
-def _allowed(name: str) -> str:
+def _allowed_name(name: str) -> str:
     """Replace the characters that MLflow refuses: `held/recall@5` becomes `held/recall-5`."""
     return "".join(char if char.isalnum() or char in "_-. :/" else "-" for char in name)
 
@@ -313,7 +313,7 @@ class _Sender:
     def _guard(self, action: Callable[[], None]) -> bool:
         """Run an action of the tracker; returns whether it succeeded. A call to `sys.exit` is a fault, too."""
         try:
-            with _same_random_state():
+            with _keep_random_state():
                 action()
             return True
         except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a service's library raises)
@@ -356,7 +356,7 @@ def tracked(names: Sequence[str], folder: Path, config: JsonObject, say: Callabl
 
 
 @contextmanager
-def _same_random_state() -> Iterator[None]:
+def _keep_random_state() -> Iterator[None]:
     """Restore the global random states of Python, NumPy and torch at the end of the block."""
     import torch
 

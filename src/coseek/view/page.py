@@ -122,8 +122,8 @@ class EpisodeTable:
             else:
                 reward = source.reward(trajectory) if source.reward else None
             body = self._body(trajectory, data)
-            for at, text in enumerate(render(trajectory) if render else ()):
-                cast("list[JsonObject]", body["searches"])[at]["looked_up"] = text
+            for index, text in enumerate(render(trajectory) if render else ()):
+                cast("list[JsonObject]", body["searches"])[index]["looked_up"] = text
             if ranks:
                 body["ranks"] = cast(Json, ranks(trajectory))
             if labels := labels_for(trajectory, source.labels.get(key, ())):
@@ -150,13 +150,13 @@ class EpisodeTable:
             "stop": str(trajectory.stop),
             "fault": int(trajectory.fault is not None),
             "right": None if right is None else int(cast(float, right)),
-            "reward": None if reward is None else _short(reward.value),
+            "reward": None if reward is None else _rounded(reward.value),
             "searches": len(trajectory.searches),
             "turns": sum(part.author is Author.AGENT for part in trajectory.segments),
             "tokens": len(trajectory.ids),
             "answer": None if trajectory.answer is None else as_written(trajectory.answer),
             "queries": "\n".join(as_written(search.query) for search in trajectory.searches),
-            "parts": None if reward is None else {name: _short(value) for name, value in reward.parts.items()},
+            "parts": None if reward is None else {name: _rounded(value) for name, value in reward.parts.items()},
         }
         if not self._bodies:
             self.starts.append(len(self))
@@ -190,12 +190,12 @@ class EpisodeTable:
             "protocol": trajectory.agent_protocol,
             "valid": trajectory.valid,
             "exact": trajectory.exact,
-            "scores": {name: _short(value) for name, value in scores.items()},
-            "timings": {name: _short(value) for name, value in trajectory.timings.items()},
+            "scores": {name: _rounded(value) for name, value in scores.items()},
+            "timings": {name: _rounded(value) for name, value in trajectory.timings.items()},
             "segments": [_segment_json(part) | more for part, more in zip(trajectory.segments, values, strict=True)],
             "searches": [self._search_json(search, trajectory) for search in trajectory.searches],
         }
-        more: dict[str, object] = {
+        optional: dict[str, object] = {
             "format_error": trajectory.format_error,
             "stop_detail": trajectory.stop_detail,
             "selected": trajectory.selected_ids,
@@ -203,19 +203,19 @@ class EpisodeTable:
             "training": {name: getattr(data, name) for name in ("group", "trained", "updates")} if data else {},
             "side": [[_segment_json(part) for part in context] for context in trajectory.side_contexts],
         }
-        return row | {name: cast(Json, value) for name, value in more.items() if value}
+        return row | {name: cast(Json, value) for name, value in optional.items() if value}
 
     def _search_json(self, search: Search, trajectory: Trajectory) -> JsonObject:
-        golds, given = trajectory.question.answers, (trajectory.answer or "",)
+        golds, given_answers = trajectory.question.answers, (trajectory.answer or "",)
         hits: list[Json] = []
         for hit in search.hits:
             passage = hit.passage
-            holds = [_holds(passage.title, passage.text, texts) for texts in (golds, given)]
-            row: list[Json] = [passage.id, _short(hit.score), holds[0] + 2 * holds[1]]
+            held = [_contains_answer(passage.title, passage.text, texts) for texts in (golds, given_answers)]
+            row: list[Json] = [passage.id, _rounded(hit.score), held[0] + 2 * held[1]]
             if self._known.get(passage.id) != passage:  # one id of a web search may have two texts
                 self._known[passage.id] = passage
-                where = [passage.place] if passage.place not in ("", passage.id) else []
-                row += [as_written(passage.title), as_written(passage.text), *where]
+                place = [passage.place] if passage.place not in ("", passage.id) else []
+                row += [as_written(passage.title), as_written(passage.text), *place]
             hits.append(row)
         return {**search.to_json(), "query": as_written(search.query), "hits": hits}
 
@@ -243,14 +243,14 @@ def _segment_json(segment: Segment) -> JsonObject:
     return {**row, "ids": list(segment.ids), "logprobs": [round(value * 1000) for value in segment.logprobs]}
 
 
-def _short(value: float) -> float:
+def _rounded(value: float) -> float:
     """Round to five significant digits, and to an integer if nothing is lost."""
-    short = float(f"{value:.5g}")
-    return int(short) if short.is_integer() else short
+    rounded = float(f"{value:.5g}")
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 @lru_cache(maxsize=65536)
-def _holds(title: str, text: str, golds: tuple[str, ...]) -> bool:
+def _contains_answer(title: str, text: str, golds: tuple[str, ...]) -> bool:
     return cover_match(f"{title} {text}", golds)
 
 

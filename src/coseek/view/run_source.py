@@ -138,8 +138,8 @@ class RunSource:
         """The stored trajectories up to the last complete line, since another process may be writing."""
         path = Run(self.folder).trajectories_path
         for number, line in enumerate(whole_lines(path), start=1):
-            where = f"{path}, line {number}"
-            yield parse_row(parse_line(line, where), Trajectory.from_json, where)
+            location = f"{path}, line {number}"
+            yield parse_row(parse_line(line, location), Trajectory.from_json, location)
 
     def decode(self) -> Callable[[Sequence[int]], str] | None:
         """The function that decodes the run's token ids; `None` if its tokenizer cannot be opened."""
@@ -156,12 +156,12 @@ class RunSource:
         view = settings.get("view") if isinstance(settings, dict) else None
         if not (isinstance(card, dict) and isinstance(view, str)) or view == "query" or protocol is None:
             return None
-        bare = card.get("retriever") == "bm25"
+        is_bare = card.get("retriever") == "bm25"
         try:
             find_view(view)
         except UserError:
             return None
-        return lambda done: [render_view(view, query, bare=bare) for query in replay_queries(done, protocol)]
+        return lambda run: [render_view(view, query, bare=is_bare) for query in replay_queries(run, protocol)]
 
     def other_ranks(self) -> Callable[[Trajectory], dict[str, list[list[int | None]]]] | None:
         """The function from a trajectory to the ranks of its hits in each other index, by name (`OtherIndex.ranks`).
@@ -192,10 +192,10 @@ class RunSource:
         answers: dict[RowKey, list[JsonObject]] = {}
         verdicts: dict[str, list[JsonObject]] = {}
         for path in sorted((*self.folder.glob("reply.*.jsonl"), *self.folder.glob("generatedanswer.*.jsonl"))):
-            for answer in _entries(path, GeneratedAnswer):
+            for answer in _grade_entries(path, GeneratedAnswer):
                 answers.setdefault((answer.question_id, answer.seed), []).append(answer.to_json())
         for path in sorted(self.folder.glob("verdict.*.jsonl")):
-            for verdict in _entries(path, Verdict):
+            for verdict in _grade_entries(path, Verdict):
                 verdicts.setdefault(verdict.question_id, []).append(verdict.to_json())
         return answers, verdicts
 
@@ -217,10 +217,10 @@ def open_sources(
         paths = sorted(folder.rglob("metrics.jsonl"))
         if not run_folders and not paths:
             Run(folder)  # raises, and says what the folder is instead
-        for inner in run_folders:
-            run_name = "/".join(filter(None, (name, _below(folder, inner))))
-            runs.append(RunSource(run_name, inner, reward, labels_by_row, (*others,)))
-        curves += with_step_0([curves_of(name, _below(folder, path.parent), path) for path in paths])
+        for run_folder in run_folders:
+            run_name = "/".join(filter(None, (name, _relative_name(folder, run_folder))))
+            runs.append(RunSource(run_name, run_folder, reward, labels_by_row, (*others,)))
+        curves += with_step_0([curves_of(name, _relative_name(folder, path.parent), path) for path in paths])
     return runs, [stage for stage in curves if stage.columns]
 
 
@@ -258,15 +258,15 @@ def with_step_0(curves: Sequence[Curves]) -> list[Curves]:
     """Prepend the last evaluation of the warm start to the curves of reinforcement learning, which continues from its
     policy."""
     warm_starts = [stage.columns for stage in curves if stage.stage.startswith(WARM_START)]
-    ends = [{name: values[-1] for name, values in start.items() if name.startswith(EVALUATED)} for start in warm_starts]
-    evaluated = [end for end in ends if any(value is not None for value in end.values())]
-    return [_from_step_0(stage, evaluated[-1]) if evaluated and stage.stage == "rl" else stage for stage in curves]
+    rows = [{name: values[-1] for name, values in start.items() if name.startswith(EVALUATED)} for start in warm_starts]
+    evaluations = [end for end in rows if any(value is not None for value in end.values())]
+    return [_from_step_0(stage, evaluations[-1]) if evaluations and stage.stage == "rl" else stage for stage in curves]
 
 
-def _from_step_0(stage: Curves, evaluated: Mapping[str, Json]) -> Curves:
-    first: dict[str, Json] = {"step": 0, **evaluated}
-    measured = any(value is not None and name in stage.columns for name, value in evaluated.items())
-    if not measured or 0 in stage.columns.get("step", [0]):
+def _from_step_0(stage: Curves, evaluation: Mapping[str, Json]) -> Curves:
+    first: dict[str, Json] = {"step": 0, **evaluation}
+    is_measured = any(value is not None and name in stage.columns for name, value in evaluation.items())
+    if not is_measured or 0 in stage.columns.get("step", [0]):
         return stage
     return replace(stage, columns={name: [first.get(name), *values] for name, values in stage.columns.items()})
 
@@ -288,7 +288,7 @@ def labels_of(folder: Path) -> Labels:
         dropped: JsonObject = {"search": lost.turn.search, "dropped": lost.reason, "detail": lost.detail}
         rows.setdefault((lost.turn.question_id, lost.turn.seed), []).append(dropped)
     for path in sorted((folder / "scores").glob(f"{GAC}.*.jsonl")):
-        for score in _entries(path, Score):
+        for score in _grade_entries(path, Score):
             # A continuation of the run with this passage as the only result of the search. A fault has no `right`.
             branch: JsonObject = {"id": score.passage_id, "ended": score.fault or score.detail}
             branch |= {} if score.value is None else {"right": score.value == 1.0}
@@ -310,11 +310,11 @@ def _label_json(label: LabelSet) -> JsonObject:
     return {"search": label.turn.search, "query": label.query.text, "candidates": candidates}
 
 
-def _below(folder: Path, inner: Path) -> str:
-    below = inner.relative_to(folder).as_posix()
-    return "" if below == "." else replace_surrogates(below)
+def _relative_name(folder: Path, subfolder: Path) -> str:
+    name = subfolder.relative_to(folder).as_posix()
+    return "" if name == "." else replace_surrogates(name)
 
 
-def _entries(path: Path, kind: type[E]) -> Iterable[E]:
+def _grade_entries(path: Path, kind: type[E]) -> Iterable[E]:
     first = next(read_jsonl(path), None)
     return () if first is None else GradeCache(path, kind, str(first[1].get("identity")), {}).entries().values()

@@ -57,9 +57,9 @@ def ask(
     console = stderr_console(quiet=as_json or volume() is Volume.QUIET)
     agent = options.at_server(agent)
     chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
-    who = open_agent(settled_for(chosen, chosen))
+    opened_agent = open_agent(settled_for(chosen, chosen))
     index = RetrieverDisplay(open_retriever(retriever), console)
-    displayed = Agent(who.protocol, ModelDisplay(who.model, console))
+    displayed = Agent(opened_agent.protocol, ModelDisplay(opened_agent.model, console))
     (trajectory,) = rollout(displayed, index, [Question("asked", question)], [seed], budgets)
     if as_json:
         print_json(trajectory.to_json())
@@ -100,8 +100,8 @@ def show_sources(trajectory: Trajectory, console: Console) -> None:
 def source_text(passage: Passage) -> str:
     """Title and location of a passage: its address, or its file and page."""
     title = as_written(" ".join(passage.title.split()))
-    place = passage.place or f"passage {passage.id}"
-    return f"{title}: {place}" if title else place
+    location = passage.place or f"passage {passage.id}"
+    return f"{title}: {location}" if title else location
 
 
 class ModelDisplay:

@@ -94,20 +94,20 @@ def runs_(
     output(as_json, [audit_json(audit) for audit in audits], chain.from_iterable(map(report, audits)))
     if not as_json:
         for audit in audits:
-            for what, why in audit.left_out.items():
-                say(f"{audit.folder}: not compared: {what} ({why})")
+            for part, reason in audit.left_out.items():
+                say(f"{audit.folder}: not compared: {part} ({reason})")
     return 1 if any(audit.count for audit in audits) else 0
 
 
 def report(audit: Audit) -> Iterator[str]:
     """Describe a folder: sound, or its first violations; and how much was derived again."""
     share = f"{audit.derived / audit.rows:.0%}" if audit.rows else "0%"
-    how = f"{share} derived again, {'with' if audit.bound else 'without'} a digest file"
+    scope = f"{share} derived again, {'with' if audit.bound else 'without'} a digest file"
     if not audit.count:
-        yield f"{audit.folder}: sound; {audit.rows:,} {audit.of} checked, {how}"
+        yield f"{audit.folder}: sound; {audit.rows:,} {audit.of} checked, {scope}"
     else:
-        which = "all of them" if len(audit.violations) == audit.count else f"the first {len(audit.violations)} of them"
-        yield f"{audit.folder}: not sound; {audit.count:,} violations in {audit.rows:,} {audit.of}, {how}, {which}:"
+        extent = "all of them" if len(audit.violations) == audit.count else f"the first {len(audit.violations)} of them"
+        yield f"{audit.folder}: not sound; {audit.count:,} violations in {audit.rows:,} {audit.of}, {scope}, {extent}:"
         yield from (f"  {violation}" for violation in audit.violations)
 
 

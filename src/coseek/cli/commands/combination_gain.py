@@ -84,19 +84,19 @@ def measured(
     candidates = (*intended([run]), *(trajectory.question for trajectory in trajectories))
     questions = list({question.id: question for question in candidates}.values())
     check_gold(questions, index, name)
-    served: dict[str, int] = {}
+    passage_counts: dict[str, int] = {}
     for trajectory in trajectories:
         if trajectory.fault is None:
-            served.setdefault(trajectory.question.id, len(served_context(trajectory)))
-    depth = max([*counts, *served.values()])
+            passage_counts.setdefault(trajectory.question.id, len(served_context(trajectory)))
+    depth = max([*counts, *passage_counts.values()])
     results = chain.from_iterable(search_questions(index, questions, depth))
     retrieved = [result.as_rag(question) for question, result in results]
-    matched = [cut(rag, served[rag.question.id]) for rag in retrieved if rag.question.id in served]
+    matched_runs = [cut(rag, passage_counts[rag.question.id]) for rag in retrieved if rag.question.id in passage_counts]
     folder = run.folder / KEPT  # the run's own files are for answers from its own trajectories
     return CombinationGain(
         metric=metric,
         rag={k: answered(f"naive RAG, k = {k}", [cut(rag, k) for rag in retrieved], folder, parts) for k in counts},
-        matched=answered("naive RAG, as many as the agent", matched, folder, parts),
+        matched=answered("naive RAG, as many as the agent", matched_runs, folder, parts),
         agent=answered("agent", trajectories, run.folder, parts),
         idents=[question.id for question in questions],
         seed=seed,

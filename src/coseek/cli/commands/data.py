@@ -201,7 +201,7 @@ def collect(
 def warn_of_failures(what: str, failed: Mapping[str, str], way_out: str) -> None:
     """Print how many pages or searches failed, the reasons, and the first of them."""
     if failed:
-        reasons = ", ".join(f"{why}: {count:,}" for why, count in Counter(failed.values()).most_common())
+        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in Counter(failed.values()).most_common())
         first = ", ".join(list(failed)[:MOST_NAMED]) + (" …" if len(failed) > MOST_NAMED else "")
         say(f"warning: {counted(len(failed), what)} failed ({reasons}): {first}; {RECORD} lists all; {way_out}")
 
@@ -365,8 +365,8 @@ def document_lines(report: JsonObject) -> Iterator[RichTable | str]:
         number = f"{counted(count, 'file')} {'does' if count == 1 else 'do'} not say the encoding"
         names = [path for path, guess in guesses.items() if guess == encoding][:MOST_UNREAD]
         yield f"{number}; read as {encoding}: {', '.join(names)}{', …' * (count > len(names))}"
-    unread = cast(list[dict[str, str | list[str]]], report["unread"])
-    yield from first_of([f"{row['outcome']}: {row['path']}: {'; '.join(row['reasons'])}" for row in unread])
+    unread_rows = cast(list[dict[str, str | list[str]]], report["unread"])
+    yield from first_of([f"{row['outcome']}: {row['path']}: {'; '.join(row['reasons'])}" for row in unread_rows])
 
 
 def _is_setting(source: str) -> bool:

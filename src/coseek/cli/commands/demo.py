@@ -83,17 +83,17 @@ def play(number: int) -> Demonstration:
     limits = limits_of(agent).model_copy(update={"passages_per_search": PASSAGES})
     with TemporaryDirectory() as folder:
         index = build_index(world.corpus, "bm25", Path(folder) / "index")
-        once = index.search([question.question for question in questions], PASSAGES)
+        single_hits = index.search([question.question for question in questions], PASSAGES)
         trajectories = rollout(agent, index, questions, [0] * len(questions), limits)
     steps = trajectories[number - 1]
     grammar = agent.protocol.grammar
     return Demonstration(
         len(world.corpus),
-        once[number - 1],
+        single_hits[number - 1],
         steps,
         [reasoning_of(grammar, grammar.read(segment)) for segment in steps.segments if segment.author is Author.AGENT],
         len(questions),
-        sum(complete(question, hits) for question, hits in zip(questions, once, strict=True)),
+        sum(complete(question, hits) for question, hits in zip(questions, single_hits, strict=True)),
         sum(complete(done.question, [hit for search in done.searches for hit in search.hits]) for done in trajectories),
     )
 
@@ -133,11 +133,11 @@ def single_search_rows(result: Demonstration) -> list[tuple[str, Text]]:
     question = result.steps.question
     ranked = {str(rank): hit.passage for rank, hit in enumerate(result.once, start=1)}
     ranks = [rank for rank, passage in ranked.items() if any(holds(passage, gold) for gold in question.answers)]
-    where = f"in passage {', '.join(ranks)}" if ranks else "in none of these passages"
+    location = f"in passage {', '.join(ranks)}" if ranks else "in none of these passages"
     return [
         ("search", Text(as_written(question.question))),
         *((rank, highlighted(passage, question)) for rank, passage in ranked.items()),
-        ("answer", Text(where, style=GOOD if ranks else BAD)),
+        ("answer", Text(location, style=GOOD if ranks else BAD)),
     ]
 
 

@@ -126,15 +126,15 @@ def placement() -> str:
     from coseek.hardware.device import UNFIT, accelerators
     from coseek.hardware.placement import Placement
 
-    placed, (kind, count) = Placement(), accelerators()
-    device = placed.torch_device()
+    default, (kind, count) = Placement(), accelerators()
+    device = default.torch_device()
     if float((torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device))[0, 0]) != 64.0:
         raise RuntimeError(f"a product of ones on {device} is wrong")
-    why = "torch sees no accelerator, which is fine" if kind is None else f"torch sees {count} of {kind}"
+    reason = "torch sees no accelerator, which is fine" if kind is None else f"torch sees {count} of {kind}"
     if kind in UNFIT:
-        why += ", which has no float64: name it to try it"
+        reason += ", which has no float64: name it to try it"
     name = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
-    return f"models open on {device}{name} ({why}), with {placed.attention} attention"
+    return f"models open on {device}{name} ({reason}), with {default.attention} attention"
 
 
 def precision() -> str:
@@ -148,8 +148,8 @@ def precision() -> str:
     if float((ones @ ones)[0, 0]) != 64.0:
         raise RuntimeError("a product of ones is wrong")
     choices = [f"{use} in {choice.taken} ({choice.why})" for use, choice in ((use, described(use)) for use in Use)]
-    narrow = f"models narrower than {WIDE} are sampled in float32"
-    return f"auto is {', '.join(choices)}; {narrow}; {instructions()}"
+    narrow_note = f"models narrower than {WIDE} are sampled in float32"
+    return f"auto is {', '.join(choices)}; {narrow_note}; {instructions()}"
 
 
 def exact_search() -> str:
@@ -158,8 +158,8 @@ def exact_search() -> str:
     from coseek.retrieval.vectors.exact import choose_method
 
     importlib.import_module("torch")
-    taken, why = choose_method(10**6, 384, "float32", "auto")
-    return f"auto is {taken} for a million vectors of 384 dimensions ({why}); {instructions()}"
+    method, reason = choose_method(10**6, 384, "float32", "auto")
+    return f"auto is {method} for a million vectors of 384 dimensions ({reason}); {instructions()}"
 
 
 def dense() -> str:

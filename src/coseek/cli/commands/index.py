@@ -46,18 +46,18 @@ def index(
     if out is None:
         raise SettingError("missing option '--out'; see `coseek index --help`")
     options = {"encoder": encoder, "cluster": cluster}
-    refused = next((name for name, value in options.items() if value and not (update or takes(retriever, name))), None)
-    if refused:
-        raise SettingError(f"{retriever or USUAL} takes no --{refused}; name a retriever that does: --retriever dense")
+    option = next((name for name, value in options.items() if value and not (update or takes(retriever, name))), None)
+    if option:
+        raise SettingError(f"{retriever or USUAL} takes no --{option}; name a retriever that does: --retriever dense")
     tree = assignments([*(settings or []), *(f"{name}={value}" for name, value in options.items() if value)])
     with resumable("the same command"), progress_bar() as bars:
         if update:
-            how = f" ({update_index(source, out, retriever, tree, bars.report)})"
+            details = f" ({update_index(source, out, retriever, tree, bars.report)})"
         else:
             built = build_index(source, retriever or USUAL, out, tree, bars.report)
-            how = f", searched with search={built.method}" if isinstance(built, Dense) else ""
+            details = f", searched with search={built.method}" if isinstance(built, Dense) else ""
     card = IndexCard.read(out)
-    line = f"{out}: {card.retriever} over {counted(card.passages, 'passage')}{how}. {next_step(out, card, tree)}"
+    line = f"{out}: {card.retriever} over {counted(card.passages, 'passage')}{details}. {next_step(out, card, tree)}"
     output(as_json, card.to_json(), [line])
 
 
@@ -79,8 +79,8 @@ def next_step(out: Path, card: IndexCard, tree: JsonObject) -> str:
 def verified(folder: Path, as_json: bool) -> None:
     """Read an index and its corpus completely, and report that both are intact."""
     with progress_bar() as bars:
-        checked = verify_index(folder, bars.report)
-    corpus = None if checked.corpus is None else str(checked.corpus)
-    tree: JsonObject = {"index": str(folder), "files": checked.files, "bytes": checked.bytes, "corpus": corpus}
-    also = " (its corpus was in memory and is not checked)" if corpus is None else f", and so is {corpus}"
-    output(as_json, tree, [f"{folder}: {checked.files} files, {checked.bytes:,} bytes, as they were written{also}."])
+        result = verify_index(folder, bars.report)
+    corpus = None if result.corpus is None else str(result.corpus)
+    tree: JsonObject = {"index": str(folder), "files": result.files, "bytes": result.bytes, "corpus": corpus}
+    note = " (its corpus was in memory and is not checked)" if corpus is None else f", and so is {corpus}"
+    output(as_json, tree, [f"{folder}: {result.files} files, {result.bytes:,} bytes, as they were written{note}."])

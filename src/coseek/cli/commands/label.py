@@ -65,20 +65,20 @@ def label(
     find_view(view := load_view(view or view_of(method)))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     scorer, likelihood, agent = at_servers(scorer, likelihood, agent)
-    named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
-    chosen, method_settings = label_settings(runs, typed, named, retriever, agent, temperature, device)
+    fields: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
+    chosen, method_settings = label_settings(runs, typed, fields, retriever, agent, temperature, device)
     with resumable("the same command with --resume"), cluster_of(cluster) as nodes, progress_bar() as bars:
-        done = label_runs(chosen, method_settings, out, resume, cache, bars.report, nodes)
+        summary = label_runs(chosen, method_settings, out, resume, cache, bars.report, nodes)
     if tevatron is not None:
         write_tevatron(tevatron, LabelFolder(out).sets(), view)
         note(f"{tevatron}: queries by the view {view}")
-    output(as_json, {"labels": str(out), **done.to_json()}, report(out, done))
-    if done.left and not as_json:
-        why = f" ({done.reason})" if done.reason else ""
-        say(f"faults left {done.left:,} turns undone{why}; the same command with --resume tries them again")
-    if not done.sets and not done.left and not as_json:
-        say(f"no search has a label. {way_out(done.dropped)}")
-    return 1 if done.left and not (done.labelled or done.dropped) else 0
+    output(as_json, {"labels": str(out), **summary.to_json()}, report(out, summary))
+    if summary.left and not as_json:
+        reason = f" ({summary.reason})" if summary.reason else ""
+        say(f"faults left {summary.left:,} turns undone{reason}; the same command with --resume tries them again")
+    if not summary.sets and not summary.left and not as_json:
+        say(f"no search has a label. {way_out(summary.dropped)}")
+    return 1 if summary.left and not (summary.labelled or summary.dropped) else 0
 
 
 def is_run(word: str) -> bool:

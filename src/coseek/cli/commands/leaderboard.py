@@ -87,7 +87,7 @@ def named_run(text: str) -> tuple[str | None, str]:
     parts = text.split("=")
     if len(parts) == 1 or Path(text).exists():
         return None, text
-    splits = [("=".join(parts[:at]), "=".join(parts[at:])) for at in range(1, len(parts))]
+    splits = [("=".join(parts[:position]), "=".join(parts[position:])) for position in range(1, len(parts))]
     return next((split for split in splits if Path(split[1]).exists()), splits[0])
 
 
@@ -96,14 +96,14 @@ def system_of(run: Run) -> str:
     agent, retriever = run.settings.get("agent"), run.settings.get("retriever")
     if not isinstance(agent, dict):
         return run.folder.name
-    where = f" on {Path(str(retriever)).name}" if isinstance(retriever, str) else ""
-    return f"{Path(str(agent.get('name'))).name} ({agent.get('protocol')}){where}"
+    index_note = f" on {Path(str(retriever)).name}" if isinstance(retriever, str) else ""
+    return f"{Path(str(agent.get('name'))).name} ({agent.get('protocol')}){index_note}"
 
 
 def by_dataset(scored: ScoredRun, run: Run) -> dict[str, ScoredRun]:
     """Split a run by data set."""
-    otherwise = Path(str(run.settings.get("questions", run.folder.name))).name
+    default_name = Path(str(run.settings.get("questions", run.folder.name))).name
     parts: dict[str, dict[str, QuestionScores]] = {}
     for ident, scores in scored.questions.items():
-        parts.setdefault(scores.question.dataset or otherwise, {})[ident] = scores
+        parts.setdefault(scores.question.dataset or default_name, {})[ident] = scores
     return {name: replace(scored, questions=rows) for name, rows in parts.items()}

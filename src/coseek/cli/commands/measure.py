@@ -133,28 +133,28 @@ def measure(
     check_groups(groups)  # before searching, which may take an hour
     owners, logged = chosen_questions(source, split, select, count, seed)
     questions = owners if logged is None else [search.question for search in logged.searches]
-    judged = judgements(qrels, questions)
-    chosen = metrics_within(depth, split_names(metrics) if metrics else default_metrics(questions, judged))
+    gold_grades = judgements(qrels, questions)
+    chosen = metrics_within(depth, split_names(metrics) if metrics else default_metrics(questions, gold_grades))
     needs_texts = reads_texts(chosen) and any(map(is_run_file, retrievers)) and (source / "corpus.jsonl").is_file()
     corpus = Dataset(source).corpus if needs_texts else None
-    plan = Plan(questions, RetrievalMeasure(chosen, judged), depth, missing, corpus, trec_out is not None, logged)
+    plan = Plan(questions, RetrievalMeasure(chosen, gold_grades), depth, missing, corpus, trec_out is not None, logged)
     check_trec_folder(trec_out, plan, tags(retrievers))
     opened = {name: open_source(name, plan, source) for name in retrievers}
     with lock_if_named(trec_out):
-        measured = {name: measure_source(name, retriever, plan) for name, retriever in opened.items()}
-        runs = [result.run for result in measured.values()]
+        results = {name: measure_source(name, retriever, plan) for name, retriever in opened.items()}
+        runs = [result.run for result in results.values()]
         if logged is not None:
             runs = [by_owner(run, {search.question.id: search.owner for search in logged.searches}) for run in runs]
         scores = plan.measuring.compare(runs, owners, groups, seed)
         if trec_out:
-            write_trec(trec_out, measured, plan)
+            write_trec(trec_out, results, plan)
     if per_question:
-        write_jsonl(per_question, (row for result in measured.values() for row in question_rows(result)))
+        write_jsonl(per_question, (row for result in results.values() for row in question_rows(result)))
     main, *others = score_tables(scores, [metric.name for metric in chosen])
-    costs = filter(None, map(cost_line, measured.values()))
+    costs = filter(None, map(cost_line, results.values()))
     main = Table(("retriever", *main.columns[1:]), main.rows, (*notes(scores, plan), *costs))
-    output(as_json, measured_json(scores, plan, measured), [main, *others])
-    return 1 if any(result.run.stops.keys() == {FAULT} for result in measured.values()) else 0
+    output(as_json, measured_json(scores, plan, results), [main, *others])
+    return 1 if any(result.run.stops.keys() == {FAULT} for result in results.values()) else 0
 
 
 def chosen_questions(
@@ -207,14 +207,14 @@ def measure_source(name: str, source: Retriever | dict[str, Ranked], plan: Plan)
     """Search for every question, and measure the hits."""
     seconds: list[tuple[float, int]] = []
     if isinstance(source, dict):
-        answered = of_run_file(source, plan.questions, plan.corpus, plan.missing == "zero")
+        answers = of_run_file(source, plan.questions, plan.corpus, plan.missing == "zero")
     else:
-        answered = searched(name, source, plan, seconds)
+        answers = searched(name, source, plan, seconds)
     faults: dict[str, str] = {}
     ranked: dict[str, Ranked] = {}
 
     def noted() -> Iterator[Answered]:
-        for question, result in answered:
+        for question, result in answers:
             if result.fault is not None:
                 faults[question.id] = result.fault
             elif plan.keep:
@@ -248,11 +248,11 @@ def searched(name: str, retriever: Retriever, plan: Plan, seconds: list[tuple[fl
     with progress_bar() as bars:
         batches = search_questions(retriever, plan.questions, plan.depth, queries=queries)
         while True:
-            began = time.perf_counter()
+            started_s = time.perf_counter()
             if (batch := next(batches, None)) is None:
                 return
             if all(result.fault is None for _, result in batch):
-                seconds.append((time.perf_counter() - began, len(batch)))
+                seconds.append((time.perf_counter() - started_s, len(batch)))
             bars.report(name, done, total)
             yield from batch
             done += len(batch)
@@ -325,18 +325,18 @@ def tags(names: Sequence[str]) -> list[str]:
     """A short, distinct tag per retriever, safe as a file name and in TREC run files."""
     distinct: list[str] = []
     for name in names:
-        last = _ENDING.sub("", name.rstrip("/").rpartition("/")[2])
-        plain = _ODD.sub("-", last).strip(".-") or "retriever"
-        tag, number = plain, 2
+        last_part = _ENDING.sub("", name.rstrip("/").rpartition("/")[2])
+        base = _ODD.sub("-", last_part).strip(".-") or "retriever"
+        tag, number = base, 2
         while tag in distinct:
-            tag, number = f"{plain}-{number}", number + 1
+            tag, number = f"{base}-{number}", number + 1
         distinct.append(tag)
     return distinct
 
 
 def question_rows(measured: Measured) -> Iterator[JsonObject]:
     """One row per question: its metrics, or the fault."""
-    for ident, scored in measured.run.questions.items():
-        numbers: dict[str, Json] = {**scored.metrics}
+    for ident, scores in measured.run.questions.items():
+        numbers: dict[str, Json] = {**scores.metrics}
         row: JsonObject = {"retriever": measured.run.name, "question": ident, "metrics": numbers}
         yield {**row, "fault": measured.faults[ident]} if ident in measured.faults else row

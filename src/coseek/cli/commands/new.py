@@ -56,8 +56,8 @@ def new(
     for target in (path, test):
         if target.exists():
             raise DataError(f"{target} already exists; choose another name")
-    title, dashed = stem.replace("_", " ").capitalize(), stem.replace("_", "-")
-    text = template.read_text(encoding="utf-8").replace("My part", title).replace("my-part", dashed)
+    title, dashed_stem = stem.replace("_", " ").capitalize(), stem.replace("_", "-")
+    text = template.read_text(encoding="utf-8").replace("My part", title).replace("my-part", dashed_stem)
     for target, content in ((path, text), (test, TEST.format(file=path.name, stem=stem, kind=part.replace("-", " ")))):
         with atomic_write(target) as file:
             file.write(content)

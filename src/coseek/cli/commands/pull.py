@@ -28,6 +28,6 @@ def pull(
 
     Weights are fetched as safetensors only. Python code in a repository is fetched, and runs only if you ask for it.
     """
-    done = pull_folder(repo, folder, kind=kind)
-    tell(f"{folder}: {done.files} files. It is a {done.what}.")
-    tell(f"Try: {NEXT[done.what].format(shell_word(folder))}")
+    result = pull_folder(repo, folder, kind=kind)
+    tell(f"{folder}: {result.files} files. It is a {result.what}.")
+    tell(f"Try: {NEXT[result.what].format(shell_word(folder))}")

@@ -30,9 +30,9 @@ def push(
         license_name = None if license_name is None else check_license(license_name)
     except ValueError as error:
         raise SettingError(f"--license {license_name!r}: {error}") from None
-    done = push_folder(folder, repo, license=license_name, public=public, force=force)
-    if done.left_out:
-        say(f"not sent: {', '.join(done.left_out[:5])}{' …' if len(done.left_out) > 5 else ''}")
-    if done.license == UNKNOWN:
+    result = push_folder(folder, repo, license=license_name, public=public, force=force)
+    if result.left_out:
+        say(f"not sent: {', '.join(result.left_out[:5])}{' …' if len(result.left_out) > 5 else ''}")
+    if result.license == UNKNOWN:
         say("the card says `license: unknown`; --license NAME sets it")
-    tell(f"{done.where}: {done.files} files of the {done.what} {folder}.")
+    tell(f"{result.where}: {result.files} files of the {result.what} {folder}.")

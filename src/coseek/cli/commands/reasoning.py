@@ -53,10 +53,10 @@ def reasoning(
     assert reader is not None
     stored = Run(run)
     trajectories = list(stored.trajectories())
-    whole = [trajectory for trajectory in trajectories if trajectory.fault is None]
-    read = read_by(reader, stored, whole)
-    values = {f"k = {EVERY if k is None else k}": reasoning_values(read, k) for k in numbers}
-    table = curve(values, len(trajectories) - sum(map(len, read.values())))
+    faultless = [trajectory for trajectory in trajectories if trajectory.fault is None]
+    claims_by_question = read_by(reader, stored, faultless)
+    values = {f"k = {EVERY if k is None else k}": reasoning_values(claims_by_question, k) for k in numbers}
+    table = curve(values, len(trajectories) - sum(map(len, claims_by_question.values())))
     if out is not None:
         with lock_if_named(out):
             write_values(out, values, table, "reasoning.json")
@@ -84,8 +84,8 @@ def read_by(reader: str, run: Run, trajectories: Sequence[Trajectory]) -> Read:
         ReasonedRun(trajectory.question, tuple(reasonings), evidence)
         for trajectory, reasonings, evidence in zip(trajectories, texts, evidence_of(run, trajectories), strict=True)
     ]
-    read = ReasoningReader.over(open_text_model(reader)).read(reasoned)
-    for trajectory, claims in zip(trajectories, read, strict=True):
+    claim_lists = ReasoningReader.over(open_text_model(reader)).read(reasoned)
+    for trajectory, claims in zip(trajectories, claim_lists, strict=True):
         if claims is not None:
             by_question.setdefault(trajectory.question.id, []).append(claims)
     if trajectories and not by_question:
@@ -97,10 +97,10 @@ def evidence_of(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Pass
     """The gold passages of each trajectory's question, from the data set of the run. Empty for a question with a plan,
     which has the result of each step."""
     folder = Path(str(run.settings.get("questions", "")))
-    unplanned = [trajectory for trajectory in trajectories if not has_plan(trajectory.question)]
-    if unplanned and not folder.is_dir():
+    without_plan = [trajectory for trajectory in trajectories if not has_plan(trajectory.question)]
+    if without_plan and not folder.is_dir():
         raise DataError(f"{run.folder} was asked {folder}, which holds no passages; run a data-set folder instead")
-    corpus = Dataset(folder).corpus if unplanned else None
+    corpus = Dataset(folder).corpus if without_plan else None
     return [
         () if corpus is None or has_plan(done.question) else tuple(map(corpus.by_id, done.question.gold_ids))
         for done in trajectories
@@ -115,4 +115,4 @@ def curve(values: Mapping[str, Mapping[str, Mapping[str, float]]], lost: int) ->
         means = (bootstrap_mean([row[key] for row in by_question.values() if key in row], rng(0)) for key in METRICS)
         rows.append((name, *map(show, means)))
     notes = [f"{counted(lost, 'run')} with a fault, or unread, left out."] if lost else []
-    return Table(("latest", *METRICS), tuple(rows), (*(f"{name}: {what}." for name, what in METRICS.items()), *notes))
+    return Table(("latest", *METRICS), tuple(rows), (*(f"{name}: {text}." for name, text in METRICS.items()), *notes))

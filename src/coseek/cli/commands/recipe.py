@@ -27,13 +27,13 @@ def recipe(
 ) -> None:
     """List the recipes with their presets, or print the merged recipe, as a file that `coseek train` takes."""
     if name is None:
-        listed = about_all()
-        output(as_json, listed, (f"{words:38}{about}" for words, about in listed.items()))
+        descriptions = about_all()
+        output(as_json, descriptions, (f"{words:38}{about}" for words, about in descriptions.items()))
         return
     load = load_together_recipe if name.startswith(TOGETHER) else load_recipe
-    whole = changed_settings(load(name.removeprefix(TOGETHER), settings or []))
-    whole.pop("preset", None)  # its settings are merged already
-    output(as_json, whole, [yaml_text(whole).rstrip()])
+    changes = changed_settings(load(name.removeprefix(TOGETHER), settings or []))
+    changes.pop("preset", None)  # its settings are merged already
+    output(as_json, changes, [yaml_text(changes).rstrip()])
 
 
 def about_all() -> JsonObject:

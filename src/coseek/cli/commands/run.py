@@ -52,17 +52,17 @@ def run(
     with a fault.
     """
     agent = options.at_server(agent)
-    who, limits = check_run(
+    agent_settings, limits = check_run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer, device)
     )
-    who = who.model_copy(update={"temperature": temperature})
+    agent_settings = agent_settings.model_copy(update={"temperature": temperature})
     source = str(questions)
     base = RunSettings(
         questions=source,
         split=split,
         count=count,
         retriever=retriever,
-        agent=who,
+        agent=agent_settings,
         limits=limits,
         samples=samples,
         seed=seed,
@@ -71,5 +71,5 @@ def run(
     with resumable("the same command with --resume"), options.cluster_of(cluster) as nodes, progress_bar() as bars:
         stored, intended = run_agent(chosen, out, resume, partial(bars.report, "questions"), say, nodes)
     scores = score_runs({str(out): stored.trajectories()}, questions=intended)
-    more = f"{out}: kept. More: coseek score {shell_word(out)} · coseek audit {shell_word(out)}"
-    output(as_json, {"run": str(out), **scores_json(scores)}, [*score_tables(scores), more])
+    next_steps = f"{out}: kept. More: coseek score {shell_word(out)} · coseek audit {shell_word(out)}"
+    output(as_json, {"run": str(out), **scores_json(scores)}, [*score_tables(scores), next_steps])

@@ -77,27 +77,27 @@ def entry_of(folder: Path, name: str) -> Entry:
     except CoseekError as error:
         return Entry(str(folder), "?", str(error), "", "", "")
     recipe, settings = (value if isinstance(value := record.get(key), dict) else {} for key in ("recipe", "settings"))
-    started, running = str(record.get("created") or ""), is_being_written(folder)
+    created, is_running = str(record.get("created") or ""), is_being_written(folder)
     if name == "recipe.yaml":
-        what = next((kind for key, kind in KINDS.items() if key in recipe), "training")
-        finished = is_finished(folder)
-        state = "running" if running else "finished" if finished else "stopped"
-        state = state if finished else ", ".join(filter(None, (state, last_step(folder))))
+        kind = next((kind for key, kind in KINDS.items() if key in recipe), "training")
+        has_finished = is_finished(folder)
+        state = "running" if is_running else "finished" if has_finished else "stopped"
+        state = state if has_finished else ", ".join(filter(None, (state, last_step(folder))))
         about = recipe.get("about")
         agent = recipe.get("agent")
         about = about or (agent.get("about") if isinstance(agent, dict) else "")
-        return Entry(str(folder), what, str(about or ""), started, state, headline(folder / "table.md"))
+        return Entry(str(folder), kind, str(about or ""), created, state, headline(folder / "table.md"))
     agent = settings.get("agent")
     if name == "run.yaml":
-        who = agent.get("name") if isinstance(agent, dict) else agent
+        agent_name = agent.get("name") if isinstance(agent, dict) else agent
         logs = settings.get("traces")
-        about = f"{who} on {settings.get('questions', settings.get('set', ''))}"
+        about = f"{agent_name} on {settings.get('questions', settings.get('set', ''))}"
         about = f"logs: {', '.join(map(str, logs))}" if isinstance(logs, list) else about
         rows = counted(count_lines(folder / "trajectories.jsonl"), "trajectory", "trajectories")
-        return Entry(str(folder), "run", about, started, f"running, {rows}" if running else rows, "")
-    sets = counted(count_lines(folder / "labels.jsonl"), "label set")
+        return Entry(str(folder), "run", about, created, f"running, {rows}" if is_running else rows, "")
+    set_count = counted(count_lines(folder / "labels.jsonl"), "label set")
     about = f"{settings.get('method', '')}: {', '.join(map(str, cast(list[str], settings.get('runs') or [])))}"
-    return Entry(str(folder), "labels", about, started, f"running, {sets}" if running else sets, "")
+    return Entry(str(folder), "labels", about, created, f"running, {set_count}" if is_running else set_count, "")
 
 
 def is_finished(folder: Path) -> bool:
@@ -127,14 +127,14 @@ def headline(path: Path) -> str:
     if not path.is_file():
         return ""
     lines = path.read_text(encoding="utf-8").splitlines()
-    head, *rows = [line.strip("| ").split(" | ") for line in lines if line[:1] == "|"] or [[""]]
-    rows = [row for row in rows[1:] if len(row) == len(head)]
-    if not rows or len(head) < 2:
+    header, *rows = [line.strip("| ").split(" | ") for line in lines if line[:1] == "|"] or [[""]]
+    rows = [row for row in rows[1:] if len(row) == len(header)]
+    if not rows or len(header) < 2:
         return ""
     column = next((number for number, cell in enumerate(rows[0]) if number and "[" in cell), 1)  # with an interval
-    compared = [row for row in rows if row[0] in ("before", "after", "trained")][:2]
-    cells = [f"{row[0]} {row[column].partition(' ')[0]}" for row in (compared if len(compared) == 2 else rows[:2])]
-    return f"{head[column] if column > 1 else f'{head[0]} on {head[1]}'}: {', '.join(cells)}"
+    chosen = [row for row in rows if row[0] in ("before", "after", "trained")][:2]
+    cells = [f"{row[0]} {row[column].partition(' ')[0]}" for row in (chosen if len(chosen) == 2 else rows[:2])]
+    return f"{header[column] if column > 1 else f'{header[0]} on {header[1]}'}: {', '.join(cells)}"
 
 
 def count_lines(path: Path) -> int:

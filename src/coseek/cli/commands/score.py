@@ -84,9 +84,9 @@ def score(
     question_filter = options.question_filter(select)
     with options.cluster_of(cluster) as nodes, lock_if_named(out):
         parts = open_parts(chosen, answer_with, budget, prompt, judges, judge_prompt, cache, device, nodes)
-        scored = [ask(Run(run), str(run), parts, question_filter, servings) for run in runs]
+        scored_runs = [ask(Run(run), str(run), parts, question_filter, servings) for run in runs]
         questions = intended([Run(run) for run in runs], question_filter)
-        report = ScoreReport(scored, questions, parts, chosen, groups, options.split_names(in_domain), seed)
+        report = ScoreReport(scored_runs, questions, parts, chosen, groups, options.split_names(in_domain), seed)
         if out is not None:
             write_scores(out, report.runs, report.to_json(), report.tables())
     output(as_json, report.to_json(), report.tables().values())
@@ -124,24 +124,24 @@ class ScoreReport:
         seed: int,
     ) -> None:
         self.parts, self.metrics = parts, metrics
-        answered = [run.own for run in scored]
+        own_runs = [run.own for run in scored]
         components = [run.component for run in scored if run.component is not None]
-        questions = list({question.id: question for question in (*questions, *questions_of(answered))}.values())
+        questions = list({question.id: question for question in (*questions, *questions_of(own_runs))}.values())
         if in_domain and not any(question.dataset for question in questions):
             raise SettingError(
                 f"--in-domain {','.join(in_domain)}: these questions do not say which data set they are of; compare "
                 "whole runs with `coseek leaderboard`, which takes the data set from the folder of the questions"
             )
-        self.own = summaries_of(answered, questions, by, metrics_of(metrics), seed, in_domain)
+        self.own = summaries_of(own_runs, questions, by, metrics_of(metrics), seed, in_domain)
         self.component: Scores | None = None
         if components:
-            wanted = [*metrics_of(metrics), *GIVEN]
-            self.component = summaries_of(components, questions, by, wanted, seed, in_domain)
-        served = [run.servings for run in scored if run.servings]
-        self.servings = serving_scores(served, questions, shown_of(metrics), seed) if served else None
+            component_metrics = [*metrics_of(metrics), *GIVEN]
+            self.component = summaries_of(components, questions, by, component_metrics, seed, in_domain)
+        servings = [run.servings for run in scored if run.servings]
+        self.servings = serving_scores(servings, questions, shown_of(metrics), seed) if servings else None
         self.agreements = agreements_over(scored, parts)
-        self.runs: list[ScoredRun] = answered + [replace(run, name=run.name + SUFFIX) for run in components]
-        self.runs += chain(*served)
+        self.runs: list[ScoredRun] = own_runs + [replace(run, name=run.name + SUFFIX) for run in components]
+        self.runs += chain(*servings)
 
     def tables(self) -> dict[str, Table]:
         """Heading → table."""
@@ -151,9 +151,9 @@ class ScoreReport:
         if "budgeted_recall" in main.columns:
             notes.append(f"budgeted_recall: {self.parts.budget:,} tokens of passages (--budget).")
         columns = [*main.columns, *(GIVEN if self.component is not None else ())]
-        if self.metrics != [*MAIN] and (undefined := [name for name in self.metrics if name not in columns]):
-            why = "gold answers, gold passages or a judge are missing"
-            notes.append(f"{', '.join(undefined)}: undefined for every question; {why}.")
+        if self.metrics != [*MAIN] and (undefined_names := [name for name in self.metrics if name not in columns]):
+            reason = "gold answers, gold passages or a judge are missing"
+            notes.append(f"{', '.join(undefined_names)}: undefined for every question; {reason}.")
         tables = {"Runs": replace(main, notes=(*notes, *graders))}
         if self.component is not None:
             table = component_table(self.own, self.component, answer_metrics)
@@ -162,8 +162,8 @@ class ScoreReport:
             tables["Judges"] = agreement_table(self.agreements)
         tables |= grouped_tables(self.own, self.metrics[0]) | abstention_tables(self.own)
         if self.component is not None:
-            grouped = grouped_tables(self.component, answer_metrics[0])
-            tables |= {f"{heading}, as a component": table for heading, table in grouped.items()}
+            group_tables = grouped_tables(self.component, answer_metrics[0])
+            tables |= {f"{heading}, as a component": table for heading, table in group_tables.items()}
         if self.own.comparisons:
             tables["Run against run"] = comparison_table(self.own, self.metrics)
         if self.component is not None and self.component.comparisons:

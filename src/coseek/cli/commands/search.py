@@ -29,20 +29,20 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Search an index: the best passages for each query, best first."""
-    opened = open_retriever(retriever)
-    if context and opened.corpus is None:
+    engine = open_retriever(retriever)
+    if context and engine.corpus is None:
         raise SettingError(f"{retriever} holds no corpus, so --context shows nothing; search an index folder")
-    hits_per_query = opened.search(queries, k)
+    hits_per_query = engine.search(queries, k)
     if as_json:
         print_json(
             [
-                {"query": query, "hits": [with_context(hit, opened.corpus, context) for hit in hits]}
+                {"query": query, "hits": [with_context(hit, engine.corpus, context) for hit in hits]}
                 for query, hits in zip(queries, hits_per_query, strict=True)
             ]
         )
         return
     for query, hits in zip(queries, hits_per_query, strict=True):
-        show(query, hits, opened.corpus, context)
+        show(query, hits, engine.corpus, context)
 
 
 def with_context(hit: Hit, corpus: Corpus | None, passages: int) -> JsonObject:
@@ -70,7 +70,7 @@ def show(query: str, hits: list[Hit], corpus: Corpus | None = None, context: int
         if source := ", ".join(f"{name} {passage.meta[name]}" for name in SOURCE if name in passage.meta):
             console.print(Text(f"    {source}", style="dim"))
         for way, mark in zip(WAYS, "↑↓", strict=True):
-            for other in nearby_passages(passage, corpus, way, context) if corpus is not None else ():
-                console.print(Text(f"    {mark} {as_written(other.text)}", style="dim"))
+            for neighbour in nearby_passages(passage, corpus, way, context) if corpus is not None else ():
+                console.print(Text(f"    {mark} {as_written(neighbour.text)}", style="dim"))
     if not hits:
         console.print(Text("    nothing found", style="dim"))

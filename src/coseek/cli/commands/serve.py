@@ -129,8 +129,8 @@ def serve_agent(
         "documents": documents and str(documents),
     }  # fmt: skip
     settings = make_settings(AgentServeSettings, typed)
-    opened = partial(open_retriever, retriever)
-    service = AgentService(settled_for(chosen, chosen), opened, budgets, settings, name, retriever)
+    opener = partial(open_retriever, retriever)
+    service = AgentService(settled_for(chosen, chosen), opener, budgets, settings, name, retriever)
     say(f"opening {agent} …")
     run(service, lambda url: tell(f"coseek serves {service.name} at {url}"))
 
@@ -197,8 +197,8 @@ def opened(source: str, devices: Sequence[str] = ()) -> Retriever:
     if card is None or "queries_together" not in card.settings:
         return open_retriever(source)
     on_cpu = device_of(str(card.settings.get("device", AUTO))).type == "cpu"
-    together = TOGETHER_CPU if on_cpu else TOGETHER_GPU
-    return open_index(path, overrides={"queries_together": together, "devices": list(devices)})
+    batch_size = TOGETHER_CPU if on_cpu else TOGETHER_GPU
+    return open_index(path, overrides={"queries_together": batch_size, "devices": list(devices)})
 
 
 def _own_name(source: str) -> str:

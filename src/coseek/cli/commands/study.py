@@ -53,17 +53,17 @@ def study(
     if names == [LIST]:
         table = listed(out)
         lines = (
-            f"{name:<{NAME_WIDTH}}{found}\n    {claim} ({place}; {sizes})"
-            for name, place, claim, sizes, found in table.rows
+            f"{name:<{NAME_WIDTH}}{verdicts}\n    {claim} ({place}; {sizes})"
+            for name, place, claim, sizes, verdicts in table.rows
         )
         output(as_json, table_json(table)["rows"], lines)
         return
     chosen = {name: load_study(name).on(road) for name in (study_names() if names == [EVERY] else names)}
     numbers = whole_numbers("--seeds", seeds, 0, "0,1,2") if seeds else []
     minutes = minutes_of(budget)
-    done = launch(chosen, numbers) if road == "paper" else results(chosen, road, numbers, minutes, out, jobs)
+    study_results = launch(chosen, numbers) if road == "paper" else results(chosen, road, numbers, minutes, out, jobs)
     stored: list[Json] = []
-    for result in done:
+    for result in study_results:
         page = result.write(out)
         stored.append(result.stored().model_dump(mode="json"))
         if not as_json:
@@ -82,15 +82,15 @@ def results(
     for name, study in sorted(chosen.items(), key=lambda item: cost(item[1], road)):
         if not has_size(name, study, road, len(chosen) == 1):
             continue
-        used = seeds or range(1 if road == "smoke" else study.seeds)
-        minutes = cost(study, road) * len(used)
+        used_seeds = seeds or range(1 if road == "smoke" else study.seeds)
+        minutes = cost(study, road) * len(used_seeds)
         if budget is not None:
             if minutes > budget:
                 note(f"{name} is left: {minutes:.0f} minutes, {budget:.0f} are left")
                 continue
             budget -= minutes
         try:
-            result = run_study(name, study, road, list(used), out, jobs)
+            result = run_study(name, study, road, list(used_seeds), out, jobs)
         except (RunError, DataError) as error:
             if len(chosen) == 1:
                 raise
@@ -146,8 +146,8 @@ def result_of(name: str, study: Study, road: Road, seeds: Sequence[int], plan: S
         compare(expected, expected.metric or study.metrics[0], values[expected.one], values[expected.other])
         for expected in study.expect
     ]
-    names, typed = list(sources_of(study, plan.commands).values()), readable(name, study, road)
-    steps, typed_steps = plan.steps(names, seeds), typed.steps(names, seeds)
+    names, typed_plan = list(sources_of(study, plan.commands).values()), readable(name, study, road)
+    steps, typed_steps = plan.steps(names, seeds), typed_plan.steps(names, seeds)
     return StudyResult(name, study, road, seeds, values, findings, steps, typed_steps)
 
 
@@ -164,16 +164,16 @@ def sources_of(study: Study, commands: Commands) -> dict[str, str]:
 def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResult]:
     """Check every training of the studies by a dry run, and print their commands in order. If all commands of a study
     have been run, read its results instead."""
-    checked: dict[tuple[str, ...], str] = {}
-    wrong, printed = [], set[Path]()
+    problems: dict[tuple[str, ...], str] = {}
+    failures, printed_folders = [], set[Path]()
     for name, study in chosen.items():
         if not has_size(name, study, "paper", len(chosen) == 1):
             continue
-        plan, used = readable(name, study, "paper"), seeds or range(study.seeds)
-        steps = plan.steps([*sources_of(study, plan.commands).values()], used)
+        plan, used_seeds = readable(name, study, "paper"), seeds or range(study.seeds)
+        steps = plan.steps([*sources_of(study, plan.commands).values()], used_seeds)
         if all(step.folder.exists() for step in steps):
             try:
-                result = result_of(name, study, "paper", used, plan)
+                result = result_of(name, study, "paper", used_seeds, plan)
             except DataError as error:
                 note(f"{name}: {error}")
             else:
@@ -182,15 +182,15 @@ def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResu
         tell(f"# {name}: {study.place}")
         for step in (step for step in steps if step.words[:2] in (("train", "agent"), ("train", "together"))):
             key = tuple(word for word in step.words if not word.startswith(("seed=", "runs/")))
-            if key not in checked:
+            if key not in problems:
                 note(f"dry run of {step.name}")
-                checked[key] = dry_run(step)
-            if checked[key]:
-                wrong.append(f"{name}, {step.name}: {checked[key]}")
-        tell("\n".join(launch_command(step) for step in steps if step.folder not in printed))
-        printed |= {step.folder for step in steps}
-    if wrong:
-        raise RunError("\n".join(dict.fromkeys(wrong)))
+                problems[key] = dry_run(step)
+            if problems[key]:
+                failures.append(f"{name}, {step.name}: {problems[key]}")
+        tell("\n".join(launch_command(step) for step in steps if step.folder not in printed_folders))
+        printed_folders |= {step.folder for step in steps}
+    if failures:
+        raise RunError("\n".join(dict.fromkeys(failures)))
 
 
 def launch_command(step: StudyStep) -> str:
@@ -208,11 +208,11 @@ def dry_run(step: StudyStep) -> str:
     """Why a training does not fit its machine; empty if it fits, even if inputs are missing. For a co-training,
     includes its agent's training and its labels."""
     words = [sys.executable, "-m", "coseek", *step.words, "--dry-run", "--json"]
-    ended = subprocess.run(words, capture_output=True, text=True)
+    process = subprocess.run(words, capture_output=True, text=True)
     try:
-        estimate = cast(JsonObject, json.loads(ended.stdout))
+        estimate = cast(JsonObject, json.loads(process.stdout))
     except json.JSONDecodeError:
-        return ended.stderr.strip().splitlines()[-1] if ended.stderr.strip() else f"ended with {ended.returncode}"
+        return process.stderr.strip().splitlines()[-1] if process.stderr.strip() else f"ended with {process.returncode}"
     agent = cast(JsonObject, estimate.get("agent", estimate))
     parts = [*cast(list[JsonObject], agent["stages"]), estimate]
     return "; ".join(str(stage["way_out"]) for stage in parts if stage.get("way_out"))

@@ -86,11 +86,11 @@ def train_agent(
         parent = None if base is None else (Path(base).stem, load_recipe(base))
         print_settings(partial(load_recipe, recipe), settings or (), as_json, parent)
     elif dry_run:
-        read = load_recipe(recipe, settings or [])
-        check_settings(read)
+        loaded = load_recipe(recipe, settings or [])
+        check_settings(loaded)
         from coseek.pipelines.dry_run import dry_run as estimate  # torch
 
-        rehearse(lambda: estimate(read), as_json)
+        rehearse(lambda: estimate(loaded), as_json)
     else:
         trainer = AgentTrainer(recipe=recipe, overrides=settings or [])
         names = [recipe_path(recipe).stem, *filter(None, [trainer.recipe.preset])]
@@ -140,18 +140,18 @@ def train_base(
     """
     typed = words or []
     data = [word for word in typed[:1] if "=" not in word and not (show and word in BaseRecipe.model_fields)]
-    plain, settings = corpus_recipe(data[0]) if data else BaseRecipe(), typed[len(data) :]
+    base_recipe, settings = corpus_recipe(data[0]) if data else BaseRecipe(), typed[len(data) :]
     if show:
-        print_settings(partial(laid_over, plain), settings, as_json)
+        print_settings(partial(laid_over, base_recipe), settings, as_json)
         return
-    recipe = laid_over(plain, settings)
+    recipe = laid_over(base_recipe, settings)
     from coseek.lab.pipelines.base import BaseTraining  # torch
 
-    way = "Try: coseek train agent quickstart policy.folder={} policy.add_tag_tokens=true"
+    hint = "Try: coseek train agent quickstart policy.folder={} policy.add_tag_tokens=true"
     if recipe.corpus is not None:
-        read = shell_word(f"data.folder={recipe.corpus.folder}")
-        way = f"Try: coseek train agent documents {read} policy.folder={{}}"
-    train_reader(BaseTraining, recipe, out, resume, as_json, way)
+        data_option = shell_word(f"data.folder={recipe.corpus.folder}")
+        hint = f"Try: coseek train agent documents {data_option} policy.folder={{}}"
+    train_reader(BaseTraining, recipe, out, resume, as_json, hint)
 
 
 @app.command(
@@ -207,20 +207,20 @@ def train_retriever(
         print_settings(partial(shown_retriever, recipe, labels=folders), settings or (), as_json)
         return
     if dry_run:
-        read = load_retriever_recipe(recipe, settings or [], folders)
+        loaded = load_retriever_recipe(recipe, settings or [], folders)
         check_encoder_libraries()
         from coseek.pipelines.retriever_dry_run import retriever_dry_run  # torch
 
         with training_bar() as bar:
-            rehearse(lambda: retriever_dry_run(read, bar), as_json)
+            rehearse(lambda: retriever_dry_run(loaded, bar), as_json)
         return
     trainer = RetrieverTrainer(recipe=recipe, labels=folders, overrides=settings or [])
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
     with resumable_training(folder) as bar:
-        done = trainer.run(folder, resume, bar)
+        trained = trainer.run(folder, resume, bar)
     if trainer.training is not None and trainer.training.workers.is_main:
-        way = f"{done.encoder}: the encoder. Try: {trainer.training.next_command}"
-        print_result(folder, done.table, as_json, way)
+        hint = f"{trained.encoder}: the encoder. Try: {trainer.training.next_command}"
+        print_result(folder, trained.table, as_json, hint)
 
 
 @app.command("together", epilog="Example: `coseek train together laptop --out runs/both`")
@@ -242,21 +242,21 @@ def train_together(
     if show:
         print_settings(partial(load_together_recipe, recipe), settings or (), as_json)
         return
-    read = load_together_recipe(recipe, settings or ())
+    loaded = load_together_recipe(recipe, settings or ())
     if dry_run:
-        check_settings(read.agent)
+        check_settings(loaded.agent)
         check_encoder_libraries()
         from coseek.pipelines.retriever_dry_run import together_dry_run  # torch
 
-        rehearse(lambda: together_dry_run(read), as_json)
+        rehearse(lambda: together_dry_run(loaded), as_json)
         return
-    check_together(read)
+    check_together(loaded)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
     check_encoder_libraries()
     from coseek.pipelines.together.together import CoTraining, Results  # torch
 
     with resumable_training(folder) as bar:
-        training = CoTraining(read, folder, bar)
+        training = CoTraining(loaded, folder, bar)
         training.begin(resume)
         rounds = training.train()
         if not training.workers.is_main:
@@ -311,7 +311,7 @@ def print_result(folder: Path, table: Table | None, as_json: bool, last: str) ->
 def listed(files: Mapping[str, str]) -> str:
     """Format paths and descriptions, one file per line."""
     width = max(len(name) for name in files)
-    return "\n".join(f"{name:<{width}}  {what}" for name, what in files.items())
+    return "\n".join(f"{name:<{width}}  {description}" for name, description in files.items())
 
 
 def rehearse(dry_run: Callable[[], "DryRun"], as_json: bool) -> None:
@@ -325,9 +325,9 @@ def rehearse(dry_run: Callable[[], "DryRun"], as_json: bool) -> None:
 def train_and_print(trainer: AgentTrainer, folder: Path, resume: bool, as_json: bool) -> None:
     """Train, measure and report. `coseek quickstart` calls it, too."""
     with resumable_training(folder) as bar:
-        done = trainer.run(folder, resume, bar)
-    if done.table is not None and trainer.training is not None:
+        trained = trainer.run(folder, resume, bar)
+    if trained.table is not None and trainer.training is not None:
         from coseek.pipelines.agent_results import files_of, next_commands  # torch
 
-        last = f"{listed(files_of(trainer.training))}\n\n{listed(next_commands(trainer.training))}"
-        print_result(folder, done.table, as_json, last)
+        next_steps = f"{listed(files_of(trainer.training))}\n\n{listed(next_commands(trainer.training))}"
+        print_result(folder, trained.table, as_json, next_steps)

@@ -42,9 +42,9 @@ def view(
         if out is not None:
             raise SettingError("--serve writes no file; leave out --out")
         page = LivePage(port, lambda: page_of(*open_sources(runs, labels, others))[1])
-        with page as live, suppress(KeyboardInterrupt):
-            tell(f"the viewer is at {live.url} (Ctrl-C ends it)")
-            live.serve_forever()
+        with page as server, suppress(KeyboardInterrupt):
+            tell(f"the viewer is at {server.url} (Ctrl-C ends it)")
+            server.serve_forever()
         return
     path = runs[0] / "view.html" if out is None else out
     if path.suffix not in (".html", ".htm"):

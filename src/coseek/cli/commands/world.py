@@ -40,6 +40,6 @@ def make(
     generated.save(folder)
     counts: JsonObject = {split: len(questions) for split, questions in generated.questions.items()}
     tree: JsonObject = {"folder": str(folder), "passages": len(generated.corpus), "questions": counts}
-    listed = ", ".join(f"{count:,} {split}" for split, count in counts.items())
-    lines = [f"{folder}: {len(generated.corpus):,} passages; questions: {listed}.", next_index(folder)]
+    split_counts = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    lines = [f"{folder}: {len(generated.corpus):,} passages; questions: {split_counts}.", next_index(folder)]
     output(as_json, {**tree, "settings": dump_settings(chosen)}, lines)

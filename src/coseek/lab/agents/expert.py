@@ -81,7 +81,7 @@ class ExpertAgent:
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Return the next move; equal state and `rng` give an equal move."""
         move = self._move(so_far, rng)
-        return replace(move, selected=_gold_found(so_far)) if so_far.searches else move
+        return replace(move, selected=_found_gold_ids(so_far)) if so_far.searches else move
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Answer from the facts found so far, else with the title ranked first."""
@@ -97,7 +97,7 @@ class ExpertAgent:
         question, searches = so_far.question, so_far.searches
         plan = plan_of(question)
         passages, misses = progress(plan, searches)
-        done = len(passages)
+        done_steps = len(passages)
         if not searches and question.meta.get(KNOWN) and rng.random() < self.settings.recall:
             return self._recall(question, plan)
         if not searches and rng.random() < self.settings.blind_guess:
@@ -105,28 +105,28 @@ class ExpertAgent:
         first = self.settings.question_first
         if first and not searches and rng.random() < first:  # at 0 nothing is drawn: older seeds give the same
             return Move(spaced("First the question ."), queries=(spaced(question.question.strip()),))
-        if not done and misses and searches[0].query.strip() == question.question.strip():
+        if not done_steps and misses and searches[0].query.strip() == question.question.strip():
             misses -= 1  # the question itself is a query for no fact
-        if done == len(plan):
+        if done_steps == len(plan):
             return self._conclude(question, plan, passages)
         failed = misses > self.settings.retries or len(searches) >= self.settings.max_searches
         if failed or (misses > 0 and rng.random() < self.settings.give_up):
-            return _give_up(question, plan, done, searches, rng)
-        if done and not misses and rng.random() < self._stops_here(question, len(plan)):
-            answer = _last_resort(question, plan, done, searches, rng)
-            return Move(_fact(question, plan[done - 1], passages[-1], restate=False), answer=spaced(answer))
-        bad = rng.random() < self.settings.bad_query
-        query = _bad_query(plan[done], rng) if bad else _query(question, plan[done], misses)
-        return Move(self._report(question, plan, passages, misses), queries=(spaced(query),))
+            return _give_up(question, plan, done_steps, searches, rng)
+        if done_steps and not misses and rng.random() < self._stop_chance(question, len(plan)):
+            answer = _last_resort(question, plan, done_steps, searches, rng)
+            return Move(_fact_line(question, plan[done_steps - 1], passages[-1], restate=False), answer=spaced(answer))
+        is_bad = rng.random() < self.settings.bad_query
+        query = _bad_query(plan[done_steps], rng) if is_bad else _query(question, plan[done_steps], misses)
+        return Move(self._report_progress(question, plan, passages, misses), queries=(spaced(query),))
 
-    def _report(self, question: Question, plan: Sequence[Step], passages: Sequence[Shown], misses: int) -> str:
+    def _report_progress(self, question: Question, plan: Sequence[Step], passages: Sequence[Shown], misses: int) -> str:
         """The last fact, or that a search missed, then what is needed next."""
-        needed = f"{NEXT} {wanted(question, plan[len(passages)])} ."
+        need = f"{NEXT} {wanted(question, plan[len(passages)])} ."
         if misses:
-            return f"{MISSED}{needed}"
-        return "".join([*self._facts(question, plan, passages)[-1:], needed])
+            return f"{MISSED}{need}"
+        return "".join([*self._facts(question, plan, passages)[-1:], need])
 
-    def _stops_here(self, question: Question, steps: int) -> float:
+    def _stop_chance(self, question: Question, steps: int) -> float:
         """The chance per step that adds up to `stop_early` over a question: 1 − (1 − p)^(1 / (steps − 1))."""
         if kind_of(question) == "comparison" and not self.settings.guess_comparisons:
             return 0.0
@@ -153,7 +153,7 @@ class ExpertAgent:
     def _facts(self, question: Question, plan: Sequence[Step], passages: Sequence[Shown]) -> list[str]:
         """The lines of the steps that have a passage."""
         restate = self.settings.restate
-        return [_fact(question, step, shown, restate) for step, shown in zip(plan, passages, strict=False)]
+        return [_fact_line(question, step, shown, restate) for step, shown in zip(plan, passages, strict=False)]
 
 
 def make(settings: ExpertSettings = PERFECT) -> ExpertAgent:
@@ -183,18 +183,18 @@ def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[list[Sho
     return passages, misses
 
 
-def _gold_found(so_far: EpisodeState) -> tuple[str, ...]:
+def _found_gold_ids(so_far: EpisodeState) -> tuple[str, ...]:
     """The gold passages found so far."""
     gold_ids = {step.gold_id for step in plan_of(so_far.question)}
     ids = (hit.passage.id for search in so_far.searches for hit in search.hits)
     return tuple(dict.fromkeys(ident for ident in ids if ident in gold_ids))
 
 
-def _fact(question: Question, step: Step, shown: Shown, restate: bool) -> str:
+def _fact_line(question: Question, step: Step, shown: Shown, restate: bool) -> str:
     """The line of a step; with `restate`, followed by the rest of the question."""
     if kind_of(question) == "constraint":
-        given = ((str(row["relation"]), str(row["value"])) for row in constraints_of(question))
-        return line(shown.title, shown.number, *given)
+        pairs = ((str(row["relation"]), str(row["value"])) for row in constraints_of(question))
+        return line(shown.title, shown.number, *pairs)
     return step_line(step if restate else replace(step, rest=""), shown.number, shown.title)
 
 
@@ -214,25 +214,25 @@ def _query(question: Question, step: Step, misses: int) -> str:
 def _bad_query(step: Step, rng: random.Random) -> str:
     """Query half of the name with the relation, or the relation alone."""
     words = step.mention.split()
-    half = words[len(words) // 2 :] if len(words) > 1 and rng.random() < 0.7 else []
-    return " ".join([*half, step.relation])
+    half_name = words[len(words) // 2 :] if len(words) > 1 and rng.random() < 0.7 else []
+    return " ".join([*half_name, step.relation])
 
 
-def _give_up(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],
+def _give_up(question: Question, plan: Sequence[Step], done_steps: int, searches: Sequence[Search],
              rng: random.Random) -> Move:  # fmt: skip
     """Decline a question that is marked as unanswerable, and guess the answer of any other."""
-    answer = _last_resort(question, plan, done, searches, rng) if question.answerable else NOT_FOUND
-    return Move(spaced(f"I can not find : {wanted(question, plan[done])} ."), answer=spaced(answer))
+    answer = _last_resort(question, plan, done_steps, searches, rng) if question.answerable else NOT_FOUND
+    return Move(spaced(f"I can not find : {wanted(question, plan[done_steps])} ."), answer=spaced(answer))
 
 
-def _last_resort(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],
+def _last_resort(question: Question, plan: Sequence[Step], done_steps: int, searches: Sequence[Search],
                  rng: random.Random) -> str:  # fmt: skip
     """Answer with the last fact found (a list: with all), else the latest first-ranked title, else a name in the
     question."""
     if kind_of(question) == "comparison":
         return _guess_comparison(question, plan, rng)
-    if done:
-        values = [step.sub_answer for step in plan[:done]]
+    if done_steps:
+        values = [step.sub_answer for step in plan[:done_steps]]
         return listed(values) if kind_of(question) == LIST else values[-1]
     titles = [hit.passage.title.strip() for search in searches for hit in search.hits[:1]]
     return titles[-1] if titles else plan[0].mention

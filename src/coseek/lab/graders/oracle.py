@@ -73,9 +73,9 @@ class OracleRelevance(OracleGrader):
     """The oracle of a laptop world as a relevance scorer."""
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        return [Rating(candidates.turn.id, candidates.digest, self._by_id(candidates)) for candidates in asked]
+        return [Rating(candidates.turn.id, candidates.digest, self._scores_by_id(candidates)) for candidates in asked]
 
-    def _by_id(self, candidates: CandidateList) -> dict[str, float]:
+    def _scores_by_id(self, candidates: CandidateList) -> dict[str, float]:
         scores = self.scores(candidates.turn.question, candidates.turn.query.text, candidates.passages)
         return {passage.id: score for passage, score in zip(candidates.passages, scores, strict=True)}
 

@@ -26,7 +26,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.learner.data_order import derive_seed
 
 
-def _short(step: Step) -> str:
+def _short_name(step: Step) -> str:
     """Return the last capitalised word of the mention, a name that several entities share."""
     names = [word for word in step.mention.split() if word[0].isupper()]
     return names[-1] if names else step.mention
@@ -37,7 +37,7 @@ KINDS: Mapping[str, Callable[[Step], str]] = {
     "name": lambda step: step.mention,
     "name+relation": lambda step: f"{step.mention} {step.relation}",
     "sub-question": lambda step: step.sub_question,
-    "short name+relation": lambda step: f"{_short(step)} {step.relation}",
+    "short name+relation": lambda step: f"{_short_name(step)} {step.relation}",
 }
 """Kinds of query for a step of a plan. The last one is ambiguous."""
 
@@ -78,8 +78,8 @@ def throw_away_worlds(settings: SyntheticSettings, seed: int) -> Iterator[World]
 
 def texts(settings: SyntheticSettings, seed: int) -> Iterator[str]:
     """Yield the texts that a new tokenizer is trained on."""
-    reduced = settings.model_copy(update={"worlds": min(settings.tokenizer_worlds, settings.worlds)})
-    for world in throw_away_worlds(reduced, seed):
+    reduced_settings = settings.model_copy(update={"worlds": min(settings.tokenizer_worlds, settings.worlds)})
+    for world in throw_away_worlds(reduced_settings, seed):
         yield from texts_of(world)
 
 

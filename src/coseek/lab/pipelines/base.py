@@ -66,12 +66,12 @@ ENDS: dict[Task, Callable[[str], str]] = {
 """Task → the part of a text that must equal the target's: all of it, or the conclusion after the facts."""
 
 
-def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[str], str]) -> list[float]:
+def _target_matches(generator: Generator, examples: Sequence[BaseExample], end: Callable[[str], str]) -> list[float]:
     """1 for each example whose text equals its target in the part that `end` returns, else 0."""
-    written = generate_each(generator.model, [example.shown for example in examples], generator.max_answer_tokens)
+    outputs = generate_each(generator.model, [example.shown for example in examples], generator.max_answer_tokens)
     return [
         float(isinstance(text, str) and end(text) == end(example.written))
-        for text, example in zip(written, examples, strict=True)
+        for text, example in zip(outputs, examples, strict=True)
     ]
 
 
@@ -85,19 +85,19 @@ def facts_read(
         key, _, value = example.written.partition(" .")[0].partition(" :")
         title, _, relation = key.partition(" , ")
         text = example.passages[int(title.rpartition(" # ")[2]) - 1].text
-        at, value_at = text.find(f" {relation} "), text.find(f"{value} ")
-        order = "in other words" if at < 0 else "relation first" if at < value_at else "value first"
+        relation_at, value_at = text.find(f" {relation} "), text.find(f"{value} ")
+        order = "in other words" if relation_at < 0 else "relation first" if relation_at < value_at else "value first"
         prompts.append(f"{example.shown}{key} :")
         orders.append(f"fact, {order}")
         values.append(value)
     right: dict[str, list[float]] = {}
-    written = generate_each(generator.model, prompts, generator.max_answer_tokens)
-    for order, output, value in zip(orders, written, values, strict=True):
+    outputs = generate_each(generator.model, prompts, generator.max_answer_tokens)
+    for order, output, value in zip(orders, outputs, values, strict=True):
         right.setdefault(order, []).append(float(isinstance(output, str) and output.partition(" .")[0] == value))
     return dict(sorted(right.items()))
 
 
-def _copied(model: PreTrainedModel, distance: int, seed: int) -> list[float]:
+def _copy_hits(model: PreTrainedModel, distance: int, seed: int) -> list[float]:
     """Whether each token of the second copy of random sequences is predicted, all tokens before it given."""
     generator = torch.Generator().manual_seed(seed)
     batch = repeat_batch(model.config.get_text_config().vocab_size, ROWS, LENGTH, generator, distance)
@@ -205,11 +205,11 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         max_tokens = self.corpus.passage_tokens
         budget = ContextBudget(max_tokens, tokenizer=self.tokenizer)
 
-        def shown(passage: Passage) -> Passage:
+        def cut_passage(passage: Passage) -> Passage:
             text = budget.cut(spaced(one_line(passage.text)), max_tokens)
             return replace(passage, title=spaced(one_line(passage.title)), text=text)
 
-        return Corpus(map(shown, self.given.corpus), f"the cut passages of {self.corpus.folder}")
+        return Corpus(map(cut_passage, self.given.corpus), f"the cut passages of {self.corpus.folder}")
 
     def _corpus_texts(self) -> Iterator[str]:
         """Passages and training questions of the corpus."""
@@ -273,9 +273,9 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         for task, end in ENDS.items():
             rng = random.Random(f"{seed}/{task}")
             examples = [tasks.example(task, world, 1.0, rng) for _ in range(max(1, count // 4))]
-            right[task] = _same(generator, examples, end)
+            right[task] = _target_matches(generator, examples, end)
         right |= facts_read(generator, tasks, world, random.Random(f"{seed}/facts"), count)
-        right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
+        right |= {f"copy after {distance} tokens": _copy_hits(model, distance, seed) for distance in DISTANCES}
         rng_numpy = np.random.default_rng(seed)
         intervals = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
         return {name: interval for name, interval in intervals.items() if interval is not None}

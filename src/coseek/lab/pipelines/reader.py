@@ -149,8 +149,8 @@ class ReaderTraining(TrainingRun[R], ABC):
         """Write the model card of the folder `name`, with the table of results if there is one."""
         untrained = name == "start" and self.recipe.start is None
         facts = {"learnt by": "nothing: an untrained model"} if untrained else {}
-        about = f"{self.TITLE} of coseek: it reads passages and answers with the prompt in {OWN_PROMPT}."
-        self.model_card("generator", self.NAME, name, about, LIMITS, facts=facts, table=table).write(folder)
+        description = f"{self.TITLE} of coseek: it reads passages and answers with the prompt in {OWN_PROMPT}."
+        self.model_card("generator", self.NAME, name, description, LIMITS, facts=facts, table=table).write(folder)
 
     @property
     def start_folder(self) -> Path:
@@ -170,10 +170,10 @@ class ReaderTraining(TrainingRun[R], ABC):
 
     def generator_of(self, model: PreTrainedModel, identity: str) -> Generator:
         """A greedy generator that writes with `model` and its training prompt."""
-        most, precision = self.recipe.laptop.max_positions, self.recipe.precision_at(self.recipe.laptop.hidden)
-        sampling = SamplerSettings(temperature=0.0, max_rows=BATCH, max_tokens=most, dtype=precision)
+        max_tokens, precision = self.recipe.laptop.max_positions, self.recipe.precision_at(self.recipe.laptop.hidden)
+        sampling = SamplerSettings(temperature=0.0, max_rows=BATCH, max_tokens=max_tokens, dtype=precision)
         sampler = Sampler(model, self.tokenizer, (), sampling)
-        writer = LocalTextModel(model=sampler, around=((), ()), max_context=most, identity=identity)
+        writer = LocalTextModel(model=sampler, around=((), ()), max_context=max_tokens, identity=identity)
         settings = GeneratorSettings(
             model=str(self.trained_folder), prompt=PROMPT, max_answer_tokens=self.recipe.max_answer_tokens
         )
@@ -190,12 +190,12 @@ class ReaderTraining(TrainingRun[R], ABC):
         among others (1 or 0)."""
         questions = draw(sampler.questions, count, self.recipe.table.seed)
         right: dict[int, list[float]] = {hops: [] for hops in sorted({question.hops or 0 for question in questions})}
-        for trajectory in self._answered(generator, questions, self._with_gold(sampler, self.recipe.table.passages)):
+        for trajectory in self._answer(generator, questions, self._with_gold(sampler, self.recipe.table.passages)):
             question = trajectory.question
             right[question.hops or 0].append(float(exact_match(trajectory.answer, question.answers)))
         return right
 
-    def _answered(
+    def _answer(
         self, generator: Generator, questions: Sequence[Question], passages: Callable[[Question], tuple[Passage, ...]]
     ) -> list[Trajectory]:
         """Answer each question once, from its passages."""
@@ -219,12 +219,12 @@ class ReaderTraining(TrainingRun[R], ABC):
         sampler = ExampleSampler.of_world(self.held_out, "test")
         questions = draw(sampler.questions, self.recipe.table.questions, self.recipe.table.seed)
         usual = self.recipe.table.passages
-        untrained = self._answered(self.generator_of(start, "start"), questions, self._with_gold(sampler, usual))
+        untrained = self._answer(self.generator_of(start, "start"), questions, self._with_gold(sampler, usual))
         runs = {f"before, gold among {usual}": untrained}
         for count in (usual, *self.recipe.table.others):
             name = "gold alone" if count == 1 else f"gold among {count}"
-            runs[name] = self._answered(generator, questions, self._with_gold(sampler, count))
-        top = self._answered(generator, questions, lambda question: tuple(sampler.found[question.id][:usual]))
+            runs[name] = self._answer(generator, questions, self._with_gold(sampler, count))
+        top = self._answer(generator, questions, lambda question: tuple(sampler.found[question.id][:usual]))
         runs[f"naive RAG, top {usual}"] = top
         return score_runs(runs, by=("hops", "kind"), questions=questions, seed=self.recipe.table.seed)
 

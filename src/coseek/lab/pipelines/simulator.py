@@ -61,15 +61,15 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
             return
         start = model_path(self.recipe.model)
         tokenizer = HfTokenizer.load(start)
-        useful, noisy = examples(self.recipe, tokenizer)
-        self.progress.say(f"{len(useful)} useful and {len(noisy)} noisy searches to learn from")
+        useful_examples, noisy_examples = examples(self.recipe, tokenizer)
+        self.progress.say(f"{len(useful_examples)} useful and {len(noisy_examples)} noisy searches to learn from")
         learner = self.recipe.sft.learner
         placement = Placement(device=self.recipe.device, attention=self.recipe.attention, precision=learner.precision)
         policy = Policy(load_learner(start, placement, learner, ALONE), learner, 0)
         seed = derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")
 
         def draw(done: float, rng: random.Random) -> Trajectory:
-            return rng.choice(useful if rng.random() < 0.5 else noisy)
+            return rng.choice(useful_examples if rng.random() < 0.5 else noisy_examples)
 
         sft = self.recipe.sft.model_copy(update={"seed": seed})
         train_sft(policy, draw, sft, self.folder / "training", resume=True, progress=self.progress)

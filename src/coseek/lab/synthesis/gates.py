@@ -67,21 +67,21 @@ Verdicts = dict[str, GateVerdict]
 def rule_verdicts(graph: HopGraph, proposal: Proposal, depth: int) -> Verdicts:
     """The verdicts by rules, up to the first failure."""
     verdicts: Verdicts = {}
-    for name, reason, fails in _rules(graph, proposal, depth):
+    for name, reason, fails in _rule_checks(graph, proposal, depth):
         verdicts[name] = GateVerdict(not fails, reason if fails else "")
         if fails:
             break
     return verdicts
 
 
-def _rules(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple[str, str, bool]]:
+def _rule_checks(graph: HopGraph, proposal: Proposal, depth: int) -> Iterator[tuple[str, str, bool]]:
     """Tests in order: gate, reason of a failure, whether the question fails."""
     path, question, answer = [graph.corpus[row] for row in proposal.rows], proposal.question, proposal.answer
-    stands = bool(answer) and answer in " ".join(path[-1].text.split()) and has_words(path[-1].text, answer)
-    yield "verbatim", "the answer does not stand in the passage", not stands
+    is_verbatim = bool(answer) and answer in " ".join(path[-1].text.split()) and has_words(path[-1].text, answer)
+    yield "verbatim", "the answer does not stand in the passage", not is_verbatim
     yield "verbatim", "the answer is too long", len(words(answer)) > LONGEST_ANSWER
-    asks = question.endswith(_MARKS) and len(words(question)) in _QUESTION_WORDS
-    yield "self_contained", "it is no question", not asks
+    is_question = question.endswith(_MARKS) and len(words(question)) in _QUESTION_WORDS
+    yield "self_contained", "it is no question", not is_question
     yield "self_contained", "the question points at its passage", bool(_POINTING.search(question))
     yield "closed_book", "the question holds what it asks for", has_words(question, answer, proposal.link)
     yield "closed_book", "the answer is the most frequent one of its phrase", proposal.guessed
@@ -111,8 +111,8 @@ def model_verdicts(
     outputs = iter(reader.answer([reader.context(reading) for reading in readings]))
     verdicts: list[Verdicts] = []
     for question, path in zip(questions, paths, strict=True):
-        single = len(path) == 1
-        of_question = [next(outputs) for _ in range(3 if single else len(path) + 3)]
+        is_single = len(path) == 1
+        of_question = [next(outputs) for _ in range(3 if is_single else len(path) + 3)]
         if any(output.fault for output in of_question):
             verdicts.append({name: GateVerdict(False, "the reader failed", fault=True) for name in GATES})
             continue
@@ -123,15 +123,15 @@ def model_verdicts(
         reason = "read otherwise" if not from_path else "a passage of the path is not needed" if any(with_less) else ""
         verdicts.append({
             "follows": GateVerdict(not reason, reason, answers[:-2]),
-            "closed_book": _unless(without_passages, "answered without search", answers[-2]),
+            "closed_book": _verdict(without_passages, "answered without search", answers[-2]),
             # One hop takes one search by its nature.
-            "one_search": _unless(after_search and not single, "answered after one search", answers[-1]),
+            "one_search": _verdict(after_search and not is_single, "answered after one search", answers[-1]),
         })  # fmt: skip
     return verdicts
 
 
-def _unless(fails: bool, reason: str, said: str) -> GateVerdict:
-    return GateVerdict(not fails, reason if fails else "", (said,))
+def _verdict(has_failed: bool, reason: str, answer: str) -> GateVerdict:
+    return GateVerdict(not has_failed, reason if has_failed else "", (answer,))
 
 
 def edge(solved: float | None, least: float, most: float) -> GateVerdict:
@@ -164,7 +164,7 @@ class AgentSolver:
         attempts = [
             replace(question, id=f"q{row}") for row, question in enumerate(questions) for _ in range(self.tries)
         ]
-        seeds = [row_seed(self.seed, question.question, at % self.tries) for at, question in enumerate(attempts)]
+        seeds = [row_seed(self.seed, question.question, index % self.tries) for index, question in enumerate(attempts)]
         right: dict[str, list[bool]] = {f"q{row}": [] for row in range(len(questions))}
         for trajectory in rollout(self.agent, self.retriever, attempts, seeds, self.limits):
             if trajectory.fault is None:

@@ -77,24 +77,24 @@ class HopGraph:
     def _pairs(self) -> Iterator[PassageGroup]:
         """Every linked pair of titled passages, once in each direction at most."""
         titles = [key_of(plain_name(passage.title)) for passage in self.passages]
-        titled, holders = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+        rows_by_title, holders = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
         for row, title in enumerate(titles):
-            titled[title].append(row)
+            rows_by_title[title].append(row)
         names: list[dict[str, str]] = []
         for row, passage in enumerate(self.passages):
-            mentions = {key_of(name): name for name in reversed([*names_in(passage.text, titled)])}
+            mentions = {key_of(name): name for name in reversed([*names_in(passage.text, rows_by_title)])}
             names.append({key: name for key, name in mentions.items() if key})
             for key in names[row]:
                 holders[key].append(row)
-        for row, written in enumerate(names):
-            joined = {row}
-            for key, name in written.items():
-                others = titled.get(key) or holders[key]
-                if key != titles[row] and len(others) <= _RARE:
-                    for other in others:
-                        if other not in joined:
-                            yield PassageGroup((row, other), name, int(key not in titled))
-                    joined.update(others)
+        for row, row_names in enumerate(names):
+            joined_rows = {row}
+            for key, name in row_names.items():
+                other_rows = rows_by_title.get(key) or holders[key]
+                if key != titles[row] and len(other_rows) <= _RARE:
+                    for other_row in other_rows:
+                        if other_row not in joined_rows:
+                            yield PassageGroup((row, other_row), name, int(key not in rows_by_title))
+                    joined_rows.update(other_rows)
 
     def holding(self, name: str) -> frozenset[int]:
         """The rows of all passages that contain a name."""
@@ -102,12 +102,12 @@ class HopGraph:
 
     def _rows_with(self, key: str) -> frozenset[int]:
         numbers = [self._vocabulary.get(word) for word in key.split()]
-        known = [number for number in numbers if number is not None]
-        if not known or len(known) < len(numbers):
+        known_numbers = [number for number in numbers if number is not None]
+        if not known_numbers or len(known_numbers) < len(numbers):
             return frozenset()
-        rows: list[int] = reduce(np.intersect1d, [self._postings.of(number)[0] for number in known]).tolist()
+        rows: list[int] = reduce(np.intersect1d, [self._postings.of(number)[0] for number in known_numbers]).tolist()
         texts = ((row, f"{self.corpus[row].title} {self.corpus[row].text}") for row in rows)
-        return frozenset(row for row, text in texts if len(known) == 1 or f" {key} " in f" {key_of(text)} ")
+        return frozenset(row for row, text in texts if len(known_numbers) == 1 or f" {key} " in f" {key_of(text)} ")
 
     def is_exclusive(self, rows: Sequence[int], names: Sequence[str]) -> bool:
         """Whether each passage of a path contains only the two names of its hop, and no other passage contains two of
@@ -138,8 +138,8 @@ def names_in(text: str, titles: Collection[str]) -> Iterator[str]:
         first, _, rest = name.partition(" ")
         if key_of(name) not in titles:
             name = name.rpartition("(")[0].rstrip() if name.endswith(")") else name
-            opens = text[max(0, start - 3) : start].rstrip()[-1:] in ("", ".", "!", "?")
-            if first.lower() in STOP_WORDS or (opens and not rest):
+            opens_sentence = text[max(0, start - 3) : start].rstrip()[-1:] in ("", ".", "!", "?")
+            if first.lower() in STOP_WORDS or (opens_sentence and not rest):
                 name, start = "" if rest.isdigit() else rest, start + len(first) + 1
         end = start + len(name)
         if name:

@@ -63,7 +63,7 @@ class QuestionMaker:
         """The questions of every split that has any."""
         made: defaultdict[Split, list[Question]] = defaultdict(list)
         total = sum(self._quotas.values())
-        for candidate in self._chosen() if self._solver is None else islice(self._at_edge(self._solver), total):
+        for candidate in self._choose() if self._solver is None else islice(self._at_edge(self._solver), total):
             split = self._owners[self._documents[candidate.proposal.rows[0]]]
             made[split].append(self._question(f"s{self._settings.seed}-{split}-{len(made[split]):05}", candidate))
             tell("questions", sum(map(len, made.values())), total)
@@ -71,28 +71,28 @@ class QuestionMaker:
             random.Random(f"{self._settings.seed} order {split}").shuffle(questions)
         return {split: made[split] for split in SPLITS if made[split]}
 
-    def _chosen(self) -> Iterator[CandidateQuestion]:
+    def _choose(self) -> Iterator[CandidateQuestion]:
         """The questions of two hops, which are rare, then those of one hop, which also replace missing ones."""
         missing = 0
         for hops, quota in reversed(self._quotas.items()):
             missing = quota and quota + missing
-            for candidate in islice(self._kept(hops), missing):
+            for candidate in islice(self._passing_candidates(hops), missing):
                 missing -= 1
                 yield candidate
 
     def _at_edge(self, solver: Solver) -> Iterator[CandidateQuestion]:
         """The questions that the solver answers sometimes, from batches with each number of hops in its share."""
-        draws = {hops: self._kept(hops) for hops, quota in self._quotas.items() if quota}
-        tried = 0
-        while tried < _TRIED * self._settings.count:
+        draws = {hops: self._passing_candidates(hops) for hops, quota in self._quotas.items() if quota}
+        tried_count = 0
+        while tried_count < _TRIED * self._settings.count:
             total = sum(map(self._quotas.__getitem__, draws))
             shares = {hops: max(1, round(_BATCH * self._quotas[hops] / total)) for hops in draws}
-            drawn = {hops: list(islice(draws[hops], count)) for hops, count in shares.items()}
-            draws = {hops: draws[hops] for hops, count in shares.items() if len(drawn[hops]) == count}
-            batch = [candidate for candidates in drawn.values() for candidate in candidates]
+            candidates_by_hops = {hops: list(islice(draws[hops], count)) for hops, count in shares.items()}
+            draws = {hops: draws[hops] for hops, count in shares.items() if len(candidates_by_hops[hops]) == count}
+            batch = [candidate for candidates in candidates_by_hops.values() for candidate in candidates]
             if not batch:
                 return
-            tried += len(batch)
+            tried_count += len(batch)
             rates = solver.solved([self._question("", candidate) for candidate in batch])
             if all(rate is None for rate in rates):
                 raise DataError(f"the solver failed in every try of {len(batch)} questions; try it with `coseek run`")
@@ -101,10 +101,10 @@ class QuestionMaker:
                 if self._passes(verdict):
                     yield replace(candidate, verdicts=candidate.verdicts | verdict)
 
-    def _kept(self, hops: int) -> Iterator[CandidateQuestion]:
+    def _passing_candidates(self, hops: int) -> Iterator[CandidateQuestion]:
         """Candidates that pass all gates; their documents then belong to one split."""
         for batch in self._writer.propose(self._graph, hops, self._quotas[hops], self._settings):
-            for candidate in self._read(list(self._by_rules(batch))):
+            for candidate in self._pass_reader(list(self._pass_rules(batch))):
                 rows = candidate.proposal.rows
                 split = self._split_of(rows)
                 if split is None:
@@ -117,7 +117,7 @@ class QuestionMaker:
                     self._dealt[len(rows)][split] += 1
                     yield candidate
 
-    def _by_rules(self, proposals: Sequence[Proposal]) -> Iterator[CandidateQuestion]:
+    def _pass_rules(self, proposals: Sequence[Proposal]) -> Iterator[CandidateQuestion]:
         """The new proposals that pass the gates by rules."""
         for proposal in proposals:
             verdicts = rule_verdicts(self._graph, proposal, self._settings.depth)
@@ -146,7 +146,7 @@ class QuestionMaker:
         self.dropped.update([failed] if failed else [])
         return failed is None
 
-    def _read(self, batch: Sequence[CandidateQuestion]) -> list[CandidateQuestion]:
+    def _pass_reader(self, batch: Sequence[CandidateQuestion]) -> list[CandidateQuestion]:
         """The candidates that pass the gates by the reader, if there is one."""
         if self._reader is None or not batch:
             return list(batch)
@@ -154,17 +154,17 @@ class QuestionMaker:
         hits = self._graph.bm25.search([question.question for question in questions], self._settings.depth)
         retrieved = [[hit.passage for hit in hit_list] for hit_list in hits]
         paths = [[corpus[row] for row in candidate.proposal.rows] for candidate in batch]
-        read = model_verdicts(self._reader, questions, paths, retrieved)
-        if len(batch) >= MANY_FAULTS and all(verdict.fault for verdicts in read for verdict in verdicts.values()):
+        checks = model_verdicts(self._reader, questions, paths, retrieved)
+        if len(batch) >= MANY_FAULTS and all(verdict.fault for verdicts in checks for verdict in verdicts.values()):
             raise RunError(
                 f"the reader failed for all of {len(batch)} questions in a row; nothing is written, and the same "
                 "command resumes from the replies in its cache"
             )
-        marked: list[CandidateQuestion] = []
-        for candidate, verdicts in zip(batch, read, strict=True):
+        judged_candidates: list[CandidateQuestion] = []
+        for candidate, verdicts in zip(batch, checks, strict=True):
             by_model = {f"{name} (model)": verdict for name, verdict in verdicts.items()}
-            marked.append(replace(candidate, verdicts=candidate.verdicts | by_model))
-        return [candidate for candidate in marked if self._passes(candidate.verdicts)]
+            judged_candidates.append(replace(candidate, verdicts=candidate.verdicts | by_model))
+        return [candidate for candidate in judged_candidates if self._passes(candidate.verdicts)]
 
     def _question(self, ident: str, candidate: CandidateQuestion) -> Question:
         proposal, steps = candidate.proposal, path_of(self._graph, candidate.proposal)
@@ -179,10 +179,10 @@ class QuestionMaker:
     def _negatives(self, proposal: Proposal, steps: Sequence[str]) -> Iterator[str]:
         """Top passages of searches with the question and its steps that neither are gold nor contain the answer."""
         graph, count = self._graph, self._settings.negatives
-        excluded = {graph.corpus[row].id for row in {*proposal.rows, *graph.holding(proposal.answer)}}
+        excluded_ids = {graph.corpus[row].id for row in {*proposal.rows, *graph.holding(proposal.answer)}}
         ranked = graph.bm25.search([proposal.question, *steps], count + len(proposal.rows))
         ids = (hit.passage.id for hits in zip_longest(*ranked) for hit in hits if hit is not None)
-        yield from islice((ident for ident in dict.fromkeys(ids) if ident not in excluded), count)
+        yield from islice((ident for ident in dict.fromkeys(ids) if ident not in excluded_ids), count)
 
 
 def path_of(graph: HopGraph, proposal: Proposal) -> list[JsonObject]:

@@ -120,7 +120,7 @@ class QuestionProposer:
                 for group in batch
             ]
             replies = ask_with_retry(self.model, requests, settings.reply_tokens, self.counts)
-            self._count(replies)
+            self._count_replies(replies)
             yield [
                 replace(proposal, rows=group.rows, link=group.link)
                 for group, reply in zip(batch, replies, strict=True)
@@ -141,7 +141,7 @@ class QuestionProposer:
         )  # fmt: skip
         return OutputRequest(prompt, self.prompt.again, partial(read_proposals, most=questions))
 
-    def _count(self, replies: Sequence[ParsedOutput[tuple[Proposal, ...]]]) -> None:
+    def _count_replies(self, replies: Sequence[ParsedOutput[tuple[Proposal, ...]]]) -> None:
         self.requests += len(replies)
         self.unreadable += sum(bool(reply.unreadable) for reply in replies)
         faults = [reply.fault for reply in replies if reply.fault]
@@ -174,11 +174,11 @@ def read_proposals(text: str, most: int) -> tuple[Proposal, ...] | Unreadable:
         question, answer = fields.get("question"), fields.get("answer")
         if not isinstance(question, str) or not isinstance(answer, str):
             return Unreadable('a question without the texts "question" and "answer"')
-        proposals.append(Proposal((), one_line(question), one_line(answer), steps=_texts(fields.get("steps"))))
+        proposals.append(Proposal((), one_line(question), one_line(answer), steps=_parse_texts(fields.get("steps"))))
     return tuple(proposals)
 
 
-def _texts(value: Json) -> tuple[str, ...]:
+def _parse_texts(value: Json) -> tuple[str, ...]:
     """The texts of a list of texts; empty for anything else."""
     items = value if isinstance(value, list) else []
     texts = tuple(one_line(item) for item in items if isinstance(item, str))

@@ -29,11 +29,11 @@ def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Co
     if not names:
         raise DataError("no training question has a gold path to rename along; set warm_start.renamed=0")
     rng = random.Random(seed)
-    exchanged: dict[str, str] = {}
+    swapped: dict[str, str] = {}
     """Passage id → id of the passage whose name its subject gets."""
     for idents in kinds.values():
-        exchanged |= zip(idents, rng.sample(idents, len(idents)), strict=True)
-    new_names = {old: names[exchanged[ident]][0] for ident, old_names in names.items() for old in old_names}
+        swapped |= zip(idents, rng.sample(idents, len(idents)), strict=True)
+    new_names = {old: names[swapped[ident]][0] for ident, old_names in names.items() for old in old_names}
     renamer = _Renamer(new_names)
     renamed_passages = {
         passage.id: replace(
@@ -41,9 +41,9 @@ def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Co
         )
         for passage in map(corpus.by_id, names)
     }
-    copies = [_copy(question, renamer, seed) for question in questions if gold_path(question)]
+    copies = [_renamed_copy(question, renamer, seed) for question in questions if gold_path(question)]
     renamed_corpus = Corpus(renamed_passages.get(passage.id, passage) for passage in corpus)
-    return renamed_corpus, [question for question in copies if _stands(question, renamed_passages)]
+    return renamed_corpus, [question for question in copies if _is_consistent(question, renamed_passages)]
 
 
 def _subjects(questions: Sequence[Question]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
@@ -73,19 +73,19 @@ class _Renamer:
 
     def renamed(self, text: str) -> str:
         parts: list[str] = []
-        done = 0
+        position = 0
         for word in WORD.finditer(text):
             start = word.start()
-            for old in self._by_word.get(word.group().casefold(), ()) if start >= done else ():
+            for old in self._by_word.get(word.group().casefold(), ()) if start >= position else ():
                 end = start + len(old)
                 if text[start:end].casefold() == old.casefold() and not WORD.match(text, end):
-                    parts += [text[done:start], self._given[old.casefold()]]
-                    done = end
+                    parts += [text[position:start], self._given[old.casefold()]]
+                    position = end
                     break
-        return "".join([*parts, text[done:]])
+        return "".join([*parts, text[position:]])
 
 
-def _copy(question: Question, renamer: _Renamer, seed: int) -> Question:
+def _renamed_copy(question: Question, renamer: _Renamer, seed: int) -> Question:
     path = question.meta["path"]
     assert isinstance(path, list)
     steps: list[Json] = []
@@ -104,11 +104,11 @@ def _copy(question: Question, renamer: _Renamer, seed: int) -> Question:
     )
 
 
-def _stands(question: Question, passages: Mapping[str, Passage]) -> bool:
+def _is_consistent(question: Question, passages: Mapping[str, Passage]) -> bool:
     """Whether the names of the path are in the question and in the passages that lead to them."""
     path = gold_path(question)
-    for before, step in zip((None, *path), path, strict=False):
-        is_led_to = before is not None and before.target == step.source
+    for previous_step, step in zip((None, *path), path, strict=False):
+        is_led_to = previous_step is not None and previous_step.target == step.source
         if not is_led_to and plain_name(step.source) not in question.question:
             return False
         if step.written not in passages[step.passage].text:

@@ -43,7 +43,7 @@ class SynthesisSettings(Settings):
     """Share of the questions that lose a passage in the data set of unanswerable twins; 0 writes no such data set."""
 
     @model_validator(mode="after")
-    def _can_be_made(self) -> "SynthesisSettings":
+    def _is_consistent(self) -> "SynthesisSettings":
         if not 1 <= len(self.hop_mix) <= 2 or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
             raise ValueError("hop_mix takes the weights of 1 and 2 hops, at least 0 each and not all 0")
         if not 0 <= self.edge[0] <= self.edge[1] <= 1:

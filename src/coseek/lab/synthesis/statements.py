@@ -77,7 +77,7 @@ class StatementWriter:
         self._keys = [key_of(title) for title in self._titles]
         self._types: dict[str, str] = {}
         """Key of a subject → its type (`film`), if its passage states one."""
-        read = [statement for row, passage in enumerate(graph.passages) for statement in self._read(row, passage)]
+        read = [statement for row, passage in enumerate(graph.passages) for statement in self._parse(row, passage)]
         counts = Counter(self._types.values())
         self._types = {subject: kind for subject, kind in self._types.items() if counts[kind] >= _MIN_TYPED}
         by_phrase: defaultdict[tuple[str, str], dict[str, Statement]] = defaultdict(dict)
@@ -97,19 +97,19 @@ class StatementWriter:
         rng = random.Random(f"{settings.seed} statements {hops}")
         groups = shuffled(graph.groups(hops), settings.seed, hops)
         for start in range(0, len(groups), BATCH):
-            about = [self._about(group.rows) for group in groups[start : start + BATCH]]
+            about = [self._proposals_about(group.rows) for group in groups[start : start + BATCH]]
             yield [each for every in about for each in rng.sample(every, min(len(every), settings.proposals))]
 
-    def _about(self, rows: tuple[int, ...]) -> list[Proposal]:
+    def _proposals_about(self, rows: tuple[int, ...]) -> list[Proposal]:
         """The proposals about one passage, or about two of which the first leads to the second."""
-        *leading, last = rows
-        if not leading:
+        *leading_rows, last = rows
+        if not leading_rows:
             questions = [
                 (self._question(statement, self._titles[last]), statement) for statement in self._statements[last]
             ]
             return [self._proposal([statement], question, "", [question]) for question, statement in questions]
         subject, kind = self._keys[last], self._types.get(self._keys[last])
-        hops = [hop for hop in self._statements[leading[0]] if kind and key_of(hop.name) == subject]
+        hops = [hop for hop in self._statements[leading_rows[0]] if kind and key_of(hop.name) == subject]
         return [self._two_hops(hop, kind or "", statement) for hop in hops for statement in self._statements[last]]
 
     def _two_hops(self, hop: Statement, kind: str, statement: Statement) -> Proposal:
@@ -120,11 +120,11 @@ class StatementWriter:
         return self._proposal([hop, statement], text, hop.name, steps)
 
     def _proposal(self, path: Sequence[Statement], question: str, link: str, steps: Sequence[str]) -> Proposal:
-        last, values = path[-1], self._values[path[-1].phrase]
+        last_statement, values = path[-1], self._values[path[-1].phrase]
         ((guess, count),) = values.most_common(1)
-        guessed = guess == key_of(last.name) and count > max(1, _GUESSED * values.total())
+        is_guessed = guess == key_of(last_statement.name) and count > max(1, _GUESSED * values.total())
         rows, phrases = zip(*((hop.row, hop.phrase) for hop in path), strict=True)
-        return Proposal(rows, question, last.name, link, tuple(steps), phrases, guessed)
+        return Proposal(rows, question, last_statement.name, link, tuple(steps), phrases, is_guessed)
 
     def _question(self, statement: Statement, subject: str) -> str:
         """`Which town was Ada Stone born in?`, `When was Ada Stone born?`, `What was Red Hour directed by?`"""
@@ -133,11 +133,11 @@ class StatementWriter:
         word = "When" if not ends_in_preposition else f"Which {kind}" if kind else "What"
         return f"{word} {statement.copula} {subject} {statement.phrase}?"
 
-    def _read(self, row: int, passage: Passage) -> Iterator[Statement]:
+    def _parse(self, row: int, passage: Passage) -> Iterator[Statement]:
         """Yield the statements of a passage, and store its type."""
-        plain = re.split(r"\s*[(,]", self._titles[row])[0].removeprefix("The ")
-        subject = re.compile(rf"{_PRONOUN}|(?:The\s)?{re.escape(plain)}(?!\w)(?!['’]s\b))", re.IGNORECASE)
-        for number, sentence in enumerate(_SENTENCE.split(passage.text) if plain else ()):
+        title = re.split(r"\s*[(,]", self._titles[row])[0].removeprefix("The ")
+        subject = re.compile(rf"{_PRONOUN}|(?:The\s)?{re.escape(title)}(?!\w)(?!['’]s\b))", re.IGNORECASE)
+        for number, sentence in enumerate(_SENTENCE.split(passage.text) if title else ()):
             opening = subject.match(sentence)
             copula = _COPULA.match(sentence, opening.end()) if opening else None
             if copula is None:

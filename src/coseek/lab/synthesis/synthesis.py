@@ -90,7 +90,7 @@ def synthesize(
         maker = QuestionMaker(graph, settings, proposer or StatementWriter(graph), reader, solver)
         questions = maker.make(tell)
         if not questions:
-            raise DataError(_none_made(folder, len(corpus), maker, proposer))
+            raise DataError(_nothing_made_message(folder, len(corpus), maker, proposer))
         split_questions: dict[str, list[Question]] = dict(questions.items())
         all_questions = [question for of_split in questions.values() for question in of_split]
         withheld = withhold(all_questions, settings.unanswerable, random.Random(f"{settings.seed} withheld"))
@@ -119,7 +119,7 @@ def synthesize(
         return summary
 
 
-def _none_made(folder: Path, passages: int, maker: QuestionMaker, proposer: QuestionProposer | None) -> str:
+def _nothing_made_message(folder: Path, passages: int, maker: QuestionMaker, proposer: QuestionProposer | None) -> str:
     """Why no question was made, and the way out."""
     reasons = "; ".join(f"{reason} ({count:,})" for reason, count in maker.dropped.most_common(2))
     problem = f"the {passages:,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}"

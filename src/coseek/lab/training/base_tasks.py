@@ -87,7 +87,7 @@ class BaseTaskSettings(Settings):
     """Share of training in which records and copies are alone."""
 
     @model_validator(mode="after")
-    def _can_be_drawn(self) -> "BaseTaskSettings":
+    def _is_consistent(self) -> "BaseTaskSettings":
         if not 1 <= self.passages[0] <= self.passages[1]:
             raise ValueError("passages is the fewest and the most of an example, such as [1, 8]")
         if not any(self.shares.values()):
@@ -127,9 +127,9 @@ class BaseTasks:
         shares = self.shares(done)
         task = rng.choices(list(shares), weights=list(shares.values()))[0]
         if task == "copy":
-            return self._copy(rng)
+            return self._copy_trajectory(rng)
         if task == "records":
-            return self._trajectory(task, self.records.draw(self._grown(done), rng))
+            return self._trajectory(task, self.records.draw(self._growth(done), rng))
         if self.corpus is not None and rng.random() < self.corpus_share:
             sampler = self.corpus
         else:
@@ -137,18 +137,18 @@ class BaseTasks:
         example = self.example(task, sampler, done, rng)
         turns = [(example.shown, example.written)]
         for _ in range(FOLLOW_UPS):
-            turns += self._facts(sampler, example.passages, rng)
+            turns += self._drill_turns(sampler, example.passages, rng)
         encode = self.tokenizer.encode_data
         return self._trajectory(task, [(encode(shown), encode(written)) for shown, written in turns])
 
     def shares(self, done: float) -> dict[Task, float]:
         """Task → its share of the examples, at first of records and copies only."""
         warm_up = self.settings.warm_up
-        late = min(1.0, max(0.0, (done / warm_up - 1.0) / GIVING_WAY)) if warm_up else 1.0
+        late_weight = min(1.0, max(0.0, (done / warm_up - 1.0) / GIVING_WAY)) if warm_up else 1.0
         shares = {task: share for task, share in self.settings.shares.items() if share}
-        return {task: late * share + (1 - late) * FIRST.get(task, 0.0) for task, share in shares.items()}
+        return {task: late_weight * share + (1 - late_weight) * FIRST.get(task, 0.0) for task, share in shares.items()}
 
-    def _grown(self, done: float) -> float:
+    def _growth(self, done: float) -> float:
         """How far records have grown, from 0 to 1."""
         return min(1.0, done / (self.settings.warm_up * GROWING)) if self.settings.warm_up else 1.0
 
@@ -177,8 +177,8 @@ class BaseTasks:
     def example(self, task: Task, sampler: ExampleSampler, done: float, rng: random.Random) -> BaseExample:
         """One example of a task with text."""
         fewest, most = self.settings.passages
-        grown = min(1.0, max(0.0, done - self.settings.warm_up) / GROWN)
-        count = rng.randint(fewest, fewest + round((most - fewest) * grown))
+        growth = min(1.0, max(0.0, done - self.settings.warm_up) / GROWN)
+        count = rng.randint(fewest, fewest + round((most - fewest) * growth))
         if task == "drill":
             drill = sampler.drill(count, rng)
             return self._example(drill.question, drill.passages, CUES[task], drill.written)
@@ -190,12 +190,12 @@ class BaseTasks:
             return self._example(question, passages, CUES[task], written)
         question = sampler.draw_question(rng)
         if task in ("next", "enough"):
-            return self._partly(task, sampler, question, count, rng)
+            return self._partial_example(task, sampler, question, count, rng)
         example = sampler.example_of(question, count, rng)
         facts, _, answer = example.written.partition(MARK)
         if task == "check":
             right = rng.random() < 0.5
-            claim = answer if right else spaced(self._wrong(sampler, question, rng))
+            claim = answer if right else spaced(self._wrong_answer(sampler, question, rng))
             verdict = " right ." if right else " wrong ."
             return self._example(question, example.passages, f" Claim :{claim} .{CUES[task]}", f"{facts}{verdict}")
         return self._example(question, example.passages, CUES[task], example.written)
@@ -205,7 +205,7 @@ class BaseTasks:
         shown = self.generator.context(ReadingInput(question.question, passages)).prompt
         return BaseExample(shown.removesuffix(CUES["read"]) + cue, written, passages)
 
-    def _facts(
+    def _drill_turns(
         self, sampler: ExampleSampler, passages: tuple[Passage, ...], rng: random.Random
     ) -> list[tuple[str, str]]:
         """A drill about the same passages, for some of their facts."""
@@ -216,7 +216,7 @@ class BaseTasks:
         drill = drill_of(rng.sample(facts, min(len(facts), DRILL_FACTS)))
         return [(f" Question : {drill.question.question}{CUES['drill']}", drill.written)]
 
-    def _partly(
+    def _partial_example(
         self, task: Task, sampler: ExampleSampler, question: Question, count: int, rng: random.Random
     ) -> BaseExample:
         """An example in which the passages of some steps may be missing."""
@@ -226,21 +226,21 @@ class BaseTasks:
         found_count = rng.randrange(len(plan)) if rng.random() < MISSING else len(plan)
         found_ids = {step.gold_id for step in plan[:found_count]}
         missing_ids = {step.gold_id for step in plan[found_count:]} - found_ids
-        shown = tuple(passage for passage in all_passages if passage.id not in missing_ids)
-        numbers = {passage.id: number for number, passage in enumerate(shown, 1)}
-        titles = {passage.id: passage.title for passage in shown}
+        shown_passages = tuple(passage for passage in all_passages if passage.id not in missing_ids)
+        numbers = {passage.id: number for number, passage in enumerate(shown_passages, 1)}
+        titles = {passage.id: passage.title for passage in shown_passages}
         complete = all(step.gold_id in numbers for step in plan)
         if complete:
-            written = rationale(question, shown, sampler.facts)
+            written = rationale(question, shown_passages, sampler.facts)
             facts = written.partition(MARK)[0]
         else:
             facts = "".join(step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan[:found_count])
             written = f"{facts}{NEXT} {wanted(question, plan[found_count])} ."
         if task == "enough":
             written = f"{facts}{' yes .' if complete else ' no .'}"
-        return self._example(question, shown, CUES[task], written)
+        return self._example(question, shown_passages, CUES[task], written)
 
-    def _wrong(self, sampler: ExampleSampler, question: Question, rng: random.Random) -> str:
+    def _wrong_answer(self, sampler: ExampleSampler, question: Question, rng: random.Random) -> str:
         """An answer of the same type that is wrong."""
         if set(question.answers) <= {"yes", "no"}:
             return "no" if "yes" in question.answers else "yes"
@@ -250,15 +250,15 @@ class BaseTasks:
         wrong = [value for value in sampler.values[plan[-1].relation] if value not in question.answers]
         return rng.choice(wrong) if wrong else plan[0].mention
 
-    def _copy(self, rng: random.Random) -> Trajectory:
+    def _copy_trajectory(self, rng: random.Random) -> Trajectory:
         """Random tokens, a gap, and the tokens again. The prompt has enough of the copy to determine its source."""
         length, gap = rng.randint(*COPY_LENGTHS), rng.randint(*COPY_GAPS) if rng.random() < 0.9 else 0
-        few = rng.random() < FEW
+        has_small_alphabet = rng.random() < FEW
         # The first two ids are padding and end of text.
         any_token = partial(rng.randrange, 2, self.vocabulary)
-        alphabet = [any_token() for _ in range(rng.randint(*COPY_ALPHABETS))] if few else ()
+        alphabet = [any_token() for _ in range(rng.randint(*COPY_ALPHABETS))] if has_small_alphabet else ()
         tokens = [rng.choice(alphabet) if alphabet else any_token() for _ in range(length + gap)]
-        given_count = GIVEN if few else 1
+        given_count = GIVEN if has_small_alphabet else 1
         return self._trajectory("copy", [([*tokens, *tokens[:given_count]], tokens[given_count:length])], ends=False)
 
     def _trajectory(self, task: Task, turns: Sequence[tuple[list[int], list[int]]], ends: bool = True) -> Trajectory:

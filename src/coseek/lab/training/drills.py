@@ -48,14 +48,14 @@ def make_drills(
     for number in range(count):
         first = rng.choice(entities)
         if retriever is not None and rng.random() < asking:
-            drill = _asking(world, first, retriever, rng) or _telling(world, (first,), rng)
+            drill = _ask_facts(world, first, retriever, rng) or _tell_facts(world, (first,), rng)
         else:
             second = rng.choice(by_kind[first.kind] if rng.random() < 0.5 else entities)
-            drill = _telling(world, (first, second), rng)
-        yield _written(f"drill-{number}", *drill, protocol, tokenizer)
+            drill = _tell_facts(world, (first, second), rng)
+        yield _drill_trajectory(f"drill-{number}", *drill, protocol, tokenizer)
 
 
-def _telling(world: World, entities: Sequence[Entity], rng: random.Random) -> Drill:
+def _tell_facts(world: World, entities: Sequence[Entity], rng: random.Random) -> Drill:
     """All facts of some entities."""
     shown = list(dict.fromkeys(entities))
     lines = [
@@ -67,23 +67,23 @@ def _telling(world: World, entities: Sequence[Entity], rng: random.Random) -> Dr
     return [Hit(world.corpus.by_id(entity.id), 0.0) for entity in shown], [("", "".join(lines))]
 
 
-def _asking(world: World, entity: Entity, retriever: Retriever, rng: random.Random) -> Drill | None:
+def _ask_facts(world: World, entity: Entity, retriever: Retriever, rng: random.Random) -> Drill | None:
     """Ask for some facts of an entity and of its neighbours in a search; `None` if no fact can be asked for."""
-    name, missing = rng.choice(_clear_names(entity)), rng.random() < 0.5
+    name, is_missing = rng.choice(_clear_names(entity)), rng.random() < 0.5
     (ranked,) = retriever.search([f"{name} {rng.choice(entity.facts).noun}"], SHOWN + 1)
-    hits = [hit for hit in ranked if not missing or hit.passage.id != entity.id][:SHOWN]
+    hits = [hit for hit in ranked if not is_missing or hit.passage.id != entity.id][:SHOWN]
     numbers = {hit.passage.id: number for number, hit in enumerate(hits, 1)}
     lines: list[tuple[str, str]] = []
     facts = world.oracle.facts
     neighbours = [facts[other] for other in sorted(numbers.keys() - {entity.id}) if other in facts]
-    for about, most in ((entity, ASKED), *((other, OTHERS) for other in neighbours)):
-        mention = name if about is entity else rng.choice(_clear_names(about))
-        for fact in rng.sample(about.facts, min(most, len(about.facts))):
-            needed = f"{NEXT} the {fact.noun} of {mention} ."
-            if about.id in numbers:
-                lines.append((needed, line(about.title, numbers[about.id], (fact.noun, fact.value))))
+    for subject, limit in ((entity, ASKED), *((other, OTHERS) for other in neighbours)):
+        mention = name if subject is entity else rng.choice(_clear_names(subject))
+        for fact in rng.sample(subject.facts, min(limit, len(subject.facts))):
+            request = f"{NEXT} the {fact.noun} of {mention} ."
+            if subject.id in numbers:
+                lines.append((request, line(subject.title, numbers[subject.id], (fact.noun, fact.value))))
             elif fact.noun != SYMMETRIC:
-                lines.append((needed, MISSED))
+                lines.append((request, MISSED))
     rng.shuffle(lines)
     return (hits, lines) if lines else None
 
@@ -93,28 +93,28 @@ def _clear_names(entity: Entity) -> list[str]:
     return [name for name in entity.names if name != entity.name or entity.name == entity.title]
 
 
-def _written(
+def _drill_trajectory(
     ident: str, hits: Sequence[Hit], lines: Sequence[tuple[str, str]], protocol: Protocol, tokenizer: Tokenizer
 ) -> Trajectory:
     """Passages, then the lines: requests, which are not learnt, and replies."""
-    shown = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
-    think = protocol.grammar.agent_tags.get(Action.NONE)  # a protocol without a thought (s3) gets the bare facts
-    opening, closing = (think.opening, think.closing) if think is not None else ("", "")
-    tag = think.name if think else ""
+    ids = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
+    thought_tag = protocol.grammar.agent_tags.get(Action.NONE)  # a protocol without a thought (s3) gets the bare facts
+    opening, closing = (thought_tag.opening, thought_tag.closing) if thought_tag is not None else ("", "")
+    tag = thought_tag.name if thought_tag else ""
 
     def segment(author: Author, opening: str, text: str, closing: str) -> Segment:
         ids = (*tokenizer.encode(opening), *tokenizer.encode_data(text), *tokenizer.encode(closing))
         learnt = author is Author.AGENT
         return Segment(author, tag if learnt else "", tokenizer.decode(ids), ids, (0.0,) * len(ids) if learnt else ())
 
-    segments = [Segment(Author.ENVIRONMENT, protocol.grammar.observation, tokenizer.decode(shown), shown)]
-    if needed := "".join(sorted(request for request, _ in lines)):
+    segments = [Segment(Author.ENVIRONMENT, protocol.grammar.observation, tokenizer.decode(ids), ids)]
+    if requests := "".join(sorted(request for request, _ in lines)):
         # Before the passages as well, as in an episode: else a name that occurs twice would mean a found passage.
-        segments.insert(0, segment(Author.ENVIRONMENT, opening, needed, closing))
+        segments.insert(0, segment(Author.ENVIRONMENT, opening, requests, closing))
     for number, (request, reply) in enumerate(lines, start=1):
         parts = [(Author.ENVIRONMENT, request)] if request else []
         for author, text in [*parts, (Author.AGENT, reply)]:
-            ends = closing if author is Author.AGENT and number == len(lines) else ""
-            segments.append(segment(author, opening, text, ends))
+            ending = closing if author is Author.AGENT and number == len(lines) else ""
+            segments.append(segment(author, opening, text, ending))
             opening = ""
     return Trajectory(Question(ident, "", hops=0), protocol.name, tuple(segments), (), StopReason.COMPLETE)

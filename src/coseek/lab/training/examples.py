@@ -115,8 +115,8 @@ class ExampleSampler:
     def values(self) -> dict[str, list[str]]:
         """Relation of a question's last step → all its values."""
         values: defaultdict[str, list[str]] = defaultdict(list)
-        for last in (plan_of(question)[-1] for question in self.questions):
-            values[last.relation].append(last.sub_answer)
+        for last_step in (plan_of(question)[-1] for question in self.questions):
+            values[last_step.relation].append(last_step.sub_answer)
         return values
 
     def others(self, question: Question) -> list[Passage]:
@@ -127,8 +127,8 @@ class ExampleSampler:
         """The gold passages and others, `count` in total, in random order. With `count` 1 the gold ones alone, else
         with at least one other, if there is one."""
         gold, others = [self.corpus.by_id(ident) for ident in question.gold_ids], self.others(question)
-        wanted = max(1, count - len(gold)) if count > 1 else 0
-        passages = gold + rng.sample(others, min(len(others), wanted))
+        other_count = max(1, count - len(gold)) if count > 1 else 0
+        passages = gold + rng.sample(others, min(len(others), other_count))
         rng.shuffle(passages)
         return tuple(passages)
 
@@ -220,8 +220,8 @@ class ExampleWriter:
     def write(self, example: SyntheticExample) -> Trajectory:
         """Make a trajectory of the prompt and the target text."""
         prompt = self.generator.context(ReadingInput(example.question.question, example.passages)).prompt
-        written = [*self.tokenizer.encode_data(example.written), self.tokenizer.eos_id]
-        turns = [(self.tokenizer.encode_data(prompt), written)]
+        target_ids = [*self.tokenizer.encode_data(example.written), self.tokenizer.eos_id]
+        turns = [(self.tokenizer.encode_data(prompt), target_ids)]
         return trajectory_of(turns, example.question, "generator", self.tokenizer)
 
 
@@ -230,9 +230,9 @@ def trajectory_of(
 ) -> Trajectory:
     """A trajectory of (prompt, target) turns of ids: prompts are the environment's, targets are learnt."""
     segments: list[Segment] = []
-    for shown, written in turns:
+    for prompt_ids, target_ids in turns:
         segments += [
-            Segment(Author.ENVIRONMENT, "prompt", tokenizer.decode(shown), tuple(shown)),
-            Segment(Author.AGENT, "", tokenizer.decode(written), tuple(written), (0.0,) * len(written)),
+            Segment(Author.ENVIRONMENT, "prompt", tokenizer.decode(prompt_ids), tuple(prompt_ids)),
+            Segment(Author.AGENT, "", tokenizer.decode(target_ids), tuple(target_ids), (0.0,) * len(target_ids)),
         ]
     return Trajectory(question, protocol, tuple(segments), (), StopReason.COMPLETE)

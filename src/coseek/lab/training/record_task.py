@@ -111,7 +111,7 @@ class RecordTask:
                 question, answer = self._chain(names, facts, rng)
             elif kind < CHAINS + MATCHES and (pair := self._pair(facts, rng)):
                 question, answer = self._match(names, facts, pair, rng)
-            elif kind > 1 - COMPARISONS and (pair := self._compared(facts, dates, rng)):
+            elif kind > 1 - COMPARISONS and (pair := self._comparable_pair(facts, dates, rng)):
                 question, answer = self._comparison(names, pair, dates, rng)
             else:
                 chosen = rng.sample(facts, min(len(facts), max(2, _grown(ASKED, spread))))
@@ -122,12 +122,12 @@ class RecordTask:
 
     def _clause(self, relation: Ids, relations: list[Ids], value: Ids, spread: float, rng: random.Random) -> Ids:
         """A clause that states a fact, and a comma. It tells this relation from all others."""
-        alike = [other for other in relations if other[:-1] == relation[:-1]]
-        if len(relation) > 1 and len(alike) == 1 and rng.random() < INFLECTED * spread:
+        same_stem = [other for other in relations if other[:-1] == relation[:-1]]
+        if len(relation) > 1 and len(same_stem) == 1 and rng.random() < INFLECTED * spread:
             relation = [*relation[:-1], rng.choice(self.words)]
-        return [*self._filled(rng.choice(CLAUSES), {"{r}": relation, "{v}": value}), *self._text(" ,")]
+        return [*self._fill(rng.choice(CLAUSES), {"{r}": relation, "{v}": value}), *self._text(" ,")]
 
-    def _filled(self, template: Sequence[str], values: Mapping[str, Ids]) -> Ids:
+    def _fill(self, template: Sequence[str], values: Mapping[str, Ids]) -> Ids:
         """A template with values in their places."""
         return [token for piece in template for token in values.get(piece) or self._text(piece)]
 
@@ -144,19 +144,19 @@ class RecordTask:
         the rest of the question."""
         hops = rng.randint(1, HOPS)
         path = max((self._path(names, facts, hops, rng) for _ in range(STARTS)), key=len)
-        around = [rng.choice(NESTED) for _ in path]
+        templates = [rng.choice(NESTED) for _ in path]
         begin, end = rng.choice(FRAMES)
 
-        def asked(first: int) -> Ids:
-            inner = names[path[first][0]]
-            for (before, between), (_, relation, _) in zip(around[first:], path[first:], strict=True):
-                inner = [*self._text(before), *relation, *self._text(between), *inner]
-            return [*self._text(begin), *inner, *self._text(end)]
+        def question_from(first: int) -> Ids:
+            ids = names[path[first][0]]
+            for (before, between), (_, relation, _) in zip(templates[first:], path[first:], strict=True):
+                ids = [*self._text(before), *relation, *self._text(between), *ids]
+            return [*self._text(begin), *ids, *self._text(end)]
 
         answer = self._line(names, path[0])
         for step in range(1, len(path)):
-            answer += [*self._text(NOW), *asked(step), *self._line(names, path[step])]
-        return asked(0), [*answer, *self._text(MARK), *path[-1][2]]
+            answer += [*self._text(NOW), *question_from(step), *self._line(names, path[step])]
+        return question_from(0), [*answer, *self._text(MARK), *path[-1][2]]
 
     def _path(self, names: list[Ids], facts: list[Fact], hops: int, rng: random.Random) -> list[Fact]:
         """Facts each about the value of the one before, at most `hops`."""
@@ -180,7 +180,7 @@ class RecordTask:
         """A question for the name that has two values, and the statements of the records up to it."""
         (owner, first, wanted), (_, second, other) = pair
         values = {"{r}": first, "{v}": wanted, "{s}": second, "{w}": other}
-        question = self._filled(rng.choice(MATCH), values)
+        question = self._fill(rng.choice(MATCH), values)
         lines: Ids = []
         for record in range(owner + 1):
             stated = {tuple(fact[1]): fact for fact in facts if fact[0] == record}
@@ -197,13 +197,13 @@ class RecordTask:
         numbers = (first + rng.randint(0, apart) for _ in range(RECORDS))
         return {tuple(self.encode(f" {number}")): number for number in numbers}
 
-    def _compared(self, facts: list[Fact], dates: Dates, rng: random.Random) -> list[Fact]:
+    def _comparable_pair(self, facts: list[Fact], dates: Dates, rng: random.Random) -> list[Fact]:
         """Two facts of one relation: with numbers, with one value, or any, in equal shares of those that exist; empty
         if no relation has two facts."""
         pairs = [[fact, other] for fact, other in combinations(facts, 2) if fact[1] == other[1]]
-        alike = [pair for pair in pairs if pair[0][2] == pair[1][2]]
+        same_value = [pair for pair in pairs if pair[0][2] == pair[1][2]]
         numbers = [pair for pair in pairs if tuple(pair[0][2]) in dates]
-        kinds = [kind for kind in (pairs, alike, numbers) if kind]
+        kinds = [kind for kind in (pairs, same_value, numbers) if kind]
         return rng.sample(rng.choice(rng.choice(kinds)), 2) if kinds else []
 
     def _comparison(self, names: list[Ids], pair: list[Fact], dates: Dates, rng: random.Random) -> tuple[Ids, Ids]:
@@ -211,12 +211,12 @@ class RecordTask:
         (first_record, relation, first), (second_record, _, second) = pair
         numbers = [dates[tuple(value)] for value in (first, second) if tuple(value) in dates]
         values = {"{r}": relation, "{a}": names[first_record], "{b}": names[second_record]}
-        lower = first != second and len(numbers) == 2
-        question = self._filled(rng.choice(LOWER if lower else SAME), values)
+        asks_lower = first != second and len(numbers) == 2
+        question = self._fill(rng.choice(LOWER if asks_lower else SAME), values)
         lines = [*self._line(names, pair[0]), *self._line(names, pair[1])]
-        if lower:
-            dated = [[*first, *names[first_record]], [*second, *names[second_record]]]
-            comparison = [*dated[0], *self._text(" ,"), *dated[1], *self._text(" .")]
+        if asks_lower:
+            dated_names = [[*first, *names[first_record]], [*second, *names[second_record]]]
+            comparison = [*dated_names[0], *self._text(" ,"), *dated_names[1], *self._text(" .")]
             if numbers[0] > numbers[1]:
                 first_record, first, second = second_record, second, first
             comparison += [*first, *self._text(" is before"), *second, *self._text(" ."), *first, *names[first_record]]
@@ -263,8 +263,8 @@ class RecordTask:
         """The ids of names: all but padding, end of text and those of the form, which would end a name."""
         numbers = [f" # {number}" for number in range(1, RECORDS + 1)]
         parts = [part for row in (*CLAUSES, *NESTED, *FRAMES, *MATCH, *LOWER, *SAME) for part in row if "{" not in part]
-        form = {token for text in (*FORM, *parts, *numbers, " yes") for token in self._text(text)}
-        return [token for token in range(2, self.vocabulary) if token not in form]
+        form_ids = {token for text in (*FORM, *parts, *numbers, " yes") for token in self._text(text)}
+        return [token for token in range(2, self.vocabulary) if token not in form_ids]
 
 
 def _grown(most: int, spread: float) -> int:

@@ -112,15 +112,15 @@ class _Drawer:
 
     def lexicon(self) -> Lexicon:
         rng = self._rng
-        kind_words = self._take(english("kind_words"), len(KINDS))
+        kind_words = self._take_words(english("kind_words"), len(KINDS))
         words = dict(zip(KINDS, kind_words, strict=True))
-        occupations = tuple(self._take(english("roles"), 10))
-        literals = dict(zip(("river", "currency", "language"), self._take(english("kind_words"), 3), strict=True))
+        occupations = tuple(self._take_words(english("roles"), 10))
+        literals = dict(zip(("river", "currency", "language"), self._take_words(english("kind_words"), 3), strict=True))
         targets = words | literals | {"year": "year"}
         roots = self._roots()
         # The first relation of a kind is a year, so that every world has something to compare.
         relations = tuple(
-            self._relation(next(roots), kind, "year" if number == 0 else self._target(), targets, occupations)
+            self._relation(next(roots), kind, "year" if number == 0 else self._draw_target(), targets, occupations)
             for kind in KINDS
             for number in range(RELATIONS_PER_KIND)
         )
@@ -152,13 +152,13 @@ class _Drawer:
                 self._used.add(word)
                 return word
 
-    def _take(self, words: Sequence[str], count: int) -> list[str]:
+    def _take_words(self, words: Sequence[str], count: int) -> list[str]:
         """`count` unused words, of a list or invented."""
-        free = [word for word in words if word not in self._used]
-        self._rng.shuffle(free)
+        unused_words = [word for word in words if word not in self._used]
+        self._rng.shuffle(unused_words)
         words_taken = []
         for _ in range(count):
-            word = self._invent() if self._rng.random() < INVENTED else free.pop()
+            word = self._invent() if self._rng.random() < INVENTED else unused_words.pop()
             self._used.add(word)
             words_taken.append(word)
         return words_taken
@@ -214,7 +214,7 @@ class _Drawer:
             self._used.update(row)
             yield root
 
-    def _target(self) -> str:
+    def _draw_target(self) -> str:
         if self._rng.random() < ENTITY_VALUES:
             return self._rng.choice(KINDS)
         return self._rng.choice(("year", "river", "currency", "language"))
@@ -248,6 +248,6 @@ class _Drawer:
             if firsts and len(relations_of_kind) > 1:
                 first = self._rng.choice(firsts)
                 second = self._rng.choice([relation for relation in relations_of_kind if relation is not first])
-                ask = self._rng.choice(english("two_values"))
-                ask = ask.format(word=words[kind], first=first.noun, second=second.noun)
-                yield kind, first.noun, second.noun, ask
+                question = self._rng.choice(english("two_values"))
+                question = question.format(word=words[kind], first=first.noun, second=second.noun)
+                yield kind, first.noun, second.noun, question

@@ -98,13 +98,13 @@ def _make_entities(settings: WorldSettings, lexicon: Lexicon, rng: random.Random
         entities.append(entity)
         if kind == "person":
             people.append(entity)
-    bearers, titled = Counter(entity.name for entity in entities), list[Entity]()
+    bearers, titled_entities = Counter(entity.name for entity in entities), list[Entity]()
     for entity in entities:
-        aliased = entity.kind not in NO_ALIAS and rng.random() < settings.aliases
-        alias = namer.alias(entity.kind) if aliased else ""
+        has_alias = entity.kind not in NO_ALIAS and rng.random() < settings.aliases
+        alias = namer.alias(entity.kind) if has_alias else ""
         title = f"{entity.name} ( {entity.word} )" if bearers[entity.name] > 1 else entity.name
-        titled.append(replace(entity, title=title, alias=alias))
-    return titled
+        titled_entities.append(replace(entity, title=title, alias=alias))
+    return titled_entities
 
 
 def _shared_name(people: list[Entity], word: str, settings: WorldSettings, rng: random.Random) -> str:
@@ -145,22 +145,22 @@ class _FactSampler:
         return tuple(self._make_fact(entity, relation) for relation in relations)
 
     def _make_fact(self, entity: Entity, relation: Relation) -> Fact:
-        value, object_id = self._value(entity, relation, avoid="")
+        value, object_id = self._draw_value(entity, relation, avoid="")
         if not relation.changes or self._rng.random() >= self._settings.outdated:
             return Fact(relation, value, object_id)
-        before, _ = self._value(entity, relation, avoid=object_id or "")
+        before, _ = self._draw_value(entity, relation, avoid=object_id or "")
         until = self._rng.choice(self._lexicon.pools["year"][0][MIN_CHANGE:])
         return Fact(relation, value, object_id, before, until, apart=self._rng.random() < 0.5)
 
-    def _value(self, entity: Entity, relation: Relation, avoid: str) -> tuple[str, str | None]:
+    def _draw_value(self, entity: Entity, relation: Relation, avoid: str) -> tuple[str, str | None]:
         """A value other than the entity itself and `avoid`, as the passage writes it, and its entity's id."""
         if relation.is_literal:
             return self._lexicon.draw_name(relation.target, self._rng), None
-        chosen = self._spouse[entity.id] if relation.noun == "spouse" else self._draw(entity, relation, avoid)
+        chosen = self._spouse[entity.id] if relation.noun == "spouse" else self._draw_entity(entity, relation, avoid)
         by_alias = chosen.alias and self._rng.random() < self._settings.alias_use
         return chosen.alias if by_alias else chosen.title, chosen.id
 
-    def _draw(self, entity: Entity, relation: Relation, avoid: str) -> Entity:
+    def _draw_entity(self, entity: Entity, relation: Relation, avoid: str) -> Entity:
         pool = self._pools[relation.target]
         fitting = self._pools.get(relation.occupation, [])
         # A tiny world may have too few people of an occupation; then anybody is drawn.
@@ -184,20 +184,20 @@ class Namer:
     def name(self, kind: str) -> str:
         """A name that is new for this kind; a title may repeat that of another kind."""
         name = self._lookalike(kind) if kind in TITLED and self._rng.random() < self._lookalikes else ""
-        return self._keep(kind, name or self._fresh(kind))
+        return self._register(kind, name or self._fresh_name(kind))
 
     def alias(self, kind: str) -> str:
         """A name of no other entity."""
-        return self._keep(kind, self._fresh(kind))
+        return self._register(kind, self._fresh_name(kind))
 
-    def _keep(self, kind: str, name: str) -> str:
+    def _register(self, kind: str, name: str) -> str:
         self._taken.add((kind, name))
         self._names.add(name)
         if kind in TITLED:
             self._titles.append((kind, name))
         return name
 
-    def _fresh(self, kind: str) -> str:
+    def _fresh_name(self, kind: str) -> str:
         # Terminates: every pool is larger than the largest world's names and aliases.
         while (name := self._lexicon.draw_name(kind, self._rng)) in self._names:
             pass

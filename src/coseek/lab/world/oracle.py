@@ -55,13 +55,13 @@ class Oracle:
         """
         said_words = _words(response)
         if kind_of(question) == LIST and question.answers:
-            return all(any(self._says(said_words, name, names) for name in names) for names in self._each(question))
+            return all(any(self._says(said_words, name, names) for name in names) for names in self._accepted(question))
         accepted = {_words(answer) for answer in question.answers} - {()}
         if accepted <= {("yes",), ("no",)}:
             return said_words[:1] in accepted
         return any(self._says(said_words, answer, accepted) for answer in accepted)
 
-    def _each(self, question: Question) -> Iterator[set[tuple[str, ...]]]:
+    def _accepted(self, question: Question) -> Iterator[set[tuple[str, ...]]]:
         """The accepted names of each step."""
         for step in plan_of(question):
             fact = self.facts[step.gold_id].fact(step.relation)
@@ -93,24 +93,24 @@ class Oracle:
         claims: list[ReasoningClaims] = []
         for reasoning in reasonings:
             names = self._names_in(reasoning, answers) - given_names
-            steps = [{hop for hop, answer in enumerate(answers) if self._same(name, answer)} for name in names]
+            steps = [{hop for hop, answer in enumerate(answers) if self._is_same_name(name, answer)} for name in names]
             clues = frozenset[int]().union(*steps)
             claims.append(ReasoningClaims(clues, len(clues), steps.count(set())))
         return claims
 
     def _names_in(self, text: str, answers: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
         """The names in a text, the longest at each place."""
-        text_words, names_found, at = _words(text), set[tuple[str, ...]](), 0
+        text_words, names_found, position = _words(text), set[tuple[str, ...]](), 0
         longest = max(map(len, [*self._bearers, *answers]))
-        while at < len(text_words):
-            sizes = range(min(longest, len(text_words) - at), 0, -1)
-            names = (text_words[at : at + size] for size in sizes)
+        while position < len(text_words):
+            sizes = range(min(longest, len(text_words) - position), 0, -1)
+            names = (text_words[position : position + size] for size in sizes)
             name = next((name for name in names if name in self._bearers or name in answers), None)
             names_found |= {name} if name else set()
-            at += len(name) if name else 1
+            position += len(name) if name else 1
         return names_found
 
-    def _same(self, name: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+    def _is_same_name(self, name: tuple[str, ...], answer: tuple[str, ...]) -> bool:
         """Whether two names are equal or of one entity."""
         return name == answer or bool(self._bearers.get(name, set()) & self._bearers.get(answer, set()))
 
@@ -126,13 +126,13 @@ class Oracle:
     def _relevance(self, question: Question, step: Step, passage: Passage) -> int:
         if passage.id == step.gold_id:
             return GOLD
-        other, gold = self.facts.get(passage.id), self.facts.get(step.gold_id)
-        mirror = other.fact(step.relation) if other and step.relation == "spouse" else None
-        if kind_of(question) != "constraint" and mirror is not None and mirror.object_id == step.gold_id:
+        passage_entity, gold_entity = self.facts.get(passage.id), self.facts.get(step.gold_id)
+        spouse_fact = passage_entity.fact(step.relation) if passage_entity and step.relation == "spouse" else None
+        if kind_of(question) != "constraint" and spouse_fact is not None and spouse_fact.object_id == step.gold_id:
             return SUPPORT
         if passage.id in question.gold_ids:
             return OTHER_HOP
-        namesake = other is not None and gold is not None and other.name == gold.name
+        namesake = passage_entity is not None and gold_entity is not None and passage_entity.name == gold_entity.name
         if namesake or self.stale.get(passage.id) == step.gold_id:
             return MISLEADING
         # The mention of a constraint step is the value in its question, not the entity it looks for.
@@ -140,10 +140,10 @@ class Oracle:
 
     def _says(self, response: tuple[str, ...], answer: tuple[str, ...], accepted: set[tuple[str, ...]]) -> bool:
         size = len(answer)
-        for start in (at for at in range(len(response)) if response[at : at + size] == answer):
+        for start in (index for index in range(len(response)) if response[index : index + size] == answer):
             ends = range(start + size, start + size + 4)
-            wider = (response[left:right] for left in range(max(0, start - 3), start + 1) for right in ends)
-            if not any(len(name) > size and name in self._bearers and name not in accepted for name in wider):
+            wider_names = (response[left:right] for left in range(max(0, start - 3), start + 1) for right in ends)
+            if not any(len(name) > size and name in self._bearers and name not in accepted for name in wider_names):
                 return True  # not inside the name of another entity
         return False
 

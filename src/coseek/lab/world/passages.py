@@ -59,7 +59,7 @@ def _clause(fact: Fact, lexicon: Lexicon, paraphrases: int, rng: random.Random) 
 
 
 def _outdated(entities: Iterable[Entity], lexicon: Lexicon, rng: random.Random) -> Iterator[tuple[Passage, str]]:
-    apart = [(entity, fact) for entity in entities for fact in entity.facts if fact.before and fact.apart]
-    for number, (entity, fact) in enumerate(apart, start=1):
+    outdated_facts = [(entity, fact) for entity in entities for fact in entity.facts if fact.before and fact.apart]
+    for number, (entity, fact) in enumerate(outdated_facts, start=1):
         text = rng.choice(lexicon.apart).format(until=fact.until, noun=fact.noun, name=entity.title, before=fact.before)
         yield Passage(f"old-{number:04}", spaced(f"{entity.title} in {fact.until}"), spaced(text)), entity.id

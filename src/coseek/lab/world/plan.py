@@ -27,7 +27,7 @@ def wanted(question: Question, step: Step) -> str:
     if not step.word:
         return step.sub_question
     if kind_of(question) == "constraint":
-        values = " and ".join(f"{given['relation']} {given['value']}" for given in constraints_of(question))
+        values = " and ".join(f"{row['relation']} {row['value']}" for row in constraints_of(question))
         return f"the {step.relation} with {values}"
     return f"the {step.relation} of {step.mention}"
 

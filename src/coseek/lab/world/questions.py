@@ -57,14 +57,14 @@ def make_known(
     asker = _Asker(written, settings, lexicon, rng)
     drawn = (asker.along(f"w{settings.seed}-{KNOWN}-{number:05}", [fact]) for number, fact in enumerate(known_facts))
     known_questions = [question for question in drawn if question is not None]
-    known = {(step.gold_id, step.relation) for question in known_questions for step in plan_of(question)}
+    known_steps = {(step.gold_id, step.relation) for question in known_questions for step in plan_of(question)}
 
-    def marked(question: Question) -> Question:
-        is_known = all((step.gold_id, step.relation) in known for step in plan_of(question))
+    def mark(question: Question) -> Question:
+        is_known = all((step.gold_id, step.relation) in known_steps for step in plan_of(question))
         return replace(question, meta={**question.meta, KNOWN: True}) if is_known else question
 
     splits = {**questions, KNOWN: known_questions}
-    return {split: [*map(marked, of_split)] for split, of_split in splits.items() if of_split}
+    return {split: [*map(mark, of_split)] for split, of_split in splits.items() if of_split}
 
 
 def offer(
@@ -76,17 +76,17 @@ def offer(
         for noun, value in ((entity.word, entity.title), *((fact.noun, fact.value) for fact in entity.facts)):
             values.setdefault(noun, {})[value] = None
 
-    def offered(question: Question) -> Question:
+    def add_options(question: Question) -> Question:
         plan, right = plan_of(question), question.answers[0]
-        compared = {"same": ["yes", "no"], "earlier": [step.mention for step in plan]}
-        others = compared.get(str(question.meta.get("compare")), [*values[plan[-1].relation]])
+        comparison_values = {"same": ["yes", "no"], "earlier": [step.mention for step in plan]}
+        others = comparison_values.get(str(question.meta.get("compare")), [*values[plan[-1].relation]])
         wrong = [other for other in others if other not in question.answers]
         options = [right, *rng.sample(wrong, min(len(wrong), count - 1))]
         rng.shuffle(options)
         lettered = dict(zip(ascii_uppercase, options, strict=False))
         return with_options(question, lettered, ascii_uppercase[options.index(right)])
 
-    return {split: [*map(offered, of_split)] for split, of_split in questions.items()}
+    return {split: [*map(add_options, of_split)] for split, of_split in questions.items()}
 
 
 def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> dict[Split, list[Entity]]:
@@ -129,9 +129,9 @@ class _Asker:
     def ask(self, split: Split, anchors: list[Entity], count: int) -> list[Question]:
         draws = self._draws(anchors)
         questions: list[Question] = []
-        exhausted: set[str] = set()
+        exhausted_kinds: set[str] = set()
         for number in range(count):
-            question = self._ask_one(f"w{self._settings.seed}-{split}-{number:05}", draws, exhausted)
+            question = self._ask_one(f"w{self._settings.seed}-{split}-{number:05}", draws, exhausted_kinds)
             if question is None:
                 raise SettingError(
                     f"a world of size {self._settings.size!r} has facts for {number} {split} questions and not for "
@@ -159,19 +159,19 @@ class _Asker:
                 draws[str(hops)] = partial(self._composition, anchors=anchors, hops=hops)
         return draws
 
-    def _ask_one(self, name: str, draws: dict[str, Draw], exhausted: set[str]) -> Question | None:
+    def _ask_one(self, name: str, draws: dict[str, Draw], exhausted_kinds: set[str]) -> Question | None:
         """A question of a type drawn by weight; compositions replace an exhausted type."""
-        hops = [sort for sort in draws if sort.isdigit()]
+        hops = [kind for kind in draws if kind.isdigit()]
         weights = [weight for weight in self._settings.hop_mix if weight > 0]
         dice, drawn = self._rng.random(), self._rng.choices(hops, weights)[0]
         shares = {"comparison": self._settings.comparison, "constraint": self._settings.constraint}
         shares[LIST] = self._settings.lists
-        first = next((sort for sort in shares if (dice := dice - shares[sort]) < 0), drawn)
-        for sort in dict.fromkeys((first, drawn, *reversed(hops))):
-            for _ in range(0 if sort in exhausted else ATTEMPTS):
-                if question := draws[sort](name):
+        first = next((kind for kind in shares if (dice := dice - shares[kind]) < 0), drawn)
+        for kind in dict.fromkeys((first, drawn, *reversed(hops))):
+            for _ in range(0 if kind in exhausted_kinds else ATTEMPTS):
+                if question := draws[kind](name):
                     return question
-            exhausted.add(sort)
+            exhausted_kinds.add(kind)
         return None
 
     def _is_new(self, *key: str) -> bool:
@@ -187,14 +187,14 @@ class _Asker:
             return entity.alias
         if entity.title == entity.name:
             return entity.name
-        rivals = [other for other in self._by_name[entity.name] if other.fact(noun)]
-        if len(rivals) == 1 and rng.random() < settings.short_names:
+        namesakes = [other for other in self._by_name[entity.name] if other.fact(noun)]
+        if len(namesakes) == 1 and rng.random() < settings.short_names:
             return entity.name
         return f"the {entity.word} {entity.name}" if rng.random() < 0.5 else entity.title
 
-    def _step(self, entity: Entity, mention: str, fact: Fact, rest: str = "") -> Step:
-        ask = spaced(fact.relation.asks[0].format(x=mention))
-        return Step(entity.title, mention, entity.word, fact.noun, entity.id, fact.value, ask, rest)
+    def _make_step(self, entity: Entity, mention: str, fact: Fact, rest: str = "") -> Step:
+        question = spaced(fact.relation.asks[0].format(x=mention))
+        return Step(entity.title, mention, entity.word, fact.noun, entity.id, fact.value, question, rest)
 
     def _answers(self, fact: Fact) -> tuple[str, ...]:
         names = self._facts[fact.object_id].names if fact.object_id else ()
@@ -216,13 +216,13 @@ class _Asker:
         if self._gives_away(path, text):
             return None
         plan = self._plan(path, mentions, texts)
-        return _question(name, "composition", text, self._answers(path[-1][1]), plan, [path[0][0].id], len(path))
+        return _make_question(name, "composition", text, self._answers(path[-1][1]), plan, [path[0][0].id], len(path))
 
     def _plan(self, path: Path, mentions: Sequence[str], texts: Sequence[str]) -> list[Step]:
         """The steps of a path; `texts` is the question before each of them."""
         rests = [*map(spaced, texts[1:]), ""]
         return [
-            self._step(entity, mention, fact, rest)
+            self._make_step(entity, mention, fact, rest)
             for (entity, fact), mention, rest in zip(path, mentions, rests, strict=True)
         ]
 
@@ -230,43 +230,43 @@ class _Asker:
         """A random chain without repeated entities; `None` for a dead end."""
         path: Path = []
         entity = anchor
-        visited = {anchor.id}
+        visited_ids = {anchor.id}
         for left in reversed(range(hops)):
             facts = [fact for fact in entity.facts if not left or fact.object_id]
             if not facts:
                 return None
             fact = self._rng.choice(facts)
             path.append((entity, fact))
-            if fact.object_id in visited:
+            if fact.object_id in visited_ids:
                 return None
             if fact.object_id:
-                visited.add(fact.object_id)
+                visited_ids.add(fact.object_id)
                 entity = self._facts[fact.object_id]
         return path
 
     def _chain_texts(self, mentions: list[str], relations: list[Relation]) -> list[str]:
         """The question about each mention: the whole one, then the rest after each step."""
-        rng, ways = self._rng, self._settings.paraphrases
-        around = [rng.choice(relation.phrases[:ways]) for relation in relations[:-1]]
+        rng, variants = self._rng, self._settings.paraphrases
+        templates = [rng.choice(relation.phrases[:variants]) for relation in relations[:-1]]
         last = relations[-1]
-        if ways == 1 or rng.random() < 0.5:
-            around.append(rng.choice(last.asks[:ways]))
+        if variants == 1 or rng.random() < 0.5:
+            templates.append(rng.choice(last.asks[:variants]))
         else:
-            around.append(rng.choice(self._lexicon.frames).format(x=rng.choice(last.phrases[:ways])))
+            templates.append(rng.choice(self._lexicon.frames).format(x=rng.choice(last.phrases[:variants])))
         return [
-            reduce(lambda inner, outer: outer.format(x=inner), around[step:], mention)
+            reduce(lambda inner, outer: outer.format(x=inner), templates[step:], mention)
             for step, mention in enumerate(mentions)
         ]
 
     def _gives_away(self, path: Path, text: str) -> bool:
         """Whether the question or an earlier passage contains a later value, which shortens the chain."""
-        seen = f"{text} "
+        seen_text = f"{text} "
         for entity, fact in path:
             names = self._answers(fact)
-            if any(f" {name} " in seen for name in names):
+            if any(f" {name} " in seen_text for name in names):
                 return True
             # Added after the check: a passage may contain its own value.
-            seen += f"{self._passages[entity.id].text} "
+            seen_text += f"{self._passages[entity.id].text} "
         return False
 
     # Lists
@@ -274,8 +274,8 @@ class _Asker:
     def _list(self, name: str, noun: str, holders: Path) -> Question | None:
         """A question for one relation of two to four anchors of one kind."""
         rng, kind = self._rng, self._rng.choice(holders)[0].kind
-        alike = [(entity, fact) for entity, fact in holders if entity.kind == kind]
-        path = rng.sample(alike, min(len(alike), rng.randint(*LISTED)))
+        same_kind = [(entity, fact) for entity, fact in holders if entity.kind == kind]
+        path = rng.sample(same_kind, min(len(same_kind), rng.randint(*LISTED)))
         mentions = [self._mention(entity, noun) for entity, _ in path]
         parts = [rng.choice(fact.relation.phrases[: self._settings.paraphrases]).format(x=mention)
                  for (_, fact), mention in zip(path, mentions, strict=True)]  # fmt: skip
@@ -285,36 +285,36 @@ class _Asker:
         if len(path) < LISTED[0] or self._gives_away(path, left[0]) or not self._is_new(LIST, noun, *sorted(anchors)):
             return None
         answers = tuple(map(listed, product(*(self._answers(fact) for _, fact in path))))
-        return _question(name, LIST, left[0], answers, self._plan(path, mentions, left), anchors, 1)
+        return _make_question(name, LIST, left[0], answers, self._plan(path, mentions, left), anchors, 1)
 
     # Comparisons
 
     def _comparison(self, name: str, by_noun: dict[str, Path]) -> Question | None:
         """Which of two years is earlier, or whether two entities have one value."""
         rng, lexicon = self._rng, self._lexicon
-        same = rng.random() < 0.5
-        yes = same and self._yes_is_due
-        noun = rng.choice(lexicon.same_nouns if same else lexicon.earlier_nouns)
-        pair = self._pair(by_noun.get(noun, []), same_value=yes)
+        asks_same = rng.random() < 0.5
+        is_yes = asks_same and self._yes_is_due
+        noun = rng.choice(lexicon.same_nouns if asks_same else lexicon.earlier_nouns)
+        pair = self._pair(by_noun.get(noun, []), same_value=is_yes)
         if pair is None:
             return None
         (entity, first), (other, second) = pair
         # "no" needs different entities; the others compare the words in both passages.
-        alike = first.object_id == second.object_id if same and not yes else first.value == second.value
-        kind = "same" if same else "earlier"
-        if alike is not yes or not self._is_new(kind, noun, *sorted((entity.id, other.id))):
+        is_equal = first.object_id == second.object_id if asks_same and not is_yes else first.value == second.value
+        kind = "same" if asks_same else "earlier"
+        if is_equal is not is_yes or not self._is_new(kind, noun, *sorted((entity.id, other.id))):
             return None
-        plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
-        if same:
-            self._yes_is_due = not yes
-            ask = rng.choice(lexicon.same[: self._settings.paraphrases])
-            answers: tuple[str, ...] = ("yes" if yes else "no",)
+        plan = [self._make_step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
+        if asks_same:
+            self._yes_is_due = not is_yes
+            template = rng.choice(lexicon.same[: self._settings.paraphrases])
+            answers: tuple[str, ...] = ("yes" if is_yes else "no",)
         else:
-            ask = lexicon.by_noun[noun].first
-            winner, step = (entity, plan[0]) if int(first.value) < int(second.value) else (other, plan[1])
-            answers = tuple(dict.fromkeys((step.mention, *winner.names)))
-        text = ask.format(a=plan[0].mention, b=plan[1].mention, noun=noun)
-        return _question(name, "comparison", text, answers, plan, [entity.id, other.id], 1, compare=kind)
+            template = lexicon.by_noun[noun].first
+            earlier, step = (entity, plan[0]) if int(first.value) < int(second.value) else (other, plan[1])
+            answers = tuple(dict.fromkeys((step.mention, *earlier.names)))
+        text = template.format(a=plan[0].mention, b=plan[1].mention, noun=noun)
+        return _make_question(name, "comparison", text, answers, plan, [entity.id, other.id], 1, compare=kind)
 
     def _pair(self, holders: Path, same_value: bool) -> Path | None:
         """Two anchors of one kind with the relation and distinct names."""
@@ -324,14 +324,14 @@ class _Asker:
         if same_value:
             holders = [holder for holder in holders if holder[1].value == fact.value]
         other, match = self._rng.choice(holders)
-        if other is entity or entity.kind != other.kind or _nested(entity, other):
+        if other is entity or entity.kind != other.kind or _has_nested_name(entity, other):
             return None
         return [(entity, fact), (other, match)]
 
     # Two constraints
 
     def _constraint(self, name: str, anchor: Entity, pattern: Constraint) -> Question | None:
-        kind, first, second, ask = pattern
+        kind, first, second, template = pattern
         word = self._lexicon.words[kind]
         group = self._holders[kind, first, anchor.id]
         target = self._rng.choice(group)
@@ -341,20 +341,20 @@ class _Asker:
         fitting = self._holders[kind, second, second_fact.object_id or second_fact.value]
         if sum(entity in fitting for entity in group) != 1 or not self._is_new(kind, first, second, target.id):
             return None
-        text = ask.format(a=first_fact.value, b=second_fact.value)
+        text = template.format(a=first_fact.value, b=second_fact.value)
         step = Step(target.title, first_fact.value, word, word, target.id, target.title, spaced(text))
         constraints: list[Json] = [{"relation": fact.noun, "value": fact.value} for fact in (first_fact, second_fact)]
-        return _question(name, "constraint", text, target.names, [step], [anchor.id], 1, constraints=constraints)
+        return _make_question(name, "constraint", text, target.names, [step], [anchor.id], 1, constraints=constraints)
 
 
-def _nested(entity: Entity, other: Entity) -> bool:
+def _has_nested_name(entity: Entity, other: Entity) -> bool:
     """Whether a name of one contains a name of the other (Merrow, New Merrow), so that answers are ambiguous."""
     names = [(f" {a} ", f" {b} ") for a in entity.names for b in other.names]
     return any(a in b or b in a for a, b in names)
 
 
-def _question(name: str, kind: str, text: str, answers: tuple[str, ...], plan: list[Step], anchors: list[str],
-              hops: int, **more: Json) -> Question:  # fmt: skip
+def _make_question(name: str, kind: str, text: str, answers: tuple[str, ...], plan: list[Step], anchors: list[str],
+              hops: int, **extra_meta: Json) -> Question:  # fmt: skip
     gold_ids = tuple(dict.fromkeys(step.gold_id for step in plan))
-    meta: JsonObject = {"kind": kind, "plan": [step.to_json() for step in plan], "anchors": [*anchors], **more}
+    meta: JsonObject = {"kind": kind, "plan": [step.to_json() for step in plan], "anchors": [*anchors], **extra_meta}
     return Question(name, spaced(text), answers, gold_ids, hops, meta)

@@ -63,13 +63,13 @@ def _conclusion(lines: list[str], answer: str) -> str:
 def compared(question: Question, plan: Sequence[Step], titles: Sequence[str]) -> tuple[str, str]:
     """What follows from the lines of two steps, and the answer. `titles` are those of their passages."""
     if question.meta.get("compare") == "same":
-        alike = plan[0].sub_answer == plan[1].sub_answer
-        return (" the same .", "yes") if alike else (" not the same .", "no")
+        is_equal = plan[0].sub_answer == plan[1].sub_answer
+        return (" the same .", "yes") if is_equal else (" not the same .", "no")
     names = [title.strip() for title in titles]
-    dated = [f" {step.sub_answer} {name}" for step, name in zip(plan, names, strict=True)]
+    dated_names = [f" {step.sub_answer} {name}" for step, name in zip(plan, names, strict=True)]
     first, last = sorted(range(len(plan)), key=lambda row: int(plan[row].sub_answer))
     order = f" {plan[first].sub_answer} is before {plan[last].sub_answer} ."
-    return f"{' ,'.join(dated)} .{order}{dated[first]} .", names[first]
+    return f"{' ,'.join(dated_names)} .{order}{dated_names[first]} .", names[first]
 
 
 def _read_in_order(
@@ -82,12 +82,12 @@ def _read_in_order(
         if passage.id in question.gold_ids:
             yield line(passage.title, number, first, second)
             return
-        stated = {fact.relation: fact.value for fact in facts.get(passage.id, ())}
-        if first[0] not in stated:
+        stated_values = {fact.relation: fact.value for fact in facts.get(passage.id, ())}
+        if first[0] not in stated_values:
             yield f" {passage.title.strip()} # {number} , no {first[0]} ."
             continue
-        relations = [first[0], second[0]] if stated[first[0]] == first[1] else [first[0]]
-        facts_read = [(relation, stated[relation]) for relation in relations if relation in stated]
+        relations = [first[0], second[0]] if stated_values[first[0]] == first[1] else [first[0]]
+        facts_read = [(relation, stated_values[relation]) for relation in relations if relation in stated_values]
         yield line(passage.title, number, *facts_read)
 
 

@@ -82,7 +82,7 @@ class WorldSettings(Settings):
     """Probability that a question omits the type of an ambiguous title where the relation disambiguates."""
 
     @model_validator(mode="after")
-    def _can_be_made(self) -> "WorldSettings":
+    def _is_consistent(self) -> "WorldSettings":
         if not 1 <= len(self.hop_mix) <= MAX_HOPS or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
             raise ValueError(f"hop_mix needs 1 to {MAX_HOPS} weights, at least 0 each and not all 0")
         if self.comparison + self.constraint + self.lists > 1:

@@ -51,16 +51,16 @@ class World:
         """Write `corpus.jsonl`, `questions.<split>.jsonl` and `world.json`, all or nothing, in place of a world."""
         with lock_beside(folder, again=False):
             check_world_folder(folder)
-            atomic_folder(folder, self._fill)
+            atomic_folder(folder, self._write)
 
-    def _fill(self, folder: Path) -> None:
+    def _write(self, folder: Path) -> None:
         self.corpus.save(folder / "corpus.jsonl")
         for split, questions in self.questions.items():
             save_questions(folder / f"questions.{split}.jsonl", questions)
         settings = dump_settings(self.settings)
-        for later in ("known", "lists", "choices"):
-            if not settings[later]:
-                del settings[later]  # so that the file of a world without it is that of earlier versions
+        for name in ("known", "lists", "choices"):
+            if not settings[name]:
+                del settings[name]  # so that the file of a world without it is that of earlier versions
         write_json(folder / "world.json", {"schema": SCHEMA, "settings": settings, "oracle": self.oracle.to_json()})
 
     @classmethod
@@ -101,20 +101,20 @@ def make_world(settings: WorldSettings) -> World:
     Raises `DataError` if the settings are a reference world's and the result differs from it.
     """
     lexicon = lexicon_of(settings)
-    facts = make_facts(settings, lexicon, _stage(settings, "facts"))
-    written = write_passages(facts, settings, lexicon, _stage(settings, "passages"))
-    questions = make_questions(written, settings, lexicon, _stage(settings, "questions"))
+    facts = make_facts(settings, lexicon, _stage_rng(settings, "facts"))
+    written_world = write_passages(facts, settings, lexicon, _stage_rng(settings, "passages"))
+    questions = make_questions(written_world, settings, lexicon, _stage_rng(settings, "questions"))
     if settings.choices:
-        questions = offer(written, questions, settings.choices, _stage(settings, "choices"))
+        questions = offer(written_world, questions, settings.choices, _stage_rng(settings, "choices"))
     if settings.known:
-        questions = make_known(written, settings, lexicon, _stage(settings, "known"), questions)
-    withheld = _withheld(questions, settings)
-    passages = [*written.passages.values(), *(passage for passage, _ in written.stale)]
+        questions = make_known(written_world, settings, lexicon, _stage_rng(settings, "known"), questions)
+    withheld_ids = _withheld_ids(questions, settings)
+    passages = [*written_world.passages.values(), *(passage for passage, _ in written_world.stale)]
     # Ties in a ranking keep corpus order, so the order must carry no information.
-    _stage(settings, "order").shuffle(passages)
-    oracle = Oracle(written.facts, {passage.id: entity_id for passage, entity_id in written.stale})
-    corpus = Corpus((passage for passage in passages if passage.id not in withheld), "the laptop world")
-    world = World(settings, corpus, twins(questions, withheld) if withheld else questions, oracle)
+    _stage_rng(settings, "order").shuffle(passages)
+    oracle = Oracle(written_world.facts, {passage.id: entity_id for passage, entity_id in written_world.stale})
+    corpus = Corpus((passage for passage in passages if passage.id not in withheld_ids), "the laptop world")
+    world = World(settings, corpus, twins(questions, withheld_ids) if withheld_ids else questions, oracle)
     for name, reference in reference_worlds().items():
         if reference.settings == settings and reference.sha256 != world.digest:
             raise DataError(
@@ -124,14 +124,14 @@ def make_world(settings: WorldSettings) -> World:
     return world
 
 
-def _withheld(questions: Mapping[str, list[Question]], settings: WorldSettings) -> set[str]:
+def _withheld_ids(questions: Mapping[str, list[Question]], settings: WorldSettings) -> set[str]:
     """Ids of the passages that the corpus lacks. Those of marriages stay: the spouse's passage states them, too."""
     if not settings.unanswerable:
         return set()
     all_questions = [question for of_split in questions.values() for question in of_split]
-    needed = {step.gold_id for question in all_questions for step in plan_of(question) if step.relation == "spouse"}
-    return withhold(all_questions, settings.unanswerable, _stage(settings, "withheld"), needed)
+    needed_ids = {step.gold_id for question in all_questions for step in plan_of(question) if step.relation == "spouse"}
+    return withhold(all_questions, settings.unanswerable, _stage_rng(settings, "withheld"), needed_ids)
 
 
-def _stage(settings: WorldSettings, name: str) -> random.Random:
+def _stage_rng(settings: WorldSettings, name: str) -> random.Random:
     return random.Random(f"{settings.seed} {name}")

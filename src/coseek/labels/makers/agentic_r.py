@@ -79,7 +79,7 @@ class AgenticRSettings(Settings):
     """Seed of the negatives."""
 
     @model_validator(mode="after")
-    def _ranks_by_something(self) -> "AgenticRSettings":
+    def _check_scores(self) -> "AgenticRSettings":
         if not (self.lr or self.gac):
             raise ValueError("without lr and gac passages have no score; leave one of them on")
         return self
@@ -113,13 +113,13 @@ class AgenticR:
     def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         turns = [*turns]
         # GAC is undefined without an accepted answer.
-        answered = [turn for turn in turns if turn.question.answers or self.agent is None]
+        answerable_turns = [turn for turn in turns if turn.question.answers or self.agent is None]
         yield from (
             DroppedTurn(turn.id, "no-answer") for turn in turns if self.agent is not None and not turn.question.answers
         )
         dropped: list[DroppedTurn] = []
         slowest = self.parts.writer if self.local is not None and self.local.is_model else self.parts.retriever
-        with self.parts.ahead(self._scored, answered, slowest, self.agent is not None) as ahead:
+        with self.parts.ahead(self._score_turns, answerable_turns, slowest, self.agent is not None) as ahead:
 
             def feed(wait: bool) -> list[TurnCorrectness] | None:
                 batches = ahead.take(wait)
@@ -129,18 +129,18 @@ class AgenticR:
                 dropped.extend(result for result in results if isinstance(result, DroppedTurn))
                 return [result for result in results if isinstance(result, TurnCorrectness)]
 
-            for decided in self._decided(feed):
+            for decided in self._decide(feed):
                 yield from self._labels(decided)
                 yield from dropped
                 dropped.clear()
         yield from dropped
 
-    def _scored(self, turns: Sequence[SearchTurn]) -> list[TurnCorrectness | DroppedTurn]:
+    def _score_turns(self, turns: Sequence[SearchTurn]) -> list[TurnCorrectness | DroppedTurn]:
         """The turns, with the LR of their candidates. Turns with a fault of the search or the scorer are left out."""
         pairs: list[tuple[SearchTurn, Candidates]] = []
         results: list[TurnCorrectness | DroppedTurn] = []
-        searched = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
-        for turn, candidates in zip(turns, searched, strict=True):
+        candidate_lists = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
+        for turn, candidates in zip(turns, candidate_lists, strict=True):
             if candidates is None:
                 continue
             if len(candidates) < 2:
@@ -153,20 +153,20 @@ class AgenticR:
             scores = self.local.score([turn for turn, _ in pairs], passages)
         for (turn, candidates), relevance in zip(pairs, scores, strict=True):
             if not isinstance(relevance, NoScores):
-                scored = [_with_score(candidate, LR, relevance) for candidate in candidates]
-                results.append(TurnCorrectness(turn, scored, self._choice(scored)))
+                scored_candidates = [_with_score(candidate, LR, relevance) for candidate in candidates]
+                results.append(TurnCorrectness(turn, scored_candidates, self._choice(scored_candidates)))
             elif not relevance.fault:
                 results.append(DroppedTurn(turn.id, "unreadable", relevance.why))
         return results
 
     def _choice(self, candidates: Sequence[Candidate]) -> PositiveChoice:
         # Without LR all candidates are tied, and the retriever's order decides.
-        least = float(self.settings.min_lr)
-        relevance_C = [candidate.scores.get(LR, least) for candidate in candidates]
+        min_lr = float(self.settings.min_lr)
+        relevance_C = [candidate.scores.get(LR, min_lr) for candidate in candidates]
         exhaustive = self.settings.exhaustive and self.agent is not None
-        return PositiveChoice(relevance_C, self.settings.ties, least, exhaustive)
+        return PositiveChoice(relevance_C, self.settings.ties, min_lr, exhaustive)
 
-    def _decided(self, feed: Feed) -> Iterator[TurnCorrectness]:
+    def _decide(self, feed: Feed) -> Iterator[TurnCorrectness]:
         """The turns, each when its positives are chosen."""
         if self.agent is not None:
             yield from self.agent.decide(feed)
@@ -182,11 +182,11 @@ class AgenticR:
         if positives is None:  # a branch with a fault, which the next start repeats
             return
         correct = {ident: score.value for ident, score in decided.scores.items() if score.value is not None}
-        ranked = sorted((_with_score(candidate, GAC, correct) for candidate in decided.candidates), key=_place)
+        ranked = sorted((_with_score(candidate, GAC, correct) for candidate in decided.candidates), key=_sort_key)
         chosen = [decided.candidates[index].passage for index in positives]
         pool = [candidate.passage.id for candidate in not_equal_to(decided.candidates, chosen)]
         if not chosen or not pool:
-            yield DroppedTurn(turn.id, "no-negatives" if chosen else "no-positive", _best(ranked[0]))
+            yield DroppedTurn(turn.id, "no-negatives" if chosen else "no-positive", _describe_best(ranked[0]))
             return
         yield from label_sets(turn, ranked, chosen, pool, settings.negatives, settings.seed)
 
@@ -197,12 +197,12 @@ def _with_score(candidate: Candidate, name: str, scores: Mapping[str, float]) ->
     return replace(candidate, scores={**candidate.scores, name: scores[ident]}) if ident in scores else candidate
 
 
-def _place(candidate: Candidate) -> tuple[float, float, int]:
+def _sort_key(candidate: Candidate) -> tuple[float, float, int]:
     """Sort key by (GAC, LR); a candidate without GAC ranks between 1 and 0."""
     return -candidate.scores.get(GAC, 0.5), -candidate.scores.get(LR, 0.0), candidate.rank
 
 
-def _best(candidate: Candidate) -> str:
+def _describe_best(candidate: Candidate) -> str:
     """The first candidate and its scores, for people."""
     scores = ", ".join(f"{name} {candidate.scores[name]:g}" for name in (GAC, LR) if name in candidate.scores)
     return f"best: {candidate.passage.id} ({scores})"
@@ -256,10 +256,10 @@ class LocalRelevance:
                 continue
             starts = range(0, len(passages), size)
             windows += [(index, CandidateList(turn, tuple(passages[at : at + size]), sub_answer)) for at in starts]
-        keys = [(*listed.turn.id.key, listed.digest) for _, listed in windows]
-        ratings = self.cache.complete(keys, lambda some: self.relevance.rate([windows[at][1] for at in some]), BATCH)
+        keys = [(*window.turn.id.key, window.digest) for _, window in windows]
+        ratings = self.cache.complete(keys, lambda rows: self.relevance.rate([windows[row][1] for row in rows]), BATCH)
         for (index, _), rating in zip(windows, ratings, strict=True):
-            scores[index] = _joined(scores[index], rating)
+            scores[index] = _merge_scores(scores[index], rating)
         return scores
 
     def _sub_answers(self, turns: Sequence[SearchTurn]) -> list[str | None | NoScores]:
@@ -271,18 +271,18 @@ class LocalRelevance:
         trajectories = [*by_run.values()]
 
         def infer(indices: list[int]) -> list[SubAnswers]:
-            fresh = model.infer([trajectories[index] for index in indices])
-            self.tally.add(UNREADABLE, sum(bool(sub_answers.unreadable) for sub_answers in fresh))
-            return fresh
+            results = model.infer([trajectories[index] for index in indices])
+            self.tally.add(UNREADABLE, sum(bool(sub_answers.unreadable) for sub_answers in results))
+            return results
 
         keys = [(ident, str(seed), model.digest(trajectory)) for (ident, seed), trajectory in by_run.items()]
-        inferred = dict(zip(by_run, self.answers.complete(keys, infer, BATCH), strict=True))
-        return [self._sub_answer(turn, inferred[turn.question.id, turn.trajectory.seed]) for turn in turns]
+        inferred_by_run = dict(zip(by_run, self.answers.complete(keys, infer, BATCH), strict=True))
+        return [self._sub_answer(turn, inferred_by_run[turn.question.id, turn.trajectory.seed]) for turn in turns]
 
-    def _sub_answer(self, turn: SearchTurn, inferred: SubAnswers) -> str | None | NoScores:
-        if inferred.fault is not None:
-            return NoScores(True, inferred.fault)
-        sub_answer = inferred.answers[turn.search] if inferred.answers is not None else None
+    def _sub_answer(self, turn: SearchTurn, sub_answers: SubAnswers) -> str | None | NoScores:
+        if sub_answers.fault is not None:
+            return NoScores(True, sub_answers.fault)
+        sub_answer = sub_answers.answers[turn.search] if sub_answers.answers is not None else None
         self.tally.add(UNSURE, sub_answer is None)
         return sub_answer
 
@@ -305,7 +305,7 @@ def _open_answerer(parts: LabelResources, settings: AgenticRSettings) -> SubAnsw
     return SubAnswerModel(parts.writer, prompt, settings.max_tokens, settings.max_words, parts.tally)
 
 
-def _joined(scores: Mapping[str, float] | NoScores, rating: Rating) -> dict[str, float] | NoScores:
+def _merge_scores(scores: Mapping[str, float] | NoScores, rating: Rating) -> dict[str, float] | NoScores:
     """The scores of a turn with those of one more window. A fault takes precedence over an unreadable output, because
     the next start retries it."""
     if isinstance(scores, NoScores) and (scores.fault or rating.fault is None):

@@ -26,8 +26,8 @@ def judge(turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
     holders = [candidate for candidate, text in zip(candidates, texts, strict=True) if holds_answer(text, answers)]
     if not holders:
         return "not-found"
-    shown = shown_before(turn)
-    positives = [candidate for candidate in holders if candidate.passage.id not in shown]
+    shown_ids = shown_before(turn)
+    positives = [candidate for candidate in holders if candidate.passage.id not in shown_ids]
     return RuledTurn(positives, [candidate.passage for candidate in holders]) if positives else "all-shown"
 
 

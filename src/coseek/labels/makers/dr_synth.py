@@ -83,7 +83,7 @@ class DrSynthSettings(Settings):
     """Tokens that a ranking model may generate: about six per passage, more for models that reason first."""
 
     @model_validator(mode="after")
-    def _can_be_done(self) -> "DrSynthSettings":
+    def _is_consistent(self) -> "DrSynthSettings":
         if self.shown > self.depth:
             raise SettingError(f"shown={self.shown} passages are more than the depth={self.depth} that are ranked")
         if self.window is not None and self.step >= self.window:
@@ -120,12 +120,12 @@ class DrSynth:
 
     @cached_property
     def rankings(self) -> OracleSearch:
-        settings, over = self.settings, self.parts.retriever
-        identity = digest_of(self.ranker.identity, over.identity, str(settings.depth), str(settings.gold))
-        card = {**self.ranker.card, "retriever": over.name, "depth": settings.depth, "gold": settings.gold}
+        settings, retriever = self.settings, self.parts.retriever
+        identity = digest_of(self.ranker.identity, retriever.identity, str(settings.depth), str(settings.gold))
+        card = {**self.ranker.card, "retriever": retriever.name, "depth": settings.depth, "gold": settings.gold}
         cache = self.parts.score_cache("rankings", StoredRanking, identity, card)
         texts = TextStore(self.parts.folder / "scores" / "texts.jsonl")
-        return OracleSearch(over, self.ranker, cache, texts, settings.depth, settings.gold)
+        return OracleSearch(retriever, self.ranker, cache, texts, settings.depth, settings.gold)
 
     @cached_property
     def judge(self) -> Judge | None:
@@ -149,8 +149,8 @@ class DrSynth:
         return self.parts.limits.with_passages(self.settings.shown)
 
     def left(self, questions: Sequence[Question]) -> list[RowKey]:
-        done = self._run(questions).done()
-        return [key for key in rows_of(questions, self.settings.seed, self.settings.samples) if key not in done]
+        done_rows = self._run(questions).done()
+        return [key for key in rows_of(questions, self.settings.seed, self.settings.samples) if key not in done_rows]
 
     def roll_out(
         self,
@@ -182,10 +182,10 @@ class DrSynth:
     def _run(self, questions: Sequence[Question]) -> Run:
         """The run of these questions without trajectories with a fault. Raises `UserError` for questions that cannot
         be labelled, and for a folder that was begun with other settings."""
-        bare = next((question for question in questions if not question.gold_ids), None)
-        if self.parts.scorer == GOLD and bare is not None:
+        without_gold = next((question for question in questions if not question.gold_ids), None)
+        if self.parts.scorer == GOLD and without_gold is not None:
             raise DataError(
-                f"question {bare.id!r} names no gold passages, which --scorer gold needs; take questions with "
+                f"question {without_gold.id!r} names no gold passages, which --scorer gold needs; take questions with "
                 "gold_ids, or another scorer"
             )
         if self.settings.gold and any(question.gold_ids for question in questions):
@@ -208,7 +208,7 @@ class DrSynth:
     def _labels(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
         """The labels of turns of runs without a fault; the next start repeats the others."""
         trajectories = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
-        right = dict(zip(trajectories, self._right(list(trajectories.values())), strict=True))
+        right = dict(zip(trajectories, self._are_right(list(trajectories.values())), strict=True))
         for turn in turns:
             is_right = right[turn.question.id, turn.trajectory.seed]
             if is_right is None:
@@ -224,22 +224,22 @@ class DrSynth:
             else:
                 yield label_of(turn, ranking.candidates, self.settings.negatives)
 
-    def _right(self, trajectories: Sequence[Trajectory]) -> list[bool | None]:
+    def _are_right(self, trajectories: Sequence[Trajectory]) -> list[bool | None]:
         """Whether the turns of each run may give labels; `None` for a fault of the judge, which is counted."""
         if not self.settings.reject:
             return [True] * len(trajectories)
         if self.judge is None:
             match = exact_match if self.settings.outcome == "em" else cover_match
             return [match(trajectory.answer, trajectory.question.answers) for trajectory in trajectories]
-        answered = [(trajectory.question, trajectory.answer) for trajectory in trajectories]
-        claims = [Claim(question, answer) for question, answer in answered if answer is not None]
+        pairs = [(trajectory.question, trajectory.answer) for trajectory in trajectories]
+        claims = [Claim(question, answer) for question, answer in pairs if answer is not None]
         keys = [claim.key for claim in claims]
         judge = self.judge
         verdicts = self.verdicts.complete(keys, lambda rows: judge.judge([claims[row] for row in rows]), BATCH)
         for verdict in verdicts:
             self.parts.tally.fail("judge", verdict.fault)
         right = {key[:2]: verdict.right for key, verdict in zip(keys, verdicts, strict=True)}
-        return [answer is not None and right[question.id, answer] for question, answer in answered]
+        return [answer is not None and right[question.id, answer] for question, answer in pairs]
 
     def _ranking(self, turn: SearchTurn) -> OracleRanking | None:
         """The ranking of a turn; `None` for a fault of the ranker or the retriever."""

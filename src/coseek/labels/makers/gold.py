@@ -33,20 +33,20 @@ SETTINGS = GoldSettings
 
 def judge(settings: GoldSettings, parts: LabelResources, turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
     """The open gold passages: retrieved ones in the retriever's order, then the others by shared words."""
-    still_open = unseen(turn)
-    if not still_open:
+    open_ids = unseen(turn)
+    if not open_ids:
         return "all-shown" if turn.question.gold_ids else "no-gold"
-    positives = [candidate for candidate in candidates if candidate.passage.id in still_open]
+    positives = [candidate for candidate in candidates if candidate.passage.id in open_ids]
     if settings.add_missing and (settings.every or not positives):
         retrieved = {candidate.passage.id for candidate in positives}
-        missing = [parts.corpus.by_id(ident) for ident in still_open if ident not in retrieved]
+        missing_passages = [parts.corpus.by_id(ident) for ident in open_ids if ident not in retrieved]
         query_words = set(words(f"{turn.query.text} {turn.query.reasoning}"))
-        missing.sort(key=lambda passage: -len(query_words & set(words(f"{passage.title} {passage.text}"))))
-        positives += [Candidate(passage, 0) for passage in missing]
-    return RuledTurn(positives, _gold(parts, turn.question, candidates)) if positives else "not-found"
+        missing_passages.sort(key=lambda passage: -len(query_words & set(words(f"{passage.title} {passage.text}"))))
+        positives += [Candidate(passage, 0) for passage in missing_passages]
+    return RuledTurn(positives, _gold_passages(parts, turn.question, candidates)) if positives else "not-found"
 
 
-def _gold(parts: LabelResources, question: Question, candidates: Sequence[Candidate]) -> list[Passage]:
+def _gold_passages(parts: LabelResources, question: Question, candidates: Sequence[Candidate]) -> list[Passage]:
     """The gold passages whose text is known."""
     passages = {candidate.passage.id: candidate.passage for candidate in candidates}
     corpus = parts.retriever.corpus
@@ -57,8 +57,8 @@ def _gold(parts: LabelResources, question: Question, candidates: Sequence[Candid
 
 def unseen(turn: SearchTurn) -> list[str]:
     """The gold passages that no search of an earlier turn returned."""
-    shown = shown_before(turn)
-    return [ident for ident in turn.question.gold_ids if ident not in shown]
+    shown_ids = shown_before(turn)
+    return [ident for ident in turn.question.gold_ids if ident not in shown_ids]
 
 
 def terms(settings: GoldSettings) -> MakerRequirements:

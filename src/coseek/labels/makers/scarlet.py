@@ -51,9 +51,9 @@ class Scarlet(LikelihoodMaker):
         return [list(passages), *without]
 
     def decide(self, turn: SearchTurn, candidates: Sequence[Candidate], nats: Sequence[float]) -> Labelled:
-        whole, *without = nats
-        rescored = scored(candidates, **{UTILITY: [whole - value for value in without]})
-        ranked = sorted(rescored, key=lambda candidate: -candidate.scores[UTILITY])
+        with_all, *without_each = nats
+        scored_candidates = scored(candidates, **{UTILITY: [with_all - value for value in without_each]})
+        ranked = sorted(scored_candidates, key=lambda candidate: -candidate.scores[UTILITY])
         best = ranked[0].scores[UTILITY]
         if not best > self.settings.above:
             return DroppedTurn(turn.id, "no-positive", f"the highest utility is {best:.3f}")

@@ -67,10 +67,10 @@ def label_round(training: CoTrainingPaths, number: int) -> None:
     torch.cuda.empty_cache()  # leave the memory of the training to the server
     with serving(settings.serve if workers.is_main else None, str(settings.scorer), paths.labels.parent):
         workers.barrier()
-        _label(training, number)
+        _label_round(training, number)
 
 
-def _label(training: CoTrainingPaths, number: int) -> None:
+def _label_round(training: CoTrainingPaths, number: int) -> None:
     paths, workers = training.round(number), training.workers
     folder = paths.labels if workers.is_main else paths.labels / PARTS / str(workers.rank)
     if workers.is_main:
@@ -82,11 +82,11 @@ def _label(training: CoTrainingPaths, number: int) -> None:
     resources = open_resources(training, number, folder)
     maker = maker_module(training.recipe.labels.method).open(method_settings(training.recipe.labels), resources)
     turns, shares = roll_out_round(training, number, maker, resources)
-    labels, order, missing = _begin(training, number, maker, turns, resources)
-    share = _share(workers, shares, missing)
-    training.progress.stage(f"labels of round {number}", len(share))
-    own_turns = (turn for turn in turns if turn.id in share)
-    label_turns(labels, maker, own_turns, len(share), lambda done, _: training.progress.advance(done))
+    labels, order, missing = _begin_labels(training, number, maker, turns, resources)
+    own_ids = _own_share(workers, shares, missing)
+    training.progress.stage(f"labels of round {number}", len(own_ids))
+    own_turns = (turn for turn in turns if turn.id in own_ids)
+    label_turns(labels, maker, own_turns, len(own_ids), lambda done, _: training.progress.advance(done))
     resources.close()
     if not workers.is_main:
         labels.release()
@@ -96,7 +96,7 @@ def _label(training: CoTrainingPaths, number: int) -> None:
     workers.barrier()
 
 
-def _begin(
+def _begin_labels(
     training: CoTrainingPaths, number: int, maker: LabelMaker, turns: StoredTurns, resources: LabelResources
 ) -> tuple[LabelFolder, Sequence[TurnId], Sequence[TurnId]]:
     """Begin the label folder and the other workers' folders in it. Returns this worker's folder, all search turns, and
@@ -104,7 +104,7 @@ def _begin(
     settings = training.recipe.labels
     recorded = {**dump_settings(settings), "serve": None}  # it changes no label
     recorded[settings.method] = dump_settings(method_settings(settings))
-    opened: list[LabelFolder] = []
+    folders: list[LabelFolder] = []
 
     def begin() -> tuple[JsonObject, list[TurnId], list[TurnId]]:
         order = check_distinct(turns)
@@ -114,17 +114,17 @@ def _begin(
                 f"agent {number} searched in none of its {len(turns.question_ids)} runs ({turns.run.folder}), so there "
                 "is nothing to label; see to its training first"
             )
-        opened.append(LabelFolder.begin(training.round(number).labels, recorded, maker.identity, resume=True))
-        return opened[0].record, [*order], [*unlabelled(opened[0], order, lambda: digests_of([turns.run]))]
+        folders.append(LabelFolder.begin(training.round(number).labels, recorded, maker.identity, resume=True))
+        return folders[0].record, [*order], [*unlabelled(folders[0], order, lambda: digests_of([turns.run]))]
 
     record, order, missing = training.workers.broadcast(begin)
-    if not opened:
+    if not folders:
         recorded, identity = cast(JsonObject, record["settings"]), cast(str, record["identity"])
-        opened.append(LabelFolder.begin(resources.folder, recorded, identity, resume=True))
-    return opened[0], order, missing
+        folders.append(LabelFolder.begin(resources.folder, recorded, identity, resume=True))
+    return folders[0], order, missing
 
 
-def _share(workers: Workers, shares: Shares, missing: Sequence[TurnId]) -> frozenset[TurnId]:
+def _own_share(workers: Workers, shares: Shares, missing: Sequence[TurnId]) -> frozenset[TurnId]:
     """The turns that this worker labels: those of the runs that it made in this start, and its share of the others."""
     runs = dict.fromkeys((turn.question_id, turn.seed) for turn in missing)
     made_now = frozenset[RowKey]().union(*shares)
@@ -233,8 +233,8 @@ def roll_out_round(
         # The paths differ in a folder that was moved; `share_run` compares digests instead.
         if (paths.run / "run.yaml").exists():
             return Run(paths.run).settings
-        about: JsonObject = {"questions": str(paths.questions), "samples": settings.samples}
-        return training.run_settings(number, number - 1, about, settings.temperature)
+        details: JsonObject = {"questions": str(paths.questions), "samples": settings.samples}
+        return training.run_settings(number, number - 1, details, settings.temperature)
 
     run = share_run(
         workers,
@@ -299,7 +299,7 @@ def serving(command: str | None, url: str, folder: Path) -> Iterator[None]:
     if command is None:
         yield
         return
-    if _answers(url):
+    if _is_answering(url):
         raise SettingError(f"a server answers at {url} already; set labels.serve=null to ask it, or stop it first")
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "serve.log"
@@ -310,7 +310,7 @@ def serving(command: str | None, url: str, folder: Path) -> Iterator[None]:
         )
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _answers(url):
+        while not _is_answering(url):
             if process.poll() is not None:
                 raise RunError(_exit_message(process, command, log))
             if time.monotonic() > deadline:
@@ -333,7 +333,7 @@ def serving(command: str | None, url: str, folder: Path) -> Iterator[None]:
             process.wait()
 
 
-def _answers(url: str) -> bool:
+def _is_answering(url: str) -> bool:
     """Whether the server lists its models."""
     paths = ServerPaths.of(split_settings(url)[0])
     client = HttpClient(paths.base, HttpSettings(attempts=1, connect_s=2.0, timeout_s=5.0))
@@ -348,5 +348,5 @@ def _answers(url: str) -> bool:
 
 def _exit_message(process: "subprocess.Popen[bytes]", command: str, log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-    return f"labels.serve ({command}) ended with exit status {process.returncode}: {last[:200]} (more in {log})"
+    last_line = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+    return f"labels.serve ({command}) ended with exit status {process.returncode}: {last_line[:200]} (more in {log})"

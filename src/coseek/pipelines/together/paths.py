@@ -177,8 +177,8 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     def run_settings(self, agent: int, retriever: int | None, source: JsonObject, temperature: float) -> JsonObject:
         """The settings in a run folder's `run.yaml`; `source` names the questions."""
         recipe = self.recipe.agent
-        searched = recipe.data.index or str(self.round(0).agent / "data.index")
+        index = recipe.data.index or str(self.round(0).agent / "data.index")
         if retriever is not None:
-            searched = self.retriever_source(retriever)
+            index = self.retriever_source(retriever)
         record = recipe.agent_record(str(self.policy(agent)), temperature)
-        return {**source, "retriever": searched, "agent": record, "limits": dump_settings(recipe.limits)}
+        return {**source, "retriever": index, "agent": record, "limits": dump_settings(recipe.limits)}

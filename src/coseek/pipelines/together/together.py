@@ -189,8 +189,8 @@ class Results:
         metrics = [name for name in METRICS if name != "wall_s"]  # not reproducible
         by, own_retriever = CHAIN_GROUPS if by_generator(training.first) else ("hops",), training.recipe.pairs.beside
         runs = {pair: pairs.scored(pair) for pair in pairs.in_table(rounds)}
-        compared = [(runs[pair], runs[earlier]) for pair, earlier in compared_pairs(rounds, own_retriever)]
-        scores = summaries_of(list(runs.values()), questions, by, metrics, seed, pairs=compared)
+        run_pairs = [(runs[pair], runs[earlier]) for pair, earlier in compared_pairs(rounds, own_retriever)]
+        scores = summaries_of(list(runs.values()), questions, by, metrics, seed, pairs=run_pairs)
         return cls(training, pairs, rounds, scores)
 
     # --- tables
@@ -360,9 +360,9 @@ def compared_pairs(rounds: int, own_retriever: bool) -> Sequence[tuple[Pair, Pai
     """The paired comparisons: each pair of `training_order` with the previous one, the last with the first, and the
     last retriever with the retriever of the agent's recipe."""
     steps = [Pair(agent, retriever) for agent, retriever in training_order(rounds)]
-    compared = list(zip(steps[1:], steps, strict=False))
-    compared.append((steps[-1], steps[0]))
-    return [*compared, (steps[-1], Pair(rounds, None))] if own_retriever else compared
+    pairs = list(zip(steps[1:], steps, strict=False))
+    pairs.append((steps[-1], steps[0]))
+    return [*pairs, (steps[-1], Pair(rounds, None))] if own_retriever else pairs
 
 
 class CoTraining(CoTrainingPaths):
@@ -400,17 +400,17 @@ class CoTraining(CoTrainingPaths):
             if self.workers.is_main and not (folder / "table.json").exists():
                 training.results()
         if self.workers.is_main:
-            self._index(number)
+            self._index_corpus(number)
             Pairs(self).measure(number)
         self.workers.barrier()
 
-    def _index(self, number: int) -> None:
+    def _index_corpus(self, number: int) -> None:
         """Index the corpus with encoder `number`, unless this retriever is a server. For a reranker, write a file that
         names it and retriever 0."""
         out, source = self.round(number).index, self.retriever_source(number)
         if number and self.recipe.retriever.kind == "reranker":
-            over = self.recipe.start.url or "../round-0/index"
-            write_yaml(Path(source), {"retriever": "rerank", "over": over, "model": "retriever/encoder"})
+            base_retriever = self.recipe.start.url or "../round-0/index"
+            write_yaml(Path(source), {"retriever": "rerank", "over": base_retriever, "model": "retriever/encoder"})
             return
         if source != str(out) or (out / INDEX_CARD).exists():
             return

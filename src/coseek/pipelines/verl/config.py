@@ -33,7 +33,7 @@ def check(recipe: AgentRecipe) -> None:
     """Raise one error with every setting of a stage's recipe that verl cannot follow."""
     mistakes, rl = ErrorList(), recipe.rl
     algorithm = open_algorithm(rl)
-    compares = isinstance(algorithm.settings, GroupSettings)
+    compares_groups = isinstance(algorithm.settings, GroupSettings)
     if recipe.rollout.servers:
         mistakes.add("verl starts servers of its own and takes none of rollout.servers; set rollout.servers=[]")
     if rl.dynamic_sampling:
@@ -57,9 +57,9 @@ def check(recipe: AgentRecipe) -> None:
         mistakes.add(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
     if rl.loss_agg_mode == "group-mean":
         mistakes.add("verl has no loss like rl.loss_agg_mode=group-mean; set it to token-mean or seq-mean-token-mean")
-    if compares and algorithm.drops_zero_std:
+    if compares_groups and algorithm.drops_zero_std:
         mistakes.add("verl updates with groups without spread, too; set rl.algorithm_settings.zero_std_groups=count")
-    if compares and rl.kl_coef > 0.0 and rl.kl_location == "reward":
+    if compares_groups and rl.kl_coef > 0.0 and rl.kl_location == "reward":
         mistakes.add(f"verl gives {algorithm.name} its KL and its rewards in one number; set rl.kl_location=loss")
     if rl.kl_clamp is not None and (rl.kl_clamp != 10.0 or rl.kl_estimator != "k3"):
         mistakes.add(f"verl clamps k3 at 10 and nothing else; leave out rl.kl_clamp={rl.kl_clamp:g}")
@@ -84,25 +84,25 @@ def train(task: LoopTask, say: Callable[[str], None]) -> Path:
     return train_in_verl(task, say)
 
 
-def _check_learner(learner: LearnerSettings, where: str, mistakes: ErrorList) -> None:
+def _check_learner(learner: LearnerSettings, prefix: str, mistakes: ErrorList) -> None:
     optimizer = learner.optimizer
     if optimizer.algorithm != "adamw":
-        mistakes.add(f"verl has no {where}.optimizer.algorithm={optimizer.algorithm}; set it to adamw")
+        mistakes.add(f"verl has no {prefix}.optimizer.algorithm={optimizer.algorithm}; set it to adamw")
     if optimizer.weight_decay > 0.0 and not optimizer.decay_vectors:
-        mistakes.add(f"verl decays vectors, too; set {where}.optimizer.decay_vectors=true, or weight_decay=0")
+        mistakes.add(f"verl decays vectors, too; set {prefix}.optimizer.decay_vectors=true, or weight_decay=0")
     if optimizer.max_grad_norm == 0.0:
-        mistakes.add(f"verl always clips gradients; set {where}.optimizer.max_grad_norm above 0")
+        mistakes.add(f"verl always clips gradients; set {prefix}.optimizer.max_grad_norm above 0")
     if optimizer.lr_scheduler_type == "linear" or (
         optimizer.lr_scheduler_type == "cosine" and optimizer.decay_from > 0.0
     ):
         mistakes.add(
-            f"verl's only decay is a cosine from the warm-up on; set {where}.optimizer.lr_scheduler_type=constant, or "
-            f"cosine with {where}.optimizer.decay_from=0"
+            f"verl's only decay is a cosine from the warm-up on; set {prefix}.optimizer.lr_scheduler_type=constant, or "
+            f"cosine with {prefix}.optimizer.decay_from=0"
         )
     if learner.lora is not None:
-        mistakes.add(f"coseek takes no LoRA adapter back from verl; set {where}.lora=null")
+        mistakes.add(f"coseek takes no LoRA adapter back from verl; set {prefix}.lora=null")
     if learner.micro_batch_gib is not None:
-        mistakes.add(f"verl needs {where}.micro_batch_tokens; leave out {where}.micro_batch_gib")
+        mistakes.add(f"verl needs {prefix}.micro_batch_tokens; leave out {prefix}.micro_batch_gib")
 
 
 def _check_parts(recipe: AgentRecipe, mistakes: ErrorList) -> None:

@@ -98,12 +98,12 @@ class EpisodeHost:
     def __init__(self, settings: EpisodeSettings) -> None:
         self.settings, recipe = settings, settings.recipe
         protocol, self.tokenizer = recipe.load_protocol(), HfTokenizer.load(Path(settings.tokenizer))
-        usual, source = open_retriever(settings.retriever), settings.training_retriever
-        training = usual if source == settings.retriever else open_retriever(source)
+        default, source = open_retriever(settings.retriever), settings.training_retriever
+        training = default if source == settings.retriever else open_retriever(source)
         self._schedule = schedule_of(training)
         self._drivers = {
             for_training: AsyncDriver(protocol, self.tokenizer, retriever, recipe.limits)
-            for for_training, retriever in ((True, training), (False, usual))
+            for for_training, retriever in ((True, training), (False, default))
         }
         reward = make_reward(recipe.reward)
         world = None if settings.world is None else Path(settings.world)
@@ -215,18 +215,18 @@ class VerlTraining(LoopTask):
                 f"{python} has no verl; start {script} where verl and coseek are installed and go on here with "
                 "--resume, or name their Python with rl.backend_settings.python=…"
             )
-        ended = subprocess.run([str(script)], check=False).returncode
-        if ended:
+        exit_code = subprocess.run([str(script)], check=False).returncode
+        if exit_code:
             raise RunError(
-                f"verl ended with {ended}; its last lines say why. {script} goes on from its last checkpoint"
+                f"verl ended with {exit_code}; its last lines say why. {script} goes on from its last checkpoint"
             )
 
     def weights(self) -> Path | None:
         """The model folder of the last step; `None` before verl has written it."""
         folder = self.folder / "checkpoints" / f"global_step_{self.recipe.rl.steps}" / "actor" / "huggingface"
         marker = self.folder / "checkpoints" / "latest_checkpointed_iteration.txt"
-        done = marker.is_file() and marker.read_text().strip() == str(self.recipe.rl.steps)
-        return folder if done else None
+        is_done = marker.is_file() and marker.read_text().strip() == str(self.recipe.rl.steps)
+        return folder if is_done else None
 
     @property
     def faults(self) -> int:

@@ -31,9 +31,9 @@ def reward(trajectory: Trajectory, settings: HitSettings) -> float:
     golds = needs_answers(trajectory, "hit")
     if settings.variant == "documents":
         return float(answer_hit(trajectory))
-    return float(answer_hit(trajectory) or any(cover_match(text, golds) for text in _written(trajectory)))
+    return float(answer_hit(trajectory) or any(cover_match(text, golds) for text in _segment_texts(trajectory)))
 
 
-def _written(trajectory: Trajectory) -> Iterator[str]:
+def _segment_texts(trajectory: Trajectory) -> Iterator[str]:
     """Texts of the segments, one by one, so that no match spans two of them."""
     return (segment.text.translate(_MARKUP) for segment in trajectory.segments if segment.tag != PROMPT)

@@ -20,7 +20,7 @@ class RankTiersSettings(PartSettings):
 
     @field_validator("tiers")
     @classmethod
-    def _rising(cls, value: str) -> str:
+    def _check_rising(cls, value: str) -> str:
         ranks = [rank for rank, _ in pairs_of(value)]
         if not ranks or ranks[0] < 1 or ranks != sorted(set(ranks)):
             raise ValueError("ranks rise from 1, as in 5=4, 20=2, 100=0.5")

@@ -52,22 +52,22 @@ class EncoderBatch:
     def _contrastive(cls, rows: Sequence[TrainingExample], loss: RetrieverLoss) -> "EncoderBatch":
         """Make a batch of each row's positive and negatives, with `in_batch` also those of all other rows, or of those
         in the same block of `in_batch_rows` rows."""
-        slots = [(row, passage) for row, each in enumerate(rows) for passage in (each.positive, *each.negatives)]
+        slots = [(row, passage) for row, item in enumerate(rows) for passage in (item.positive, *item.negatives)]
         owner_S = torch.tensor([row for row, _ in slots])
         own_BS = owner_S == torch.arange(len(rows))[:, None]
         positive_B = own_BS.int().argmax(dim=1)  # a row's first slot
-        question_B, query_B = _numbered([row.question for row in rows]), _numbered([row.query for row in rows])
-        id_S = _numbered([passage.id for _, passage in slots])
-        text_S = _numbered([passage.text for _, passage in slots])
+        question_B, query_B = _number_keys([row.question for row in rows]), _number_keys([row.query for row in rows])
+        id_S = _number_keys([passage.id for _, passage in slots])
+        text_S = _number_keys([passage.text for _, passage in slots])
 
-        kin_BB = _same(question_B, question_B) | _same(query_B, query_B)
-        holds_BS = _same(id_S[positive_B], id_S) | _same(text_S[positive_B], text_S)  # the positive of row B
+        kin_BB = _equal(question_B, question_B) | _equal(query_B, query_B)
+        holds_BS = _equal(id_S[positive_B], id_S) | _equal(text_S[positive_B], text_S)  # the positive of row B
         right_BS = (kin_BB.float() @ holds_BS.float()) > 0
         block_B = torch.arange(len(rows)) // (loss.in_batch_rows or len(rows))
-        shared_BS = _same(block_B, block_B[owner_S]) & torch.tensor(loss.in_batch)
+        shared_BS = _equal(block_B, block_B[owner_S]) & torch.tensor(loss.in_batch)
         negative_BS = own_BS | shared_BS
         if loss.mask_false_negatives:
-            negative_BS = ~right_BS & (own_BS | (~_same(question_B, question_B[owner_S]) & shared_BS))
+            negative_BS = ~right_BS & (own_BS | (~_equal(question_B, question_B[owner_S]) & shared_BS))
         allowed_BS = negative_BS | (torch.arange(len(slots)) == positive_B[:, None])
         targets_BS = torch.zeros(allowed_BS.shape)
         return cls._of_slots(rows, [passage for _, passage in slots], allowed_BS, positive_B, targets_BS)
@@ -115,12 +115,12 @@ def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(dict.fromkeys(texts), key=lambda text: (-len(text), text)))
 
 
-def _same(keys_M: Tensor, keys_N: Tensor) -> Tensor:
+def _equal(keys_M: Tensor, keys_N: Tensor) -> Tensor:
     """Return the pairwise equality of two lists of keys, shape M × N."""
     return keys_M[:, None] == keys_N
 
 
-def _numbered(keys: Sequence[Hashable]) -> Tensor:
+def _number_keys(keys: Sequence[Hashable]) -> Tensor:
     """Number the keys; equal keys get equal numbers."""
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
@@ -151,12 +151,12 @@ class FeatureBuilder:
         mask_NT = encoded["attention_mask"].bool()
         if "query_expansion_positions" in encoded:  # padding that is scored
             mask_NT = mask_NT | encoded["query_expansion_positions"].bool()
-        fill = {"input_ids": self.model.tokenizer.pad_token_id or 0}
+        fill_values = {"input_ids": self.model.tokenizer.pad_token_id or 0}
         padded: dict[str, Tensor | int] = {}
         for name, value in encoded.items():
             if isinstance(value, Tensor) and value.shape == mask_NT.shape:
                 rows = [row_T[mask_T] for row_T, mask_T in zip(value, mask_NT, strict=True)]
-                padded[name] = pad_sequence(rows, batch_first=True, padding_value=fill.get(name, 0))
+                padded[name] = pad_sequence(rows, batch_first=True, padding_value=fill_values.get(name, 0))
         if "prompt_length" in encoded:
             padded["prompt_length"] = int(encoded["prompt_length"])
         return padded
@@ -181,8 +181,8 @@ class Collator:
         for side, texts in sides:
             # A worker without a text would have no vector for the others to gather. A vector after the last one is in
             # no score and has no gradient.
-            spare = texts[-1:] * max(0, self.workers.world_size - len(texts))
-            for name, value in self.builder.features(side, self.workers.strided_share([*texts, *spare])).items():
+            padding = texts[-1:] * max(0, self.workers.world_size - len(texts))
+            for name, value in self.builder.features(side, self.workers.strided_share([*texts, *padding])).items():
                 features[f"{side}_{name}"] = value
         features["label"] = batch.structure()
         return features

@@ -78,13 +78,13 @@ class HeldOut:
             sampled[name].append(label)
         labels = [label for group in sampled.values() for label in group]
         gold_ids = {ident for label in labels for ident in label.question.gold_ids}
-        needed = [label.passage(label.positive) for label in labels]
-        needed += [passage for passage in others if passage.id in gold_ids]
-        needed_texts = {passage_text(passage) for passage in needed}
+        required = [label.passage(label.positive) for label in labels]
+        required += [passage for passage in others if passage.id in gold_ids]
+        required_texts = {passage_text(passage) for passage in required}
         by_text = {passage_text(passage): passage for passage in reversed(others)}
-        fillers = [passage for text, passage in by_text.items() if text not in needed_texts]
-        room = max(0, settings.passages - len(needed_texts))
-        pool = [*needed, *(rng.sample(fillers, room) if room < len(fillers) else fillers)]
+        fillers = [passage for text, passage in by_text.items() if text not in required_texts]
+        room = max(0, settings.passages - len(required_texts))
+        pool = [*required, *(rng.sample(fillers, room) if room < len(fillers) else fillers)]
         rng.shuffle(pool)  # ties are broken by the pool's order, so it must be random
         distinct = {passage_text(passage): passage for passage in reversed(pool)}
         return cls({name: group for name, group in sampled.items() if group}, list(distinct.values()))
@@ -178,9 +178,9 @@ class EncoderEvaluator(BaseEvaluator):
     def evaluate(self, model: BaseModel) -> EvaluationResult:
         """Evaluate the model with the prompts, lengths and normalisation of the card, as in retrieval."""
         if isinstance(model, MultiVectorEncoder):
-            return self._result(self._maxsim(TokenEncoder(model)))
+            return self._result(self._maxsim_scores(TokenEncoder(model)))
         if isinstance(model, SparseEncoder):
-            return self._result(self._by_words(model))
+            return self._result(self._sparse_scores(model))
         card, encoder = self._card, Encoder(cast(SentenceTransformer, model))
         passages_UD = encoder.encode(
             self._texts, card.passage_prompt, card.passage_tokens, BATCH, normalise=card.normalise
@@ -190,7 +190,7 @@ class EncoderEvaluator(BaseEvaluator):
         )
         return self._result(queries_QD @ passages_UD.T)
 
-    def _maxsim(self, encoder: TokenEncoder) -> Vectors:
+    def _maxsim_scores(self, encoder: TokenEncoder) -> Vectors:
         card = self._card
         passages_U = encoder.encode(self._texts, "document", card.passage_prompt, card.passage_tokens, BATCH)
         queries_Q = encoder.encode(self._queries, "query", card.query_prompt, card.query_tokens, BATCH)
@@ -198,7 +198,7 @@ class EncoderEvaluator(BaseEvaluator):
         store = VectorStore.of(np.concatenate(passages_U))
         return MaxSimSearch(store, ends_U, str(encoder.model.device)).scores(padded(queries_Q))
 
-    def _by_words(self, model: SparseEncoder) -> Vectors:
+    def _sparse_scores(self, model: SparseEncoder) -> Vectors:
         card = self._card
         passages_UV = word_weights(model, self._texts, "document", card.passage_prompt, card.passage_tokens, BATCH)
         queries_QV = word_weights(model, self._queries, "query", card.query_prompt, card.query_tokens, BATCH)
@@ -289,7 +289,7 @@ def change(
 ) -> Difference | None:
     """Return the paired difference of two searchers over all turns."""
     before, after = (
-        {str(turn): value for turn, value in enumerate(results[each].values(metric))} for each in (against, name)
+        {str(turn): value for turn, value in enumerate(results[result].values(metric))} for result in (against, name)
     )
     return paired_difference(before, after, np.random.default_rng(seed))
 

@@ -66,8 +66,8 @@ def _write(settings: LaptopEncoderSettings, tokenizer: PreTrainedTokenizerFast, 
 
 def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int, *, trust: bool = False) -> None:
     """Write an encoder of token vectors, atomically: the language model of another encoder and an untrained layer."""
-    whole = load_encoder(start, Placement(device="cpu"), "float32", trust=trust)
-    body = whole[0]
+    encoder = load_encoder(start, Placement(device="cpu"), "float32", trust=trust)
+    body = encoder[0]
     assert isinstance(body, Transformer)
     head = Dense(
         body.get_embedding_dimension(),
@@ -83,7 +83,7 @@ def make_token_encoder(start: Path, dimension: int, folder: Path, seed: int, *, 
 
     def write(temp_folder: Path) -> None:
         with quiet():
-            with_head(whole, [head], start).save(str(temp_folder), create_model_card=False)
+            with_head(encoder, [head], start).save(str(temp_folder), create_model_card=False)
         card.save(temp_folder)
 
     atomic_folder(folder, write)
@@ -93,8 +93,8 @@ def make_sparse_encoder(start: Path, folder: Path, seed: int, *, trust: bool = F
     """Write an encoder of word weights, atomically: the language model of another encoder, whose token vectors weigh
     words by the model's own word vectors. Matrices between the two begin as the identity. Raises `DataError` if
     transformers has no masked language model of this type."""
-    whole = load_encoder(start, Placement(device="cpu"), "float32", trust=trust)
-    trunk, tokenizer = whole.transformers_model, whole.tokenizer
+    encoder = load_encoder(start, Placement(device="cpu"), "float32", trust=trust)
+    trunk, tokenizer = encoder.transformers_model, encoder.tokenizer
     assert trunk is not None
     config = copy.deepcopy(trunk.config)
     config.tie_word_embeddings = True
@@ -116,7 +116,7 @@ def make_sparse_encoder(start: Path, folder: Path, seed: int, *, trust: bool = F
         with quiet():
             network.save_pretrained(temp_folder)
             tokenizer.save_pretrained(temp_folder)
-            body = Transformer(str(temp_folder), max_seq_length=whole.max_seq_length, transformer_task="fill-mask")
+            body = Transformer(str(temp_folder), max_seq_length=encoder.max_seq_length, transformer_task="fill-mask")
             SparseEncoder(modules=[body, SpladePooling()], device="cpu").save(str(temp_folder), create_model_card=False)
         card.save(temp_folder)
 
@@ -136,8 +136,8 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         show_progress=False,
     )
     rust.train_from_iterator(texts, trainer)
-    ends = [(name, rust.token_to_id(name)) for name in (CLS, SEP)]
-    rust.post_processor = processors.TemplateProcessing(single=f"{CLS} $A {SEP}", special_tokens=ends)
+    special_tokens = [(name, rust.token_to_id(name)) for name in (CLS, SEP)]
+    rust.post_processor = processors.TemplateProcessing(single=f"{CLS} $A {SEP}", special_tokens=special_tokens)
     return PreTrainedTokenizerFast(
         tokenizer_object=rust, pad_token=PAD, cls_token=CLS, sep_token=SEP, clean_up_tokenization_spaces=False
     )

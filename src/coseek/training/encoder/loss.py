@@ -80,8 +80,8 @@ def similarities(queries: Tensor, passages: Tensor) -> Tensor:
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate vectors of texts, and those of tokens with zeros up to the longest text."""
-    most = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, (0, 0, 0, most - part.shape[1])) if part.ndim == 3 else part for part in parts])
+    longest = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) if part.ndim == 3 else part for part in parts])
 
 
 class RetrieverObjective(CachedLossMixin, nn.Module):
@@ -114,17 +114,17 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         features = list(sentence_features)
         if self._tokens:
             features = [
-                cast(Features, each | {"task": task}) for each, task in zip(features, TASKS.values(), strict=True)
+                cast(Features, feature | {"task": task}) for feature, task in zip(features, TASKS.values(), strict=True)
             ]
-        self._add({"tokens": float(sum(int(each["attention_mask"].sum()) for each in features))})
-        parts = [len(_minibatch_ranges(each, 1, self.mini_batch_num_tokens)) for each in features]
+        self._add_to_sums({"tokens": float(sum(int(feature["attention_mask"].sum()) for feature in features))})
+        parts = [len(_minibatch_ranges(feature, 1, self.mini_batch_num_tokens)) for feature in features]
         if self._cached and max(parts) > 1:
             # The library passes the second argument to `calculate_loss`; its type there fits most losses, but not ours.
             cached: Tensor = self.forward_cached(features, cast(Tensor, labels))
             return cached
         reps = [
-            [rep for rep, _ in self.embed_minibatch_iter(each, with_grad=True, copy_random_state=False)]
-            for each in features
+            [rep for rep, _ in self.embed_minibatch_iter(feature, with_grad=True, copy_random_state=False)]
+            for feature in features
         ]
         return self.calculate_loss(reps, labels)
 
@@ -145,9 +145,9 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
             else nullcontext()
         ):
             if self._tokens:
-                some = _create_minibatch(sentence_feature, begin, end)
+                minibatch = _create_minibatch(sentence_feature, begin, end)
                 with random_state or nullcontext(), torch.set_grad_enabled(with_grad):
-                    reps_ND, state = self._embed_tokens(some, copy_random_state)
+                    reps_ND, state = self._embed_tokens(minibatch, copy_random_state)
             else:
                 reps_ND, state = super().embed_minibatch(
                     sentence_feature, begin, end, with_grad, copy_random_state, random_state
@@ -197,15 +197,15 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         if world == 1:
             return local_MD
         if local_MD.ndim == 3:
-            most = max(self._workers.gather(local_MD.shape[1]))
-            local_MD = F.pad(local_MD, (0, 0, 0, most - local_MD.shape[1]))
+            max_tokens = max(self._workers.gather(local_MD.shape[1]))
+            local_MD = F.pad(local_MD, (0, 0, 0, max_tokens - local_MD.shape[1]))
         counts = self._workers.gather(len(local_MD))
         longest, total = max(counts), sum(counts)
         padded_KD = F.pad(local_MD.detach(), (0, 0) * (local_MD.ndim - 1) + (0, longest - len(local_MD)))
         gathered = [torch.empty_like(padded_KD) for _ in range(world)]
         dist.all_gather(gathered, padded_KD)
-        shards = [local_MD if other == rank else gathered[other][: counts[other]] for other in range(world)]
-        starts = [sum(counts[:other]) for other in range(world)]
+        shards = [local_MD if worker == rank else gathered[worker][: counts[worker]] for worker in range(world)]
+        starts = [sum(counts[:worker]) for worker in range(world)]
         order = [starts[number % world] + number // world for number in range(total)]
         return torch.cat(shards)[torch.tensor(order, device=local_MD.device)]
 
@@ -214,18 +214,18 @@ class RetrieverObjective(CachedLossMixin, nn.Module):
         allowed_BS = labels["allowed_BS"]
         best_B = torch.where(allowed_BS, scores_BS, -torch.inf).argmax(dim=1)
         wanted_B = labels["targets_BS"].argmax(dim=1) if self._settings.kind == "kl" else labels["positive_B"]
-        now = {
+        metrics = {
             "loss": float(loss.detach()),
             "accuracy": float((best_B == wanted_B).float().mean()),
             "negatives": float(allowed_BS.sum(dim=1).float().mean()) - 1.0,
             "batches": 1.0,
         }
-        if not math.isfinite(now["loss"]):
-            raise RunError(f"the loss is {now['loss']}; start again with a lower learning rate")
-        self._add(now)
+        if not math.isfinite(metrics["loss"]):
+            raise RunError(f"the loss is {metrics['loss']}; start again with a lower learning rate")
+        self._add_to_sums(metrics)
 
-    def _add(self, now: dict[str, float]) -> None:
-        self.sums |= {name: self.sums.get(name, 0.0) + value for name, value in now.items()}
+    def _add_to_sums(self, metrics: dict[str, float]) -> None:
+        self.sums |= {name: self.sums.get(name, 0.0) + value for name, value in metrics.items()}
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call, and reset them.

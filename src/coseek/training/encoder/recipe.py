@@ -290,15 +290,15 @@ def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequ
     `a.b=c` overrides apply."""
     path = find_yaml("retriever recipe", RECIPES, name) if name else RECIPES / "defaults"
     tree = read_yaml(path, "recipe") if name else {}
-    if isinstance(inside := tree.get("recipe"), dict):  # a run's record, which also holds versions and commit
-        tree = inside
+    if isinstance(recorded := tree.get("recipe"), dict):  # a run's record, which also holds versions and commit
+        tree = recorded
     if labels:
         tree = {**tree, "labels": [*labels], "synthetic": None, "data": None}
-    whole = load_views(apply_overrides(_filled(tree), overrides, RetrieverRecipe))
-    return make_settings(RetrieverRecipe, whole, "" if path.parent == RECIPES else path, overrides)
+    values = load_views(apply_overrides(_fill_groups(tree), overrides, RetrieverRecipe))
+    return make_settings(RetrieverRecipe, values, "" if path.parent == RECIPES else path, overrides)
 
 
-def _filled(tree: JsonObject) -> JsonObject:
+def _fill_groups(tree: JsonObject) -> JsonObject:
     """Replace groups that are empty in the file (`training:`) by their defaults."""
     groups = ("laptop", "loss", "training", "held_out")
     return {name: {} if value is None and name in groups else value for name, value in tree.items()}

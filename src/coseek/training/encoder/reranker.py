@@ -80,8 +80,8 @@ class PairCollator:
         # longest first: little padding
         order = sorted(range(len(pairs)), key=lambda index: -len(pairs[index][0]) - len(pairs[index][1]))
         pairs = [pairs[index] for index in order]
-        spare = pairs[-1:] * max(0, self.workers.world_size - len(pairs))  # see `Collator`
-        encoded = self.reader.model.preprocess(self.workers.strided_share([*pairs, *spare]))
+        padding = pairs[-1:] * max(0, self.workers.world_size - len(pairs))  # see `Collator`
+        encoded = self.reader.model.preprocess(self.workers.strided_share([*pairs, *padding]))
         features: Features = {f"pair_{name}": value for name, value in encoded.items() if isinstance(value, Tensor)}
         slots_P2 = torch.tensor([slots[index] for index in order])
         features["label"] = batch.structure() | {"row_P": slots_P2[:, 0], "slot_P": slots_P2[:, 1]}
@@ -123,10 +123,10 @@ class RerankerEvaluator(EncoderEvaluator):
         """BM25, and the ceiling: its candidates in the perfect order, for the positive and for the gold passages."""
         bm25 = super().baselines()[BM25]
         depth_Q = np.minimum(DEPTH, (self._bm25_scores >= 0).sum(axis=1))
-        gold = [_moved_up(ranks, depth) for ranks, depth in zip(bm25.gold, depth_Q.tolist(), strict=True)]
+        gold = [_move_up(ranks, depth) for ranks, depth in zip(bm25.gold, depth_Q.tolist(), strict=True)]
         return {BM25: bm25, ORACLE: EvaluationResult(np.where(bm25.ranks <= depth_Q, 1, bm25.ranks), tuple(gold))}
 
 
-def _moved_up(ranks: Sequence[int], depth: int) -> tuple[int, ...]:
+def _move_up(ranks: Sequence[int], depth: int) -> tuple[int, ...]:
     """Return the ranks after those up to `depth` are moved to the front."""
-    return tuple(new if rank <= depth else rank for new, rank in enumerate(sorted(ranks), start=1))
+    return tuple(new_rank if rank <= depth else rank for new_rank, rank in enumerate(sorted(ranks), start=1))

@@ -101,7 +101,7 @@ class EncoderTrainer(SentenceTransformerTrainer):
                 self.metrics.sync()
                 write_json(folder / NOTES, CheckpointNotes(self.metrics.position, self._objective.sums).to_json())
         except OSError as error:
-            raise _not_written(folder, error.strerror or str(error)) from None
+            raise _write_fault(folder, error.strerror or str(error)) from None
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         try:
@@ -110,7 +110,7 @@ class EncoderTrainer(SentenceTransformerTrainer):
             if not any(sign in str(error) for sign in ("inline_container", "iostream")):
                 raise
             # The error of torch's zip writer gives no other reason when the disk is full.
-            raise _not_written(Path(str(self.args.output_dir)), "the disk took only a part of it") from None
+            raise _write_fault(Path(str(self.args.output_dir)), "the disk took only a part of it") from None
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self.model.load_state_dict(
@@ -118,8 +118,8 @@ class EncoderTrainer(SentenceTransformerTrainer):
         )
 
 
-def _not_written(folder: Path, why: str) -> DiskFault:
-    return DiskFault(f"{folder} could not be written ({why}); make room there and go on with --resume")
+def _write_fault(folder: Path, reason: str) -> DiskFault:
+    return DiskFault(f"{folder} could not be written ({reason}); make room there and go on with --resume")
 
 
 class _MetricsCallback(TrainerCallback):
@@ -154,11 +154,11 @@ class _MetricsCallback(TrainerCallback):
     def on_evaluate(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """Write the metrics of an evaluation on held-out turns."""
         metrics = cast(dict[str, float], kwargs["metrics"]).items()
-        held = {name.removeprefix("eval_"): value for name, value in metrics if name.startswith("eval_held/")}
-        if self._metrics is not None and held:
-            self._metrics.write({"step": state.global_step, **held})
-        if "held/mrr" in held:
-            self._progress.say(f"after {state.global_step} updates: MRR {held['held/mrr']:.3f} on held-out turns")
+        scores = {name.removeprefix("eval_"): value for name, value in metrics if name.startswith("eval_held/")}
+        if self._metrics is not None and scores:
+            self._metrics.write({"step": state.global_step, **scores})
+        if "held/mrr" in scores:
+            self._progress.say(f"after {state.global_step} updates: MRR {scores['held/mrr']:.3f} on held-out turns")
 
     def on_step_end(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         self._progress.advance(state.global_step, self._note)
@@ -194,7 +194,7 @@ def arguments(
     """Return the library's arguments for our settings: this process trains on the recipe's device alone."""
     updates, held_out, device = recipe.training, recipe.held_out, recipe.torch_device()
     keeps_best = evaluates and held_out.keep == "best"
-    every = held_out.every or steps
+    eval_steps = held_out.every or steps
     args = SentenceTransformerTrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -205,9 +205,9 @@ def arguments(
         logging_nan_inf_filter=False,
         save_strategy="steps",
         save_total_limit=KEEP_CHECKPOINTS,
-        save_steps=every if keeps_best else updates.checkpoint_every,
+        save_steps=eval_steps if keeps_best else updates.checkpoint_every,
         eval_strategy="steps" if evaluates else "no",
-        eval_steps=every,
+        eval_steps=eval_steps,
         load_best_model_at_end=keeps_best,
         metric_for_best_model="held/mrr" if keeps_best else None,
         greater_is_better=True if keeps_best else None,

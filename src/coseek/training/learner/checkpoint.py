@@ -89,8 +89,8 @@ def save_checkpoint(folder: Path, state: Checkpoint, workers: Workers = ALONE) -
             if not isinstance(failure, OSError):
                 raise failure from None  # a bug, not a full disk
         reason = getattr(failures[0], "strerror", None) or failures[0]
-        last = max(_steps(folder), default=None)
-        kept = "there is no earlier one" if last is None else f"the one of step {last} is kept"
+        last_step = max(_checkpoint_steps(folder), default=None)
+        kept = "there is no earlier one" if last_step is None else f"the one of step {last_step} is kept"
         raise DiskFault(
             f"the checkpoint of step {state['step']} could not be written to {folder} "
             f"({reason}); {kept}; make room there and go on with --resume"
@@ -102,7 +102,7 @@ def save_checkpoint(folder: Path, state: Checkpoint, workers: Workers = ALONE) -
 
 def drop_old_checkpoints(folder: Path) -> None:
     """Delete all but the last `KEEP_CHECKPOINTS`, each manifest first: a half-deleted checkpoint must not be valid."""
-    for step in sorted(_steps(folder))[:-KEEP_CHECKPOINTS]:
+    for step in sorted(_checkpoint_steps(folder))[:-KEEP_CHECKPOINTS]:
         path = folder / f"step-{step:06d}"
         (path / MANIFEST).unlink(missing_ok=True)
         if path.is_dir():
@@ -165,9 +165,9 @@ def load_checkpoint(folder: Path, like: CheckpointTensors | None = None, workers
     """
     if workers.is_main:
         sweep(folder)
-        for step in _steps(folder):
+        for step in _checkpoint_steps(folder):
             recover_folder(folder / f"step-{step:06d}")
-    steps = workers.broadcast(lambda: sorted(_steps(folder), reverse=True))
+    steps = workers.broadcast(lambda: sorted(_checkpoint_steps(folder), reverse=True))
     for step in steps:
         path = folder / f"step-{step:06d}"
         if _is_valid(path):
@@ -212,14 +212,14 @@ def load_healthy(folder: Path, like: CheckpointTensors | None = None, workers: W
 
 def _read(path: Path, like: CheckpointTensors | None, workers: Workers) -> Checkpoint:
     reader = HuggingFaceStorageReader(str(path))
-    live: dict[str, Tensor] = {}
+    live_tensors: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}
     for group, models in (like or {}).items():
-        _extract_tensors(models, group, live)
+        _extract_tensors(models, group, live_tensors)
     for name, stored in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)
-        if name in live:
-            tensors[name] = torch.empty_like(live[name])
+        if name in live_tensors:
+            tensors[name] = torch.empty_like(live_tensors[name])
         elif like is None:
             tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     with warnings.catch_warnings():
@@ -231,7 +231,7 @@ def _read(path: Path, like: CheckpointTensors | None, workers: Workers) -> Check
 
 
 def has_checkpoint(folder: Path) -> bool:
-    return bool(_steps(folder))
+    return bool(_checkpoint_steps(folder))
 
 
 def _manifest(path: Path) -> JsonObject:
@@ -252,7 +252,7 @@ def _is_valid(path: Path) -> bool:
     return bool(manifest) and manifest.get("bytes") == _file_sizes(path)
 
 
-def _steps(folder: Path) -> set[int]:
+def _checkpoint_steps(folder: Path) -> set[int]:
     """Return the steps with a folder, or with the remains of an interrupted replacement."""
     if not folder.is_dir():
         return set()
@@ -316,9 +316,9 @@ class TrainingState:
             )
         state = load_checkpoint(self._checkpoints, self._tensors(), workers) if resume else None
         if state is not None:
-            old = make_settings(type(settings), state["settings"])  # newer settings have their defaults
-            old = old.model_copy(update={name: getattr(settings, name) for name in resumable})
-            check_same_settings(folder, dump_settings(old), self._settings, "take the old value")
+            old_settings = make_settings(type(settings), state["settings"])  # newer settings have their defaults
+            old_settings = old_settings.model_copy(update={name: getattr(settings, name) for name in resumable})
+            check_same_settings(folder, dump_settings(old_settings), self._settings, "take the old value")
             self.step, self.position, self.notes = state["step"], state["position"], state["notes"]
             for name, learner in learners.items():
                 learner.load_state(state["learners"][name])
@@ -369,10 +369,10 @@ class TrainingState:
 
     def end_step(self, stop: PendingStop) -> None:
         """Save if a stop is pending or a checkpoint is due by time; then act on the stop. All workers call this."""
-        stops = any(self._workers.gather(stop.asked))
-        if stops or self._workers.broadcast(lambda: self._clock.is_due):
+        is_stopping = any(self._workers.gather(stop.asked))
+        if is_stopping or self._workers.broadcast(lambda: self._clock.is_due):
             self.save()
-        if stops:
+        if is_stopping:
             stop.act()
 
     def release(self) -> None:

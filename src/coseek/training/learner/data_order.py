@@ -26,12 +26,12 @@ class QuestionStream:
 
     def take(self, position: int, count: int) -> list[Question]:
         """Return the `count` questions from `position` on."""
-        return [self._at(each) for each in range(position, position + count)]
+        return [self._question_at(index) for index in range(position, position + count)]
 
-    def _at(self, position: int) -> Question:
+    def _question_at(self, position: int) -> Question:
         if self.balance_hops:
             turn, number = divmod(position, len(self._streams))
-            return self._streams[number]._at(turn)
+            return self._streams[number]._question_at(turn)
         epoch, index = divmod(position, len(self.questions))
         return self.questions[epoch_order(self.seed, epoch, len(self.questions))[index]]
 

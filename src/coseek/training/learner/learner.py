@@ -129,7 +129,7 @@ class Learner(ABC):
         """Return `outputs` of a whole batch, without gradients."""
         outputs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32)
         with torch.no_grad():
-            for outputs_bt, rows_b in self._passes(batch, target_mask_BT):
+            for outputs_bt, rows_b in self._micro_batch_outputs(batch, target_mask_BT):
                 if rows_b is not None:
                     outputs_BT[rows_b, : outputs_bt.shape[1]] = outputs_bt.cpu()
         if isinstance(self._entry, FSDPModule):
@@ -144,7 +144,7 @@ class Learner(ABC):
         """
         total = torch.zeros((), dtype=torch.float64)
         with self._recomputing():
-            for outputs_bt, rows_b in self._passes(batch, target_mask_BT, entropy):
+            for outputs_bt, rows_b in self._micro_batch_outputs(batch, target_mask_BT, entropy):
                 value = outputs_bt.sum() * 0.0 if rows_b is None else loss(outputs_bt, rows_b)
                 value.backward()
                 total += float(value.detach())
@@ -202,7 +202,7 @@ class Learner(ABC):
         self.shard()
         return self.module
 
-    def _passes(
+    def _micro_batch_outputs(
         self, batch: Batch, target_mask_BT: Tensor, entropy: Entropy = "off"
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the outputs of each of this worker's micro-batches, with its rows. If others run one more micro-batch,

@@ -72,19 +72,19 @@ def bfloat16_autocast(device: torch.device, *, gradient_checkpointing: bool) -> 
 
 def pad_length(values_BT: Tensor) -> Tensor:
     """Pad rows on the right, with 0, to a multiple of `LENGTH_MULTIPLE`, so that few lengths occur."""
-    return _padded(values_BT, 1, LENGTH_MULTIPLE)
+    return _pad_to_multiple(values_BT, 1, LENGTH_MULTIPLE)
 
 
 def pad_positions(values_ND: Tensor) -> Tensor:
     """Append positions of zeros, to a multiple of `POSITION_MULTIPLE`, so that few shapes occur."""
-    return _padded(values_ND, 0, POSITION_MULTIPLE)
+    return _pad_to_multiple(values_ND, 0, POSITION_MULTIPLE)
 
 
-def _padded(values: Tensor, dim: int, multiple: int) -> Tensor:
-    missing = -values.shape[dim] % multiple
-    if missing == 0 or values.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+def _pad_to_multiple(values: Tensor, dim: int, multiple: int) -> Tensor:
+    padding = -values.shape[dim] % multiple
+    if padding == 0 or values.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return values
-    return F.pad(values, (0, 0) * (values.ndim - 1 - dim) + (0, missing))
+    return F.pad(values, (0, 0) * (values.ndim - 1 - dim) + (0, padding))
 
 
 def _attention_in_float32(*args: object, **kwargs: object) -> object:
@@ -127,7 +127,7 @@ def reducible_parts(trunk: nn.Module) -> tuple[str, ...]:
     layers = layers_of(trunk)
     if not layers:
         return ()
-    last = next(name for name, module in trunk.named_modules() if module is layers[-1])
+    last_layer = next(name for name, module in trunk.named_modules() if module is layers[-1])
     ids_BT = torch.arange(TEST_LENGTH, device=next(trunk.parameters()).device)[None, :]
     target_mask_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
     target_mask_BT[0, TEST_TARGETS] = True
@@ -145,7 +145,7 @@ def reducible_parts(trunk: nn.Module) -> tuple[str, ...]:
 
     reducible: list[str] = []
     with torch.no_grad():
-        candidates, plain_ND = _candidates(trunk, last, target_outputs)
+        candidates, plain_ND = _candidates(trunk, last_layer, target_outputs)
         for name in candidates:
             if any(name.startswith(f"{parent}.") for parent in reducible):
                 continue
@@ -223,25 +223,25 @@ def _attention(queries: Tensor, keys: Tensor, values: Tensor, kwargs: dict[str, 
 
 
 @contextmanager
-def _hooked(trunk: nn.Module, name: str, before: Change, after: Change, attend: Attend) -> Iterator[None]:
-    """Apply `before` to a part's input and `after` to its output; replace an attention by `attend`."""
+def _hooked(trunk: nn.Module, name: str, change_input: Change, change_output: Change, attend: Attend) -> Iterator[None]:
+    """Apply `change_input` to a part's input and `change_output` to its output; replace an attention by `attend`."""
     parent, _, child = name.rpartition(".")
     if child == ATTENTION:
-        module, entered = trunk.get_submodule(parent), ExitStack()
+        module, stack = trunk.get_submodule(parent), ExitStack()
 
         def enter(*_: object) -> None:
-            entered.enter_context(ReplacedAttention(_for_causal(attend)))
+            stack.enter_context(ReplacedAttention(_for_causal(attend)))
 
         hooks = [
             module.register_forward_pre_hook(enter),
             # Called even if the layer fails before the mode was entered.
-            module.register_forward_hook(lambda *_: entered.close(), always_call=True),
+            module.register_forward_hook(lambda *_: stack.close(), always_call=True),
         ]
     else:
         module = trunk.get_submodule(name)
         hooks = [
-            module.register_forward_pre_hook(lambda _, inputs: (before(inputs[0]),)),
-            module.register_forward_hook(lambda _, __, output: after(output)),
+            module.register_forward_pre_hook(lambda _, inputs: (change_input(inputs[0]),)),
+            module.register_forward_hook(lambda _, __, output: change_output(output)),
         ]
     try:
         yield
@@ -263,7 +263,7 @@ def _candidates(trunk: nn.Module, layer: str, forward: Callable[[], Tensor]) -> 
 
     def watch(name: str) -> Callable[[nn.Module, tuple[object, ...], dict[str, object], object], None]:
         def hook(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
-            calls[name].append(len(args) == 1 and not kwargs and _is_of_positions(args[0]) and _is_of_positions(output))
+            calls[name].append(len(args) == 1 and not kwargs and _is_per_position(args[0]) and _is_per_position(output))
 
         return hook
 
@@ -275,14 +275,14 @@ def _candidates(trunk: nn.Module, layer: str, forward: Callable[[], Tensor]) -> 
     hooks = [trunk.get_submodule(name).register_forward_hook(watch(name), with_kwargs=True) for name in names]
     try:
         with _hooked(trunk, attention, nn.Identity(), nn.Identity(), attend):
-            plain = forward()
+            outputs = forward()
     finally:
         for hook in hooks:
             hook.remove()
-    return [name for name, outcomes in calls.items() if outcomes == [True]], plain
+    return [name for name, outcomes in calls.items() if outcomes == [True]], outputs
 
 
-def _is_of_positions(value: object) -> bool:
+def _is_per_position(value: object) -> bool:
     return (
         isinstance(value, Tensor)
         and value.ndim >= 3

@@ -70,14 +70,14 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonalise(matrices_NIO: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return roughly the nearest semi-orthogonal matrices: singular values between .7 and 1.2, shape NIO."""
-    flipped = matrices_NIO.shape[1] > matrices_NIO.shape[2]
-    x = (matrices_NIO.mT if flipped else matrices_NIO).to(dtype)
+    is_tall = matrices_NIO.shape[1] > matrices_NIO.shape[2]
+    x = (matrices_NIO.mT if is_tall else matrices_NIO).to(dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = COEFFICIENTS
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if flipped else x).to(matrices_NIO.dtype)
+    return (x.mT if is_tall else x).to(matrices_NIO.dtype)
 
 
 def rate_at(settings: OptimizerSettings, update: int, total_updates: int) -> float:
@@ -154,24 +154,24 @@ class Optimizer:
                 f"the gradient of update {self.updates_done} is {norm}; start again from the last good weights "
                 f"with a learning rate below {self.settings.lr}"
             )
-        self._move_moments(here=True)
+        self._move_moments(to_devices=True)
         for optimizer, factor in ((self._adam, 1.0), (self._muon, self.settings.muon_lr_factor)):
             if optimizer is not None:
                 for group in optimizer.param_groups:
                     group["lr"] = factor * self.rate
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-        self._move_moments(here=False)
+        self._move_moments(to_devices=False)
         self.updates_done += 1
         return norm
 
-    def _move_moments(self, here: bool) -> None:
-        """Move offloaded moments to the devices of their parameters (`here`), or to the host's memory."""
+    def _move_moments(self, to_devices: bool) -> None:
+        """Move offloaded moments to the devices of their parameters (`to_devices`), or to the host's memory."""
         if not self._offload:
             return
         for parameter, state in self._adam.state.items():
             for name in MOMENTS & state.keys():
-                state[name] = state[name].to(parameter.device if here else "cpu")
+                state[name] = state[name].to(parameter.device if to_devices else "cpu")
 
     @property
     def rate(self) -> float:
@@ -191,7 +191,7 @@ class Optimizer:
                     "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 }
-        self._move_moments(here=False)
+        self._move_moments(to_devices=False)
         state: OptimizerState = {"adam": self._adam.state_dict(), "update": self.updates_done}
         if self._muon is not None:
             state["muon"] = self._muon.state_dict()
@@ -199,7 +199,7 @@ class Optimizer:
 
     def load_state(self, state: OptimizerState) -> None:
         self._adam.load_state_dict(state["adam"])
-        self._move_moments(here=False)
+        self._move_moments(to_devices=False)
         if self._muon is not None:
             self._muon.load_state_dict(state["muon"])
         self.updates_done = state["update"]

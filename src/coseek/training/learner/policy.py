@@ -56,8 +56,8 @@ def learner_placement(placement: Placement, settings: LearnerSettings, workers: 
     float32 = placement.in_float32()
     if settings.strategy == "fsdp2" and workers.world_size > 1:
         return float32.model_copy(update={"device": "cpu"})
-    trained = precision_of(settings.precision, Use.TRAINING, device=placement.device)
-    if settings.lora is None or {trained, placement.precision_at(width)} != {"bfloat16"}:
+    training_precision = precision_of(settings.precision, Use.TRAINING, device=placement.device)
+    if settings.lora is None or {training_precision, placement.precision_at(width)} != {"bfloat16"}:
         return float32
     return float32.model_copy(update={"precision": "bfloat16"})
 
@@ -106,8 +106,8 @@ def adapter_tensors(module: nn.Module) -> dict[str, Tensor]:
 def adapter_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return copies of the whole weights of all adapters, on the CPU; empty if none differs from its initial value. All
     workers must call it."""
-    live = adapter_tensors(module).items()
-    weights = {name: full_tensor(weight).detach().cpu().contiguous() for name, weight in live}
+    tensors = adapter_tensors(module).items()
+    weights = {name: full_tensor(weight).detach().cpu().contiguous() for name, weight in tensors}
     has_changed = any(bool(weight.any()) for name, weight in weights.items() if name.endswith("lora_B.weight"))
     return weights if has_changed else {}
 
@@ -215,7 +215,7 @@ class Policy(Learner):
         for model in self._copies.values():
             allocate_weights(model)
         if self._copies:
-            self._gather([*self._copies.values()])
+            self._gather_weights([*self._copies.values()])
 
     def whole_model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """Return the module with all its weights: itself, or a copy in `dtype` of a sharded one, which `refresh`
@@ -223,11 +223,11 @@ class Policy(Learner):
         if not self.is_sharded:
             return self.model
         if dtype not in self._copies:
-            self._copies[dtype] = self._empty(dtype, self.device)
-            self._gather([self._copies[dtype]])
+            self._copies[dtype] = self._empty_module(dtype, self.device)
+            self._gather_weights([self._copies[dtype]])
         return self._copies[dtype]
 
-    def _empty(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    def _empty_module(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
         """Return a module without adapters and with undefined weights."""
         copied = _copy_with(
             self._skeleton,
@@ -241,15 +241,15 @@ class Policy(Learner):
         return copied
 
     @torch.no_grad()
-    def _gather(self, targets: Sequence[PreTrainedModel]) -> None:
+    def _gather_weights(self, targets: Sequence[PreTrainedModel]) -> None:
         """Copy all weights to these modules, one at a time, with adapters merged. All workers must call this."""
         states = [target.state_dict() for target in targets]
         untied_names = untied(self._ready_module.state_dict(keep_vars=True))
         for name, weight in merged_state_dict(self.model).items():
             if name in untied_names:
-                gathered = full_tensor(weight)
+                full_weight = full_tensor(weight)
                 for state in states:
-                    state[name].copy_(gathered)
+                    state[name].copy_(full_weight)
 
     def frozen_copy(self) -> "Policy":
         """Return a frozen copy of the policy, for a KL to it. With LoRA the copy is the policy without its adapter and
@@ -268,8 +268,8 @@ class Policy(Learner):
         """
         model, adapter = self.model, adapter_weights(self.model)
         if self.is_sharded:
-            model = self._empty(torch.float32, torch.device("cpu")) if self.workers.is_main else self._skeleton
-            self._gather([model] if self.workers.is_main else [])
+            model = self._empty_module(torch.float32, torch.device("cpu")) if self.workers.is_main else self._skeleton
+            self._gather_weights([model] if self.workers.is_main else [])
 
         def write(temp_folder: Path) -> None:
             with quiet():
@@ -379,8 +379,8 @@ def _has_plain_head(module: PreTrainedModel) -> bool:
     ids_BT = torch.arange(3, device=device)[None, :]
     with torch.no_grad():
         logits = _tensor(module(input_ids=ids_BT, use_cache=False).logits)
-        plain = _tensor(head(_tensor(module.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)))
-    return plain.shape == logits.shape and torch.allclose(plain, logits, rtol=1e-4, atol=1e-5)
+        head_logits = _tensor(head(_tensor(module.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)))
+    return head_logits.shape == logits.shape and torch.allclose(head_logits, logits, rtol=1e-4, atol=1e-5)
 
 
 def _tensor(value: object) -> Tensor:

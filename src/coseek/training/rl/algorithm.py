@@ -104,7 +104,7 @@ class StepRewards:
     def turn_spans(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Start and end along T of every turn of every trajectory. Raises `SettingError` where the engine hands over no
         trajectories."""
-        return tuple(trajectory.turn_spans for trajectory in self._known_trajectories())
+        return tuple(trajectory.turn_spans for trajectory in self._require_trajectories())
 
     @property
     def rewards_less_kl_B(self) -> "Tensor":
@@ -145,7 +145,7 @@ class StepRewards:
 
         Parents come before their children. A turn's `rows` index the rewards; its siblings have the same `parent`.
         """
-        trajectories, nodes = self._known_trajectories(), list[TurnNode]()
+        trajectories, nodes = self._require_trajectories(), list[TurnNode]()
 
         def add(rows: Sequence[int], turn: int, parent: int | None) -> None:
             """Add the nodes of this turn of the rows, which share the turns before it, and of all later turns."""
@@ -172,7 +172,7 @@ class StepRewards:
                 values_BT[row, start:end] = value
         return torch.where(self.mask_BT, values_BT, 0.0)
 
-    def _known_trajectories(self) -> tuple[Trajectory, ...]:
+    def _require_trajectories(self) -> tuple[Trajectory, ...]:
         if len(self.trajectories) != len(self.mask_BT):
             raise SettingError(
                 "the algorithm reads turns, and this engine passes no trajectories to it; take rl.backend=local"
@@ -323,8 +323,8 @@ def spread_over_steps(settings: RlSettings) -> str:
 
 def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:
     """Return Σ_{k≥t} γ^(k-t) r_k of each turn."""
-    returns, later = [], 0.0
+    returns, discounted = [], 0.0
     for reward in reversed(rewards):
-        later = reward + gamma * later
-        returns.append(later)
+        discounted = reward + gamma * discounted
+        returns.append(discounted)
     return returns[::-1]

@@ -108,10 +108,10 @@ class CheckpointWriter(Callback):
             self._update_healthy()
 
     def after_step(self, report: StepReport) -> None:
-        due = report.is_due(self._every)
-        if due:
+        is_due = report.is_due(self._every)
+        if is_due:
             self._state.save()
-        if due or self._monitor.alarms:  # an alarm counts even if it ends before the next checkpoint
+        if is_due or self._monitor.alarms:  # an alarm counts even if it ends before the next checkpoint
             self._update_healthy()
 
     def _update_healthy(self) -> None:
@@ -229,7 +229,7 @@ class RolloutWriter(Callback):
 
     def _keep(self, report: StepReport) -> None:
         step, folders = report.step, self._kept_steps()
-        if any(later > step for later in folders) and step not in folders:
+        if any(kept_step > step for kept_step in folders) and step not in folders:
             return  # a killed session wrote this step and has removed it since
         folder = folders.get(step, self._folder / f"step-{step:06d}")
         atomic_folder(folder, lambda temp_folder: self._write(temp_folder, report))
@@ -245,7 +245,7 @@ class RolloutWriter(Callback):
         budget = MAX_STEP_SHARE * self._settings.mb * 1e6
         trajectory_lines: list[str] = []
         token_lines: list[str] = []
-        written = 0
+        written_groups = 0
         for _, group in sorted(groups.items()):
             trajectories = [json_line(episode.trajectory.to_json()) for episode in group]
             token_data: list[str] = []
@@ -259,8 +259,8 @@ class RolloutWriter(Callback):
                 break
             trajectory_lines += trajectories
             token_lines += token_data
-            written += 1
-        settings = {**self._describe(report.step), "groups": written, "groups_of_step": len(groups)}
+            written_groups += 1
+        settings = {**self._describe(report.step), "groups": written_groups, "groups_of_step": len(groups)}
         with Run.create(folder, settings).open_for_append() as file:
             file.writelines(trajectory_lines)
             (folder / FILE).write_text("".join(token_lines), encoding="utf-8")  # before the digests

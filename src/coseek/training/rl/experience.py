@@ -58,7 +58,7 @@ def make_experience(
     trajectories = tuple(episode.trajectory for episode in episodes.scored)
     batch = make_batch(trajectories)
     # A masked trajectory still counts in its group's mean.
-    in_loss_B = torch.tensor([settings.truncated != "mask" or not each.truncated for each in trajectories])
+    in_loss_B = torch.tensor([settings.truncated != "mask" or not trajectory.truncated for trajectory in trajectories])
     mask_BT = batch.agent_BT & in_loss_B[:, None]
     recomputes = settings.old_logprobs == "recompute"
     old_BT = policy.forward(batch, batch.agent_BT) if policy and recomputes else batch.logprobs_BT
@@ -170,8 +170,8 @@ class StepTokens:
         logprobs_BT = self.experience.old_BT if self.recomputed else self.record.logprobs_BT
         updates = 0 if self.recomputed else passes - 1
 
-        def values(whole_BT: Tensor, available: bool = True) -> list[float]:
-            return whole_BT[row][agent_T].tolist() if available else []
+        def values(whole_BT: Tensor, is_known: bool = True) -> list[float]:
+            return whole_BT[row][agent_T].tolist() if is_known else []
 
         return replace(
             reward_data(episode),

@@ -195,12 +195,12 @@ def _long_gradients(window: AlarmWindow) -> str | None:
     earlier = [row["grad_norm"] for row in window.rows[: -window.steps]]
     if len(earlier) < window.steps:
         return None
-    smallest, usual = min(row["grad_norm"] for row in window.rows[-window.steps :]), median(earlier)
-    if smallest <= window.settings.gradient_factor * usual:
+    smallest, median_norm = min(row["grad_norm"] for row in window.rows[-window.steps :]), median(earlier)
+    if smallest <= window.settings.gradient_factor * median_norm:
         return None
     return (
         f"the smallest gradient norm of the last {window.steps} steps is {smallest:.2g}, and the median before was "
-        f"{usual:.2g}: {LOWER_RATE}, and check `loss` and `ratio_max`"
+        f"{median_norm:.2g}: {LOWER_RATE}, and check `loss` and `ratio_max`"
     )
 
 
@@ -211,24 +211,24 @@ def _above_limit(window: AlarmWindow, metric: str, advice: str) -> str | None:
 
 
 def _no_signal(window: AlarmWindow) -> str | None:
-    flat, outcome = window.means("frac_reward_zero_std")[-1], window.means(OUTCOME)[-1]
-    if flat < window.settings.flat_share or outcome >= SOLVED_OUTCOME:
+    share, outcome = window.means("frac_reward_zero_std")[-1], window.means(OUTCOME)[-1]
+    if share < window.settings.flat_share or outcome >= SOLVED_OUTCOME:
         return None
     return (
-        f"{flat:.0%} of the groups have equal rewards, and {outcome:.0%} of the runs are right: there is no advantage "
+        f"{share:.0%} of the groups have equal rewards, and {outcome:.0%} of the runs are right: there is no advantage "
         "to learn from; use easier or harder questions, larger groups, or a finer-grained reward"
     )
 
 
 def _faults(window: AlarmWindow) -> str | None:
-    share = fmean(row["faults"] / row["trajectories"] for row in window.recent)
-    if share < window.settings.fault_share:
+    fault_share = fmean(row["faults"] / row["trajectories"] for row in window.recent)
+    if fault_share < window.settings.fault_share:
         return None
     parts = sorted(
         {name.removeprefix(FAULT_PREFIX) for row in window.recent for name in row if name.startswith(FAULT_PREFIX)}
     )
     return (
-        f"{share:.0%} of the runs are left out of training because {' and '.join(parts)} failed in them: repair "
+        f"{fault_share:.0%} of the runs are left out of training because {' and '.join(parts)} failed in them: repair "
         "that first"
     )
 

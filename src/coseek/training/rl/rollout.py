@@ -146,7 +146,7 @@ def rollout_metrics(episodes: TrajectoryBatch) -> dict[str, float]:
     rewards = [episode.reward for episode in episodes.scored]
     answerable = [trajectory for trajectory in trajectories if can_match(trajectory.question.answers)]
     if answerable:
-        metrics["exact_match"] = fmean(exact_match(each.answer, each.question.answers) for each in answerable)
+        metrics["exact_match"] = fmean(exact_match(run.answer, run.question.answers) for run in answerable)
     metrics |= {
         "answered": fmean(trajectory.answered for trajectory in trajectories),
         "declined": fmean(trajectory.declined for trajectory in trajectories),
@@ -154,7 +154,7 @@ def rollout_metrics(episodes: TrajectoryBatch) -> dict[str, float]:
         "truncated": fmean(trajectory.truncated for trajectory in trajectories),
         "searches": fmean(len(trajectory.searches) for trajectory in trajectories),
         # Searches of turn 0 are the protocol's, not the agent's.
-        "search_rate": fmean(any(search.turn != 0 for search in each.searches) for each in trajectories),
+        "search_rate": fmean(any(search.turn != 0 for search in run.searches) for run in trajectories),
         "tokens": fmean(len(trajectory.ids) for trajectory in trajectories),
         "agent_tokens": fmean(trajectory.agent_tokens for trajectory in trajectories),
         "reward": fmean(reward.value for reward in rewards),
@@ -173,8 +173,8 @@ OVERLONG = "overlong"
 
 def overlong_penalty(tokens: int, settings: OverlongSettings) -> float:
     """Return the penalty in [-1, 0]: 0 up to max - margin tokens, then linearly down to -1 at max tokens and beyond."""
-    over = tokens - (settings.max_tokens - settings.margin_tokens)
-    return -min(1.0, max(0.0, over / settings.margin_tokens))
+    excess = tokens - (settings.max_tokens - settings.margin_tokens)
+    return -min(1.0, max(0.0, excess / settings.margin_tokens))
 
 
 def add_overlong_penalty(episodes: TrajectoryBatch, settings: OverlongSettings | None) -> TrajectoryBatch:

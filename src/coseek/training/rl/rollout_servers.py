@@ -115,9 +115,9 @@ class ServedBackend:
                     names[server] = update.name
             pool.use(self.current, version, names)
         if self.workers.is_main:
-            for old in self.folder.glob("version-*"):
-                if old != folder:
-                    shutil.rmtree(old, ignore_errors=True)
+            for old_folder in self.folder.glob("version-*"):
+                if old_folder != folder:
+                    shutil.rmtree(old_folder, ignore_errors=True)
 
     def stop(self) -> None:
         """End the rollouts that other threads drive."""
@@ -144,13 +144,13 @@ class ServerMetrics(Callback):
 
     def after_step(self, report: StepReport) -> None:
         backend = self._backend
-        moved = sum(backend.workers.gather(backend.moved))
+        moved_turns = sum(backend.workers.gather(backend.moved))
         report.row |= {
             "servers": len(backend.current),
             "servers_lost": len(backend.refusals),
-            "turns_moved": moved - self._moved,
+            "turns_moved": moved_turns - self._moved,
         }
-        self._moved = moved
+        self._moved = moved_turns
         for reason in backend.refusals.values():
             self._say(reason)
 
@@ -160,10 +160,10 @@ def check_servers(settings: RolloutSettings) -> None:
     for url in settings.servers:
         remote = settings.remote
         calls, paths = open_client(url, remote)
-        served = detect_server(calls, paths, remote.dialect, remote.model)
+        server = detect_server(calls, paths, remote.dialect, remote.model)
         calls.close()
-        if weight_dialect_of(served.dialect) is None:
-            raise SettingError(f"{url} ({served.dialect}) cannot load weights while it serves; use vLLM or SGLang")
+        if weight_dialect_of(server.dialect) is None:
+            raise SettingError(f"{url} ({server.dialect}) cannot load weights while it serves; use vLLM or SGLang")
 
 
 def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> None:
@@ -243,13 +243,13 @@ class RolloutAhead:
         settings, workers = self._settings, self._backend.workers
         self._step_of_version[self._backend.policy.updates_done] = step
         count = settings.questions_per_step
-        for later in range(max(step, self._next_step), min(step + self._max_steps_behind + 1, settings.steps)):
-            taken = self._stream.take(position + (later - step) * count, count)
+        for later_step in range(max(step, self._next_step), min(step + self._max_steps_behind + 1, settings.steps)):
+            taken = self._stream.take(position + (later_step - step) * count, count)
             questions = workers.contiguous_share([question for question in taken for _ in range(settings.group_size)])
-            seeds = workers.contiguous_share(rollout_seeds(later, 0, count, settings))
+            seeds = workers.contiguous_share(rollout_seeds(later_step, 0, count, settings))
             if questions:
                 self._pending.append(self._thread.submit(self._rollout, questions, seeds))
-            self._next_step = later + 1
+            self._next_step = later_step + 1
 
     def __call__(self, questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
         if self._thread is None:
@@ -266,15 +266,15 @@ class RolloutAhead:
         `step`, and the share of time that the training waited for rollouts; empty if nothing is sampled ahead."""
         if self._thread is None:
             return {}
-        behind = [
+        lags = [
             (step - self._step_of_version[segment.version], len(segment.ids))
             for episode in episodes.scored
             for segment in episode.trajectory.segments
             if segment.version is not None and segment.ids
         ]
         metrics = {"waited": self._waited_share}
-        if behind:
-            tokens = sum(count for _, count in behind)
-            metrics["steps_behind"] = sum(steps * count for steps, count in behind) / tokens
-            metrics["steps_behind_max"] = max(steps for steps, _ in behind)
+        if lags:
+            tokens = sum(count for _, count in lags)
+            metrics["steps_behind"] = sum(steps * count for steps, count in lags) / tokens
+            metrics["steps_behind_max"] = max(steps for steps, _ in lags)
         return metrics

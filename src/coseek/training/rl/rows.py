@@ -68,7 +68,7 @@ class TrainingRow(Record):
             raise DataError(f"a row of {len(self.ids)} ids needs one value of each kind per id, and at least one id")
         if self.trained[0]:
             raise DataError("the first token of a row has nothing before it and cannot be trained")
-        if any(value for value, trained in zip(self.advantage, self.trained, strict=True) if not trained):
+        if any(value for value, is_trained in zip(self.advantage, self.trained, strict=True) if not is_trained):
             raise DataError("a row has an advantage at a token that is not trained")
 
 

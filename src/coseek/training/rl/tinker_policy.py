@@ -77,7 +77,7 @@ class TinkerPolicy(ServerWeights):
     def forward(self, batch: Batch, target_mask_BT: Tensor) -> Tensor:
         rows_N, outputs_BT = target_mask_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
         if len(rows_N):
-            data = [_datum(_ids(batch, int(row))) for row in rows_N]
+            data = [_datum(_row_ids(batch, int(row))) for row in rows_N]
             response = self.client.wait(lambda: self.adapter.forward(data, "cross_entropy"))
             for row, outputs in zip(rows_N, response.loss_fn_outputs, strict=True):
                 outputs_BT[row, 1 : batch.lengths_B[row]] = outputs["logprobs"].to_torch()
@@ -92,7 +92,7 @@ class TinkerPolicy(ServerWeights):
         gradient_BT = logprobs_BT.grad
         assert gradient_BT is not None
         for row in rows_N:
-            ids = _ids(batch, int(row))
+            ids = _row_ids(batch, int(row))
             self._pending.append((ids, logprobs_BT[row, 1 : len(ids)].detach(), -gradient_BT[row, 1 : len(ids)]))
         return float(value.detach())
 
@@ -147,18 +147,18 @@ class TinkerReference(ServerWeights):
     def forward(self, batch: Batch, target_mask_BT: Tensor) -> Tensor:
         rows_N, outputs_BT = target_mask_BT.any(dim=1).nonzero()[:, 0], torch.zeros(batch.ids_BT.shape)
         with self.client.errors():
-            futures = [self._base.compute_logprobs(_input(_ids(batch, int(row)))) for row in rows_N]
+            futures = [self._base.compute_logprobs(_model_input(_row_ids(batch, int(row)))) for row in rows_N]
             for row, future in zip(rows_N, futures, strict=True):
                 length = int(batch.lengths_B[row])
                 outputs_BT[row, 1:length] = torch.tensor(future.result()[1 - length :])
         return torch.where(target_mask_BT, outputs_BT, 0.0)
 
 
-def _ids(batch: Batch, row: int) -> list[int]:
+def _row_ids(batch: Batch, row: int) -> list[int]:
     return [int(token) for token in batch.ids_BT[row, : batch.lengths_B[row]]]
 
 
-def _input(ids: list[int]) -> "ModelInput":
+def _model_input(ids: list[int]) -> "ModelInput":
     from tinker.types import ModelInput
 
     return ModelInput.from_ints(ids)
@@ -171,7 +171,7 @@ def _datum(ids: list[int], logprobs_T: Tensor | None = None, advantages_T: Tenso
     inputs = {"target_tokens": torch.tensor(ids[1:])}
     if logprobs_T is not None and advantages_T is not None:
         inputs |= {"logprobs": logprobs_T, "advantages": advantages_T}
-    return Datum(model_input=_input(ids[:-1]), loss_fn_inputs=inputs)
+    return Datum(model_input=_model_input(ids[:-1]), loss_fn_inputs=inputs)
 
 
 # Tinker sampler: samples rows on a Tinker server, with the exact ids and log-probabilities that it returns.

@@ -157,13 +157,13 @@ def _built_in_callbacks(training: RlTraining, folder: Path, progress: Progress) 
     settings, state = training.settings, training.state
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "metrics.jsonl")]
     monitor = Monitor(settings, rows, progress)
-    stop = [AlarmStop(monitor, state, folder / "checkpoints")] if settings.monitor.stop else []
+    alarm_stops = [AlarmStop(monitor, state, folder / "checkpoints")] if settings.monitor.stop else []
     return [
         MetricsWriter(state, monitor),
         CheckpointWriter(state, monitor, settings.checkpoint_every, settings.monitor.window),
         LearnsNothing(training.algorithm, settings, progress),
         ProgressLine(progress),
-        *stop,
+        *alarm_stops,
     ]
 
 

@@ -161,7 +161,7 @@ def _minibatch_loss(
         new_bt, entropy_bt = outputs if _entropy(settings) != "off" else (outputs, None)
 
         def select(whole_BT: Tensor) -> Tensor:
-            return _select(whole_BT, rows_b, new_bt)
+            return _select_rows(whole_BT, rows_b, new_bt)
 
         weights_bt, old_bt = select(weights_BT), select(experience.old_BT)
         mask_bt = weights_bt != 0.0
@@ -203,7 +203,7 @@ def _add_ratio_metrics(
     metrics.add_tokens("kl_old", kl_estimate(old_bt, new_bt, mask_bt, "k3"), mask_bt)
 
 
-def _select(whole_BT: Tensor, rows_b: Tensor, outputs_bt: Tensor) -> Tensor:
+def _select_rows(whole_BT: Tensor, rows_b: Tensor, outputs_bt: Tensor) -> Tensor:
     """Return the rows of a micro-batch, cut to its width and on its device."""
     return whole_BT[rows_b, : outputs_bt.shape[1]].to(outputs_bt.device)
 
@@ -214,7 +214,7 @@ def _value_loss(experience: Experience, clip: float | None, weights_BT: Tensor) 
 
     def loss(values_bt: Tensor, rows_b: Tensor) -> Tensor:
         weights_bt, old_bt, returns_bt = (
-            _select(whole_BT, rows_b, values_bt) for whole_BT in (weights_BT, old_BT, returns_BT)
+            _select_rows(whole_BT, rows_b, values_bt) for whole_BT in (weights_BT, old_BT, returns_BT)
         )
         token_bt = value_loss(values_bt, old_bt, returns_bt, weights_bt != 0.0, clip)
         return (token_bt * weights_bt).sum()
@@ -269,7 +269,7 @@ class LikelihoodProbe:
         """Measure the first `limit` of the rows `right_N` that have a gradient (`updated_B`)."""
         self._policy = policy
         right = batch.select(right_N) if len(right_N) else None
-        self._sampled = None if right is None else _mean(right.logprobs_BT, right.agent_BT)
+        self._sampled = None if right is None else _masked_mean(right.logprobs_BT, right.agent_BT)
         probed_N = right_N[updated_B[right_N]][:limit]
         self._probed = batch.select(probed_N) if len(probed_N) else None
         self._before = self._measure()
@@ -285,8 +285,8 @@ class LikelihoodProbe:
     def _measure(self) -> float | None:
         if self._probed is None:
             return None
-        return _mean(self._policy.forward(self._probed, self._probed.agent_BT), self._probed.agent_BT)
+        return _masked_mean(self._policy.forward(self._probed, self._probed.agent_BT), self._probed.agent_BT)
 
 
-def _mean(logprobs_BT: Tensor, mask_BT: Tensor) -> float:
+def _masked_mean(logprobs_BT: Tensor, mask_BT: Tensor) -> float:
     return float(logprobs_BT[mask_BT].double().mean())

@@ -123,19 +123,19 @@ def draw_by_hops(demonstrations: Sequence[Trajectory], phases: Sequence[Phase]) 
     """
     draw_from_all = draw_any(demonstrations)
     by_hops: dict[int, list[Trajectory]] = {}
-    unknown: list[Trajectory] = []
+    without_hops: list[Trajectory] = []
     for demonstration in demonstrations:
         hops = demonstration.question.hops
-        (unknown if hops is None else by_hops.setdefault(hops, [])).append(demonstration)
-    unknown_share = len(unknown) / len(demonstrations)
+        (without_hops if hops is None else by_hops.setdefault(hops, [])).append(demonstration)
+    unknown_share = len(without_hops) / len(demonstrations)
 
     def draw(done: float, rng: random.Random) -> Trajectory:
         hops = hops_at(phases, done, by_hops, rng)
         if hops is None:
             return draw_from_all(done, rng)
         # Another draw would change what a seed gives where all hops are known.
-        if unknown and rng.random() < unknown_share:
-            return rng.choice(unknown)
+        if without_hops and rng.random() < unknown_share:
+            return rng.choice(without_hops)
         return rng.choice(by_hops[hops])
 
     return draw

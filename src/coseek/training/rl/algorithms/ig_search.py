@@ -44,10 +44,10 @@ def advantages(step: StepRewards, settings: IgSearchSettings) -> TokenAdvantages
         for row, (trajectory, by_turn) in enumerate(zip(step.trajectories, observations, strict=True))
         for turn, observation in by_turn.items()
     }
-    probes = [(step.trajectories[row], context) for (row, _), replaced in contexts.items() for context in replaced]
+    probes = [(step.trajectories[row], context) for (row, _), variants in contexts.items() for context in variants]
     logprobs = iter(step.gold_logprobs(probes) if probes else [])
-    for (row, turn), replaced in contexts.items():
-        real, *others = [next(logprobs) for _ in replaced]
+    for (row, turn), variants in contexts.items():
+        real, *others = [next(logprobs) for _ in variants]
         if others:
             values[row][turn] += settings.weight * (real - fmean(others))
     return step.every_turn(values)
@@ -65,12 +65,12 @@ def _contexts(
     turn: int,
     observation: tuple[Segment, ...],
     pool: Sequence[tuple[Segment, ...]],
-    others: int,
+    count: int,
 ) -> list[tuple[Segment, ...]]:
     """Return the context after a turn, and variants with observations from the pool in place of the turn's."""
     up_to_turn = trajectory.contexts[turn + 1][: len(trajectory.contexts[turn]) + 1]
     candidates = [other for other in pool if other != observation]
     # by the trajectory's seed, so that the same trajectories get the same credit
     rng = random.Random(f"{trajectory.question.id}/{trajectory.seed}/{turn}")
-    drawn = rng.sample(candidates, min(others, len(candidates)))
-    return [(*up_to_turn, *each) for each in (observation, *drawn)]
+    replacements = rng.sample(candidates, min(count, len(candidates)))
+    return [(*up_to_turn, *segments) for segments in (observation, *replacements)]

@@ -37,11 +37,11 @@ def advantages(step: StepRewards, settings: LeaveOneTurnOutSettings) -> TokenAdv
     logprobs = iter(step.gold_logprobs(contexts))
     credits: list[list[float]] = []
     for trajectory in step.trajectories:
-        measured = [next(logprobs) for _ in trajectory.turn_spans]  # the whole context first
-        credits.append([measured[0] - logprob for logprob in measured[1:]])
+        context_logprobs = [next(logprobs) for _ in trajectory.turn_spans]  # the whole context first
+        credits.append([context_logprobs[0] - logprob for logprob in context_logprobs[1:]])
     if settings.gated:
         for group in step.comparable_groups:
-            _gate(credits, group)
+            _standardise(credits, group)
     return step.every_turn(
         [
             [float(episode_B[row]) + settings.weight * credit for credit in (*turns, 0.0)][: len(spans)]
@@ -50,7 +50,7 @@ def advantages(step: StepRewards, settings: LeaveOneTurnOutSettings) -> TokenAdv
     )
 
 
-def _gate(credits: list[list[float]], group: Sequence[int]) -> None:
+def _standardise(credits: list[list[float]], group: Sequence[int]) -> None:
     """Standardise the credits of a group's turns in place; one whose sign changes becomes 0."""
     import torch
 
@@ -68,5 +68,5 @@ def _contexts(trajectory: Trajectory) -> list[tuple[Segment, ...]]:
     starts = [index for index, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
     if not starts:
         return []
-    whole = trajectory.segments[: starts[-1]]
-    return [whole, *(whole[:start] + whole[end:] for start, end in pairwise(starts))]
+    full_context = trajectory.segments[: starts[-1]]
+    return [full_context, *(full_context[:start] + full_context[end:] for start, end in pairwise(starts))]

@@ -29,7 +29,7 @@ def advantages(step: StepRewards, settings: MtGrpoSettings) -> TokenAdvantages:
     """Return at each turn the reward from there on, less that of the group's trajectories; shape BT."""
     turn_rewards = step.turn_rewards()
     values = [[0.0] * len(rewards) for rewards in turn_rewards]
-    advantage = _over_reached if settings.ended == "skip" else _over_all
+    advantage = _advantage_over_reached if settings.ended == "skip" else _advantage_over_all
     for group in step.comparable_groups:
         for row in group:
             for turn in range(len(turn_rewards[row])):
@@ -37,16 +37,16 @@ def advantages(step: StepRewards, settings: MtGrpoSettings) -> TokenAdvantages:
     return step.every_turn(values)
 
 
-def _over_all(turn_rewards: list[list[float]], group: tuple[int, ...], row: int, turn: int) -> float:
+def _advantage_over_all(turn_rewards: list[list[float]], group: tuple[int, ...], row: int, turn: int) -> float:
     """Σ_{s≥t} r_s of the trajectory, less the mean of the same sum of the others."""
-    others = [sum(turn_rewards[other][turn:]) for other in group if other != row]
-    return sum(turn_rewards[row][turn:]) - (sum(others) / len(others) if others else 0.0)
+    other_returns = [sum(turn_rewards[other][turn:]) for other in group if other != row]
+    return sum(turn_rewards[row][turn:]) - (sum(other_returns) / len(other_returns) if other_returns else 0.0)
 
 
-def _over_reached(turn_rewards: list[list[float]], group: tuple[int, ...], row: int, turn: int) -> float:
+def _advantage_over_reached(turn_rewards: list[list[float]], group: tuple[int, ...], row: int, turn: int) -> float:
     """Σ_{s≥t} (r_s - the mean r_s of the trajectories that have a turn s)."""
     total = 0.0
-    for later in range(turn, len(turn_rewards[row])):
-        reached = [turn_rewards[other][later] for other in group if len(turn_rewards[other]) > later]
-        total += turn_rewards[row][later] - sum(reached) / len(reached)
+    for later_turn in range(turn, len(turn_rewards[row])):
+        reached_rewards = [turn_rewards[other][later_turn] for other in group if len(turn_rewards[other]) > later_turn]
+        total += turn_rewards[row][later_turn] - sum(reached_rewards) / len(reached_rewards)
     return total

@@ -115,23 +115,23 @@ class TinkerClient:
         from safetensors.torch import load
 
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
-        rest = self._service.create_rest_client()
-        url = str(self.wait(lambda: rest.get_checkpoint_archive_url(run, checkpoint)).url)
+        rest_client = self._service.create_rest_client()
+        url = str(self.wait(lambda: rest_client.get_checkpoint_archive_url(run, checkpoint)).url)
         try:
             with closing(HttpClient(url, name=self.url, most_bytes=MOST_BYTES)) as calls:
-                packed = calls.fetch("GET", "")
+                archive_bytes = calls.fetch("GET", "")
         except HttpFailure as error:
             raise ModelError(str(error)) from None
         try:
-            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                weights = _member(archive, "adapter_model.safetensors")
-                settings = _member(archive, "adapter_config.json")
+            with tarfile.open(fileobj=io.BytesIO(archive_bytes)) as archive:
+                weights = _read_member(archive, "adapter_model.safetensors")
+                settings = _read_member(archive, "adapter_config.json")
         except (tarfile.TarError, KeyError) as error:
             raise ModelError(f"{self.url}: the archive of {path} holds no adapter ({error})") from None
         return load(weights), parse_line(settings, f"adapter_config.json of {path}")
 
 
-def _member(archive: tarfile.TarFile, name: str) -> bytes:
+def _read_member(archive: tarfile.TarFile, name: str) -> bytes:
     """Read a file of the archive, in any of its folders. Raises `KeyError` without one."""
     for member in archive:
         if member.name.rpartition("/")[2] == name and (file := archive.extractfile(member)) is not None:
@@ -158,7 +158,7 @@ def check(settings: RlSettings) -> None:
     """Raise `SettingError` for settings that the protocol does not support."""
     lora, optimizer = settings.policy.lora, settings.policy.optimizer
     critic = open_algorithm(settings).needs_critic
-    for unsupported, reason in (
+    for is_unsupported, reason in (
         (lora is None, "rl.policy.lora=null trains all weights; set rl.policy.lora.rank"),
         (lora and lora.target_modules, "rl.policy.lora.target_modules adapts some layers; leave it out to adapt all"),
         (lora and lora.alpha != ALPHA, f"rl.policy.lora.alpha is not {ALPHA:g}, which servers scale by"),
@@ -173,7 +173,7 @@ def check(settings: RlSettings) -> None:
         (optimizer.algorithm != "adamw", f"rl.policy.optimizer.algorithm={optimizer.algorithm}; take adamw"),
         (optimizer.max_grad_norm, f"rl.policy.optimizer.max_grad_norm={optimizer.max_grad_norm:g} clips; set it to 0"),
     ):
-        if unsupported:
+        if is_unsupported:
             raise SettingError(f"a Tinker server cannot do this: {reason}, or take rl.backend=local")
     if find_spec("tinker") is None:
         raise MissingExtra("tinker", "rl.backend=tinker", "tinker")
@@ -249,11 +249,11 @@ class TinkerBackend:
         name = f"policy-{self.policy.updates_done:06}-{self._saved}"
         path = str(self._client.wait(lambda: self.policy.adapter.save_weights_for_sampler(name)).path)
         weights, config = self._client.download(path)
-        expected, received = (
+        expected_shapes, received_shapes = (
             {name: weight.shape for name, weight in adapter.items()}
             for adapter in (adapter_tensors(self._twin.model), weights)
         )
-        if expected != received or config.get("lora_alpha") != ALPHA:
+        if expected_shapes != received_shapes or config.get("lora_alpha") != ALPHA:
             raise ModelError(
                 f"{self._client.url} adapted other layers than all linear ones with alpha {ALPHA:g}, so they cannot be "
                 f"merged here; the adapter is at {path}"
