@@ -6,8 +6,9 @@ can fork reads each run once. The last turn, and turns that did not search, have
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -221,20 +222,32 @@ def gold_probe_of(settings: AgentSettings) -> GoldProbe | None:
     if is_scripted(settings.name) or settings.is_remote or not (folder / "config.json").is_file():
         return None
     protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
-    policy = Policy(load_model(folder, settings), LearnerSettings(), 1, settings.temperature)
+    model = load_model(folder, settings)
+    try:  # the contexts of a run begin with each other
+        shares = LearnerSettings(share_prefixes=True, micro_batch_tokens=4096)
+        policy = Policy(model, shares, 1, settings.temperature)
+    except SettingError:  # a network of other attention
+        policy = Policy(model, LearnerSettings(), 1, settings.temperature)
     return PolicyProbe(policy, AnswerWriter(protocol, open_tokenizer(settings, protocol)))
 
 
 @dataclass
 class CountingProbe:
-    """A `GoldProbe` that counts the tokens it reads."""
+    """A `GoldProbe` that reads each context once, and counts the tokens of every request."""
 
     probe: GoldProbe
     tokens: int = 0
+    _known: dict[tuple[str, int, tuple[int, ...]], float] = field(default_factory=dict)
 
     def __call__(self, contexts: Sequence[GoldContext]) -> list[float]:
-        self.tokens += sum(len(segment.ids) for _, context in contexts for segment in context)
-        return self.probe(contexts)
+        keys = [
+            (run.question.id, run.seed, tuple(chain.from_iterable(segment.ids for segment in context)))
+            for run, context in contexts
+        ]
+        self.tokens += sum(len(ids) for *_, ids in keys)
+        unread = {key: context for key, context in zip(keys, contexts, strict=True) if key not in self._known}
+        self._known |= zip(unread, self.probe([*unread.values()]) if unread else (), strict=True)
+        return [self._known[key] for key in keys]
 
 
 def measured_turns(stored: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
@@ -266,7 +279,8 @@ def measure_credit(
 ) -> CreditScores:
     """Continue the turns of a stored run, of `count` of its questions, and score signals on them.
 
-    `tell` is called with (`continuations`, done, total). A signal that cannot be computed is skipped and reported.
+    `tell` is called with (`continuations`, done, total), then with `signals`. A signal that cannot be computed is
+    skipped and reported.
     """
     stored = Run(folder)
     settings = sampling_agent(stored, device)
@@ -286,15 +300,17 @@ def measure_credit(
         scores[name] = score_signal(truth, signal, decisive)
         within[name] = within_questions(truth, signal, decisive)
 
-    probe = gold_probe_of(settings)
-    for name, signal in signals.items():
-        counting = None if probe is None else CountingProbe(probe)
+    gold_probe = gold_probe_of(settings)
+    probe = None if gold_probe is None else CountingProbe(gold_probe)
+    for number, (name, signal) in enumerate(signals.items()):
+        tell("signals", number, len(signals))
+        before = 0 if probe is None else probe.tokens
         try:
-            add(name, values, credit_of(trajectories, signal, counting))
+            add(name, values, credit_of(trajectories, signal, probe))
         except (SettingError, DataError) as error:
             say(f"{name} is left out: {error}")
             continue
-        tokens[name] = 0.0 if counting is None else counting.tokens / len(values)
+        tokens[name] = 0.0 if probe is None else (probe.tokens - before) / len(values)
     rated_questions = within_questions(values, values, decisive)
     add(RULER, even_values, odd_values)
     within[RULER] = {question: value for question, value in within[RULER].items() if question in rated_questions}
