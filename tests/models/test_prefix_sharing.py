@@ -158,6 +158,27 @@ def test_a_row_that_is_only_to_be_read_stops_at_once_and_can_be_forked_and_read_
         assert turn_of[key].logprobs == pytest.approx(truth.logprobs, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["lfm2", "llama"])
+def test_forks_that_are_opened_while_others_are_closed_keep_their_past(name: str) -> None:
+    model = network(name)
+    used, fresh = sampler(model, max_rows=32), sampler(model)
+    for key in (0, 4):
+        used.start(request(key, prompt_of(key), max_tokens=0))
+    used.step()
+    for key in range(10, 22):  # more rows than the cache has slots so far
+        used.fork(4, request(key, FRONT[:3], max_tokens=5))
+    used.close(0)  # its slot is taken by the last fork
+    used.fork(4, request(30, FRONT[:3], max_tokens=5))
+    used.close(4)
+    turns = {turn.key: turn.ids for _ in range(4) for turn in used.step()}
+    assert turns.keys() == {*range(10, 22), 30}
+    for key, ids in turns.items():
+        fresh.start(request(key, prompt_of(4) + FRONT[:3], max_tokens=5))
+        (truth,) = fresh.step()
+        fresh.close(key)
+        assert ids == truth.ids
+
+
 def test_a_row_that_is_opened_where_another_was_shared_remembers_nothing_of_it() -> None:
     model = network("lfm2")
     used = sampler(model, max_rows=4)

@@ -95,8 +95,8 @@ class Sampler:
         """Requests that wait for a free slot."""
         self._unread: dict[int, tuple[int, ...]] = {}
         """Tokens to read of rows with a slot, before they are continued."""
-        self._contexts: dict[int, tuple[int, ...]] = {}
-        """The tokens of open rows before their present turns, by key."""
+        self._prompts: dict[int, tuple[int, ...]] = {}
+        """What open rows have read at first, by key."""
         self._stopped: list[Turn] = []
         self.tokens_read = 0
         """Prefill tokens since the sampler was made."""
@@ -117,7 +117,7 @@ class Sampler:
 
     def extend(self, request: Request) -> None:
         slot = self._stopped_slot(request.key)
-        self._begin(request, slot, (int(self._table.pending[slot]), *request.ids), self._context(slot))
+        self._begin(request, slot, (int(self._table.pending[slot]), *request.ids))
 
     @torch.inference_mode()
     def fork(self, key: int, request: Request) -> None:
@@ -130,19 +130,16 @@ class Sampler:
         if not table.free:
             raise ValueError(f"no room to fork row {key}: {table.used} rows are open, and max_rows admits no more")
         source, slot = table.slot_of[key], table.take(request.key)
-        past, unread = self._context(source), (int(table.pending[source]), *request.ids)
-        if self._shares:  # the past is copied with what forks of one row read next, which is read once
-            unread = (*past, *request.ids)
-        else:
-            length = int(table.length[source])
-            self._reserve(length)
-            self._copy([(source, slot, length)])
-        self._begin(request, slot, unread, past)
+        length = int(table.length[source])
+        self._reserve(length)
+        self._copy([(source, slot, length)])
+        table.pending[slot] = table.pending[source]
+        self.extend(request)
 
     def close(self, key: int) -> None:
         self._waiting.pop(key, None)
         self._unread.pop(key, None)
-        self._contexts.pop(key, None)
+        self._prompts.pop(key, None)
         self._stopped = [turn for turn in self._stopped if turn.key != key]
         if key in self._table.slot_of:
             self._table.drop(key)
@@ -183,20 +180,9 @@ class Sampler:
             raise ValueError(f"row {key} is not open or has not stopped yet, so it cannot be continued")
         return slot
 
-    @property
-    def _shares(self) -> bool:
-        """Whether a row can begin with a copy of another's beginning: a layer's state is that of a row's end alone."""
-        return self.settings.share and not self._engine.cache.states
-
-    def _context(self, slot: int) -> tuple[int, ...]:
-        """The tokens of a row that has a slot, the pending one last."""
-        return (*self._contexts[int(self._table.key[slot])], *self._table.turn(slot)[0])
-
-    def _begin(self, request: Request, slot: int, ids: tuple[int, ...], past: tuple[int, ...] = ()) -> None:
-        """Begin a turn after `past` and the request's tokens, of which `ids` are left to read. A row that is too long
-        is a fault."""
+    def _begin(self, request: Request, slot: int, ids: tuple[int, ...]) -> None:
+        """Begin a turn after the tokens `ids`, which are still to be read. A row that is too long is a fault."""
         self._table.begin_turn(slot, request.seed & SEED_MASK, request.max_tokens)
-        self._contexts[request.key] = (*past, *request.ids)
         length = int(self._table.length[slot]) + len(ids)
         if length >= self._max_length:
             fault = f"row {request.key} would hold {length} tokens before its turn, and the limit is {self._max_length}"
@@ -254,10 +240,11 @@ class Sampler:
         table = self._table
         new_rows = [(slot, ids) for slot, ids in pieces if table.length[slot] == 0]
         open_rows: list[PromptPiece] = []
-        if new_rows and self._shares:
-            slot_of = {self._context(slot)[: table.length[slot]]: slot for slot in table.slot_of.values()}
-            open_rows = [(slot, ids) for ids, slot in slot_of.items() if ids]
+        if new_rows and not self._engine.cache.states:  # a layer's state is that of a row's end alone
+            slot_of = {ids: table.slot_of[key] for key, ids in self._prompts.items()}
+            open_rows = [(slot, ids) for ids, slot in slot_of.items()]
         rounds, remaining_ids = plan_prefix_sharing(new_rows, open_rows)
+        self._prompts |= {int(table.key[slot]): ids for slot, ids in new_rows}
         for sharing_round in rounds:
             self._prefill_pieces(sharing_round.pieces)
             self._copy(sharing_round.copies)

@@ -222,12 +222,7 @@ def gold_probe_of(settings: AgentSettings) -> GoldProbe | None:
     if is_scripted(settings.name) or settings.is_remote or not (folder / "config.json").is_file():
         return None
     protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
-    model = load_model(folder, settings)
-    try:  # the contexts of a run begin with each other
-        shares = LearnerSettings(share_prefixes=True, micro_batch_tokens=4096)
-        policy = Policy(model, shares, 1, settings.temperature)
-    except SettingError:  # a network of other attention
-        policy = Policy(model, LearnerSettings(), 1, settings.temperature)
+    policy = Policy(load_model(folder, settings), LearnerSettings(), 1, settings.temperature)
     return PolicyProbe(policy, AnswerWriter(protocol, open_tokenizer(settings, protocol)))
 
 
