@@ -1,13 +1,18 @@
 import json
+import os
 import shlex
+import signal
 import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from coseek.cli.commands.study import dry_run
-from coseek.cli.main import main
+from coseek.cli.main import Terminated, main, sigterm_as_stop
 from coseek.cli.terminal import assignments
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import SUMS, JsonObject, write_jsonl
@@ -29,6 +34,7 @@ from coseek.studies.study import (
     as_words,
     load_study,
     road_of,
+    run_steps,
     study_names,
 )
 from coseek.studies.verdict import ArmComparison, StudyVerdict, Values, compare, overall
@@ -82,7 +88,7 @@ def test_a_study_goes_on_behind_a_command_that_failed_is_judged_and_only_what_ch
     page = (tmp_path / "runs/studies/mine-laptop.md").read_text()
     assert "coseek run runs/mine/few --split test --agent rules --retriever runs/mine/over" in page
     before = made(tmp_path)
-    assert len(before) == 5
+    assert len(before) == 6  # the one that failed among them
     assert main(["study", str(written(tmp_path, retriever="bm25 k1=2.0"))]) == 0
     after = made(tmp_path)
     assert before.items() <= after.items()
@@ -92,6 +98,23 @@ def test_a_study_goes_on_behind_a_command_that_failed_is_judged_and_only_what_ch
     (folder / SUMS).unlink()
     with pytest.raises(DataError, match="is not finished"):
         values_of(Arm(run="run"), folder)
+
+
+def test_a_stop_reaches_the_running_command_and_its_seconds_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    plan = StudyPlan(Commands(study(), "laptop"), tmp_path)
+    step = plan.step("arm B", 0)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    started_s = time.monotonic()
+    with pytest.raises(Terminated), sigterm_as_stop():
+        run_steps([step], lambda line: timer.start())
+    assert time.monotonic() - started_s < 10
+    assert step.seconds >= 0.1 and not step.succeeded
 
 
 def test_equal_commands_over_equal_needs_share_a_folder_and_a_seed_counts_where_it_is_used(tmp_path: Path) -> None:

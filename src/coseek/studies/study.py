@@ -307,13 +307,17 @@ class StudyStep:
 
     @property
     def record(self) -> Path:
-        """Written when the command has succeeded: `{"command", "seconds"}`."""
+        """Written when the command has ended: `{"command", "seconds", "succeeded"}`."""
         return self.folder.with_name(self.folder.name + ".json")
 
     @property
     def seconds(self) -> float:
-        """Duration of its last attempt."""
+        """Duration of all its attempts."""
         return float(str(read_json_object(self.record)["seconds"])) if self.record.exists() else 0.0
+
+    @property
+    def succeeded(self) -> bool:
+        return self.record.exists() and bool(read_json_object(self.record).get("succeeded", True))
 
     def line(self) -> str:
         """The command line."""
@@ -394,19 +398,20 @@ def slug(text: str) -> str:
 
 def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int = 1) -> None:
     """Run the commands that have not succeeded yet, `jobs` at once, each after its needs. After a failure, wait for the
-    running commands and raise `RunError`."""
-    pending = {step.folder: step for step in steps if not step.record.exists()}
+    running commands and raise `RunError`; at a stop, stop them, too."""
+    pending = {step.folder: step for step in steps if not step.succeeded}
     order = TopologicalSorter(
         {folder: [need.folder for need in step.needs if need.folder in pending] for folder, step in pending.items()}
     )
     order.prepare()
     numbers = itertools.count(1)
+    processes: list[subprocess.Popen[bytes]] = []
 
     def run(step: StudyStep) -> None:
         say(f"{next(numbers)}/{len(pending)} {step.name}: {step.line()}")
         make_folder(step.folder.parent)
         with lock_beside(step.record):  # the command locks its folder itself
-            run_step(step, jobs)
+            run_step(step, processes, jobs)
 
     with ThreadPoolExecutor(jobs) as pool:
         running: dict[Future[None], Path] = {}
@@ -416,12 +421,18 @@ def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int 
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     future.result()
                     order.done(running.pop(future))
-        finally:  # after a failure, or after Ctrl-C, which the running commands get, too
+        except KeyboardInterrupt as stop:
+            if type(stop) is not KeyboardInterrupt:  # Ctrl-C reaches them by itself, and a second stop cuts them short
+                for process in processes:
+                    process.terminate()
+            raise
+        finally:
             pool.shutdown(cancel_futures=True)
 
 
-def run_step(step: StudyStep, jobs: int = 1) -> None:
-    """Run one command, with its output in its log, on its share of the cores when `jobs` run at once."""
+def run_step(step: StudyStep, processes: list[subprocess.Popen[bytes]], jobs: int = 1) -> None:
+    """Run one command, with its output in its log, on its share of the cores when `jobs` run at once. Its process is
+    added to `processes`."""
     words = [*step.words]
     if step.folder.exists() and any(step.line().startswith(f"coseek {prefix} ") for prefix in RESUMED):
         words.append("--resume")
@@ -429,8 +440,11 @@ def run_step(step: StudyStep, jobs: int = 1) -> None:
     started_s = time.monotonic()
     with step.log.open("a", encoding="utf-8") as log:
         command = [sys.executable, "-m", "coseek", *words]
-        process = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=threads | os.environ, check=False)
-    if code := process.returncode:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=threads | os.environ)
+        processes.append(process)
+        code = process.wait()
+    seconds = round(step.seconds + time.monotonic() - started_s, 1)
+    write_json(step.record, {"command": step.line(), "seconds": seconds, "succeeded": code == 0})
+    if code:
         lines = step.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
         raise RunError(f"`{step.line()}` ended with {code}; its log is {step.log}:\n" + "\n".join(lines))
-    write_json(step.record, {"command": step.line(), "seconds": round(time.monotonic() - started_s, 1)})
