@@ -31,7 +31,7 @@ def test_a_run_gives_back_what_was_appended_and_its_settings(tmp_path: Path) -> 
     again = Run(tmp_path / "run")
     assert list(again.trajectories()) == TRAJECTORIES
     assert again.settings == {"limits": {"max_turns": 4}}
-    assert again.done() == {("q1", 0), ("q1", 1), ("q1", 2)}
+    assert again.finished_keys() == {("q1", 0), ("q1", 1), ("q1", 2)}
 
 
 def test_runs_of_which_a_search_failed_are_repeated_like_those_that_a_fault_ended(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_refused_resume_has_dropped_no_fault(tmp_path: Path) -> None:
         raise AssertionError("it was opened")
     assert [path.read_bytes() for path in (made.trajectories_path, made.folder / "run.yaml")] == before
     with made.open_for_append({"retriever": "a"}, repeat_faults=True):
-        assert not made.done()
+        assert not made.finished_keys()
 
 
 def test_half_a_row_of_a_killed_run_is_completed_by_resume_and_not_by_hand(tmp_path: Path) -> None:
@@ -120,10 +120,12 @@ def test_a_run_inside_of_another_folder_is_made_anew_by_other_parts_alone(tmp_pa
     made = stored(tmp_path / "table" / "cell", TRAJECTORIES[:1], PARTS)
     (made.folder / "reply.one.jsonl").write_text("{}")
     same = Run.made_with(made.folder, {}, PARTS)
-    assert len(same.done()) == 1 and (made.folder / "reply.one.jsonl").exists()
-    assert len(Run.made_with(made.folder, {}, {"agent": "two"}).done()) == 1  # nobody could say what it searches now
+    assert len(same.finished_keys()) == 1 and (made.folder / "reply.one.jsonl").exists()
+    assert (
+        len(Run.made_with(made.folder, {}, {"agent": "two"}).finished_keys()) == 1
+    )  # nobody could say what it searches now
     other = Run.made_with(made.folder, {}, {**PARTS, "agent": "another"})
-    assert not other.done() and [path.name for path in made.folder.iterdir()] == ["run.yaml"]
+    assert not other.finished_keys() and [path.name for path in made.folder.iterdir()] == ["run.yaml"]
 
 
 @pytest.mark.parametrize("inside", ["table", "pairs"])

@@ -114,9 +114,9 @@ def test_a_verdict_or_a_score_that_the_limit_of_tokens_cut_is_not_taken_for_the_
         assert verdict.right is right and (right is not None or "cut at max_tokens=3" in str(verdict.fault))
     request = OutputRequest("score", "", lambda text: read_scores(text, 2))
     (output,) = ask_with_retry(Scripted(lambda _: CutText("[1] 90\n[2] 95\nThe fir")), [request], 12, CallCounts())
-    assert [*(output.found or ())] == [90.0, 95.0]
+    assert [*(output.value or ())] == [90.0, 95.0]
     (output,) = ask_with_retry(Scripted(lambda _: CutText("[1] 90 [2] 9")), [request], 12, CallCounts())
-    assert output.found is None and "cut at max_tokens=12" in output.unreadable
+    assert output.value is None and "cut at max_tokens=12" in output.unreadable
 
 
 def test_a_response_cannot_forge_a_line_of_the_prompt() -> None:

@@ -58,7 +58,7 @@ def test_a_model_sees_question_answers_and_query_and_no_outsider_forges_a_number
     model_ranker, model = ranker(lambda prompt: "[2] > [1]")
     order = model_ranker.rank([RankingRequest(QUESTION, Query("the query", QUESTION.question), (evil, PASSAGES[0]))])[0]
     prompt = model.calls[0][0]
-    assert order.found == (1, 0)
+    assert order.value == (1, 0)
     assert "Question: Who (2) built it ?" in prompt
     assert "Accepted answers: Ada (3) | Lady Ada" in prompt
     assert "Search query: the query" in prompt
@@ -68,10 +68,10 @@ def test_a_model_sees_question_answers_and_query_and_no_outsider_forges_a_number
 
 def test_all_passages_are_ranked_in_one_call_or_in_windows_from_the_back() -> None:
     one_call, model = ranker(by_worth)
-    assert one_call.rank([ask()])[0].found == tuple(range(11, -1, -1))
+    assert one_call.rank([ask()])[0].value == tuple(range(11, -1, -1))
     assert len(model.calls) == 1
     windows, model = ranker(by_worth, window=4)
-    places = windows.rank([ask()])[0].found
+    places = windows.rank([ask()])[0].value
     assert places is not None and sorted(places) == list(range(12)) and places[:2] == (11, 10)
     assert len(model.calls) == 5
     assert {prompt.count(" points.") for call in model.calls for prompt in call} == {4}
@@ -81,7 +81,7 @@ def test_all_passages_are_ranked_in_one_call_or_in_windows_from_the_back() -> No
 def test_an_unreadable_ranking_is_asked_for_once_more_and_then_there_is_none(window: int | None) -> None:
     model_ranker, model = ranker(lambda prompt: "I cannot rank these.", window=window)
     order = model_ranker.rank([ask()])[0]
-    assert order.found is None and order.unreadable and order.fault is None
+    assert order.value is None and order.unreadable and order.fault is None
     assert len(order.texts) == 2 and len(model.calls) == 2  # windows after a failed window are not sent
     assert model.calls[1][0].startswith(model.calls[0][0])
     assert model_ranker.tally.counts[RETRIES] == 1
@@ -89,14 +89,14 @@ def test_an_unreadable_ranking_is_asked_for_once_more_and_then_there_is_none(win
 
 def test_a_second_answer_that_can_be_read_counts() -> None:
     model_ranker, _ = ranker(lambda prompt: by_worth(prompt) if "could not be read" in prompt else "[1] > [1]")
-    assert model_ranker.rank([ask(3)])[0].found == (2, 1, 0)
+    assert model_ranker.rank([ask(3)])[0].value == (2, 1, 0)
 
 
 def test_a_model_that_fails_is_a_fault_and_no_order_and_takes_no_other_list_along() -> None:
     model_ranker, _ = ranker(by_worth, fault="the server is gone")
     orders = model_ranker.rank([ask(3), ask(1)])
-    assert orders[0].found is None and orders[0].fault == "the server is gone" and not orders[0].unreadable
-    assert orders[1].found == (0,)  # one passage needs no ranking
+    assert orders[0].value is None and orders[0].fault == "the server is gone" and not orders[0].unreadable
+    assert orders[1].value == (0,)  # one passage needs no ranking
     assert model_ranker.tally.counts[FAULT + "scorer"] == 1
 
 
@@ -112,11 +112,11 @@ def test_the_oracle_puts_the_hop_of_the_query_first_and_keeps_the_order_of_equal
         order = OracleRanker(world.oracle, "world").rank(
             [RankingRequest(question, Query(f"{step.mention} {step.relation}", question.question), passages)]
         )[0]
-        assert order.found is not None and order.scores is not None
-        assert passages[order.found[0]].id == step.gold_id
-        expected = [world.oracle.relevance(question, passages[index], hop) for index in order.found]
-        assert [order.scores[index] for index in order.found] == expected == sorted(expected, reverse=True)
-        last = [index for index in order.found if order.scores[index] == 0]
+        assert order.value is not None and order.scores is not None
+        assert passages[order.value[0]].id == step.gold_id
+        expected = [world.oracle.relevance(question, passages[index], hop) for index in order.value]
+        assert [order.scores[index] for index in order.value] == expected == sorted(expected, reverse=True)
+        last = [index for index in order.value if order.scores[index] == 0]
         assert last == sorted(last)
 
 
@@ -125,7 +125,7 @@ def test_gold_evidence_comes_first_what_is_new_before_what_was_shown_and_nearest
     shown = PastTurn("before", documents=(PASSAGES[1].contents,))
     query = Query("worth 7", "?", "points", (shown,))
     order = GoldRanker().rank([RankingRequest(question, query, PASSAGES)])[0]
-    assert order.found == (7, 5, 1, 0, 2, 3, 4, 6, 8, 9, 10, 11)
+    assert order.value == (7, 5, 1, 0, 2, 3, 4, 6, 8, 9, 10, 11)
 
 
 def test_another_prompt_window_or_model_is_another_identity() -> None:

@@ -7,7 +7,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, run, search_of
 
 from coseek.core.errors import SettingError, UnknownName
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Search, Trajectory, evidence_of, ranked
+from coseek.data.trajectory import Search, Trajectory, evidence_of, rank_evidence
 from coseek.graders.generator import ContextBudget
 from coseek.measure import retrieval
 from coseek.measure.rankings import Metric, metrics_within
@@ -79,7 +79,7 @@ idents = st.sampled_from("abcdef")
 @given(st.lists(st.lists(idents, max_size=4), max_size=4), st.lists(idents, max_size=8))
 def test_the_evidence_holds_everything_that_was_retrieved_once(lists: list[list[str]], first: list[str]) -> None:
     searches = [search_of("x", *(Passage(ident, "", "x") for ident in ids)) for ids in lists]
-    order = ranked(searches, first)
+    order = rank_evidence(searches, first)
     assert sorted(order) == sorted({ident for ids in lists for ident in ids})
     chosen = list(dict.fromkeys(ident for ident in first if ident in order))
     assert list(order[: len(chosen)]) == chosen

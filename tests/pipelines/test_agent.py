@@ -63,7 +63,7 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     assert [row[0] for row in table.rows] == ["before", "after", "before, T=1", "after, T=1", "direct", "naive RAG"]
     assert all(Path(path).exists() for path in files_of(training))
     cells = sorted(path.name for path in (tmp_path / "run" / "table").iterdir())
-    assert len(cells) == 18 and all(len(Run(tmp_path / "run" / "table" / cell).done()) == 8 for cell in cells)
+    assert len(cells) == 18 and all(len(Run(tmp_path / "run" / "table" / cell).finished_keys()) == 8 for cell in cells)
     steps = [json.loads(line) for line in (tmp_path / "run" / "rl" / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2] and "eval/reward" in steps[0]
     _, untrained = checked_card(training.policy_folder("start"))
@@ -113,7 +113,7 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
     run_workers(2, typed, "train", "agent", "from-nothing", "--out", str(tmp_path / "run"), *words)
     assert (tmp_path / "run" / "table.md").exists()
     for cell in (tmp_path / "run" / "table").iterdir():
-        assert len(Run(cell).done()) == 3 and not (cell / "parts").exists()
+        assert len(Run(cell).finished_keys()) == 3 and not (cell / "parts").exists()
     for name in ("warm", "first", "trained"):
         assert (tmp_path / "run" / "policy" / name / "model.safetensors").exists()
     rollouts = list(Run(tmp_path / "run" / "rl" / "first" / "rollouts" / "step-000002").trajectories())

@@ -81,9 +81,9 @@ def test_a_pair_that_an_outage_spoilt_is_measured_again(tmp_path: Path) -> None:
     broken = Pairs(measured(tmp_path, broken=True))
     broken.measure(0)
     run = Run(broken.path(FIRST))
-    assert all(trajectory.fault is not None for trajectory in run.trajectories()) and len(run.done()) == 6
+    assert all(trajectory.fault is not None for trajectory in run.trajectories()) and len(run.finished_keys()) == 6
     Pairs(measured(tmp_path)).measure(0)
-    assert all(trajectory.fault is None for trajectory in run.trajectories()) and len(run.done()) == 6
+    assert all(trajectory.fault is None for trajectory in run.trajectories()) and len(run.finished_keys()) == 6
 
 
 def test_a_round_of_which_only_faults_are_known_is_not_judged(tmp_path: Path) -> None:

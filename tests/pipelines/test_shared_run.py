@@ -77,7 +77,7 @@ def test_what_a_killed_worker_ran_is_taken_over_by_another_number_of_workers(tmp
     with pytest.raises(ChildFailedError, match=KILLED):
         run_workers(2, shared, "die", tmp_path / "dead")
     part = Run(tmp_path / "dead" / "run" / "parts" / "1")
-    there = part.done()
+    there = part.finished_keys()
     assert 9 <= len(there) < 30
     shutil.copytree(tmp_path / "dead", tmp_path / "again")
     assert run_well(3, "expert", tmp_path / "dead") == alone

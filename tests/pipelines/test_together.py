@@ -282,7 +282,7 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     train(recipe(tmp_path, policy), out, True, NoProgress())
     check_moved(out, outcome(out))
     cells = [path for path in (out / "pairs").iterdir() if not path.name.endswith(".dev")]
-    assert len(cells) == 12 and all(len(Run(path).done()) == 6 for path in cells)
+    assert len(cells) == 12 and all(len(Run(path).finished_keys()) == 6 for path in cells)
     table = json.loads((out / "table.json").read_text())
     assert table["rounds"] == 2 and not table["stopped_early"] and len(table["dev"]) == 3
     assert len({summary["run"] for summary in table["summaries"]}) == 12

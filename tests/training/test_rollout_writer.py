@@ -48,7 +48,7 @@ def test_the_rollouts_of_every_nth_and_the_last_step_are_kept_as_runs(tmp_path: 
     kept = sorted((tmp_path / "rollouts").iterdir())
     assert [path.name for path in kept] == ["step-000002", "step-000004", "step-000005"]
     for path in kept:
-        assert len(Run(path).done()) == len(data_of(path)) == 32
+        assert len(Run(path).finished_keys()) == len(data_of(path)) == 32
         assert Run(path).settings["step"] == int(path.name[-6:])
     assert [("keep_s" in row) for row in rows] == [False, True, False, True, True]
 

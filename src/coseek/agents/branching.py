@@ -21,7 +21,7 @@ from coseek.agents.search_turns import replay_queries, turn_number
 from coseek.agents.tool import TurnSearches
 from coseek.core.errors import DataError
 from coseek.data.passage import Hit, Passage
-from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory, ranked
+from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory, rank_evidence
 from coseek.models.model import EpisodeState, ForkableModel, Request, Turn, TurnEnd
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
@@ -153,10 +153,10 @@ def with_hits(trajectory: Trajectory, index: int, hits: tuple[Hit, ...]) -> Traj
     searches[index] = replace(search, hits=hits, selected=selected)
     chosen_ids = dict.fromkeys(ident for search in searches for ident in search.selected or ())
     # An agent's own ranking is kept under the new ids; otherwise the default ranking follows from the searches.
-    default = ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits)
+    default = rank_evidence(trajectory.searches, trajectory.selected_ids, trajectory.visits)
     has_ranking = trajectory.evidence not in (None, default)
     first = [names.get(ident, ident) for ident in trajectory.evidence or ()] if has_ranking else chosen_ids
-    evidence = None if trajectory.evidence is None else ranked(searches, first, trajectory.visits)
+    evidence = None if trajectory.evidence is None else rank_evidence(searches, first, trajectory.visits)
     return replace(trajectory, searches=tuple(searches), selected_ids=tuple(chosen_ids), evidence=evidence)
 
 

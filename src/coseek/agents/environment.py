@@ -40,7 +40,7 @@ from coseek.data.trajectory import (
     StopReason,
     Trajectory,
     Visit,
-    ranked,
+    rank_evidence,
     stop_of_decline,
 )
 from coseek.models.chat import Names
@@ -213,7 +213,9 @@ class Environment:
             exact=episode.exact,
             cost_usd=episode.cost_usd or None,
             calls=tuple(episode.calls),
-            evidence=ranked(episode.searches, episode.selected_ids if ranking is None else ranking, episode.visits),
+            evidence=rank_evidence(
+                episode.searches, episode.selected_ids if ranking is None else ranking, episode.visits
+            ),
             visits=tuple(episode.visits),
         )
 

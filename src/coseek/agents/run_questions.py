@@ -87,7 +87,7 @@ def run_questions(
     rows = [row for row in rows if only is None or (row[0].id, row[1]) in only]
     order = None if only is not None else [question.id for question in questions]
     with run.open_for_append(identities, order, repeat_faults) as file:
-        done_keys = run.done()
+        done_keys = run.finished_keys()
         missing_rows = [row for row in rows if (row[0].id, row[1]) not in done_keys]
         counter = count(len(rows) - len(missing_rows))
 

@@ -14,7 +14,16 @@ from coseek.agents.episode import numbered_documents
 from coseek.core.errors import SettingError
 from coseek.core.text import as_written, counted, has_loop, sentence_spans
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Author, Search, StopReason, Trajectory, Visit, evidence_of, met_passages, ranked
+from coseek.data.trajectory import (
+    Author,
+    Search,
+    StopReason,
+    Trajectory,
+    Visit,
+    evidence_of,
+    met_passages,
+    rank_evidence,
+)
 from coseek.retrieval.lexical.analyzer import has_words
 
 CITED = "cited"
@@ -170,8 +179,8 @@ def _chosen_passages(trajectory: Trajectory, searches: Sequence[Search], visits:
     passages = met_passages((), visits)
     passages |= {hit.passage.id: hit.passage for search in searches for hit in search.hits}
     best = trajectory.selected_ids or evidence_of(trajectory)
-    if best == ranked(trajectory.searches, (), trajectory.visits):  # the default ranking: apply it to the part
-        best = ranked(searches, (), visits)
+    if best == rank_evidence(trajectory.searches, (), trajectory.visits):  # the default ranking: apply it to the part
+        best = rank_evidence(searches, (), visits)
     return [passages[ident] for ident in best if ident in passages]
 
 

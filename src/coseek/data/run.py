@@ -179,7 +179,7 @@ class Run:
             where = f"{self.trajectories_path}, question {group[0][0][0]!r}"
             yield [parse_row(parse_line(line, where), Trajectory.from_json, where) for line in lines]
 
-    def done(self, with_faults: bool = True) -> set[RowKey]:
+    def finished_keys(self, with_faults: bool = True) -> set[RowKey]:
         """The keys of all stored trajectories, or only of those without a fault."""
         trajectories = self.trajectories()
         return {(stored.question.id, stored.seed) for stored in trajectories if with_faults or stored.fault is None}

@@ -338,12 +338,14 @@ def stop_of_decline(searches: Sequence[Search]) -> tuple[StopReason, str]:
 
 
 def evidence_of(trajectory: Trajectory) -> tuple[str, ...]:
-    """The stored evidence of a run; for runs of older versions, that of `ranked`."""
+    """The stored evidence of a run; for runs of older versions, that of `rank_evidence`."""
     evidence = trajectory.evidence
-    return ranked(trajectory.searches, trajectory.selected_ids, trajectory.visits) if evidence is None else evidence
+    return (
+        rank_evidence(trajectory.searches, trajectory.selected_ids, trajectory.visits) if evidence is None else evidence
+    )
 
 
-def ranked(searches: Sequence[Search], first: Iterable[str], visits: Sequence[Visit] = ()) -> tuple[str, ...]:
+def rank_evidence(searches: Sequence[Search], first: Iterable[str], visits: Sequence[Visit] = ()) -> tuple[str, ...]:
     """Ids of the retrieved passages: those of `first` in order, then the others in the order of `met_passages`."""
     passages = met_passages(searches, visits)
     return tuple(dict.fromkeys((*(ident for ident in first if ident in passages), *passages)))

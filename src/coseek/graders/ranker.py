@@ -158,10 +158,10 @@ class ModelRanker:
             outputs = ask_with_retry(self.model, requests, self.max_tokens, self.tally)
             for (number, _), output in zip(pending, outputs, strict=True):
                 texts[number] += output.texts
-                if output.found is None:
+                if output.value is None:
                     failures[number] = output
                 else:
-                    orders[number] = output.found
+                    orders[number] = output.value
             return [orders.get(number, range(len(items))) for number, items in windows]
 
         lists = [range(len(request.passages)) for request in asked]

@@ -154,7 +154,7 @@ class ReasoningReader:
             return OutputRequest(prompt, again, parse)
 
         requests = [request(*pair) for pair in calls]
-        return [output.found for output in ask_with_retry(self.model, requests, MAX_TOKENS, self.tally)]
+        return [output.value for output in ask_with_retry(self.model, requests, MAX_TOKENS, self.tally)]
 
     def _clues_prompt(self, run: ReasonedRun) -> str:
         lines = _numbered(self.clues.reasoning, map(self._excerpt, run.reasonings))

@@ -167,7 +167,7 @@ class ModelRelevance(ModelGrader[RelevancePrompt]):
 
     def _rating(self, candidates: CandidateList, output: ParsedOutput[tuple[int, ...]]) -> Rating:
         scores = None
-        if output.found is not None:
-            pairs = zip(candidates.passages, output.found, strict=True)
+        if output.value is not None:
+            pairs = zip(candidates.passages, output.value, strict=True)
             scores = {passage.id: float(score) for passage, score in pairs}
         return Rating(candidates.turn.id, candidates.digest, scores, output.texts, output.unreadable, output.fault)

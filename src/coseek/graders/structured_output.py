@@ -173,7 +173,7 @@ class OutputRequest(Generic[T]):
     """A prompt and the parser of its output."""
 
     prompt: str
-    again: str
+    retry_prompt: str
     """Appended to the prompt for the second call: greedy decoding would repeat the first output."""
     read: Callable[[str], T | Unreadable]
 
@@ -182,7 +182,7 @@ class OutputRequest(Generic[T]):
 class ParsedOutput(Generic[T]):
     """Result of one request."""
 
-    found: T | None
+    value: T | None
     texts: tuple[str, ...] = ()
     """Outputs of the model."""
     unreadable: str = ""
@@ -202,7 +202,9 @@ def ask_with_retry(
     outputs = _ask(model, asked, max_tokens, tally)
     retry_indices = [index for index, output in enumerate(outputs) if output.unreadable and output.texts]
     tally.add(RETRIES, len(retry_indices))
-    retry_requests = [replace(asked[index], prompt=asked[index].prompt + asked[index].again) for index in retry_indices]
+    retry_requests = [
+        replace(asked[index], prompt=asked[index].prompt + asked[index].retry_prompt) for index in retry_indices
+    ]
     for index, output in zip(retry_indices, _ask(model, retry_requests, max_tokens, tally), strict=True):
         outputs[index] = replace(output, texts=outputs[index].texts + output.texts)
     return outputs

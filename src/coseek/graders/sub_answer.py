@@ -88,7 +88,7 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
         sub_answers = []
         for run, request, output in zip(runs, requests, outputs, strict=True):
             digest = digest_of(request.prompt)[:16]
-            result = (output.found, output.texts, output.unreadable, output.fault)
+            result = (output.value, output.texts, output.unreadable, output.fault)
             sub_answers.append(SubAnswers(run.question.id, run.seed, digest, *result))
         return sub_answers
 

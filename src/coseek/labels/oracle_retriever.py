@@ -152,7 +152,7 @@ def _ranking(question_id: str, query_digest: str, pool: Sequence[Candidate], ord
     if order.scores is not None:
         pairs = zip(pool, order.scores, strict=True)
         pool = [replace(candidate, scores={**candidate.scores, RELEVANCE: score}) for candidate, score in pairs]
-    ordered = pool if order.found is None else [pool[index] for index in order.found]
+    ordered = pool if order.value is None else [pool[index] for index in order.value]
     return OracleRanking(question_id, query_digest, tuple(ordered), order.texts, order.unreadable, order.fault)
 
 

@@ -32,7 +32,15 @@ from coseek.measure.score import (
     summaries_of,
     summarise,
 )
-from coseek.measure.table import Table, dataset_table, difference_json, left_out, metrics_json, scores_json, show
+from coseek.measure.table import (
+    Table,
+    dataset_table,
+    difference_json,
+    metrics_json,
+    notes_on_missing,
+    scores_json,
+    show,
+)
 
 GENERATOR_FAULT = "generator_error"
 """Stop reason of a trajectory with a fault of the generator."""
@@ -58,7 +66,7 @@ def component_run(
     A fault of the generator is counted and left out of every mean. A trajectory without a generated answer is left out,
     so its question counts as missing.
     """
-    why = Faults()
+    fault_reasons = Faults()
 
     def rows() -> Iterator[ScoredRow]:
         for trajectory in trajectories:
@@ -66,18 +74,18 @@ def component_run(
             if (fault := trajectory.fault) is not None:
                 yield question, str(fault[0]), None
             elif entry is not None and entry.fault is not None:
-                why.trajectories[f"{GENERATOR_FAULT}: {entry.fault}; the same command tries again"] += 1
+                fault_reasons.trajectories[f"{GENERATOR_FAULT}: {entry.fault}; the same command tries again"] += 1
                 yield question, GENERATOR_FAULT, None
             elif entry is not None:
                 # Not exact: the agent was not sure of this answer.
                 answered = replace(trajectory, answer=entry.answer, exact=False)
-                why.add(answered, verdicts)
+                fault_reasons.add(answered, verdicts)
                 scores = score_trajectory(answered, verdicts, budget, asked=True)
                 scores["context_passages"] = float(len(entry.passage_ids))
                 scores["context_tokens"] = float(entry.context_tokens)
                 yield question, str(trajectory.stop), scores
 
-    return replace(collect(name, rows()), why=why)
+    return replace(collect(name, rows()), fault_reasons=fault_reasons)
 
 
 def component_table(own: Scores, component: Scores, metrics: Sequence[str] = ("em",), group: str = ALL) -> Table:
@@ -99,7 +107,7 @@ def component_table(own: Scores, component: Scores, metrics: Sequence[str] = ("e
         rows.append(tuple(cells))
     answers = (f"{metric}, {source}" for metric in metrics for source in ("own answer", "generator"))
     columns = ("run", "questions", *answers, "passages", "tokens")
-    return Table(columns, tuple(rows), tuple(left_out(summaries, metrics)))
+    return Table(columns, tuple(rows), tuple(notes_on_missing(summaries, metrics)))
 
 
 def serving_scores(
@@ -168,7 +176,7 @@ class CombinationGain:
             means = (show(row.metrics.get(name), decimals) for name, decimals in shown_metrics)
             rows.append((row.run, str(row.questions), *means, show(gain.difference if gain else None)))
         columns = ("passages from", "questions", self.metric, "passages", "tokens", "recall", "agent above it by")
-        return Table(columns, tuple(rows), tuple(left_out(self.rows, (self.metric,))))
+        return Table(columns, tuple(rows), tuple(notes_on_missing(self.rows, (self.metric,))))
 
     def tables(self) -> dict[str, Table]:
         """Heading → table: the points, and the metric by data set where there are several."""

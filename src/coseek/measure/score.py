@@ -190,7 +190,7 @@ class ScoredRun:
     questions: Mapping[str, QuestionScores]
     stops: Mapping[str, int]
     """Number of trajectories by stop reason."""
-    why: Faults = field(default_factory=Faults)
+    fault_reasons: Faults = field(default_factory=Faults)
 
 
 class Means(dict[str, Interval]):
@@ -213,7 +213,7 @@ class MetricSummary:
     missing: int
     """Requested questions without such a trajectory."""
     metrics: Mapping[str, Interval]
-    why: Faults = field(default_factory=Faults)
+    fault_reasons: Faults = field(default_factory=Faults)
     """Of the whole run."""
 
 
@@ -260,18 +260,20 @@ def score_run(
 ) -> ScoredRun:
     """Score a run. Trajectories are read once and not stored."""
 
-    why = Faults()
+    fault_reasons = Faults()
 
     def rows() -> Iterator[ScoredRow]:
         for trajectory in trajectories:
             if (fault := trajectory.fault) is not None:
-                why.trajectories[f"{': '.join(filter(None, fault))}; `coseek run` with --resume tries again"] += 1
+                fault_reasons.trajectories[
+                    f"{': '.join(filter(None, fault))}; `coseek run` with --resume tries again"
+                ] += 1
                 yield trajectory.question, str(fault[0]), None
             else:
-                why.add(trajectory, verdicts)
+                fault_reasons.add(trajectory, verdicts)
                 yield trajectory.question, str(trajectory.stop), score_trajectory(trajectory, verdicts, budget)
 
-    return replace(collect(name, rows()), why=why)
+    return replace(collect(name, rows()), fault_reasons=fault_reasons)
 
 
 ScoredRow: TypeAlias = tuple[Question, str, Mapping[str, float] | None]
@@ -385,7 +387,9 @@ def summarise(
     rows = [[run.questions[ident] for ident in idents if ident in run.questions] for idents in sets]
     scored_rows = [[row for row in set_rows if row.rows] for set_rows in rows]
     # A new generator for each mean, so that equal values get the same interval in every table.
-    silent = JUDGED if run.why.no_reply and not (run.why.unreadable or run.why.read) else ()
+    silent = (
+        JUDGED if run.fault_reasons.no_reply and not (run.fault_reasons.unreadable or run.fault_reasons.read) else ()
+    )
     means = {name: _mean(scored_rows, name, np.random.default_rng(seed)) for name in metrics if name not in silent}
     return MetricSummary(
         run=run.name,
@@ -395,7 +399,7 @@ def summarise(
         faults=sum(row.faults for set_rows in rows for row in set_rows),
         missing=sum(map(len, sets)) - sum(map(len, scored_rows)),
         metrics=Means({name: mean for name, mean in means.items() if mean is not None}),
-        why=run.why,
+        fault_reasons=run.fault_reasons,
     )
 
 

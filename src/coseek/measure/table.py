@@ -183,10 +183,10 @@ def _text(text: str) -> Text:
 def main_table(scores: Scores, metrics: Sequence[str] = MAIN) -> Table:
     """One row per run: means over all questions with intervals."""
     chosen = [summary for summary in scores.summaries if summary.group == ALL]
-    silent = JUDGED if any(summary.why.no_reply for summary in chosen) else ()
+    silent = JUDGED if any(summary.fault_reasons.no_reply for summary in chosen) else ()
     shown = [name for name in metrics if name in silent or any(name in summary.metrics for summary in chosen)]
     rows = [(summary.run, str(summary.questions), *(_mean_of(summary, name) for name in shown)) for summary in chosen]
-    return Table(("run", "questions", *shown), tuple(rows), (*left_out(chosen, shown), *scores.unmatched))
+    return Table(("run", "questions", *shown), tuple(rows), (*notes_on_missing(chosen, shown), *scores.unmatched))
 
 
 def score_tables(scores: Scores, metrics: Sequence[str] = MAIN) -> list[Table]:
@@ -316,7 +316,7 @@ def show(interval: Interval | None, decimals: int = 3) -> str:
 
 
 def _mean_of(summary: MetricSummary, metric: str) -> str:
-    is_lost = metric in JUDGED and metric not in summary.metrics and summary.why.no_reply
+    is_lost = metric in JUDGED and metric not in summary.metrics and summary.fault_reasons.no_reply
     return "– (no verdict)" if is_lost else _cell(summary.metrics.get(metric), metric)
 
 
@@ -330,14 +330,19 @@ def _p(p: float | None) -> str:
     return "< .001" if p < 0.001 else f"{p:.3f}"
 
 
-def left_out(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) -> list[str]:
+def notes_on_missing(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) -> list[str]:
     """Notes on faults and missing values that the means leave out."""
     notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
     for summary in summaries:
         if summary.faults:
-            reason = f" {commonest_reason}." if (commonest_reason := commonest(summary.why.trajectories)) else ""
+            reason = (
+                f" {commonest_reason}." if (commonest_reason := commonest(summary.fault_reasons.trajectories)) else ""
+            )
             notes.append(f"{summary.run}: {summary.faults} trajectories have a fault; they are in no mean.{reason}")
-        missing = {"the judge did not reply": summary.why.no_reply, "unreadable verdicts": summary.why.unreadable}
+        missing = {
+            "the judge did not reply": summary.fault_reasons.no_reply,
+            "unreadable verdicts": summary.fault_reasons.unreadable,
+        }
         for label, reasons in missing.items():
             if commonest_reason := commonest(reasons):
                 notes.append(f"{summary.run}: {label}, {commonest_reason}; the same command asks again.")

@@ -46,12 +46,12 @@ class RecipePath(NamedTuple):
 
     setting: str
     path: Path
-    holds: Literal["data", "questions", "index", "model", "run"]  # questions: a data set whose corpus is not needed
+    kind: Literal["data", "questions", "index", "model", "run"]  # questions: a data set whose corpus is not needed
 
     @property
     def shipped(self) -> list[str]:
         """The shipped models that the setting may name."""
-        return shipped_models("encoder" if self.setting == ENCODER else "policy") if self.holds == "model" else []
+        return shipped_models("encoder" if self.setting == ENCODER else "policy") if self.kind == "model" else []
 
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
@@ -214,7 +214,7 @@ def how_to_make(model: Path) -> str:
 
 def _check_path(entry: RecipePath) -> None:
     """Refuse a missing path, or a folder of another kind."""
-    if not entry.path.exists() and entry.holds == "model":
+    if not entry.path.exists() and entry.kind == "model":
         raise DataError(missing("", entry.path, entry.setting, entry.shipped) + how_to_make(entry.path))
     if problem := problem_of(entry):
         makeable = entry.setting in ("data.folder", "data.index")
@@ -224,15 +224,15 @@ def _check_path(entry: RecipePath) -> None:
 
 def problem_of(entry: RecipePath) -> str:
     """The problem with a path; empty if there is none."""
-    path, is_model = entry.path, entry.holds == "model"
+    path, is_model = entry.path, entry.kind == "model"
     if not path.exists():
         return missing("", path, known=entry.shipped) if is_model else f"there is no {path}"
     if is_model and entry.setting != ENCODER and (problem := of_another_kind(path)):
         return problem
     # A folder must hold a file of each item; `|` separates alternatives. The files of splits have their own entries.
     patterns = {"questions": ["questions.*.jsonl"], "data": [], "index": ["index.json"], "run": ["run.yaml"]}
-    required = patterns.get(entry.holds, ["config.json", "*.safetensors|*.bin"])
-    if entry.setting == "data.folder" and entry.holds == "data":
+    required = patterns.get(entry.kind, ["config.json", "*.safetensors|*.bin"])
+    if entry.setting == "data.folder" and entry.kind == "data":
         required = ["corpus.jsonl"]
     elif entry.setting in (ENCODER, "graders.generator.counted_by"):
         required = ["*.json"]

@@ -157,7 +157,7 @@ def answer_on_cluster(
     from coseek.core.cluster import shares_of  # no run on one machine needs it
 
     drop_partial_line(run.trajectories_path)
-    order, done_rows = rows_of(questions, settings.seed, settings.samples), run.done(with_faults=False)
+    order, done_rows = rows_of(questions, settings.seed, settings.samples), run.finished_keys(with_faults=False)
     missing = [row for row in order if row not in done_rows]
     # Only workers open the agent, so one share is sent even if it is empty, to get the agent's identity.
     shares, ended = [*shares_of(missing, cluster)] or [()], len(order) - len(missing)
@@ -229,7 +229,7 @@ def unfinished_run(
     identities is replaced by a new one: see `Run.made_with`."""
     run = Run.made_with(folder, settings, identities)
     run.drop_faults()
-    return None if run.is_closed and len(run.done()) == len(questions) else run
+    return None if run.is_closed and len(run.finished_keys()) == len(questions) else run
 
 
 # Shared run: each worker answers its share of a run's questions, and the first worker merges the rows.
@@ -269,7 +269,7 @@ def share_run(
         take_over_runs(run, folder / PARTS)
         if repeat_faults:
             run.drop_faults()
-        done = run.done()
+        done = run.finished_keys()
         return [row for row in order if row not in done]
 
     own_rows = frozenset(workers.strided_share(workers.broadcast(missing_rows)))

@@ -146,6 +146,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         start, kind = self._given_folder, self.recipe.kind
         check_retriever_of(start, *dict.fromkeys(("dense", kind)))
         if retriever_of(start) == kind:
+            if kind == "late-interaction" and "token_dimension" in self.recipe.model_fields_set:
+                self.progress.warn(f"token_dimension is not used: {start} has token vectors already")
             return start
         folder = self.folder / UNTRAINED[kind]
         if not folder.exists():

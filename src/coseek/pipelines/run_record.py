@@ -306,11 +306,11 @@ def path_identities(recipe: AgentRecipe) -> dict[str, str]:
 
 
 def _identity_of(entry: RecipePath) -> str:
-    if entry.holds == "data":
+    if entry.kind == "data":
         return questions_digest(load_questions(entry.path))
-    if entry.holds == "index":
+    if entry.kind == "index":
         return open_retriever(entry.path).identity
-    return file_digest(entry.path / "trajectories.jsonl") if entry.holds == "run" else content_of(entry.path)
+    return file_digest(entry.path / "trajectories.jsonl") if entry.kind == "run" else content_of(entry.path)
 
 
 def take_more_steps(stored: AgentRecipe, recipe: AgentRecipe, folder: Path, is_scheduled: Callable[[], bool]) -> None:

@@ -246,7 +246,7 @@ def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: 
     """Search once with each question, and store runs without tokens that serve the first `k` passages."""
     order = [question.id for question in questions]
     with run.open_for_append(rag_identities(retriever, questions, k, seed), order) as file:
-        done_ids = {ident for ident, _ in run.done()}
+        done_ids = {ident for ident, _ in run.finished_keys()}
         unsearched = [question for question in questions if question.id not in done_ids]
         for batch in search_questions(retriever, unsearched, k, BATCH):
             for question, result in batch:

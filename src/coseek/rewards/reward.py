@@ -91,7 +91,7 @@ class PartValue:
     """A part's value, and its components for the log."""
 
     value: float
-    of: Mapping[str, float]
+    components: Mapping[str, float]
     turns: tuple[float, ...] = ()
     """The reward of each turn of the agent. The value need not be their sum."""
 
@@ -150,7 +150,7 @@ class RewardPart:
         number = _number(f"the reward {self.name!r}", result.value, trajectory)
         components = {
             name: _number(f"the reward {f'{self.name}/{name}'!r}", amount, trajectory)
-            for name, amount in result.of.items()
+            for name, amount in result.components.items()
         }
         if result.turns and len(result.turns) != (turns := len(trajectory.turn_spans)):
             raise SettingError(
@@ -236,7 +236,9 @@ class RewardFunction:
                 total *= values[part.name].value
         total = _number("the sum of the rewards", total, trajectory)
         logged = {name: value.value for name, value in values.items()}
-        inner = {f"{name}/{part}": number for name, value in values.items() for part, number in value.of.items()}
+        inner = {
+            f"{name}/{part}": number for name, value in values.items() for part, number in value.components.items()
+        }
         return Reward(total, logged | inner, self._turn_rewards(values))
 
     def _turn_rewards(self, values: Mapping[str, PartValue]) -> tuple[float, ...]:

@@ -30,7 +30,7 @@ from coseek.data.trajectory import (
     Trajectory,
     Visit,
     met_passages,
-    ranked,
+    rank_evidence,
     stop_of_decline,
 )
 from coseek.models.tokenizer import ByteTokenizer
@@ -349,7 +349,7 @@ class _Writer:
             exact=False,
             calls=tuple(self.calls),
             selected_ids=selected_ids,
-            evidence=ranked(self.searches, chat.evidence or selected_ids, visits),
+            evidence=rank_evidence(self.searches, chat.evidence or selected_ids, visits),
             visits=visits,
             messages=chat.messages,
             logged_protocol=None if chat.protocol == self.reader.protocol.name else chat.protocol,

@@ -124,7 +124,7 @@ class QuestionProposer:
             yield [
                 replace(proposal, rows=group.rows, link=group.link)
                 for group, reply in zip(batch, replies, strict=True)
-                for proposal in reply.found or ()
+                for proposal in reply.value or ()
             ]
 
     def _request(self, path: Sequence[Passage], link: str, questions: int) -> OutputRequest[tuple[Proposal, ...]]:

@@ -149,7 +149,7 @@ class DrSynth:
         return self.parts.limits.with_passages(self.settings.shown)
 
     def left(self, questions: Sequence[Question]) -> list[RowKey]:
-        done_rows = self._run(questions).done()
+        done_rows = self._run(questions).finished_keys()
         return [key for key in rows_of(questions, self.settings.seed, self.settings.samples) if key not in done_rows]
 
     def roll_out(
