@@ -1,6 +1,8 @@
 """Fears about the ruler of credit: values that are not the policy's, a score that chance or a tie can lift."""
 
 import random
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +12,25 @@ from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel
+from coseek.data.grade_cache import GradeCache
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.measure.credit import auc, score_signal, turn_values
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines.credit import CreditSignal, Ruler, credit_of, measured_turns, values_of
+from coseek.pipelines import credit as pipeline
+from coseek.pipelines.credit import (
+    CountingProbe,
+    CreditSignal,
+    GoldLikelihood,
+    Ruler,
+    credit_of,
+    measured_turns,
+    values_of,
+)
 from coseek.retrieval.retriever import FixedRetriever
+from coseek.training.rl.algorithm import GoldContext
 
 pytestmark = pytest.mark.medium
 
@@ -96,6 +109,30 @@ def test_signals_are_scored_at_the_turns_that_searched(coin: Agent, runs: list[T
     assert scored.auc is not None and scored.auc.mean == 1.0  # new gold is what counts for this agent
     outcome = score_signal(truth, credit_of(runs, CreditSignal(algorithm="grpo"), None), decisive=0.15)
     assert outcome.within is not None and outcome.within.mean < 0.9
+
+
+def test_a_context_is_read_once_also_by_the_command_that_goes_on(
+    runs: list[Trajectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "READ_AT_ONCE", 1)
+    contexts = [(run, run.segments[:count]) for run in runs[:3] for count in (1, 3)]
+    truth = [float(-number) for number in range(6)]
+    read: list[GoldContext] = []
+
+    def probe(part: Sequence[GoldContext], most: int = 6) -> list[float]:
+        if len(read) == most:
+            raise KeyboardInterrupt
+        read.extend(part)
+        return [truth[contexts.index((run, tuple(context)))] for run, context in part]
+
+    cache = GradeCache.beside(tmp_path, GoldLikelihood, "coin", {})
+    stopped = CountingProbe(partial(probe, most=4), cache)
+    with pytest.raises(KeyboardInterrupt):
+        stopped(contexts)
+    resumed = CountingProbe(probe, cache)
+    assert resumed(contexts) == resumed(contexts) == truth
+    assert read == contexts
+    assert resumed.tokens == 2 * sum(len(segment.ids) for _, context in contexts for segment in context)
 
 
 def test_chance_and_ties_score_a_half() -> None:

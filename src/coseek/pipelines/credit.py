@@ -6,9 +6,8 @@ can fork reads each run once. The last turn, and turns that did not search, have
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,6 +22,7 @@ from coseek.agents.run_questions import row_seed
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.files import read_yaml
 from coseek.core.fingerprint import digest_of
+from coseek.core.record import Record
 from coseek.core.settings import Settings, make_settings
 from coseek.data.answers import exact_match
 from coseek.data.dataset import draw
@@ -59,6 +59,8 @@ SIGNALS = Path(measures.__file__).with_name("credits.yaml")
 RULER = "half of the continuations"
 AT_ONCE = 4096
 """Continuations that are sampled before the next are listed."""
+READ_AT_ONCE = 64
+"""Contexts that are read before they are stored."""
 Tell: TypeAlias = Callable[[int, int], None]
 
 
@@ -226,23 +228,51 @@ def gold_probe_of(settings: AgentSettings) -> GoldProbe | None:
     return PolicyProbe(policy, AnswerWriter(protocol, open_tokenizer(settings, protocol)))
 
 
+@dataclass(frozen=True, slots=True)
+class GoldLikelihood(Record):
+    """What the policy gives the gold answer after a context of one of its runs."""
+
+    question_id: str
+    seed: int
+    context: str
+    """Digest of the context's token ids."""
+    logprob: float
+    """Per token."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.question_id, str(self.seed), self.context
+
+    @property
+    def fault(self) -> None:
+        return None
+
+
 @dataclass
 class CountingProbe:
-    """A `GoldProbe` that reads each context once, and counts the tokens of every request."""
+    """A `GoldProbe` that reads each context once and stores what it read, and counts the tokens of every request."""
 
     probe: GoldProbe
+    cache: GradeCache[GoldLikelihood]
     tokens: int = 0
-    _known: dict[tuple[str, int, tuple[int, ...]], float] = field(default_factory=dict)
 
     def __call__(self, contexts: Sequence[GoldContext]) -> list[float]:
-        keys = [
-            (run.question.id, run.seed, tuple(chain.from_iterable(segment.ids for segment in context)))
-            for run, context in contexts
-        ]
-        self.tokens += sum(len(ids) for *_, ids in keys)
-        unread = {key: context for key, context in zip(keys, contexts, strict=True) if key not in self._known}
-        self._known |= zip(unread, self.probe([*unread.values()]) if unread else (), strict=True)
-        return [self._known[key] for key in keys]
+        keys: list[tuple[str, ...]] = []
+        for run, context in contexts:
+            ids = [str(token) for segment in context for token in segment.ids]
+            self.tokens += len(ids)
+            keys.append((run.question.id, str(run.seed), digest_of(*ids)))
+        logprobs = {key: entry.logprob for key, entry in self.cache.entries().items()}
+        context_of = dict(zip(keys, contexts, strict=True))
+        unread = [key for key in context_of if key not in logprobs]
+        with self.cache.appending() as file:
+            for start in range(0, len(unread), READ_AT_ONCE):
+                part = unread[start : start + READ_AT_ONCE]
+                for key, logprob in zip(part, self.probe([context_of[key] for key in part]), strict=True):
+                    run, _ = context_of[key]
+                    self.cache.append(file, GoldLikelihood(run.question.id, run.seed, key[-1], logprob))
+                    logprobs[key] = logprob
+        return [logprobs[key] for key in keys]
 
 
 def measured_turns(stored: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
@@ -296,7 +326,8 @@ def measure_credit(
         within[name] = within_questions(truth, signal, decisive)
 
     gold_probe = gold_probe_of(settings)
-    probe = None if gold_probe is None else CountingProbe(gold_probe)
+    cache = GradeCache.beside(out, GoldLikelihood, ruler.agent_identity, {"agent": settings.name})
+    probe = None if gold_probe is None else CountingProbe(gold_probe, cache)
     for number, (name, signal) in enumerate(signals.items()):
         tell("signals", number, len(signals))
         before = 0 if probe is None else probe.tokens
