@@ -402,6 +402,8 @@ def _to_questions(questions: str | Question | Sequence[str | Question]) -> list[
         )
     by_id: dict[str, Question] = {}
     for number, item in enumerate(items, start=1):
+        if isinstance(item, str) and not item.strip():
+            raise SettingError(f"question {number} is empty")
         question = Question(f"question-{number}", item) if isinstance(item, str) else item
         if not isinstance(question, Question):
             raise SettingError(f"a question is a text or a Question, not {question!r}")

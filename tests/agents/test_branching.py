@@ -14,7 +14,7 @@ from coseek.agents.drivers import Agent, rollout
 from coseek.agents.forks import rollout_groups
 from coseek.agents.limits import Limits, Tree
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.core.errors import DataError, RetrieverError, SettingError
+from coseek.core.errors import DataError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
@@ -308,9 +308,3 @@ def test_the_runs_of_a_tree_share_a_root_up_to_a_search_and_go_on_by_themselves(
     assert forked > 5
     again = rollout_groups(agent, Anything(), repeated, seeds, LIMITS, Tree(6, 2))
     assert [run.segments for run in again] == [run.segments for run in runs]
-
-
-def test_a_worker_with_a_part_of_a_group_is_told() -> None:
-    agent, _ = sampler("search-r1")
-    with pytest.raises(SettingError, match="no whole groups of 6"):
-        rollout_groups(agent, Anything(), QUESTIONS, range(5), LIMITS, Tree(6, 2))

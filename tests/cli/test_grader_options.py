@@ -1,6 +1,7 @@
 """Generators and judges from the command line: a tiny model answers badly, and everything around it is exact."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,11 +94,23 @@ def test_a_metric_without_its_judge_and_a_domain_without_data_sets_are_refused(r
     assert "do not say which data set" in coseek("score", runs[0], "--in-domain", "nq").sentence
 
 
-def test_questions_that_a_stopped_run_never_reached_are_missing(run_to_spoil: Path, coseek: Type) -> None:
+def test_questions_that_a_stopped_run_never_reached_are_missing_unless_they_are_others_now(
+    run_to_spoil: Path, world: Path, tmp_path: Path, coseek: Type
+) -> None:
     path = Run(run_to_spoil).trajectories_path
     path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:5]), encoding="utf-8")
     assert json.loads(coseek("score", run_to_spoil, "--json").out)["summaries"][0]["missing"] == 7
     assert "7 questions are missing" in " ".join(coseek("score", run_to_spoil).out.split())
+    shutil.copytree(world, tmp_path / "world")
+    for file, old, new in (
+        (run_to_spoil / "run.yaml", str(world), str(tmp_path / "world")),
+        (tmp_path / "world" / "questions.test.jsonl", " ?", "  ?"),
+    ):
+        text = file.read_text(encoding="utf-8")
+        assert old in text
+        file.write_text(text.replace(old, new), encoding="utf-8")
+    outcome = coseek("score", run_to_spoil)
+    assert "has changed since" in outcome.err and "are missing" not in outcome.out
 
 
 def test_a_leaderboard_has_a_line_for_each_system(runs: list[Path], tmp_path: Path, coseek: Type) -> None:

@@ -15,7 +15,7 @@ from tests.scripted import Failing, Scripted
 
 from coseek.agents.drivers import Agent
 from coseek.agents.protocol import load_protocol
-from coseek.agents.run_questions import rows_of
+from coseek.agents.run_questions import row_keys_of
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, ModelError, SettingError
 from coseek.core.files import JsonObject
@@ -294,7 +294,7 @@ def test_runs_are_sampled_from_the_seed_on_and_only_those_that_are_asked_for(tmp
     some, told = questions()[:2], list[tuple[int, int]]()
     made = maker(tmp_path, scorer="gold", samples=2, seed=7)
     rows = made.left(some)
-    assert rows == rows_of(some, 7, 2) and len(set(rows)) == 4
+    assert rows == row_keys_of(some, 7, 2) and len(set(rows)) == 4
     made.roll_out(some, lambda done, total: told.append((done, total)), rows[1:2])
     assert list(runs_of(tmp_path)) == rows[1:2] and told == [(0, 1), (1, 1)]
     made.roll_out(some, lambda done, total: None)

@@ -20,8 +20,6 @@ from coseek.agents.drivers import Agent, rollout
 from coseek.agents.forks import rollout_groups
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError, UnknownName
-from coseek.core.files import JsonObject
-from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Trajectory
 from coseek.graders.factory import check_graders
@@ -40,7 +38,7 @@ from coseek.pipelines.estimate import SHAPES
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, correct_trajectories, select, stages_of
 from coseek.retrieval.index import build_index
-from coseek.rewards.reward import RewardSpec, make_reward
+from coseek.rewards.reward import make_reward
 from coseek.training.sft.settings import RejectionSettings
 
 PAPERS = (
@@ -357,27 +355,15 @@ def reward(run, options):
 """A reward that a network which has learnt nothing earns too, and not the same for every run."""
 
 
-def paid(recipe: AgentRecipe, letters: Path) -> AgentRecipe:
-    """The recipe with a reward for vowels beside its own, which random text never earns. A gate would undo it."""
-    letters.write_text(LETTERS, encoding="utf-8")
-    tree = dump_settings(recipe)
-    for stage in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
-        own = cast(JsonObject | None, stage.get("reward"))
-        if own is not None:
-            gates = [part.name for part in make_reward(cast(RewardSpec, own)).parts if part.settings.gate]
-            stage["reward"] = {**own, **{name: {"gate": False} for name in gates}, str(letters): 1.0}
-    return make_settings(AgentRecipe, tree)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 @pytest.mark.parametrize("preset", ["paper", "laptop"])
-def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
+def test_every_recipe_moves_its_weights_in_its_dry_run(
     name: str, preset: str, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step with a reward of 0 has no gradient, and goes through whatever is broken."""
     monkeypatch.chdir(there)
-    recipe = paid(load_recipe(name, [f"preset={preset}", "threads=1"]), there / "data" / "letters.py")
+    recipe = load_recipe(name, [f"preset={preset}", "threads=1"])
     report = dry_run(recipe, kept := tmp_path / "rehearsal")
     report.refuse()
     stages = cast(list[dict[str, dict[str, float]]], report.values["stages"])
@@ -385,7 +371,7 @@ def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
     for look in stages:
         step = look["step"]
         assert step.get("faults", 0.0) == 0.0 and step.get("logprob_gap", 0.0) < 0.05 and step["grad_norm"] > 0
-        assert recipe.learn != "rl" or (step["reward"] > 0 and step["updates"] > 0)
+        assert recipe.learn != "rl" or step["updates"] > 0
         assert sum(look["memory"].values()) > 0 and sum(look["work"].values()) > 0
     ends = ["warm", *(stage.trained_policy for stage in stages_of(recipe, kept / "run"))]
     policies = [kept / "model", *(kept / "run" / "policy" / end for end in ends)]

@@ -157,6 +157,11 @@ MISSPELT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda index: RetrieverTrainer(recipe="two-cores", steps=7, training={"steps": 3}),
         "training.steps is 7 by a parameter",
     ),
+    "no questions": (lambda index: AgentTrainer("base", reward="f1"), "pass questions="),
+    "questions beside a recipe": (
+        lambda index: AgentTrainer(recipe=load_recipe("quickstart"), questions="data/x"),
+        "questions= would change a recipe that is an object",
+    ),
     "steps beside a recipe": (
         lambda index: AgentTrainer(recipe=load_recipe("quickstart"), steps=7),
         "rl.steps=7 would change a recipe that is an object",

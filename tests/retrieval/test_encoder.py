@@ -280,7 +280,7 @@ def test_equal_passages_keep_corpus_order_and_scores_are_cosines(dense: Dense) -
 
 def test_a_blank_query_finds_nothing_and_k_counts_from_one(dense: Dense) -> None:
     assert dense.search([" "], 3) == [[]]
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(SettingError, match="at least 1"):
         dense.search(["x"], 0)
 
 

@@ -101,6 +101,13 @@ def test_neither_a_build_nor_an_update_loses_a_file_in_an_index_folder(folder: P
     build_index(folder, "bm25", out)  # rebuilding repairs a damaged index
 
 
+def test_an_index_of_another_retriever_is_not_replaced(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, "random", tmp_path / "index")
+    with pytest.raises(DataError, match="is an index of random, not bm25"):
+        build_index(folder, "bm25", tmp_path / "index")
+    assert open_index(tmp_path / "index").name == "random"
+
+
 def test_a_failed_build_leaves_the_old_index(folder: Path, tmp_path: Path) -> None:
     build_index(folder, "bm25", tmp_path / "index")
     with pytest.raises(UserError, match="no encoder"):

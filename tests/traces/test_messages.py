@@ -130,6 +130,9 @@ def test_a_search_tool_of_any_name_is_found_when_it_is_named(tmp_path: Path) -> 
     import_traces([log], tmp_path / "b", TraceSettings(search_tools=["lookup"]))
     (run,) = Run(tmp_path / "b").trajectories()
     assert run.searches[0].query == "author of Faust" and not run.calls
+    with pytest.raises(SettingError, match="no call is to such a tool, but to lookup"):
+        import_traces([log], tmp_path / "c", TraceSettings(search_tools=["look_up"]))
+    assert not (tmp_path / "c").exists()
     with pytest.raises(SettingError, match="no record has anything at answers=gold"):
         import_traces([log], tmp_path / "c", TraceSettings(answers="gold"))
 

@@ -71,6 +71,8 @@ def test_reference_and_critic_look_at_the_tokens_in_the_loss() -> None:
     [
         ({}, True),
         ({"entropy_coef": 0.01}, False),
+        ({"measure_entropy": True}, False),  # its mean is over all rows
+        ({"policy_loss": "proximal.py"}, False),  # which may move them by itself
         ({"kl_coef": 0.1, "kl_location": "loss"}, False),
         ({"kl_coef": 0.1, "kl_location": "reward"}, True),
         ({"algorithm": "ppo"}, False),

@@ -204,7 +204,9 @@ def test_groups_without_spread_are_left_out_where_they_are_resampled(tmp_path: P
 
 
 def test_settings_that_need_a_model_are_refused_for_stored_runs(tmp_path: Path) -> None:
-    run = stored(tmp_path, [trajectory for trajectory in sampled(1) if trajectory.seed == 0])
+    alone = [trajectory for trajectory in sampled(1) if trajectory.seed == 0]
+    alone[0] = replace(alone[0], stop=StopReason.RETRIEVER_ERROR)
+    run = stored(tmp_path, alone)
     with pytest.raises(SettingError, match="no critic, which ppo needs"):
         export_rows(run, paid, settings_of("ppo"))
     with pytest.raises(SettingError, match="no reference policy; set kl_coef=0"):

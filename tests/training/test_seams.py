@@ -117,6 +117,11 @@ def test_every_algorithm_is_found_by_name_and_refuses_unknown_settings(name: str
             r"must take \(step, settings\), in this order",
         ),
         ("def advantages(step, settings): return 1\n", "has no 'SETTINGS', so it is no algorithm"),
+        (
+            "from coseek.training.rl.algorithm import AlgorithmSettings as SETTINGS\n"
+            "def advantages(step, settings): raise ValueError('boo')\n",
+            r"the algorithm file mine.py failed: ValueError: boo \(line 2\); mend it",
+        ),
     ],
 )
 def test_a_file_that_is_no_algorithm_is_one_sentence(here: Path, source: str, says: str) -> None:

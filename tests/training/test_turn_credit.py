@@ -25,6 +25,7 @@ from coseek.training.learner.settings import LearnerSettings
 from coseek.training.rl.algorithm import GoldContext, GoldProbe, StepRewards, algorithm_name, open_algorithm
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
+from coseek.training.rl.losses import zero_std_rows
 from coseek.training.rl.rollout import score
 
 PROMPT = environment(1, 2)
@@ -62,8 +63,8 @@ def credit(
         kl_penalty_BT[row, runs[row].turn_spans[-1][0]] = charged
     step = StepRewards(
         torch.tensor(rewards, dtype=torch.float64), kl_penalty_BT, mask_BT, (tuple(range(len(runs))),),
-        size or len(runs), torch.zeros(len(runs)).bool(), trajectories=tuple(runs),
-        rewards_of_turns=tuple(map(tuple, turns)), gold_probe=levels,
+        size or len(runs), zero_std_rows(torch.tensor(rewards), [range(len(runs))], size or len(runs)),
+        trajectories=tuple(runs), rewards_of_turns=tuple(map(tuple, turns)), gold_probe=levels,
     )  # fmt: skip
     opened = open_algorithm(settings_of(name, group_size=len(runs), algorithm_settings=own))
     advantages_BT = opened.advantages(step).advantages_BT
@@ -99,6 +100,13 @@ def bent_gradient(ended: str, stop: float) -> tuple[float, float]:
         )
         estimate += weight[pair[0]] * weight[pair[1]] * of_pair / 2
     return true, estimate
+
+
+@pytest.mark.parametrize("name", ["grpo", "tree-grpo", "ig-search", "leave-one-turn-out"])
+def test_noise_of_the_kl_is_not_scaled_up_where_all_rewards_are_equal(name: str) -> None:
+    runs = [run(3, 4), run(3, 5), run(6)]
+    paid = credit(name, runs, [1.0] * 3, levels=lambda contexts: [0.0] * len(contexts), kl=[1e-3, 2e-3, 3e-3])
+    assert all(abs(value) < 0.01 for turns in paid for value in turns[:1])
 
 
 @pytest.mark.parametrize("stop", [0.2, 0.5, 0.7])

@@ -268,3 +268,12 @@ def test_no_worker_writes_more_of_a_sharded_checkpoint_than_its_share(two_worker
 
 def _timeless(path: Path) -> list[dict[str, float]]:
     return [timeless(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 9))
+def test_shares_are_all_items_and_split_no_unit(workers: int, unit: int, units: int) -> None:
+    items = range(units * unit)
+    shares = [Workers(rank, workers).contiguous_share(items, unit) for rank in range(workers)]
+    assert [item for share in shares for item in share] == [*items]
+    assert all(len(share) % unit == 0 for share in shares)
+    assert max(map(len, shares)) - min(map(len, shares)) <= unit

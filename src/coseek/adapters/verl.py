@@ -28,7 +28,8 @@ from coseek.models.tokenizer import stopped_after
 from coseek.pipelines.verl.config import AGENT
 from coseek.pipelines.verl.launch import EPISODES, EpisodeHost, EpisodeSettings, Place
 from coseek.training.rl.algorithm import Algorithm, StepRewards, open_algorithm
-from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, has_zero_std, rollout_metrics, row_rewards
+from coseek.training.rl.losses import zero_std_rows
+from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, rollout_metrics, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 with missing_extras("training in verl"):
@@ -188,9 +189,7 @@ def estimate(
     groups: dict[str, list[int]] = {}
     for row, uid in enumerate(index):
         groups.setdefault(str(uid), []).append(row)
-    zero_std_B = torch.zeros(len(rewards_B), dtype=torch.bool)
-    for rows in groups.values():
-        zero_std_B[rows] = rl.group_size > 1 and has_zero_std(rewards_B[rows])
+    zero_std_B = zero_std_rows(rewards_B, groups.values(), rl.group_size)
     step = StepRewards(
         rewards_B, -charged_BT.float(), mask_BT, tuple(map(tuple, groups.values())), rl.group_size, zero_std_B
     )

@@ -292,8 +292,8 @@ class Branching(Driver):
         """Add branches before those that wait. Branches of one search with equal contents are sampled once."""
         groups: dict[Hashable, list[Branch]] = {}
         for branch in branches:
-            past = self._past(branch)
-            groups.setdefault((id(past), branch.seed, self._seen_key(past, branch.passages)), []).append(branch)
+            seen_key = self._seen_key(self._past(branch), branch.passages)
+            groups.setdefault((id(branch.trajectory), branch.search, branch.seed, seen_key), []).append(branch)
         new_jobs = {next(self.keys): _Job(self._past(group[0]), tuple(group)) for group in groups.values()}
         self.jobs |= new_jobs
         self.waiting += self._stages([*new_jobs])[::-1]

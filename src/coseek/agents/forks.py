@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from coseek.agents.branching import Branch, branch, searches_by_turn
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits, Tree
-from coseek.core.errors import SettingError
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.retrieval.retriever import Retriever
@@ -28,16 +27,10 @@ def rollout_groups(
     without a tree all of them do.
 
     Each other trajectory forks from one of these roots in turn, after a search that its seed draws. If the root did not
-    search, or failed, it also begins at the question. Raises `SettingError` for an incomplete group, which a worker may
-    be given.
+    search, or failed, it also begins at the question.
     """
     if tree is None:
         return rollout(agent, retriever, questions, seeds, limits, concurrency=concurrency, overlap=overlap)
-    if len(questions) % tree.group_size:
-        raise SettingError(
-            f"{len(questions)} trajectories are no whole groups of {tree.group_size}, which tree_roots needs in every "
-            "process; let the number of processes divide questions_per_step"
-        )
 
     def roll_out(indices: Sequence[int]) -> dict[int, Trajectory]:
         rows = [questions[index] for index in indices], [seeds[index] for index in indices]

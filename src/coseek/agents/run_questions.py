@@ -21,7 +21,7 @@ def row_seed(seed: int, question_id: str, sample: int) -> int:
     return seed_of(f"{seed}/{sample}/{question_id}")
 
 
-def rows_of(questions: Sequence[Question], seed: int, samples: int) -> list[RowKey]:
+def row_keys_of(questions: Sequence[Question], seed: int, samples: int) -> list[RowKey]:
     """The rows of a run of these questions, by question in the given order, then by seed."""
     return [
         row

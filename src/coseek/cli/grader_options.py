@@ -13,6 +13,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.dataset import EVERY, QuestionFilter, draw
+from coseek.data.digests import KEY, questions_digest
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
@@ -191,9 +192,15 @@ def intended(runs: Sequence[Run], select: QuestionFilter = EVERY) -> list[Questi
         if path is not None and path.is_file():
             selection, seed = run.settings.get("select"), run.settings.get("seed")
             run_filter = make_settings(QuestionFilter, selection if isinstance(selection, dict) else {})
-            questions += draw(
+            drawn = draw(
                 run_filter.apply(load_questions(path)),
                 count if isinstance(count, int) else None,
                 seed if isinstance(seed, int) else 0,
             )
+            identities = run.record.get(KEY)
+            recorded = identities.get("questions") if isinstance(identities, dict) else None
+            if recorded in (None, questions_digest(drawn)):
+                questions += drawn
+            else:
+                say(f"{run.folder}: {path} has changed since, so questions that the run lacks are not counted")
     return questions if select == EVERY else select.apply(questions)

@@ -194,7 +194,7 @@ class Trajectory(Record):
     one turn. Never trained on. Their results appear in the environment's segments."""
     seed: int = 0
     timings: Mapping[str, Number] = field(default_factory=dict)
-    """Seconds by part (`model_s`, `retriever_s`); wall time, so never compared for equality of runs."""
+    """Seconds by part (`wall_s`, `retriever_s`); wall time, so never compared for equality of runs."""
     exact: Annotated[bool, OMIT_TRUE] = True
     """Whether ids and log-probabilities of the agent are those that were sampled. False if a server returned text only
     (then its ids are that text encoded once, and 0 stands for unknown log-probabilities), and for logs of other

@@ -12,7 +12,7 @@ from coseek.agents.drivers import Agent
 from coseek.agents.factory import AgentSettings, former_protocol, limits_for, open_agent, settled_for, spent
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.run_questions import rows_of, run_questions
+from coseek.agents.run_questions import row_keys_of, run_questions
 from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.files import JsonObject, check_output_folder, parse_rows
 from coseek.core.lock import lock_folder
@@ -157,7 +157,7 @@ def answer_on_cluster(
     from coseek.core.cluster import shares_of  # no run on one machine needs it
 
     drop_partial_line(run.trajectories_path)
-    order, done_rows = rows_of(questions, settings.seed, settings.samples), run.finished_keys(with_faults=False)
+    order, done_rows = row_keys_of(questions, settings.seed, settings.samples), run.finished_keys(with_faults=False)
     missing = [row for row in order if row not in done_rows]
     # Only workers open the agent, so one share is sent even if it is empty, to get the agent's identity.
     shares, ended = [*shares_of(missing, cluster)] or [()], len(order) - len(missing)
@@ -262,7 +262,7 @@ def share_run(
     the next start with any number of workers. `repeat_faults` retries runs with a fault. `tell` is called with (ended,
     total) of this worker's share. All workers call this.
     """
-    order = rows_of(questions, seed, samples)
+    order = row_keys_of(questions, seed, samples)
 
     def missing_rows() -> list[RowKey]:
         run = Run.begin(folder, settings, resume=True)

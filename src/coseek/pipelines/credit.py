@@ -30,6 +30,7 @@ from coseek.data.grade_cache import GradeCache
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.measure import credit as measures
 from coseek.measure.credit import (
     DECISIVE,
@@ -118,14 +119,15 @@ class Ruler:
 
     @property
     def cache(self) -> GradeCache[StateOutcome]:
-        identity = digest_of("credit", self.agent_identity, self.retriever.identity)
+        identity = digest_of("credit", self.agent_identity, self.retriever.identity, str(self.limits))
         return GradeCache.beside(self.folder, StateOutcome, identity, {"agent": self.agent_identity})
 
     def measure(self, trajectories: Sequence[Trajectory], tell: Tell = lambda *_: None) -> list[StateOutcome]:
         """Continue every state that has no outcome in the folder yet, and store each outcome as its continuation ends.
         Faults are retried."""
         outcomes = {key: outcome for key, outcome in self.cache.entries().items() if outcome.fault is None}
-        missing_states = [state for state in self._states(trajectories) if state.key not in outcomes]
+        states = [*self._states(trajectories)]
+        missing_states = [state for state in states if state.key not in outcomes]
         first = len(outcomes)
         with self.cache.appending() as file:
 
@@ -136,7 +138,7 @@ class Ruler:
 
             for start in range(0, len(missing_states), AT_ONCE):
                 self._continue(missing_states[start : start + AT_ONCE], keep)
-        return [*outcomes.values()]
+        return [outcomes[state.key] for state in states if state.key in outcomes]
 
     def _states(self, trajectories: Sequence[Trajectory]) -> "Iterator[_State]":
         numbers = range(self.continuations)
@@ -206,7 +208,7 @@ def credit_of(stored: Sequence[Trajectory], signal: CreditSignal, probe: GoldPro
     settings = make_settings(
         RlSettings, {"algorithm": signal.algorithm, "algorithm_settings": {**signal.settings}, "group_size": size}
     )
-    episodes = score(groups, ordered, make_reward(signal.reward))
+    episodes = score(groups, ordered, TrajectoryScorer(make_reward(signal.reward)))
     if len(episodes.scored) < len(ordered):
         raise SettingError(f"the reward of the signal {signal.algorithm} failed: {dict(episodes.faults)}")
     experience = make_experience(episodes, settings, open_algorithm(settings), None, probe)

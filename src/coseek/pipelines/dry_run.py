@@ -5,8 +5,8 @@ same architecture. Algorithm, reward, protocol and stages are the recipe's; size
 """
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -21,7 +21,9 @@ from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.core.temp_files import temp_folder
 from coseek.data.maker import WorldGroup, world_maker
+from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import ORACLE
+from coseek.graders.scoring import TrajectoryScorer
 from coseek.hardware.device import processes_here
 from coseek.hardware.placement import Placement
 from coseek.measure.table import Table
@@ -48,7 +50,7 @@ from coseek.pipelines.estimate import (
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
-from coseek.rewards.reward import make_reward
+from coseek.rewards.reward import Reward, RewardFault, make_reward
 from coseek.training.learner.workers import ALONE
 
 WORLD = WorldGroup(size="tiny", train=12, dev=4, test=4)
@@ -64,7 +66,7 @@ BUDGETS = {
 LANGUAGE_MODELS = ("policy.folder", "graders.generator.model", "graders.judge.model")
 """Settings that name language models."""
 HOST = "every process loads the policy whole before it is sharded, and offloaded parts lie there"
-REPORTED = ("trajectories", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
+REPORTED = ("trajectories", "faults", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
 """Metrics of the small step that are reported."""
 
 
@@ -187,12 +189,31 @@ def _lacking_weights(entry: RecipePath) -> str:
 # --- one step in small
 
 
+class UnequalScorer(TrajectoryScorer):
+    """Adds 1 to every second reward: an untrained model earns nothing, and the small step needs a gradient."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Reward | RewardFault]:
+        rewards = super().__call__(trajectories)
+        return [
+            replace(reward, value=reward.value + number % 2) if isinstance(reward, Reward) else reward
+            for number, reward in enumerate(rewards)
+        ]
+
+
+class Rehearsal(AgentTraining):
+    """A training whose rewards are unequal."""
+
+    def scoring(self, recipe: AgentRecipe) -> TrajectoryScorer:
+        scorer = super().scoring(recipe)
+        return UnequalScorer(scorer.reward, scorer.generator, scorer.judge, scorer.baselines)
+
+
 def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path) -> list[dict[str, float]]:
     """Train one small step of every stage. Returns the last metrics of each."""
     protocol = recipe.load_protocol()
     small_model(recipe, shape, protocol, folder / "model")
     small = small_recipe(recipe, str(folder / "model"))
-    training = AgentTraining(small, folder / "run", NoProgress(), workers=ALONE)
+    training = Rehearsal(small, folder / "run", NoProgress(), workers=ALONE)
     training.begin(resume=False)
     training.train()
     metrics: list[dict[str, float]] = []

@@ -21,7 +21,7 @@ from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.lock import lock_folder
-from coseek.core.plugins import is_plugin_path
+from coseek.core.plugins import is_plugin_path, running
 from coseek.core.settings import Settings, dump_settings, fixed_settings, make_settings
 from coseek.data.dataset import check_same_passages, draw
 from coseek.data.question import Question
@@ -148,6 +148,7 @@ def label_runs(
         recorded_settings: JsonObject = {**dump_settings(settings), settings.method: method_settings}
         labels = LabelFolder.begin(out, recorded_settings, maker.identity, resume, fixed_parts)
         stack.callback(labels.release)
+        stack.enter_context(running("label method", settings.method))
         if cluster is not None:
             shared = ClusterMaker(cluster, LabelJob(opener, out, maker.identity), parts.tally)
             if isinstance(maker, RolloutMaker):

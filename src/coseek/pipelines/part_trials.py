@@ -351,7 +351,9 @@ KINDS: Mapping[str, Kind] = {
     "label method": Kind(try_label_method, "coseek label RUN --method {0} --out labels/mine", maker.CONTRACT),
     "tool": Kind(try_tool, "in a protocol file: tools: {{mine: {{tool: {0}}}}}", tool.CONTRACT),
     "retriever": Kind(
-        try_retriever, "in a YAML file: retriever: {0}; then coseek search FILE.yaml 'a question'", retrieval.CONTRACT
+        try_retriever,
+        "in a YAML file: {{retriever: {0}, over: INDEX}}; then coseek search FILE.yaml 'a question'",
+        retrieval.CONTRACT,
     ),
     "query view": Kind(try_view, "coseek index DATA --out indexes/mine view={0}", views.CONTRACT),
     "scripted agent": Kind(
@@ -373,7 +375,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "prompt template": Kind(
         try_template,
-        "coseek run DATA --agent AGENT --prompt-template {0} --retriever INDEX --out runs/mine",
+        "coseek run DATA --split test --agent AGENT --prompt-template {0} --retriever INDEX --out runs/mine",
         mark="prompt",
     ),
     "recipe": Kind(try_recipe, "coseek train agent {0} --dry-run"),

@@ -18,7 +18,7 @@ from coseek.agents.factory import AgentSettings, content_of, input_mode_of, is_s
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import InputMode
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.run_questions import rows_of
+from coseek.agents.run_questions import row_keys_of
 from coseek.agents.search_turns import replay_queries, turn_number
 from coseek.agents.tool import DocumentPage, Result, TurnSearches
 from coseek.core.errors import DataError, UserError
@@ -59,7 +59,7 @@ class RunChecks:
     def _check_same(self, name: str, *identities: str) -> None:
         """Raise `DataError` if the recorded identity of a part is none of these. A part without a record passes."""
         if self._identities.get(name, identities[0]) not in identities:
-            raise DataError(f"the {name.replace('_', ' ')} has changed since")
+            raise DataError(f"its {name.replace('_', ' ')} changed since")
 
     @cached_property
     def agent(self) -> AgentSettings:
@@ -95,7 +95,7 @@ class RunChecks:
         settings = make_settings(RunSettings, run_fields)
         questions = {question.id: question for question in load_run_questions(settings)}
         self._check_same("questions", questions_digest(questions.values()))
-        return {key: questions[key[0]] for key in rows_of([*questions.values()], settings.seed, settings.samples)}
+        return {key: questions[key[0]] for key in row_keys_of([*questions.values()], settings.seed, settings.samples)}
 
     def derivation(self) -> Check:
         """Replays a trajectory. If the record does not tell in which form a server took its input, every form is tried,

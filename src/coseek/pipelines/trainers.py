@@ -182,6 +182,8 @@ class AgentTrainer(_Trainer[TrainedAgent]):
                 raise SettingError(
                     f"{words[0]} would change a recipe that is an object; name a recipe or its YAML file"
                 )
+            if questions is not None:
+                raise SettingError("questions= would change a recipe that is an object; name them in its data")
             check_recipe(recipe)
             self.recipe = recipe
         else:
@@ -189,6 +191,8 @@ class AgentTrainer(_Trainer[TrainedAgent]):
             defaults |= {} if self._question_source is None else self._question_source.settings()
             parameters["data.folder"] = defaults.pop("data.folder", None)
             words = [*typed_overrides(defaults), *_override_words(AgentRecipe, parameters, settings, overrides)]
+            if recipe is None and not any(word.partition("=")[0].split(".")[0] == "data" for word in words):
+                raise SettingError("there are no questions to train on; pass questions=, or a recipe that names some")
             self.recipe = checked_recipe("" if recipe is None else str(recipe), words)
         self._functions = _functions_of(self.recipe)
 
@@ -267,6 +271,7 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
     def evaluate(self) -> dict[str, float]:
         """Metrics on held-out turns (`mrr`, `recall@5` …) of the trained encoder, or before training of the initial
         one; empty if nothing is held out."""
+        _check_unchanged(self._functions)
         check_encoder_libraries()
         from coseek.pipelines.reranker import training_of  # torch
 
@@ -322,7 +327,6 @@ class GivenQuestions:
             atomic_folder(target, fill)
         elif any(split_questions != load_questions(target / name) for name, split_questions in questions.items()):
             raise SettingError(f"{out} was begun with other questions; give the same ones, or choose another --out")
-        self.folder = target
         return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(target)})})
 
 

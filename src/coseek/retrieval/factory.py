@@ -166,7 +166,7 @@ def _checked_hits(hits: Sequence[object], k: int, corpus: Corpus | None) -> list
 
 def as_retriever(given: Retriever | SearchFunction) -> Retriever:
     """The retriever itself, or a retriever that calls the given function. Raises `SettingError` for anything else."""
-    if isinstance(given, str | Path) or not (callable(getattr(given, "search", None)) or callable(given)):
+    if not (callable(getattr(given, "search", None)) or callable(given)):
         raise SettingError(
             f"a retriever is a path, a URL, a mapping, an object with `search` or a function of (query, k), not "
             f"{given!r}"
@@ -230,7 +230,10 @@ class OpenContext:
         if settings := settings_in(str(source)):
             return self._open(settings, "the retriever")
         if not isinstance(source, str | Path):
-            raise SettingError(f"a retriever is an index folder, a URL, a YAML file or a mapping, not {source!r}")
+            raise SettingError(
+                f"a retriever is an index folder, a URL, a YAML file or a mapping, not {source!r}; a function "
+                "is passed to rollout, ask or a trainer as it is"
+            )
         if is_function(str(source)):
             return self._open({"retriever": str(source)}, str(source))
         if is_url(str(source)):

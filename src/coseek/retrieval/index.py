@@ -170,8 +170,8 @@ def build_index(
     """Build an index in folder `out` and open it.
 
     `source` is a data-set folder, a corpus file, or a corpus (which must then be passed to `open_index` as well). The
-    folder appears complete or not at all; an existing index is replaced at the end. A resumable build calls `report`
-    with its progress and continues an earlier build with the same settings.
+    folder appears complete or not at all; an index of the same retriever is replaced at the end. A resumable build
+    calls `report` with its progress and continues an earlier build with the same settings.
     """
     source = source if isinstance(source, Corpus) else as_path(source, "a data-set folder or corpus file")
     out = as_path(out, "an index folder")
@@ -182,6 +182,12 @@ def build_index(
     if out.exists() and not (out.is_dir() and ((out / INDEX_CARD).is_file() or not any(out.iterdir()))):
         raise DataError(f"{out} exists and is not an index; choose another folder for the index")
     check_own_files(out)
+    try:
+        old_kind = IndexCard.read(out).retriever
+    except DataError:  # there is none, or a damaged one
+        old_kind = retriever
+    if old_kind != retriever:
+        raise DataError(f"{out} is an index of {old_kind}, not {retriever}; choose another folder, or delete it first")
     with lock_beside(out, again=False):  # two concurrent builds would mix their rows
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source)

@@ -79,10 +79,10 @@ def as_queries(queries: QueryLike | Sequence[QueryLike], k: int) -> list[QueryLi
     """Check the arguments of `Retriever.search`, and return the Q queries as a list. Every `search` calls it first.
 
     A bare text or `Query` is one query, never a sequence of characters: Q is then 1, and the search still returns a
-    list of Q lists. Raises `SettingError` for anything but queries, `ValueError` for a `k` below 1.
+    list of Q lists. Raises `SettingError` for anything but queries, and for a `k` below 1.
     """
     if k < 1:
-        raise ValueError(f"k counts the passages of a search and must be at least 1, not {k}")
+        raise SettingError(f"k counts the passages of a search and must be at least 1, not {k}")
     batch = [queries] if isinstance(queries, str | Query) else queries
     if not isinstance(batch, Sequence):
         raise SettingError(f"queries are one text, one Query or a list of them, not {queries!r}; write search([…], k)")

@@ -35,6 +35,7 @@ from coseek.core.plugins import (
     is_plugin_path,
     load_plugin,
     offer,
+    running,
 )
 from coseek.retrieval.query import EVERYTHING, ContextFields, Past, Query, QueryLike
 
@@ -346,7 +347,8 @@ def render_view(
     if not query.text.strip():
         return ""
     neutralise = partial(_neutralise, query_view, separator)
-    pieces = [replace(piece, text=neutralise(piece.role, piece.text)) for piece in query_view.pieces(query)]
+    with running("query view", view.partition("#")[0]):
+        pieces = [replace(piece, text=neutralise(piece.role, piece.text)) for piece in query_view.pieces(query)]
     layout: _Layout = _line_layout if query_view.template is None else partial(_template_layout, query_view.template)
     if bare or not (query_view.lines or query_view.template):
         layout = partial(_join_pieces, "\n" if bare else f" {separator.strip()} ")

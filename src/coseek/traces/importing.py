@@ -113,6 +113,10 @@ def _read_files(files: Sequence[Path], settings: TraceSettings, run: Run, report
     unused = [name for name in PATHS if name in settings.model_fields_set and not records.used[name]]
     if unused and report.imported + len(report.left_out):
         raise SettingError(f"no record has anything at {unused[0]}={getattr(settings, unused[0])}; check the path")
+    if settings.search_tools and reader.tools and not reader.counts["searches"]:
+        raise SettingError(
+            f"search_tools={settings.search_tools}: no call is to such a tool, but to {', '.join(reader.tools)}"
+        )
     report.counts = {"searches": 0, "calls_without_result": 0, **reader.counts}
     report.unread = {**records.unread, **reader.unread}
     report.tools = dict(reader.tools.most_common())

@@ -12,7 +12,7 @@ from coseek.core.errors import RetrieverError
 from coseek.core.files import JsonObject
 from coseek.data.trajectory import Search
 from coseek.retrieval.query import Query
-from coseek.retrieval.retriever import fault_of_hits
+from coseek.retrieval.retriever import fault_of_hits, search_each
 
 
 class SearchSettings(ToolSettings):
@@ -79,15 +79,13 @@ def render(result: TurnSearches, settings: SearchSettings, context: ToolContext)
 
 
 def _search(queries: Sequence[Query], k: int, context: ToolContext) -> list[Search]:
-    """Search in one batch. If that fails, search one by one, so that a bad query does not affect the others. Hits that
-    cannot be stored in a file are a fault."""
-    try:
-        hit_lists = context.retriever.search(queries, k)
-    except RetrieverError as error:
-        if len(queries) == 1:
-            return [Search(queries[0].text, fault=str(error))]
-        return [search for query in queries for search in _search([query], k, context)]
-    return [
-        Search(query.text, fault=fault) if (fault := fault_of_hits(hits)) else Search(query.text, tuple(hits))
-        for query, hits in zip(queries, hit_lists, strict=True)
-    ]
+    """Search all queries. A failed query, or hits that cannot be stored in a file, are a fault of that search."""
+    searches: list[Search] = []
+    for query, hits in zip(queries, search_each(context.retriever, queries, k), strict=True):
+        if isinstance(hits, RetrieverError):
+            searches.append(Search(query.text, fault=str(hits)))
+        elif fault := fault_of_hits(hits):
+            searches.append(Search(query.text, fault=fault))
+        else:
+            searches.append(Search(query.text, tuple(hits)))
+    return searches

@@ -323,8 +323,8 @@ def trace_lines(out: Path, report: TraceReport) -> Iterator[str]:
         tools = ", ".join(map(repr, report.tools))
         yield f"No call is a search. Name the tools that search: search_tools=[NAME], of {tools}"
     run = shell_word(out)
-    label = f"coseek label {run} --retriever INDEX --method opened-next --out LABELS"
-    yield f"Next: coseek score {run}, coseek view {run}, or {label}"
+    label = f", or coseek label {run} --retriever INDEX --method opened-next --out LABELS" if searches else ""
+    yield f"Next: coseek score {run}, coseek view {run}{label}"
 
 
 def label_lines(out: Path, summary: LabelImport) -> Iterator[str]:

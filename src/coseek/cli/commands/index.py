@@ -22,7 +22,7 @@ USUAL = "bm25"
 @app.command(epilog="Example: `coseek index data/notes --out data/notes.index`")
 def index(
     source: Annotated[Path, Argument(metavar="DIR", help="A data-set folder or corpus file; the index with --verify.")],
-    out: Annotated[Path | None, Option(help="The folder to write; an existing index is replaced.")] = None,
+    out: Annotated[Path | None, Option(help="The folder to write; an index of the same kind is replaced.")] = None,
     settings: Annotated[list[str] | None, pairs("Settings of the retriever, such as k1=0.9.")] = None,
     retriever: Annotated[
         str | None, Option(help="bm25 (the default), dense, hnsw, ivf-pq, late-interaction, sparse, random.")

@@ -21,7 +21,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from coseek.agents.limits import Limits
-from coseek.agents.run_questions import rows_of, run_questions
+from coseek.agents.run_questions import row_keys_of, run_questions
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.core.fingerprint import digest_of
@@ -149,8 +149,8 @@ class DrSynth:
         return self.parts.limits.with_passages(self.settings.shown)
 
     def left(self, questions: Sequence[Question]) -> list[RowKey]:
-        done_rows = self._run(questions).finished_keys()
-        return [key for key in rows_of(questions, self.settings.seed, self.settings.samples) if key not in done_rows]
+        finished_keys, settings = self._run(questions).finished_keys(), self.settings
+        return [key for key in row_keys_of(questions, settings.seed, settings.samples) if key not in finished_keys]
 
     def roll_out(
         self,

@@ -1,7 +1,7 @@
 """Learner: a module in training. It splits a batch, runs the module, accumulates gradients and steps the optimizer.
 
 Policy and critic differ only in their `outputs`. The interface is `forward_backward` with a loss, any number of times,
-then `optim_step`; a remote trainer could have the same.
+then `optim_step`; a remote trainer has the same (`rl/tinker_policy.py`).
 """
 
 import math

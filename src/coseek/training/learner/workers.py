@@ -45,9 +45,12 @@ class Workers:
         """Return every W-th item. Micro-batches come longest first, so shares are about equal."""
         return items[self.rank :: self.world_size]
 
-    def contiguous_share(self, items: Sequence[T]) -> Sequence[T]:
-        """Return this worker's contiguous share of the items. The workers' shares, concatenated, are all items."""
-        return items[len(items) * self.rank // self.world_size : len(items) * (self.rank + 1) // self.world_size]
+    def contiguous_share(self, items: Sequence[T], unit: int = 1) -> Sequence[T]:
+        """Return this worker's contiguous share of the items, in whole units of so many items. The workers' shares,
+        concatenated, are all items."""
+        units = len(items) // unit
+        start, end = (units * rank // self.world_size * unit for rank in (self.rank, self.rank + 1))
+        return items[start:end]
 
     def gather(self, local: T) -> list[T]:
         """Return the objects of all workers, in order of rank."""

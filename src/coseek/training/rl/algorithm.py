@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 from pydantic import Field
 
 from coseek.core.errors import SettingError
-from coseek.core.plugins import PluginSpec, check_function, check_takes, find_plugin, offer, plugin_name
+from coseek.core.plugins import PluginSpec, check_function, check_takes, find_plugin, offer, plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.trajectory import Segment, Trajectory
 from coseek.training.rl.settings import RlSettings
@@ -200,6 +200,18 @@ class StepRewards:
             advantages_B[rows] = _as_tensor("the function of compare_groups", advantages(rewards_B[rows]))
         return advantages_B
 
+    def standardised(self, scale: bool = True, correction: int = 0) -> "Tensor":
+        """Return GRPO's (r - mean) / std of each group, or r - mean; shape B.
+
+        Groups of equal rewards get 0: their spread is the KL's noise, which the division would scale up to 1.
+        """
+        from coseek.training.rl.losses import group_advantages
+
+        advantages_B = self.compare_groups(lambda rewards_G: group_advantages(rewards_G, scale, correction=correction))
+        if scale:
+            advantages_B[self.zero_std_B] = 0.0
+        return advantages_B
+
     def every_token(self, advantages_B: "Tensor") -> "Tensor":
         """Copy one number for each row to all of its policy tokens; shape BT."""
         import torch
@@ -303,7 +315,12 @@ def open_algorithm(settings: RlSettings) -> Algorithm:
     module = find_plugin("algorithm", PACKAGE, name, CONTRACT)
     check_function(module, "advantages", name, "step", "settings")
     kind = cast(type[AlgorithmSettings], module.SETTINGS)
-    return Algorithm(plugin_name(name), make_settings(kind, settings.algorithm_settings), module.advantages)
+
+    def advantages(step: StepRewards, settings: AlgorithmSettings) -> "TokenAdvantages | Advantages":
+        with running("algorithm", name):
+            return cast("TokenAdvantages | Advantages", module.advantages(step, settings))
+
+    return Algorithm(plugin_name(name), make_settings(kind, settings.algorithm_settings), advantages)
 
 
 def spread_over_steps(settings: RlSettings) -> str:

@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from coseek.core.errors import DiskFault
 from coseek.core.files import JsonObject, atomic_folder, json_line
 from coseek.core.progress import Evaluate, Progress
 from coseek.core.temp_files import sweep
+from coseek.core.text import counted
 from coseek.data.run import Run
 from coseek.data.token_data import FILE
 from coseek.retrieval.retriever import ScheduledRetriever, tell_step
@@ -91,9 +93,9 @@ class MetricsWriter(Callback):
     def after_step(self, report: StepReport) -> None:
         report.row |= self._monitor.update(as_written(report.row))
         row = report.row | report.timer.seconds
-        for episode in report.episodes.episodes:
-            for name, seconds in episode.trajectory.timings.items():
-                row[f"rollout_{name}"] = row.get(f"rollout_{name}", 0.0) + seconds
+        timings = [episode.trajectory.timings for episode in report.episodes.episodes]
+        for name in sorted({name for seconds in timings for name in seconds}):
+            row[f"trajectory_{name}"] = fmean(seconds[name] for seconds in timings if name in seconds)
         self._state.log_metrics(row)
 
 
@@ -175,11 +177,13 @@ class LearnsNothing(Callback):
             )
 
     def after_step(self, report: StepReport) -> None:
+        if report.row.get("trajectories", 1) == report.row.get("faults"):
+            return
         has_gradient = report.row.get("updates", 0) and report.row.get("grad_norm") != 0.0
         self._steps_without_gradient = 0 if has_gradient else self._steps_without_gradient + 1
-        if self._steps_without_gradient == QUIET_STEPS:
+        if (steps := self._steps_without_gradient) == min(QUIET_STEPS, report.steps):
             self._progress.warn(
-                f"the last {QUIET_STEPS} steps had no gradient and changed no weight (loss 0): the runs of every "
+                f"the last {counted(steps, 'step')} had no gradient and changed no weight (loss 0): the runs of every "
                 f"question had equal rewards (reward {report.row.get('reward', 0.0):.3g}); ask easier or harder "
                 "questions, raise rl.group_size or rl.temperature, or see why the reward is flat"
             )

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from coseek.core.plugins import is_plugin_path
 from coseek.data.run import RowKey
 from coseek.data.token_data import TokenData, agent_spans, finite
 from coseek.training.learner.batch import Batch, make_batch
 from coseek.training.learner.workers import Workers
 from coseek.training.rl.algorithm import Algorithm, GoldProbe, StepRewards
 from coseek.training.rl.backend import TrainingBackend
-from coseek.training.rl.losses import importance_weights, kl_estimate
-from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, has_zero_std, row_rewards
+from coseek.training.rl.losses import importance_weights, kl_estimate, zero_std_rows
+from coseek.training.rl.rollout import ScoredTrajectory, TrajectoryBatch, row_rewards
 from coseek.training.rl.settings import RlSettings
 
 
@@ -67,9 +68,7 @@ def make_experience(
     reference_BT = reference.forward(batch, kl_mask_BT) if reference else None
     rewards_B = row_rewards(episodes, settings)
     groups = [*episodes.rows_by_group().values()]
-    zero_std_B = torch.zeros(len(batch), dtype=torch.bool)
-    for rows in groups:
-        zero_std_B[rows] = settings.group_size > 1 and has_zero_std(rewards_B[rows])
+    zero_std_B = zero_std_rows(rewards_B, groups, settings.group_size)
     step = StepRewards(
         rewards_B,
         _kl_penalty(old_BT, reference_BT, kl_mask_BT, settings),
@@ -88,7 +87,8 @@ def make_experience(
         kind, cap = settings.rollout_is, settings.rollout_is_threshold
         importance_BT = importance_weights(old_BT, batch.logprobs_BT, batch.agent_BT, kind, cap)
     has_kl_loss = reference is not None and settings.kl_location == "loss"
-    has_other_terms = critic is not None or settings.entropy_coef > 0.0 or has_kl_loss
+    has_entropy = settings.entropy_coef > 0.0 or settings.measure_entropy  # whose mean is over all rows
+    has_other_terms = critic is not None or has_entropy or has_kl_loss or is_plugin_path(settings.policy_loss)
     return Experience(
         batch=batch,
         mask_BT=mask_BT,

@@ -5,6 +5,7 @@ defines the index along T. `mask_BT` is True at the policy's tokens. Inputs and 
 0 · NaN is NaN, and so is the gradient of an unselected branch that overflowed.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -74,6 +75,19 @@ def group_advantages(rewards_G: Tensor, scale: bool = True, min_std: float = 1e-
     if float(std) <= min_std:
         return torch.zeros_like(rewards_G).float()
     return (centred_G / std if scale else centred_G).float()
+
+
+def has_zero_std(rewards_G: Tensor) -> bool:
+    """Whether all rewards of the group are equal."""
+    return bool((rewards_G.max() - rewards_G.min()) <= 1e-6)
+
+
+def zero_std_rows(rewards_B: Tensor, groups: Iterable[Sequence[int]], group_size: int) -> Tensor:
+    """Return the rows of groups whose rewards are all equal; shape B. Groups of one requested row have a spread."""
+    zero_std_B = torch.zeros(len(rewards_B), dtype=torch.bool)
+    for rows in groups:
+        zero_std_B[[*rows]] = group_size > 1 and has_zero_std(rewards_B[[*rows]])
+    return zero_std_B
 
 
 def leave_one_out(rewards_G: Tensor, min_spread: float = 1e-6) -> Tensor:

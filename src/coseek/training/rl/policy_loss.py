@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from coseek.core.errors import SettingError
-from coseek.core.plugins import PluginSpec, check_function, check_takes, find_plugin, offer, plugin_name
+from coseek.core.plugins import PluginSpec, check_function, check_takes, find_plugin, offer, plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.training.rl.settings import RlSettings
 
@@ -39,8 +39,8 @@ CONTRACT: PluginSpec = {"SETTINGS": PolicyLossSettings, "token_losses": None}
 
 @dataclass(frozen=True, slots=True)
 class LossBatch:
-    """Whole rows of a minibatch, the input of a policy loss. Shapes: b rows (trajectories) · t tokens. Tensors of
-    numbers are 0 outside the mask."""
+    """Whole rows of a micro-batch, the input of a policy loss, which must not average over them. Shapes: b rows
+    (trajectories) · t tokens. Tensors of numbers are 0 outside the mask."""
 
     new_bt: "Tensor"
     """Log-probabilities under the policy in training, with their gradient."""
@@ -149,4 +149,9 @@ def open_policy_loss(settings: RlSettings) -> PolicyLoss:
         )
     kind = cast(type[PolicyLossSettings], module.SETTINGS)
     loss_settings = make_settings(kind, settings.policy_loss_settings, "rl.policy_loss_settings")
-    return PolicyLoss(plugin_name(name), loss_settings, module.token_losses)
+
+    def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
+        with running("policy loss", name):
+            return cast("Tensor", module.token_losses(batch, settings))
+
+    return PolicyLoss(plugin_name(name), loss_settings, token_losses)

@@ -22,6 +22,7 @@ from coseek.rewards.reward import Reward, RewardFault
 from coseek.training.learner.data_order import QuestionStream, derive_seed
 from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.rl.backend import TrainingBackend
+from coseek.training.rl.losses import has_zero_std
 from coseek.training.rl.settings import OverlongSettings, RlSettings
 from coseek.training.tracker import Timer
 
@@ -88,16 +89,17 @@ def collect(
     seeds: Sequence[int],
     rollout: RolloutFunction,
     workers: Workers = ALONE,
+    unit: int = 1,
 ) -> tuple[list[int], list[Trajectory]]:
     """Sample `group_size` trajectories of each question. Returns the group of each trajectory, and the trajectories.
 
-    Each worker samples one contiguous share, and all workers receive all trajectories. A trajectory depends on its seed
-    alone, not on the worker.
+    Each worker samples one contiguous share, in whole units of so many rows, and all workers receive all trajectories.
+    A trajectory depends on its seed alone, not on the worker.
     """
     repeated = [question for question in questions for _ in range(group_size)]
     groups = [group for group in range(len(questions)) for _ in range(group_size)]
-    share = workers.contiguous_share(repeated)
-    local = rollout(share, workers.contiguous_share(seeds)) if share else []
+    share = workers.contiguous_share(repeated, unit)
+    local = rollout(share, workers.contiguous_share(seeds, unit)) if share else []
     trajectories = [trajectory for shard in workers.gather(local) for trajectory in shard]
     if [trajectory.question.id for trajectory in trajectories] != [question.id for question in repeated]:
         raise ValueError(
@@ -201,11 +203,6 @@ def row_rewards(episodes: TrajectoryBatch, settings: RlSettings) -> Tensor:
     )
 
 
-def has_zero_std(rewards_G: Tensor) -> bool:
-    """Whether all rewards of the group are equal."""
-    return bool((rewards_G.max() - rewards_G.min()) <= 1e-6)
-
-
 # Sampling: the trajectories of one step. With `dynamic_sampling`, groups without spread are replaced by fresh questions
 # (DAPO).
 #
@@ -261,7 +258,9 @@ def sample_step(
         count = min(needed - len(kept_groups), max_questions - taken)
         questions, seeds = stream.take(position + taken, count), rollout_seeds(step, taken, count, settings)
         with timer("rollout_s"):
-            groups, trajectories = collect(questions, settings.group_size, seeds, rollout, backend.workers)
+            groups, trajectories = collect(
+                questions, settings.group_size, seeds, rollout, backend.workers, settings.rows_together
+            )
         with timer("reward_s"):
             wave = score([taken + group for group in groups], trajectories, reward, backend.workers)
             wave = add_overlong_penalty(wave, settings.overlong)

@@ -137,16 +137,16 @@ def _rows_of_run(
     run: Run, reward: ScoreFunction, settings: RlSettings, algorithm: Algorithm, export: RowExport
 ) -> Iterator[TrainingRow]:
     questions = run.by_question()
-    first_group, singletons, step = 0, 0, 0
+    first_group, largest, step = 0, 0, 0
     while groups := list(islice(questions, settings.questions_per_step)):
+        largest = max(largest, *map(len, groups))
         episodes = _score_step(groups, first_group, reward, settings)
         export.faults += len(episodes.failed)
         if episodes.scored:
             experience = make_experience(episodes, settings, algorithm, None)
-            singletons += experience.singleton_groups
             yield from rows_of(experience, episodes, settings, algorithm, step)
         first_group, step = first_group + len(groups), step + 1
-    if first_group and singletons == first_group and isinstance(algorithm.settings, GroupSettings):
+    if largest == 1 < settings.group_size and isinstance(algorithm.settings, GroupSettings):
         raise DataError(
             f"{algorithm.name} compares the runs of a question, and {run.folder} has one of each; make several with "
             "--samples, or set group_size=1"

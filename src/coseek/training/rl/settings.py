@@ -211,12 +211,12 @@ class RlSettings(Settings):
 
     monitor: Annotated[MonitorSettings, MayChange()] = MonitorSettings()
     """Alarms, and whether to stop at one. May change when a training is resumed."""
-    checkpoint_every: int = Field(default=5, ge=1)
-    """Steps between checkpoints; the last step always has one."""
+    checkpoint_every: Annotated[int, MayChange()] = Field(default=5, ge=1)
+    """Steps between checkpoints; the last step always has one. May change when a training is resumed."""
     keep_rollouts: Annotated[KeepRolloutsSettings, MayChange()] = KeepRolloutsSettings()
     """Rollouts that are kept. May change when a training is resumed."""
-    evaluate_every: int = Field(default=0, ge=0)
-    """Steps between evaluations; 0 evaluates only after the last step."""
+    evaluate_every: Annotated[int, MayChange()] = Field(default=0, ge=0)
+    """Steps between evaluations; 0 evaluates only after the last step. May change when a training is resumed."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "RlSettings":
@@ -244,6 +244,11 @@ class RlSettings(Settings):
     def tree(self) -> Tree | None:
         """The shape of a group whose trajectories fork."""
         return None if self.tree_roots is None else Tree(self.group_size, self.tree_roots)
+
+    @property
+    def rows_together(self) -> int:
+        """How many rows one worker must sample together: a group whose trajectories fork, else one."""
+        return 1 if self.tree_roots is None else self.group_size
 
     @property
     def total_updates(self) -> int:

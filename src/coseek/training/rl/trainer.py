@@ -17,6 +17,7 @@ import torch
 from coseek.core.errors import SettingError
 from coseek.core.files import read_jsonl
 from coseek.core.progress import NoProgress, Progress, waiting_stops
+from coseek.core.settings import MayChange
 from coseek.data.question import Question
 from coseek.training.learner.batch import make_batch
 from coseek.training.learner.checkpoint import TrainingState
@@ -37,12 +38,14 @@ from coseek.training.rl.experience import StepTokens, TokenRecord, make_experien
 from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
 from coseek.training.rl.monitor import Monitor
 from coseek.training.rl.rollout import RolloutFunction, SampledStep, ScoreFunction, rollout_metrics, sample_step
-from coseek.training.rl.rollout_servers import RolloutAhead
+from coseek.training.rl.rollout_ahead import RolloutAhead
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import LikelihoodProbe, logprob_gap, right_rows, rows_in_loss, update_weights
 
 RESUMABLE_SETTINGS = frozenset(
-    {"backend_settings", "steps", "checkpoint_every", "evaluate_every", "monitor", "keep_rollouts"}
+    name
+    for name, field in RlSettings.model_fields.items()
+    if any(isinstance(mark, MayChange) for mark in field.metadata)
 )
 """Settings that may change when a training is resumed; `steps` only if no schedule depends on it."""
 GAP_ROWS = 8

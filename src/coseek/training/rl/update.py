@@ -72,7 +72,7 @@ def update_weights(
 ) -> dict[str, float]:
     """Run all updates of a step. Returns their metrics; `record` takes the first outputs at each token."""
     policy, critic = backend.policy, backend.critic
-    entropy, policy_loss = _entropy(settings), open_policy_loss(settings)
+    entropy, policy_loss = _entropy_mode(settings), open_policy_loss(settings)
     metrics = MetricAverager()
     updates = 0
     for epoch in range(settings.epochs):
@@ -102,7 +102,7 @@ def update_weights(
     return {"updates": updates, **metrics.result(), **_value_fit(experience)}
 
 
-def _entropy(settings: RlSettings) -> Entropy:
+def _entropy_mode(settings: RlSettings) -> Entropy:
     """Return whether the policy computes its entropy, and whether with a gradient."""
     return "with_grad" if settings.entropy_coef > 0.0 else "detached" if settings.measure_entropy else "off"
 
@@ -156,9 +156,10 @@ def _minibatch_loss(
 ) -> Loss:
     """Return the loss of a minibatch after `updates` updates of the step: the policy loss, β KL if it is charged to the
     loss, and the entropy bonus."""
+    has_entropy = _entropy_mode(settings) != "off"
 
     def loss(outputs: Tensor, rows_b: Tensor) -> Tensor:
-        new_bt, entropy_bt = outputs if _entropy(settings) != "off" else (outputs, None)
+        new_bt, entropy_bt = outputs if has_entropy else (outputs, None)
 
         def select(whole_BT: Tensor) -> Tensor:
             return _select_rows(whole_BT, rows_b, new_bt)

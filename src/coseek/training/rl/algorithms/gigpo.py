@@ -31,7 +31,7 @@ def advantages(step: StepRewards, settings: GigpoSettings) -> TokenAdvantages:
 
     from coseek.training.rl.losses import group_advantages
 
-    episode_B = step.compare_groups(lambda rewards_G: group_advantages(rewards_G, scale=settings.scale_by_std))
+    episode_B = step.standardised(settings.scale_by_std)
     values = [[float(episode_B[row])] * len(spans) for row, spans in enumerate(step.turn_spans)]
     returns = [discounted_returns(rewards, settings.gamma) for rewards in step.turn_rewards()]
     for group in step.comparable_groups:

@@ -17,14 +17,4 @@ SETTINGS = GrpoSettings
 
 def advantages(step: StepRewards, settings: GrpoSettings) -> TokenAdvantages:
     """Return (r - mean) / std of each group, at every policy token; shape BT."""
-    from coseek.training.rl.losses import group_advantages
-
-    correction = int(settings.unbiased_std)
-    advantages_B = step.compare_groups(
-        lambda rewards_G: group_advantages(rewards_G, settings.scale_by_std, correction=correction)
-    )
-    if settings.scale_by_std:
-        advantages_B[step.zero_std_B] = (
-            0.0  # the remaining spread is noise of the KL, which the division would scale up to 1
-        )
-    return step.every_token(advantages_B)
+    return step.every_token(step.standardised(settings.scale_by_std, int(settings.unbiased_std)))

@@ -33,9 +33,7 @@ SETTINGS = IgSearchSettings
 
 def advantages(step: StepRewards, settings: IgSearchSettings) -> TokenAdvantages:
     """Return GRPO's advantage + weight · IG; shape BT. IG is 0 for a turn without passages and for the last turn."""
-    from coseek.training.rl.losses import group_advantages
-
-    episode_B = step.compare_groups(group_advantages)
+    episode_B = step.standardised()
     values = [[float(episode_B[row])] * len(spans) for row, spans in enumerate(step.turn_spans)]
     observations = [_observations(trajectory) for trajectory in step.trajectories]
     pool = [observation for by_turn in observations for observation in by_turn.values()]

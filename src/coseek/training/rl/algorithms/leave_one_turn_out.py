@@ -30,9 +30,7 @@ SETTINGS = LeaveOneTurnOutSettings
 def advantages(step: StepRewards, settings: LeaveOneTurnOutSettings) -> TokenAdvantages:
     """Return GRPO's advantage + weight · what the gold answer loses without the turn; shape BT. The last turn, whose
     context ends before it, adds 0."""
-    from coseek.training.rl.losses import group_advantages
-
-    episode_B = step.compare_groups(group_advantages)
+    episode_B = step.standardised()
     contexts = [(trajectory, context) for trajectory in step.trajectories for context in _contexts(trajectory)]
     logprobs = iter(step.gold_logprobs(contexts))
     credits: list[list[float]] = []

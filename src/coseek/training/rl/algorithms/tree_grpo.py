@@ -12,11 +12,12 @@ SETTINGS = GroupSettings
 
 def advantages(step: StepRewards, settings: GroupSettings) -> TokenAdvantages:
     """Return Â_intra-tree + Â_inter-tree of each trajectory; shape B. A tree of one trajectory adds 0."""
-    from coseek.training.rl.losses import group_advantages
+    from coseek.training.rl.losses import group_advantages, has_zero_std
 
-    values_B = step.compare_groups(group_advantages)
+    values_B = step.standardised()
     for node in step.tree():
         if node.parent is None and len(node.rows) > 1:
             rows = list(node.rows)
-            values_B[rows] += group_advantages(step.rewards_less_kl_B[rows])
+            if not has_zero_std(step.rewards_B[rows]):
+                values_B[rows] += group_advantages(step.rewards_less_kl_B[rows])
     return values_B
