@@ -178,7 +178,7 @@ MISSPELT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda index: AgentTrainer(recipe="quickstart", retriever=lambda query, k: [], view=lambda query: query.text),
         "there is no retriever called 'lambda', only a function of that name for another kind of part (query view)",
     ),
-    "no questions": (lambda index: AgentTrainer("base", questions=[]), "a list of Question, not none"),
+    "an empty list of questions": (lambda index: AgentTrainer("base", questions=[]), "a list of Question, not none"),
     "a recipe of a retriever": (lambda index: RetrieverTrainer(recipe="two-coers"), "did you mean 'two-cores'"),
     "labels": (lambda index: RetrieverTrainer(labells="x"), "did you mean 'labels'"),
     "no labels": (lambda index: RetrieverTrainer("base"), "give one"),
