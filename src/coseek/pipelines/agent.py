@@ -47,6 +47,7 @@ from coseek.pipelines.run_record import (
     TrainingRun,
     agent_identities,
     policy_identities,
+    resolve_recipe,
     take_more_steps,
     take_weights,
     threads_and_trackers,
@@ -85,7 +86,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def check(self) -> None:
         check_recipe(self.recipe)
-        check_fits(self.recipe, self.workers.world_size, memory_gib(device_of(self.recipe.device)))
+        check_fits(resolve_recipe(self.recipe), self.workers.world_size, memory_gib(device_of(self.recipe.device)))
         check_servers(self.recipe.rollout)
 
     def identities(self) -> Identities:

@@ -305,7 +305,9 @@ def _curve(stage: Stage) -> list[ReportSection]:
         rows = [row for path in stage.folder.glob("round-*/metrics.jsonl") for _, row in read_jsonl(path)]
         loss = series_of(rows, "loss", "loss")
         return [plot_section(f"Learning from right runs{name}", line_plot([loss], "step", "loss"), "Loss a token.")]
-    rows = [row for _, row in read_jsonl(stage.folder / "metrics.jsonl")]
+    if not (path := stage.folder / "metrics.jsonl").exists():  # a backend with a loop of its own
+        return []
+    rows = [row for _, row in read_jsonl(path)]
     reward = series_of(rows, "reward", "a step's runs, temperature 1")
     lines = [reward, replace(smoothed(reward), name="mean of five steps")]
     keys = sorted({key for row in rows for key in row if key == LOOK or key.startswith(f"{LOOK}/")})
@@ -344,14 +346,14 @@ def _bars(training: AgentTraining, scores: Scores, groups: Sequence[str], metric
 def files_of(training: AgentTraining) -> dict[str, str]:
     """Path → description of the result files."""
     folder, (before, after) = training.folder, training.compared_policies
-    curves = [stage for stage in training.stages if stage.recipe.learn == "rl"]
+    curves = [(stage, stage.folder / "metrics.jsonl") for stage in training.stages if stage.recipe.learn == "rl"]
     files = {
         **{folder / name: description for name, description in RESULT_FILES.items()},
         folder / "table": "a run folder for every cell of the table",
         training.policy_folder(after): "the trained policy, a Hugging Face folder",
         training.policy_folder(before): "the policy before reinforcement learning"
         + (", which is better" if training.worse else ""),
-        **{stage.folder / "metrics.jsonl": f"a line for every step{_stage_suffix(stage)}" for stage in curves},
+        **{path: f"a line for every step{_stage_suffix(stage)}" for stage, path in curves if path.exists()},
         training.data_folder: "corpus and questions",
         folder / "recipe.yaml": "the recipe, with versions and commit",
     }

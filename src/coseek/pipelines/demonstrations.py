@@ -188,11 +188,11 @@ def demonstrate(
         return stored
     demonstrator = _demonstrator(settings, dataset.corpus)
     demonstrations: list[Trajectory] = []
-    sources: Iterator[tuple[Retriever, Sequence[Question]]]
+    sources: Iterator[tuple[Retriever, Sequence[Question], Corpus]]
     progress.stage("demonstrations", settings.worlds if settings.uses_worlds else 1 + settings.renamed)
     if settings.uses_worlds:
         worlds = list(throw_away_worlds(recipe))
-        sources = ((Bm25.over(world.corpus), world.questions["train"]) for _, world in worlds)
+        sources = ((Bm25.over(world.corpus), world.questions["train"], world.corpus) for _, world in worlds)
         drills = find_plugin("scripted agent", SCRIPTED, EXPERT).drills
         for world_seed, world in worlds:
             rng = random.Random(f"{recipe.seed}/drills/{world_seed}")
@@ -205,8 +205,9 @@ def demonstrate(
             for copy in range(settings.renamed)
         )
         in_data_set = [*training_questions, *made_questions(recipe, dataset)]
-        sources = chain([(retriever, in_data_set)], ((Bm25.over(corpus), copies) for corpus, copies in renamed))
-    for number, (engine, questions) in enumerate(sources, start=1):
+        copied = ((Bm25.over(corpus), copies, corpus) for corpus, copies in renamed)
+        sources = chain([(retriever, in_data_set, dataset.corpus)], copied)
+    for number, (engine, questions, corpus) in enumerate(sources, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         demonstrations += _play(demonstrator, protocol, tokenizer, engine, questions, recipe.limits, seed)
         count = round(settings.one_shot * len(questions))
@@ -215,7 +216,7 @@ def demonstrate(
         if settings.reading:
             rng = random.Random(f"{recipe.seed}/reading/{number}")
             sampled = rng.sample(questions, round(settings.reading * len(questions)))
-            demonstrations += readings(sampled, dataset.corpus, engine, tokenizer, recipe.table.rag_passages, rng)
+            demonstrations += readings(sampled, corpus, engine, tokenizer, recipe.table.rag_passages, rng)
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
             sampled = rng.sample(questions, round(share * len(questions)))

@@ -127,9 +127,13 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
         stage_values.append(result[1])
     note = (
         f"Time assumes {machine.tflops:g} TFLOP/s a device, of which updates reach {machine.update_mfu:.0%} and "
-        f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."
+        f"writing {machine.rollout_mfu:.0%} (setting machine). Left out are frozen parts, searches, evaluations and a "
+        "warm start."
     )
-    missing: dict[str, Json] = {entry.setting: problem for entry, problem in paths if problem}
+    missing: dict[str, Json] = {}
+    for entry, problem in paths:
+        if problem:
+            missing[entry.setting] = "; ".join(filter(None, (str(missing.get(entry.setting, "")), problem)))
     problems = "; ".join(f"{problem} ({setting})" for setting, problem in missing.items())
     refusal = f"the recipe cannot be trained yet: {problems}. Put it there, or name another: SETTING=PATH"
     values: JsonObject = {"shape": plain(shape), "source": source, "parameters": size, "missing": missing}

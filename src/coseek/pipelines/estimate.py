@@ -340,8 +340,12 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     if recipe.learn != "rl":
         warm_start = recipe.warm_start
         sft = recipe.rejection.sft if recipe.learn == "rejection" or warm_start is None else warm_start.sft
-        seconds = 6.0 * shape.parameters * sft.tokens_per_step / _flops(machine, machine.update_mfu)
-        return Work(0, 0, sft.tokens_per_step, 0.0, seconds, sft.steps)
+        passes = 4.0 if sft.learner.gradient_checkpointing else 3.0
+        seconds = passes * 2.0 * shape.parameters * sft.tokens_per_step / _flops(machine, machine.update_mfu)
+        later_rounds = 0 if sft.gate is None else sft.rounds - 1
+        later_steps = sft.steps if sft.later_steps is None else sft.later_steps
+        steps = sft.repeat_steps + sft.varied_steps + sft.steps + later_rounds * later_steps
+        return Work(0, 0, sft.tokens_per_step, 0.0, seconds, steps)
     turns = limits.max_turns + 1
     written_tokens = turns * limits.max_turn_tokens
     document_tokens = (limits.max_document_tokens or 0) * limits.passages_per_search

@@ -7,6 +7,7 @@ the cards of the models that a training saves.
 import os
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -301,8 +302,14 @@ def content_of(path: Path) -> str:
 
 
 def path_identities(recipe: AgentRecipe) -> dict[str, str]:
-    """Digests of the paths that a recipe names; the index is opened once, elsewhere."""
-    return {entry.setting: _identity_of(entry) for entry in paths_of(recipe) if entry.setting not in NOT_READ}
+    """Digests of the paths that a recipe names, by setting; where a setting names several, by each of them. The index
+    is opened once, elsewhere."""
+    entries = [entry for entry in paths_of(recipe) if entry.setting not in NOT_READ]
+    named = Counter(entry.setting for entry in entries)
+    return {
+        entry.setting if named[entry.setting] == 1 else f"{entry.setting} {entry.path}": _identity_of(entry)
+        for entry in entries
+    }
 
 
 def _identity_of(entry: RecipePath) -> str:

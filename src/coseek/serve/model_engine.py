@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 STREAMED_AT_ONCE = 8
 """Approximate number of turns whose new tokens are sent after a step. With more running turns each sends several tokens
 at a time, since sending takes time from sampling."""
+FAILED = "the model failed; the service's log has the details"
 _WINDOW = 16
 """Number of ids from which the decoded window of a stream is shortened."""
 
@@ -51,6 +52,8 @@ class ModelEngine:
         """Requested turns, and keys of rows to be closed, in order."""
         self._jobs: dict[int, TurnJob] = {}
         self._open: set[int] = set()
+        self._lost: set[int] = set()
+        """Rows that a failure of the model closed, and whose users do not know it yet."""
         self._writing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -129,11 +132,13 @@ class ModelEngine:
     def _handle(self, model: Model, item: TurnJob | int) -> None:
         if isinstance(item, int):
             self._jobs.pop(item, None)
+            self._lost.discard(item)
             if item in self._open:
                 self._open.remove(item)
                 model.close(item)
+        elif (key := item.request.key) in self._lost:
+            self._call_in_loop(partial(_finish, [(item, ModelError(FAILED))]))
         elif not item.done.cancelled():
-            key = item.request.key
             self._jobs[key] = item
             if key in self._open:
                 model.extend(item.request)
@@ -146,8 +151,9 @@ class ModelEngine:
         jobs, self._jobs = list(self._jobs.values()), {}
         for key in self._open:
             model.close(key)
+        self._lost |= self._open
         self._open.clear()
-        error = ModelError("the model failed; the service's log has the details")
+        error = ModelError(FAILED)
         self._call_in_loop(partial(_finish, [(job, error) for job in jobs]))
 
     def _call_in_loop(self, call: Callable[[], None]) -> None:

@@ -66,8 +66,9 @@ def of_table(folder: Path, name: str) -> Iterator[tuple[str, Mapping[str, float]
 
 def steps_of(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
     """Training step → its numbers."""
-    files = sorted(folder.glob("rl/**/metrics.jsonl")) or sorted(folder.glob("**/metrics.jsonl"))
-    if not files:
-        raise DataError(f"{folder} holds no metrics.jsonl")
+    of_rl = sorted(folder.glob("rl/**/metrics.jsonl"))
+    files = of_rl or sorted(folder.glob("**/metrics.jsonl"))
+    if not files or len(of_rl) > 1:
+        raise DataError(f"{folder} holds {len(files)} metrics.jsonl, where the curve of one training is needed")
     for number, (_, row) in enumerate(read_jsonl(files[0]), start=1):
         yield f"step {number}", {name: value for name, value in row.items() if isinstance(value, int | float)}

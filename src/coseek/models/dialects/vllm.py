@@ -58,8 +58,8 @@ def read(answer: JsonObject) -> ServerTurn:
 
 
 def update_calls(update: WeightUpdate) -> list[ServerCall]:
-    """An adapter needs `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1; whole weights need
-    VLLM_SERVER_DEV_MODE=1."""
+    """Whole weights need VLLM_SERVER_DEV_MODE=1. An adapter, whose untrained first version goes as whole weights, also
+    needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, `--enable-lora` and a sufficient `--max-lora-rank`."""
     if update.adapter is not None:
         return [ServerCall("/v1/load_lora_adapter", {"lora_name": update.name, "lora_path": update.adapter})]
     reload: JsonObject = {"method": "reload_weights", "kwargs": {"weights_path": update.folder}}

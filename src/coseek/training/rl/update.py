@@ -24,6 +24,9 @@ from coseek.training.rl.policy_loss import LossBatch, PolicyLoss, open_policy_lo
 from coseek.training.rl.rollout import ScoredTrajectory
 from coseek.training.rl.settings import RlSettings
 
+OWN_CLIP = ("gspo", "cispo", "sapo")
+"""Policy losses that do not clip single tokens at `clip_ratio_low` and `clip_ratio_high`, so have no `clip_frac`."""
+
 
 @dataclass(slots=True)
 class MetricAverager:
@@ -199,7 +202,8 @@ def _add_ratio_metrics(
 ) -> None:
     ratio_bt = ratios(new_bt, old_bt, mask_bt)
     outside_bt = (ratio_bt > 1.0 + settings.clip_ratio_high) | (ratio_bt < 1.0 - settings.clip_ratio_low)
-    metrics.add_tokens("clip_frac", outside_bt.float(), mask_bt)
+    if settings.policy_loss not in OWN_CLIP:
+        metrics.add_tokens("clip_frac", outside_bt.float(), mask_bt)
     metrics.add_tokens("ratio", ratio_bt, mask_bt, with_max=True)
     metrics.add_tokens("kl_old", kl_estimate(old_bt, new_bt, mask_bt, "k3"), mask_bt)
 

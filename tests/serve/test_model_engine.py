@@ -1,12 +1,17 @@
-"""Fears about streamed text: that the pieces are not the whole, and that a broken character is shown."""
+"""Fears about the model behind a service: streamed text that is not the whole, and rows that a failure cut short."""
 
+import asyncio
 import random
 
 import pytest
 from tests.models.tiny_policy import TAGS, TEXTS
 
+from coseek.core.errors import ModelError
+from coseek.data.question import Question
+from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
-from coseek.serve.model_engine import TextStream
+from coseek.serve.model_engine import ModelEngine, TextStream
+from coseek.serve.running import WorkThread
 
 WHOLE = "Ada 月が海を動かす 🙂 naïve <answer>é</answer>\n" * 4
 
@@ -60,3 +65,51 @@ def test_the_pieces_of_random_tokens_are_their_decoding(tokenizer: HfTokenizer |
 def test_text_is_not_held_back_longer_than_a_character_is_incomplete() -> None:
     stream = TextStream(ByteTokenizer())
     assert [stream.add([byte]) for byte in "a月b".encode()] == ["a", "", "", "月", "b"]
+
+
+class BreaksOnce:
+    """A model whose second step fails. It answers with the ids that it has been given since its row was opened."""
+
+    tokenizer: Tokenizer = ByteTokenizer()
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[int, ...]] = {}
+        self.asked: list[int] = []
+        self.steps = 0
+
+    def start(self, request: Request) -> None:
+        self.rows[request.key] = request.ids
+        self.asked.append(request.key)
+
+    def extend(self, request: Request) -> None:
+        self.rows[request.key] += request.ids
+        self.asked.append(request.key)
+
+    def step(self) -> list[Turn]:
+        self.steps += 1
+        if self.steps == 2:
+            raise MemoryError
+        asked, self.asked = self.asked, []
+        return [Turn(key, self.rows[key], (0.0,) * len(self.rows[key]), TurnEnd.EOS) for key in asked]
+
+    def close(self, key: int) -> None:
+        del self.rows[key]
+        self.asked = [asked for asked in self.asked if asked != key]
+
+
+def test_a_row_that_a_failure_closed_is_not_continued_from_its_last_words_alone() -> None:
+    def request(key: int, *ids: int) -> Request:
+        return Request(key, ids, 8, 0, EpisodeState(Question("q", "?", ("a",))))
+
+    async def served() -> None:
+        engine = ModelEngine(WorkThread("test"))
+        engine.model = BreaksOnce()
+        assert (await engine.turn(request(1, 1, 2, 3))).ids == (1, 2, 3)
+        with pytest.raises(ModelError):  # of another question
+            await engine.turn(request(2, 5))
+        with pytest.raises(ModelError):
+            await engine.turn(request(1, 7))
+        engine.close_row(1)
+        assert (await engine.turn(request(1, 4))).ids == (4,)
+
+    asyncio.run(served())
