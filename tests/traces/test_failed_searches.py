@@ -59,3 +59,16 @@ def test_one_query_of_a_call_can_fail_alone(tmp_path: Path) -> None:
     (run,), _ = imported(tmp_path, [{"messages": chat}])
     answered, failed = run.searches
     assert [hit.passage.id for hit in answered.hits] == ["1"] and failed.fault and not failed.hits
+
+
+def test_a_call_and_an_error_in_inspects_words_are_read(tmp_path: Path) -> None:
+    chat = search_chat()
+    chat[2]["tool_calls"] = [{"id": "a", "function": "web_search", "arguments": {"query": "author of Faust"}}]
+    chat[3] |= {"content": "", "error": {"type": "timeout", "message": "took too long"}}
+    (run,), report = imported(tmp_path, [{"messages": [*chat]}])
+    assert (run.searches[0].query, report.counts["failed_searches"]) == ("author of Faust", 1)
+
+
+def test_a_path_of_faults_imports_a_log_in_which_nothing_failed(tmp_path: Path) -> None:
+    (run,), _ = imported(tmp_path, [{"messages": [*search_chat()], "error": None}], fault="error")
+    assert run.fault is None

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from coseek.core.cluster import Cluster
 
 RetrieverName: TypeAlias = Annotated[str, Option(help="An index folder, URL, YAML file, or `{retriever: NAME, …}`.")]
-Temperature: TypeAlias = Annotated[float, Option(min=0.0, help="0 always takes the most likely token.")]
+Temperature: TypeAlias = Annotated[
+    float | None, Option(min=0.0, help="0 always takes the most likely token. [default: the agent's own, else 0]")
+]
 ProtocolName: TypeAlias = Annotated[str | None, Option(help="A protocol or a YAML file; default: the agent's own.")]
 PromptTemplateName: TypeAlias = Annotated[str | None, Option(help="A template or YAML file; default: the agent's.")]
 TokenizerName: TypeAlias = Annotated[str | None, Option(help="For a server: the folder of its model, or `bytes`.")]

@@ -466,9 +466,10 @@ def _chosen_ids(ids: Sequence[Json] | None, hits: Sequence[Hit]) -> tuple[str, .
 
 
 def _fault_in(message: JsonObject) -> str:
-    """The fault in a tool's message: our own field, LangChain's status, or the text; "" for a result."""
-    if fault := message.get("fault"):
-        return str(fault)
+    """The fault in a tool's message: our own field, Inspect's error, LangChain's status, or the text; "" for a
+    result."""
+    if fault := message.get("fault") or message.get("error"):
+        return text_of(fault) or str(fault)
     text = text_of(message.get("content"))
     if message.get("status") == "error":
         return text or "the tool failed"

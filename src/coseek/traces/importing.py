@@ -76,13 +76,13 @@ def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | 
         report = TraceReport()
 
         def fill(folder: Path) -> None:
-            names: list[Json] = [path.name for path in files]
+            names: list[Json] = [str(path) for path in files]
             run = Run.create(folder, {"traces": names, **dump_settings(settings)})
             _read_files(files, settings, run, report)
             if not report.imported:
                 reasons = "".join(f"; {fault.where}: {fault.reason}" for fault in report.left_out[:3])
                 raise DataError(f"no conversation found in {', '.join(map(str, sources))}{reasons}")
-            digests: JsonObject = {path.name: file_digest(path) for path in files}
+            digests: JsonObject = {str(path): file_digest(path) for path in files}
             write_json(folder / REPORT, {"format": "traces", "files": digests, **report.to_json()})
 
         atomic_folder(out, fill)
@@ -110,7 +110,8 @@ def _read_files(files: Sequence[Path], settings: TraceSettings, run: Run, report
                 Run.append(file, reader.trajectory(record, seed))
                 report.imported += 1
                 report.with_answers += bool(record.question.answers)
-    unused = [name for name in PATHS if name in settings.model_fields_set and not records.used[name]]
+    typed = (name for name in PATHS if name in settings.model_fields_set and name != "fault")  # nothing may have failed
+    unused = [name for name in typed if not records.used[name]]
     if unused and report.imported + len(report.left_out):
         raise SettingError(f"no record has anything at {unused[0]}={getattr(settings, unused[0])}; check the path")
     if settings.search_tools and reader.tools and not reader.counts["searches"]:

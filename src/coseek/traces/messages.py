@@ -6,6 +6,7 @@ first result of a turn has the text that the agent read for all its searches; `h
 and `selected` the ids of those that the agent chose.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile, zip_longest
 from typing import cast
@@ -91,7 +92,10 @@ def _native_turn(run: Trajectory, turn: int, segment: Segment, following: Sequen
     results: list[JsonObject] = []
     for call, result in zip_longest(calls_in(assistant), following[: len(calls_in(assistant))]):
         queries = [text for value in call.object.values() for text in texts_of(value)]
-        count = next((index for index, search in enumerate(remaining) if search.query not in queries), len(remaining))
+        count, left = 0, Counter(queries)
+        while count < len(remaining) and left[remaining[count].query]:
+            left[remaining[count].query] -= 1
+            count += 1
         if result is not None and result.tag in COMMON_TAGS:  # a call that did not search; failed searches show nothing
             count = 0
         searches, remaining = remaining[:count], remaining[count:]

@@ -20,7 +20,7 @@ _BESIDE = ("tools", "functions", "tool_choice", "tool_config", "usage", "usage_m
 """Fields outside a conversation that mention tools but hold no call."""
 _KINDS = ("type", "block_type", "part_kind", "kind")
 _IDS = ("callid", "toolcallid", "tooluseid", "toolid")
-_NAMES = ("name", "toolname", "functionname", "tool", "action")
+_NAMES = ("name", "toolname", "functionname", "function", "tool", "action")
 _ARGUMENTS = (
     "arguments",
     "args",

@@ -40,7 +40,7 @@ def ask(
         ),
     ] = "extract",
     limits: options.LimitPairs = None,
-    temperature: options.Temperature = 0.0,
+    temperature: options.Temperature = None,
     seed: Annotated[int, Option(help="Seed of the sampling.")] = 0,
     protocol: options.ProtocolName = None,
     prompt_template: options.PromptTemplateName = None,

@@ -102,7 +102,8 @@ def system_of(run: Run) -> str:
 
 def by_dataset(scored: ScoredRun, run: Run) -> dict[str, ScoredRun]:
     """Split a run by data set."""
-    default_name = Path(str(run.settings.get("questions", run.folder.name))).name
+    source = Path(str(run.settings.get("questions", run.folder.name)))
+    default_name = (source.parent if source.name.endswith((".jsonl", ".jsonl.gz")) else source).name
     parts: dict[str, dict[str, QuestionScores]] = {}
     for ident, scores in scored.questions.items():
         parts.setdefault(scores.question.dataset or default_name, {})[ident] = scores

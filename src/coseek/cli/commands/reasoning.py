@@ -96,8 +96,11 @@ def read_by(reader: str, run: Run, trajectories: Sequence[Trajectory]) -> Read:
 def evidence_of(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Passage, ...]]:
     """The gold passages of each trajectory's question, from the data set of the run. Empty for a question with a plan,
     which has the result of each step."""
-    folder = Path(str(run.settings.get("questions", "")))
+    source = run.settings.get("questions")
+    folder = Path(str(source))
     without_plan = [trajectory for trajectory in trajectories if not has_plan(trajectory.question)]
+    if without_plan and source is None:
+        raise DataError(f"{run.folder} does not say where its questions are from; run a data-set folder instead")
     if without_plan and not folder.is_dir():
         raise DataError(f"{run.folder} was asked {folder}, which holds no passages; run a data-set folder instead")
     corpus = Dataset(folder).corpus if without_plan else None

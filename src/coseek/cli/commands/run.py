@@ -36,7 +36,7 @@ def run(
     split: options.Split = None,
     count: options.Count = None,
     samples: Annotated[int, Option(min=1, help="Trajectories for each question.")] = 1,
-    temperature: options.Temperature = 0.0,
+    temperature: options.Temperature = None,
     seed: Annotated[int, Option(help="Seed of the run.")] = 0,
     protocol: options.ProtocolName = None,
     prompt_template: options.PromptTemplateName = None,
@@ -55,7 +55,8 @@ def run(
     agent_settings, limits = check_run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer, device)
     )
-    agent_settings = agent_settings.model_copy(update={"temperature": temperature})
+    if temperature is not None:
+        agent_settings = agent_settings.model_copy(update={"temperature": temperature})
     source = str(questions)
     base = RunSettings(
         questions=source,

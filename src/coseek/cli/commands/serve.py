@@ -102,7 +102,7 @@ def serve_agent(
     rows: Annotated[int, Option(min=1, help="Maximum number of questions answered at once.")] = _AGENT.max_rows,
     queue: Annotated[int, Option(min=1, help="Maximum number of waiting questions; more get 503.")] = _AGENT.queue,
     most_wait: Annotated[float, Option(min=0.001, help="Maximum wait in seconds; else 503.")] = _AGENT.most_wait_s,
-    temperature: options.Temperature = 0.0,
+    temperature: options.Temperature = None,
     protocol: options.ProtocolName = None,
     prompt_template: options.PromptTemplateName = None,
     tokenizer: options.TokenizerName = None,
@@ -157,6 +157,10 @@ def serve_mcp(
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
     (agent,) = options.at_servers(agent)
+    if agent is None and any(option is not None for option in (protocol, prompt_template, tokenizer, device)):
+        raise SettingError(
+            "--protocol, --prompt-template, --tokenizer and --device are an agent's; name one with --agent"
+        )
     limited = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 
@@ -195,6 +199,8 @@ def opened(source: str, devices: Sequence[str] = ()) -> Retriever:
     path = Path(source)
     card = IndexCard.read(path) if path.is_dir() else None
     if card is None or "queries_together" not in card.settings:
+        if devices:
+            raise SettingError(f"--devices {','.join(devices)}: {source} is no index folder of vectors")
         return open_retriever(source)
     on_cpu = device_of(str(card.settings.get("device", AUTO))).type == "cpu"
     batch_size = TOGETHER_CPU if on_cpu else TOGETHER_GPU

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from coseek.cli.options import OutFolder, Resume, pairs
-from coseek.cli.settings_help import print_settings
+from coseek.cli.settings_help import ALL, print_settings
 from coseek.cli.terminal import AsJson, Bar, assignments, new_app, output, resumable, shell_word, training_bar
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_json
@@ -139,7 +139,8 @@ def train_base(
     time; --resume continues to the same result.
     """
     typed = words or []
-    data = [word for word in typed[:1] if "=" not in word and not (show and word in BaseRecipe.model_fields)]
+    prefixes = {ALL, *BaseRecipe.model_fields} if show else set[str]()
+    data = [word for word in typed[:1] if "=" not in word and word.partition(".")[0] not in prefixes]
     base_recipe, settings = corpus_recipe(data[0]) if data else BaseRecipe(), typed[len(data) :]
     if show:
         print_settings(partial(laid_over, base_recipe), settings, as_json)

@@ -44,7 +44,10 @@ def read_office(data: bytes, name: str) -> Document:
                 for title_or_creator, modified, value in _FIELD.findall(archive.read(part)):
                     text = clean(unescape(value.decode("utf-8", "replace"))).strip()
                     field = _FIELD_NAMES[title_or_creator or modified]
-                    fields[field] = f"{fields[field]}, {text}" if field == "author" and field in fields else text
+                    if field == "author" and field in fields:
+                        fields[field] = f"{fields[field]}, {text}"
+                    else:  # a book's subtitle and later dates follow its title and first date
+                        fields.setdefault(field, text)
             document = {"docx": _word, "pptx": _slides, "xlsx": _sheets, "epub": _book}[kind](archive, data)
     except (zipfile.BadZipFile, ElementTree.ParseError, RuntimeError, ValueError, KeyError) as error:
         raise DocumentFault(f"it is no whole {kind.upper()} ({error})") from None

@@ -76,7 +76,7 @@ class QuestionMaker:
         missing = 0
         for hops, quota in reversed(self._quotas.items()):
             missing = quota and quota + missing
-            for candidate in islice(self._passing_candidates(hops), missing):
+            for candidate in islice(filter(self._claim, self._passing_candidates(hops)), missing):
                 missing -= 1
                 yield candidate
 
@@ -98,24 +98,29 @@ class QuestionMaker:
                 raise DataError(f"the solver failed in every try of {len(batch)} questions; try it with `coseek run`")
             for candidate, rate in zip(batch, rates, strict=True):
                 verdict = {"edge": edge(rate, *self._settings.edge)}
-                if self._passes(verdict):
+                if self._passes(verdict) and self._claim(candidate):
                     yield replace(candidate, verdicts=candidate.verdicts | verdict)
 
     def _passing_candidates(self, hops: int) -> Iterator[CandidateQuestion]:
-        """Candidates that pass all gates; their documents then belong to one split."""
+        """Candidates that pass the gates by rules and reader."""
         for batch in self._writer.propose(self._graph, hops, self._quotas[hops], self._settings):
-            for candidate in self._pass_reader(list(self._pass_rules(batch))):
-                rows = candidate.proposal.rows
-                split = self._split_of(rows)
-                if split is None:
-                    self.dropped["split: the path crosses splits"] += 1
-                elif any(self._used[row] >= self._settings.reuse for row in rows):
-                    self.dropped["reuse: enough questions of this passage"] += 1
-                else:
-                    self._owners |= dict.fromkeys((self._documents[row] for row in rows), split)
-                    self._used.update(rows)
-                    self._dealt[len(rows)][split] += 1
-                    yield candidate
+            yield from self._pass_reader(list(self._pass_rules(batch)))
+
+    def _claim(self, candidate: CandidateQuestion) -> bool:
+        """Keep a question, whose documents then belong to its split, unless they belong to several or its passages have
+        enough."""
+        rows = candidate.proposal.rows
+        split = self._split_of(rows)
+        if split is None:
+            self.dropped["split: the path crosses splits"] += 1
+            return False
+        if any(self._used[row] >= self._settings.reuse for row in rows):
+            self.dropped["reuse: enough questions of this passage"] += 1
+            return False
+        self._owners |= dict.fromkeys((self._documents[row] for row in rows), split)
+        self._used.update(rows)
+        self._dealt[len(rows)][split] += 1
+        return True
 
     def _pass_rules(self, proposals: Sequence[Proposal]) -> Iterator[CandidateQuestion]:
         """The new proposals that pass the gates by rules."""

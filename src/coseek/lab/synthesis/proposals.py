@@ -110,9 +110,9 @@ class QuestionProposer:
         }  # fmt: skip
 
     def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
-        """The model's proposals for at most `limit` groups of passages (by default twice `wanted`), in a seeded order
-        with lower ranks first. Raises `RunError` if a whole batch failed."""
-        groups = shuffled(graph.groups(hops), settings.seed, hops)[: settings.limit or 2 * wanted]
+        """The model's proposals for at most `limit` groups of passages, in a seeded order with lower ranks first.
+        Raises `RunError` if a whole batch failed."""
+        groups = shuffled(graph.groups(hops), settings.seed, hops)[: settings.limit]
         for start in range(0, len(groups), BATCH):
             batch = groups[start : start + BATCH]
             requests = [
