@@ -333,3 +333,19 @@ def test_too_few_questions_come_with_the_way_out(coseek: Type, world: Path, gene
     done = coseek("data", "synthesize", world, "--out", tmp_path / "out", "--generator", generator.url, "--limit", 6)
     assert done.code == 0
     assert "warning: only" in done.err and "--limit" in done.err
+
+
+def test_gold_passages_of_a_corpus_with_addresses_stay_gold(tmp_path: Path, coseek: Type) -> None:
+    rows: list[JsonObject] = [
+        {"id": "1", "url": "https://example.org/reeds", "text": "Reeds grow in the pond."},
+        {"id": 2, "url": "https://example.org/reeds", "text": "A copy of it."},
+        {"id": "3", "text": "Herons stand in the reeds."},
+    ]
+    (tmp_path / "data").mkdir()
+    write_jsonl(tmp_path / "data" / "corpus.jsonl", rows)
+    question: JsonObject = {"id": "q", "question": "What grows?", "answers": ["reeds"], "gold_ids": ["1", "2", "3"]}
+    write_jsonl(tmp_path / "data" / "questions.test.jsonl", [question])
+    done = coseek("data", "collect", tmp_path / "data", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    (collected,) = Dataset(tmp_path / "out").questions("test")
+    assert collected.gold_ids == ("https://example.org/reeds", "3") and "uncollected" not in collected.meta

@@ -244,3 +244,26 @@ def test_a_run_without_gold_passages_gets_a_warning(world: Path, index: Path, tm
     outcome = coseek("label", tmp_path / "run", "--method", "gold", "--out", tmp_path / "labels")
     assert "no search has a label" in outcome.err and "--method answer-in-passage" in outcome.err
     assert coseek("label", tmp_path / "run", "--method", "opened-next", "--out", tmp_path / "used").code == 0
+
+
+@pytest.mark.medium
+def test_a_retriever_in_braces_labels_and_its_python_runs_only_if_it_is_named(
+    world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from coseek.core.settings import Settings\n\n\nclass SETTINGS(Settings):\n    over: str\n\n\n"
+        "def open(settings, opening):\n    return opening.open(settings.over)\n",
+        encoding="utf-8",
+    )
+    run = ("run", world, "--split", "train", "--count", 4, "--agent", "faulty-expert", "--retriever")
+    noisy, named = (f"{{retriever: {name}, over: {index}}}" for name in ("noisy", own))
+    for name, retriever in (("noisy", noisy), ("named", named)):
+        assert coseek(*run, retriever, "--out", tmp_path / name).code == 0
+    for words in (("noisy",), ("named", "--retriever", named)):
+        done = coseek(
+            "label", tmp_path / words[0], *words[1:], "--method", "gold", "--out", tmp_path / f"{words[0]}-labels"
+        )
+        assert done.code == 0, done.err
+    refused = coseek("label", tmp_path / "named", "--method", "gold", "--out", tmp_path / "refused")
+    assert f"{own}, which is run only if you name it" in refused.sentence

@@ -83,11 +83,12 @@ def test_a_pool_takes_gold_from_the_table_and_answers_by_question(tmp_path: Path
 
 
 def test_2wiki_adds_distractors_once(tmp_path: Path) -> None:
-    more: list[Json] = [{"title": "Cy", "text": "Cy is not."}, {"title": "Cy", "text": "Another Cy."}]
+    another: Json = {"title": "Cy", "text": "Another Cy."}
+    more: list[Json] = [{"title": "Cy", "text": "Cy is not."}, another, another]
     sources = [write(tmp_path / "q.json", HOTPOT), write(tmp_path / "more.json", more)]
     made = import_data("2wiki", sources, tmp_path / "out")
     assert made.passages == 4
-    assert made.notes == {"own passages": 3, "distractors": 2, "distractors that are own passages": 1}
+    assert made.notes == {"own passages": 3, "distractors": 3, "distractors that are own passages": 1}
     assert Dataset(tmp_path / "out").corpus.by_id("Cy #2").text == "Another Cy."
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.data.test_imports import write_lines
 
+from coseek.agents.search_turns import TurnId
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject
@@ -15,12 +16,15 @@ from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset, QuestionFilter
 from coseek.data.imports import import_data
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.question import Question
+from coseek.data.pool import PoolSource, make_pool
+from coseek.data.question import Question, twins
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.measure.corpus_coverage import corpus_coverage
 from coseek.measure.rankings import Metric
 from coseek.measure.retrieval import recall_at, run_recall, searched_ids
 from coseek.measure.searched import RetrievalMeasure, SearchedQuestion, of_run_file, search_questions
+from coseek.pipelines.labelling import LoggedSearch
+from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
 
 
@@ -91,6 +95,15 @@ def test_a_query_that_is_a_passage_does_not_find_itself(tmp_path: Path) -> None:
     search = Search("heron a", tuple(Hit(data.corpus.by_id(ident), 1.0) for ident in ("a", "b")))
     run = Trajectory(first, "search-r1", (), (search,), StopReason.ANSWERED)
     assert (recall_at(run, 1), run_recall(run, 1), searched_ids(run)) == (1.0, 1.0, [["b"]])
+
+    make_pool([PoolSource("mine", "beir", (folder,))], tmp_path / "pool")
+    pool = Dataset(tmp_path / "pool")
+    pooled = {question.id: question.own_passage for split in pool.splits for question in pool.questions(split)}
+    assert pooled == {"mine/a": "a", "mine/c": None}
+    (twin, other) = twins({"test": [first, second]}, {"b"})["test"]
+    assert (twin.id, twin.own_passage, other.own_passage) == ("a-unanswerable", "a", None)
+    logged_search = LoggedSearch(TurnId("a", 0, 1), first, Query("heron"), ("b",)).question
+    assert (logged_search.id, logged_search.own_passage) == ("a/0/1", "a")
 
 
 PAGE = "---\ntitle: Ada\n---\nBorn 1815."

@@ -185,3 +185,14 @@ def test_a_missing_file_is_told_with_the_way_to_it_before_anything_is_read(here:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_shipped_recipe_can_be_read(name: str) -> None:
     assert load_settings(DataRecipe, FOLDER / f"{name}.yaml").deal.test
+
+
+def test_a_limit_on_questions_holds_for_dealt_ones_too(tmp_path: Path) -> None:
+    files = [
+        write_lines(tmp_path / f"{split}.jsonl", *search_r1_rows(split, ROWS[split], "nq"))
+        for split in ("train", "test")
+    ]
+    made = import_data(
+        "questions", files, tmp_path / "out", deal=SplitAssignment(("nq",), ("nq",), 0), settings={"most": 20}
+    )
+    assert sum(made.questions.values()) == 20 and min(made.questions.values()) > 0

@@ -187,6 +187,11 @@ def test_labels_may_be_for_the_users_question_once_a_run(tmp_path: Path) -> None
     dropped = labels[1]
     assert isinstance(dropped, DroppedTurn) and dropped.reason == "same-question"
 
+    failed = (Search("bad", fault="it is down"), Search("Ada"), Search("Ada"))
+    run = Trajectory(QUESTION, "search-r1", (), failed, StopReason.ANSWERED, seed=7)
+    after_failure = [SearchTurn(run, number, Query("Ada", QUESTION.question)) for number in (1, 2)]
+    assert only_set([each for each in made.label(after_failure) if isinstance(each, LabelSet)]).turn.search == 1
+
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_fault_labels_nothing_is_counted_and_is_asked_again(method: str, tmp_path: Path) -> None:

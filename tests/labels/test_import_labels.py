@@ -76,7 +76,7 @@ def test_rows_of_the_published_shape_keep_their_query_and_their_question(tmp_pat
         published("id_7_turn4", "q", "c", "d"),
         published("x", "q"),
     ]
-    rows.append(published("id_7_turn3", "q", "e"))
+    rows.append(published("id_7_turn3", text, "e"))
     write_jsonl(tmp_path / "webshaper_train.jsonl", rows)
     made = import_labels([tmp_path / "webshaper_train.jsonl"], tmp_path / "labels")
     assert (made.sets, made.without_positive, made.repeated) == (3, 1, 2)
@@ -100,5 +100,12 @@ def test_rows_of_the_published_shape_keep_their_query_and_their_question(tmp_pat
 def test_rows_of_another_shape_are_refused_and_nothing_is_written(row: JsonObject, says: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=says):
+        import_labels([tmp_path / "rows.jsonl"], tmp_path / "labels")
+    assert not (tmp_path / "labels").exists()
+
+
+def test_an_id_of_two_queries_is_refused_and_none_of_them_is_lost(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [published("7", "who?", "a", "b"), published("7", "where?", "c", "d")])
+    with pytest.raises(DataError, match=r"line 2: the query_id '7' has another query in an earlier row; give each"):
         import_labels([tmp_path / "rows.jsonl"], tmp_path / "labels")
     assert not (tmp_path / "labels").exists()

@@ -107,3 +107,15 @@ def test_at_most_as_many_calls_are_open_at_a_server_as_it_has_slots(tmp_path: Pa
     with site(slow) as there:
         labelled(tmp_path, served_parts(tmp_path, there.url), some())
     assert SLOTS / 2 < there.most_at_once <= SLOTS
+
+
+def test_a_turn_whose_passages_are_all_continued_waits_for_the_last_of_them(tmp_path: Path) -> None:
+    with site(answer) as there:
+        lazy, _ = labelled(tmp_path / "lazy", served_parts(tmp_path / "lazy", there.url), some()[:6])
+        every, report = labelled(
+            tmp_path / "all", served_parts(tmp_path / "all", there.url), some()[:6], exhaustive=True
+        )
+    assert report.left == 0 and report.counts["branches"] > report.turns
+    assert [(label.turn, label.positive) for label in every.sets()] == [
+        (label.turn, label.positive) for label in lazy.sets()
+    ]

@@ -107,6 +107,10 @@ def test_the_first_kind_of_use_that_there_is_gives_the_positives_and_no_used_pas
     assert not isinstance(ruled, str)
     assert ([good.passage.id for good in ruled.positives], ids([*ruled.not_negative])) == (["sea"], ["sea", "film"])
     assert opened_next.judge(("opened",), first, ()) == "not-used"
+    copies = SEA, replace(SEA, id="copy")
+    twice, _ = run_of(search_of("Night Train", 1, *copies, selected=("sea", "copy")), search_of("Ada", 2))
+    ruled = opened_next.judge(("selected",), twice, (Candidate(SEA, 1), Candidate(FILM, 2)))
+    assert not isinstance(ruled, str) and [good.passage.id for good in ruled.positives] == ["sea"]
 
 
 def sets_of(folder: Path, maker: str, **settings: object) -> tuple[list[LabelSet], dict[str, int]]:

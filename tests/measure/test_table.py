@@ -132,6 +132,14 @@ def test_faults_and_missing_questions_are_said_below_the_table() -> None:
     assert "Judge: nobody." in notes
 
 
+def test_an_unreachable_judge_gives_no_lower_bound_of_nothing() -> None:
+    verdicts: Verdicts = {(f"q{n}", "Zun"): Verdict(f"q{n}", "Zun", None, fault="refused") for n in range(2)}
+    runs = {("a", name): score_run("a", rows(0, 2), verdicts) for name in ("nq", "hotpotqa")}
+    board = leaderboard(runs, "gen_acc")
+    assert set(board.table().rows[0][1:]) == {"–"}
+    assert "a: the judge did not reply, 4 of 4: refused; the same command asks again." in board.notes()
+
+
 def test_a_question_that_a_system_was_not_asked_is_missing_where_another_was() -> None:
     runs = {("a", "nq"): score_run("a", rows(3, 3)), ("b", "nq"): score_run("b", rows(1, 1))}
     assert leaderboard(runs, "em").cells["b", "nq"].missing == 4

@@ -238,10 +238,11 @@ def test_what_an_update_cannot_start_from_is_refused_with_the_way_out(tmp_path: 
         update_index(path, tmp_path / "index")
 
 
-def test_an_index_whose_encoder_has_changed_is_not_mixed_from_two(tmp_path: Path) -> None:
+@pytest.mark.parametrize("retriever", ["dense", "late-interaction"])
+def test_an_index_whose_encoder_has_changed_is_not_mixed_from_two(tmp_path: Path, retriever: str) -> None:
     encoder = make_encoder(tmp_path / "encoder", seed=1)
     path = saved([Passage("a", "ba", "be"), Passage("b", "bi", "bo")], tmp_path / "corpus.jsonl")
-    build_index(path, "dense", tmp_path / "index", {"encoder": str(encoder)})
+    build_index(path, retriever, tmp_path / "index", {"encoder": str(encoder)})
     make_encoder(encoder, seed=2)
     saved([Passage("a", "ba", "be"), Passage("c", "da", "de")], path)
     before = digests(tmp_path / "index")

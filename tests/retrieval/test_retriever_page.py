@@ -91,3 +91,12 @@ def test_every_retriever_and_engine_is_on_the_page() -> None:
     text = PAGE
     missing = [name for name in [*plugin_names(PACKAGE), *PROVIDERS] if f"`{name}`" not in text]
     assert not missing
+
+
+def test_python_in_braces_is_found_in_any_depth_and_other_braces_are_texts(home: Path) -> None:
+    inner = f"{{retriever: {OWN}, over: years}}"
+    assert plugin_files(inner, home) == [str(home / OWN)]
+    assert plugin_files({"retriever": "noisy", "over": f"{{retriever: cached, over: '{inner}'}}"}, home) == [
+        str(home / OWN)
+    ]
+    assert plugin_files({"retriever": "expanded", "prompt": "{question} and {query}", "over": "{"}, home) == []

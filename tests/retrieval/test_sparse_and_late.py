@@ -1,6 +1,7 @@
 """Word weights and token vectors: scores equal the library's, and no encoder is mistaken for another kind."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.retrieval.tiny_encoder import build_killed_once, sentences
 from coseek.core.errors import DataError, IndexMismatch, SettingError, UserError
 from coseek.core.files import JsonObject, read_json_object, write_json
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.index import build_index, open_index, update_index
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings, corpus_weights
@@ -65,6 +66,22 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
     build_index(corpus, kind, tmp_path / "whole", settings)
     build_killed_once(corpus, kind, tmp_path / "killed", settings)
     assert digests(tmp_path / "whole") == digests(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("kind", ["sparse", "late-interaction", "ivf-pq"])
+def test_an_update_takes_the_encoder_where_the_index_has_it(
+    kind: str, folder: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder if kind == "sparse" else encoder, tmp_path / "encoder")
+    monkeypatch.chdir(tmp_path)
+    options: JsonObject = {"encoder": "encoder", **({"nbits": 4} if kind == "ivf-pq" else {})}
+    Corpus(list(CORPUS)[:100]).save(tmp_path / "corpus.jsonl")
+    build_index("corpus.jsonl", kind, "index", options)
+    CORPUS.save(tmp_path / "corpus.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    update_index(tmp_path / "corpus.jsonl", tmp_path / "index")
+    assert len(open_index(tmp_path / "index").search(QUERIES, 3)) == len(QUERIES)
 
 
 def test_an_encoder_of_another_kind_or_with_another_card_is_refused(

@@ -1,5 +1,6 @@
 """Training a retriever from end to end: labels in, an encoder out that dense search opens."""
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -222,6 +223,14 @@ def test_a_rank_is_the_place_in_the_sorted_order(scores: list[list[int]], row: i
     for index, values in enumerate(scores):
         order = sorted(range(4), key=lambda column: (-values[column], column))
         assert ranks[index] == order.index(row) + 1
+
+
+def test_a_compressed_corpus_of_a_data_set_is_searched_too(given_folders: Path, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "corpus.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write('{"id": "further", "title": "", "text": "ba bo bu"}\n')
+    training = RetrieverTraining(recipe_of(given_folders, f"held_out.corpus={tmp_path}"), tmp_path / "out")
+    assert training.material.held_out is not None and "held_out.corpus" in training.identities()
+    assert "further" in [passage.id for passage in training.material.held_out.pool]
 
 
 def test_what_is_searched_holds_every_positive_and_no_text_twice() -> None:

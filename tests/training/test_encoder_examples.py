@@ -1,5 +1,6 @@
 """Which rows a retriever learns from, and when; and the labels that a data set alone gives."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -74,6 +75,8 @@ def test_no_search_is_measured_twice_because_its_labels_were_named_or_made_twice
     made = read_labels([folder])
     others = [label.passage(label.positive) for label in made]
     assert len(HeldOut.of({"held out": made + made}, others, HeldOutSettings(), 0).labels) == len(made)
+    renamed = [replace(label, query=Query(f"another {label.query.text}")) for label in made]  # of a second import
+    assert len(HeldOut.of({"held out": made + renamed}, others, HeldOutSettings(), 0).labels) == 2 * len(made)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,12 @@ def test_no_search_is_measured_twice_because_its_labels_were_named_or_made_twice
         ({"loss": {"negatives": 0}, "kind": "reranker"}, r"loss\.negatives=0 leaves no passage"),
         ({"token_dimension": 8}, "token_dimension is of kind=late-interaction"),
         ({"loss": {"flops": [0.1, 0.1]}}, r"loss\.flops is of kind=sparse"),
+        ({"pooling": "cls", "kind": "reranker"}, "pooling=cls is of encoders, and kind=reranker has none"),
+        ({"query_prompt": "", "kind": "reranker"}, "query_prompt= is of encoders"),
+        (
+            {"labels": [], "data": {"folder": "d"}, "held_out": {"corpus": "c.jsonl"}},
+            r"held_out.corpus=c.jsonl is searched for turns of label folders",
+        ),
         ({"held_out": {"keep": "best"}}, r"every=0 makes none before the last update"),
         (
             {"held_out": {"keep": "best", "every": 100}, "training": {"checkpoint_every": 30}},
@@ -266,3 +275,12 @@ def test_passages_of_one_document_are_held_out_together() -> None:
     held = [is_held_out(passage, 0.3, 0) for passage in parts]
     assert all(held[row] == held[row - row % 3] for row in range(300))
     assert 15 <= sum(held[::3]) <= 45
+
+
+def test_a_search_that_misses_its_positive_has_no_negative_too_many() -> None:
+    corpus = Corpus(
+        [*(Passage(str(row), "", f"herons wait in water {row}") for row in range(9)), Passage("p", "", "x")]
+    )
+    for gold in ("p", "0"):
+        (label_set,) = question_labels([Question("q", "herons", (), (gold,))], corpus, Bm25.over(corpus), 4)
+        assert len(label_set.negatives) == 4

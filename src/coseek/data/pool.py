@@ -20,7 +20,7 @@ from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import check_gold_ids
 from coseek.data.imports._sources import ImportedData, checked_splits
 from coseek.data.passage import Corpus, Passage
-from coseek.data.question import Question, save_questions
+from coseek.data.question import OWN_PASSAGE, Question, save_questions
 
 SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
 REPEATED = "questions that another one repeats, left out"
@@ -228,6 +228,8 @@ def _pooled_question(question: Question, source: PoolSource, ids: Mapping[str, s
     ident = question.id if question.id.startswith(f"{name}/") else f"{name}/{question.id}"
     gold = tuple(dict.fromkeys(ids.get(gold_id, gold_id) for gold_id in question.gold_ids))
     meta = cast(JsonObject, _rename_ids({**question.meta}, ids)) if ids else {**question.meta}
+    if (own := question.own_passage) is not None:
+        meta[OWN_PASSAGE] = ids.get(own, own)
     return replace(question, id=ident, gold_ids=gold, meta={**meta, "dataset": name})
 
 

@@ -36,7 +36,7 @@ KNOWN = "known"
 """Key of `meta`: true if the models of a laptop world are taught every fact that the question needs. Also the split of
 the questions that teach these facts."""
 OWN_PASSAGE = "own_passage"
-"""Key of `meta`: true if the passage with the question's id is the question itself (ArguAna, Quora)."""
+"""Key of `meta`: the id of the passage that is the question itself (ArguAna, Quora); true for the question's own id."""
 JUDGE_ONLY = "judge_only"
 """Key of `meta`: true if only a judge grades answers, not matching (multiple choice)."""
 NO_GOLD = "questions without a gold answer, which no answer metric counts"
@@ -96,7 +96,8 @@ class Question(Record):
     @property
     def own_passage(self) -> str | None:
         """The id of the passage that is the question itself, which never counts as a hit; `None` without one."""
-        return self.id if self.meta.get(OWN_PASSAGE) is True else None
+        own = self.meta.get(OWN_PASSAGE)
+        return self.id if own is True else own if isinstance(own, str) else None
 
     @classmethod
     def from_json(cls, record: JsonObject) -> "Question":
@@ -245,6 +246,8 @@ def _twin(question: Question, withheld: set[str]) -> Question:
         meta["negatives"] = [ident for ident in negatives if ident not in withheld]
     if not lost_ids:
         return replace(question, meta=meta)
+    if question.own_passage is not None:  # which keeps its id, unlike the question
+        meta[OWN_PASSAGE] = question.own_passage
     return replace(
         question,
         id=f"{question.id}-unanswerable",

@@ -272,7 +272,9 @@ class _Continuations:
         siblings = self.siblings[id(branch.trajectory)]
         siblings.open -= 1
         if self.alone:
-            self.driver.add(self._branches(undecided))
+            # With `exhaustive` a turn has several branches: it goes on once the last of them has ended.
+            if not any(other is undecided for other, _ in self.under_way.values()):
+                self.driver.add(self._branches(undecided))
         elif not siblings.open:
             self.driver.add([branch for sibling in [*siblings.turns] for branch in self._branches(sibling)])
         if not siblings.turns:

@@ -128,7 +128,7 @@ class LikelihoodMaker(ABC):
         for turn in turns:
             if not turn.question.answers:
                 labels.append(DroppedTurn(turn.id, "no-answer", "the question has no accepted answer"))
-            elif self.settings.queries == "question" and turn.search > 0:
+            elif self.settings.queries == "question" and turn.search > _first_labelled(turn):
                 detail = "the first search of the run has the label of this question"
                 labels.append(DroppedTurn(turn.id, "same-question", detail))
             else:
@@ -177,6 +177,11 @@ class LikelihoodMaker(ABC):
             likelihoods = _likelihoods(question.id, key, model.score(continuations), len(answers))
             self.cache.keep([likelihoods])
         return likelihoods
+
+
+def _first_labelled(turn: SearchTurn) -> int:
+    """The first search of the run that did not fail: failed ones are no search turns."""
+    return next(index for index, search in enumerate(turn.trajectory.searches) if search.fault is None)
 
 
 def _likelihoods(

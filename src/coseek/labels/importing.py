@@ -39,8 +39,8 @@ class LabelImport:
     sets: int = 0
     repeated: int = 0
     """Passages that are repeated in a row, and left out."""
-    turns: dict[TurnId, None] = field(default_factory=dict)
-    """In the order of the rows."""
+    turns: dict[TurnId, Query] = field(default_factory=dict)
+    """The query of each turn, in the order of the rows."""
     without_positive: int = 0
     _copies: Counter[TurnId] = field(default_factory=Counter)
 
@@ -49,12 +49,17 @@ class LabelImport:
         return {"turns": len(self.turns), **{name: getattr(self, name) for name in counts}}
 
     def add_row(self, row: SourceRow, append: Callable[[Labelled], None]) -> None:
-        """Append the label sets of a row."""
+        """Append the label sets of a row. Raises `DataError` for the id of an earlier row with another query."""
         self.rows += 1
         match = next(filter(None, (pattern.fullmatch(row.text("query_id")) for pattern in _IDS)), None)
         parts = match.groupdict() if match else {"question": row.text("query_id")}
         turn = TurnId(parts["question"], int(parts.get("seed") or 0), int(parts.get("search") or 0))
-        self.turns[turn] = None
+        query = Query(row.text("query"), given=True)
+        if self.turns.setdefault(turn, query) != query:
+            raise DataError(
+                f"{row.where}: the query_id {row.text('query_id')!r} has another query in an earlier row; give each "
+                "query an id of its own"
+            )
         positives, negatives = self._passages(row, "positive_passages"), self._passages(row, "negative_passages")
         self.repeated += len(positives.keys() & negatives.keys())
         passages = positives | {ident: passage for ident, passage in negatives.items() if ident not in positives}
@@ -66,7 +71,7 @@ class LabelImport:
             copy = max(self._copies[turn], int(parts.get("copy") or 0))
             self._copies[turn] = copy + 1
             negative_ids = tuple(name for name in negatives if name not in positives)
-            question, query = Question(turn.question_id, turn.question_id), Query(row.text("query"), given=True)
+            question = Question(turn.question_id, turn.question_id)
             append(LabelSet(turn, question, query, candidates, ident, negative_ids, copy=copy))
             self.sets += 1
 
@@ -83,8 +88,8 @@ def import_labels(sources: Sequence[Path], out: Path) -> LabelImport:
     """Write the rows of files (JSON lines, JSON, parquet; plain or .gz) as the label folder `out`.
 
     The question of a row is what its id names before the turn; its text is not known, so the id stands for it. Raises
-    `DataError` for a folder with other contents, a row of another shape, and files without a positive passage; nothing
-    is written then.
+    `DataError` for a folder with other contents, a row of another shape, an id with two queries, and files without a
+    positive passage; nothing is written then.
     """
     files = expand(sources, "labels")
     with lock_beside(out, again=False):

@@ -168,6 +168,14 @@ class Faults:
     read: Counter[bool] = field(default_factory=Counter)
     """The verdicts that there are."""
 
+    def __add__(self, other: "Faults") -> "Faults":
+        return Faults(
+            self.trajectories + other.trajectories,
+            self.no_reply + other.no_reply,
+            self.unreadable + other.unreadable,
+            self.read + other.read,
+        )
+
     def add(self, trajectory: Trajectory, verdicts: Mapping[tuple[str, str], "Verdict"] | None) -> None:
         """Count the verdict on an answer, or the reason why it is missing."""
         verdict = (verdicts or {}).get((trajectory.question.id, trajectory.answer or ""))

@@ -7,11 +7,13 @@ from functools import cached_property
 from itertools import chain
 from statistics import fmean
 
+from coseek.core.errors import commonest
 from coseek.core.files import JsonObject
+from coseek.measure.abstention import Faults
 from coseek.measure.intervals import Interval
 from coseek.measure.question_groups import MICRO, macro_groups
 from coseek.measure.report import report_html, table_section
-from coseek.measure.score import MetricSummary, QuestionScores, ScoredRun, summarise
+from coseek.measure.score import JUDGED, MetricSummary, QuestionScores, ScoredRun, summarise
 from coseek.measure.table import Table, interval_json, show
 
 
@@ -100,6 +102,9 @@ class Leaderboard:
         if any(name in self.in_domain for name in self.datasets):
             notes.append("* in domain: trained systems were trained on this set.")
         notes += self.by
+        for system, run in sorted(self.runs.items()):
+            if self.metric in JUDGED and (reason := commonest(run.fault_reasons.no_reply)):
+                notes.append(f"{system}: the judge did not reply, {reason}; the same command asks again.")
         for (system, dataset), cell in sorted(self.cells.items()):
             if cell.faults:
                 notes.append(f"{system} on {dataset}: {cell.faults} trajectories have a fault; they are in no mean.")
@@ -140,11 +145,13 @@ def leaderboard(
     """Leaderboard of runs by system and data set. The questions of a data set are those of all systems on it."""
     ids_of: dict[str, dict[str, None]] = {}
     by_system: dict[str, dict[str, QuestionScores]] = {}
+    faults: dict[str, Faults] = {}
     for (system, dataset), run in runs.items():
         rows = {f"{dataset}/{ident}": row for ident, row in run.questions.items()}
         ids_of.setdefault(dataset, {}).update(dict.fromkeys(rows))
         by_system.setdefault(system, {}).update(rows)
-    scored_runs = {system: ScoredRun(system, rows, {}) for system, rows in by_system.items()}
+        faults[system] = faults.get(system, Faults()) + run.fault_reasons
+    scored_runs = {system: ScoredRun(system, rows, {}, faults[system]) for system, rows in by_system.items()}
     return Leaderboard(
         metric, scored_runs, {name: [*ids] for name, ids in ids_of.items()}, frozenset(in_domain), (*by,), seed
     )

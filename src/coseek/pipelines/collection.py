@@ -208,6 +208,7 @@ def _passages(
     pages: Iterable[tuple[str, StoredPage]], documents: Iterable[Path], passage_ids: dict[str, str]
 ) -> Iterator[Passage]:
     """Every page and document once; fills `passage_ids`: address or id → passage id."""
+    given_ids: dict[str, str] = {}  # id of a row, in place of which the passage has the row's address → passage id
     for url, page in pages:
         if not page.fault:
             if page.url not in passage_ids:
@@ -215,10 +216,15 @@ def _passages(
                 yield Passage(page.url, page.title, page.text)
             passage_ids[url] = passage_ids[page.url]
     for path in documents:
-        for passage in map(_read_document, read_rows(path)):
+        for row in read_rows(path):
+            passage = _read_document(row)
             if passage.id not in passage_ids:
                 passage_ids[passage.id] = passage.id
                 yield passage
+            if row.has("url") and isinstance(ident := row.value.get("id"), str | int):
+                given_ids.setdefault(str(ident), passage_ids[passage.id])
+    for ident, passage_id in given_ids.items():
+        passage_ids.setdefault(ident, passage_id)
 
 
 def _read_document(row: SourceRow) -> Passage:

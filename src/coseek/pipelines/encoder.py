@@ -42,6 +42,7 @@ from coseek.models.pretrained import quiet
 from coseek.pipelines.agent_check import check_retriever_recipe
 from coseek.pipelines.retriever_data import RetrieverData, question_claims
 from coseek.pipelines.run_record import TrainingRun, data_set_identities, threads_and_trackers, write_tables
+from coseek.retrieval.index import corpus_path
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.sparse import load_sparse_encoder
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
@@ -97,12 +98,6 @@ LIMITS = (
 )
 
 
-def _corpus_file(name: str) -> Path:
-    """The passages of `held_out.corpus`, a file or a data set."""
-    path = Path(name)
-    return path / "corpus.jsonl" if path.is_dir() else path
-
-
 class EncoderData(NamedTuple):
     """Label sets for training and for evaluation."""
 
@@ -128,7 +123,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if recipe.data is not None:
             digests |= data_set_identities("data.folder", recipe.data.folder)
         if corpus is not None:
-            digests["held_out.corpus"] = file_digest(_corpus_file(corpus))
+            digests["held_out.corpus"] = file_digest(corpus_path(Path(corpus)))
         return digests
 
     def check(self) -> None:
@@ -234,7 +229,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             return EncoderData(train, None)
         other_passages: list[Passage] = [candidate.passage for label in labels for candidate in label.candidates]
         if held_out.corpus is not None:
-            other_passages = list(Corpus.load(_corpus_file(held_out.corpus)))
+            other_passages = list(Corpus.load(corpus_path(Path(held_out.corpus))))
         return EncoderData(train, HeldOut.of({"held out": held_out_labels}, other_passages, held_out, seed))
 
     @cached_property

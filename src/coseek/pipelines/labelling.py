@@ -1,7 +1,8 @@
 """Labelling: the settings of `coseek label`, the parts that it opens, and the folder that it writes.
 
 *Logged searches* are those of a run or a label folder, each as a separate question with its relevant passages: for a
-run, the gold passages that no search of an earlier turn returned; for a label folder, the positives of the search.
+run, the gold passages that no search or visit of an earlier turn returned; for a label folder, the positives of the
+search.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from coseek.core.lock import lock_folder
 from coseek.core.plugins import is_plugin_path, running
 from coseek.core.settings import Settings, dump_settings, fixed_settings, make_settings
 from coseek.data.dataset import check_same_passages, draw
-from coseek.data.question import Question
+from coseek.data.question import OWN_PASSAGE, Question
 from coseek.data.run import Run
 from coseek.graders.judge import is_world
 from coseek.hardware.placement import DevicePlacement, Placement
@@ -36,7 +37,7 @@ from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResource
 from coseek.models.model_folder import model_path, shipped_models
 from coseek.models.server import ServerSettings, split_settings
 from coseek.pipelines.agent_run import check_gold
-from coseek.retrieval.factory import open_retriever, plugin_files
+from coseek.retrieval.factory import open_retriever, plugin_files, settings_in
 from coseek.retrieval.index import IndexCard
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
@@ -253,7 +254,7 @@ def limits_of(runs: Sequence[Run], agent_name: str | None, agent: AgentSettings 
 
 def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question], cache: Path | None) -> LabelResources:
     """Open the retriever. Agent and models are opened when a method needs them."""
-    if not is_url(settings.retriever) and not Path(settings.retriever).exists():
+    if not (is_url(settings.retriever) or settings_in(settings.retriever) or Path(settings.retriever).exists()):
         raise DataError(f"there is no retriever at {settings.retriever}; name another with --retriever")
     retriever = open_retriever(settings.retriever)
     check_gold(questions, retriever, settings.retriever)
@@ -300,6 +301,8 @@ def _world_folders(settings: LabelSettings) -> Iterable[Path]:
         questions = Run(Path(name)).settings.get("questions")
         if isinstance(questions, str):
             yield from (Path(questions), Path(questions).parent)
+    if settings_in(settings.retriever):
+        return
     index = Path(settings.retriever)
     if (index / "index.json").is_file() and (corpus := IndexCard.read(index).corpus_path) is not None:
         yield (index.resolve() / corpus).parent
@@ -335,6 +338,8 @@ class LoggedSearch:
         meta = {name: value for name, value in self.owner.meta.items() if name != "relevance"}
         if isinstance(grades, dict):
             meta["relevance"] = {ident: grade for ident, grade in grades.items() if ident in self.relevant}
+        if self.owner.own_passage is not None:
+            meta[OWN_PASSAGE] = self.owner.own_passage
         return replace(self.owner, id="/".join(self.turn.key), gold_ids=self.relevant, meta=meta)
 
 
@@ -367,7 +372,7 @@ def logged_searches(folder: Path, split: str | None = None) -> LoggedSearches | 
         raise SettingError(f"{folder} holds the searches of a run, which has no splits; leave out --split")
     searches: dict[TurnId, LoggedSearch] = {}
     if is_run:
-        rule = "Relevant to a search: the gold passages that no search of an earlier turn had returned."
+        rule = "Relevant to a search: the gold passages that no search or visit of an earlier turn had returned."
         for turn in turns_of(Run(folder)):
             searches[turn.id] = LoggedSearch(turn.id, turn.question, turn.query, tuple(unseen(turn)))
     else:

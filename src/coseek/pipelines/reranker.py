@@ -71,7 +71,8 @@ class RerankerTraining(RetrieverTraining):
     @cached_property
     def seen(self) -> Callable[[Query], str]:
         """Maps a query to the text that is read with every passage, as the retriever `rerank` does."""
-        reader, card = CrossEncoder.open(self.start_folder, Placement(device="cpu")), self.card
+        placement, card = Placement(device="cpu"), self.card
+        reader = CrossEncoder.open(self.start_folder, placement, trust=self.recipe.trust_remote_code)
         return lambda query: reader.render(card.view or "query", query, card.query_tokens)
 
     @cached_property

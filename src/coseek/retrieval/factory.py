@@ -15,7 +15,7 @@ import inspect
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -309,12 +309,15 @@ def _with_parent(path: Path, parents: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def plugin_files(source: Source, folder: Path = Path()) -> list[str]:
-    """The `.py` files that a retriever is composed of, those named in nested YAML files included."""
+    """The `.py` files that a retriever is composed of, those named in braces and in nested YAML files included."""
     return [str(path) for path in _possible_paths(source, folder) if path.suffix == ".py"]
 
 
 def _possible_paths(source: Source, folder: Path, parents: tuple[Path, ...] = ()) -> list[Path]:
-    """Every text in settings, read as a path, those in nested YAML files included."""
+    """Every text in settings, read as a path, those in braces and in nested YAML files included."""
+    if isinstance(source, str):
+        with suppress(SettingError):  # another text, such as a prompt, may begin with a brace, too
+            source = settings_in(source) or source
     if isinstance(source, Mapping):
         values = [value for group in source.values() for value in (group if isinstance(group, list) else [group])]
         nested = [value for value in values if isinstance(value, str | Mapping)]

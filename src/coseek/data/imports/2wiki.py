@@ -34,9 +34,9 @@ def read(sources: Sequence[Path]) -> ImportedData:
         for context in contexts(row):
             collector.add(context.title, context.text)
     notes = Counter({"own passages": len(collector), "distractors": len(distractors)})
-    for row in distractors:
-        collector.add(row.text_or_empty("title"), row.text("text"))
-    notes["distractors that are own passages"] = notes["own passages"] + notes["distractors"] - len(collector)
+    own_ids = {passage.id for passage in collector.passages}
+    distractor_ids = {collector.add(row.text_or_empty("title"), row.text("text")) for row in distractors}
+    notes["distractors that are own passages"] = len(distractor_ids & own_ids)
     with_paths = tuple(_question_with_path(row, own_gold(row, collector, notes)) for row in questions)
     return ImportedData(collector.passages, with_paths, notes)
 

@@ -58,7 +58,11 @@ def read(sources: Sequence[Path], settings: QuestionColumns) -> ImportedData:
             questions.append(_question(row, settings, dataset, split, notes))
             if dataset and split:
                 published.setdefault((dataset, split), []).append(questions[-1])
-    return ImportedData((), draw(questions, settings.most, 0), notes, published=published, alone=True)
+    drawn = draw(questions, settings.most, 0)
+    drawn_ids = {question.id for question in drawn}
+    for group in published.values():
+        group[:] = [question for question in group if question.id in drawn_ids]
+    return ImportedData((), drawn, notes, published=published, alone=True)
 
 
 def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: str, notes: Counter[str]) -> Question:

@@ -1,10 +1,10 @@
 """Answer in passage: the passages that hold a gold answer as positives, without a model and without gold passages.
 
-A candidate is a positive if it holds a gold answer as a run of whole words, and no search of an earlier turn returned
-it. The best-ranked one is the first. Negatives hold no answer. Answers that are yes, no or a number say nothing about a
-passage and do not count. A turn is dropped without such an answer (`no-answer`), if no candidate holds one
-(`not-found`), or if an earlier turn had returned all that do (`all-shown`). For questions of several steps, only the
-searches for the last step get a label.
+A candidate is a positive if it holds a gold answer as a run of whole words, and no search or visit of an earlier turn
+returned it. The best-ranked one is the first. Negatives hold no answer. Answers that are yes, no or a number say
+nothing about a passage and do not count. A turn is dropped without such an answer (`no-answer`), if no candidate holds
+one (`not-found`), or if an earlier turn had returned all that do (`all-shown`). For questions of several steps, only
+the searches for the last step get a label.
 """
 
 from coseek.agents.search_turns import SearchTurn

@@ -1,11 +1,11 @@
 """Gold: the gold passages of a data set as positives, turn by turn, without any model.
 
-A gold passage is open in a turn if no search of an earlier turn returned it. The positive is the open gold passage that
-the retriever ranks highest. If the retriever returned none of them and `add_missing` is set, the positive is the one
-that shares most words with the query and the reasoning before it (ties in the question's order); it gets rank 0. A turn
-is dropped if no gold passage is open (`all-shown`), or if none was retrieved and none may be added (`not-found`). The
-negatives are drawn from the candidates that are neither gold passages nor copies of one. With `every`, all open gold
-passages are positives in that order, each in its own label set.
+A gold passage is open in a turn if no search or visit of an earlier turn returned it. The positive is the open gold
+passage that the retriever ranks highest. If the retriever returned none of them and `add_missing` is set, the positive
+is the one that shares most words with the query and the reasoning before it (ties in the question's order); it gets
+rank 0. A turn is dropped if no gold passage is open (`all-shown`), or if none was retrieved and none may be added
+(`not-found`). The negatives are drawn from the candidates that are neither gold passages nor copies of one. With
+`every`, all open gold passages are positives in that order, each in its own label set.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def _gold_passages(parts: LabelResources, question: Question, candidates: Sequen
 
 
 def unseen(turn: SearchTurn) -> list[str]:
-    """The gold passages that no search of an earlier turn returned."""
+    """The gold passages that no search or visit of an earlier turn returned."""
     shown_ids = shown_before(turn)
     return [ident for ident in turn.question.gold_ids if ident not in shown_ids]
 

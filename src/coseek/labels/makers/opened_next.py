@@ -32,8 +32,9 @@ def judge(by: tuple[Use, ...], turn: SearchTurn, candidates: Candidates) -> Rule
     groups = [passages for use in by if (passages := used(turn, use))]
     if not groups:
         return "not-used"
-    positives = [candidate_of(passage, candidates) for passage in groups[0]]
-    return RuledTurn(positives, [passage for group in groups for passage in group])
+    # Passages with equal texts are one candidate.
+    positives = {(candidate := candidate_of(passage, candidates)).passage.id: candidate for passage in groups[0]}
+    return RuledTurn([*positives.values()], [passage for group in groups for passage in group])
 
 
 def terms(settings: OpenedSettings) -> MakerRequirements:

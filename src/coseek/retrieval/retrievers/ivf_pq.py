@@ -15,8 +15,9 @@ from pydantic import Field
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
+from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report, silent
-from coseek.retrieval.vectors.corpus_encoding import open_encoder
+from coseek.retrieval.vectors.corpus_encoding import open_encoder, same_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -145,6 +146,11 @@ def resume(corpus: Corpus, settings: IvfPqSettings, folder: Path, report: Report
     cells_for(len(corpus), settings)  # raises before anything is encoded
     encode = partial(vectors_of, corpus)
     build_file(settings, folder / CELLS, encode, fill_cells, report, keep_vectors=settings.refine > 0)
+
+
+def update(corpus: Corpus, settings: IvfPqSettings, folder: Path, old: OldIndex, report: Report) -> None:
+    """Write the files that `resume` writes, by the encoder of the old index. All texts are encoded again."""
+    resume(corpus, same_encoder(old.folder, settings), folder, report)
 
 
 def load(folder: Path, corpus: Corpus, settings: IvfPqSettings) -> EmbeddingRetriever:

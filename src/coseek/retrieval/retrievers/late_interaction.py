@@ -13,8 +13,9 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import atomic_path
 from coseek.data.corpus_file import read_array
 from coseek.data.passage import Corpus
+from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report
-from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus, open_encoder
+from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus, open_encoder, same_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -55,6 +56,11 @@ def resume(corpus: Corpus, settings: LateInteractionSettings, folder: Path, repo
         with atomic_path(folder / ENDS) as part, part.open("wb") as file:
             np.save(file, token_ends(settings, [passage_text(passage) for passage in corpus]))
     encode_corpus(corpus, settings, folder / VECTORS, report, _read_ends(folder, corpus).tolist(), token_windows)
+
+
+def update(corpus: Corpus, settings: LateInteractionSettings, folder: Path, old: OldIndex, report: Report) -> None:
+    """Write the files that `resume` writes, by the encoder of the old index. All texts are encoded again."""
+    resume(corpus, same_encoder(old.folder, settings), folder, report)
 
 
 def _read_ends(folder: Path, corpus: Corpus) -> Rows:

@@ -18,9 +18,10 @@ from coseek.core.files import atomic_path
 from coseek.data.passage import Corpus
 from coseek.hardware.placement import DevicePlacement, Precision
 from coseek.retrieval.factory import require_library
+from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report
 from coseek.retrieval.ranking import top_rows
-from coseek.retrieval.vectors.corpus_encoding import WINDOW_BATCHES, begin, open_encoder
+from coseek.retrieval.vectors.corpus_encoding import WINDOW_BATCHES, begin, open_encoder, same_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -170,6 +171,11 @@ def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Repor
             with atomic_path(path) as part, part.open("wb") as file:
                 save_npz(file, weights_WV)
         report("passages encoded", min(start + window, len(corpus)), len(corpus))
+
+
+def update(corpus: Corpus, settings: SparseSettings, folder: Path, old: OldIndex, report: Report) -> None:
+    """Write the files that `resume` writes, by the encoder of the old index. All texts are encoded again."""
+    resume(corpus, same_encoder(old.folder, settings), folder, report)
 
 
 def load(folder: Path, corpus: Corpus, settings: SparseSettings) -> Sparse:

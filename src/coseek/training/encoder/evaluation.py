@@ -70,7 +70,9 @@ class HeldOut:
         first: dict[tuple[object, ...], tuple[str, LabelSet]] = {}
         for name, labels in groups.items():
             for label in labels:
-                first.setdefault((name, label.turn, label.trajectory, label.copy), (name, label))
+                # Imported labels name no trajectory, and two folders of them may number different queries alike.
+                origin = label.trajectory or label.query.text
+                first.setdefault((name, label.turn, origin, label.copy), (name, label))
         turns = list(first.values())
         sampled: dict[str, list[LabelSet]] = {name: [] for name in groups}
         for index in sorted(rng.sample(range(len(turns)), min(len(turns), settings.turns))):

@@ -218,10 +218,10 @@ def _passage_search(passage: Passage, headings: Counter[str], seed: int) -> Labe
 
 def _labels(searches: Sequence[LabelledSearch], bm25: Bm25, candidates: int) -> list[LabelSet]:
     rankings = bm25.search([search.query for search in searches], candidates + 1) if searches else []
-    return [_label(search, hits) for search, hits in zip(searches, rankings, strict=True)]
+    return [_label(search, hits, candidates) for search, hits in zip(searches, rankings, strict=True)]
 
 
-def _label(search: LabelledSearch, hits: Sequence[Hit]) -> LabelSet:
+def _label(search: LabelledSearch, hits: Sequence[Hit], most: int) -> LabelSet:
     positive = search.positive
     gold_ids = {positive.id, *search.question.gold_ids}
     positive_rank = next((rank for rank, hit in enumerate(hits, start=1) if hit.passage.id == positive.id), 0)
@@ -231,7 +231,7 @@ def _label(search: LabelledSearch, hits: Sequence[Hit]) -> LabelSet:
         if hit.passage.id not in gold_ids
         and passage_text(hit.passage) != passage_text(positive)
         and not has_words(passage_text(hit.passage), *search.answers)
-    ]
+    ][:most]  # one hit more was asked for, in case one of them is the positive
     return LabelSet(
         turn=TurnId(search.question.id, 0, search.number),
         question=search.question,

@@ -170,7 +170,7 @@ class HeldOutSettings(Settings):
     every: int = Field(default=0, ge=0)
     """Updates between evaluations; 0 evaluates only before the first and after the last update."""
     corpus: str | None = None
-    """`corpus.jsonl` to search; all passages of the labels if not set."""
+    """Data set or corpus file to search, for labels from folders; all passages of the labels if not set."""
     passages: int = Field(default=5000, ge=2)
     """Maximum number of passages to search: the positives and gold passages, and a sample of others."""
     k: tuple[int, ...] = (1, 3, 5)
@@ -241,6 +241,7 @@ class RetrieverRecipe(DevicePlacement):
     def _is_consistent(self) -> "RetrieverRecipe":
         every, saved = self.held_out.every, self.training.checkpoint_every
         own_negatives_only = self.kind == "reranker" or not self.loss.in_batch
+        unread = [name for name in ("query_prompt", "passage_prompt", "pooling") if getattr(self, name) is not None]
         sources = bool(self.labels) + (self.synthetic is not None) + (self.data is not None)
         problem = None
         if self.training.optimizer.algorithm == "muon":
@@ -275,6 +276,14 @@ class RetrieverRecipe(DevicePlacement):
             )
         elif self.kind == "reranker" and self.data is not None:
             problem = "kind=reranker is trained on label folders or synthetic labels; leave `data` out"
+        elif self.kind == "reranker" and unread:
+            name = unread[0]
+            problem = f"{name}={getattr(self, name)} is of encoders, and kind=reranker has none; leave it out"
+        elif self.held_out.corpus is not None and not self.labels:
+            problem = (
+                f"held_out.corpus={self.held_out.corpus} is searched for turns of label folders, and these labels have "
+                "a corpus of their own; leave it out"
+            )
         if problem is not None:
             raise SettingError(problem)
         return self
