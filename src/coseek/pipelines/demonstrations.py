@@ -205,8 +205,8 @@ def demonstrate(
             for copy in range(settings.renamed)
         )
         in_data_set = [*training_questions, *made_questions(recipe, dataset)]
-        copied = ((Bm25.over(corpus), copies, corpus) for corpus, copies in renamed)
-        sources = chain([(retriever, in_data_set, dataset.corpus)], copied)
+        given = [(retriever, in_data_set, dataset.corpus)]
+        sources = chain(given, ((Bm25.over(corpus), copies, corpus) for corpus, copies in renamed))
     for number, (engine, questions, corpus) in enumerate(sources, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         demonstrations += _play(demonstrator, protocol, tokenizer, engine, questions, recipe.limits, seed)
@@ -218,8 +218,7 @@ def demonstrate(
             sampled = rng.sample(questions, round(settings.reading * len(questions)))
             demonstrations += readings(sampled, corpus, engine, tokenizer, recipe.table.rag_passages, rng)
         for name, share in settings.also.items():
-            rng = random.Random(f"{recipe.seed}/{name}/{number}")
-            sampled = rng.sample(questions, round(share * len(questions)))
+            sampled = random.Random(f"{recipe.seed}/{name}/{number}").sample(questions, round(share * len(questions)))
             other_protocol, seed = recipe.load_protocol(name), derive_seed(recipe.seed, name, number)
             demonstrations += _play(demonstrator, other_protocol, tokenizer, engine, sampled, recipe.limits, seed)
         progress.advance(number, f"{len(demonstrations)} runs")
