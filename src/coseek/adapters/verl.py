@@ -118,9 +118,7 @@ class ServerTurns:
         self.versions += [version for version in versions if version is not None]
         reply_ids = [*reply.token_ids]
         length = stopped_after(reply_ids, sampling.stops, self._tokenizer)
-        # A server also stops at the other end tokens of `generation_config.json`.
-        is_cut = len(reply_ids) >= sampling.max_tokens and reply_ids[-1] != self._tokenizer.eos_id
-        natural_end = TurnEnd.LENGTH if is_cut else TurnEnd.EOS
+        natural_end = TurnEnd.EOS if reply_ids[-1:] == [self._tokenizer.eos_id] else TurnEnd.LENGTH
         end = natural_end if length is None else TurnEnd.STOP
         return Sampled(reply_ids[:length], reply.log_probs[:length], end, min(self.versions, default=None))
 
