@@ -168,7 +168,6 @@ def test_another_kind_learns_and_is_searched_as_it_was_measured(
     more: tuple[str, ...],
     start: str,
     similarity: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = (f"kind={kind}", "training.steps=40", "training.optimizer.lr=0.003", *more)
     training = train(given_folders, tmp_path / "out", *settings)
@@ -178,13 +177,12 @@ def test_another_kind_learns_and_is_searched_as_it_was_measured(
     assert training.next_command.startswith(f"coseek index DATA --retriever {kind}")
     check_served_as_measured(training, kind, tmp_path / "index")
     # A trained encoder can be trained further, and cannot be opened as one of a vector per text.
-    warned: list[str] = []
-    monkeypatch.setattr(NoProgress, "warn", lambda self, text: warned.append(text))
     unused = ("token_dimension=64",) if kind == "late-interaction" else ()
-    again = train(
-        given_folders, tmp_path / "again", *settings[:1], "training.steps=1", f"encoder={tmp_path}/out/encoder", *unused
-    )
-    assert ["token_dimension is not used" in text for text in warned] == [True] * len(unused)
+    further = (*settings[:1], "training.steps=1", f"encoder={tmp_path}/out/encoder", *unused)
+    again = RetrieverTraining(recipe_of(given_folders, *further), tmp_path / "again", heard := Heard())
+    again.begin(resume=False)
+    again.train()
+    assert ["token_dimension is not used" in text for text in heard.warned] == [True] * len(unused)
     assert not (tmp_path / "again" / start).exists() and again.card.similarity == similarity
     with pytest.raises(DataError, match=f"kind={kind}"):
         train(given_folders, tmp_path / "dense", f"encoder={tmp_path}/out/encoder")

@@ -261,9 +261,9 @@ class CountingProbe:
     def __call__(self, contexts: Sequence[GoldContext]) -> list[float]:
         keys: list[tuple[str, ...]] = []
         for run, context in contexts:
-            ids = [str(token) for segment in context for token in segment.ids]
+            ids = [token for segment in context for token in segment.ids]
             self.tokens += len(ids)
-            keys.append((run.question.id, str(run.seed), digest_of(*ids)))
+            keys.append((run.question.id, str(run.seed), digest_of(",".join(map(str, ids)))))
         logprobs = {key: entry.logprob for key, entry in self.cache.entries().items()}
         context_of = dict(zip(keys, contexts, strict=True))
         unread = [key for key in context_of if key not in logprobs]

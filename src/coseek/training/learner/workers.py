@@ -46,8 +46,8 @@ class Workers:
         return items[self.rank :: self.world_size]
 
     def contiguous_share(self, items: Sequence[T], unit: int = 1) -> Sequence[T]:
-        """Return this worker's contiguous share of the items, in whole units of so many items. The workers' shares,
-        concatenated, are all items."""
+        """Return this worker's contiguous share of the items. The workers' shares, concatenated, are all items; every
+        `unit` items stay together."""
         units = len(items) // unit
         start, end = (units * rank // self.world_size * unit for rank in (self.rank, self.rank + 1))
         return items[start:end]

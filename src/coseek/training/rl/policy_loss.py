@@ -6,6 +6,8 @@ A policy loss is one file: `rl/policy_losses/NAME.py`, or a user's file whose pa
     SETTINGS                        a subclass of `PolicyLossSettings`
     token_losses(batch, settings)   `LossBatch` → a Tensor of shape bt, unweighted: `rl.loss_agg_mode` sets the weights
     LOSS_AGG_MODE                   optional: the only `rl.loss_agg_mode` that the loss is defined with
+    CLIPS_TOKENS                    optional: False if it clips no single tokens at `rl.clip_ratio_low` and
+                                    `rl.clip_ratio_high`, so that `clip_frac` says nothing about it
 
 In a program it may also be a function of the `LossBatch` alone (`policy_loss_name`). The update adds the weights, the
 KL, the entropy bonus and `rl.rollout_is`. Neither this module nor the top level of a loss's file imports torch: a
@@ -93,6 +95,8 @@ class PolicyLoss:
     name: str
     settings: PolicyLossSettings
     _token_losses: "Callable[[LossBatch, PolicyLossSettings], TokenLosses]" = field(repr=False)
+    clips_tokens: bool = True
+    """Whether `clip_frac` is the share of tokens that it clips."""
 
     def __call__(self, batch: LossBatch) -> "Tensor":
         """The loss of every token, 0 outside the mask. Raises `SettingError` for another shape, for a loss without a
@@ -154,4 +158,4 @@ def open_policy_loss(settings: RlSettings) -> PolicyLoss:
         with running("policy loss", name):
             return cast("Tensor", module.token_losses(batch, settings))
 
-    return PolicyLoss(plugin_name(name), loss_settings, token_losses)
+    return PolicyLoss(plugin_name(name), loss_settings, token_losses, getattr(module, "CLIPS_TOKENS", True))

@@ -93,8 +93,8 @@ def collect(
 ) -> tuple[list[int], list[Trajectory]]:
     """Sample `group_size` trajectories of each question. Returns the group of each trajectory, and the trajectories.
 
-    Each worker samples one contiguous share, in whole units of so many rows, and all workers receive all trajectories.
-    A trajectory depends on its seed alone, not on the worker.
+    Each worker samples one contiguous share, which keeps every `unit` rows together, and all workers receive all
+    trajectories. A trajectory depends on its seed alone, not on the worker.
     """
     repeated = [question for question in questions for _ in range(group_size)]
     groups = [group for group in range(len(questions)) for _ in range(group_size)]

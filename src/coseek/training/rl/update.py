@@ -24,9 +24,6 @@ from coseek.training.rl.policy_loss import LossBatch, PolicyLoss, open_policy_lo
 from coseek.training.rl.rollout import ScoredTrajectory
 from coseek.training.rl.settings import RlSettings
 
-OWN_CLIP = ("gspo", "cispo", "sapo")
-"""Policy losses that do not clip single tokens at `clip_ratio_low` and `clip_ratio_high`, so have no `clip_frac`."""
-
 
 @dataclass(slots=True)
 class MetricAverager:
@@ -191,18 +188,18 @@ def _minibatch_loss(
         if updates == 0:
             gap_bt = (new_bt.detach() - select(experience.batch.logprobs_BT)).abs()
             metrics.add_tokens("logprob_gap", gap_bt, mask_bt, with_max=True)
-        _add_ratio_metrics(metrics, new_bt.detach(), old_bt, mask_bt, settings)
+        _add_ratio_metrics(metrics, new_bt.detach(), old_bt, mask_bt, settings, policy_loss.clips_tokens)
         return (token_bt * weights_bt).sum()
 
     return loss
 
 
 def _add_ratio_metrics(
-    metrics: MetricAverager, new_bt: Tensor, old_bt: Tensor, mask_bt: Tensor, settings: RlSettings
+    metrics: MetricAverager, new_bt: Tensor, old_bt: Tensor, mask_bt: Tensor, settings: RlSettings, clips_tokens: bool
 ) -> None:
     ratio_bt = ratios(new_bt, old_bt, mask_bt)
-    outside_bt = (ratio_bt > 1.0 + settings.clip_ratio_high) | (ratio_bt < 1.0 - settings.clip_ratio_low)
-    if settings.policy_loss not in OWN_CLIP:
+    if clips_tokens:
+        outside_bt = (ratio_bt > 1.0 + settings.clip_ratio_high) | (ratio_bt < 1.0 - settings.clip_ratio_low)
         metrics.add_tokens("clip_frac", outside_bt.float(), mask_bt)
     metrics.add_tokens("ratio", ratio_bt, mask_bt, with_max=True)
     metrics.add_tokens("kl_old", kl_estimate(old_bt, new_bt, mask_bt, "k3"), mask_bt)

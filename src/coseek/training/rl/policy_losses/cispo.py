@@ -18,6 +18,7 @@ class CispoSettings(PolicyLossSettings):
 
 
 SETTINGS = CispoSettings
+CLIPS_TOKENS = False
 
 
 def token_losses(batch: LossBatch, settings: CispoSettings) -> TokenLosses:

@@ -8,6 +8,7 @@ and 14).
 from coseek.training.rl.policy_loss import LossBatch, PolicyLossSettings, TokenLosses
 
 SETTINGS = PolicyLossSettings
+CLIPS_TOKENS = False
 
 
 def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> TokenLosses:

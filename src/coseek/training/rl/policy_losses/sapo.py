@@ -15,6 +15,7 @@ class SapoSettings(PolicyLossSettings):
 
 
 SETTINGS = SapoSettings
+CLIPS_TOKENS = False
 
 
 def token_losses(batch: LossBatch, settings: SapoSettings) -> TokenLosses:
