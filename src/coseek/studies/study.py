@@ -6,14 +6,17 @@ real questions with a small language model (`real`), and at the paper's size (`p
 """
 
 import itertools
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache
 from graphlib import TopologicalSorter
@@ -396,9 +399,10 @@ def slug(text: str) -> str:
     return _SLUG.sub("-", plain).strip("-") or "arm"
 
 
-def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int = 1) -> None:
-    """Run the commands that have not succeeded yet, `jobs` at once, each after its needs. After a failure, wait for the
-    running commands and raise `RunError`; at a stop, stop them, too."""
+def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int = 1, forked: bool = False) -> None:
+    """Run the commands that have not succeeded yet, `jobs` at once on their share of the cores, each after its needs.
+    `forked`: as forks of a process that has torch loaded, which is faster for short commands. After a failure, wait for
+    the running commands and raise `RunError`; at a stop, stop them, too."""
     pending = {step.folder: step for step in steps if not step.succeeded}
     order = TopologicalSorter(
         {folder: [need.folder for need in step.needs if need.folder in pending] for folder, step in pending.items()}
@@ -406,12 +410,14 @@ def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int 
     order.prepare()
     numbers = itertools.count(1)
     processes: list[subprocess.Popen[bytes]] = []
+    if jobs > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
 
     def run(step: StudyStep) -> None:
         say(f"{next(numbers)}/{len(pending)} {step.name}: {step.line()}")
         make_folder(step.folder.parent)
         with lock_beside(step.record):  # the command locks its folder itself
-            run_step(step, processes, jobs)
+            run_step(step, None if forked else processes)
 
     with ThreadPoolExecutor(jobs) as pool:
         running: dict[Future[None], Path] = {}
@@ -430,17 +436,18 @@ def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int 
             pool.shutdown(cancel_futures=True)
 
 
-def run_step(step: StudyStep, processes: list[subprocess.Popen[bytes]], jobs: int = 1) -> None:
-    """Run one command, with its output in its log, on its share of the cores when `jobs` run at once. Its process is
-    added to `processes`."""
+def run_step(step: StudyStep, processes: list[subprocess.Popen[bytes]] | None) -> None:
+    """Run one command, with its output in its log. Its process is added to `processes`; without them it is a fork."""
     words = [*step.words]
     if step.folder.exists() and any(step.line().startswith(f"coseek {prefix} ") for prefix in RESUMED):
         words.append("--resume")
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} if jobs > 1 else {}
     started_s = time.monotonic()
-    with step.log.open("a", encoding="utf-8") as log:
-        command = [sys.executable, "-m", "coseek", *words]
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=threads | os.environ)
+    if processes is None:
+        with ProcessPoolExecutor(1, mp_context=_FORKS) as fork:
+            code = fork.submit(_command_in_fork, words, step.log).result()
+    else:
+        with step.log.open("ab") as log:
+            process = subprocess.Popen([sys.executable, "-m", "coseek", *words], stdout=log, stderr=subprocess.STDOUT)
         processes.append(process)
         code = process.wait()
     seconds = round(step.seconds + time.monotonic() - started_s, 1)
@@ -448,3 +455,22 @@ def run_step(step: StudyStep, processes: list[subprocess.Popen[bytes]], jobs: in
     if code:
         lines = step.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
         raise RunError(f"`{step.line()}` ended with {code}; its log is {step.log}:\n" + "\n".join(lines))
+
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["sentence_transformers", "coseek.models.pretrained", "matplotlib.pyplot"])
+
+
+def _command_in_fork(words: Sequence[str], log: Path) -> int:
+    """Run `coseek WORDS…` in this process, with its output in the log. Returns the exit code."""
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    sys.argv = ["coseek", *words]
+    try:
+        runpy.run_module("coseek", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except Exception:  # noqa: BLE001 (a bug's traceback belongs in the log)
+        traceback.print_exc()
+    return 1

@@ -120,7 +120,7 @@ def run_study(name: str, study: Study, road: Road, seeds: Sequence[int], out: Pa
     """Run a study's commands and compare their results. In a tiny world, only check that they can be read."""
     plan = StudyPlan(Commands(study, road), out / ("smoke" if road == "smoke" else "arms"))
     steps = plan.steps(list(dict.fromkeys(sources_of(study, plan.commands).values())), seeds)
-    run_steps(steps, lambda line: note(f"{title_of(name)} {line}"), jobs)
+    run_steps(steps, lambda line: note(f"{title_of(name)} {line}"), jobs, forked=road == "smoke")
     if road == "smoke":
         read_values(study, seeds, plan)
         note(f"{name} went through")
