@@ -28,7 +28,7 @@ def main() -> int:
     FOUND.mkdir(exist_ok=True)
     for name in study_names():
         for road in ("laptop", "real"):
-            if is_newer(path := result_path(runs, name, road, ".json"), stored(FOUND, name, road)):
+            if is_newer(path := result_path(runs, name, road, ".json"), stored(FOUND, name, road), load_study(name)):
                 shutil.copy(path, FOUND)
     PAGES.mkdir(exist_ok=True)
     for paper, title in PAPERS.items():
@@ -36,9 +36,11 @@ def main() -> int:
     return 0
 
 
-def is_newer(path: Path, known: StoredResult | None) -> bool:
-    """Whether there is a result that has every arm of the known one: an older run may lack some."""
-    return path.exists() and (known is None or known.arms.keys() <= load_settings(StoredResult, path).arms.keys())
+def is_newer(path: Path, known: StoredResult | None, study: Study) -> bool:
+    """Whether there is a result with every arm of the known one that the study still has: an older run may lack some."""
+    if not path.exists():
+        return False
+    return known is None or known.arms.keys() & study.arms.keys() <= load_settings(StoredResult, path).arms.keys()
 
 
 def page_of(paper: str, title: str) -> str:

@@ -1,6 +1,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from coseek.studies.study import (
     Study,
     StudyPlan,
     StudyStep,
+    _content_of,
     as_words,
     load_study,
     road_of,
@@ -115,6 +117,23 @@ def test_a_stop_reaches_the_running_command_and_its_seconds_are_kept(
         run_steps([step], lambda line: timer.start())
     assert time.monotonic() - started_s < 10
     assert step.seconds >= 0.1 and not step.succeeded
+
+
+def test_results_of_a_data_set_that_has_changed_since_are_not_taken_for_those_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    data = tmp_path / "x"
+    data.mkdir()
+    (data / "corpus.jsonl").write_text("old", encoding="utf-8")
+    step = StudyPlan(Commands(study(), "laptop"), tmp_path / "runs").step("arm B", 0)
+    for _ in range(2):
+        run_steps([step], print)
+    (data / "corpus.jsonl").write_text("new", encoding="utf-8")
+    _content_of.cache_clear()  # another command
+    with pytest.raises(DataError, match="x has changed since"):
+        run_steps([step], print)
 
 
 def test_equal_commands_over_equal_needs_share_a_folder_and_a_seed_counts_where_it_is_used(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from coseek.pipelines.table_rows import cell_folder, rows_of
 from coseek.studies.study import Arm
 from coseek.studies.verdict import Values
 
+STEP_PARTS = ("rollout_s", "reward_s", "advantages_s", "update_s")
+"""Parts of a training step, whose seconds are summed to `step_s`."""
+
 
 def values_of(arm: Arm, folder: Path) -> Values:
     """Question → metrics. The questions of a trained agent are those of all sets of its table."""
@@ -71,4 +74,5 @@ def steps_of(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
     if not files or len(of_rl) > 1:
         raise DataError(f"{folder} holds {len(files)} metrics.jsonl, where the curve of one training is needed")
     for number, (_, row) in enumerate(read_jsonl(files[0]), start=1):
-        yield f"step {number}", {name: value for name, value in row.items() if isinstance(value, int | float)}
+        values = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        yield f"step {number}", values | {"step_s": sum(values.get(name, 0.0) for name in STEP_PARTS)}

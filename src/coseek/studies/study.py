@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from coseek.core.errors import DataError, RunError, SettingError, UnknownName, nearest
 from coseek.core.files import make_folder, read_json_object, read_yaml, write_json
-from coseek.core.fingerprint import digest_of
+from coseek.core.fingerprint import digest_of, file_digest
 from coseek.core.lock import lock_beside
 from coseek.core.settings import Settings, load_settings
 from coseek.measure import credit, reasoning
@@ -310,7 +310,7 @@ class StudyStep:
 
     @property
     def record(self) -> Path:
-        """Written when the command has ended: `{"command", "seconds", "succeeded"}`."""
+        """Written when the command has ended: `{"command", "seconds", "succeeded", "inputs"}`."""
         return self.folder.with_name(self.folder.name + ".json")
 
     @property
@@ -322,9 +322,27 @@ class StudyStep:
     def succeeded(self) -> bool:
         return self.record.exists() and bool(read_json_object(self.record).get("succeeded", True))
 
+    def inputs(self) -> dict[str, str]:
+        """Files and folders of the user that the command names → digest of their contents."""
+        paths = (Path(value) for word in self.words if (value := word.rpartition("=")[2]))
+        own = self.folder.parent
+        return {str(path): _content_of(path) for path in paths if path.exists() and own not in path.parents}
+
+    def check_inputs(self) -> None:
+        """Raise `DataError` if an input has changed since the command succeeded."""
+        known = cast(dict[str, str], read_json_object(self.record).get("inputs", {}))
+        if changed := [path for path, content in self.inputs().items() if known.get(path, content) != content]:
+            raise DataError(f"{changed[0]} has changed since `{self.line()}` ran; choose another folder with --out")
+
     def line(self) -> str:
         """The command line."""
         return shlex.join(("coseek", *self.words))
+
+
+@cache
+def _content_of(path: Path) -> str:
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return digest_of(*(f"{file.relative_to(path)} {file_digest(file)}" for file in files if file.is_file()))
 
 
 @dataclass
@@ -402,7 +420,11 @@ def slug(text: str) -> str:
 def run_steps(steps: Sequence[StudyStep], say: Callable[[str], None], jobs: int = 1, forked: bool = False) -> None:
     """Run the commands that have not succeeded yet, `jobs` at once on their share of the cores, each after its needs.
     `forked`: as forks of a process that has torch loaded, which is faster for short commands. After a failure, wait for
-    the running commands and raise `RunError`; at a stop, stop them, too."""
+    the running commands and raise `RunError`; at a stop, stop them, too. Raises `DataError` if an input of a command
+    that succeeded has changed since."""
+    for step in steps:
+        if step.succeeded:
+            step.check_inputs()
     pending = {step.folder: step for step in steps if not step.succeeded}
     order = TopologicalSorter(
         {folder: [need.folder for need in step.needs if need.folder in pending] for folder, step in pending.items()}
@@ -441,7 +463,7 @@ def run_step(step: StudyStep, processes: list[subprocess.Popen[bytes]] | None) -
     words = [*step.words]
     if step.folder.exists() and any(step.line().startswith(f"coseek {prefix} ") for prefix in RESUMED):
         words.append("--resume")
-    started_s = time.monotonic()
+    inputs, started_s = step.inputs(), time.monotonic()
     if processes is None:
         with ProcessPoolExecutor(1, mp_context=_FORKS) as fork:
             code = fork.submit(_command_in_fork, words, step.log).result()
@@ -451,7 +473,7 @@ def run_step(step: StudyStep, processes: list[subprocess.Popen[bytes]] | None) -
         processes.append(process)
         code = process.wait()
     seconds = round(step.seconds + time.monotonic() - started_s, 1)
-    write_json(step.record, {"command": step.line(), "seconds": seconds, "succeeded": code == 0})
+    write_json(step.record, {"command": step.line(), "seconds": seconds, "succeeded": code == 0, "inputs": {**inputs}})
     if code:
         lines = step.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]
         raise RunError(f"`{step.line()}` ended with {code}; its log is {step.log}:\n" + "\n".join(lines))
