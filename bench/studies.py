@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def is_newer(path: Path, known: StoredResult | None, study: Study) -> bool:
-    """Whether there is a result with every arm of the known one that the study still has: an older run may lack some."""
+    """Whether there is a result with every arm of the known one that the study still has; older runs may lack some."""
     if not path.exists():
         return False
     return known is None or known.arms.keys() & study.arms.keys() <= load_settings(StoredResult, path).arms.keys()
