@@ -465,7 +465,9 @@ def run_step(step: StudyStep, processes: list[subprocess.Popen[bytes]] | None) -
         words.append("--resume")
     inputs, started_s = step.inputs(), time.monotonic()
     if processes is None:
-        with ProcessPoolExecutor(1, mp_context=_FORKS) as fork:
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload(PRELOADED)
+        with ProcessPoolExecutor(1, mp_context=forks) as fork:
             code = fork.submit(_command_in_fork, words, step.log).result()
     else:
         with step.log.open("ab") as log:
@@ -479,8 +481,8 @@ def run_step(step: StudyStep, processes: list[subprocess.Popen[bytes]] | None) -
         raise RunError(f"`{step.line()}` ended with {code}; its log is {step.log}:\n" + "\n".join(lines))
 
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["sentence_transformers", "coseek.models.pretrained", "matplotlib.pyplot"])
+PRELOADED = ["coseek.pipelines.agent", "coseek.pipelines.encoder", "sentence_transformers", "matplotlib.pyplot"]
+"""Modules that forked commands find loaded."""
 
 
 def _command_in_fork(words: Sequence[str], log: Path) -> int:
