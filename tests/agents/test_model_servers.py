@@ -266,6 +266,19 @@ def test_a_prompt_that_the_server_cut_is_a_fault_and_no_answer(read: int, fault:
     assert not fault or ("400 tokens of the 4000" in turn.fault and "num_ctx" in turn.fault)
 
 
+def test_reasoning_that_a_chat_template_drops_is_no_sign_of_a_prompt_that_was_cut() -> None:
+    usage: JsonObject = {"prompt_tokens": 30, "completion_tokens": 4_000}
+    words = f"<think>{'Is it Veld? ' * 300}</think>\nOrlen"
+    with site(lambda call: Said({"choices": [{"message": {"content": words}}], "usage": usage})) as there:
+        settings = make_settings(RemoteModelSettings, {"dialect": "chat", "model": "m"})
+        model = open_remote(there.url, settings, KnownTokenizer(), ())
+        for send in (model.start, model.extend):
+            send(Request(1, tuple(b"Where was she born?"), 9_000, 1, EpisodeState(QUESTION)))
+            (turn,) = model.step()
+            assert not turn.fault and len(turn.ids) > 3_000
+        model.calls.close()
+
+
 @pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)
 def test_a_server_that_is_asked_for_text_needs_no_tokenizer(kind: Kind, tmp_path: Path) -> None:
     """One file with a `url` names the agent; a turn longer than a thousand tokens is not cut in its answer."""

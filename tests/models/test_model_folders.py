@@ -49,6 +49,16 @@ def test_the_folder_is_an_ordinary_hugging_face_folder(folder: Path) -> None:
     assert model.config.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
 
 
+def test_a_saved_policy_can_be_read_by_other_users_with_all_its_chat_templates(folder: Path, tmp_path: Path) -> None:
+    tokenizer = HfTokenizer.load(folder)
+    tokenizer.fast.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    save_model(load_model(folder, FLOAT32), tokenizer, tmp_path / "saved")
+    paths = [*(tmp_path / "saved").rglob("*")]
+    assert "tool_use.jinja" in [path.name for path in paths]
+    for path in paths:
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644)
+
+
 def test_the_same_seed_gives_the_same_weights_and_the_global_generator_is_left_alone(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -321,6 +331,7 @@ def test_a_bare_name_is_the_shipped_model_and_a_path_is_not(
     for own in ("./base", "base/", str(tmp_path / "base"), Path("base")):
         assert model_path(own, "policy", root).resolve() == tmp_path / "base"
     assert model_path("~/base", "policy", root) == Path.home() / "base"
+    assert model_path("~nobody-here/base", "policy", root) == Path("~nobody-here/base")
 
 
 def test_a_name_of_one_kind_names_no_model_of_the_other(root: Path) -> None:

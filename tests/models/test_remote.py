@@ -283,12 +283,15 @@ def test_a_server_is_asked_for_its_dialect_and_its_only_model() -> None:
 
 
 @pytest.mark.parametrize("listed", ["models/gemini-2.5-flash", "gemini-2.5-flash:latest"])
-def test_a_model_may_be_named_without_what_its_servers_list_adds(listed: str) -> None:
-    with site(lambda call: Said({"data": [{"id": listed}, {"id": "b"}]})) as there:
+def test_a_model_may_be_named_without_what_its_servers_list_adds(listed: str, caplog: pytest.LogCaptureFixture) -> None:
+    with site(lambda call: Said({"data": [{"id": listed, "owned_by": "library"}, {"id": "b"}]})) as there:
         settings = RemoteModelSettings(model="gemini-2.5-flash", patience=FAST)
         model = open_remote(there.url, settings, BYTES, STOPS)
         model.calls.close()
-    assert model.served.model == listed
+        assert model.served.model == listed
+        caplog.clear()
+        opened(there, "chat", model="gemini-2.5-flash").calls.close()
+    assert "repeat_penalty" in caplog.text  # Ollama's, also where the list is asked for the owner alone
 
 
 @pytest.mark.parametrize(

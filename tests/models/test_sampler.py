@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.networks import NETWORKS, VOCABULARY, converse, logits_of, network, request, transcript
-from transformers import PreTrainedModel
+from tests.models.networks import NETWORKS, SHAPE, VOCABULARY, converse, logits_of, network, request, transcript
+from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import JsonObject
 from coseek.models.model import Turn, TurnEnd
 from coseek.models.model_folder import shape_of_config
 from coseek.models.sampler import Sampler, SamplerSettings, filter_logits, sample_tokens, uniforms
@@ -252,6 +253,39 @@ def test_a_layer_that_has_no_slots_is_refused_by_name() -> None:
     model.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(SettingError, match="linear_attention"):
         sampler(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "special", "sentence"),
+    [
+        ("rwkv", {}, "RwkvForCausalLM keeps its past or counts positions itself"),
+        ("bart", {"d_model": 32, "decoder_attention_heads": 2}, "BartForCausalLM keeps"),
+        ("bloom", {}, "BloomForCausalLM keeps"),
+        ("falcon", {"alibi": True}, "FalconForCausalLM keeps"),
+        ("gpt_neo", {"num_layers": 2, "attention_types": [[["global", "local"], 1]]}, "of the kind 'local'"),
+    ],
+)
+def test_a_network_that_would_write_nonsense_in_slots_is_refused(name: str, special: JsonObject, sentence: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **{**SHAPE, **special}))
+    with pytest.raises(SettingError, match=sentence):
+        sampler(model)
+
+
+def test_a_row_of_a_longrope_model_never_depends_on_how_long_its_neighbour_is() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [1.0, 3.0, 5.0, 7.0]}
+    limits = {"max_position_embeddings": 256, "original_max_position_embeddings": 32}
+    config = Phi3Config(**{**SHAPE, **limits, "rope_scaling": {"type": "longrope", **factors}})  # type: ignore[arg-type]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = Phi3ForCausalLM(config).eval()
+    alone, beside = sampler(network), sampler(network)
+    for model in (alone, beside):
+        model.start(request(0, [65] * 8, max_tokens=60))
+    beside.start(request(1, [66] * 40))
+    turns = {turn.key: turn for _ in range(2) for turn in beside.step()}
+    assert "limit is 32" in turns[1].fault
+    assert alone.step() == [turns[0]] and len(turns[0].ids) == 24
 
 
 @pytest.mark.slow

@@ -114,13 +114,14 @@ class ServerTurns:
             raise ModelError("verl's server aborted the turn")
         if reply.log_probs is None:
             raise ModelError("verl's server returned no log-probabilities; set rollout.calculate_log_probs=true")
-        versions = [reply.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
-        self.versions += [version for version in versions if version is not None]
+        steps = (reply.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps"))
+        versions = [version for version in steps if version is not None]
+        self.versions += versions
         reply_ids = [*reply.token_ids]
         length = stopped_after(reply_ids, sampling.stops, self._tokenizer)
         natural_end = TurnEnd.EOS if reply_ids[-1:] == [self._tokenizer.eos_id] else TurnEnd.LENGTH
         end = natural_end if length is None else TurnEnd.STOP
-        return Sampled(reply_ids[:length], reply.log_probs[:length], end, min(self.versions, default=None))
+        return Sampled(reply_ids[:length], reply.log_probs[:length], end, min(versions, default=None))
 
     def output(self, episode: ScoredTrajectory, batch: TrajectoryBatch, rl: RlSettings, step: int) -> AgentLoopOutput:
         """The row of a scored episode, up to its last policy token, where verl puts the reward.

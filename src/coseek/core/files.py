@@ -345,6 +345,12 @@ def atomic_folder(path: Path, fill: Callable[[Path], None]) -> None:
         replace_folder(part, path)
 
 
+def let_all_read(folder: Path) -> None:
+    """Make everything below a folder readable by all users, and writable by its owner."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
 def sync(path: Path) -> None:
     """Flush a file, or all files of a folder, to disk (fsync)."""
     for file in path.rglob("*") if path.is_dir() else [path]:

@@ -22,6 +22,7 @@ from coseek.agents.agent_card import AgentCard
 from coseek.core.errors import DataError, SettingError, UserError, missing_extras
 from coseek.core.files import Json, atomic_folder, check_not_file, read_json
 from coseek.hub.card import FILE, PULLED, SOURCE, UNKNOWN, ModelCard, data_card, document, front_of, read_card, shared
+from coseek.models.model_folder import HUB_NAME
 from coseek.retrieval.vectors.encoder import EncoderCard, check_modules
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ RepoKind: TypeAlias = Literal["model", "dataset"]
 FolderKind: TypeAlias = Literal["model", "encoder", "data set"]
 KINDS: tuple[RepoKind, ...] = ("model", "dataset")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 _TEXTS = {".json", ".txt", ".jinja", ".yaml", ".yml", ".md", ".py"}
 _DATA = re.compile(r"corpus\.jsonl|questions\.[\w-]+\.jsonl|world\.json|source\.json|README\.md")
 _STATE = re.compile(r"(checkpoint|optimizer|scheduler|scaler|rng_state|trainer_state|training_args|\.).*")
@@ -137,7 +137,7 @@ def is_published(name: str, kind: RepoKind) -> bool:
 @contextmanager
 def _open_api(repo: str) -> "Iterator[HfApi]":
     """Open the hub's client. A refusal, or a hub that cannot be reached, becomes a `UserError`."""
-    if not _NAME.fullmatch(repo) or ".." in repo or "--" in repo:
+    if not HUB_NAME.fullmatch(repo) or ".." in repo or "--" in repo:
         raise SettingError(f"{repo!r} is no name of a repository; write OWNER/NAME, of letters, digits, ., _ and -")
     with missing_extras("push and pull"):
         from httpx2 import HTTPError  # the HTTP library of huggingface_hub

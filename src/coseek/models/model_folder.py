@@ -202,7 +202,8 @@ def shape_of_config(config: object, source: Path | str = "the model's configurat
         ) from None
 
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
+"""A model's or a data set's name on the Hugging Face Hub."""
 FAMILIES = {
     "Qwen": "Qwen",
     "DeepSeek-R1-": "deepseek-ai",
@@ -236,9 +237,9 @@ def fetch_command(name: str) -> tuple[str, str] | None:
     parts = Path(name).parts
     last_part = parts[-1] if parts else ""
     owner = next((owner for prefix, owner in FAMILIES.items() if last_part.startswith(prefix)), None)
-    if owner is not None and _NAME.fullmatch(f"{owner}/{last_part}"):
+    if owner is not None and HUB_NAME.fullmatch(f"{owner}/{last_part}"):
         return f"{owner}/{last_part}", name if parts[:-1] not in ((), (owner,)) else f"models/{last_part}"
-    if _NAME.fullmatch(name) and not Path(parts[0]).is_dir():
+    if HUB_NAME.fullmatch(name) and not Path(parts[0]).is_dir():
         return name, f"models/{last_part}"
     return None
 
@@ -265,4 +266,4 @@ def model_path(name: str | Path, kind: Kind = "policy", root: Path = WEIGHTS) ->
     """
     if isinstance(name, str) and name in shipped_models(kind, root):
         return root / kind / name
-    return Path(name).expanduser()
+    return Path(os.path.expanduser(name))  # `Path.expanduser` fails for an unknown user, as in `~models/policy`

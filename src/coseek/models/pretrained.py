@@ -15,12 +15,12 @@ from typing import TypedDict
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging as library_logging
 
 from coseek.core.errors import DataError
-from coseek.core.files import atomic_folder
+from coseek.core.files import atomic_folder, let_all_read
 from coseek.hardware.placement import DevicePlacement, Placement, Precision
 from coseek.models.model_folder import check_is_model, hidden_size, library_reads, missing, shipped_models, tensor_types
 from coseek.models.tokenizer import HfTokenizer
@@ -195,7 +195,19 @@ def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
     model = _load(folder, dtype, kernel_of(placement))
     model.eval()
     nn.Module.to(model, device)
+    config = model.config.get_text_config()
+    if 0 < (limit := position_limit(config)) < config.max_position_embeddings:
+        log.warning("%s: rows hold at most %d tokens, since its rotary factors change beyond", folder, limit)
     return model
+
+
+def position_limit(config: PreTrainedConfig) -> int:
+    """Maximum tokens of a row; 0 if the configuration does not say. Of a LongRoPE model (Phi-3, Phi-4-mini) those of
+    its short factors: the library takes the long ones for a whole batch as soon as one row needs them, although keys in
+    the cache have the short ones."""
+    limit = int(getattr(config, "max_position_embeddings", 0) or 0)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return min(limit, rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else limit
 
 
 def check_weights(folder: Path) -> None:
@@ -233,8 +245,7 @@ def save_model(model: PreTrainedModel, tokenizer: HfTokenizer, folder: Path) -> 
         with quiet():
             model.save_pretrained(target)
         tokenizer.save(target)
-        for file in target.iterdir():  # the library makes the weights private
-            file.chmod(0o644)
+        let_all_read(target)  # the library makes the weights private
 
     atomic_folder(folder, fill)
 

@@ -8,7 +8,7 @@ training.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -304,13 +304,14 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         return super()._describe_error(row, error) + hint
 
     def _check_read(self, row: _RemoteRow, tokens: tuple[int, int] | None) -> None:
-        """Raise `ValueError` if the server read much less than was sent. Without its tokenizer, words are counted, and
-        none of the model's own turns: chat templates drop the reasoning of earlier ones."""
+        """Raise `ValueError` if the server read much less than was sent. Without its tokenizer, words are counted. The
+        model's own turns count only where ids are sent: chat templates drop the reasoning of earlier ones."""
         if isinstance(self.tokenizer, ByteTokenizer):
             texts = (segment.text for segment in row.segments if not segment.by_model)
             check_read(tokens, sum(len(text.split()) for text in texts), words=True)
         else:
-            check_read(tokens, sum(len(segment.ids) for segment in row.segments))
+            sent = (segment.ids for segment in row.segments if self._dialect.EXACT or not segment.by_model)
+            check_read(tokens, sum(map(len, sent)))
 
     def _turn(self, key: int, row: _RemoteRow, reply: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
@@ -414,7 +415,8 @@ def detect_server(
         owner = ""
         if samples and not dialect_of(dialect).EXACT:
             with suppress(HttpFailure):  # some servers have no list
-                owner = _list_models(calls, paths, attempts=1).get(model, "")
+                owners = _list_models(calls, paths, attempts=1)
+                owner = owners.get(_listed_name(owners, model), "")
     else:
         try:
             owners = _list_models(calls, paths)
@@ -431,8 +433,7 @@ def detect_server(
 def _pick_model(address: str, names: Sequence[str], model: str | None) -> str:
     """The named model, or the server's only one. Raises `SettingError` for an unknown model or a choice of several."""
     names_text = ", ".join(map(repr, names[:20]))
-    if model is not None and model not in names:  # Gemini's and Ollama's lists have longer names
-        model = next((name for name in (f"models/{model}", f"{model}:latest") if name in names), model)
+    model = model and _listed_name(names, model)
     if model is not None and names and model not in names:
         raise SettingError(
             f"{address} has no model {model!r}; it has {names_text} (its list is not asked for when a dialect is named)"
@@ -441,6 +442,11 @@ def _pick_model(address: str, names: Sequence[str], model: str | None) -> str:
         choice = f"one of {names_text}" if names else "its name"
         raise SettingError(f"{address} lists {len(names)} models; say which one to ask with model: {choice}")
     return model or names[0]
+
+
+def _listed_name(names: Collection[str], model: str) -> str:
+    """The model's name in a server's list: Gemini's and Ollama's are longer than what users write."""
+    return next((name for name in (model, f"models/{model}", f"{model}:latest") if name in names), model)
 
 
 def _list_models(calls: HttpClient, paths: ServerPaths, attempts: int | None = None) -> dict[str, str]:

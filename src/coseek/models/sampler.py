@@ -24,7 +24,7 @@ from coseek.models.engines.general import GeneralEngine
 from coseek.models.engines.layers import family_of
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.model_folder import shape_of_config
-from coseek.models.pretrained import DTYPES
+from coseek.models.pretrained import DTYPES, position_limit
 from coseek.models.tokenizer import HfTokenizer, StopStrings
 
 SEED_MASK = 2**64 - 1
@@ -83,7 +83,7 @@ class Sampler:
         self._engine = engine or make_engine(model, DTYPES[dtype])
         self._stops = StopStrings(stops, tokenizer, int(config.vocab_size))
         self._is_end = _eos_table(model, tokenizer)
-        max_positions = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+        max_positions = position_limit(config) or 2**31
         self._max_length = min(max_positions, self.settings.max_tokens or max_positions)
         self.max_rows = self.settings.max_rows
         if self.settings.cache_gib is not None:

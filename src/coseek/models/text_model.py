@@ -397,9 +397,9 @@ def load_local(
     folder: Path, placement: Placement, max_context: int
 ) -> tuple["PreTrainedModel", HfTokenizer, Precision, int]:
     """Load a folder's model and tokenizer. Also returns the precision, and the smaller of both context limits."""
-    from coseek.models.pretrained import load_model  # imports torch
+    from coseek.models.pretrained import load_model, position_limit  # imports torch
 
     model = load_model(folder, placement).requires_grad_(False)
-    max_positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or max_context)
+    max_positions = position_limit(model.config.get_text_config()) or max_context
     precision = placement.precision_at(hidden_size(folder))
     return model, HfTokenizer.load(folder), precision, min(max_positions, max_context)

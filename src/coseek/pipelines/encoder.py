@@ -25,7 +25,7 @@ from torch import nn
 from transformers import set_seed
 
 from coseek.core.errors import DataError, RunError
-from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
+from coseek.core.files import JsonObject, atomic_folder, let_all_read, read_json, write_json
 from coseek.core.fingerprint import file_digest, fingerprint
 from coseek.core.progress import waiting_stops
 from coseek.core.settings import dump_settings
@@ -368,8 +368,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         def fill(folder: Path) -> None:
             with quiet():
                 model.save(str(folder), create_model_card=False)
-            for path in folder.rglob("*"):
-                path.chmod(0o755 if path.is_dir() else 0o644)
+            let_all_read(folder)
             self.card.save(folder)
             self._write_card(folder, "encoder")
 

@@ -1,9 +1,11 @@
-"""General engine: any Hugging Face causal language model of attention and short-convolution layers.
+"""General engine: Hugging Face's causal language models of attention and short-convolution layers that take positions.
 
-The module computes; the engine supplies positions, masks and a cache with slots.
+The module computes; the engine supplies positions, masks and a cache with slots. Refuses models that keep other states,
+count positions themselves or mask some layers themselves.
 """
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -154,14 +156,23 @@ def _copy_as(model: PreTrainedModel, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
-    """The layer kinds of the model. An unknown kind is a `SettingError`."""
+    """The layer kinds of the model. A model that cannot be run with slots is a `SettingError`."""
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
     kinds = tuple(dict.fromkeys(map(str, layer_types)))
     name, known = type(model).__name__, ", ".join(KNOWN_LAYERS)
-    if unknown := next((kind for kind in kinds if kind not in KNOWN_LAYERS), None):
+    local = ["local"] if "local" in getattr(config, "attention_layers", ()) else []  # GPT-Neo's
+    if unknown := next((kind for kind in (*kinds, *local) if kind not in KNOWN_LAYERS), None):
         raise SettingError(f"{name} has layers of the kind {unknown!r}, which the sampler cannot run; known: {known}")
+    # MPT's biases count from the last column, so that it needs no positions; Falcon's read the mask.
+    needed = ("past_key_values",) if config.model_type == "mpt" else ("past_key_values", "position_ids")
+    arguments = inspect.signature(model.forward).parameters
+    if getattr(config, "alibi", False) or not arguments.keys() >= set(needed):
+        raise SettingError(
+            f"{name} keeps its past or counts positions itself, which the sampler cannot run; choose a causal model "
+            "with a cache, and with rotary or learnt positions"
+        )
     attention = getattr(model.config, "_attn_implementation", "sdpa")
     if attention not in ("sdpa", "eager"):
         raise SettingError(f"{name} runs {attention!r} attention; the sampler needs sdpa or eager, so load it with one")
