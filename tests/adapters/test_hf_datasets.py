@@ -43,6 +43,7 @@ def test_a_fault_has_no_score_in_a_data_set(tmp_path: Path) -> None:
     with run.open_for_append() as file:
         for row in rows:
             run.append(file, row)
+    assert runs_dataset(Run.create(tmp_path / "empty", {}).folder).column_names == runs_dataset(run.folder).column_names
     dataset = runs_dataset(run.folder)
     assert [*dataset["em"]] == [None, 1.0] and [*dataset["fault"]] == ["timeout", None] and dataset[0]["searches"] == []
 

@@ -23,6 +23,7 @@ from coseek.core.errors import RetrieverError, UserError
 from coseek.core.files import JsonObject
 from coseek.core.http import HttpSettings
 from coseek.core.settings import make_settings
+from coseek.data.digests import Identities, changed_parts
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -264,6 +265,22 @@ def test_a_prompt_that_the_server_cut_is_a_fault_and_no_answer(read: int, fault:
         model.calls.close()
     assert (turn.end is TurnEnd.FAULT) == fault
     assert not fault or ("400 tokens of the 4000" in turn.fault and "num_ctx" in turn.fault)
+
+
+def test_a_chat_template_that_was_corrected_beside_a_servers_tokenizer_is_another_part_of_a_run(tmp_path: Path) -> None:
+    chatting().save(tmp_path / "tokenizer")
+    path = tmp_path / "agent.yaml"
+
+    def parts() -> Identities:
+        server: JsonObject = {"dialect": "vllm", "model": "m"}
+        agent = {"name": "http://127.0.0.1:9", "tokenizer": str(tmp_path / "tokenizer"), "server": server}
+        path.write_text(yaml.safe_dump(agent))
+        return open_agent(settings_for(str(path))).identities
+
+    before = parts()
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE + " ")
+    assert changed_parts({**before}, parts()) == ["chat_template"]
+    assert not changed_parts({"tokenizer": before["tokenizer"]}, parts())  # as older versions record it
 
 
 def test_reasoning_that_a_chat_template_drops_is_no_sign_of_a_prompt_that_was_cut() -> None:

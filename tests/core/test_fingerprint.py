@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from coseek.core.fingerprint import fingerprint
+from coseek.core.fingerprint import CHAT_TEMPLATES, TOKENIZER, fingerprint
 
 
 def test_a_change_deep_inside_the_weights_changes_the_fingerprint(tmp_path: Path) -> None:
@@ -37,6 +37,18 @@ def test_the_same_files_in_another_place_have_the_same_fingerprint(tmp_path: Pat
     assert fingerprint(tmp_path / "here") == fingerprint(tmp_path / "there")
     (tmp_path / "there" / "1_Pooling").rename(tmp_path / "there" / "2_Pooling")
     assert fingerprint(tmp_path / "here") != fingerprint(tmp_path / "there")
+
+
+def test_a_corrected_chat_template_is_a_change_of_its_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    bare = fingerprint(tmp_path, TOKENIZER)
+    assert fingerprint(tmp_path, TOKENIZER, CHAT_TEMPLATES) == bare
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+        (tmp_path / name).write_text("{{ messages }}")
+        with_template = fingerprint(tmp_path, TOKENIZER, CHAT_TEMPLATES)
+        (tmp_path / name).write_text("{{ messages }}\n")
+        assert len({bare, with_template, fingerprint(tmp_path, TOKENIZER, CHAT_TEMPLATES)}) == 3
 
 
 def test_an_encoder_with_other_code_is_another_encoder(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import read_json
 from coseek.core.settings import dump_settings
 from coseek.hardware import placement
-from coseek.hardware.device import KERNELS, device_of, host_digest, instructions
+from coseek.hardware.device import KERNELS, device_of, host_digest, instructions, memory_gib
 from coseek.hardware.placement import WIDE, Place, Placement, Precision, Use, fastest, resolve_precisions
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.training.learner.settings import LearnerSettings
@@ -175,6 +175,14 @@ def test_a_device_that_is_not_here_is_refused_with_the_way_out(name: str) -> Non
 def test_what_is_no_device_is_refused_by_name(name: str) -> None:
     with pytest.raises(SettingError, match=f"torch has no device '{name}'; take cpu, cuda, cuda:1 …, or auto"):
         device_of(name)
+
+
+def test_memory_is_shared_by_the_processes_of_its_own_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = memory_gib(torch.device("cpu"))
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert memory_gib(torch.device("cpu")) == pytest.approx(whole / 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert memory_gib(torch.device("cpu")) == pytest.approx(whole / 2)
 
 
 def test_auto_is_chosen_for_the_device_of_its_own_model() -> None:

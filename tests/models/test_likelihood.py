@@ -1,6 +1,8 @@
 """Fears about likelihoods: numbers of other tokens, rows that depend on their padding, and faults that pass as 0."""
 
+import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -192,6 +194,28 @@ def test_a_url_suffices_where_the_served_model_is_a_folder_here(
     unknown = Said({"data": [{"id": "acme/large", "owned_by": "vllm"}]})
     with site(always(unknown)) as there, pytest.raises(SettingError, match="tokenizer of 'acme/large'"):
         open_likelihood(there.url)
+
+
+def test_scores_of_another_request_or_chat_template_are_not_taken_from_a_cache(talking: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(talking, tmp_path / "copy")
+    model = open_local_likelihood(talking, PLAIN)
+
+    def identity(there: Site, **settings: object) -> str:
+        file = tmp_path / "likelihood.yaml"
+        server = {"url": there.url, "dialect": "vllm", "model": "m", "tokenizer": str(copy), **settings}
+        file.write_text(json.dumps(server), encoding="utf-8")
+        remote = open_likelihood(str(file))
+        assert isinstance(remote, RemoteLikelihood)
+        remote.calls.close()
+        return remote.identity
+
+    with site(serving(model.model, model.tokenizer)) as there:
+        first = [identity(there), identity(there)]
+        sent = identity(there, send={"priority": 1})
+        (copy / "chat_template.jinja").write_text(
+            "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|> :"
+        )
+        assert len({*first, sent, identity(there)}) == 3
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

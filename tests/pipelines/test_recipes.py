@@ -126,6 +126,14 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, message: str, t
 
 
 @pytest.mark.medium
+def test_the_shape_of_a_laptop_policy_is_not_typed_in_vain() -> None:
+    typed = ["policy.laptop.hidden=64"]
+    with pytest.raises(SettingError, match=r"has no effect.* policy.folder=base; add policy.folder=null"):
+        load_recipe("quickstart", typed)
+    assert load_recipe("quickstart", [*typed, "policy.folder=null"]).policy.laptop.hidden == 64
+    assert load_recipe("from-nothing", typed).policy.laptop.hidden == 64
+
+
 def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()

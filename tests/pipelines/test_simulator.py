@@ -91,6 +91,7 @@ def test_what_a_simulator_learns_to_write_is_visible_where_its_template_opens_a_
     tokenizer = HfTokenizer.load(model)
     tokenizer.fast.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
     prompt, documents = (segment.text for segment in examples(recipe(model, runs), tokenizer)[0][0].segments)
+    assert f"<think>{documents}".startswith(tokenizer.decode(chat_frame(tokenizer, given=True)[1]))  # as it is scored
     assert prompt.endswith("<think>") and visible(f"<think>{documents}").startswith("Document 1: Ada")
 
 

@@ -1,5 +1,6 @@
 """Hugging Face `datasets`: runs and labels as data sets in memory (`pip install 'coseek[datasets]'`)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.errors import missing_extras
@@ -40,7 +41,7 @@ def runs_dataset(*runs: str | Path) -> Dataset:
     """Make a data set of one row per trajectory of run folders. Raises `DataError` for a folder that is not a run."""
     folders = [as_path(run, "a run folder") for run in runs]
     rows = [_run_row(folder, trajectory) for folder in folders for trajectory in Run(folder).trajectories()]
-    return Dataset.from_list(rows, features=RUN_ROWS)
+    return _dataset(rows, RUN_ROWS)
 
 
 def labels_dataset(*folders: str | Path, view: str | None = None) -> Dataset:
@@ -51,7 +52,12 @@ def labels_dataset(*folders: str | Path, view: str | None = None) -> Dataset:
     for name in views:
         find_view(name)
     rows = [tevatron_row(item, name) for labels, name in zip(sources, views, strict=True) for item in labels.sets()]
-    return Dataset.from_list(rows, features=LABEL_ROWS)
+    return _dataset(rows, LABEL_ROWS)
+
+
+def _dataset(rows: Sequence[JsonObject], columns: Features) -> Dataset:
+    """A data set of rows; `Dataset.from_list` takes no empty list."""
+    return Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features=columns)
 
 
 def _run_row(folder: Path, trajectory: Trajectory) -> JsonObject:

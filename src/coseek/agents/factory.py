@@ -29,7 +29,7 @@ from coseek.agents.tag import Action
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.fingerprint import TOKENIZER, fingerprint
+from coseek.core.fingerprint import CHAT_TEMPLATES, TOKENIZER, fingerprint
 from coseek.core.plugins import PluginSpec, find_plugin, is_plugin_path, plugin_names, running
 from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import Settings, make_settings, set_path
@@ -260,14 +260,19 @@ def input_mode_of(dialect: str) -> InputMode:
 
 
 def turn_identities(settings: AgentSettings, model: Model) -> dict[str, str]:
-    """Identities of an agent (`Agent.identities`). A server's weights are unknown, so the model's name is used."""
+    """Identities of an agent (`Agent.identities`). A server's weights are unknown, so the model's name is used. The
+    chat template beside a tokenizer is a part of its own, which runs of older versions do not record."""
     agent = f"{model.served.model} at {settings.name}" if isinstance(model, RemoteModel) else content_of(settings.name)
     sampling = [f"temperature {settings.temperature:g}"]
     if not (is_scripted(settings.name) or settings.is_remote):
         sampling.append(f"precision {settings.precision}")
+    template = {}
+    if settings.is_remote and settings.tokenizer is not None:
+        template["chat_template"] = content_of(settings.tokenizer, CHAT_TEMPLATES)
     return {
         "agent": agent,
         "tokenizer": content_of(settings.tokenizer_name, TOKENIZER),
+        **template,
         "sampling": ", ".join(sampling),
     }
 

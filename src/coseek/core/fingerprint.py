@@ -13,16 +13,20 @@ _KINDS = (".json", ".safetensors", ".bin", ".txt", ".jinja", ".model", ".py")
 """Includes code: with `trust_remote_code`, the folder's own code decides what its weights do."""
 TOKENIZER = "*token*"
 """Pattern of tokenizer files."""
+CHAT_TEMPLATES = "*.jinja"
+"""Pattern of chat templates in files of their own."""
 
 
-def fingerprint(folder: Path, names: str = "*") -> str:
+def fingerprint(folder: Path, *names: str) -> str:
     """Return a digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each file; of large
     safetensors also the first and last KiB of every tensor.
 
-    `names` is a glob pattern of the files. Pieces suffice, since retrained tensors differ nearly everywhere.
+    `names` are glob patterns of the files; default: all. Pieces suffice, since retrained tensors differ nearly
+    everywhere.
     """
     sha = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob(names) if path.suffix in _KINDS and path.is_file()):
+    matches = {path for pattern in names or ("*",) for path in folder.rglob(pattern)}
+    for path in sorted(path for path in matches if path.suffix in _KINDS and path.is_file()):
         size = path.stat().st_size
         sha.update(f"{path.relative_to(folder).as_posix()}:{size}\n".encode())
         with path.open("rb") as file:

@@ -69,7 +69,7 @@ def all_devices() -> list[str]:
 
 
 def processes_here() -> int:
-    """Number of processes that `torchrun` started; 1 without it."""
+    """Number of processes that `torchrun` started, on all machines; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -84,7 +84,7 @@ def memory_gib(device: "torch.device") -> float:
 
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory) / 2**30
-    return memory_bytes() / 2**30 / processes_here()
+    return memory_bytes() / 2**30 / int(os.environ.get("LOCAL_WORLD_SIZE", processes_here()))
 
 
 def idle_devices(used: "torch.device") -> str:

@@ -26,8 +26,8 @@ from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import HfTokenizer, alternatives
 from coseek.models.written import (
     calls_in,
-    closing_of,
     content_of,
+    ending_empty_reasoning,
     message_of,
     opened_at_end,
     parameters_of,
@@ -121,8 +121,7 @@ def chat_frame(tokenizer: Tokenizer, given: bool = False) -> tuple[tuple[int, ..
         raise DataError(f"the chat template of {tokenizer.source} repeats what a user says; correct its chat_template")
     end = encode_content(tokenizer, [after])
     open_mark = opened_at_end(tokenizer.decode(end)) if given else ""
-    closing = tokenizer.encode(f"\n{closing_of(open_mark)}\n\n" if open_mark else "")
-    return encode_content(tokenizer, [before]), (*end, *closing)
+    return encode_content(tokenizer, [before]), (*end, *tokenizer.encode(ending_empty_reasoning(open_mark)))
 
 
 def written_for_assistant(tokenizer: HfTokenizer) -> str:

@@ -26,7 +26,7 @@ class LaptopSettings(Settings):
     layers: tuple[Literal["conv", "full_attention"], ...] = ("conv", "full_attention", "conv", "full_attention")
     """The kinds of the layers, bottom to top."""
     heads: int = Field(default=4, ge=1)
-    """Query heads; must divide `hidden`."""
+    """Query heads; `hidden` must be an even multiple of them."""
     kv_heads: int = Field(default=2, ge=1)
     """Key and value heads; must divide `heads`."""
     kernel: int = Field(default=3, ge=1)
@@ -59,6 +59,10 @@ def check_shape(settings: LaptopSettings) -> None:
         raise SettingError(
             f"heads must divide hidden and kv_heads must divide heads; got hidden {settings.hidden}, "
             f"heads {settings.heads}, kv_heads {settings.kv_heads}"
+        )
+    if (settings.hidden // settings.heads) % 2:  # rotary positions turn pairs
+        raise SettingError(
+            f"hidden must be an even multiple of heads; got hidden {settings.hidden}, heads {settings.heads}"
         )
 
 

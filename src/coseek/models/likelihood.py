@@ -12,6 +12,7 @@ can do this.
 """
 
 import inspect
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -23,7 +24,7 @@ from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
-from coseek.core.fingerprint import TOKENIZER, digest_of, fingerprint
+from coseek.core.fingerprint import CHAT_TEMPLATES, TOKENIZER, digest_of, fingerprint
 from coseek.core.http import HttpClient, HttpFailure
 from coseek.hardware.placement import Placement, Use
 from coseek.models.chat import chat_frame
@@ -238,7 +239,7 @@ class RemoteLikelihood(RowEncoder):
     served: ServerInfo
     dialect: PromptDialect
     identity: str
-    """A digest of the server's URL, dialect and model, and of the tokenizer."""
+    """A digest of the server's URL, dialect and model, of changes of the request, and of the tokenizer."""
     send: Mapping[str, object] = field(default_factory=dict)
     """Changes of the request's fields."""
 
@@ -332,6 +333,7 @@ def _make_client(calls: HttpClient, paths: ServerPaths, settings: RemoteLikeliho
             "`tokenizer`, the folder of its model"
         )
     tokenizer = HfTokenizer.load(folder)
-    identity = digest_of(calls.base, server.dialect, server.model, fingerprint(folder, TOKENIZER))
+    parts = [calls.base, server.dialect, server.model, fingerprint(folder, TOKENIZER, CHAT_TEMPLATES)]
+    identity = digest_of(*parts, *([json.dumps(settings.send, sort_keys=True)] if settings.send else []))
     around = chat_frame(tokenizer, given=True)
     return RemoteLikelihood(tokenizer, around, calls, server, dialect, identity, settings.send)

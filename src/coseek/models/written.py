@@ -179,6 +179,11 @@ def closing_of(mark: str) -> str:
     return f"</{mark[1:-1].split()[0]}>"
 
 
+def ending_empty_reasoning(mark: str) -> str:
+    """What chat templates write after an opening mark for a turn without reasoning; "" without a mark."""
+    return f"\n{closing_of(mark)}\n\n" if mark else ""
+
+
 def begun_reasoning(text: str) -> tuple[str, str]:
     """The mark of a published model with which a text begins its reasoning, and the text after it; "" without one."""
     start = _BEGINS.match(text)

@@ -412,7 +412,19 @@ def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject,
     tree = _read(path, ())
     tree = _with_preset({**tree, **chosen_preset(overrides)}, tree)
     _check_stages(cast(JsonObject, tree.get("stages") or {}), overrides)
-    return apply_overrides(tree, overrides, AgentRecipe), "" if path.parent == RECIPES else path
+    tree = apply_overrides(tree, overrides, AgentRecipe)
+    _check_laptop(tree.get("policy"), overrides)
+    return tree, "" if path.parent == RECIPES else path
+
+
+def _check_laptop(policy: Json, overrides: Sequence[str]) -> None:
+    """Raise `SettingError` for a shape of the laptop policy where the recipe begins with another model."""
+    folder = policy.get("folder") if isinstance(policy, dict) else None
+    if folder is not None and (typed := next((text for text in overrides if text.startswith("policy.laptop")), None)):
+        raise SettingError(
+            f"{typed} has no effect, since the policy is policy.folder={folder}; add policy.folder=null, or take the "
+            "recipe from-nothing"
+        )
 
 
 def _check_stages(stages: JsonObject, overrides: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ from coseek.models.model import Tokenizer
 from coseek.models.model_folder import model_path
 from coseek.models.new_tokens import add_tokens, new_tags, spelt_words
 from coseek.models.tokenizer import HfTokenizer
-from coseek.models.written import closing_of, opened_at_end, split_opened
+from coseek.models.written import closing_of, ending_empty_reasoning, opened_at_end, split_opened
 from coseek.pipelines.agent_recipe import EXPERT, AgentRecipe, WarmStartSettings
 from coseek.pipelines.stages import correct_trajectories
 from coseek.retrieval.lexical.analyzer import has_words
@@ -285,7 +285,7 @@ def reply_to(question: Question, protocol: str, message: str, reply: str, tokeni
     before, after = chat_frame(tokenizer)
     prompt_ids = (*before, *tokenizer.encode_data(message), *after)
     opened_mark = opened_at_end(tokenizer.decode(after))
-    closing_ids = tokenizer.encode(f"{closing_of(opened_mark)}\n\n" if opened_mark else "")  # the reply is no thought
+    closing_ids = tokenizer.encode(ending_empty_reasoning(opened_mark))  # the reply is no thought
     reply_ids = (*closing_ids, *tokenizer.encode_data(reply), tokenizer.eos_id)
     segments = (
         Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(prompt_ids), prompt_ids),

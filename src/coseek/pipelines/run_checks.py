@@ -23,7 +23,7 @@ from coseek.agents.search_turns import replay_queries, turn_number
 from coseek.agents.tool import DocumentPage, Result, TurnSearches
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import JsonObject
-from coseek.core.fingerprint import TOKENIZER
+from coseek.core.fingerprint import CHAT_TEMPLATES, TOKENIZER
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings
 from coseek.data.digests import KEY, digest, questions_digest
@@ -73,7 +73,8 @@ class RunChecks:
         tokenizer = stored_tokenizer(self.agent)
         if tokenizer is None:
             raise DataError("the agent's tokenizer is missing")
-        self._check_same("tokenizer", content_of(self.agent.tokenizer_name, TOKENIZER))
+        for name, files in (("tokenizer", TOKENIZER), ("chat_template", CHAT_TEMPLATES)):
+            self._check_same(name, content_of(self.agent.tokenizer_name, files))
         return tokenizer
 
     @cached_property
