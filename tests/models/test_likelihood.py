@@ -37,7 +37,7 @@ from coseek.models.text_model import (
     open_text_model,
 )
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
-from coseek.models.written import visible
+from coseek.models.written import without_reasoning
 
 TOKENIZER = HfTokenizer(train_tokenizer(TEXTS, ["<|user|>", "<|model|>"], 300))
 
@@ -369,4 +369,4 @@ def test_reasoning_that_the_chat_template_opened_is_no_part_of_a_text(written: s
         with pytest.raises(ModelError, match="8 tokens were used up before an answer"):
             model.write(["Where?"], 8)
     else:
-        assert visible(model.write(["Where?"], 100)[0]) == shown
+        assert without_reasoning(model.write(["Where?"], 100)[0]) == shown

@@ -17,8 +17,8 @@ from coseek.models.written import (
     repeatable,
     split_opened,
     split_reasoning,
-    visible,
     visible_after,
+    without_reasoning,
 )
 
 THOUGHT = "Is it Veld? No, Karst."
@@ -52,7 +52,7 @@ SPELLINGS = [
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_reasoning_is_no_part_of_an_answer_in_any_spelling(spelling: str) -> None:
     text = spelling.format(THOUGHT)
-    assert visible(text).strip() == "Orlen"
+    assert without_reasoning(text).strip() == "Orlen"
     reasoning, shown = split_reasoning(text)
     assert THOUGHT in reasoning and shown == "Orlen"
 
@@ -64,16 +64,16 @@ def test_reasoning_is_no_part_of_an_answer_in_any_spelling(spelling: str) -> Non
      "<think>a</think><think>b", "◁think▷Is it"],
 )  # fmt: skip
 def test_reasoning_that_the_token_limit_cut_is_no_answer(text: str) -> None:
-    assert visible(text).strip() == ""
+    assert without_reasoning(text).strip() == ""
 
 
 @given(st.text(alphabet="abc <>/|.\n[]"))
 def test_a_text_without_reasoning_stays_as_it_is(text: str) -> None:
-    assert visible(text) == text
+    assert without_reasoning(text) == text
 
 
 def test_an_answer_that_reasoning_interrupts_keeps_its_words_apart() -> None:
-    assert visible("<think>a</think>Orlen<think>b</think>Karst") == "Orlen\nKarst"
+    assert without_reasoning("<think>a</think>Orlen<think>b</think>Karst") == "Orlen\nKarst"
 
 
 def test_a_mark_is_looked_for_behind_the_reasoning() -> None:
@@ -86,7 +86,7 @@ def test_a_mark_is_looked_for_behind_the_reasoning() -> None:
 def test_data_cannot_close_the_reasoning_of_the_model_that_repeats_it() -> None:
     for spelling in SPELLINGS[:12]:
         data = repeatable(spelling.format(THOUGHT))
-        assert THOUGHT in visible(f"The response is {data}")
+        assert THOUGHT in without_reasoning(f"The response is {data}")
 
 
 @pytest.mark.parametrize(

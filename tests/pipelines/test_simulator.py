@@ -21,7 +21,7 @@ from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
 from coseek.models.text_model import open_local_text_model
 from coseek.models.tokenizer import HfTokenizer
-from coseek.models.written import visible
+from coseek.models.written import without_reasoning
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.simulated import (
@@ -92,7 +92,7 @@ def test_what_a_simulator_learns_to_write_is_visible_where_its_template_opens_a_
     tokenizer.fast.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
     prompt, documents = (segment.text for segment in examples(recipe(model, runs), tokenizer)[0][0].segments)
     assert f"<think>{documents}".startswith(tokenizer.decode(chat_frame(tokenizer, given=True)[1]))  # as it is scored
-    assert prompt.endswith("<think>") and visible(f"<think>{documents}").startswith("Document 1: Ada")
+    assert prompt.endswith("<think>") and without_reasoning(f"<think>{documents}").startswith("Document 1: Ada")
 
 
 def test_runs_of_one_kind_alone_and_wrong_paths_are_refused(model: Path, tmp_path: Path) -> None:

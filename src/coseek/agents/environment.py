@@ -46,7 +46,7 @@ from coseek.data.trajectory import (
 from coseek.models.chat import Names
 from coseek.models.model import EpisodeState, Ranking, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import HfTokenizer
-from coseek.models.written import RESPONSE, calls_in, opened_at_end, read_turn, visible
+from coseek.models.written import RESPONSE, calls_in, opened_at_end, read_turn, without_reasoning
 from coseek.retrieval.retriever import Retriever
 
 
@@ -369,7 +369,7 @@ class Environment:
         if turn.end is TurnEnd.FAULT:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
-        notes = visible(opened_at_end(episode.side_contexts[-1][0].text) + self.tokenizer.decode(ids)).strip()
+        notes = without_reasoning(opened_at_end(episode.side_contexts[-1][0].text) + self.tokenizer.decode(ids)).strip()
         shown_ids = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
         return self._show_turn(episode, CallResult(self.protocol.grammar.observation, shown_ids, results))
 

@@ -21,7 +21,7 @@ from coseek.graders.structured_output import CallCounts, OutputRequest, Unreadab
 from coseek.measure.reasoning import ReasoningClaims
 from coseek.models.judge_text import unfenced
 from coseek.models.text_model import TextModel
-from coseek.models.written import visible
+from coseek.models.written import without_reasoning
 from coseek.retrieval.llm import neutralise_numbers
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class ReasoningReader:
         def request(prompt: str, convert: Callable[[Json], T | None]) -> OutputRequest[T]:
             def parse(text: str) -> T | Unreadable:
                 try:
-                    value = convert(parse_lenient(unfenced(visible(text))))
+                    value = convert(parse_lenient(unfenced(without_reasoning(text))))
                 except InvalidJson as error:
                     return Unreadable(str(error))
                 return Unreadable("JSON of another form") if value is None else value

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from coseek.core.files import Json
 from coseek.core.strict_json import InvalidJson, parse_lenient
-from coseek.models.written import visible, visible_after
+from coseek.models.written import visible_after, without_reasoning
 
 _WORDS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False, "wrong": False}
 _PLAIN = ("yes", "no")
@@ -51,7 +51,9 @@ _ENDING = re.compile(
 
 def unfenced(text: str) -> str:
     """The visible text without the lines of code fences."""
-    return "\n".join(line for line in visible(text).splitlines() if not _FENCE.fullmatch(line.strip())).strip()
+    return "\n".join(
+        line for line in without_reasoning(text).splitlines() if not _FENCE.fullmatch(line.strip())
+    ).strip()
 
 
 def read_verdict(text: str, after: str = "", plain: tuple[str, ...] = _PLAIN) -> bool | None:

@@ -50,7 +50,7 @@ from coseek.models.server import (
     with_changes,
 )
 from coseek.models.tokenizer import HfTokenizer
-from coseek.models.written import opened_at_end, visible
+from coseek.models.written import opened_at_end, without_reasoning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -215,7 +215,9 @@ class RemoteTextModel:
         words = {key: len(prompt.split()) for key, prompt in zip(keys, prompts, strict=True)}
         stored_texts = {} if self.store is None else self.store.read(list(bodies))
         # Older caches hold empty replies.
-        outputs = _restored_outputs({key: text for key, text in stored_texts.items() if visible(text).strip()})
+        outputs = _restored_outputs(
+            {key: text for key, text in stored_texts.items() if without_reasoning(text).strip()}
+        )
         with self._lock:
             self.usage.remembered += len(outputs)
         calls = {self.calls.submit("POST", self._path, bodies[key]): key for key in bodies if key not in outputs}
@@ -246,7 +248,7 @@ class RemoteTextModel:
             self.usage.add(tokens := read_usage(answer))
         check_read(tokens, words, words=True)
         turn = self._dialect.read(answer)
-        if visible(turn.text).strip():
+        if without_reasoning(turn.text).strip():
             return CutText(turn.text) if turn.cut_off else turn.text
         reason = why_wordless(turn, max_tokens)
         return OutOfTokens(f"{reason}; raise reasoning_tokens of its server") if turn.cut_off else ModelError(reason)
@@ -348,7 +350,7 @@ class LocalTextModel:
             return ModelError(turn.fault)
         ids = turn.ids[:-1] if turn.end is TurnEnd.EOS else turn.ids
         text = self._open_mark + self.model.tokenizer.decode(ids)
-        if turn.end is TurnEnd.LENGTH and text.strip() and not visible(text).strip():
+        if turn.end is TurnEnd.LENGTH and text.strip() and not without_reasoning(text).strip():
             return OutOfTokens(f"{len(ids)} tokens were used up before an answer; raise its limit of tokens")
         return CutText(text) if turn.end is TurnEnd.LENGTH else text
 

@@ -143,7 +143,7 @@ def _split_channels(text: str) -> tuple[str, str]:
     return str(message.get("reasoning_content", "")), str(message.get("content", ""))
 
 
-def visible(text: str) -> str:
+def without_reasoning(text: str) -> str:
     """A text without reasoning; empty if the tokens ran out before an answer. A text without marks is unchanged."""
     if "<|channel|>" not in text and not MARK.search(text) and not _BARE_CHANNELS.match(text):
         return _FRAMES.sub("", text) if "<" in text or "[" in text else text
@@ -166,7 +166,7 @@ def opened_at_end(text: str) -> str:
 def is_read_before_answer(text: str) -> bool:
     """Whether a text in front of an answer holds nothing but closed reasoning."""
     marks = [*MARK.finditer(text)]
-    return not visible(text).strip() and (not marks or marks[-1]["closes"] is not None)
+    return not without_reasoning(text).strip() and (not marks or marks[-1]["closes"] is not None)
 
 
 def closing_of(mark: str) -> str:
@@ -215,8 +215,8 @@ def visible_after(text: str, mark: str) -> str | None:
     """The visible text after the last `mark`, which may also be one that closes reasoning; `None` without the mark. An
     empty mark stands for the whole visible text."""
     if (end := MARK.fullmatch(mark.strip())) and end["closes"] is not None:
-        return visible(text) if mark in text else None
-    text = visible(text)
+        return without_reasoning(text) if mark in text else None
+    text = without_reasoning(text)
     if mark and mark not in text:
         return None
     return text.rpartition(mark)[2] if mark else text

@@ -25,7 +25,7 @@ from coseek.data.imports._sources import SourceRow, kind_of, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question, load_questions, save_questions
 from coseek.models.text_model import TextModel
-from coseek.models.written import visible
+from coseek.models.written import without_reasoning
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.retriever import Retriever
@@ -198,7 +198,7 @@ def sub_queries(generator: TextModel, questions: Sequence[str], count: int, tell
         except ModelError as error:
             raise RunError(f"the generator failed ({error}); the same command goes on") from None
         for text in texts:
-            lines = (_BULLET.sub("", line).strip() for line in visible(text).splitlines())
+            lines = (_BULLET.sub("", line).strip() for line in without_reasoning(text).splitlines())
             queries += list(filter(None, lines))[:count]
         tell("questions", start + len(texts), len(prompts))
     return queries

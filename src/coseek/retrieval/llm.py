@@ -15,7 +15,7 @@ from coseek.core.prompt_file import PromptFile, count_words, fill_template, load
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.models.text_model import TextModel, TextModelSettings
-from coseek.models.written import visible
+from coseek.models.written import without_reasoning
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import LayeredRetriever, Retriever, Shortfall
@@ -146,7 +146,7 @@ def parse_ranking(answer: str, count: int) -> ParsedRanking:
     """Parse `[2] > [1] > [3]` as positions from 0. The ranking is the longest chain of bracketed numbers separated only
     by `>`, commas or white space, the last one of equal length, since a model that reasons first mentions passages
     earlier. Numbers without brackets are ignored."""
-    indices = [number - 1 for number in _longest_chain(visible(answer))]
+    indices = [number - 1 for number in _longest_chain(without_reasoning(answer))]
     valid = [index for index in indices if 0 <= index < count]
     order = dict.fromkeys(valid)
     rest = [index for index in range(count) if index not in order]

@@ -18,7 +18,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.models import written
 from coseek.models.judge_text import unfenced
-from coseek.models.written import CALL, ToolCallText, read_turn, split_reasoning, visible
+from coseek.models.written import CALL, ToolCallText, read_turn, split_reasoning, without_reasoning
 
 _ANSWER = re.compile(
     r"<answer>((?:(?!<answer>).)*?)</answer>|^[ \t]*Final Answer[ \t]*:(.*)\Z", re.DOTALL | re.MULTILINE
@@ -78,7 +78,7 @@ def reasoning_and_words(message: JsonObject) -> tuple[str, str]:
     if message.get("role") != "assistant":
         return "", text
     if written.calls_in(message) or not (calls := _calls_in_text(text)):
-        return split_reasoning(text)[0], visible(text)
+        return split_reasoning(text)[0], without_reasoning(text)
     turn = read_turn(text)
     words = [str(turn.get("content", "")), *(f"{CALL[0]}{call.arguments}{CALL[1]}" for call in calls if not call.name)]
     return written.reasoning_in(turn), "\n".join(filter(None, words))

@@ -16,7 +16,7 @@ from coseek.core.prompt_file import PromptFile, count_words, fill_template, load
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
 from coseek.models.text_model import TextModel, TextModelSettings
-from coseek.models.written import visible
+from coseek.models.written import without_reasoning
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
@@ -154,7 +154,7 @@ def parse_documents(answer: str, count: int) -> list[Passage]:
     words and repeated documents are dropped. Tags are removed, so that the model cannot write tags of the agent's
     protocol. The id is a digest of title and text, the same in every run.
     """
-    text = without_tags(visible(answer))
+    text = without_tags(without_reasoning(answer))
     headings = list(_HEADING.finditer(text))
     if not headings:
         pieces = [("", text)]
