@@ -83,7 +83,7 @@ def test_the_recipes_of_search_r1_are_what_the_papers_say_in_verls_words() -> No
     assert at(ppo, "critic.optim.lr") == 1e-5 and at(ppo, "algorithm.adv_estimator") == "gae"
     assert at(ppo, "algorithm.use_kl_in_reward") and not at(ppo, "actor_rollout_ref.actor.use_kl_loss")
     assert (at(ppo, "actor_rollout_ref.rollout.top_p"), at(ppo, "critic.cliprange_value")) == (1.0, 0.5)
-    assert (at(ppo, "critic.optim.weight_decay"), at(ppo, "critic.optim.lr_warmup_steps")) == (0.01, 30)
+    assert (at(ppo, "critic.optim.weight_decay"), at(ppo, "critic.optim.lr_warmup_steps")) == (0.01, 15)
     assert not at(ppo, "algorithm.rollout_correction.bypass_mode")
 
 

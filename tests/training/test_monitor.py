@@ -107,6 +107,11 @@ def test_groups_of_one_are_alike_by_nature() -> None:
     assert alarms(rows) == ["no-signal"] and alarms(rows, ignore=["no-signal"]) == []
 
 
+@pytest.mark.parametrize("name", ["ppo", "reinforce-pp", "igpo"])
+def test_an_algorithm_that_learns_from_equal_rewards_raises_no_alarm_for_them(name: str) -> None:
+    assert find_alarms([row(frac_reward_zero_std=1.0)] * 10, RlSettings(algorithm=name)) == {}
+
+
 def test_the_outcome_can_be_another_metric() -> None:
     """s3 gives no answer, so its strict EM is 0 however well it does."""
     rows = [row | {"exact_match": 0.0, "reward/gen_acc": row["exact_match"]} for row in history(exact_match=0.1)]

@@ -102,11 +102,17 @@ def bent_gradient(ended: str, stop: float) -> tuple[float, float]:
     return true, estimate
 
 
-@pytest.mark.parametrize("name", ["grpo", "tree-grpo", "ig-search", "leave-one-turn-out"])
-def test_noise_of_the_kl_is_not_scaled_up_where_all_rewards_are_equal(name: str) -> None:
-    runs = [run(3, 4), run(3, 5), run(6)]
+@pytest.mark.parametrize(
+    ("name", "turns"),
+    [
+        *((name, [(3, 4), (3, 5), (6,)]) for name in ("grpo", "tree-grpo", "ig-search", "leave-one-turn-out")),
+        *((name, [(3,), (5,), (6,)]) for name in ("gigpo", "igpo")),  # whose returns differ by the number of turns
+    ],
+)
+def test_noise_of_the_kl_is_not_scaled_up_where_all_rewards_are_equal(name: str, turns: list[tuple[int, ...]]) -> None:
+    runs = [run(*tokens) for tokens in turns]
     paid = credit(name, runs, [1.0] * 3, levels=lambda contexts: [0.0] * len(contexts), kl=[1e-3, 2e-3, 3e-3])
-    assert all(abs(value) < 0.01 for turns in paid for value in turns)
+    assert all(abs(value) < 0.01 for values in paid for value in values)
 
 
 @pytest.mark.parametrize("stop", [0.2, 0.5, 0.7])

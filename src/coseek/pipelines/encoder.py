@@ -83,7 +83,7 @@ from coseek.training.encoder.trainer import (
     optimizer_of,
 )
 from coseek.training.learner.data_order import derive_seed
-from coseek.training.learner.learner import checkpoint_activations
+from coseek.training.learner.learner import checkpoint_activations, untied
 from coseek.training.learner.policy import attach
 from coseek.training.tracker import MetricsLog
 
@@ -358,8 +358,9 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if share := self.recipe.training.start_share:  # (1 − share) · trained + share · start
             start = self.open(self.start_folder).state_dict()
             with torch.no_grad():
-                for name, weight in model.state_dict().items():
-                    if weight.is_floating_point():
+                state = model.state_dict(keep_vars=True)
+                for name in untied(state):
+                    if (weight := state[name]).is_floating_point():
                         weight.lerp_(start[name], share)
         if not all(bool(torch.isfinite(weight).all()) for weight in model.state_dict().values()):
             raise RunError("the trained weights are not finite; start again with a lower learning rate")

@@ -16,7 +16,7 @@ from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stages import LoopTask
 from coseek.rewards.reward import make_reward
 from coseek.training.learner.settings import LearnerSettings
-from coseek.training.rl.algorithm import CriticSettings, GroupSettings, open_algorithm
+from coseek.training.rl.algorithm import CriticSettings, GroupSettings, TurnSettings, open_algorithm
 from coseek.training.rl.backends.verl import verl_settings
 
 AGENT = "coseek"
@@ -57,6 +57,8 @@ def check(recipe: AgentRecipe) -> None:
         mistakes.add(f"verl's own processes do not have the function {plugin_name(functions[0])}; write it to a file")
     if rl.loss_agg_mode == "group-mean":
         mistakes.add("verl has no loss like rl.loss_agg_mode=group-mean; set it to token-mean or seq-mean-token-mean")
+    if isinstance(algorithm.settings, TurnSettings):
+        mistakes.add(f"verl passes no turns to an algorithm, and {algorithm.name} reads them; take rl.backend=local")
     if compares_groups and algorithm.drops_zero_std:
         mistakes.add("verl updates with groups without spread, too; set rl.algorithm_settings.zero_std_groups=count")
     if compares_groups and rl.kl_coef > 0.0 and rl.kl_location == "reward":
@@ -217,7 +219,7 @@ def _learner(recipe: AgentRecipe, learner: LearnerSettings) -> JsonObject:
             "betas": [*optimizer.betas],
             "weight_decay": optimizer.weight_decay,
             "clip_grad": optimizer.max_grad_norm,
-            "lr_warmup_steps": optimizer.warmup_of(rl.total_updates),
+            "lr_warmup_steps": -(-optimizer.warmup_of(rl.total_updates) // (rl.epochs * rl.num_minibatches)),  # steps
             "lr_scheduler_type": optimizer.lr_scheduler_type,
             "min_lr_ratio": optimizer.min_lr_ratio,
             "override_optimizer_config": {"eps": optimizer.eps},

@@ -41,6 +41,7 @@ def make_reranker(encoder: Path, folder: Path, seed: int, *, trust: bool = False
     assert trunk is not None
     config = copy.deepcopy(trunk.config)
     config.num_labels = 1
+    config.pad_token_id = tokenizer.pad_token_id if config.pad_token_id is None else config.pad_token_id
     config.sentence_transformers = {"activation_fn": "torch.nn.Identity"}  # the usual sigmoid makes high scores equal
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -236,7 +236,7 @@ def optimizer_of(model: nn.Module, updates: RetrieverUpdates, steps: int) -> tup
     settings = updates.optimizer
     groups = adam_groups((parameter for parameter in model.parameters() if parameter.requires_grad), settings)
     adam = AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
-    return adam, LambdaLR(adam, lambda update: rate_at(settings, update, steps) / settings.lr)
+    return adam, LambdaLR(adam, lambda update: rate_at(settings, update, steps) / (settings.lr or 1.0))
 
 
 def last_checkpoint(folder: Path) -> Path | None:

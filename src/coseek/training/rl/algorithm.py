@@ -9,9 +9,9 @@ An algorithm is one file: `rl/algorithms/NAME.py`, or a user's file whose path t
 
 In a program it may also be a function of the `StepRewards` alone (`algorithm_name`).
 
-A subclass of `GroupSettings` declares that the algorithm compares the trajectories of one question, a subclass of
-`CriticSettings` that it trains a value model. An unknown name is an error. Neither this module nor the top level of an
-algorithm's file imports torch: a recipe is checked before torch is loaded.
+A subclass of `GroupSettings` declares that the algorithm compares the trajectories of one question, `TurnSettings` that
+it also reads their turns, and `CriticSettings` that it trains a value model. An unknown name is an error. Neither this
+module nor the top level of an algorithm's file imports torch: a recipe is checked before torch is loaded.
 """
 
 import reprlib
@@ -50,6 +50,11 @@ class GroupSettings(AlgorithmSettings):
     zero_std_groups: Literal["count", "drop"] = "count"
     """How to treat groups whose rewards are all equal. `count`: their tokens stay in the divisor of the loss, and the
     KL and entropy terms of the loss, if any, apply to them. `drop`: they are left out of the update."""
+
+
+class TurnSettings(GroupSettings):
+    """Settings of an algorithm that reads turns: it needs trajectories, which verl does not pass on, and may credit
+    turns of groups whose rewards are all equal."""
 
 
 class CriticSettings(AlgorithmSettings):
@@ -116,15 +121,16 @@ class StepRewards:
         """The groups that can be compared: a trajectory that faults left alone has no baseline."""
         return tuple(group for group in self.groups if len(group) > 1 or self.group_size == 1)
 
-    def turn_rewards(self) -> list[list[float]]:
+    def turn_rewards(self, less_kl: bool = True) -> list[list[float]]:
         """Return the reward of each turn of every trajectory: its own, and at the last turn also the rest of the
-        trajectory's reward, less the KL charged to the turn's tokens."""
+        trajectory's reward, less the KL charged to the turn's tokens (if `less_kl`)."""
         turn_spans = self.turn_spans
         by_row = zip(self.rewards_of_turns or ((),) * len(self.rewards_B), turn_spans, strict=True)
         turn_rewards = [[*rewards] or [0.0] * len(spans) for rewards, spans in by_row]
         for row, rewards in enumerate(turn_rewards):
             if rewards:
                 rewards[-1] += float(self.rewards_B[row]) - sum(rewards)
+            if rewards and less_kl:
                 for turn, (start, end) in enumerate(turn_spans[row]):
                     rewards[turn] -= float(self.kl_penalty_BT[row, start:end].sum())
         return turn_rewards

@@ -27,6 +27,7 @@ from typing import TypeAlias
 
 from coseek.core.errors import RunError
 from coseek.core.progress import Progress
+from coseek.training.rl.algorithm import TurnSettings, open_algorithm
 from coseek.training.rl.settings import AlarmName, MonitorSettings, RlSettings
 
 Row: TypeAlias = Mapping[str, float]
@@ -123,8 +124,13 @@ def alarm_steps(rows: Iterable[Row]) -> dict[str, list[int]]:
 
 
 def active_checks(settings: RlSettings) -> list[AlarmCheck]:
-    """Return the active checks. `no-signal` does not apply to groups of one trajectory."""
-    ignored = set(settings.monitor.ignore) | ({"no-signal"} if settings.group_size == 1 else set())
+    """Return the active checks. `no-signal` does not apply to groups of one trajectory, nor to algorithms that learn
+    from groups without spread: by a critic, by the mean of the step, or by credit of turns."""
+    ignored = set(settings.monitor.ignore)
+    algorithm = open_algorithm(settings)
+    compares = not (algorithm.needs_critic or isinstance(algorithm.settings, TurnSettings))
+    if settings.group_size == 1 or not compares or algorithm.name == "reinforce-pp":
+        ignored.add("no-signal")
     return [check for check in CHECKS if check.alarm not in ignored]
 
 

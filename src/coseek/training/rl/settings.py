@@ -109,7 +109,12 @@ class RolloutSettings(Settings):
         return self
 
     def check(self, rl: "RlSettings") -> None:
-        """Raise `SettingError` for settings of the training with which later steps cannot be sampled ahead."""
+        """Raise `SettingError` for settings of the training that servers, or sampling ahead, cannot follow."""
+        if self.servers and rl.top_p < 1.0:
+            raise SettingError(
+                f"rollout servers draw from the whole softmax; leave out rl.top_p={rl.top_p:g}, or sample in this "
+                "process with rollout.servers=[]"
+            )
         if self.max_steps_behind and rl.dynamic_sampling:
             raise SettingError(
                 f"max_steps_behind={self.max_steps_behind} samples a step before the last one's rewards are known, "
@@ -228,6 +233,8 @@ class RlSettings(Settings):
             raise ValueError(
                 "dynamic_sampling needs several trajectories of a question to compare; give a group_size above 1"
             )
+        if self.critic.share_prefixes:
+            raise ValueError("only the policy's rows share prefixes; leave out critic.share_prefixes")
         if self.top_p < 1.0 and self.old_logprobs == "rollout":
             raise ValueError(
                 f"rollouts with top_p={self.top_p:g} have log-probabilities of a part of the softmax that is trained; "

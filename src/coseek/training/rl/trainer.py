@@ -134,6 +134,7 @@ def _update(step: int, sampled: SampledStep, training: RlTraining, report: StepR
         batch, has_grad_B = experience.batch, ~experience.zero_grad_B
         right_N = right_rows(episodes.scored, settings.monitor.outcome)
         probe = LikelihoodProbe(policy, batch, right_N, has_grad_B, settings.monitor.probe_trajectories)
+    learning_rate = policy.learning_rate
     with report.timer("update_s"):
         rng = random.Random(f"{settings.seed}/minibatches/{step}")
         record = TokenRecord(experience) if report.wants_tokens else None
@@ -149,7 +150,7 @@ def _update(step: int, sampled: SampledStep, training: RlTraining, report: StepR
         "sampled_nll": -float(batch.logprobs_BT[batch.agent_BT].mean()),
         "frac_reward_zero_std": experience.frac_reward_zero_std,
         "singleton_groups": experience.singleton_groups,
-        "lr": policy.learning_rate,
+        "lr": learning_rate,
         **metrics,
         **probe.metrics(),
     }

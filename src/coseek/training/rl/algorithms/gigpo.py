@@ -8,10 +8,10 @@ state of the paper, which compares observations of an environment.
 from pydantic import Field
 
 from coseek.data.trajectory import Trajectory
-from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages, discounted_returns
+from coseek.training.rl.algorithm import StepRewards, TokenAdvantages, TurnSettings, discounted_returns
 
 
-class GigpoSettings(GroupSettings):
+class GigpoSettings(TurnSettings):
     """Settings of GiGPO."""
 
     gamma: float = Field(default=0.95, gt=0, le=1)
@@ -29,18 +29,23 @@ def advantages(step: StepRewards, settings: GigpoSettings) -> TokenAdvantages:
     """Return A^E + ω A^S at each turn; shape BT. A state that no other turn of the group shares adds 0."""
     import torch
 
-    from coseek.training.rl.losses import group_advantages
+    from coseek.training.rl.losses import group_advantages, has_zero_std
 
     episode_B = step.standardised(settings.scale_by_std)
     values = [[float(episode_B[row])] * len(spans) for row, spans in enumerate(step.turn_spans)]
-    returns = [discounted_returns(rewards, settings.gamma) for rewards in step.turn_rewards()]
+    returns, plain_returns = (
+        [discounted_returns(rewards, settings.gamma) for rewards in step.turn_rewards(less_kl)]
+        for less_kl in (True, False)
+    )
     for group in step.comparable_groups:
         turns_by_state: dict[frozenset[str], list[tuple[int, int]]] = {}
         for row in group:
             for turn in range(len(returns[row])):
                 turns_by_state.setdefault(state_of(step.trajectories[row], turn), []).append((row, turn))
         for turns in turns_by_state.values():
-            if len(turns) > 1:
+            plain_G = torch.tensor([plain_returns[row][turn] for row, turn in turns])
+            # Equal returns differ by the KL's noise alone, which the division would scale up.
+            if len(turns) > 1 and not (settings.scale_by_std and has_zero_std(plain_G)):
                 returns_G = torch.tensor([returns[row][turn] for row, turn in turns])
                 state_G = group_advantages(returns_G, scale=settings.scale_by_std)
                 for (row, turn), advantage in zip(turns, state_G.tolist(), strict=True):

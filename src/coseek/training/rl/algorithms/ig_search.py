@@ -16,10 +16,10 @@ from statistics import fmean
 from pydantic import Field
 
 from coseek.data.trajectory import Segment, Trajectory
-from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
+from coseek.training.rl.algorithm import StepRewards, TokenAdvantages, TurnSettings
 
 
-class IgSearchSettings(GroupSettings):
+class IgSearchSettings(TurnSettings):
     """Settings of IG-Search."""
 
     weight: float = Field(default=1.0, ge=0)

@@ -12,10 +12,10 @@ from itertools import pairwise
 from pydantic import Field
 
 from coseek.data.trajectory import Author, Segment, Trajectory
-from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
+from coseek.training.rl.algorithm import StepRewards, TokenAdvantages, TurnSettings
 
 
-class LeaveOneTurnOutSettings(GroupSettings):
+class LeaveOneTurnOutSettings(TurnSettings):
     """Settings of leaving one turn out."""
 
     weight: float = Field(default=1.0, ge=0)

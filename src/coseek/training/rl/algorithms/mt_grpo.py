@@ -11,10 +11,10 @@ which is unbiased.
 
 from typing import Literal
 
-from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
+from coseek.training.rl.algorithm import StepRewards, TokenAdvantages, TurnSettings
 
 
-class MtGrpoSettings(GroupSettings):
+class MtGrpoSettings(TurnSettings):
     """Settings of MT-GRPO."""
 
     ended: Literal["zero", "skip"] = "zero"

@@ -5,12 +5,12 @@ Trajectories of a question belong to one tree if they share their first turn. A 
 each of them, and so gets the mean of their advantages: that is the paper's signal of single steps.
 """
 
-from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
+from coseek.training.rl.algorithm import StepRewards, TokenAdvantages, TurnSettings
 
-SETTINGS = GroupSettings
+SETTINGS = TurnSettings
 
 
-def advantages(step: StepRewards, settings: GroupSettings) -> TokenAdvantages:
+def advantages(step: StepRewards, settings: TurnSettings) -> TokenAdvantages:
     """Return Â_intra-tree + Â_inter-tree of each trajectory; shape B. A tree of one trajectory adds 0."""
     from coseek.training.rl.losses import group_advantages, has_zero_std
 

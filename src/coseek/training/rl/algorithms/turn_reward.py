@@ -1,11 +1,11 @@
 """Turn reward: each turn's own reward, less the mean over the group's turns. No baseline of a state."""
 
-from coseek.training.rl.algorithm import GroupSettings, StepRewards, TokenAdvantages
+from coseek.training.rl.algorithm import StepRewards, TokenAdvantages, TurnSettings
 
-SETTINGS = GroupSettings
+SETTINGS = TurnSettings
 
 
-def advantages(step: StepRewards, settings: GroupSettings) -> TokenAdvantages:
+def advantages(step: StepRewards, settings: TurnSettings) -> TokenAdvantages:
     """Return the reward of each turn less the mean turn reward of its group; shape BT."""
     turn_rewards = step.turn_rewards()
     values = [[0.0] * len(rewards) for rewards in turn_rewards]
