@@ -54,6 +54,11 @@ def written(task: Task, questions: Sequence[Question]) -> set[str]:
     return {tasks().example(task, sampler(questions), 1.0, random.Random(seed)).written for seed in range(40)}
 
 
+def test_a_made_question_and_an_own_one_may_share_an_id() -> None:
+    made, own = TWO, replace(BACK, id=TWO.id)
+    assert sampler([made, own]).found == {**sampler([made]).found, **sampler([own]).found}
+
+
 def test_a_question_is_answered_along_its_path() -> None:
     for text in written("read", [TWO]):
         first, second, answer = text.split(" .", 2)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from coseek.core.plugins import find_plugin
 from coseek.core.settings import Settings
+from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 
@@ -63,8 +64,9 @@ class QuestionSynthesis(Protocol):
         passages yield no question."""
         ...
 
-    def training_questions(self, corpus: Corpus, settings: "SynthesisGroup") -> list[Question]:
-        """The questions of the train split, in memory."""
+    def training_questions(self, dataset: Dataset, train: str, settings: "SynthesisGroup") -> list[Question]:
+        """The questions of the train split, in memory; none needs a passage that a question of the data set needs in
+        another split than `train`."""
         ...
 
     def rename(self, corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:

@@ -295,9 +295,10 @@ def reply_to(question: Question, protocol: str, message: str, reply: str, tokeni
 
 
 def made_questions(recipe: AgentRecipe, dataset: Dataset) -> list[Question]:
-    """The questions that a warm start makes from the passages of the data set; by default an empty list."""
+    """The questions that a warm start makes from the passages of the data set, but for those of its held-out questions;
+    by default an empty list."""
     settings = recipe.warm_start.made if recipe.warm_start else None
-    return [] if settings is None else question_synthesis().training_questions(dataset.corpus, settings)
+    return [] if settings is None else question_synthesis().training_questions(dataset, recipe.data.train, settings)
 
 
 def throw_away_worlds(recipe: AgentRecipe) -> Iterator[tuple[int, MadeData]]:

@@ -15,6 +15,7 @@ from coseek.core.errors import DataError, ModelError, RunError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
+from coseek.data.maker import question_synthesis
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, gold_path
 from coseek.lab.synthesis.gates import rule_verdicts
@@ -63,6 +64,23 @@ def test_no_passage_of_a_test_path_is_in_a_path_of_another_split(made: tuple[Dat
     assert set(paths) == {"train", "dev", "test"}
     assert not paths["test"] & (paths["train"] | paths["dev"])
     assert not paths["dev"] & paths["train"]
+
+
+def test_no_passage_of_a_held_out_question_is_in_a_path_to_train_on(
+    made: tuple[Dataset, SynthesisSummary], tmp_path: Path
+) -> None:
+    own, _ = made  # whose own questions are those that would be made again
+    synthesize(own.folder, tmp_path / "out", SETTINGS, train="train")
+    again = Dataset(tmp_path / "out")
+    alone = question_synthesis().training_questions(own, "train", SETTINGS.model_copy(update={"dev": 0.0, "test": 0.0}))
+
+    def passages(*questions: Question) -> set[str]:
+        return {gold for question in questions for gold in question.gold_ids}
+
+    held_out = passages(*own.questions("dev"), *own.questions("test"))
+    for train in (again.questions("train"), alone):
+        assert train and not passages(*train) & held_out
+    assert not passages(*again.questions("test")) & passages(*own.questions("train"))
 
 
 def test_the_same_seed_gives_the_same_bytes(

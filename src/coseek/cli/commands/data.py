@@ -231,7 +231,8 @@ def synthesize(
     """Make questions of one and two hops from the passages of DIR, with their gold passages.
 
     Keeps a question if its answer follows from its gold passages, needs all of them, and follows neither without search
-    nor, from two hops on, from one search. OUT/unanswerable is the data set without some of the passages. Without
+    nor, from two hops on, from one search. Gold passages of DIR's own held-out questions are not trained on.
+    OUT/unanswerable is the data set without some of the passages. Without
     --generator, questions consist of phrases of the passages, which must be English text like an encyclopedia's.
     Writes nothing after an error. Replies of models are stored in --cache (OUT.cache.sqlite by default): the same
     command resumes.

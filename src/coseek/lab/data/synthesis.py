@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.lab.synthesis.settings import SynthesisSettings
@@ -23,14 +24,15 @@ def synthesize(folder: Path, out: Path, settings: SynthesisSettings) -> "Synthes
     return synthesize(folder, out, settings)
 
 
-def training_questions(corpus: Corpus, settings: SynthesisSettings) -> list[Question]:
-    """The questions of the train split."""
+def training_questions(dataset: Dataset, train: str, settings: SynthesisSettings) -> list[Question]:
+    """The questions of the train split, without those about passages of other splits than `train`."""
     from coseek.lab.synthesis.graph import HopGraph
-    from coseek.lab.synthesis.maker import QuestionMaker
+    from coseek.lab.synthesis.maker import QuestionMaker, owned_passages
     from coseek.lab.synthesis.statements import StatementWriter
 
-    graph = HopGraph(corpus)
-    return QuestionMaker(graph, settings, StatementWriter(graph)).make(lambda what, done, total: None).get("train", [])
+    graph = HopGraph(dataset.corpus)
+    maker = QuestionMaker(graph, settings, StatementWriter(graph), owned=owned_passages(dataset, train))
+    return maker.make(lambda what, done, total: None).get("train", [])
 
 
 def rename(corpus: Corpus, questions: Sequence[Question], seed: int) -> tuple[Corpus, list[Question]]:

@@ -154,8 +154,9 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         self.progress.stage("questions", corpus.made.count)
         try:
             summary = synthesize(
-                self.given.folder, out, corpus.made, tell=lambda _, done, total: self.progress.advance(done)
-            )
+                self.given.folder, out, corpus.made, train=corpus.train,
+                tell=lambda _, done, total: self.progress.advance(done),
+            )  # fmt: skip
         except DataError as error:
             if corpus.train not in self.given.splits:
                 raise

@@ -224,7 +224,7 @@ class ReaderTraining(TrainingRun[R], ABC):
         for count in (usual, *self.recipe.table.others):
             name = "gold alone" if count == 1 else f"gold among {count}"
             runs[name] = self._answer(generator, questions, self._with_gold(sampler, count))
-        top = self._answer(generator, questions, lambda question: tuple(sampler.found[question.id][:usual]))
+        top = self._answer(generator, questions, lambda question: tuple(sampler.found[question.question][:usual]))
         runs[f"naive RAG, top {usual}"] = top
         return score_runs(runs, by=("hops", "kind"), questions=questions, seed=self.recipe.table.seed)
 

@@ -1,17 +1,19 @@
 """Maker: reads the proposals of a writer and keeps those that pass the gates.
 
 A document belongs to the split of its first kept question. Questions whose path crosses splits are dropped, so that no
-passage of a test path is in a path of another split.
+passage of a test path is in a path of another split. Gold passages of the data set's own held-out questions are in no
+path of `train`.
 """
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
 from coseek.core.errors import DataError, RunError
 from coseek.core.files import Json, JsonObject
+from coseek.data.dataset import Dataset
 from coseek.data.question import Question, plain_name
 from coseek.graders.generator import Generator
 from coseek.lab.synthesis.gates import Solver, Verdicts, edge, model_verdicts, rule_verdicts
@@ -39,19 +41,31 @@ class CandidateQuestion:
     verdicts: Verdicts
 
 
+def owned_passages(dataset: Dataset, train: str | None = None) -> dict[str, Split]:
+    """Gold passage of a data set's own questions → the split of made questions about it: `train` for the set's split
+    `train`, `dev` for `dev`, `test` for all others. A passage of several splits is held out. Without `train`, the set's
+    own training questions are not trained on, and own no passages."""
+    names: dict[str, Split] = {"dev": "dev"} if train is None else {"dev": "dev", train: "train"}
+    splits = sorted(set(dataset.splits) - ({"train"} if train is None else set()), key=lambda split: split != train)
+    gold_ids = ((split, question.gold_ids) for split in splits for question in dataset.questions(split))
+    return {ident: names.get(split, "test") for split, idents in gold_ids for ident in idents}
+
+
 class QuestionMaker:
     """Makes the questions of a corpus."""
 
     def __init__(
         self, graph: HopGraph, settings: SynthesisSettings, writer: QuestionWriter,
-        reader: Generator | None = None, solver: Solver | None = None,
+        reader: Generator | None = None, solver: Solver | None = None, owned: Mapping[str, Split] | None = None,
     ) -> None:  # fmt: skip
         self._graph, self._settings, self._writer, self._reader = graph, settings, writer, reader
         self._solver = solver
         mix = settings.hop_mix
         self._quotas = {hops: round(settings.count * share / sum(mix)) for hops, share in enumerate(mix, start=1)}
-        self._documents = [document_of(passage) for passage in graph.passages]
-        self._owners: dict[str, Split] = {}
+        owned = owned or {}
+        # An owned passage counts as a document, so that the other passages of a long file are free.
+        self._documents = [f"own {each.id}" if each.id in owned else document_of(each) for each in graph.passages]
+        self._owners: dict[str, Split] = {f"own {ident}": split for ident, split in owned.items()}
         self._used: Counter[int] = Counter()
         self._dealt: defaultdict[int, Counter[Split]] = defaultdict(Counter)
         """Hops → questions of each split."""
@@ -112,7 +126,7 @@ class QuestionMaker:
         rows = candidate.proposal.rows
         split = self._split_of(rows)
         if split is None:
-            self.dropped["split: the path crosses splits"] += 1
+            self.dropped["split: the path crosses splits, or is held out"] += 1
             return False
         if any(self._used[row] >= self._settings.reuse for row in rows):
             self.dropped["reuse: enough questions of this passage"] += 1
@@ -136,13 +150,14 @@ class QuestionMaker:
 
     def _split_of(self, rows: Sequence[int]) -> Split | None:
         """The split of the path's documents, else the one that lacks most of its share; `None` for a path that crosses
-        splits."""
+        splits, or belongs to one without a share."""
         owners = {self._owners[document] for row in rows if (document := self._documents[row]) in self._owners}
-        if owners:
-            return next(iter(owners)) if len(owners) == 1 else None
         dev, test, dealt = self._settings.dev, self._settings.test, self._dealt[len(rows)]
         shares: dict[Split, float] = {"train": 1 - dev - test, "dev": dev, "test": test}
         splits = [split for split in SPLITS if shares[split]]
+        if owners:
+            (owner, *others) = owners
+            return owner if owner in splits and not others else None
         return max(splits, key=lambda split: shares[split] * (dealt.total() + 1) - dealt[split])
 
     def _passes(self, verdicts: Verdicts) -> bool:

@@ -24,7 +24,7 @@ from coseek.data.question import Question, save_questions, twins, withhold
 from coseek.graders.generator import Generator
 from coseek.lab.synthesis.gates import Solver
 from coseek.lab.synthesis.graph import HopGraph
-from coseek.lab.synthesis.maker import SPLITS, QuestionMaker, Tell
+from coseek.lab.synthesis.maker import SPLITS, QuestionMaker, Tell, owned_passages
 from coseek.lab.synthesis.proposals import QuestionProposer
 from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.lab.synthesis.statements import StatementWriter
@@ -72,22 +72,25 @@ class SynthesisSummary(Record):
 def synthesize(
     folder: Path, out: Path, settings: SynthesisSettings, proposer: QuestionProposer | None = None,
     reader: Generator | None = None, tell: Tell = lambda what, done, total: None, solver: Solver | None = None,
+    train: str | None = None,
 ) -> SynthesisSummary:  # fmt: skip
     """Make questions from the corpus of a data-set folder and write the data set `out`.
 
     The same corpus, settings and models give the same files. `proposer` writes the questions in place of the corpus's
     own phrases. `reader` tests them in addition to the rules. With a `solver`, only questions that it answers sometimes
-    are kept. Raises `DataError` if no question can be made, `RunError` if a model fails throughout, and `InUse` if
-    another process writes there; nothing is written then.
+    are kept. Gold passages of held-out questions of `folder` are in no path of train; if its split `train` is trained
+    on, too, its gold passages are in no path of dev and test. Raises `DataError` if no question can be made, `RunError`
+    if a model fails throughout, and `InUse` if another process writes there; nothing is written then.
     """
     with lock_beside(out, again=False):
         check_output_folder(out, RECORD)
         check_replaceable(out, _FILES.fullmatch, "a synthesis")
         if out.exists() and folder.resolve() == out.resolve():
             raise DataError(f"{out} is the data set that is read; choose another folder for --out")
-        corpus = Dataset(folder).corpus
+        dataset = Dataset(folder)
+        corpus, owned = dataset.corpus, owned_passages(dataset, train)
         graph = HopGraph(corpus)
-        maker = QuestionMaker(graph, settings, proposer or StatementWriter(graph), reader, solver)
+        maker = QuestionMaker(graph, settings, proposer or StatementWriter(graph), reader, solver, owned)
         questions = maker.make(tell)
         if not questions:
             raise DataError(_nothing_made_message(folder, len(corpus), maker, proposer))

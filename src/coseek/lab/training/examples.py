@@ -105,11 +105,10 @@ class ExampleSampler:
 
     @cached_property
     def found(self) -> dict[str, list[Passage]]:
-        """Question id → BM25's top passages for its text."""
-        lists = Bm25.over(self.corpus).search([question.question for question in self.supported], NEIGHBOURS)
-        return {
-            question.id: [hit.passage for hit in hits] for question, hits in zip(self.supported, lists, strict=True)
-        }
+        """Text of a question → BM25's top passages for it. Made and own questions may share ids."""
+        texts = [question.question for question in self.supported]
+        lists = Bm25.over(self.corpus).search(texts, NEIGHBOURS)
+        return {text: [hit.passage for hit in hits] for text, hits in zip(texts, lists, strict=True)}
 
     @cached_property
     def values(self) -> dict[str, list[str]]:
@@ -121,7 +120,7 @@ class ExampleSampler:
 
     def others(self, question: Question) -> list[Passage]:
         """BM25's passages for a question, without its gold ones."""
-        return [passage for passage in self.found[question.id] if passage.id not in question.gold_ids]
+        return [passage for passage in self.found[question.question] if passage.id not in question.gold_ids]
 
     def passages(self, question: Question, count: int, rng: random.Random) -> tuple[Passage, ...]:
         """The gold passages and others, `count` in total, in random order. With `count` 1 the gold ones alone, else
