@@ -145,6 +145,13 @@ def test_mails_that_programs_keep_under_other_names_are_mails(tmp_path: Path) ->
         ("text\none, two\nthree\nfour, five, six\n", ["one, two", "three", "four, five, six"]),
         ('a,b\n1,"open\n2,x\n3,y\n', ["a: 1", 'b: "open', "a: 2", "b: x", "a: 3", "b: y"]),
         ('a,b\n"say "hi" now",x\n3,y\n', ['a: say hi" now"', "b: x", "a: 3", "b: y"]),
+        (
+            "Who waits here?,The heron.\nWho is away?,Storks.\n",
+            ["Who waits here?", "The heron.", "Who is away?", "Storks."],
+        ),
+        ("1,2021-03-04,heron\n2,2021-03-05,\n", ["1", "2021-03-04", "heron", "2", "2021-03-05"]),
+        ("When,Which bird was it?\n9:05,An old heron.\n", ["When: 9:05", "Which bird was it?: An old heron."]),
+        ("place,1960,1961\nLake,3,4\n", ["place: Lake", "1960: 3", "1961: 4"]),
         (",a\n0,x\n1,y\n", ["column 1: 0", "a: x", "column 1: 1", "a: y"]),
         ("title,b\n" + "x" * 301 + ",y\n", ["title: " + "x" * 301, "b: y"]),
         ("\ufeffsep=;\r\nname;price\r\nMüller;1,50\r\n", ["price: 1,50"]),
@@ -237,6 +244,34 @@ def test_rst_reads_no_other_file_and_keeps_the_text_of_directives_and_tables(tmp
     assert [*document.sections][-1].headings[-1] == "Food"
 
 
+RST = """
+Herons
+======
+
+.. code-block:: python
+   :linenos:
+
+   def __init__(self, *args, **kwargs):
+       # set up
+       return 2*w*h < 3
+
+The file ``__init__.py`` and __main__.py hold 2*3*4, as here::
+
+    a_b_c = x[1](y)
+
+# no title
+"""
+
+
+def test_code_in_rst_keeps_every_sign_and_makes_no_heading() -> None:
+    document, text = read_one("a.rst", RST.encode())
+    assert {section.headings for section in document.sections} == {("Herons",)}
+    assert text.split("\n") == [
+        "def __init__(self, *args, **kwargs):", "    # set up", "    return 2*w*h < 3",
+        "The file __init__.py and __main__.py hold 2*3*4, as here:", "a_b_c = x[1](y)", "# no title",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("page", "words"),
     [
@@ -259,6 +294,33 @@ def test_the_printed_lines_of_a_pdf_become_sentences_again_page_by_page() -> Non
     document, read = read_one("a.pdf", (FOLDER / "pages.pdf").read_bytes())
     assert [section.meta["page"] for section in document.sections] == [1, 2, 3]
     assert read.count("stands in the water and waits for a fish to come by.") >= 115  # the others cross a page
+
+
+def test_a_hyphen_at_the_end_of_a_pdf_line_stays_in_names_and_numbers() -> None:
+    lines = [
+        "The famous captain of the old ship was Jean-",
+        "Luc, and in the hard years of COVID-",
+        "19 the reorgani-",
+        "zation",
+    ]
+    shown = " ".join(f"({line}) Tj T*" for line in lines)
+    content = f"BT /F1 12 Tf 72 720 Td 14 TL {shown} ET"
+    objects = [
+        "<</Type/Catalog/Pages 2 0 R>>", "<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        "<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>",
+        f"<</Length {len(content)}>>stream\n{content}\nendstream", "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]  # fmt: skip
+    body = "".join(f"{number} 0 obj\n{each}\nendobj\n" for number, each in enumerate(objects, start=1))
+    text = read_one("a.pdf", f"%PDF-1.4\n{body}trailer<</Size 6/Root 1 0 R>>\n%%EOF".encode())[1]
+    assert (
+        text == "The famous captain of the old ship was Jean-Luc, and in the hard years of COVID-19 the reorganization"
+    )
+
+
+def test_a_kind_that_is_read_with_its_markup_is_told() -> None:
+    assert read_one("a.xml", b"<p>They wait.</p>")[0].faults == [
+        "there is no reader for XML; its tags are kept as text"
+    ]
 
 
 def test_rows_become_passages_and_a_wrong_line_is_told() -> None:

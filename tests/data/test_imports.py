@@ -13,12 +13,13 @@ from tests.agents.playing import WIDE, Shelf, typist
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.protocol import load_protocol
+from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject, read_json, write_jsonl
 from coseek.data.dataset import Dataset
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.imports import import_data, parse_shares, split_by_shares
-from coseek.data.imports._sources import PassageCollector, SplitAssignment
+from coseek.data.imports._sources import NOT_READ, PassageCollector, SplitAssignment
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
@@ -236,7 +237,17 @@ def test_a_folder_gives_the_files_that_begin_with_the_formats_name(tmp_path: Pat
     (tmp_path / "src").mkdir()
     write(tmp_path / "src" / "hotpotqa_train.json", HOTPOT)
     write(tmp_path / "src" / "musique_train.json", MUSIQUE)
-    assert import_data("hotpotqa", [tmp_path / "src"], tmp_path / "out").passages == 3
+    made = import_data("hotpotqa", [tmp_path / "src"], tmp_path / "out")
+    assert (made.passages, made.named) == (3, {NOT_READ: ["musique_train.json"]})
+
+
+@pytest.mark.parametrize("options", [["--split", "dev"], ["--shares", "train=1"], ["--dev-share", "0.2"]])
+def test_options_that_change_nothing_are_refused(
+    tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.md").write_text("Herons nest in Velora.")
+    assert main(["data", "import", "documents", str(tmp_path / "a.md"), "--out", str(tmp_path / "out"), *options]) == 2
+    assert "leave" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_another_split_joins_a_folder_of_the_same_corpus_and_no_other(tmp_path: Path) -> None:

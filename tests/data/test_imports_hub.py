@@ -1,6 +1,7 @@
 """The layouts of published files: those of the Hugging Face Hub, tables, and prompts, from JSON lines and parquet."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,7 @@ def test_merged_parquet_has_null_for_what_the_other_set_calls_otherwise(tmp_path
         ("Question: Who sang Who Are You? in 1978", "Who sang Who Are You? in 1978"),
         ("Question:\nwho won", "who won"),
         ("Question: Is it A? Or B?", "Is it A? Or B?"),
+        ("Question: Who wrote Are You There God? It's Me", "Who wrote Are You There God? It's Me"),
     ],
 )  # fmt: skip
 def test_a_question_in_a_prompt_ends_before_its_instructions(tmp_path: Path, text: str, question: str) -> None:
@@ -116,6 +118,20 @@ def test_a_question_in_a_prompt_ends_before_its_instructions(tmp_path: Path, tex
     sources = [write_lines(tmp_path / "c.jsonl", CORPUS), write_lines(tmp_path / "q.jsonl", {"prompt": prompt})]
     import_data("search-r1", sources, tmp_path / "out")
     assert questions(tmp_path / "out")[0].question == question
+
+
+def test_a_prompt_may_begin_with_a_bracket_and_an_interval_is_one_answer(tmp_path: Path) -> None:
+    prompt, golds = "[INST] Use tags. Question: {} [/INST]", ["[2, 5]", "[2, 5)", '["2", "5"]']
+    rows: list[Json] = [
+        {"prompt": prompt.format(gold), "reward_model": {"ground_truth": gold}, "extra_info": {"index": number}}
+        for number, gold in enumerate(golds)
+    ]
+    import_data(
+        "search-r1",
+        [write_lines(tmp_path / "c.jsonl", CORPUS), write_lines(tmp_path / "q.jsonl", *rows)],
+        tmp_path / "out",
+    )
+    assert [question.answers for question in questions(tmp_path / "out")] == [("[2, 5]",), ("[2, 5)",), ("2", "5")]
 
 
 def test_tables_with_quotes_and_without_ids_are_read(tmp_path: Path) -> None:
@@ -167,6 +183,7 @@ def test_positions_of_choices_are_the_chosen_texts_and_the_agent_reads_the_choic
     questions, notes = imported(tmp_path, *rows)
     assert [question.answers for question in questions] == [("Orlen",)] * 3 + [("2",)]
     assert {question.question for question in questions} == {"Which? Choices: Veld | Orlen | 2"}
+    assert {question.searched for question in questions} == {"Which?"}
     assert questions[0].meta["choices"] == ["Veld", "Orlen", "2"] and list(notes.values()) == [4]
     for wrong in (3, -1, "Karst", "D", True):
         with pytest.raises(DataError, match=r"q\.jsonl, line 1: .*(position|holds true)"):
@@ -232,6 +249,10 @@ def test_of_two_own_passages_of_one_title_the_one_with_the_supporting_sentence_i
     data = Dataset(tmp_path / "out")
     gold = [data.corpus.by_id(ident).text for ident in data.questions("test")[0].gold_ids]
     assert gold == ["Right. End.", "Bob is a man. Two."]  # and a missing sentence is no text `None`
+    row["supporting_facts"] = [["Ada", 2], ["Cyd", 0]]
+    made = import_data("hotpotqa", [write(tmp_path / "q.json", [row])], tmp_path / "fullwiki")
+    assert len(questions(tmp_path / "fullwiki")[0].gold_ids) == 1
+    assert [*chain(*made.named.values())] == [f"{tmp_path / 'q.json'}, item 1: Cyd"]
     row["supporting_facts"] = [["Ada", 0]]
     made = import_data("2wiki", [write(tmp_path / "q.json", [row])], tmp_path / "both")
     (question,) = Dataset(tmp_path / "both").questions("test")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset, QuestionFilter
 from coseek.data.imports import import_data
+from coseek.data.imports._sources import NO_TEXT
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.pool import PoolSource, make_pool
 from coseek.data.question import Question, twins
@@ -193,6 +195,41 @@ def test_the_choices_of_gpqa_stand_behind_the_question_in_an_order_that_does_not
         assert question.searched.endswith("?")
         places.add(choices.index("4"))
     assert places == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("columns", "answer"),
+    [("AB", "B"), (("opa", "opb"), "B"), (("opa", "opb"), "opb"), (("opa", "opb"), "1"), (("opa", "opb"), "Orlen")],
+)
+def test_a_letter_a_column_or_a_position_is_the_text_of_its_choice(
+    tmp_path: Path, columns: Sequence[str], answer: str
+) -> None:
+    row, settings = (
+        {"question": "Which?", columns[0]: "Veld", columns[1]: "Orlen"},
+        {"choices": [*columns], "answers": "label"},
+    )
+    import_data(
+        "questions", [write_csv(tmp_path / "a.csv", row | {"label": answer})], tmp_path / "out", settings=settings
+    )
+    (question,) = Dataset(tmp_path / "out").questions("test")
+    assert (question.answers, question.searched) == (("Orlen",), "Which?")
+    table = write_csv(tmp_path / "b.csv", row | {"label": "E"})
+    with pytest.raises(DataError, match="gold answer 'E' is neither a choice nor a label nor a position"):
+        import_data("questions", [table], tmp_path / "out", settings=settings)
+
+
+def test_rows_without_a_question_and_a_line_that_names_the_separator_refuse_no_table(tmp_path: Path) -> None:
+    table = tmp_path / "excel.csv"
+    table.write_text("sep=;\nquestion;answer\nWho, then?;Mira\n;\n;Orbo\n ;Velora\n")
+    made = import_data("questions", [table], tmp_path / "out")
+    assert [question.answers for question in Dataset(tmp_path / "out").questions("test")] == [("Mira",)]
+    assert made.notes == {NO_TEXT: 2}
+
+
+@pytest.mark.parametrize("name", ["q.ndjson", "q.json", "q.jsonl"])
+def test_lines_of_json_are_read_under_any_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"question": "Who?", "answer": "Mira"}\n{"question": "Where?", "answer": "Orbo"}\n')
+    assert import_data("questions", [tmp_path / name], tmp_path / "out").questions == {"test": 2}
 
 
 def test_simpleqa_and_webquestions_are_read_by_their_own_columns(tmp_path: Path) -> None:

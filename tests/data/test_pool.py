@@ -112,6 +112,26 @@ def test_published_tests_stay_whole_and_are_left_out_of_the_training(tmp_path: P
     assert not made.evaluations
 
 
+def test_a_published_validation_split_is_tested(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    write_jsonl(tmp_path / "corpus.jsonl", [{"_id": "1", "title": "Rome", "text": "One."}])
+    write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q", "text": "Who made Rome?"}])
+    (tmp_path / "qrels" / "validation.tsv").write_text("query-id\tcorpus-id\tscore\nq\t1\t1\n")
+    made = make_pool([PoolSource("", "beir", (tmp_path,))], tmp_path / "pool", {"train": 1.0})
+    assert made.questions == {"beir": {"test": 1}}
+
+
+def test_two_files_of_a_set_may_share_their_ids(tmp_path: Path) -> None:
+    for language, context in (("en", "One made Rome."), ("de", "Einer hat Rom gemacht.")):
+        asked: JsonObject = {"id": "s1", "question": f"{language}?", "answers": [{"text": context[:3]}]}
+        article: JsonObject = {"title": "Rome", "paragraphs": [{"context": context, "qas": [asked]}]}
+        (tmp_path / f"{language}.json").write_text(json.dumps({"data": [article]}))
+    files = (tmp_path / "en.json", tmp_path / "de.json")
+    make_pool([PoolSource("xquad", "squad", files)], tmp_path / "pool", {"train": 1.0})
+    questions = Dataset(tmp_path / "pool").questions("train")
+    assert [question.id for question in questions] == ["xquad/s1", "xquad/s1 #2"]
+
+
 def test_a_share_names_no_file_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="cannot name a split"):
         make_pool([], tmp_path / "pool", {"../train": 1.0})

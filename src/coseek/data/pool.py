@@ -1,7 +1,7 @@
 """Pool: several published question sets over one corpus, split so that training and test share nothing.
 
 Duplicate questions count once. Questions that share a gold passage, or have gold passages that begin alike, go to the
-same split. Published splits are kept: `test` and `dev` are tested, `train` becomes train and dev.
+same split. Published splits are kept: `train` becomes train and dev, and any other is tested.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from coseek.core.errors import SettingError
-from coseek.core.files import Json, JsonObject, atomic_folder, check_replaceable, write_json
+from coseek.core.files import Json, JsonObject, as_path, atomic_folder, check_replaceable, write_json
 from coseek.core.fingerprint import digest_of
 from coseek.data import imports
 from coseek.data.answers import normalise
@@ -72,7 +72,7 @@ class Pooled(NamedTuple):
 
     @property
     def is_tested(self) -> bool:
-        return self.published in ("test", "dev")
+        return self.published not in ("", "train")
 
 
 def parse_source(text: str) -> PoolSource:
@@ -81,7 +81,7 @@ def parse_source(text: str) -> PoolSource:
     name, equals, format_name = head.rpartition("=")
     if not (colon and format_name and files) or bool(equals) != bool(name):
         raise SettingError(f"{text!r} is not a data set; write [NAME=]FORMAT:FILE_OR_FOLDER, such as nq=dpr:nq.jsonl")
-    return PoolSource(name, format_name, tuple(Path(file) for file in files.split(",")))
+    return PoolSource(name, format_name, tuple(as_path(file, "a source") for file in files.split(",")))
 
 
 def make_pool(sources: Sequence[PoolSource], out: Path, shares: Mapping[str, float] = SHARES) -> PoolSummary:
@@ -184,13 +184,17 @@ class _PoolCollector:
         if (known_id := self._ids.get(content)) is not None:
             self.notes["passages that an earlier set has"] += 1
             return known_id, False
-        ident, number = passage.id, 1
-        while ident in self._taken_ids:
-            number += 1
-            ident = f"{passage.id} #{number}"
-        self._ids[content] = ident
-        self._taken_ids.add(ident)
+        self._ids[content] = ident = self.free(passage.id)
         return ident, True
+
+    def free(self, ident: str) -> str:
+        """The id, with a number if it is taken: two files of a set may share ids (XQuAD's languages)."""
+        free_id, number = ident, 1
+        while free_id in self._taken_ids:
+            number += 1
+            free_id = f"{ident} #{number}"
+        self._taken_ids.add(free_id)
+        return free_id
 
 
 def _passages(
@@ -207,7 +211,7 @@ def _passages(
             if is_new:
                 yield replace(passage, id=ident)
         questions = [(split, _pooled_question(question, source, ids)) for split, question in _questions(imported)]
-        asked += [Pooled(question, split) for split, question in questions]
+        asked += [Pooled(replace(each, id=collector.free(f"? {each.id}")[2:]), split) for split, each in questions]
         evaluation_names = [file.name for file in files if _EVALUATION.search(file.name.lower())]
         if evaluation_names and not any(split for split, _ in questions):
             evaluations[", ".join(evaluation_names)] += len(questions)

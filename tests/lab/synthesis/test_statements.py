@@ -22,7 +22,7 @@ def questions_from(*more: tuple[str, str], hops: int = 1) -> dict[str, str]:
     films = [(title, f"{title} is a {year} British film directed by {who}.") for title, who, year in FILMS]
     people = [(who, f"{who} is an English director.") for _, who, _ in FILMS]
     graph = HopGraph(Corpus([Passage(f"p{row}", *each) for row, each in enumerate((*films, *people, *more))]))
-    batches = StatementWriter(graph).propose(graph, hops, 100, SynthesisSettings())
+    batches = StatementWriter(graph).propose(graph, hops, SynthesisSettings())
     return {proposal.question: proposal.answer for batch in batches for proposal in batch}
 
 

@@ -15,9 +15,9 @@ from coseek.core.errors import DataError, ModelError, RunError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
-from coseek.data.maker import question_synthesis
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, gold_path
+from coseek.lab.data.synthesis import training_questions
 from coseek.lab.synthesis.gates import rule_verdicts
 from coseek.lab.synthesis.graph import HopGraph
 from coseek.lab.synthesis.proposals import Proposal, QuestionProposer
@@ -72,7 +72,7 @@ def test_no_passage_of_a_held_out_question_is_in_a_path_to_train_on(
     own, _ = made  # whose own questions are those that would be made again
     synthesize(own.folder, tmp_path / "out", SETTINGS, train="train")
     again = Dataset(tmp_path / "out")
-    alone = question_synthesis().training_questions(own, "train", SETTINGS.model_copy(update={"dev": 0.0, "test": 0.0}))
+    alone = training_questions(own, "train", SETTINGS.model_copy(update={"dev": 0.0, "test": 0.0}))
 
     def passages(*questions: Question) -> set[str]:
         return {gold for question in questions for gold in question.gold_ids}

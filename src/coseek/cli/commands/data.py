@@ -84,7 +84,7 @@ def import_(
     shares: Annotated[str | None, Option(help="Split questions by hashes of their ids: train=.8,test=.2.")] = None,
     train: Annotated[str | None, Option(help="Published sets of training questions, such as nq,hotpotqa.")] = None,
     test: Annotated[str | None, Option(help="Published sets of test questions; dev if a set has no test.")] = None,
-    dev_share: Annotated[float, Option(help="Share of the questions of --train that becomes dev.")] = 0.01,
+    dev_share: Annotated[float | None, Option(help="Share of --train that becomes dev [default: 0.01].")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import public files or documents as `corpus.jsonl` and `questions.SPLIT.jsonl`.
@@ -98,6 +98,8 @@ def import_(
     settings = assignments(source for source in sources if _is_setting(source))
     if format_name in (TRACES, LABELS, RECIPE) and any(option is not None for option in (split, shares, train, test)):
         raise SettingError(f"{format_name} takes no --split, --shares, --train and --test; leave them out")
+    if dev_share is not None and train is None:
+        raise SettingError("--dev-share is a share of the questions of --train; name their data sets, or leave it out")
     if format_name == LABELS:
         labels = import_labels([Path(source) for source in sources], out)
         output(as_json, {"labels": str(out), **labels.to_json()}, label_lines(out, labels))
@@ -112,7 +114,8 @@ def import_(
         raise UnknownName("data format", format_name, names)
     assignment = None
     if train is not None or test is not None:
-        assignment = SplitAssignment(tuple(split_names(train or "")), tuple(split_names(test or "")), dev_share)
+        sets = (tuple(split_names(train or "")), tuple(split_names(test or "")))
+        assignment = SplitAssignment(*sets) if dev_share is None else SplitAssignment(*sets, dev_share)
     if format_name == "documents" and isinstance(tokenizer := settings.get("tokenizer"), str):
         settings["tokenizer"] = str(encoder_folder(tokenizer) if is_shipped(tokenizer) else model_path(tokenizer))
     by_hash = parse_shares(shares) if shares else None
@@ -136,9 +139,9 @@ def pool(
 ) -> None:
     """Merge data sets into one corpus with splits that share no questions or gold passages.
 
-    Removes duplicate questions. Questions that share a gold passage are in the same split. Of published splits, `test`
-    and `dev` become test, `train` becomes train and dev. Reports files that are an evaluation set of their publisher:
-    do not evaluate on them what was trained on the pool.
+    Removes duplicate questions. Questions that share a gold passage are in the same split. Of published splits, `train`
+    becomes train and dev, and any other becomes test. Reports files that are an evaluation set of their publisher: do
+    not evaluate on them what was trained on the pool.
     """
     summary = make_pool([parse_source(source) for source in sources], out, parse_shares(shares))
     splits = [name for name in ("train", "dev", "test") if any(name in counts for counts in summary.questions.values())]

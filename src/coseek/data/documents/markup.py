@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from textwrap import dedent
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 from coseek.data.documents.document import Document, Outline
 
 CELL = " | "
+FENCE = "~" * 12
 
 
 def _names(text: str) -> frozenset[str]:
@@ -68,6 +70,16 @@ _RST_GONE = re.compile(
 _RST_DIRECTIVE = re.compile(
     r"^[ \t]*\.\.[ \t]+(?:\|[^|\n]+\|[ \t]+)?[\w:.+-]+::[ \t]*(.*)((?:\n[ \t]+:[\w-]+:.*)*)", re.MULTILINE
 )
+_RST_LITERAL = re.compile(
+    r"^(?P<indent>[ \t]*+)(?:\.\.[ \t]+(?:code-block|sourcecode|code|parsed-literal)::.*(?:\n[ \t]+:[\w-]+:.*)*"
+    r"|(?!\.\.[ \t])(?P<before>.*)::[ \t]*)\n(?:[ \t]*+\n)++"
+    r"(?P<block>(?P=indent)[ \t]++\S.*(?:\n(?:[ \t]*+\n)*+(?P=indent)[ \t]++\S.*)*+)"
+    r"|``(?!\s)(?P<inline>(?:[^\n]|\n(?![ \t]*\n)){1,300}?)``(?!`)",
+    re.MULTILINE,
+)
+"""A literal block below its directive or a paragraph that ends in `::`, or an inline literal."""
+_RST_PLAIN = re.compile(r"(?<=\w)\*+(?=\w)|^[ \t]*+(?:#{1,6}|>+)(?=[ \t]+\S)", re.MULTILINE)
+"""Signs that Markdown would read as markup."""
 _RST_FIELD = re.compile(r"^:(date|author|version|organization):[ \t]*(.+)\n", re.MULTILINE | re.IGNORECASE)
 
 
@@ -313,9 +325,14 @@ def _scalar_of(value: object) -> str | int | bool | None:
 
 
 def read_rst(text: str, name: str = "") -> Document:
-    """Read reStructuredText as Markdown; underlines mark titles. Directives, roles and tables keep their text; files
-    are not included."""
-    styles: list[str] = []
+    """Read reStructuredText as Markdown; underlines mark titles. Directives, roles and tables keep their text, and
+    literals every sign; files are not included."""
+    styles, literals = list[str](), list[str]()
+
+    def set_aside(match: re.Match[str]) -> str:
+        before, block, mark = match["before"] or "", match["block"], f"\0{len(literals)}\0"
+        literals.append(f"`` {match['inline']} ``" if block is None else f"{FENCE}\n{dedent(block)}\n{FENCE}")
+        return mark if block is None else f"{match['indent']}{before}{':' * bool(before[-1:].strip())}\n\n{mark}\n"
 
     def titled(match: re.Match[str]) -> str:
         overline, title, line, sign = match.groups()
@@ -326,7 +343,10 @@ def read_rst(text: str, name: str = "") -> Document:
         return f"\n{'#' * min(6, styles.index(style) + 1)} {title}\n"
 
     meta: JsonObject = {key.lower(): value.strip()[:1000] for key, value in _RST_FIELD.findall(text)}
-    text = _RST_TITLE.sub(titled, _RST_FIELD.sub("", text))
-    text = _RST_GONE.sub("", _RST_DIRECTIVE.sub(r"\n\1\n", text)).replace("<", "&lt;")
-    document = read_markdown("\n".join(re.sub(r"^[ \t]+(?:\.\. )?|^\.\. ", "", line) for line in text.split("\n")))
+    text = _RST_LITERAL.sub(set_aside, _RST_FIELD.sub("", text))
+    text = _RST_PLAIN.sub(lambda match: re.sub(r"[*#>]", r"\\\g<0>", match[0]), text)
+    text = _RST_GONE.sub("", _RST_DIRECTIVE.sub(r"\n\1\n", _RST_TITLE.sub(titled, text))).replace("<", "&lt;")
+    lines = (re.sub(r"^[ \t]+(?:\.\. )?|^\.\. ", "", line) for line in text.split("\n"))
+    text = "\n".join(line.replace("_", r"\_") if line.strip("_ ") else line for line in lines)
+    document = read_markdown(re.sub("\0(\\d+)\0", lambda match: literals[int(match[1])], text))
     return Document(document.title, document.sections, meta)

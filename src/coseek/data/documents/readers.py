@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
 from itertools import pairwise, takewhile, zip_longest
@@ -19,7 +19,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.core.text import DecodedText, counted, declared_encoding
 from coseek.data.documents.document import Document, DocumentFault, Section, clean, decoded_text, paragraphs
-from coseek.data.documents.markup import read_html, read_markdown, read_rst
+from coseek.data.documents.markup import FENCE, read_html, read_markdown, read_rst
 from coseek.data.documents.office import read_office
 
 _TITLES = ("title", "name", "subject", "headline")
@@ -27,13 +27,15 @@ _TEXTS = ("text", "body", "content", "contents", "abstract", "description", "pas
 _FIELDS = ("url", "date", "author", "id")
 _MAX_HEADING = 300
 """Maximum number of characters of a title; a longer one is text."""
+_FORM = re.compile(r"\s*+(?:(?=\D{0,3}\d)[\d.,:/ TZ%€$+-]++|\S+ \S+ .*([.?!])\s*)", re.DOTALL)
+"""A number or a date, or a sentence with its last sign."""
 _Row: TypeAlias = list[tuple[str, Json]]
 """Names and values of the cells of a row."""
 
 
 def read_csv(text: str, name: str) -> Document:
-    """Read rows below a header. The delimiter is the one that makes most rows equally long, or the one in Excel's first
-    line `sep=;`. Shorter lines before the header are rows without names."""
+    """Read rows below a header, if any. The delimiter is the one that makes most rows equally long, or the one in
+    Excel's first line `sep=;`. Shorter lines before the header are rows without names."""
     csv.field_size_limit(1 << 30)
     first, _, rest = clean(text).partition("\n")
     document = Document("", [])
@@ -51,7 +53,7 @@ def read_csv(text: str, name: str) -> Document:
     try:
         rows = [*lines]
     except csv.Error as error:
-        document.faults.append(f"line {lines.line_num}: {error}; its quotes are read literally")
+        document.faults.append(f"line {lines.line_num}: {error}; its quotes are read as they fit the columns")
         readings = [
             [*csv.reader(io.StringIO(rest, newline=""), delimiter=delimiter, quoting=quoting)]
             for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE)
@@ -60,15 +62,29 @@ def read_csv(text: str, name: str) -> Document:
     length = _commonest_length(rows)[1]
     is_head = [len(cells) > 1 and 2 * sum(map(bool, map(str.strip, cells))) >= length for cells in rows]
     head = is_head.index(True) if True in is_head else 0
+    body = head + _is_header(rows[head : head + 100])
+    document.faults += ["the first row looks like the others; it is read as data without names"] * (body == head)
 
     def named_rows() -> Iterator[_Row]:
         yield from ([("", cell) for cell in cells] for cells in rows[:head])
-        for cells in rows[head + 1 :]:
+        for cells in rows[body:]:
             pairs = enumerate(zip_longest(rows[head], cells, fillvalue=""), start=1)
-            yield [(key.strip() or f"column {number}", cell) for number, (key, cell) in pairs]
+            yield [(key.strip() or f"column {number}" if body > head else "", cell) for number, (key, cell) in pairs]
 
     document.sections = [*_sections(enumerate(named_rows(), start=1))]
     return document
+
+
+def _is_header(rows: Sequence[list[str]]) -> bool:
+    """Whether the first row names columns: it does not begin with a number or date above others, and no cell is a
+    sentence that ends like most below it (answers to a questionnaire do not end like their questions)."""
+    matches = [[_FORM.fullmatch(cell) for cell in cells] for cells in rows]
+    forms = [[(match[1] or "number") if match else "" for match in cells] for cells in matches]
+    for column, form in enumerate(forms[0] if forms else ()):
+        count = sum(other[column : column + 1] == [form] for other in forms[1:])
+        if form and (column == 0 or form != "number") and 2 * count > len(forms) - 1:
+            return False
+    return True
 
 
 def _commonest_length(rows: Iterable[list[str]]) -> tuple[int, int]:
@@ -118,7 +134,7 @@ def _cell(cell: Json) -> str:
     source = cell.get("source") if isinstance(cell, dict) else None
     text = "".join(map(str, source)) if isinstance(source, list | str) else ""
     is_text = isinstance(cell, dict) and cell.get("cell_type") == "markdown"
-    return text if is_text else f"~~~~~~~~~~~~\n{text}\n~~~~~~~~~~~~"
+    return text if is_text else f"{FENCE}\n{text}\n{FENCE}"
 
 
 def _sections(rows: Iterable[tuple[int, _Row]]) -> Iterator[Section]:
@@ -242,6 +258,8 @@ def undecoded(text: DecodedText) -> list[str]:
 
 _PDF_DATE = re.compile(r"(?:D:)?(\d{4})(\d{2})?(\d{2})?")
 _SENTENCE = tuple(".!?:;…。！？")
+_KEPT_HYPHEN = re.compile(r"(?<=\d)\x02|\x02(?=\d)|(?<![A-ZÀ-ÖØ-Þ])\x02(?=[A-ZÀ-ÖØ-Þ])")
+"""A hyphen at the end of a line, which pdfium writes as U+0002, of a name or a number. Other words are joined."""
 _FULL = 0.7
 """Minimum length of a full line, whose paragraph continues, as a share of the third quartile of line lengths."""
 
@@ -270,14 +288,14 @@ def read_pdf(data: bytes, name: str) -> Document:
         except pypdfium2.PdfiumError as error:
             document.faults.append(f"page {number}: {error}")
             continue
-        if blocks := tuple(map(_unwrap, paragraphs(text))):
+        if blocks := tuple(map(_unwrap, paragraphs(_KEPT_HYPHEN.sub("-", text)))):
             document.sections.append(Section(blocks, (), {"page": number}))
     return document
 
 
 def _unwrap(text: str) -> str:
     """Join the printed lines of a paragraph: a full line that does not end a sentence continues in the next line."""
-    lines = [line.strip() for line in text.replace("\x02\n", "").split("\n")]
+    lines = [line.strip() for line in text.split("\n")]
     usual_length = sorted(map(len, lines))[len(lines) * 3 // 4]
     text = lines[0]
     for previous, line in pairwise(lines):
@@ -342,4 +360,6 @@ def read_document(kind: str, data: bytes, name: str) -> Document:
     document = TEXTS[kind](text.text.replace("\0", ""), name)
     document.encoding = text.encoding if text.is_guess else ""
     document.faults += undecoded(text)
+    if kind == "text" and name.lower().endswith(".xml"):
+        document.faults.append("there is no reader for XML; its tags are kept as text")
     return document

@@ -37,8 +37,10 @@ def read(sources: Sequence[Path]) -> ImportedData:
     own_ids = {passage.id for passage in collector.passages}
     distractor_ids = {collector.add(row.text_or_empty("title"), row.text("text")) for row in distractors}
     notes["distractors that are own passages"] = len(distractor_ids & own_ids)
-    with_paths = tuple(_question_with_path(row, own_gold(row, collector, notes)) for row in questions)
-    return ImportedData(collector.passages, with_paths, notes)
+    named: dict[str, list[str]] = {}
+    with_paths = tuple(_question_with_path(row, own_gold(row, collector, named)) for row in questions)
+    notes.update({name: len(names) for name, names in named.items()})
+    return ImportedData(collector.passages, with_paths, notes, named=named)
 
 
 def _question_with_path(row: SourceRow, gold: Mapping[str, Sequence[str]]) -> Question:

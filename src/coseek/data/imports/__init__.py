@@ -22,8 +22,8 @@ from coseek.core.plugins import PluginSpec, plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import check_gold_ids
-from coseek.data.imports._sources import ImportedData, SplitAssignment, checked_splits, expand, origin_of
-from coseek.data.question import Question, load_questions, save_questions, unmatched
+from coseek.data.imports._sources import ImportedData, SplitAssignment, checked_splits, expand, origin_of, skipped_files
+from coseek.data.question import Question, has_text, load_questions, save_questions, unmatched
 
 PACKAGE = "coseek.data.imports"
 CONTRACT: PluginSpec = {"read": None}
@@ -88,11 +88,7 @@ def import_data(
     of documents, whose questions stay if their gold passages do. `questions` have no corpus, so a folder keeps its
     corpus. `settings` are those of the format. Raises `DataError` and `SettingError` without writing anything.
     """
-    _check_name(TEST if split is None else split)
-    if shares is not None:
-        check_shares(shares)
-    if deal is not None and (split is not None or shares is not None):
-        raise SettingError("--train and --test deal the questions out; leave --split and --shares out")
+    _check_options(format_name, split, shares, deal)
     reader = _format(format_name)
     files = _files(reader, format_name, sources)
     if deal is not None:
@@ -116,6 +112,7 @@ def import_data(
             if corpus is not None:
                 check_gold_ids(chain(*merged.values()), corpus, "the corpus", "give the corpus file of these questions")
             named = {name: [*names] for name, names in reading.named.items() if names}
+            named |= skipped_files(sources, files) if report is None else {}
             named |= {f"{name}, the first": names[:1] for name, names in unmatched(chain(*splits.values())).items()}
             counts = {name: len(questions) for name, questions in splits.items()}
             summary = ImportSummary(out, len(corpus or ()), counts, notes, report or {}, named)
@@ -258,10 +255,23 @@ def _splits(
         return {}
     questions = list(reading.questions)
     splits = deal.apply(reading.published) if deal is not None else {split or TEST: questions}
-    for ident, count in Counter(question.id for question in chain(*splits.values())).items():
+    asked = (question for question in chain(*splits.values()) if has_text(question.question))  # others are left out
+    for ident, count in Counter(question.id for question in asked).items():
         if count > 1:
             raise DataError(f"the question id {ident!r} stands twice in the sources; ids must be unique")
     return split_by_shares(questions, shares) if shares else splits
+
+
+def _check_options(
+    format_name: str, split: str | None, shares: Mapping[str, float] | None, deal: SplitAssignment | None
+) -> None:
+    if format_name == "documents" and not (split is None and shares is None and deal is None):
+        raise SettingError("documents have no questions; leave --split, --shares, --train and --test out")
+    _check_name(TEST if split is None else split)
+    if shares is not None:
+        check_shares(shares)
+    if deal is not None and (split is not None or shares is not None):
+        raise SettingError("--train and --test deal the questions out; leave --split and --shares out")
 
 
 def _check_name(split: str) -> None:

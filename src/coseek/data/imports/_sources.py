@@ -24,7 +24,8 @@ from coseek.data.dataset import draw
 from coseek.data.passage import Passage
 from coseek.data.question import Question, has_text, unmatched
 
-KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".tsv", ".parquet")
+KINDS = (".json", ".jsonl", ".jsonlines", ".ndjson", ".csv", ".tsv", ".parquet")
+_JSON = re.compile(r"\s*+[\[{]\s*+[\[{\"'}\]]")  # unlike `[INST]`, `[2, 5)` and `{x}`
 _PYTHON_LIST = re.compile(r"\A\s*+\[\s*+['\"].*['\"]\s*+\]\s*+\Z", re.DOTALL)
 _ROWS_AT_ONCE = 1024
 
@@ -91,6 +92,8 @@ class SourceRow:
             except InvalidJson:  # an answer may begin with a bracket
                 if _PYTHON_LIST.fullmatch(self.text(name)):
                     raise DataError(f"{self.where}: {name!r} is a list as Python prints it; write it as JSON") from None
+            if isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
+                value = self.text(name)  # an interval or a vector is one answer
         with self.placed():
             return read_answers(value, name)
 
@@ -99,13 +102,15 @@ class SourceRow:
         return {name: self.value[name] for name in names if self.has(name)}
 
     def parsed(self, name: str) -> Json:
-        """The value under `name`. A list or an object in a text is parsed."""
+        """The value under `name`. A list or an object in a text is parsed; other texts may begin with a bracket."""
         value = self._required(name)
         if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
             return value
         try:
             return parse_strict(value)
         except InvalidJson as error:
+            if not _JSON.match(value):
+                return value
             raise DataError(f"{self.where}: {name!r} begins like JSON: {error}; mend that value") from None
 
     @contextmanager
@@ -143,6 +148,13 @@ def expand(sources: Sequence[Path], format_name: str) -> list[Path]:
     return files
 
 
+def skipped_files(sources: Sequence[Path], files: Sequence[Path]) -> dict[str, list[str]]:
+    """The data files in the source folders that are not among `files`, as named items of a report."""
+    found = (path for source in sources if source.is_dir() for path in source.iterdir() if kind_of(path) in KINDS)
+    names = sorted(path.name for path in found if path not in files)
+    return {NOT_READ: names} if names else {}
+
+
 def files_of(sources: Sequence[Path], kinds: Sequence[str], below: bool = False) -> Iterator[list[Path]]:
     """For each source: the file itself, or a folder's files of these kinds, sorted. `below` includes subfolders."""
     for source in sources:
@@ -164,13 +176,14 @@ def kind_of(path: Path) -> str:
 def read_rows(path: Path) -> Iterator[SourceRow]:
     """The objects of a JSON list, of JSON lines, of a CSV or TSV file with a header, or of parquet."""
     kind = kind_of(path)
-    if kind in (".jsonl", ".jsonlines"):
+    if kind in (".jsonl", ".jsonlines", ".ndjson"):
         yield from (SourceRow(f"{path}, line {number}", row) for number, row in read_jsonl(path))
     elif kind in (".csv", ".tsv", ".parquet"):
         rows = _parquet(path) if kind == ".parquet" else _csv(path)
-        yield from (SourceRow(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
+        numbered = (SourceRow(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
+        yield from (row for row in numbered if any(cell is not None for cell in row.value.values()))
     else:
-        document = read_json(path)
+        document = read_document(path)
         if not isinstance(document, list):
             raise DataError(f"{path}: a list of objects is needed, not {type(document).__name__}")
         for number, item in enumerate(document, start=1):
@@ -179,20 +192,34 @@ def read_rows(path: Path) -> Iterator[SourceRow]:
             yield SourceRow(f"{path}, item {number}", item)
 
 
+def read_document(path: Path) -> Json:
+    """The JSON of a file. JSON lines in it, as `datasets` writes them to any name, become a list."""
+    try:
+        return read_json(path)
+    except DataError:
+        with suppress(DataError):
+            if rows := [row for _, row in read_jsonl(path)]:
+                return [*rows]
+        raise
+
+
 def _csv(path: Path) -> Iterator[JsonObject]:
-    """The rows of a CSV or TSV file with a header. An empty cell is missing."""
+    """The rows of a CSV or TSV file with a header, which Excel's line `sep=;` may precede. An empty cell is missing."""
     csv.field_size_limit(LONGEST_LINE)
-    header = next((line for _, line in read_lines(path)), "")
+    lines = (line for _, line in read_lines(path))
+    header = next(lines, "")
     delimiter = "\t" if kind_of(path) == ".tsv" else ";" if ";" in header and "," not in header else ","
+    if match := re.fullmatch('"?sep=(.)"?\\s*', header):
+        delimiter, header = match[1], next(lines, "")
     # Strict: an unclosed quote would swallow all later rows.
-    rows = csv.DictReader((line for _, line in read_lines(path)), delimiter=delimiter, strict=True)
+    rows = csv.DictReader(chain([header], lines), delimiter=delimiter, strict=True)
     try:
         if repeated := [name for name, count in Counter(rows.fieldnames or ()).items() if count > 1 and name]:
             raise DataError(f"{path}: the header has {repeated[0]!r} twice; rename one of them")
         for cells in rows:
             if None in cells:
                 raise DataError(f"{path}, line {rows.line_num}: more cells than the header has; mend that line")
-            yield {name: cell or None for name, cell in cells.items()}
+            yield {name: cell if cell and cell.strip() else None for name, cell in cells.items()}
     except csv.Error as error:
         raise DataError(f"{path}, line {rows.line_num}: not valid CSV ({error}); mend that line") from None
 
@@ -305,6 +332,7 @@ class PassageCollector:
 
 
 NO_TEXT = "questions without a text, left out"
+NOT_READ = "data files of the folder that are not read"
 EMPTY = "empty gold answers, left out"
 
 

@@ -37,8 +37,9 @@ from coseek.data.question import Question
 
 _AT_START = re.compile(r"^[ \t]*Question:\s*(\S.*)", re.MULTILINE)
 _INSIDE = re.compile(r"^.*?Question:\s*(\S.*)", re.MULTILINE)
-_TAIL = re.compile(r"(?<=[?？])\s+(?=[A-Z(\[<*][^?]*$)")
-"""White space between a question and a sentence after it."""
+_VERBS = "Answer|answer|Please|Remember|Put|Provide|Give|Let|Think|Respond|Return|Write|Use|Output|You|Your|Do|Make|If"
+_TAIL = re.compile(rf"(?<=[?？])\s+(?=[(\[<*]*(?:{_VERBS})\b[^?]*$)")
+"""White space between a question and an instruction after it. Titles may hold a question mark, too."""
 _GOLDS = ("golden_answers", "answers", "answer")
 _POSITION = re.compile(r"(\d{1,6})(?:\.0)?")
 ASKED = ("question", "problem")
@@ -103,15 +104,18 @@ def origin_of_row(row: SourceRow, path: Path) -> tuple[str, str]:
 def question_of(row: SourceRow, dataset: str, split: str, notes: Counter[str]) -> Question:
     """The question of a row, with gold answers and choices."""
     text = next((row.text(name) for name in ASKED if row.has(name)), None)
-    text = _question_in_prompt(row, notes) if text is None else text
+    if text is None:  # an empty cell is counted with the questions without a text
+        is_empty = not row.has("prompt") and any(name in row.value for name in ASKED)
+        text = "" if is_empty else _question_in_prompt(row, notes)
     meta: JsonObject = {**({"data_source": dataset} if dataset else {}), **row.meta("prompt"), **_details(row)}
     question = Question(_id(row, dataset, split, text), text, _answers(row), row.answers("gold_ids"), meta=meta)
     if not (choices := _choices(row)):
         return question
     notes[MULTIPLE_CHOICE] += 1
     texts = [text for _, text in choices]
-    answers = _correct_texts(row, question.answers, choices)
-    return replace(question, question=with_choices(text, texts), answers=answers, meta={**meta, "choices": [*texts]})
+    answers = correct_texts(row, question.answers, choices)
+    meta = {**meta, "choices": [*texts]}
+    return replace(question, question=with_choices(text, texts), search_text=text, answers=answers, meta=meta)
 
 
 def with_choices(question: str, choices: Sequence[str]) -> str:
@@ -160,15 +164,15 @@ def _choices(row: SourceRow) -> list[tuple[str, str]]:
             return [(label, read_text(text, name, "a choice")) for label, text in value.items()]
     if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
         choices = row.rows(name)  # {"text": […], "label": […]}, as ARC on the Hub, or [{"label", "text"}, …]
-        return [(choice.text_or_empty("label") or _label(at), choice.text("text")) for at, choice in enumerate(choices)]
-    return [(_label(at), text) for at, text in enumerate(row.answers(name))]
+        return [(choice.text_or_empty("label") or letter(at), choice.text("text")) for at, choice in enumerate(choices)]
+    return [(letter(at), text) for at, text in enumerate(row.answers(name))]
 
 
-def _label(index: int) -> str:
+def letter(index: int) -> str:
     return string.ascii_uppercase[index] if index < len(string.ascii_uppercase) else f"#{index}"
 
 
-def _correct_texts(row: SourceRow, answers: Sequence[str], choices: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def correct_texts(row: SourceRow, answers: Sequence[str], choices: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """The texts of the correct choices. A number is a position; a text is a choice, its label or a position."""
     texts = [text for _, text in choices]
     if not answers and row.has("answerKey"):

@@ -10,7 +10,6 @@
   several rows, for several methods), and a `{"question", "answer"}` list.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -18,14 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, read_json
+from coseek.core.files import Json
 from coseek.data.answers import read_text
-from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, kind_of, read_rows
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, kind_of, read_document, read_rows
 from coseek.data.question import Question
 
 SENTENCES = ("sentences", "sentence", "content", "paragraphs")
 NUMBERS = ("sent_id", "sent_idx", "sentence_id")
 AMBIGUOUS = "supporting titles that name several own passages, of which all are gold"
+ABSENT = "gold titles that are not among the question's own passages (fullwiki), left out"
 
 
 class ContextParagraph(NamedTuple):
@@ -64,11 +64,11 @@ def _sentences(sentences: list[Json]) -> list[str]:
     return ["" if sentence is None else read_text(sentence, "sentences", "a sentence") for sentence in sentences]
 
 
-def own_gold(row: SourceRow, collector: PassageCollector, notes: Counter[str]) -> dict[str, list[str]]:
-    """Title → ids of the gold passages among the question's own.
+def own_gold(row: SourceRow, collector: PassageCollector, named: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Title → ids of the gold passages among the question's own. `named` lists titles without a passage.
 
     If several passages have the title, those with the supporting sentences are gold. If several have these, all are, as
-    in HotpotQA's own code, and `notes` counts the title.
+    in HotpotQA's own code, and `named` lists the title.
     """
     paragraphs: dict[str, list[ContextParagraph]] = {}
     for context in contexts(row):
@@ -78,12 +78,14 @@ def own_gold(row: SourceRow, collector: PassageCollector, notes: Counter[str]) -
         numbers_by_title.setdefault(title, []).append(number)
     gold: dict[str, list[str]] = {}
     for title, numbers in numbers_by_title.items():
-        namesakes = paragraphs.get(title, [ContextParagraph(title, ())])
+        if not (namesakes := paragraphs.get(title, [])):
+            named.setdefault(ABSENT, []).append(f"{row.where}: {title}")
+            continue
         supporting = [paragraph for paragraph in namesakes if paragraph.has(numbers)] or namesakes
         idents = [collector.find(title, paragraph.text, row.where) for paragraph in supporting]
         gold[title] = list(dict.fromkeys(idents))
         if len(gold[title]) > 1:
-            notes[AMBIGUOUS] += 1
+            named.setdefault(AMBIGUOUS, []).append(f"{row.where}: {title}")
     return gold
 
 
@@ -144,7 +146,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
             _sort_rows(path, data)
     if data.pooled:
         return ImportedData(data.collector.passages, tuple(_pooled_questions(data)))
-    notes = Counter[str]()
+    named: dict[str, list[str]] = {}
     if len(data.collector):
         titles = [(row, dict.fromkeys(title for title, _ in _facts(row))) for row in data.questions]
         gold = [[data.collector.titled(title, row.where) for title in unique_titles] for row, unique_titles in titles]
@@ -152,14 +154,15 @@ def read(sources: Sequence[Path]) -> ImportedData:
         for row in data.questions:
             for context in contexts(row):
                 data.collector.add(context.title, context.text)
-        gold = [list(chain(*own_gold(row, data.collector, notes).values())) for row in data.questions]
+        gold = [list(chain(*own_gold(row, data.collector, named).values())) for row in data.questions]
     questions = [question_of(row, idents, 2) for row, idents in zip(data.questions, gold, strict=True)]
-    return ImportedData(data.collector.passages, tuple(questions), notes)
+    notes = {name: len(names) for name, names in named.items()}
+    return ImportedData(data.collector.passages, tuple(questions), notes, named=named)
 
 
 def _read_titled_corpus(path: Path, collector: PassageCollector) -> bool:
     """Read HippoRAG's corpus. Returns False for other files."""
-    document = read_json(path)
+    document = read_document(path)
     if not isinstance(document, dict):
         return False
     for title, sentences in document.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import Field
 
 from coseek.core.errors import DataError, nearest
-from coseek.core.files import Json
+from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings
 from coseek.data.dataset import draw
 from coseek.data.imports import flashrag
@@ -35,8 +35,8 @@ class QuestionColumns(Settings):
     id: str | None = None
     """Column of the id; null: `id`, or a digest of the question."""
     choices: tuple[str, ...] = ()
-    """Columns of all choices of a multiple-choice question, including the right one. They are appended to the question
-    in an order drawn by its id; searches omit them."""
+    """Columns of all choices of a multiple-choice question, including the right one, which the gold answer names by its
+    text, column, letter or position from 0. They are appended in an order drawn by the id; searches omit them."""
     dataset: str | None = None
     """Name of the data set: a column of tables, and the prefix of ids."""
     most: int | None = Field(default=None, ge=1)
@@ -73,14 +73,20 @@ def _question(row: SourceRow, settings: QuestionColumns, dataset: str, split: st
     elif settings.answers is not None:
         answer_row = SourceRow(row.where, {column: _value_at(row, column) for column in settings.answers})
         columns["golden_answers"] = [*chain(*map(answer_row.answers, settings.answers))]
-    parsed = flashrag.question_of(SourceRow(row.where, {**row.value, **columns}), dataset, split, notes)
+    row = SourceRow(row.where, {**row.value, **columns})
+    parsed = flashrag.question_of(row, dataset, split, notes)
     if not settings.choices:
         return parsed
-    choices = [row.text(column) for column in settings.choices]
+    choices, answers = [row.text(column) for column in settings.choices], parsed.answers
+    answer_columns = {settings.answers} if isinstance(settings.answers, str) else {*(settings.answers or ())}
+    if answer_columns.isdisjoint(settings.choices):
+        labels = settings.choices if set(answers) & set(settings.choices) else map(flashrag.letter, range(len(choices)))
+        answers = flashrag.correct_texts(row, answers, [*zip(labels, choices, strict=True)])
     random.Random(parsed.id).shuffle(choices)
     notes[flashrag.MULTIPLE_CHOICE] += 1
     text = flashrag.with_choices(parsed.question, choices)
-    return replace(parsed, question=text, search_text=parsed.question, meta={**parsed.meta, "choices": [*choices]})
+    meta: JsonObject = {**parsed.meta, "choices": [*choices]}
+    return replace(parsed, question=text, search_text=parsed.question, answers=answers, meta=meta)
 
 
 def _value_at(row: SourceRow, column: str) -> Json:

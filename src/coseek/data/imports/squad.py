@@ -9,9 +9,9 @@ rows have no answers.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coseek.core.files import Json, read_json
+from coseek.core.files import Json
 from coseek.data.answers import read_answers
-from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, kind_of, read_rows
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, kind_of, read_document, read_rows
 from coseek.data.question import Question
 
 
@@ -38,7 +38,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
 
 def _articles(path: Path) -> Iterator[SourceRow]:
     """The articles of SQuAD's own file, or the rows of another file."""
-    document = read_json(path) if kind_of(path) == ".json" else None
+    document = read_document(path) if kind_of(path) == ".json" else None
     if isinstance(document, dict):
         yield from SourceRow(str(path), document).rows("data")
     else:

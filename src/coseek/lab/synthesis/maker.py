@@ -1,8 +1,7 @@
 """Maker: reads the proposals of a writer and keeps those that pass the gates.
 
 A document belongs to the split of its first kept question. Questions whose path crosses splits are dropped, so that no
-passage of a test path is in a path of another split. Gold passages of the data set's own held-out questions are in no
-path of `train`.
+passage of a test path is in a path of another split. Nor is a gold passage of a held-out question in a path of train.
 """
 
 import random
@@ -42,9 +41,8 @@ class CandidateQuestion:
 
 
 def owned_passages(dataset: Dataset, train: str | None = None) -> dict[str, Split]:
-    """Gold passage of a data set's own questions → the split of made questions about it: `train` for the set's split
-    `train`, `dev` for `dev`, `test` for all others. A passage of several splits is held out. Without `train`, the set's
-    own training questions are not trained on, and own no passages."""
+    """Gold passage of a set's own questions → the split of made questions about it: `train` for those of its split
+    `train`, if it is trained on, `dev` for `dev`, `test` for all others. A passage of several splits is held out."""
     names: dict[str, Split] = {"dev": "dev"} if train is None else {"dev": "dev", train: "train"}
     splits = sorted(set(dataset.splits) - ({"train"} if train is None else set()), key=lambda split: split != train)
     gold_ids = ((split, question.gold_ids) for split in splits for question in dataset.questions(split))
@@ -117,7 +115,7 @@ class QuestionMaker:
 
     def _passing_candidates(self, hops: int) -> Iterator[CandidateQuestion]:
         """Candidates that pass the gates by rules and reader."""
-        for batch in self._writer.propose(self._graph, hops, self._quotas[hops], self._settings):
+        for batch in self._writer.propose(self._graph, hops, self._settings):
             yield from self._pass_reader(list(self._pass_rules(batch)))
 
     def _claim(self, candidate: CandidateQuestion) -> bool:
@@ -156,8 +154,7 @@ class QuestionMaker:
         shares: dict[Split, float] = {"train": 1 - dev - test, "dev": dev, "test": test}
         splits = [split for split in SPLITS if shares[split]]
         if owners:
-            (owner, *others) = owners
-            return owner if owner in splits and not others else None
+            return next(iter(owners.intersection(splits)), None) if len(owners) == 1 else None
         return max(splits, key=lambda split: shares[split] * (dealt.total() + 1) - dealt[split])
 
     def _passes(self, verdicts: Verdicts) -> bool:

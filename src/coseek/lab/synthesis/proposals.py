@@ -65,8 +65,8 @@ class Proposal:
 class QuestionWriter(Protocol):
     """Writes proposals: a language model, or the phrases of the passages."""
 
-    def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
-        """Proposals of 1 or 2 hops, in batches, which are requested until `wanted` proposals have passed all gates."""
+    def propose(self, graph: HopGraph, hops: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
+        """Proposals of 1 or 2 hops, in batches, which are drawn until there are enough questions."""
 
 
 class ProposalPrompt(PromptFile):
@@ -109,7 +109,7 @@ class QuestionProposer:
             "failed": sum(self.counts.faults.values()),
         }  # fmt: skip
 
-    def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
+    def propose(self, graph: HopGraph, hops: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
         """The model's proposals for at most `limit` groups of passages, in a seeded order with lower ranks first.
         Raises `RunError` if a whole batch failed."""
         groups = shuffled(graph.groups(hops), settings.seed, hops)[: settings.limit]

@@ -92,7 +92,7 @@ class StatementWriter:
                     self._statements[statement.row].append(statement)
                     self._values[phrase][key] += 1
 
-    def propose(self, graph: HopGraph, hops: int, wanted: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
+    def propose(self, graph: HopGraph, hops: int, settings: SynthesisSettings) -> Iterator[list[Proposal]]:
         """At most `proposals` questions about every passage or pair, in a seeded order."""
         rng = random.Random(f"{settings.seed} statements {hops}")
         groups = shuffled(graph.groups(hops), settings.seed, hops)

@@ -78,9 +78,9 @@ def synthesize(
 
     The same corpus, settings and models give the same files. `proposer` writes the questions in place of the corpus's
     own phrases. `reader` tests them in addition to the rules. With a `solver`, only questions that it answers sometimes
-    are kept. Gold passages of held-out questions of `folder` are in no path of train; if its split `train` is trained
-    on, too, its gold passages are in no path of dev and test. Raises `DataError` if no question can be made, `RunError`
-    if a model fails throughout, and `InUse` if another process writes there; nothing is written then.
+    are kept. Gold passages of held-out questions of `folder` are in no path of train, nor those of its split `train`,
+    if named, in one of dev or test. Raises `DataError` if no question can be made, `RunError` if a model fails
+    throughout, and `InUse` if another process writes there; nothing is written then.
     """
     with lock_beside(out, again=False):
         check_output_folder(out, RECORD)
