@@ -99,6 +99,12 @@ def test_the_answer_is_the_whole_text_its_first_line_or_what_follows_the_last_ma
     assert generator(Scripted(str), **settings).read(text).answer == answer
 
 
+def test_a_text_that_was_cut_before_its_answer_is_a_fault_and_no_wrong_answer() -> None:
+    made = generator(Scripted(lambda prompt: CutText("First , Orbo # 1")), **MARKED)
+    (output,) = made.answer([made.context(reading_input(Passage("1", "T", "x")))])
+    assert (output.answer, output.fault) == (None, "the text was cut before its answer; raise max_answer_tokens")
+
+
 def test_one_failure_takes_no_others_along_and_is_no_answer() -> None:
     def says(prompt: str) -> str:
         if "Mira" in prompt:

@@ -4,12 +4,14 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.scripted import Scripted, judge
 
+from coseek.core.errors import SettingError
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorPrompt, GeneratorSettings
 from coseek.graders.judge import Claim
@@ -117,6 +119,12 @@ def test_a_verdict_or_a_score_that_the_limit_of_tokens_cut_is_not_taken_for_the_
     assert [*(output.value or ())] == [90.0, 95.0]
     (output,) = ask_with_retry(Scripted(lambda _: CutText("[1] 90 [2] 9")), [request], 12, CallCounts())
     assert output.value is None and "cut at max_tokens=12" in output.unreadable
+
+
+def test_a_prompt_without_the_response_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("prompt: Is {question} answered?\n", encoding="utf-8")
+    with pytest.raises(SettingError, match=r"prompt lacks \{response\}"):
+        judge(Scripted(str), prompt=str(tmp_path / "mine.yaml"))
 
 
 def test_a_response_cannot_forge_a_line_of_the_prompt() -> None:

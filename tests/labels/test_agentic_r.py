@@ -18,7 +18,7 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Hit, Passage
-from coseek.data.trajectory import StopReason
+from coseek.data.trajectory import PAGE, RETRY, StopReason
 from coseek.graders.structured_output import CallCounts
 from coseek.graders.sub_answer import SubAnswerModel, load_sub_answer_prompt
 from coseek.labels.answer_correctness import Ties
@@ -27,7 +27,7 @@ from coseek.labels.label_set import LabelSet, pick_negatives
 from coseek.labels.makers import agentic_r
 from coseek.labels.makers.agentic_r import AgenticRSettings
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.models.text_model import LocalTextModel, TextModel
+from coseek.models.text_model import CutText, LocalTextModel, TextModel
 from coseek.retrieval.query import QueryLike
 
 FILES = ("labels.jsonl", "dropped.jsonl")
@@ -302,6 +302,26 @@ def test_the_sub_answer_model_reads_every_passage_of_an_observation(tmp_path: Pa
     assert all(shown.count(f"end{n}") == len(searches) for n in range(3))
     short = SubAnswerModel(model, prompt, 512, 50, CallCounts()).shown(replace(turn.trajectory, searches=searches))
     assert all(f"Title {n} | word" in short and f"end{n}" not in short for n in range(3))
+
+
+def test_native_calls_of_one_turn_are_shown_once_and_other_results_as_their_text() -> None:
+    turn = next(turn for turn in turns() if turn.trajectory.searches[turn.search].hits)
+    run, tags = turn.trajectory, ("information", "information", PAGE, RETRY)
+    at = next(index for index, segment in enumerate(run.segments) if segment.tag == "information")
+    results = [replace(run.segments[at], tag=tag, text=f"{tag} text") for tag in tags]
+    run = replace(run, segments=(*run.segments[:at], *results, *run.segments[at + 1 :]))
+    shown = SubAnswerModel(Scripted(str), load_sub_answer_prompt("sub-answer"), 512, 200, CallCounts()).shown(run)
+    title = run.searches[0].hits[0].passage.title.strip()
+    assert shown.count(f"It was shown: {title} | ") == 1 and "information text" not in shown
+    assert "It was shown: page text\nIt was shown: retry text" in shown
+
+
+def test_a_sub_answer_that_was_cut_is_asked_for_again() -> None:
+    run = next(turn.trajectory for turn in turns() if len(turn.trajectory.searches) == 2)
+    texts = iter([CutText("[1] Ada Byron\n[2] 12 May 187"), "[1] Ada Byron\n[2] 12 May 1871"])
+    model = Scripted(lambda prompt: next(texts))
+    (inferred,) = SubAnswerModel(model, load_sub_answer_prompt("sub-answer"), 512, 200, CallCounts()).infer([run])
+    assert inferred.answers == ("Ada Byron", "12 May 1871")
 
 
 def test_sub_answers_that_cannot_be_read_leave_turns_without_and_are_counted(tmp_path: Path) -> None:

@@ -168,6 +168,11 @@ def test_a_wrong_spec_is_one_sentence(spec: RewardSpec, kind: type[UserError], s
         make_reward(spec)
 
 
+def test_a_name_of_a_part_and_of_a_preset_is_not_guessed() -> None:
+    with pytest.raises(SettingError, match=r"write \{'abstention': 1.0\} or \{'preset': 'abstention'\}"):
+        reward_spec("abstention")
+
+
 @given(
     answer=st.sampled_from(["Velora", "velora.", "Zun", "", None]),
     valid=st.booleans(),

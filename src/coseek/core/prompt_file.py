@@ -51,6 +51,8 @@ def without_role_marks(text: str, kept: frozenset[str] = frozenset()) -> str:
 
 
 _FIELD = re.compile(r"\{(\w+)\}")
+_MATERIAL = {"passages", "reasonings", "response", "run"}
+"""Fields that a template must use where it may: without them the model would see nothing to work on."""
 
 P = TypeVar("P", bound="PromptFile")
 
@@ -65,7 +67,7 @@ class PromptFile(Settings):
 def load_prompt(kind: type[P], name: str, folder: Path, fields: Mapping[str, set[str]], ours: Path) -> P:
     """Read a shipped prompt by its name in the folder `ours`, or a YAML file by its path relative to `folder`.
 
-    `fields` maps each template to the fields it may use. Raises `UnknownName`, `DataError` or `SettingError`.
+    `fields` maps each template to the fields it may use; it must use those of `_MATERIAL`. Raises `UserError`.
     """
     path = folder / Path(name).expanduser() if name.endswith((".yaml", ".yml")) else ours / f"{name}.yaml"
     if not path.is_file():
@@ -74,9 +76,11 @@ def load_prompt(kind: type[P], name: str, folder: Path, fields: Mapping[str, set
         raise DataError(f"there is no prompt file {path}; check the path")
     prompt = make_settings(kind, read_yaml(path, "prompt file"), path)
     for template, allowed in fields.items():
-        for field in _FIELD.findall(getattr(prompt, template)):
-            if field not in allowed:
-                raise SettingError(f"{path}: {template} names {{{field}}}; it may hold {', '.join(sorted(allowed))}")
+        used = set(_FIELD.findall(getattr(prompt, template)))
+        if unknown := used - allowed:
+            raise SettingError(f"{path}: {template} names {{{min(unknown)}}}; it may hold {', '.join(sorted(allowed))}")
+        if missing := allowed & _MATERIAL - used:
+            raise SettingError(f"{path}: {template} lacks {{{min(missing)}}}; write it where its text belongs")
     return prompt
 
 

@@ -219,7 +219,8 @@ class Generator:
         if (self.settings.answer or self.prompt.answer) != "whole":
             answer = next((line.strip() for line in answer.splitlines()), "")
         cut = isinstance(text, CutText) and text.rstrip().endswith(answer)
-        return GeneratorOutput(answer or None, text, cut=cut)
+        fault = "the text was cut before its answer; raise max_answer_tokens" if cut and not answer else None
+        return GeneratorOutput(answer or None, text, fault, cut)
 
 
 def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInput) -> GeneratorContext:

@@ -13,10 +13,11 @@ from pathlib import Path
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.core.record import Record
-from coseek.data.trajectory import PROMPT, Author, Trajectory
+from coseek.data.trajectory import COMMON_TAGS, PROMPT, Author, Segment, Trajectory
 from coseek.graders.generator import PROMPTS
 from coseek.graders.grader import ModelGrader
 from coseek.graders.structured_output import OutputRequest, Unreadable, after_mark, ask_with_retry, read_lines
+from coseek.models.text_model import CutText
 from coseek.retrieval.llm import neutralise_numbers
 
 _UNSURE = ("not sure ", "unsure ", "not certain ")
@@ -99,13 +100,14 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
     def shown(self, run: Trajectory) -> str:
         """The whole prompt. Text from outside is put on one line, and its numbers in brackets are neutralised."""
         lines: list[str] = []
-        turn = 0
+        turn, is_shown = 0, False
         for segment in run.segments:
             if segment.author is Author.AGENT:
-                turn += 1
+                turn, is_shown = turn + 1, False
                 lines.append(fill_template(self.prompt.agent, text=neutralise_numbers(one_line(segment.text))))
-            elif segment.tag != PROMPT:
-                text = self._observation(run, turn, segment.text)
+            elif segment.tag != PROMPT and (segment.tag in COMMON_TAGS or not is_shown):
+                is_shown = is_shown or segment.tag not in COMMON_TAGS  # native calls of one turn have a segment each
+                text = self._observation(run, turn, segment)
                 lines.append(fill_template(self.prompt.shown, text=neutralise_numbers(text)))
         searches = (
             fill_template(self.prompt.search, number=str(number), query=neutralise_numbers(one_line(search.query)))
@@ -120,12 +122,12 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
             count=str(len(run.searches)),
         )
 
-    def _observation(self, run: Trajectory, turn: int, text: str) -> str:
-        """The observation after a turn of the agent, with at most `max_words` words of each passage. Notes on passages
-        and other observations count as one text."""
+    def _observation(self, run: Trajectory, turn: int, segment: Segment) -> str:
+        """The passages of a turn of the agent, with at most `max_words` words of each. Notes on passages and other
+        observations count as one text."""
         passages = [hit.passage for search in run.searches if search.turn == turn for hit in search.hits]
-        if not passages or run.side_contexts:
-            return one_line(text, self.max_words)
+        if not passages or run.side_contexts or segment.tag in COMMON_TAGS:
+            return one_line(segment.text, self.max_words)
         lines = (one_line(f"{passage.title} | {passage.text}", self.max_words) for passage in passages)
         return " ; ".join(dict.fromkeys(lines))
 
@@ -135,7 +137,8 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
         return OutputRequest(self.shown(run), again, lambda text: self._read(text, count))
 
     def _read(self, text: str, count: int) -> tuple[str | None, ...] | Unreadable:
-        answers = after_mark(text, self.prompt.answers_after)
+        # A date that was cut at a word ("12 May") looks like a whole sub-answer.
+        answers = after_mark(text.rpartition("\n")[0] if isinstance(text, CutText) else text, self.prompt.answers_after)
         lines = answers if isinstance(answers, Unreadable) else read_lines(answers, count)
         return lines if isinstance(lines, Unreadable) else tuple(map(sure, lines))
 

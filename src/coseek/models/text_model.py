@@ -61,8 +61,8 @@ class CutText(str):
 
 
 def whole_words(text: str) -> str:
-    """The text; of a `CutText` the words before the last."""
-    return "".join(text.rsplit(maxsplit=1)[:-1]) if isinstance(text, CutText) else text
+    """The text; of a `CutText` the words before the last, as a `CutText`."""
+    return CutText("".join(text.rsplit(maxsplit=1)[:-1])) if isinstance(text, CutText) else text
 
 
 Output: TypeAlias = str | ModelError

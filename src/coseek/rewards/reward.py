@@ -278,12 +278,14 @@ def load_preset(name: str) -> Preset:
 
 def reward_spec(reward: RewardLike) -> RewardSpec:
     """Convert a reward to settings. Raises `UnknownName` with the nearest part or preset, and `SettingError` for two
-    parts with one name."""
+    parts with one name, and for a name of both a part and a preset."""
     if callable(reward):
         return {_register(reward): 1.0}
     if not isinstance(reward, str | Path):
         return _without_repeats(_terms(reward))
     name = str(reward)
+    if name in reward_names() and name in preset_names():
+        raise SettingError(f"{name!r} is a part and a preset; write {{{name!r}: 1.0}} or {{'preset': {name!r}}}")
     if is_plugin_path(name) or name.replace("-", "_") in reward_names():
         return {name: 1.0}
     if name in preset_names() or name.endswith((".yaml", ".yml")):
