@@ -325,6 +325,9 @@ def test_settings_of_a_server_are_merged_wherever_they_stand_and_none_is_dropped
     assert named_server(str(path)) == RemoteTextModelSettings(
         url="http://127.0.0.1:9", model="m", patience=server.patience
     )
+    path.write_text("url: http://127.0.0.1:9\nname: m\n")
+    with pytest.raises(UserError, match="write model: m for the server's model"):
+        settings_for(str(path))
     path.write_text("url: http://127.0.0.1:9\nmodel: m\nserver: 3\n")
     with pytest.raises(UserError, match="server"):
         settings_for(str(path))

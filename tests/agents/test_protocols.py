@@ -25,7 +25,7 @@ from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.search_turns import replay_queries
 from coseek.agents.sources import served_context
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.models.model import TurnEnd
@@ -216,6 +216,50 @@ def test_nothing_found_needs_no_notes_and_a_fault_in_them_is_the_models() -> Non
     model = Typist(ByteTokenizer(protocol.grammar.special_tokens), script("search-o1"), note_end=TurnEnd.FAULT)
     trajectory = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
     assert trajectory.stop is StopReason.MODEL_ERROR and trajectory.searches == () and model.count == {}
+
+
+def test_notes_that_the_limit_cut_in_their_reasoning_do_not_say_that_nothing_was_found() -> None:
+    protocol = load_protocol("search-o1")
+    model = Typist(ByteTokenizer(protocol.grammar.special_tokens), script("search-o1"), "<think>So", TurnEnd.LENGTH)
+    trajectory = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
+    assert trajectory.stop is StopReason.TOKEN_LIMIT and "raise max_turn_tokens" in trajectory.stop_detail
+
+
+def test_a_document_has_its_cap_in_the_prompt_for_notes_too() -> None:
+    limits = WIDE.model_copy(update={"max_document_tokens": 12})
+    prompt = play("search-o1", *script("search-o1"), limits=limits).side_contexts[0][0].text
+    assert "Ada" in prompt and "Lovelace was born" not in prompt
+
+
+def test_a_prompt_of_ones_own_is_used_or_it_is_said_that_it_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: default\nprompt: 'Mine {question}'\nprompts: {rag: 'Rag {question}'}\n", encoding="utf-8")
+    prompts = {name: load_protocol(name, str(path)).template.file.prompt for name in ("search-r1", "s3", "rag", "cot")}
+    assert [prompts[name] for name in ("search-r1", "s3", "rag")] == ["Mine {question}"] * 2 + ["Rag {question}"]
+    assert prompts["cot"] == load_protocol("cot").template.file.prompt
+    (said,) = caplog.messages
+    assert "cot takes its prompt from default; to replace it, write prompts: {cot: …}" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("prompt: 'Answer well.'", r"prompt lacks \{question\}"),
+        ("prompt: 'Answer {{question}}'", r"prompt lacks \{question\}; write it in single braces"),
+        ("prompts: {search-rl: '{question}'}", "names 'search-rl' and not 'search-r1'; correct it"),
+    ],
+)
+def test_a_prompt_that_would_ask_nothing_or_nobody_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "mine.yaml").write_text(f"extends: default\n{text}\n", encoding="utf-8")
+    with pytest.raises(SettingError, match=says):
+        load_protocol("search-r1", str(tmp_path / "mine.yaml"))
+
+
+def test_a_misspelt_prompt_template_is_refused_where_the_protocol_has_its_own() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'declining'"):
+        load_protocol("cited", "declinig")
 
 
 def test_the_last_boxed_answer_counts_and_may_hold_braces() -> None:

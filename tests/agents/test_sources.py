@@ -3,6 +3,7 @@
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.agents.playing import ADA, BOB, EVE, QUESTION, WIDE, Shelf, observations, play
@@ -120,6 +121,12 @@ def test_citations_are_resolved_over_all_searches_and_those_of_nothing_are_dropp
     assert cited.text == reply_of(run) == "Eve knows a cat [1], called Bob [2]. Ada is older [3]; the pool is deep."
     assert cited.passages == (EVE, BOB, ADA) == tuple(sources_of(run))
     assert cited.dropped == 4, "4, 9, 0 and 12"
+
+
+def test_a_protocol_that_extends_cited_cites_and_a_year_in_brackets_is_text(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: cited\n", encoding="utf-8")
+    run = play(str(tmp_path / "mine.yaml"), "<answer>In [1815] [2].</answer>", limits=TWO)
+    assert run.protocol == "mine" and reply_of(run) == "In [1815] [1]." and sources_of(run) == [BOB]
 
 
 @pytest.mark.parametrize("name", ["rag", "search-r1"])

@@ -355,9 +355,31 @@ async def later(x: str) -> str:
     return x
 
 
+class Shop:
+    """A type of the user's."""
+
+
+def of_type(x: Shop) -> str:
+    """Say it."""
+    return ""
+
+
+def private(_x: str) -> str:
+    """Say it."""
+    return ""
+
+
+def unknown(x: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
+    """Say it."""
+    return ""
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
+        (of_type, r"the tool of_type\(x: .*Shop\) .* an argument whose name or type is not allowed: .*Shop"),
+        (private, r"the tool private\(_x: str\) .* underscores"),
+        (unknown, r"the tool unknown\(x: 'Nowhere'\) .* 'Nowhere' is not defined"),
         (later, "is async or a generator"),
         (untyped, "with a type, such as `x: str`"),
         (silent, "needs a docstring"),

@@ -141,6 +141,13 @@ def test_where_every_dev_question_has_a_fault_its_reason_is_said() -> None:
         dev_metrics(runs, TrajectoryScorer(make_reward({"exact_match": 1.0})))
 
 
+def test_the_dev_curve_of_an_agent_that_only_searches_has_no_exact_match() -> None:
+    scoring = TrajectoryScorer(make_reward({"answer_hit": 1.0}))
+    for protocol, has_em in (("s3", False), ("search-r1", True)):
+        metrics = dev_metrics([replace(run(search_of("o", ORBO), answer=None), protocol=protocol)], scoring)
+        assert ("exact_match" in metrics) is has_em and metrics["reward"] == 0
+
+
 def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
     from coseek.training.rl.rollout import rollout_metrics, score
 

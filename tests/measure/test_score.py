@@ -1,10 +1,14 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, run, search_of
 
+from coseek.agents.protocol import stored_protocol
 from coseek.core.errors import DataError, UnknownName
+from coseek.core.files import JsonObject
 from coseek.data.question import Question
+from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.measure.question_groups import MACRO, MACRO_LARGE
 from coseek.measure.score import METRICS, score_runs, score_trajectory
@@ -147,7 +151,7 @@ def test_the_order_of_the_trajectories_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "scored"), [("s3", False), ("deepretrieval", False), ("search-r1", True), ("mine", True)]
+    ("protocol", "scored"), [("s3", False), ("deepretrieval", False), ("search-r1", True), ("not-loaded", True)]
 )
 def test_an_agent_that_only_searches_is_not_marked_down_for_giving_no_answer(protocol: str, scored: bool) -> None:
     silent = replace(run(search_of("Orbo", ORBO), answer=None), protocol=protocol)
@@ -155,6 +159,22 @@ def test_an_agent_that_only_searches_is_not_marked_down_for_giving_no_answer(pro
     assert score_trajectory(silent)["answer_hit"] == 0.0
     answered = replace(silent, answer="Velora")  # by a generator, from what was found
     assert score_trajectory(answered)["em"] == 1.0
+
+
+def test_a_users_protocol_is_read_from_its_file_or_its_loss_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent, stored = run(search_of("Orbo", ORBO), answer=None), []
+    for name, text in (("our-s3", "extends: s3\n"), ("our-react", "extends: react-paper\n"), ("lost", "")):
+        (path := tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+        settings: JsonObject = {"agent": {"protocol": str(path), "prompt_template": "default"}}
+        stored.append(Run.create(tmp_path / name, settings))
+    path.unlink()
+    known = [stored_protocol(run) is not None for run in stored]
+    scores = [score_trajectory(replace(silent, protocol=run.folder.name)) for run in stored]
+    assert known == [True, True, False] and ["em" in row for row in scores] == [False, True, True]
+    assert (scores[1]["visits"], scores[1]["forced"]) == (0, 0) and "visits" not in scores[2]
+    assert "lost: every run without an answer counts as wrong, since its protocol is gone" in caplog.text
 
 
 def in_sets(**sizes: tuple[int, int]) -> list[Trajectory]:

@@ -19,6 +19,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, json_line
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.retrieval.index import build_index
 from coseek.view.page import CHUNK_CHARS, SCRIPTS, EpisodeTable, LivePage, html_of, labels_for, page_of, part
@@ -382,6 +383,33 @@ def test_the_reward_of_a_training_is_shown_by_part(tmp_path: Path) -> None:
     table = table_from(tmp_path / "training")
     assert table.columns["reward"] == [0.9, -0.1]
     assert table.columns["parts"] == [{"exact_match": 1, "searches": 1}, {"exact_match": 0, "searches": 1}]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "{reward: {preset: s3}}",
+        "{reward: {exact_match: 1.0}, stages: {first: {reward: {preset: qagent-1}}}}",
+        "{reward: {gold_recall: 1.0}}",
+    ],
+)
+def test_a_reward_that_the_page_cannot_compute_is_left_out_and_the_page_is_made(tmp_path: Path, recipe: str) -> None:
+    bare = replace(trajectory("a"), question=Question("a", "Who?", ("Ada",)))
+    make_run(tmp_path / "table" / "after.dev", [bare])
+    (tmp_path / "recipe.yaml").write_text(f"recipe: {recipe}\n", encoding="utf-8")
+    assert table_from(tmp_path).columns["reward"] == [None]
+
+
+def test_a_verdict_on_a_generators_answer_is_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, [replace(trajectory("a"), answer=None, stop=StopReason.COMPLETE)])
+    answers, verdicts = (GradeCache.beside(folder, kind, "x", {}) for kind in (GeneratedAnswer, Verdict))
+    with answers.appending() as file:
+        answers.append(file, GeneratedAnswer("a", 7, "digest", "Ada", "It is Ada."))
+    with verdicts.appending() as file:
+        verdicts.append(file, Verdict("a", "Ada", True, "yes"))
+        verdicts.append(file, Verdict("a", "of another run", True, "yes"))
+    grades = cast("list[JsonObject]", bodies(table_from(folder))[0]["grades"])
+    assert [(grade.get("answer"), grade.get("response")) for grade in grades] == [("Ada", None), (None, "Ada")]
 
 
 def test_a_rollout_of_training_has_the_values_of_its_step_at_its_tokens(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from coseek.agents.protocol import stored_protocol
 from coseek.core.errors import missing_extras
 from coseek.core.files import JsonObject, as_path
 from coseek.data.run import Run
@@ -39,8 +40,10 @@ LABEL_ROWS = Features(
 
 def runs_dataset(*runs: str | Path) -> Dataset:
     """Make a data set of one row per trajectory of run folders. Raises `DataError` for a folder that is not a run."""
-    folders = [as_path(run, "a run folder") for run in runs]
-    rows = [_run_row(folder, trajectory) for folder in folders for trajectory in Run(folder).trajectories()]
+    rows: list[JsonObject] = []
+    for run in [Run(as_path(folder, "a run folder")) for folder in runs]:
+        stored_protocol(run)
+        rows += [_run_row(run.folder, trajectory) for trajectory in run.trajectories()]
     return _dataset(rows, RUN_ROWS)
 
 

@@ -340,17 +340,16 @@ class Environment:
             return self._fail(episode, failed, End(StopReason.TOOL_ERROR, detail=ids.message))
         if isinstance(result, DocumentPage):
             # A page that does not exist is a mistake of the agent, not a fault: it is counted, and the run continues.
-            exists = self.prompt_template.has_page(self.tokenizer, result, self.limits)
+            absent = replace(result, passage=None, document=())
+            exists = ids != self.prompt_template.page_ids(self.tokenizer, absent, self.limits.max_observation_tokens)
             visit = Visit(request.turn, result.ident, result.document) if result.document else None
             return self._show(episode, PAGE if exists else MISSING, ids, visit)
         return self._show(episode, TOOL, ids, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
 
     def _ask_for_notes(self, episode: Episode, results: TurnSearches) -> Next:
         """Ask the model for notes on search results in a side context (Search-o1's reason-in-documents)."""
-        query, size = results.queries[0], self.limits.max_observation_tokens
-        ids = self.prompt_template.notes_prompt_ids(
-            self.tokenizer, episode.question.question, query.reasoning, results.searches, size
-        )
+        question, reasoning = episode.question.question, results.queries[0].reasoning
+        ids = self.prompt_template.notes_prompt_ids(self.tokenizer, question, reasoning, results.searches, self.limits)
         tokens_left = self.limits.max_tokens - len(ids)
         if tokens_left < 1:
             return End(StopReason.TOKEN_LIMIT, detail=f"a prompt for notes of {len(ids)} tokens")
@@ -370,6 +369,8 @@ class Environment:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
         notes = without_reasoning(opened_at_end(episode.side_contexts[-1][0].text) + self.tokenizer.decode(ids)).strip()
+        if turn.end is TurnEnd.LENGTH and not notes:
+            return End(StopReason.TOKEN_LIMIT, detail=f"no notes in {len(turn.ids)} tokens; raise max_turn_tokens")
         shown_ids = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
         return self._show_turn(episode, CallResult(self.protocol.grammar.observation, shown_ids, results))
 

@@ -176,6 +176,8 @@ def _read_agent_file(path: Path) -> JsonObject:
     lines = "`name: value` lines, `name` itself, or the `url` of a server, among them"
     tree = read_yaml(path, "agent file", lines)
     if isinstance(url := tree.get("url"), str):
+        if "name" in tree:
+            raise SettingError(f"{path} has a url and a name; write model: {tree['name']} for the server's model")
         group = tree.pop("server", None)
         server = {name: tree.pop(name) for name in [*tree] if name in RemoteModelSettings.model_fields}
         del tree["url"]

@@ -5,11 +5,13 @@ close a tag nor become a special token. If the model has a chat template, the pr
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from pydantic import Field
 
@@ -17,9 +19,9 @@ from coseek.agents.episode import shown_documents
 from coseek.agents.grammar import Grammar
 from coseek.agents.limits import Limits
 from coseek.agents.tool import DocumentPage
-from coseek.core.errors import SettingError
+from coseek.core.errors import SettingError, closest
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.plugins import find_yaml
+from coseek.core.plugins import find_yaml, yaml_names
 from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import Settings, make_settings
 from coseek.core.text import separated
@@ -42,6 +44,8 @@ from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import HfTokenizer
 from coseek.models.written import is_read_before_answer
 
+warn_once = cache(logging.getLogger(__name__).warning)
+"""Log a warning once in this process."""
 FOLDER = Path(__file__).parent / "prompt_templates"
 _FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
 _BRACES = re.compile(rf"{_FIELD.pattern}|\{{\{{|\}}\}}")
@@ -63,7 +67,7 @@ class PromptTemplateFile(Settings):
     prompt: str
     """The first segment of an episode, with the field `{question}`."""
     prompts: dict[str, str] = Field(default={})
-    """Prompts of single protocols by name, which replace `prompt`."""
+    """Prompts of single protocols by name, which replace `prompt`. A file that extends a template adds to them."""
     protocols: tuple[str, ...] = ()
     """Protocols that the prompts are written for; empty: any."""
     chat_template: ChatTemplate = "auto"
@@ -119,6 +123,8 @@ _FIELDS = {
     "result": {"text"},
     "notes": {"question", "reasoning", "query", "documents"},
 }
+_NEEDED = {"prompt": "question", "tools": "tools", "result": "text", "notes": "documents"}
+"""The field without which a template would show nothing."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +157,12 @@ class PromptTemplate:
             )
         file = file.model_copy(update={"prompt": file.prompts.get(protocol, file.prompt), "prompts": {}})
         for template, fields in _FIELDS.items():
-            for field in _FIELD.findall(getattr(file, template)):
-                if field not in fields:
-                    known_fields = ", ".join(sorted(fields))
-                    raise SettingError(f"{source}: {template} names {{{field}}}; it may hold {known_fields}")
+            used = set(_FIELD.findall(getattr(file, template)))
+            if unknown := used - fields:
+                known_fields = ", ".join(sorted(fields))
+                raise SettingError(f"{source}: {template} names {{{min(unknown)}}}; it may hold {known_fields}")
+            if getattr(file, template) and (needed := _NEEDED.get(template, "")) not in {"", *used}:
+                raise SettingError(f"{source}: {template} lacks {{{needed}}}; write it in single braces")
         tag = None if grammar.native_calls else grammar.by_name.get(grammar.observation)
         needs = (*needs, "tools", "document") if grammar.native_calls else needs
         for template in (*needs, *(("observation", "document") if tag else ())):
@@ -266,10 +274,6 @@ class PromptTemplate:
                 plain_text += piece
         yield TextPart(plain_text)
 
-    def observation_ids(self, tokenizer: Tokenizer, hits: Sequence[Hit], max_tokens: int) -> tuple[int, ...]:
-        """Render the observation of one search with these hits."""
-        return self.block_ids(tokenizer, [Search("", tuple(hits))], max_tokens)
-
     def block_ids(
         self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None,
         before: int = 0,
@@ -329,13 +333,6 @@ class PromptTemplate:
         fields = {name: self._data(tokenizer, text) for name, text in texts.items()}
         return self._fill(self.file.part, fields, tokenizer)
 
-    def has_page(self, tokenizer: Tokenizer, opened: DocumentPage, limits: Limits) -> bool:
-        """Whether a passage was found and has this page."""
-        if opened.document or opened.passage is None:
-            return bool(opened.document)
-        tokens = len(self._data(tokenizer, opened.passage.text))
-        return 1 <= opened.page <= max(1, -(-tokens // limits.max_observation_tokens))
-
     def result_ids(self, tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[int, ...]:
         """Render a tool's result, cut to `max_tokens`."""
         return self._observation_ids(
@@ -346,14 +343,15 @@ class PromptTemplate:
         return tuple(self._fill(self.file.retry, {"problem": self._data(tokenizer, problem)}, tokenizer))
 
     def notes_prompt_ids(
-        self, tokenizer: Tokenizer, question: str, reasoning: str, searches: Sequence[Search], max_tokens: int
+        self, tokenizer: Tokenizer, question: str, reasoning: str, searches: Sequence[Search], limits: Limits
     ) -> tuple[int, ...]:
         """Render the prompt for notes on one turn's searches."""
+        sizes = limits.max_observation_tokens, limits.max_document_tokens
         fields = {
             "question": self._data(tokenizer, question),
             "reasoning": self._data(tokenizer, reasoning),
             "query": self._data(tokenizer, " · ".join(search.query for search in searches)),
-            "documents": self._documents(tokenizer, searches, max_tokens),
+            "documents": self._documents(tokenizer, searches, *sizes),
         }
         return self._messages(tokenizer, [("user", [tuple(self._fill(self.file.notes, fields, tokenizer))])])[0]
 
@@ -404,11 +402,20 @@ def _read_template(name: str, protocol: str) -> tuple[Path, JsonObject]:
     if not path.is_file():
         path = find_yaml("prompt_template", FOLDER, name)
     tree = read_yaml(path, "prompt_template file")
+    own = prompts if isinstance(prompts := tree.get("prompts"), dict) else {}
+    for key in () if protocol in own else own.keys() - set(yaml_names(FOLDER.parent / "protocols")):
+        if closest(str(key), [protocol]):
+            raise SettingError(f"{path}: prompts names {key!r} and not {protocol!r}; correct it, or add {protocol!r}")
     if not (base := str(tree.pop("extends", None) or "")):
         return path, tree
     if base not in {file.stem for file in FOLDER.glob("*.yaml")} or path == FOLDER / f"{base}.yaml":
         raise SettingError(f"{path}: extends names a prompt template of the package, not {base!r}")
-    return path, {**_read_template(base, protocol)[1], **tree}
+    base_tree = _read_template(base, protocol)[1]
+    inherited = cast(JsonObject, base_tree.get("prompts", {}))
+    if "prompt" in tree and protocol in inherited.keys() - own.keys():
+        # Not an error: beside a trained agent with this prompt a table has baselines, which have theirs.
+        warn_once(f"{path}: {protocol} takes its prompt from {base}; to replace it, write prompts: {{{protocol}: …}}")
+    return path, {**base_tree, **tree, "prompts": {**inherited, **own} if own or not prompts else prompts}
 
 
 def _pieces(template: str) -> Iterator[tuple[bool, str]]:

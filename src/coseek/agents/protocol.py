@@ -10,7 +10,7 @@ from pydantic import Field
 
 from coseek.agents.grammar import Grammar
 from coseek.agents.limits import Limits
-from coseek.agents.prompt_template import InputMode, PromptTemplate, PromptTemplateFile
+from coseek.agents.prompt_template import InputMode, PromptTemplate, PromptTemplateFile, warn_once
 from coseek.agents.tag import Action, Tag, TagFile
 from coseek.agents.tool import Tool, open_tool, tool_path
 from coseek.agents.tools.visit import VisitSettings
@@ -20,6 +20,7 @@ from coseek.core.fingerprint import file_digest
 from coseek.core.plugins import find_yaml, is_function, is_plugin_path, own_function, plugin_name
 from coseek.core.settings import Settings, make_settings
 from coseek.data.digests import digest
+from coseek.data.run import Run
 from coseek.data.trajectory import Author
 from coseek.models.chat import ChatTemplate
 from coseek.models.model import Tokenizer
@@ -79,6 +80,8 @@ class Protocol:
     file: ProtocolFile
     identity: str = ""
     """Digest of the file's tags, order, switches and tools; the prompt template has a separate digest."""
+    root: str = ""
+    """The protocol that it extends in the end, or its own name."""
     not_run: tuple[str, ...] = ()
     """Tool files left out because the protocol was loaded without `run_files`. It can then not be rolled out."""
 
@@ -161,6 +164,7 @@ def load_protocol(
         raise DataError(f"{path}: {error}") from None
     needs = [name for name, is_needed in (("retry", file.retries), ("notes", file.reason_in_documents)) if is_needed]
     if file.prompt_template is not None and not prompt_template.endswith((".yaml", ".yml")):
+        find_yaml("prompt_template", FOLDER.parent / "prompt_templates", prompt_template)  # refuses a misspelt name
         template = PromptTemplate.of(file.prompt_template, grammar, root, needs, str(path))
     else:
         template = PromptTemplate.load(prompt_template, grammar, root, needs)
@@ -172,15 +176,38 @@ def load_protocol(
     digests += [function.digest for function in functions if function is not None]
     not_run = () if run_files else tuple(map(str, tool_paths))
     identity = digest(content + "".join(digests))
-    return Protocol(path.stem, grammar, template.with_chat(chat_template), file, identity, not_run)
+    template = template.with_chat(chat_template)
+    _loaded[path.stem] = Protocol(path.stem, grammar, template, file, identity, root, not_run)
+    return _loaded[path.stem]
+
+
+_loaded: dict[str, Protocol] = {}
+"""The protocol loaded last, by name: a trajectory holds a name and no path."""
+
+
+def known_protocol(name: str) -> Protocol | None:
+    """A built-in protocol, or a user's that this process has loaded, by a trajectory's name for it; else `None`."""
+    return _built_in(name) or _loaded.get(name)
 
 
 @cache
-def known_protocol(name: str) -> Protocol | None:
-    """The protocol of this name with the default prompts, for reading stored runs; `None` if it is unknown."""
+def _built_in(name: str) -> Protocol | None:
     try:
         return load_protocol(name)
     except UserError:
+        return None
+
+
+def stored_protocol(run: Run) -> Protocol | None:
+    """Load the protocol of a run's settings, for `known_protocol`; `None` without one. A missing file is reported."""
+    agent = run.settings.get("agent")
+    if not isinstance(agent, dict) or not isinstance(name := agent.get("protocol"), str):
+        return None
+    try:
+        return load_protocol(name, str(agent.get("prompt_template")))
+    except UserError as error:
+        if known_protocol(Path(name).stem) is None:
+            warn_once(f"{run.folder}: every run without an answer counts as wrong, since its protocol is gone: {error}")
         return None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import numbered_documents
+from coseek.agents.protocol import known_protocol
 from coseek.core.errors import SettingError
 from coseek.core.text import as_written, counted, has_loop, sentence_spans
 from coseek.data.passage import Passage
@@ -27,13 +28,13 @@ from coseek.data.trajectory import (
 from coseek.retrieval.lexical.analyzer import has_words
 
 CITED = "cited"
-"""The protocol whose answers cite passages by number."""
+"""The protocol whose answers, and those of protocols that extend it, cite passages by number."""
 MOST = 5
 """Maximum number of sources of an answer without citations."""
 MOST_SENTENCES = 4
 """Maximum number of consecutive sentences that an answer may span."""
-_CITATIONS = re.compile(r"([ \t]?)((?:\[[0-9]{1,4}(?:[ \t]?[,;][ \t]?[0-9]{1,4}){0,20}\])++)")
-"""Adjacent citations, with the blank before them."""
+_CITATIONS = re.compile(r"([ \t]?)((?:\[[0-9]{1,3}(?:[ \t]?[,;][ \t]?[0-9]{1,3}){0,20}\])++)")
+"""Adjacent citations, with the blank before them. `[1995]` is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,9 @@ class CitedAnswer:
 
 
 def cited_answer(trajectory: Trajectory) -> CitedAnswer | None:
-    """The answer of a run of the protocol `cited`; `None` for other runs and without an answer."""
-    if trajectory.agent_protocol != CITED or trajectory.declined or trajectory.answer is None:
+    """The answer of a run of `cited` or a protocol that extends it; `None` for other runs and without an answer."""
+    protocol = known_protocol(trajectory.agent_protocol)
+    if protocol is None or protocol.root != CITED or trajectory.declined or trajectory.answer is None:
         return None
     documents, dropped = numbered_documents(trajectory.searches), 0
     cited_passages: dict[str, Passage] = {}

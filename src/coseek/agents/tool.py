@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from coseek.agents.limits import Limits
 from coseek.core.errors import SettingError
@@ -307,7 +307,12 @@ def tool_name(tool: ToolLike) -> str:
     function without types or docstring."""
     if not callable(tool):
         return str(tool)
-    description, arguments = described(tool)
+    try:
+        description, arguments = described(tool)
+        arguments.model_json_schema()
+    except (NameError, PydanticUserError) as error:
+        head, reason = f"{called(tool)}{inspect.signature(tool)}", str(error).partition(". ")[0]
+        raise SettingError(f"the tool {head} has an argument whose name or type is not allowed: {reason}") from None
 
     def schema(settings: ToolSettings) -> JsonObject:
         tree = cast(JsonObject, _without_titles(cast(Json, arguments.model_json_schema())))

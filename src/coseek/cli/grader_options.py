@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from coseek.agents.protocol import stored_protocol
 from coseek.agents.sources import SELECTED
 from coseek.cli.terminal import progress_bar, resumable, say
 from coseek.core.cluster import Cluster
@@ -109,6 +110,7 @@ def ask(
 
     Without generator and judges, trajectories are streamed and not kept in memory.
     """
+    stored_protocol(run)
     budget = ContextBudget(parts.budget).fill
     if parts.generator is None and not parts.judges:
         return ScoredBothWays(score_run(name, _chosen_trajectories(run, select), budget=budget), None)

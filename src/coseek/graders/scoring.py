@@ -21,6 +21,7 @@ from coseek.graders.judge import Claim, Judge
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.measure.question_groups import MACRO, datasets_of
 from coseek.measure.retrieval import run_recall
+from coseek.measure.score import answers_itself
 from coseek.rewards.grades import WAY_OUT, Grades, Need
 from coseek.rewards.reward import Reward, RewardFault, RewardFunction
 
@@ -107,7 +108,9 @@ def dev_metrics(trajectories: Sequence[Trajectory], scoring: TrajectoryScorer) -
     values_of: dict[str, list[float | None]] = {
         "reward": [reward.value if isinstance(reward, Reward) else None for reward in scoring(scored)],
         "exact_match": [
-            float(exact_match(trajectory.answer, golds)) if can_match(golds := trajectory.question.answers) else None
+            float(exact_match(trajectory.answer, golds))
+            if can_match(golds := trajectory.question.answers) and answers_itself(trajectory.protocol)
+            else None
             for trajectory in scored
         ],
         "recall": [run_recall(trajectory) for trajectory in scored],

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
+from coseek.agents.protocol import stored_protocol
 from coseek.core.errors import DataError
 from coseek.core.files import read_jsonl
 from coseek.data.run import Run
@@ -31,6 +32,7 @@ def values_of(arm: Arm, folder: Path) -> Values:
     run = Run(folder / arm.part)
     if not run.is_closed:  # questions are missing
         raise DataError(f"{run.folder} is not finished; the same command with --resume goes on")
+    stored_protocol(run)
     return of_run(score_run(run.folder.name, run.trajectories()))
 
 

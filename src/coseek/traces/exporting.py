@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from coseek.agents.protocol import stored_protocol
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, UnknownName
 from coseek.core.files import atomic_folder, check_output_folder, check_replaceable, write_json, write_jsonl
@@ -38,6 +39,7 @@ def export_run(run: Run, format_name: str, out: Path) -> int:
 
 def _trajectories(run: Run) -> Iterator[Trajectory]:
     """The trajectories of a run. Raises `DataError` if it has none."""
+    stored_protocol(run)
     trajectory = None
     for trajectory in run.trajectories():
         yield trajectory

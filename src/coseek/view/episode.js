@@ -108,6 +108,7 @@ function turnsOf(body, gold) {
       nodes.push(el("div", { class: "segment" }, lazy(label, make, part.tag === "prompt" ? part.text.length < 1500 : !shownFor), strip));
     }
   }
+  if (turn === 0) searched(0); // an opening search that failed ends the episode before the agent writes
   if (left.size) nodes.push(el("h3", {}, "Searches of a turn that is not recorded"), ...[...left].map((at) => searchNode(body.searches[at], at, body, gold)));
   return nodes;
 }
@@ -189,7 +190,7 @@ function gradesOf(grades) {
   const items = grades.map((grade) => {
     const judged = "right" in grade;
     const outcome = grade.fault ? `failed: ${grade.fault}` : judged ? (grade.right ? "accepted" : "not accepted") : grade.answer ?? "no answer";
-    return el("li", {}, judged ? "judge: " : "generator: ", el("bdi", {}, outcome), grade.text ? lazy("whole output", () => el("p", { class: "said", dir: "auto" }, grade.text)) : "");
+    return el("li", {}, judged ? ["judge of ", el("bdi", {}, grade.response), ": "] : "generator: ", el("bdi", {}, outcome), grade.text ? lazy("whole output", () => el("p", { class: "said", dir: "auto" }, grade.text)) : "");
   });
   return [el("h3", {}, "Graders"), el("ul", {}, items)];
 }

@@ -117,10 +117,9 @@ class EpisodeTable:
         for trajectory in source.trajectories():
             key = trajectory.question.id, trajectory.seed
             data = token_data.get(key)
-            if data is not None:
-                reward = reward_of_training(data)
-            else:
-                reward = source.reward(trajectory) if source.reward else None
+            reward = None if data is None else reward_of_training(data)
+            with suppress(DataError):  # a question of a table may lack what the reward compares with
+                reward = source.reward(trajectory) if data is None and source.reward else reward
             body = self._body(trajectory, data)
             for index, text in enumerate(render(trajectory) if render else ()):
                 cast("list[JsonObject]", body["searches"])[index]["looked_up"] = text
@@ -128,7 +127,8 @@ class EpisodeTable:
                 body["ranks"] = cast(Json, ranks(trajectory))
             if labels := labels_for(trajectory, source.labels.get(key, ())):
                 body["labels"] = cast(Json, labels)
-            judged = [verdict for verdict in verdicts.get(key[0], ()) if verdict["response"] == trajectory.answer]
+            responses = [trajectory.answer, *(reply["answer"] for reply in answers.get(key, ()))]
+            judged = [verdict for verdict in verdicts.get(key[0], ()) if verdict["response"] in responses]
             if grades := [*answers.get(key, ()), *judged]:
                 body["grades"] = cast(Json, grades)
             self._add(number, trajectory, reward, body)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
 from coseek.agents.factory import decoder_of
-from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.protocol import stored_protocol
 from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import CoseekError, UserError
 from coseek.core.files import Json, JsonObject, parse_line, parse_row, read_jsonl, read_yaml
@@ -151,7 +151,7 @@ class RunSource:
     def rendered_queries(self) -> Callable[[Trajectory], list[str]] | None:
         """The function from a trajectory to the texts that its index searched for, before truncation by an encoder;
         `None` if they are the queries themselves, and if the retriever, view or protocol is unknown here."""
-        card, protocol = Run(self.folder).settings.get("index"), self._protocol()
+        card, protocol = (run := Run(self.folder)).settings.get("index"), stored_protocol(run)
         settings = card.get("settings") if isinstance(card, dict) else None
         view = settings.get("view") if isinstance(settings, dict) else None
         if not (isinstance(card, dict) and isinstance(view, str)) or view == "query" or protocol is None:
@@ -167,7 +167,7 @@ class RunSource:
         """The function from a trajectory to the ranks of its hits in each other index, by name (`OtherIndex.ranks`).
         An index receives what its view reads, or only the query if the run's protocol is unknown. `None` without other
         indexes."""
-        protocol = self._protocol()
+        protocol = stored_protocol(Run(self.folder))
 
         def ranks(trajectory: Trajectory) -> dict[str, list[list[int | None]]]:
             queries: Sequence[QueryLike] = [search.query for search in trajectory.searches]
@@ -176,16 +176,6 @@ class RunSource:
             return {other.name: other.ranks(trajectory.searches, queries) for other in self.others}
 
         return ranks if self.others else None
-
-    def _protocol(self) -> Protocol | None:
-        """The run's protocol; `None` if it is unknown here."""
-        agent = Run(self.folder).settings.get("agent")
-        if not isinstance(agent, dict):
-            return None
-        try:
-            return load_protocol(str(agent.get("protocol")), str(agent.get("prompt_template")))
-        except UserError:
-            return None
 
     def grades(self) -> tuple[dict[RowKey, list[JsonObject]], dict[str, list[JsonObject]]]:
         """Generators' answers by question id and seed, and judges' verdicts by question id."""
@@ -232,17 +222,19 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def reward_of(training: Path) -> RewardFunction | None:
-    """The reward of a training's recipe; `None` without one, and for one with the user's own parts, whose code must not
-    run here."""
+    """The reward of a training's recipe; `None` without one, if it needs graders or a stage has another one, and for
+    one with the user's own parts, whose code must not run here."""
     path = training / "recipe.yaml"
     recipe = read_yaml(path, "recipe").get("recipe") if path.exists() else None
-    spec = recipe.get("reward") if isinstance(recipe, dict) else None
+    spec, stages = (recipe.get("reward"), recipe.get("stages")) if isinstance(recipe, dict) else (None, None)
     if not isinstance(spec, dict) or any(map(is_plugin_path, spec)):
         return None
-    if spec.get("preset") not in (None, *preset_names()):
+    staged = isinstance(stages, dict) and any("reward" in cast(JsonObject, stage) for stage in stages.values())
+    if staged or spec.get("preset") not in (None, *preset_names()):
         return None
     try:
-        return make_reward(cast("Mapping[str, RewardValue]", spec))
+        reward = make_reward(cast("Mapping[str, RewardValue]", spec))
+        return None if reward.needs else reward
     except UserError:  # a recipe of another version
         return None
 

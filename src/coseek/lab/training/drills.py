@@ -14,7 +14,7 @@ from coseek.agents.protocol import Protocol
 from coseek.agents.tag import Action
 from coseek.data.passage import Hit
 from coseek.data.question import Question
-from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.lab.world.facts import Entity
 from coseek.lab.world.rationales import MISSED, NEXT, line
 from coseek.lab.world.world import World
@@ -97,7 +97,7 @@ def _drill_trajectory(
     ident: str, hits: Sequence[Hit], lines: Sequence[tuple[str, str]], protocol: Protocol, tokenizer: Tokenizer
 ) -> Trajectory:
     """Passages, then the lines: requests, which are not learnt, and replies."""
-    ids = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
+    ids = protocol.template.block_ids(tokenizer, [Search("", tuple(hits))], MAX_OBSERVATION_TOKENS)
     thought_tag = protocol.grammar.agent_tags.get(Action.NONE)  # a protocol without a thought (s3) gets the bare facts
     opening, closing = (thought_tag.opening, thought_tag.closing) if thought_tag is not None else ("", "")
     tag = thought_tag.name if thought_tag else ""
