@@ -10,8 +10,9 @@ from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.measure.leaderboard import leaderboard
 from coseek.measure.question_groups import MACRO, MACRO_LARGE
-from coseek.measure.score import METRICS, score_runs, score_trajectory
+from coseek.measure.score import METRICS, score_run, score_runs, score_trajectory
 from coseek.measure.table import comparison_table, dataset_table, grouped_tables, main_table
 
 ONE_HOP = Question("q2", "what is Orbo?", ("company",), ("orbo",), 1, {"kind": "attribute"})
@@ -122,6 +123,17 @@ def test_later_runs_are_paired_with_the_first_on_shared_questions() -> None:
     assert (everyone.run, everyone.against) == ("after", "before")
     assert (em.difference.mean, em.difference.n, em.only_a) == (0.5, 2, 1)
     assert "1 only in before" in comparison_table(scores).notes[1]
+
+
+def test_different_questions_that_share_an_id_are_never_paired() -> None:
+    other = replace(QUESTION, question="where was the founder of Zun born?")
+    with pytest.raises(DataError, match="two different questions with the id 'q1'; score runs of different data sets"):
+        score_runs({"a": batch("Velora"), "b": batch("Velora", (other, ONE_HOP))})
+    with pytest.raises(DataError, match="two different questions"):
+        score_runs({"a": batch("Velora", (ONE_HOP,)), "b": batch("Velora", (other,))}, questions=[QUESTION, ONE_HOP])
+    with pytest.raises(DataError, match="two different questions"):
+        scored_runs = {("a", "world"): score_run("a", batch("x")), ("b", "world"): score_run("b", batch("x", (other,)))}
+        leaderboard(scored_runs, "em")
 
 
 def test_the_same_values_get_the_same_interval_in_every_table() -> None:

@@ -19,7 +19,7 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import headline, scores_of
 from coseek.pipelines.agent_run import RunSettings, load_run_questions
-from coseek.pipelines.labelling import LabelSettings, run_questions
+from coseek.pipelines.labelling import LabelSettings, questions_of_runs
 from coseek.pipelines.stages import select
 from coseek.pipelines.table_rows import answer_cells
 
@@ -101,7 +101,7 @@ def test_labels_of_a_part_of_a_run_hold_every_data_set_in_its_share(tmp_path: Pa
         for question in in_file_order("train"):
             Run.append(file, trajectory(question))
     settings = LabelSettings(runs=[str(tmp_path / "run")], count=100, method="gold", retriever="x")
-    assert_in_shares(run_questions(settings), 100)
+    assert_in_shares(questions_of_runs(settings), 100)
 
 
 def test_runs_of_two_data_sets_with_equal_ids_lose_no_question(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_runs_of_two_data_sets_with_equal_ids_lose_no_question(tmp_path: Path) -
             Run.append(file, trajectory(Question("1", text, ("Bob",))))
     both, same = (LabelSettings(runs=names, method="gold", retriever="x") for names in (folders[:2], folders[::2]))
     with pytest.raises(DataError, match="two different questions with the id '1'; label them apart"):
-        run_questions(both)
-    assert len(run_questions(same)) == 1
+        questions_of_runs(both)
+    assert len(questions_of_runs(same)) == 1
 
 
 def test_a_look_reads_every_data_set_for_itself(data: Path, tmp_path: Path) -> None:

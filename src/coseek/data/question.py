@@ -215,6 +215,16 @@ def load_questions(path: Path) -> list[Question]:
     return questions
 
 
+def questions_by_id(questions: Iterable[Question], advice: str) -> dict[str, Question]:
+    """Question id → question. Raises `DataError` with `advice` for two different questions that share an id."""
+    by_id: dict[str, Question] = {}
+    for question in questions:
+        first = by_id.setdefault(question.id, question)
+        if (first.question, first.answers) != (question.question, question.answers):
+            raise DataError(f"the runs have two different questions with the id {question.id!r}; {advice}")
+    return by_id
+
+
 def save_questions(path: Path, questions: Iterable[Question]) -> None:
     write_jsonl(path, (question.to_json() for question in questions))
 

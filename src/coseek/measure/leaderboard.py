@@ -9,11 +9,12 @@ from statistics import fmean
 
 from coseek.core.errors import commonest
 from coseek.core.files import JsonObject
+from coseek.data.question import Question, questions_by_id
 from coseek.measure.abstention import Faults
 from coseek.measure.intervals import Interval
 from coseek.measure.question_groups import MICRO, macro_groups
 from coseek.measure.report import report_html, table_section
-from coseek.measure.score import JUDGED, MetricSummary, QuestionScores, ScoredRun, summarise
+from coseek.measure.score import JUDGED, SCORED_APART, MetricSummary, QuestionScores, ScoredRun, summarise
 from coseek.measure.table import Table, interval_json, show
 
 
@@ -142,16 +143,22 @@ def leaderboard(
     by: Sequence[str] = (),
     seed: int = 0,
 ) -> Leaderboard:
-    """Leaderboard of runs by system and data set. The questions of a data set are those of all systems on it."""
-    ids_of: dict[str, dict[str, None]] = {}
+    """Leaderboard of runs by system and data set. The questions of a data set are those of all systems on it.
+
+    Raises `DataError` for different questions of a data set that share an id."""
+    questions: dict[str, list[Question]] = {}
     by_system: dict[str, dict[str, QuestionScores]] = {}
-    faults: dict[str, Faults] = {}
+    faults: dict[str, dict[int, Faults]] = {}
     for (system, dataset), run in runs.items():
-        rows = {f"{dataset}/{ident}": row for ident, row in run.questions.items()}
-        ids_of.setdefault(dataset, {}).update(dict.fromkeys(rows))
-        by_system.setdefault(system, {}).update(rows)
-        faults[system] = faults.get(system, Faults()) + run.fault_reasons
-    scored_runs = {system: ScoredRun(system, rows, {}, faults[system]) for system, rows in by_system.items()}
-    return Leaderboard(
-        metric, scored_runs, {name: [*ids] for name, ids in ids_of.items()}, frozenset(in_domain), (*by,), seed
-    )
+        questions.setdefault(dataset, []).extend(row.question for row in run.questions.values())
+        by_system.setdefault(system, {}).update((f"{dataset}/{ident}", row) for ident, row in run.questions.items())
+        faults.setdefault(system, {})[id(run.fault_reasons)] = run.fault_reasons  # once for all data sets of a run
+    scored_runs = {
+        system: ScoredRun(system, rows, {}, sum(faults[system].values(), Faults()))
+        for system, rows in by_system.items()
+    }
+    ids_of = {
+        dataset: [f"{dataset}/{ident}" for ident in questions_by_id(of_set, SCORED_APART)]
+        for dataset, of_set in questions.items()
+    }
+    return Leaderboard(metric, scored_runs, ids_of, frozenset(in_domain), (*by,), seed)

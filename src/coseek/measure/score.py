@@ -12,6 +12,7 @@ The unit is the question: trajectories of one question (seeds) are averaged firs
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,7 +22,7 @@ from coseek.agents.protocol import known_protocol
 from coseek.agents.tag import Action
 from coseek.core.errors import DataError, UnknownName
 from coseek.data.answers import can_match, cover_match, exact_match, f1
-from coseek.data.question import Question, unmatched_notes
+from coseek.data.question import Question, questions_by_id, unmatched_notes
 from coseek.data.trajectory import LAST_WORD, MISSING, PAGE, Author, StopReason, Trajectory
 from coseek.measure import retrieval
 from coseek.measure.abstention import Abstention, Faults, QuestionOutcome, abstention_of, confidence, outcome_of
@@ -36,6 +37,7 @@ EVIDENCE_CUTS = (5, 10)
 JUDGED = ("judge_acc", "gen_acc")
 """The metrics that need a judge."""
 UNREAD = "unread_verdicts"
+SCORED_APART = "score runs of different data sets apart"
 
 Verdicts: TypeAlias = Mapping[tuple[str, str], "Verdict"]
 """A judge's verdicts by question id and response."""
@@ -322,10 +324,14 @@ def score_runs(
 
 def questions_of(runs: Iterable[ScoredRun]) -> list[Question]:
     """The questions of all runs."""
-    questions = {ident: row.question for run in runs for ident, row in run.questions.items()}
+    questions = questions_by_id(chain.from_iterable(map(_questions, runs)), SCORED_APART)
     if not questions:
         raise DataError("there is nothing to score: the runs hold no trajectories")
     return list(questions.values())
+
+
+def _questions(run: ScoredRun) -> Iterator[Question]:
+    return (row.question for row in run.questions.values())
 
 
 def check_metrics(metrics: Iterable[str]) -> None:
@@ -347,9 +353,10 @@ def summaries_of(
     """Means of scored runs over all of `asked`, by data set and by group, and comparisons of (run, baseline) `pairs`.
 
     By default every later run is compared with the first. `in_domain` names data sets; if not empty, questions are also
-    grouped into in-domain and out-of-domain.
+    grouped into in-domain and out-of-domain. Raises `DataError` for different questions that share an id.
     """
     questions = list(asked)
+    questions_by_id(chain(questions, *map(_questions, scored)), SCORED_APART)
     groups, datasets = groups_of(questions, by, in_domain), datasets_of(questions)
     means = [summarise(run, group, [idents], metrics, seed) for run in scored for group, idents in groups.items()]
     means += macro_summaries(scored, datasets, metrics, seed)

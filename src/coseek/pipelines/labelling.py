@@ -25,7 +25,7 @@ from coseek.core.lock import lock_folder
 from coseek.core.plugins import is_plugin_path, running
 from coseek.core.settings import Settings, dump_settings, fixed_settings, make_settings
 from coseek.data.dataset import check_same_passages, draw
-from coseek.data.question import OWN_PASSAGE, Question
+from coseek.data.question import OWN_PASSAGE, Question, questions_by_id
 from coseek.data.run import Run
 from coseek.graders.judge import is_world
 from coseek.hardware.placement import DevicePlacement, Placement
@@ -135,7 +135,7 @@ def label_runs(
     check_output_folder(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
     with lock_folder(out), ExitStack() as stack:
         settings = settled_for(settings, settings.agent, out / "labels.yaml", (settings.scorer, settings.likelihood))
-        questions = run_questions(settings)
+        questions = questions_of_runs(settings)
         opener = partial(open_maker, settings, method_settings, questions, cache)
         maker, parts = opener(out)
         stack.enter_context(closing(parts))
@@ -175,13 +175,10 @@ def open_maker(
     return module.open(make_settings(module.SETTINGS, method_settings), parts), parts
 
 
-def run_questions(settings: LabelSettings) -> list[Question]:
+def questions_of_runs(settings: LabelSettings) -> list[Question]:
     """A draw of `count` different questions of the runs, in order. Raises `DataError` for two that share an id."""
-    questions: dict[str, Question] = {}
-    for question in (trajectory.question for run in runs_of(settings) for trajectory in run.trajectories()):
-        first = questions.setdefault(question.id, question)
-        if (first.question, first.answers) != (question.question, question.answers):
-            raise DataError(f"the runs have two different questions with the id {question.id!r}; label them apart")
+    asked = (trajectory.question for run in runs_of(settings) for trajectory in run.trajectories())
+    questions = questions_by_id(asked, "label them apart")
     return draw(list(questions.values()), settings.count, 0)
 
 

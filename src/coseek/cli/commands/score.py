@@ -14,13 +14,13 @@ from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.lock import lock_if_named
-from coseek.data.question import Question
+from coseek.data.question import Question, questions_by_id
 from coseek.data.run import Run
 from coseek.measure.agreement import agreement_table
 from coseek.measure.component_scores import GIVEN, SUFFIX, component_table, serving_scores
 from coseek.measure.question_groups import GROUPS, check_groups
 from coseek.measure.report import ROWS, SUMMARY, write_scores
-from coseek.measure.score import JUDGED, METRICS, ScoredRun, Scores, questions_of, summaries_of
+from coseek.measure.score import JUDGED, METRICS, SCORED_APART, ScoredRun, Scores, questions_of, summaries_of
 from coseek.measure.table import (
     MAIN,
     Table,
@@ -126,7 +126,7 @@ class ScoreReport:
         self.parts, self.metrics = parts, metrics
         own_runs = [run.own for run in scored]
         components = [run.component for run in scored if run.component is not None]
-        questions = list({question.id: question for question in (*questions, *questions_of(own_runs))}.values())
+        questions = list(questions_by_id((*questions, *questions_of(own_runs)), SCORED_APART).values())
         if in_domain and not any(question.dataset for question in questions):
             raise SettingError(
                 f"--in-domain {','.join(in_domain)}: these questions do not say which data set they are of; compare "
