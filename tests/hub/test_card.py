@@ -11,11 +11,13 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.files import write_yaml
 from coseek.core.settings import Settings, changed_settings, make_settings
 from coseek.hub.card import FILE, ModelCard, base_model_of, front_of, inert, paragraph, read_card, shared, shown_table
 from coseek.lab.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe
 from coseek.measure.table import Table
-from coseek.pipelines.agent_recipe import load_recipe, recipe_names
+from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
+from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 HOSTILE = [
@@ -97,10 +99,18 @@ def test_no_licence_is_invented() -> None:
     assert load_recipe("from-nothing", ["license=apache-2.0"]).license == "apache-2.0"
 
 
-def test_the_settings_in_a_card_make_the_same_recipe() -> None:
+def test_the_settings_in_a_card_make_the_same_recipe(tmp_path: Path) -> None:
     for name in recipe_names():
         recipe = load_recipe(name, ["rl.policy.optimizer.lr=0.1", "seed=3"])
         assert make_settings(type(recipe), changed_settings(recipe)) == recipe, name
+    for name in recipe_names():
+        for preset in preset_names(name):
+            chosen = load_recipe(name, [f"preset={preset}"])
+            write_yaml(tmp_path / "recipe.yaml", changed_settings(chosen))
+            assert load_recipe(str(tmp_path / "recipe.yaml")) == chosen, (name, preset)
+    both = load_together_recipe("laptop", ["agent.preset=paper"])
+    write_yaml(tmp_path / "recipe.yaml", changed_settings(both))
+    assert load_together_recipe(str(tmp_path / "recipe.yaml")) == both
     for name in retriever_recipe_names():
         encoder = load_retriever_recipe(name, ["training.lora={rank: 4}"], ["labels"])
         assert make_settings(RetrieverRecipe, changed_settings(encoder)) == encoder, name

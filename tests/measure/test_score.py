@@ -131,8 +131,8 @@ def test_different_questions_that_share_an_id_are_never_paired() -> None:
         score_runs({"a": batch("Velora"), "b": batch("Velora", (other, ONE_HOP))})
     with pytest.raises(DataError, match="two different questions"):
         score_runs({"a": batch("Velora", (ONE_HOP,)), "b": batch("Velora", (other,))}, questions=[QUESTION, ONE_HOP])
+    scored_runs = {("a", "world"): score_run("a", batch("x")), ("b", "world"): score_run("b", batch("x", (other,)))}
     with pytest.raises(DataError, match="two different questions"):
-        scored_runs = {("a", "world"): score_run("a", batch("x")), ("b", "world"): score_run("b", batch("x", (other,)))}
         leaderboard(scored_runs, "em")
 
 

@@ -22,7 +22,7 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
 from coseek.pipelines.demonstrations import policy_warnings
-from coseek.pipelines.dry_run import dry_run
+from coseek.pipelines.dry_run import dry_run, small_recipe
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.estimate import FULL, check_fits, memory_of, shape_of, share_of
 from coseek.pipelines.retriever_dry_run import retriever_dry_run, together_dry_run, work_of
@@ -183,3 +183,21 @@ def test_a_co_training_s_dry_run_names_everything_that_is_missing_and_still_coun
     assert sum(cast(dict[str, float], laptop.values["encoder"]).values()) > 0
     assert cast(JsonObject, laptop.values["work"])["searches"] == 4800
     laptop.refuse()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.test=dev",
+        "data={index: 'http://127.0.0.1:9', view: query}",
+        "data.training_retriever={retriever: rerank, over: 'http://127.0.0.1:9', model: models/absent}",
+        "select={ids: absent.txt, answerable: false}",
+        "table={select: {ids: absent.txt}, baselines: [rag-rerank]}",
+        "track=[wandb]",
+        "rollout={servers: ['http://127.0.0.1:9'], max_steps_behind: 1}",
+        "rl={backend: verl, backend_settings: {gpus: 1}}",
+    ],
+)
+def test_the_small_step_reads_no_data_and_asks_no_server_of_the_recipe(override: str) -> None:
+    plain = small_recipe(load_recipe("quickstart"), "base")
+    assert small_recipe(load_recipe("quickstart", [override]), "base") == plain

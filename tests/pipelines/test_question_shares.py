@@ -16,6 +16,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.scoring import dev_metrics
 from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_check import check_paths
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import headline, scores_of
 from coseek.pipelines.agent_run import RunSettings, load_run_questions
@@ -73,6 +74,21 @@ def test_training_questions_can_be_those_of_one_data_set(data: Path, tmp_path: P
     assert len(questions) == 100 and {question.dataset for question in questions} == {"nq"}
     with pytest.raises(SettingError, match="did you mean 'hotpotqa'"):
         select(in_file_order("train"), SelectSettings(sources=("hotpotq",)), "cover_match", None, 0, print)
+
+
+@pytest.mark.parametrize("setting", ["select", "table.select", "stages.late.select"])
+def test_a_choice_that_leaves_no_question_is_refused_before_an_index_is_built(
+    setting: str, data: Path, tmp_path: Path
+) -> None:
+    def choosing(choice: str) -> AgentRecipe:
+        staged = f"stages={{early: {{}}, late: {{select: {choice}}}}}"
+        return recipe(data, staged if "stages" in setting else f"{setting}={choice}")
+
+    with pytest.raises(DataError, match=f"questions is left; ask for less in `{setting}`"):
+        AgentTraining(choosing("{answerable: false}"), tmp_path / "run").prepare_data()
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(DataError, match=f"no absent.txt, which the recipe names as {setting}.ids"):
+        check_paths(choosing("{ids: absent.txt}"))
 
 
 def run_settings(data: Path, **more: object) -> RunSettings:

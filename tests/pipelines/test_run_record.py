@@ -113,6 +113,8 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
     words.write_text(text)
     named = [f"data.folder={data}", f"data.index={index}", f"policy.folder={tmp_path / 'policy'}"]
     named += [f"prompt_template={words}", "data.world=null", "data.unseen=null", "warm_start=null"]
+    (chosen := tmp_path / "chosen.txt").write_text("w0-train-00000\n")
+    named += [f"select.ids={chosen}", f"table.select.ids={chosen}"]  # the table's runs have digests of their own
     recipe = load_recipe("from-nothing", [*named, f"graders.generator.model={tmp_path / 'generator'}"])
 
     def identities() -> dict[str, str]:
@@ -131,6 +133,7 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
         "data.index",
         "policy.folder",
         "graders.generator.model",
+        "select.ids",
         str(words),
     }
     assert before.keys() == names and changed() == set()
@@ -139,7 +142,8 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
     make_policy(shape, ["a book"], [], tmp_path / "generator", seed=1)
     save_questions(data / "questions.dev.jsonl", [Question("q", "who", ("a",))])
     words.write_text(text + "nothing_found: none\n")
-    assert changed() == {"policy.folder", "graders.generator.model", "data.dev", str(words)}
+    chosen.write_text("w0-train-00001\n")
+    assert changed() == {"policy.folder", "graders.generator.model", "data.dev", "select.ids", str(words)}
     build_index(data, "bm25", index, {"k1": 2.0})
     assert changed() == names - {"data.train", "data.test"}
 
@@ -239,7 +243,7 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
     assert (tmp_path / "two" / "policy" / "trained.1-steps").is_dir()
 
 
-def test_steps_and_health_alone_may_change_in_a_stage() -> None:
+def test_steps_health_and_the_ways_out_that_errors_name_may_change_alone() -> None:
     def fixed(*more: str) -> JsonObject:
         return fixed_settings(AgentRecipe, dump_settings(recipe(*more)))
 
@@ -247,3 +251,5 @@ def test_steps_and_health_alone_may_change_in_a_stage() -> None:
     assert plain == fixed(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.monitor.stop=true")
     assert plain != fixed(STAGES, "stages.one.rl.kl_coef=0.1")
     assert plain != fixed("stages={one: {}, three: {}}")
+    ways_out = ("machine={check: false, memory_gib: 80}", "cache_gib=2", "concurrency=8", "table.select.hops=[1]")
+    assert plain == fixed(STAGES, *ways_out)  # those of the memory check and of a table without questions

@@ -17,6 +17,7 @@ from coseek.core.errors import CoseekError, DataError, SettingError
 from coseek.core.progress import NoProgress
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
+from coseek.pipelines.audit import audits_of
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.together.labelling import round_questions
@@ -296,6 +297,9 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     assert "| trained − before | all |" in checked_card(out / "round-2" / "retriever" / "encoder")[1]
     run = yaml.safe_load((out / "round-1" / "run" / "run.yaml").read_text())["settings"]
     assert run["retriever"] == str(out / "round-0" / "index")
+    audits = [audit for folder in ("round-1/run", "pairs") for audit in audits_of(out / folder)]
+    assert [(audit.folder, audit.violations[:1], audit.left_out) for audit in audits if audit.count] == []
+    assert all("questions and rows" not in audit.left_out for audit in audits)
 
     # Everything is there: a later start trains nothing, also by a relative path, and may decide otherwise.
     before = outcome(out)

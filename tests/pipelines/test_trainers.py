@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -85,6 +86,22 @@ def test_functions_train_and_resume_and_another_function_does_not(
         trainer().train(tmp_path / "run", resume=True, progress=QUIET)
     with pytest.raises(UserError, match="was defined again after this trainer was made"):
         first.evaluate()
+
+
+def test_questions_of_a_start_that_was_refused_bind_no_later_start(index: Path, tmp_path: Path) -> None:
+    def start(out: Path, *splits: str) -> None:
+        questions = {split: [replace(ASKED, gold_ids=("absent",))] for split in splits}
+        AgentTrainer("base", retriever=index, questions=questions, reward="f1", **SMALL).train(out, progress=QUIET)
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="something else already"):
+        start(tmp_path / "mine", "train", "dev", "test")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    for splits in (("train", "dev", "test", "later"), ("train", "dev", "test")):
+        with pytest.raises(UserError, match="names the gold passage 'absent'"):
+            start(tmp_path / "run", *splits)
+        assert {path.stem for path in (tmp_path / "run" / "questions").iterdir()} == {f"questions.{s}" for s in splits}
 
 
 @pytest.mark.medium

@@ -1,7 +1,7 @@
 """Graders of a command: opens the models of `--answer-with` and `--judge`, and scores runs with them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,12 +10,12 @@ from coseek.agents.protocol import stored_protocol
 from coseek.agents.sources import SELECTED
 from coseek.cli.terminal import progress_bar, resumable, say
 from coseek.core.cluster import Cluster
-from coseek.core.errors import SettingError
+from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
-from coseek.data.dataset import EVERY, QuestionFilter, draw
+from coseek.data.dataset import EVERY, QuestionFilter
 from coseek.data.digests import KEY, questions_digest
-from coseek.data.question import Question, load_questions
+from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import open_generator, open_judge
@@ -27,6 +27,7 @@ from coseek.measure.agreement import Agreement, agreements
 from coseek.measure.component_scores import Answers, component_run
 from coseek.measure.score import JUDGED, ScoredRun, Verdicts, check_metrics, score_run
 from coseek.models.text_model import CachedTextModel, TextModelSettings
+from coseek.pipelines.agent_run import load_run_questions, recorded_settings
 
 
 def open_parts(
@@ -186,23 +187,15 @@ def intended(runs: Sequence[Run], select: QuestionFilter = EVERY) -> list[Questi
     """The questions that the runs were to answer, if their files still exist. A stopped run lacks some of them."""
     questions: list[Question] = []
     for run in runs:
-        source, split, count = (run.settings.get(name) for name in ("questions", "split", "count"))
-        path = Path(str(source)) if source else None
-        if path is not None and path.is_dir():
-            files = sorted(path.glob("questions.*.jsonl"))
-            path = path / f"questions.{split}.jsonl" if split else files[0] if len(files) == 1 else None
-        if path is not None and path.is_file():
-            selection, seed = run.settings.get("select"), run.settings.get("seed")
-            run_filter = make_settings(QuestionFilter, selection if isinstance(selection, dict) else {})
-            drawn = draw(
-                run_filter.apply(load_questions(path)),
-                count if isinstance(count, int) else None,
-                seed if isinstance(seed, int) else 0,
-            )
-            identities = run.record.get(KEY)
-            recorded = identities.get("questions") if isinstance(identities, dict) else None
-            if recorded in (None, questions_digest(drawn)):
-                questions += drawn
-            else:
-                say(f"{run.folder}: {path} has changed since, so questions that the run lacks are not counted")
+        path, identities = run.settings.get("questions"), run.record.get(KEY)
+        if not isinstance(path, str) or not Path(path).exists():
+            continue
+        drawn: list[Question] = []
+        with suppress(UserError):
+            drawn = load_run_questions(recorded_settings(run.settings))
+        recorded = identities.get("questions") if isinstance(identities, dict) else None
+        if drawn and recorded in (None, questions_digest(drawn)):
+            questions += drawn
+        else:
+            say(f"{run.folder}: {path} has changed since, so questions that the run lacks are not counted")
     return questions if select == EVERY else select.apply(questions)

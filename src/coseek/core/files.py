@@ -279,16 +279,17 @@ def check_replaceable(folder: Path, is_ours: Callable[[str], object], what: str)
             raise DataError(f"{folder} holds {name}, which is no part of {what}; choose a new or an empty folder")
 
 
-def is_failed_start(folder: Path, record: str) -> bool:
+def is_failed_start(folder: Path, record: str, own: Collection[str] = ()) -> bool:
     """Whether a folder has the `record` of a start but no result, so that it can be restarted.
 
-    Records (`RECORDS`), `SUMS`, empty files, hidden files and logs do not count as results. A record has the key
-    `created`.
+    Records (`RECORDS`), `SUMS`, folders named in `own`, empty files, hidden files and logs do not count as results. A
+    record has the key `created`.
     """
     if not (folder / record).exists() or "created" not in read_yaml(folder / record, "record"):
         return False
     for path in folder.rglob("*"):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        parts = path.relative_to(folder).parts
+        is_hidden = parts[0] in own or any(part.startswith(".") for part in parts)
         is_ignored = is_hidden or path.suffix == ".log" or path.name in (*RECORDS, SUMS)
         if not is_ignored and path.is_file() and path.stat().st_size:
             return False

@@ -435,6 +435,8 @@ def changed_settings(settings: Settings, usual: Settings | None = None) -> JsonO
             changed[name] = changed_settings(value, default if type(default) is type(value) else None)
         else:
             changed[name] = values[name]
+    if "preset" in changed and "presets" in values:
+        changed["presets"] = values["presets"]  # if empty, the preset is merged already
     return changed
 
 

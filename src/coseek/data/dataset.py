@@ -130,11 +130,11 @@ class QuestionFilter(Settings):
         """Split a value at its commas."""
         return [item.strip() for item in str(value).split(",")] if isinstance(value, str | int) else value
 
-    def apply(self, questions: Sequence[Question]) -> list[Question]:
+    def apply(self, questions: Sequence[Question], name: str = "select") -> list[Question]:
         """The questions that pass, in order. Raises `SettingError` for a data set or type that no question has, and
-        `DataError` if no question passes."""
-        _check_known("sources", "data set", self.sources, {question.dataset for question in questions})
-        _check_known("types", "type", self.types, {question.kind for question in questions})
+        `DataError` if no question passes; `name` is the filter's setting."""
+        _check_known(f"{name}.sources", "data set", self.sources, {question.dataset for question in questions})
+        _check_known(f"{name}.types", "type", self.types, {question.kind for question in questions})
         listed_ids = None if self.ids is None else _read_ids(Path(self.ids), questions)
         chosen = [
             question
@@ -146,7 +146,7 @@ class QuestionFilter(Settings):
             and (self.answerable is None or question.answerable == self.answerable)
         ]
         if questions and not chosen:
-            raise DataError(f"none of the {len(questions)} questions is left; ask for less in `select`")
+            raise DataError(f"none of the {len(questions)} questions is left; ask for less in `{name}`")
         return chosen
 
 
@@ -180,7 +180,7 @@ def _check_known(setting: str, noun: str, names: Iterable[str] | None, values: S
         if name not in known:
             hint = f"They have: {', '.join(known)}" if known else f"They name no {noun}"
             raise SettingError(
-                f"select.{setting}: no question is of the {noun} {name!r}{nearest(name, known)} {hint}; null takes all"
+                f"{setting}: no question is of the {noun} {name!r}{nearest(name, known)} {hint}; null takes all"
             )
 
 

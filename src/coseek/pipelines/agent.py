@@ -39,7 +39,7 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_baselines, check_recipe, taught_protocols
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.agent_run import check_gold, share_run
-from coseek.pipelines.data_folder import QuestionSet, make_data, question_sets
+from coseek.pipelines.data_folder import QuestionSet, check_selection, make_data, question_sets
 from coseek.pipelines.demonstrations import demonstrate, write_start
 from coseek.pipelines.estimate import check_fits
 from coseek.pipelines.run_record import (
@@ -119,6 +119,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         make_data(data, self.folder / "data", self.progress.say)
         if data.unseen is not None and not (self.folder / "unseen").exists():
             world_maker().make(data.unseen).save(self.folder / "unseen")
+        check_selection(self.recipe, Dataset(self.data_folder))
         for name, path in self.set_folders.items():
             is_given = name == "data" and self.given_retriever is not None
             if not is_given and not self._index_path(name).exists():

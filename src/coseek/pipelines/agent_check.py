@@ -22,7 +22,7 @@ from coseek.models.model_folder import missing, model_path, of_another_kind, shi
 from coseek.models.new_tokens import new_tags
 from coseek.pipelines.agent_recipe import ENCODER, RULES, AgentRecipe, DataSettings, load_recipe, recipe_source
 from coseek.pipelines.data_folder import check_data_folder, missing_splits
-from coseek.pipelines.stages import stages_of
+from coseek.pipelines.stages import select_settings, stages_of
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
 from coseek.retrieval.vectors.encoder import EncoderCard, encoder_folder, is_cross_encoder, is_shipped
@@ -46,7 +46,8 @@ class RecipePath(NamedTuple):
 
     setting: str
     path: Path
-    kind: Literal["data", "questions", "index", "model", "run"]  # questions: a data set whose corpus is not needed
+    kind: Literal["data", "questions", "ids", "index", "model", "run"]
+    """`questions`: a data set whose corpus is not needed; `ids`: a file that lists questions."""
 
     @property
     def shipped(self) -> list[str]:
@@ -301,13 +302,15 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     data, engine = recipe.data, recipe.data.training_retriever or {}
     encoder = data.retriever_settings.get("encoder")
     has_shipped_encoder = isinstance(encoder, str) and is_shipped(encoder)
-    settings: list[tuple[str, object, Literal["data", "questions", "index", "model"]]] = [
+    settings: list[tuple[str, object, Literal["data", "questions", "ids", "index", "model"]]] = [
         ("data.folder", data.folder, "data" if data.index is None else "questions"),
         ("data.index", data.index, "index"),
         ("data.training_retriever.over", engine.get("over"), "index"),
         ("data.training_retriever.model", engine.get("model"), "model"),
         ("data.training_retriever.questions", engine.get("questions"), "data"),
         (ENCODER, None if data.index or has_shipped_encoder else encoder, "model"),
+        ("table.select.ids", recipe.table.select.ids, "ids"),
+        *((f"{name}.ids", choice.ids, "ids") for name, choice in select_settings(recipe).items()),
         ("policy.folder", recipe.policy.folder, "model"),
         ("table.baseline_model", recipe.table.baseline_model if recipe.table.baselines else None, "model"),
     ]

@@ -204,7 +204,7 @@ class TableSettings(Settings):
 
     questions: int | None = Field(default=800, ge=1)
     """Questions of each column, at most; a draw with every data set in its share. null: all."""
-    select: QuestionFilter = EVERY
+    select: Annotated[QuestionFilter, MayChange()] = EVERY
     """The test questions to draw from, such as `table.select.ids=FILE` (IRCoT's 500 of a set)."""
     per_set: int | None = Field(default=None, ge=1)
     """Questions of each data set, at most. A small set is then measured as well as a large one: of 2,000 questions
@@ -273,7 +273,7 @@ class MachineSettings(Settings):
 class AgentRecipe(Placement):
     """The training and measurement of one agent. `precision` is that of sampling; learners have their own."""
 
-    about: str = ""
+    about: Annotated[str, MayChange()] = ""
     """A one-line description."""
     preset: str | None = None
     """`paper` (the recipe's own settings); `code`, where a paper's program differs; `laptop` (two cores and a generated
@@ -320,11 +320,11 @@ class AgentRecipe(Placement):
     stages: Annotated[dict[str, dict[str, object]], Replaces(merged=True)] = Field(default={})
     """Stages by name, in order, each with the settings it replaces (`about`, `learn`, `limits`, `reward`, `rejection`,
     `rl`, `select`). Empty: one stage with the settings above. The table uses the recipe's own `limits`."""
-    concurrency: int = Field(default=256, ge=1)
+    concurrency: Annotated[int, MayChange()] = Field(default=256, ge=1)
     """Concurrent questions."""
-    cache_gib: float | None = Field(default=None, gt=0.0)
+    cache_gib: Annotated[float | None, MayChange()] = Field(default=None, gt=0.0)
     """Maximum memory of the sampler's key-value cache on one device, in GiB; more questions wait."""
-    overlap: bool = False
+    overlap: Annotated[bool, MayChange()] = False
     """Search while the policy samples: for servers and the web, not for a retriever that is the policy itself."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; all cores when not set. Results depend on the number."""
@@ -333,7 +333,7 @@ class AgentRecipe(Placement):
     of a Python file. They do not affect results, and may change on resume."""
     table: TableSettings = TableSettings()
     """The final measurement."""
-    machine: MachineSettings = MachineSettings()
+    machine: Annotated[MachineSettings, MayChange()] = MachineSettings()
     """Assumptions of a dry run's estimates."""
 
     @model_validator(mode="after")

@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from coseek.agents.drivers import Agent
 from coseek.agents.factory import AgentSettings, former_protocol, limits_for, open_agent, settled_for, spent
 from coseek.agents.limits import Limits
@@ -16,7 +18,7 @@ from coseek.agents.run_questions import row_keys_of, run_questions
 from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.files import JsonObject, check_output_folder, parse_rows
 from coseek.core.lock import lock_folder
-from coseek.core.settings import Settings, dump_settings
+from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import Dataset, QuestionFilter, check_gold_ids, check_same_passages, draw
 from coseek.data.digests import Identities
@@ -40,8 +42,10 @@ class RunSettings(Settings):
     """The questions file, or the data-set folder."""
     split: str | None = None
     """The split of a data-set folder."""
-    count: int | None = None
+    count: int | None = Field(default=None, ge=1)
     """Number of questions, drawn with the run's seed in proportion to the data sets; all by default."""
+    per_set: int | None = Field(default=None, ge=1)
+    """Questions of each data set, at most. null: all."""
     select: QuestionFilter = QuestionFilter()
     """Only questions of some data sets, hops or types."""
     retriever: str
@@ -50,7 +54,7 @@ class RunSettings(Settings):
     """The agent."""
     limits: Limits
     """Limits of every episode."""
-    samples: int = 1
+    samples: int = Field(default=1, ge=1)
     """Trajectories of each question."""
     seed: int = 0
     """Seed of the run; a trajectory's seed follows from it, the question's id and the sample's number."""
@@ -170,10 +174,18 @@ def answer_on_cluster(
             tell(ended := ended + len(shares[number]), len(order))
 
 
+def recorded_settings(settings: JsonObject) -> RunSettings:
+    """The settings in a run folder's `run.yaml`, which may hold others. Raises `DataError` if they name no questions,
+    and `SettingError` if they are not those of a run of questions."""
+    if "questions" not in settings:
+        raise DataError("run.yaml names no questions file")
+    return make_settings(RunSettings, {name: settings[name] for name in settings if name in RunSettings.model_fields})
+
+
 def load_run_questions(settings: RunSettings) -> list[Question]:
     """A draw of `count` of the questions that pass the filter."""
     questions = settings.select.apply(questions_at(Path(settings.questions), settings.split))
-    return draw(questions, settings.count, settings.seed)
+    return draw(questions, settings.count, settings.seed, settings.per_set)
 
 
 def questions_at(path: Path, split: str | None) -> list[Question]:

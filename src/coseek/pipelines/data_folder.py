@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.files import atomic_folder, link_files
 from coseek.core.text import counted
 from coseek.data.dataset import Dataset, draw
 from coseek.data.maker import SynthesisGroup, question_synthesis, world_maker
 from coseek.data.question import Question, load_questions, save_questions, unmatched_notes
 from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings
+from coseek.pipelines.stages import candidates, select_settings
 from coseek.retrieval.retriever import Retriever
 
 SET_ASIDE = 0.1
@@ -145,6 +146,15 @@ def own_questions(name: str, used: Path, train: str) -> dict[str, list[Question]
     return {f"own-{split}": dataset.questions(split) for split in dataset.splits}
 
 
+def check_selection(recipe: AgentRecipe, dataset: Dataset) -> None:
+    """Refuse filters that no question passes. Raises one error with all mistakes."""
+    mistakes, data = ErrorList(), recipe.data
+    for name, settings in select_settings(recipe).items():
+        mistakes.collect(candidates, dataset.questions(data.train), settings, name)
+    mistakes.collect(recipe.table.select.apply, dataset.questions(data.test), "table.select")
+    mistakes.raise_all()
+
+
 @dataclass(frozen=True)
 class QuestionSet:
     """The questions and the retriever of one column of the table."""
@@ -160,7 +170,7 @@ def question_sets(
     """The columns of the table. `folders` and `retrievers` are those of the sets `data` and, if any, `unseen`."""
     data, table, dataset = recipe.data, recipe.table, Dataset(folders["data"])
     columns = {"dev": dataset.questions(data.dev)} if table.dev else {}
-    columns["test"] = table.select.apply(dataset.questions(data.test))
+    columns["test"] = table.select.apply(dataset.questions(data.test), "table.select")
     if data.unseen is not None:
         columns["unseen"] = Dataset(folders["unseen"]).questions(data.test)
     if data.folder is not None:

@@ -17,9 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError, ErrorList, MissingExtra
 from coseek.core.files import Json, JsonObject, read_jsonl
+from coseek.core.plugins import is_plugin_path
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.core.temp_files import temp_folder
+from coseek.data.dataset import EVERY
 from coseek.data.maker import WorldGroup, world_maker
 from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import ORACLE
@@ -32,7 +34,7 @@ from coseek.models.model_folder import Shape, library_reads, model_path
 from coseek.models.pretrained import check_weights, save_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
-from coseek.pipelines.agent_check import RecipePath, check_settings, paths_of, problem_of
+from coseek.pipelines.agent_check import SPLITS, RecipePath, check_settings, paths_of, problem_of
 from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe
 from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import policy_warnings, texts_in
@@ -52,6 +54,8 @@ from coseek.pipelines.stages import stages_of
 from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
 from coseek.rewards.reward import Reward, RewardFault, make_reward
 from coseek.training.learner.workers import ALONE
+from coseek.training.rl.backend import trains_here
+from coseek.training.rl.settings import RolloutSettings
 
 WORLD = WorldGroup(size="tiny", train=12, dev=4, test=4)
 """The world of the small step."""
@@ -65,6 +69,8 @@ BUDGETS = {
 """Upper bounds of the recipe's own limits."""
 LANGUAGE_MODELS = ("policy.folder", "graders.generator.model", "graders.judge.model")
 """Settings that name language models."""
+LOCAL = "local"
+"""The training backend of the small step, if the recipe's trains elsewhere."""
 HOST = "every process loads the policy whole before it is sharded, and offloaded parts lie there"
 REPORTED = ("trajectories", "faults", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
 """Metrics of the small step that are reported."""
@@ -152,6 +158,8 @@ def _stage(
     """Rows of the table and values of one stage. `step` holds the metrics of its small step."""
     memory, work, way_out = memory_of(recipe, shape), work_of(recipe, shape), ways_out(recipe, shape)
     host, label = host_of(recipe, shape), f" {name}" if name else ""
+    remote = recipe.learn == "rl" and not trains_here(recipe.rl)
+    went = f"went through, with rl.backend={LOCAL}" if remote else "went through"
     reward = "" if recipe.learn == "demonstrations" else str(make_reward(recipe.reward))  # with a preset's terms
     parts = ", ".join(f"{part} {shown_gib(value)}" for part, value in memory.parts.items() if value)
     time = f"{work.steps} updates of {work.read} tokens, {work.update_s:.3g} s each"
@@ -166,7 +174,7 @@ def _stage(
         *([("", f"{shown_gib(host)} GiB of the host", HOST)] if host else []),
         (f"time{label}", f"{duration(work.total_s)} at most", time),
         *([(f"reward{label}", reward, "")] if reward else []),
-        (f"step in small{label}", "went through", ", ".join(f"{metric} {value:.3g}" for metric, value in step.items())),
+        (f"step in small{label}", went, ", ".join(f"{metric} {value:.3g}" for metric, value in step.items())),
     ]
     values: JsonObject = {"name": name, "memory": plain(memory), "work": plain(work), "step": {**step}}
     values |= {"way_out": way_out, "host": host, "reward": reward, "needed": memory.needed, "total_s": work.total_s}
@@ -277,10 +285,14 @@ def _small_config(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer
 def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
     """The recipe with one small step a stage, in a tiny world, with the small model in place of every model."""
     engine = dict(recipe.data.training_retriever or {})
-    if engine.get("retriever") == "noisy":
-        engine.pop("over", None)
-    if "model" in engine:
+    kind = str(engine.get("retriever"))
+    if kind in ("noisy", "gold"):
+        engine = {name: value for name, value in engine.items() if name not in ("over", "data")}
+    elif kind == "simulated":
         engine = {**engine, "model": model, "questions": None}
+    elif not is_plugin_path(kind):  # its models and servers are not asked
+        engine = {}
+    trained_here = all(trains_here(stage.recipe.rl) for stage in stages_of(recipe, Path()))
     graders, reader = recipe.graders, {"model": model, "prompt": "generator"}
     rows: JsonObject = {"micro_batch_tokens": 4096}
     budgets = [(name, maximum, cast("int | None", getattr(recipe.limits, name))) for name, maximum in BUDGETS.items()]
@@ -289,8 +301,9 @@ def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
     }  # fmt: skip
     small: JsonObject = {
         "data": {
-            "world": dump_settings(WORLD), "folder": None, "unseen": None, "index": None, "retriever": "bm25",
-            "retriever_settings": {}, "training_retriever": cast(Json, engine) or None, "train": "train", "dev": "dev",
+            "world": dump_settings(WORLD), "folder": None, "unseen": None, "index": None, "view": None,
+            "retriever": "bm25", "retriever_settings": {}, "training_retriever": cast(Json, engine) or None,
+            **{split: split for split in SPLITS},
         },
         "limits": {name: value if value is None else min(maximum, value) for name, maximum, value in budgets},
         "policy": {"folder": model},
@@ -298,9 +311,12 @@ def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
         "rl": {
             "steps": 1, "questions_per_step": 2, "group_size": min(2, recipe.rl.group_size), "evaluate_every": 0,
             "tree_roots": recipe.rl.tree_roots and 1, "policy": rows, "critic": rows,
+            **({} if trained_here else {"backend": LOCAL, "backend_settings": {}}),
         },
+        "rollout": dump_settings(RolloutSettings()),
+        "track": [],
         "rejection": {"samples": 1, "at_least": -1e9, "sft": sft},
-        "select": {"sources": None, "hops": None, "types": None, "most": 4},
+        "select": {**dump_settings(EVERY), "most": 4},
         "graders": {
             **({"generator": {**reader, "max_answer_tokens": 8, "counted_by": None}} if graders.generator else {}),
             **({"judge": {"model": ORACLE}} if graders.judge else {}),
@@ -308,7 +324,8 @@ def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
         },
         "concurrency": 8,
         "table": {
-            "questions": 2, "per_set": None, "dev_questions": 2, "dev_per_set": None, "baseline_model": None,
+            "questions": 2, "per_set": None, "dev_questions": 2, "dev_per_set": None, "baselines": [],
+            "baseline_model": None, "select": dump_settings(EVERY),
             "answer_with": [model] if recipe.table.answer_with else [],
         },
     }  # fmt: skip

@@ -34,7 +34,7 @@ from coseek.data.token_data import TokenData, finite
 from coseek.data.trajectory import LAST_WORD, Author, Search, Segment, StopReason, Trajectory
 from coseek.data.trajectory_checks import Finding
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.pipelines.agent_run import RunSettings, load_run_questions
+from coseek.pipelines.agent_run import load_run_questions, recorded_settings
 from coseek.retrieval.index import IndexCard, corpus_of
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
@@ -90,10 +90,7 @@ class RunChecks:
 
     def questions(self) -> dict[RowKey, Question]:
         """All rows of the run, with their questions."""
-        if "questions" not in self.settings:
-            raise DataError("run.yaml names no questions file")
-        run_fields = {name: value for name, value in self.settings.items() if name in RunSettings.model_fields}
-        settings = make_settings(RunSettings, run_fields)
+        settings = recorded_settings(self.settings)
         questions = {question.id: question for question in load_run_questions(settings)}
         self._check_same("questions", questions_digest(questions.values()))
         return {key: questions[key[0]] for key in row_keys_of([*questions.values()], settings.seed, settings.samples)}

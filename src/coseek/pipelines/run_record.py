@@ -104,7 +104,7 @@ class TrainingRun(Generic[R]):
             self.check()
             path, identities = self.folder / FILE, {**self.identities()}
             check_output_folder(self.folder, FILE, own=(QUESTIONS,))
-            if path.exists() and not is_failed_start(self.folder, FILE):
+            if path.exists() and not is_failed_start(self.folder, FILE, own=(QUESTIONS,)):
                 if not resume:
                     advice = "go on with --resume, or choose another --out"
                     raise DataError(f"{self.folder} holds a training run already; {advice}")
@@ -262,7 +262,8 @@ def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[
 # `rl.steps` of the last stage that has started may change, unless a schedule spans the steps. The stage continues from
 # its last checkpoint. Its old policy gets another name, and the table is measured again.
 
-NOT_READ = ("data.folder", "data.index")
+NOT_READ = ("data.folder", "data.index", "table.select.ids")
+"""Paths without a digest here: the record of an index and of a table's run has its own."""
 
 
 def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities:

@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from coseek.agents import factory
 from coseek.agents.tool import ToolLike, tool_name
 from coseek.core.errors import SettingError, closest, in_python_words, missing_extras
-from coseek.core.files import Json, JsonObject, as_path, atomic_folder
+from coseek.core.files import (
+    Json,
+    JsonObject,
+    as_path,
+    atomic_folder,
+    check_output_folder,
+    check_replaceable,
+    is_failed_start,
+)
 from coseek.core.plugins import CannotResume, OwnFunction, is_function, own_function, plugin_digests, plugin_name
 from coseek.core.progress import NoProgress, PrintedProgress, Progress
 from coseek.core.settings import Settings, apply_overrides, changed_settings, dump_settings, typed_overrides
@@ -314,18 +322,23 @@ class GivenQuestions:
         return {"data.folder": str(self.folder), "data.train": self.split, "data.world": None, "data.unseen": None}
 
     def kept_in(self, out: Path, recipe: AgentRecipe) -> AgentRecipe:
-        """Copy questions into a training folder. Returns the recipe that reads them there. Raises `SettingError` if the
-        folder has other questions."""
+        """Copy questions into a training folder. Returns the recipe that reads them there. Replaces those of a start
+        that was refused. Raises `SettingError` if a training was begun with other questions, and `DataError` for a
+        folder with other files."""
+        check_output_folder(out, "recipe.yaml", own=(QUESTIONS,))
         target, questions = out / QUESTIONS, {path.name: load_questions(path) for path in self.folder.iterdir()}
 
         def fill(folder: Path) -> None:
             for name, split_questions in questions.items():
                 save_questions(folder / name, split_questions)
 
+        if not (out / "recipe.yaml").exists() or is_failed_start(out, "recipe.yaml", own=(QUESTIONS,)):
+            check_replaceable(target, lambda name: Path(name).match("questions.*.jsonl"), "the questions")
+            shutil.rmtree(target, ignore_errors=True)
         if not target.exists():
             out.mkdir(parents=True, exist_ok=True)
             atomic_folder(target, fill)
-        elif any(split_questions != load_questions(target / name) for name, split_questions in questions.items()):
+        elif {path.name: load_questions(path) for path in target.glob("questions.*.jsonl")} != questions:
             raise SettingError(f"{out} was begun with other questions; give the same ones, or choose another --out")
         return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(target)})})
 

@@ -32,7 +32,6 @@ def recipe(
         return
     load = load_together_recipe if name.startswith(TOGETHER) else load_recipe
     changes = changed_settings(load(name.removeprefix(TOGETHER), settings or []))
-    changes.pop("preset", None)  # its settings are merged already
     output(as_json, changes, [yaml_text(changes).rstrip()])
 
 

@@ -228,12 +228,13 @@ def roll_out_round(
         return StoredTurns(run, protocol, question_ids), shares
     if workers.is_main and not paths.questions.exists():
         save_questions(paths.questions, questions)
+    seed = derive_seed(training.recipe.seed, "runs", number) % SEED_BOUND
 
     def settings_of_run() -> JsonObject:
         # The paths differ in a folder that was moved; `share_run` compares digests instead.
         if (paths.run / "run.yaml").exists():
             return Run(paths.run).settings
-        details: JsonObject = {"questions": str(paths.questions), "samples": settings.samples}
+        details: JsonObject = {"questions": str(paths.questions), "samples": settings.samples, "seed": seed}
         return training.run_settings(number, number - 1, details, settings.temperature)
 
     run = share_run(
@@ -244,7 +245,7 @@ def roll_out_round(
         training.retriever(number - 1),
         questions,
         training.recipe.agent.limits,
-        seed=derive_seed(training.recipe.seed, "runs", number) % SEED_BOUND,
+        seed=seed,
         samples=settings.samples,
         repeat_faults=True,
         tell=lambda ended, _: training.progress.advance(ended),

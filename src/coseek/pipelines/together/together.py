@@ -108,7 +108,7 @@ class Pairs:
         data, limits, seed = training.recipe.agent.data, training.recipe.agent.limits, training.recipe.pairs.seed
         split = data.test if pair.split == "test" else data.dev
         data_settings: JsonObject = {"questions": str(training.data_folder), "split": split, "count": len(questions)}
-        source: JsonObject = {**data_settings, "select": {}, "seed": seed}
+        source: JsonObject = {**data_settings, "per_set": training.recipe.pairs.per_set, "select": {}, "seed": seed}
         settings = training.run_settings(pair.agent, pair.retriever, source, 0.0)
         agent_training, retriever = training.agent(pair.agent), training.retriever(pair.retriever)
         protocol = agent_training.protocol
