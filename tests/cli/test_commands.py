@@ -225,6 +225,19 @@ def test_ask_takes_a_budget_as_run_spells_it(index: Path, coseek: Type) -> None:
         assert Trajectory.from_json(json.loads(coseek(*words, typed).out)).stop.value == stop
 
 
+def test_no_result_replaces_another_result_s_rows(run: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    out = tmp_path / "out"
+    assert coseek("score", run, "--out", out).code == 0
+    rows = (out / "questions.jsonl").read_bytes()
+    for words in (
+        ("combination-gain", run, "--retriever", index, "--answer-with", "base"),
+        ("reasoning", run, "--read-with", "base"),
+        ("credit", run),
+    ):
+        assert "something else already" in coseek(*words, "--out", out).sentence
+    assert (out / "questions.jsonl").read_bytes() == rows
+
+
 # --- the list of runs
 
 
@@ -256,6 +269,8 @@ def test_a_training_is_finished_where_its_table_is_and_else_says_how_far_it_is(t
     assert rows["theirs"]["about"] == "logs: logs.jsonl"
     assert rows["now"]["state"] == "running" and rows["now"]["what"] == "agent"
     assert "done" in coseek("runs", tmp_path / "runs").out
+    write_yaml(tmp_path / "recipe.yaml", {"extends": "quickstart"})  # of `coseek init`
+    assert len(json.loads(coseek("runs", tmp_path, "--json").out)) == 6
 
 
 def test_a_wrong_place_is_one_sentence(tmp_path: Path, coseek: Type) -> None:

@@ -1,5 +1,6 @@
 """Fears about verdicts: luck called better, harm called a success, a number of searches called good."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from coseek.data.question import Question
 from coseek.measure.intervals import paired_difference
 from coseek.measure.score import QuestionScores, ScoredRun, Scores, summaries_of
 from coseek.measure.table import Outcome, PairedClaim, claims_of, comparison_table, outcomes, overall, verdict
+from coseek.retrieval.factory import settings_in
 
 
 def claim(differences: Sequence[float], where: str = "") -> PairedClaim:
@@ -82,6 +84,20 @@ def test_a_training_that_ended_worse_recommends_what_there_was_before(tmp_path: 
         assert notes[0].startswith("Verdict: on test, ")
         assert ("Keep the policy before training" in notes[1]) == (policy == "warm")
         assert all(str(training.policy_folder(policy)) in command for command in [*next_commands(training)][1:])
+
+
+def test_the_commands_after_a_training_search_and_ask_as_it_did(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from coseek.pipelines.agent import AgentTraining
+    from coseek.pipelines.agent_recipe import load_recipe
+    from coseek.pipelines.agent_results import next_commands
+
+    data = ["data.index=http://host:80", "data.view=query", "data.train=dev"]
+    *_, run = next_commands(AgentTraining(load_recipe("quickstart", data), tmp_path))
+    words = shlex.split(run)
+    searched = settings_in(words[words.index("--retriever") + 1])
+    assert searched == {"retriever": "viewed", "over": "http://host:80", "view": "query"}
+    assert words[words.index("--split") + 1] == "dev"
 
 
 def test_an_encoder_that_training_harmed_is_not_recommended(tmp_path: Path) -> None:

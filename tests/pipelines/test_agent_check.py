@@ -11,7 +11,8 @@ import pytest
 
 from coseek.agents.agent_card import AgentCard
 from coseek.core.errors import ErrorList, SettingError
-from coseek.pipelines.agent_check import check_recipe, checked_recipe
+from coseek.data.question import Question, save_questions
+from coseek.pipelines.agent_check import check_recipe, checked_recipe, paths_of, problem_of
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 
 PROGRAM = """
@@ -80,6 +81,24 @@ def test_every_kind_of_mistake_of_an_agents_recipe_is_found() -> None:
     for named in ("serch-r1", "laptp", "bm26", "noisi", "hf download Qwen", "genrator", "jugde"):
         assert sum(named in sentence for sentence in sentences) >= 1, (named, sentences)
     assert len(sentences) == len(set(sentences))
+
+
+@pytest.mark.parametrize(
+    ("more", "missing"),
+    [
+        (["policy.folder=base", "warm_start=null"], False),
+        (["policy.folder=null", "warm_start=null"], True),
+        (["policy.folder=base", "warm_start={demonstrator: rules, worlds: 0}"], True),
+    ],
+)
+def test_a_corpus_that_an_index_does_not_replace_is_missed_before_the_training(
+    more: list[str], missing: bool, tmp_path: Path
+) -> None:
+    for split in ("train", "dev", "test"):
+        save_questions(tmp_path / f"questions.{split}.jsonl", [Question("q", "Who?", ("Ada",))])
+    data = [f"data.folder={tmp_path}", "data.index=http://host:80", "data.world=null", "data.unseen=null"]
+    entries = paths_of(load_recipe("from-nothing", [*data, *more]))
+    assert any("holds no corpus.jsonl" in problem_of(entry) for entry in entries) == missing
 
 
 def test_parts_of_a_reward_are_all_looked_at() -> None:

@@ -20,6 +20,7 @@ from coseek.pipelines.agent_check import check_paths
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import headline, scores_of
 from coseek.pipelines.agent_run import RunSettings, load_run_questions
+from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.labelling import LabelSettings, questions_of_runs
 from coseek.pipelines.stages import select
 from coseek.pipelines.table_rows import answer_cells
@@ -89,6 +90,12 @@ def test_a_choice_that_leaves_no_question_is_refused_before_an_index_is_built(
     assert not (tmp_path / "run").exists()
     with pytest.raises(DataError, match=f"no absent.txt, which the recipe names as {setting}.ids"):
         check_paths(choosing("{ids: absent.txt}"))
+
+
+def test_a_split_that_is_trained_on_and_measured_by_is_named(data: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    make_data(recipe(data, "data.train=test").data, tmp_path / "made", lines.append)
+    assert any("test is trained on and measured by, too" in line for line in lines)
 
 
 def run_settings(data: Path, **more: object) -> RunSettings:

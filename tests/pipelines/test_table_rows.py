@@ -261,6 +261,28 @@ def test_an_agent_that_answers_keeps_its_own_answers_whatever_generator_its_rewa
     assert TableRow("naive RAG", "warm", "rag", 0.0) in rows_of(training)
 
 
+@pytest.mark.parametrize(
+    ("warm_start", "prefix"),
+    [
+        ("{one_shot: 0.1}", ""),
+        ("{one_shot: 0, also: {direct: 0.1, rag: 0.1}}", ""),
+        ("{one_shot: 0}", "untaught "),
+        ("{demonstrator: runs, runs: [x], worlds: 0}", "untaught "),
+    ],
+)
+def test_a_baseline_that_no_demonstration_shows_is_called_untaught(
+    warm_start: str, prefix: str, tmp_path: Path
+) -> None:
+    training = AgentTraining(load_recipe("from-nothing", [f"warm_start={warm_start}"]), tmp_path)
+    assert {f"{prefix}direct", f"{prefix}naive RAG"} <= {row.label for row in rows_of(training)}
+
+
+@pytest.mark.parametrize("more", ["also: {rag: 0.1}", "reading: 0.1", "also: {rag: 2}"])
+def test_demonstrations_that_are_never_made_are_refused(more: str) -> None:
+    with pytest.raises(SettingError, match=r"leave both out|at most 1"):
+        load_recipe("from-nothing", [f"warm_start={{demonstrator: runs, runs: [x], {more}}}"])
+
+
 # --- what health said
 
 

@@ -14,7 +14,7 @@ from coseek.core.strict_json import Json
 from coseek.data.question import Question
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
-from coseek.pipelines.run_record import take_weights
+from coseek.pipelines.run_record import take_more_steps, take_weights
 from coseek.pipelines.verl.config import check, verl_config
 from coseek.pipelines.verl.launch import EpisodeSettings, Place, VerlTraining
 
@@ -127,3 +127,18 @@ def test_only_weights_of_the_last_step_are_taken_over(tmp_path: Path) -> None:
     (saved / "tokenizer.json").write_text("verl's copy")
     take_weights(saved, tmp_path / "trained", lambda folder: (folder / "coseek.yaml").touch())
     assert sorted(path.name for path in (tmp_path / "trained").iterdir()) == ["coseek.yaml", "model.safetensors"]
+
+
+def test_more_steps_of_a_stage_that_verl_finished_are_not_skipped(tmp_path: Path) -> None:
+    few, more = (
+        paper("search-r1-grpo", f"rl.steps={steps}", "rl.policy.optimizer.lr_scheduler_type=constant")
+        for steps in (2, 4)
+    )
+    for folder in (tmp_path / "rl" / "checkpoints", tmp_path / "policy" / "trained"):
+        folder.mkdir(parents=True)
+    (tmp_path / "rl" / "metrics.1700000000.jsonl").write_text('{"step": 2, "data": {}}\n')
+    with pytest.raises(SettingError, match="holds no checkpoint to go on from"):
+        take_more_steps(few, more, tmp_path, lambda: False)
+    (tmp_path / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    take_more_steps(few, more, tmp_path, lambda: False)
+    assert [path.name for path in (tmp_path / "policy").iterdir()] == ["trained.2-steps"]

@@ -143,9 +143,7 @@ def leaderboard(
     by: Sequence[str] = (),
     seed: int = 0,
 ) -> Leaderboard:
-    """Leaderboard of runs by system and data set. The questions of a data set are those of all systems on it.
-
-    Raises `DataError` for different questions of a data set that share an id."""
+    """Leaderboard of runs by system and data set, over the questions of all systems. Two may not share an id."""
     questions: dict[str, list[Question]] = {}
     by_system: dict[str, dict[str, QuestionScores]] = {}
     faults: dict[str, dict[int, Faults]] = {}
@@ -153,12 +151,8 @@ def leaderboard(
         questions.setdefault(dataset, []).extend(row.question for row in run.questions.values())
         by_system.setdefault(system, {}).update((f"{dataset}/{ident}", row) for ident, row in run.questions.items())
         faults.setdefault(system, {})[id(run.fault_reasons)] = run.fault_reasons  # once for all data sets of a run
-    scored_runs = {
-        system: ScoredRun(system, rows, {}, sum(faults[system].values(), Faults()))
-        for system, rows in by_system.items()
-    }
-    ids_of = {
-        dataset: [f"{dataset}/{ident}" for ident in questions_by_id(of_set, SCORED_APART)]
-        for dataset, of_set in questions.items()
-    }
+    reasons = {system: sum(of_runs.values(), Faults()) for system, of_runs in faults.items()}
+    scored_runs = {system: ScoredRun(system, rows, {}, reasons[system]) for system, rows in by_system.items()}
+    by_id = {dataset: questions_by_id(of_set, SCORED_APART) for dataset, of_set in questions.items()}
+    ids_of = {dataset: [f"{dataset}/{ident}" for ident in idents] for dataset, idents in by_id.items()}
     return Leaderboard(metric, scored_runs, ids_of, frozenset(in_domain), (*by,), seed)

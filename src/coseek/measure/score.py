@@ -12,7 +12,6 @@ The unit is the question: trajectories of one question (seeds) are averaged firs
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -221,7 +220,7 @@ class MetricSummary:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Paired differences between a run and the first run, on their common questions."""
+    """Paired differences between `run` and the run `against`, on their common questions."""
 
     run: str
     against: str
@@ -324,14 +323,10 @@ def score_runs(
 
 def questions_of(runs: Iterable[ScoredRun]) -> list[Question]:
     """The questions of all runs."""
-    questions = questions_by_id(chain.from_iterable(map(_questions, runs)), SCORED_APART)
+    questions = questions_by_id((row.question for run in runs for row in run.questions.values()), SCORED_APART)
     if not questions:
         raise DataError("there is nothing to score: the runs hold no trajectories")
     return list(questions.values())
-
-
-def _questions(run: ScoredRun) -> Iterator[Question]:
-    return (row.question for row in run.questions.values())
 
 
 def check_metrics(metrics: Iterable[str]) -> None:
@@ -356,7 +351,7 @@ def summaries_of(
     grouped into in-domain and out-of-domain. Raises `DataError` for different questions that share an id.
     """
     questions = list(asked)
-    questions_by_id(chain(questions, *map(_questions, scored)), SCORED_APART)
+    questions_by_id([*questions, *(row.question for run in scored for row in run.questions.values())], SCORED_APART)
     groups, datasets = groups_of(questions, by, in_domain), datasets_of(questions)
     means = [summarise(run, group, [idents], metrics, seed) for run in scored for group, idents in groups.items()]
     means += macro_summaries(scored, datasets, metrics, seed)

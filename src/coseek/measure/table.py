@@ -242,7 +242,7 @@ def abstention_tables(scores: Scores) -> dict[str, Table]:
 
 
 def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str = ALL) -> Table:
-    """One row per later run and metric: difference from the first run, interval and p-values.
+    """One row per comparison and metric: difference of the two runs, interval and p-values.
 
     `p` is of the paired randomisation test, `McNemar` of the exact test for binary metrics. With more than one row a
     column has p-values corrected for all rows (Holm).

@@ -46,8 +46,7 @@ class RecipePath(NamedTuple):
 
     setting: str
     path: Path
-    kind: Literal["data", "questions", "ids", "index", "model", "run"]
-    """`questions`: a data set whose corpus is not needed; `ids`: a file that lists questions."""
+    kind: Literal["data", "questions", "ids", "index", "model", "run"]  # questions: its corpus is not needed
 
     @property
     def shipped(self) -> list[str]:
@@ -302,8 +301,11 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     data, engine = recipe.data, recipe.data.training_retriever or {}
     encoder = data.retriever_settings.get("encoder")
     has_shipped_encoder = isinstance(encoder, str) and is_shipped(encoder)
+    policy, warm = recipe.policy, recipe.warm_start
+    reads_corpus = data.index is None or policy.folder is None
+    reads_corpus |= warm is not None and (warm.demonstrator != "runs" or policy.add_word_tokens > 0)
     settings: list[tuple[str, object, Literal["data", "questions", "ids", "index", "model"]]] = [
-        ("data.folder", data.folder, "data" if data.index is None else "questions"),
+        ("data.folder", data.folder, "data" if reads_corpus else "questions"),
         ("data.index", data.index, "index"),
         ("data.training_retriever.over", engine.get("over"), "index"),
         ("data.training_retriever.model", engine.get("model"), "model"),
@@ -311,7 +313,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
         (ENCODER, None if data.index or has_shipped_encoder else encoder, "model"),
         ("table.select.ids", recipe.table.select.ids, "ids"),
         *((f"{name}.ids", choice.ids, "ids") for name, choice in select_settings(recipe).items()),
-        ("policy.folder", recipe.policy.folder, "model"),
+        ("policy.folder", policy.folder, "model"),
         ("table.baseline_model", recipe.table.baseline_model if recipe.table.baselines else None, "model"),
     ]
     settings += [("table.answer_with", name, "model") for name in recipe.table.answer_with]
@@ -324,12 +326,12 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
         if isinstance(name, str) and not (is_url(name) or is_function(name)):
             is_policy = holds == "model" and setting != ENCODER
             yield RecipePath(setting, model_path(name) if is_policy else Path(name).expanduser(), holds)
-    for run in recipe.warm_start.runs if recipe.warm_start else ():
+    for run in warm.runs if warm else ():
         yield RecipePath("warm_start.runs", Path(run), "run")
     if data.folder is not None and (folder := Path(data.folder)).is_dir():
         if data.synthesis is not None and not (folder / f"questions.{data.train}.jsonl").exists():
             return  # they are made
-        taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
+        taught_there = warm is not None and warm.worlds == 0
         splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
         measured_splits = [("data.dev", data.dev), ("data.test", data.test)]  # `missing_splits` sees to those not there
         splits += [(name, split) for name, split in measured_splits if (folder / f"questions.{split}.jsonl").exists()]

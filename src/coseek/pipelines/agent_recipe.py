@@ -162,14 +162,14 @@ class WarmStartSettings(Settings):
     asking: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the drills that ask for facts one by one, some of which are missing."""
     one_shot: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Share of the questions that are also demonstrated in `direct` and `rag`, the table's baselines."""
+    """Share of the questions also demonstrated in `direct` and `rag`, the table's baselines. No-op with `runs`."""
     known: float = Field(default=0.5, ge=0.0, lt=1.0)
     """Share of examples on facts to be known without a search, if the data set has any (a laptop world with `known`):
     the questions of its split `known` and the marked training questions, demonstrated by the expert."""
     reading: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the questions that are also read as a frozen generator reads: gold passages among others, in the prompt
     `generator`. The policy can then serve as `graders.generator.model`."""
-    also: dict[str, float] = Field(default={})
+    also: dict[str, Annotated[float, Field(ge=0.0, le=1.0)]] = Field(default={})
     """Other protocols to teach, with the share of the questions demonstrated in each."""
     sft: SftSettings = SftSettings()
     """The supervised training."""
@@ -180,6 +180,8 @@ class WarmStartSettings(Settings):
             if getattr(self, name) and (self.demonstrator != "expert" or self.worlds):
                 reason = f"only the expert demonstrates {name} questions, and not in throw-away worlds"
                 raise ValueError(f"{name}: {reason}; set worlds=0")
+        if self.demonstrator == "runs" and (self.also or self.reading):
+            raise ValueError("also and reading: stored runs are learnt from alone; leave both out")
         return self
 
     @property
@@ -329,8 +331,7 @@ class AgentRecipe(Placement):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; all cores when not set. Results depend on the number."""
     track: Annotated[tuple[str, ...], MayChange()] = ()
-    """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
-    of a Python file. They do not affect results, and may change on resume."""
+    """Trackers that are sent `metrics.jsonl`: tensorboard, wandb, trackio, mlflow or a file. May change on resume."""
     table: TableSettings = TableSettings()
     """The final measurement."""
     machine: Annotated[MachineSettings, MayChange()] = MachineSettings()

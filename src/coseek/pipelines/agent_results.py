@@ -4,6 +4,7 @@ If the agent does not answer and the recipe has a generator, the generator answe
 (`table_rows.py`). Every cell is a run folder, so it can be audited and scored again.
 """
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -334,7 +335,7 @@ def calibration_sections(name: str, scores: Scores) -> list[ReportSection]:
 
 
 def _bars(training: AgentTraining, scores: Scores, groups: Sequence[str], metric: str) -> Svg:
-    rag_labels = [row.label for row in rows_of(training) if row.passages] or ["naive RAG"]
+    rag_labels = [row.label for row in rows_of(training) if row.passages] or ["naive RAG", "untaught naive RAG"]
     bars = [
         BarSeries(name, tuple(scores.of(name, group).metrics.get(metric) for group in groups))
         for name in ("before", "after", *rag_labels)
@@ -369,17 +370,17 @@ def better_policy(training: AgentTraining) -> Path:
 def next_commands(training: AgentTraining) -> dict[str, str]:
     """Command → what it does with the trained agent, or with the one before training if the verdict is that training
     made it worse."""
-    index = training.recipe.data.index or training.folder / "data.index"
-    options = ["--retriever", index]
+    data, policy = training.recipe.data, better_policy(training)
+    index = data.searched or training.folder / "data.index"
+    options = ["--retriever", json.dumps(index) if isinstance(index, dict) else index]
     if tool_files(training.recipe.protocol):  # the user's files run only if they are named
         options += ["--protocol", training.recipe.protocol]
-    policy = better_policy(training)
     commands: dict[tuple[object, ...], str] = {
         ("view", training.folder): "a page of its episodes and curves",
         ("serve", "agent", policy, *options): "then ask it in a browser at http://127.0.0.1:8000",
     }
     if any(tag.action in (Action.SEARCH, Action.TOOL) for tag in load_protocol(training.recipe.protocol).grammar.tags):
-        run = ("run", training.data_folder, "--split", "train", "--count", "300", "--agent", policy, *options)
+        run = ("run", training.data_folder, "--split", data.train, "--count", "300", "--agent", policy, *options)
         commands[*run, "--out", training.folder / "searches"] = (
             "searches, for `coseek label` and a retriever's training"
         )

@@ -175,8 +175,7 @@ def answer_on_cluster(
 
 
 def recorded_settings(settings: JsonObject) -> RunSettings:
-    """The settings in a run folder's `run.yaml`, which may hold others. Raises `DataError` if they name no questions,
-    and `SettingError` if they are not those of a run of questions."""
+    """The settings of `coseek run` in a `run.yaml`. Raises `DataError` or `SettingError` for those of other runs."""
     if "questions" not in settings:
         raise DataError("run.yaml names no questions file")
     return make_settings(RunSettings, {name: settings[name] for name in settings if name in RunSettings.model_fields})

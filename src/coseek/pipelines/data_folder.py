@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coseek.core.errors import DataError, ErrorList, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.core.files import atomic_folder, link_files
 from coseek.core.text import counted
 from coseek.data.dataset import Dataset, draw
@@ -62,6 +62,8 @@ def make_data(data: DataSettings, folder: Path, say: Callable[[str], None]) -> N
     for split in dict.fromkeys((data.train, data.dev, data.test)):
         for note in unmatched_notes(load_questions(source.split_path(split))) if split in source.splits else ():
             say(f"warning: {split}: {note}")
+    if data.train in (data.dev, data.test):
+        say(f"warning: {data.train} is trained on and measured by, too; name other splits in data.dev and data.test")
 
 
 def missing_splits(dataset: Dataset, data: DataSettings) -> list[str]:
@@ -147,12 +149,10 @@ def own_questions(name: str, used: Path, train: str) -> dict[str, list[Question]
 
 
 def check_selection(recipe: AgentRecipe, dataset: Dataset) -> None:
-    """Refuse filters that no question passes. Raises one error with all mistakes."""
-    mistakes, data = ErrorList(), recipe.data
+    """Raise `DataError` or `SettingError` for a filter that no question passes."""
     for name, settings in select_settings(recipe).items():
-        mistakes.collect(candidates, dataset.questions(data.train), settings, name)
-    mistakes.collect(recipe.table.select.apply, dataset.questions(data.test), "table.select")
-    mistakes.raise_all()
+        candidates(dataset.questions(recipe.data.train), settings, name)
+    recipe.table.select.apply(dataset.questions(recipe.data.test), "table.select")
 
 
 @dataclass(frozen=True)

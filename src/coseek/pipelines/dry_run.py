@@ -69,8 +69,6 @@ BUDGETS = {
 """Upper bounds of the recipe's own limits."""
 LANGUAGE_MODELS = ("policy.folder", "graders.generator.model", "graders.judge.model")
 """Settings that name language models."""
-LOCAL = "local"
-"""The training backend of the small step, if the recipe's trains elsewhere."""
 HOST = "every process loads the policy whole before it is sharded, and offloaded parts lie there"
 REPORTED = ("trajectories", "faults", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
 """Metrics of the small step that are reported."""
@@ -159,9 +157,9 @@ def _stage(
     memory, work, way_out = memory_of(recipe, shape), work_of(recipe, shape), ways_out(recipe, shape)
     host, label = host_of(recipe, shape), f" {name}" if name else ""
     remote = recipe.learn == "rl" and not trains_here(recipe.rl)
-    went = f"went through, with rl.backend={LOCAL}" if remote else "went through"
     reward = "" if recipe.learn == "demonstrations" else str(make_reward(recipe.reward))  # with a preset's terms
     parts = ", ".join(f"{part} {shown_gib(value)}" for part, value in memory.parts.items() if value)
+    figures = ", ".join(f"{metric} {value:.3g}" for metric, value in step.items())
     time = f"{work.steps} updates of {work.read} tokens, {work.update_s:.3g} s each"
     if work.runs:
         time = (
@@ -174,7 +172,7 @@ def _stage(
         *([("", f"{shown_gib(host)} GiB of the host", HOST)] if host else []),
         (f"time{label}", f"{duration(work.total_s)} at most", time),
         *([(f"reward{label}", reward, "")] if reward else []),
-        (f"step in small{label}", went, ", ".join(f"{metric} {value:.3g}" for metric, value in step.items())),
+        (f"step in small{label}", "went through" + ", with rl.backend=local" * remote, figures),
     ]
     values: JsonObject = {"name": name, "memory": plain(memory), "work": plain(work), "step": {**step}}
     values |= {"way_out": way_out, "host": host, "reward": reward, "needed": memory.needed, "total_s": work.total_s}
@@ -292,7 +290,7 @@ def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
         engine = {**engine, "model": model, "questions": None}
     elif not is_plugin_path(kind):  # its models and servers are not asked
         engine = {}
-    trained_here = all(trains_here(stage.recipe.rl) for stage in stages_of(recipe, Path()))
+    is_local = all(trains_here(stage.recipe.rl) for stage in stages_of(recipe, Path()))
     graders, reader = recipe.graders, {"model": model, "prompt": "generator"}
     rows: JsonObject = {"micro_batch_tokens": 4096}
     budgets = [(name, maximum, cast("int | None", getattr(recipe.limits, name))) for name, maximum in BUDGETS.items()]
@@ -311,10 +309,9 @@ def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
         "rl": {
             "steps": 1, "questions_per_step": 2, "group_size": min(2, recipe.rl.group_size), "evaluate_every": 0,
             "tree_roots": recipe.rl.tree_roots and 1, "policy": rows, "critic": rows,
-            **({} if trained_here else {"backend": LOCAL, "backend_settings": {}}),
+            **({} if is_local else {"backend": "local", "backend_settings": {}}),
         },
-        "rollout": dump_settings(RolloutSettings()),
-        "track": [],
+        "rollout": dump_settings(RolloutSettings()), "track": [],
         "rejection": {"samples": 1, "at_least": -1e9, "sft": sft},
         "select": {**dump_settings(EVERY), "most": 4},
         "graders": {

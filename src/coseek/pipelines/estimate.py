@@ -331,7 +331,7 @@ class Work:
 
 
 def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
-    """Upper bounds of one step, in which every run takes all turns or fills its token budget.
+    """The work of a step in which every run takes all turns or fills its token budget, or of a supervised update.
 
     2N operations a token forwards and 4N backwards, plus 4·L·q a token and token of context for attention. Graders,
     searches, evaluations and the runs of rejection sampling are left out.
@@ -353,7 +353,8 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     read_tokens = PROMPT_TOKENS + observations * max(document_tokens, limits.max_observation_tokens)
     scale = min(1.0, limits.max_tokens / (written_tokens + read_tokens))
     written_tokens, read_tokens = round(scale * written_tokens), round(scale * read_tokens)
-    runs = rl.questions_per_step * rl.group_size
+    trained_runs, factor = rl.questions_per_step * rl.group_size, rl.dynamic_sampling_max_factor
+    runs = int(factor * rl.questions_per_step) * rl.group_size if rl.dynamic_sampling else trained_runs
     context = (written_tokens + read_tokens) / 2
     forward = 2.0 * shape.parameters + 4.0 * shape.cached_layers * shape.heads * shape.head_size * context
     passes = 3.0 * rl.epochs + (1.0 if rl.kl_coef > 0.0 else 0.0) + (1.0 if rl.old_logprobs == "recompute" else 0.0)
@@ -361,7 +362,7 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     passes += rl.epochs if rl.policy.gradient_checkpointing else 0.0
     written_s = written_tokens / _flops(machine, machine.rollout_mfu)
     rollout = runs * forward * (written_s + read_tokens / _flops(machine, machine.update_mfu))
-    update = runs * (written_tokens + read_tokens) * forward * passes / _flops(machine, machine.update_mfu)
+    update = trained_runs * (written_tokens + read_tokens) * forward * passes / _flops(machine, machine.update_mfu)
     return Work(runs, runs * written_tokens, runs * read_tokens, rollout, update, rl.steps)
 
 

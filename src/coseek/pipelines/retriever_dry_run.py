@@ -6,6 +6,7 @@ of synthetic worlds, two are made and the rest is extrapolated.
 """
 
 import resource
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -82,8 +83,9 @@ def retriever_dry_run(recipe: RetrieverRecipe, progress: Progress) -> DryRun:
     values |= {"update_s": update_s, "peak": peak, "missing": ""}
     update = [("update", "not made", "the encoder is large, and there is no accelerator")]
     if update_s is not None and peak is not None:
+        extent = "measured" if accelerators()[0] == "cuda" else "measured: the whole process, with its libraries"
         update = [
-            ("update", f"{update_s:.3g} s", f"{shown_gib(peak)} GiB at its peak, measured"),
+            ("update", f"{update_s:.3g} s", f"{shown_gib(peak)} GiB at its peak, {extent}"),
             ("time", f"{duration(steps * update_s)} for the updates", "at the speed of that update"),
         ]
     labels = ("labels", f"{count:,} rows", f"{counted(steps, 'update')} of {updates.batch_size} rows")
@@ -142,7 +144,7 @@ def _memory_by_shape(recipe: RetrieverRecipe, shape: Shape) -> dict[str, float]:
 
 
 def one_update(training: RetrieverTraining, folder: Path) -> tuple[float, float]:
-    """Seconds of the second of two updates with the recipe's batch, and the peak bytes after it."""
+    """Seconds of the second of two updates with the recipe's batch, and the peak bytes of device or process."""
     overrides: JsonObject = {
         "training": {"steps": 2, "log_every": 1},
         "held_out": {"every": 0, "keep": "last"},
@@ -156,7 +158,7 @@ def one_update(training: RetrieverTraining, folder: Path) -> tuple[float, float]
     seconds = float(cast(float, seconds_taken[-1]))
     if accelerators()[0] == "cuda":
         return seconds, float(torch.cuda.max_memory_allocated())
-    return seconds, 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
 
 
 def _with_changes(recipe: RetrieverRecipe, changes: JsonObject) -> RetrieverRecipe:

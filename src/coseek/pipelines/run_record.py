@@ -263,7 +263,6 @@ def _report_precisions(unresolved: Settings, resolved: Settings, say: Callable[[
 # its last checkpoint. Its old policy gets another name, and the table is measured again.
 
 NOT_READ = ("data.folder", "data.index", "table.select.ids")
-"""Paths without a digest here: the record of an index and of a table's run has its own."""
 
 
 def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities:
@@ -357,15 +356,16 @@ def _problem_of_more_steps(stage: Stage, later_stages: Sequence[Stage], is_sched
     if started_stage := next((follower for follower in later_stages if follower.folder.exists()), None):
         return f"the stage {started_stage.name} has already started from the policy of this one"
     checkpoints = stage.folder / "checkpoints"
-    return "" if has_checkpoint(checkpoints) else f"{checkpoints} holds no checkpoint to go on from"
+    exists = has_checkpoint(checkpoints) or (checkpoints / "latest_checkpointed_iteration.txt").is_file()  # verl's
+    return "" if exists else f"{checkpoints} holds no checkpoint to go on from"
 
 
 def steps_done(stage: Stage) -> int:
     """Steps of reinforcement learning in a stage's metrics; 0 for rejection sampling."""
-    path = stage.folder / "metrics.jsonl"
-    if stage.recipe.learn == "rejection" or not path.exists():
+    if stage.recipe.learn == "rejection":
         return 0
-    return max((int(str(row.get("step", 0))) for _, row in read_jsonl(path)), default=0)
+    paths = stage.folder.glob("metrics*.jsonl")  # verl writes one at every start
+    return max((int(str(row.get("step", 0))) for path in paths for _, row in read_jsonl(path)), default=0)
 
 
 # Cards of policy folders, with figures after the measurement.

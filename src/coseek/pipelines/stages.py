@@ -95,19 +95,14 @@ def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:
 
 
 def select_settings(recipe: AgentRecipe) -> dict[str, SelectSettings]:
-    """Setting → the choice of training questions of every stage."""
-    names = {
-        name: f"stages.{name}.select" if "select" in changes else "select" for name, changes in recipe.stages.items()
-    }
-    return {setting: recipe.stage(name).select for name, setting in names.items()} or {"select": recipe.select}
+    """Setting → a choice of training questions."""
+    stages = {name: recipe.stage(name) for name, changes in recipe.stages.items() if "select" in changes}
+    return {"select": recipe.select, **{f"stages.{name}.select": stage.select for name, stage in stages.items()}}
 
 
 def candidates(questions: Sequence[Question], settings: SelectSettings, name: str = "select") -> list[Question]:
     """The questions that pass the filters on data set, hops, type and yes/no answers; `name` is that of the setting."""
-    chosen = [question for question in settings.apply(questions, name) if settings.yes_no or not is_closed(question)]
-    if questions and not chosen:
-        raise DataError(f"none of the {len(questions)} training questions is left; ask for less in `{name}`")
-    return chosen
+    return [question for question in settings.apply(questions, name) if settings.yes_no or not is_closed(question)]
 
 
 def select(

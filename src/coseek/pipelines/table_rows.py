@@ -80,8 +80,10 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
     if by_generator(training):
         depths = dict.fromkeys((training.recipe.graders.baseline.passages, training.recipe.table.wide_rag))
         agents += [TableRow(f"RAG k={k}", "", "rag", 0.0, k) for k in depths if k is not None]
-    elif warm is not None and warm.demonstrator != "gold":  # the warm start taught the baselines' protocols
-        agents += [TableRow("direct", "warm", "direct", 0.0), TableRow("naive RAG", "warm", "rag", 0.0)]
+    elif warm is not None and warm.demonstrator != "gold":
+        for name, baseline in (("direct", "direct"), ("naive RAG", "rag")):
+            is_taught = warm.demonstrator != "runs" and (warm.one_shot > 0 or baseline in warm.also)
+            agents.append(TableRow(name if is_taught else f"untaught {name}", "warm", baseline, 0.0))
     return [*agents, *untrained, *rules]
 
 

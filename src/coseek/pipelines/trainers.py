@@ -23,15 +23,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from coseek.agents import factory
 from coseek.agents.tool import ToolLike, tool_name
 from coseek.core.errors import SettingError, closest, in_python_words, missing_extras
-from coseek.core.files import (
-    Json,
-    JsonObject,
-    as_path,
-    atomic_folder,
-    check_output_folder,
-    check_replaceable,
-    is_failed_start,
-)
+from coseek.core.files import Json, JsonObject, as_path, check_output_folder, is_failed_start
 from coseek.core.plugins import CannotResume, OwnFunction, is_function, own_function, plugin_digests, plugin_name
 from coseek.core.progress import NoProgress, PrintedProgress, Progress
 from coseek.core.settings import Settings, apply_overrides, changed_settings, dump_settings, typed_overrides
@@ -63,6 +55,7 @@ if TYPE_CHECKING:
     from coseek.training.rl.algorithm import StepRewards
     from coseek.training.rl.policy_loss import LossBatch
 
+RECORD = "recipe.yaml"
 T = TypeVar("T")
 PathLike: TypeAlias = str | Path
 QuestionsLike: TypeAlias = PathLike | Sequence[Question] | Mapping[str, Sequence[Question]]
@@ -322,23 +315,18 @@ class GivenQuestions:
         return {"data.folder": str(self.folder), "data.train": self.split, "data.world": None, "data.unseen": None}
 
     def kept_in(self, out: Path, recipe: AgentRecipe) -> AgentRecipe:
-        """Copy questions into a training folder. Returns the recipe that reads them there. Replaces those of a start
-        that was refused. Raises `SettingError` if a training was begun with other questions, and `DataError` for a
+        """Write the questions into a training folder, also over those of a start that was refused. Returns the recipe
+        that reads them there. Raises `SettingError` if a training was begun with other questions, and `DataError` for a
         folder with other files."""
-        check_output_folder(out, "recipe.yaml", own=(QUESTIONS,))
+        check_output_folder(out, RECORD, own=(QUESTIONS,))
         target, questions = out / QUESTIONS, {path.name: load_questions(path) for path in self.folder.iterdir()}
-
-        def fill(folder: Path) -> None:
+        recorded = list(target.glob("questions.*.jsonl"))
+        if not (out / RECORD).exists() or is_failed_start(out, RECORD, own=(QUESTIONS,)):
+            for path in recorded:
+                path.unlink()
             for name, split_questions in questions.items():
-                save_questions(folder / name, split_questions)
-
-        if not (out / "recipe.yaml").exists() or is_failed_start(out, "recipe.yaml", own=(QUESTIONS,)):
-            check_replaceable(target, lambda name: Path(name).match("questions.*.jsonl"), "the questions")
-            shutil.rmtree(target, ignore_errors=True)
-        if not target.exists():
-            out.mkdir(parents=True, exist_ok=True)
-            atomic_folder(target, fill)
-        elif {path.name: load_questions(path) for path in target.glob("questions.*.jsonl")} != questions:
+                save_questions(target / name, split_questions)
+        elif {path.name: load_questions(path) for path in recorded} != questions:
             raise SettingError(f"{out} was begun with other questions; give the same ones, or choose another --out")
         return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(target)})})
 

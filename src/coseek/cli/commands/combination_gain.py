@@ -12,7 +12,7 @@ from coseek.agents.sources import served_context
 from coseek.cli import options
 from coseek.cli.grader_options import GraderSet, intended, open_parts, warn_of_cuts
 from coseek.cli.terminal import AsJson, new_app, note, output
-from coseek.core.files import JsonObject, write_json, write_jsonl
+from coseek.core.files import JsonObject, check_output_folder, write_json, write_jsonl
 from coseek.core.lock import lock_if_named
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
@@ -55,6 +55,8 @@ def combination_gain(
     The matched baseline is RAG with as many passages per question as the agent served; the last column is the agent's
     paired lead over each row. If a question has several trajectories, the first one sets the number.
     """
+    if out is not None:
+        check_output_folder(out, "combination-gain.json", own=(ROWS,))
     writer, *judges = options.at_servers(answer_with, *([judge] if judge else ()))
     counts = sorted(options.whole_numbers("--ks", ks, 1, "1,2,3,5,8"))
     parts = open_parts([metric], writer, budget, prompt, judges, judge_prompt, cache, device)

@@ -7,10 +7,11 @@ from typer import Argument, Option
 
 from coseek.cli.options import Count, DeviceName, split_names
 from coseek.cli.terminal import AsJson, new_app, note, output, progress_bar, resumable
+from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_folder
 from coseek.core.text import counted
 from coseek.measure.credit import DECISIVE, CreditScores
-from coseek.measure.report import write_values
+from coseek.measure.report import ROWS, write_values
 from coseek.measure.table import Table, show
 
 GROUP = "Results"
@@ -39,6 +40,7 @@ def credit(
     """
     from coseek.pipelines.credit import load_signals, measure_credit  # torch
 
+    check_output_folder(out, "credit.json", own=(ROWS, *(path.name for path in out.glob("*.*.jsonl"))))  # its caches
     chosen = load_signals(split_names(signals) if signals else [])
     with lock_folder(out), resumable("the same command"), progress_bar() as bars:
         result = measure_credit(run, chosen, continuations, out, decisive, count, device, bars.report, note)

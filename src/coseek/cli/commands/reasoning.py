@@ -10,6 +10,7 @@ from typer import Argument, Option
 from coseek.cli.options import at_servers, split_names, takes_servers
 from coseek.cli.terminal import AsJson, new_app, output
 from coseek.core.errors import DataError, ModelError, SettingError
+from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_if_named
 from coseek.core.text import counted
 from coseek.data.dataset import Dataset
@@ -22,7 +23,7 @@ from coseek.graders.reasoning import ReasonedRun, ReasoningReader
 from coseek.lab.world.world import World
 from coseek.measure.intervals import bootstrap_mean
 from coseek.measure.reasoning import METRICS, ReasoningClaims, reasoning_values, reasonings_of
-from coseek.measure.report import table_json, write_values
+from coseek.measure.report import ROWS, table_json, write_values
 from coseek.measure.table import Table, show
 from coseek.models.text_model import open_text_model
 from coseek.pipelines.labelling import protocol_of
@@ -48,6 +49,8 @@ def reasoning(
     Of the clues named so far, the share that the latest reasonings name; and their right and wrong claims. Runs with a
     fault, or that could not be read, are counted and excluded.
     """
+    if out is not None:
+        check_output_folder(out, "reasoning.json", own=(ROWS,))
     numbers = latest_of(latest)
     (reader,) = at_servers(read_with)
     assert reader is not None

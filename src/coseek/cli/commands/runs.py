@@ -61,8 +61,8 @@ def runs(
 def entries(folder: Path, depth: int = DEPTH) -> Iterator[Entry]:
     """Yield an entry for each folder with a record, except those inside another one."""
     for name in RECORDS:
-        if (folder / name).is_file():
-            yield entry_of(folder, name)
+        if (folder / name).is_file() and (entry := entry_of(folder, name)) is not None:
+            yield entry
             return
     if depth:
         for path in sorted(folder.iterdir()):
@@ -70,8 +70,9 @@ def entries(folder: Path, depth: int = DEPTH) -> Iterator[Entry]:
                 yield from entries(path, depth - 1)
 
 
-def entry_of(folder: Path, name: str) -> Entry:
-    """Describe a folder by its record `name`, or by the error if the record cannot be read."""
+def entry_of(folder: Path, name: str) -> Entry | None:
+    """Describe a folder by its record `name`, or by the error if the record cannot be read. `None` for a `recipe.yaml`
+    of a user's, which is no record."""
     try:
         record = read_yaml(folder / name, "record")
     except CoseekError as error:
@@ -79,6 +80,8 @@ def entry_of(folder: Path, name: str) -> Entry:
     recipe, settings = (value if isinstance(value := record.get(key), dict) else {} for key in ("recipe", "settings"))
     created, is_running = str(record.get("created") or ""), is_being_written(folder)
     if name == "recipe.yaml":
+        if not created:
+            return None
         kind = next((kind for key, kind in KINDS.items() if key in recipe), "training")
         has_finished = is_finished(folder)
         state = "running" if is_running else "finished" if has_finished else "stopped"
