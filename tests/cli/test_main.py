@@ -190,6 +190,8 @@ def test_what_is_listed_can_be_typed_and_means_what_it_says(name: str) -> None:
         in_words(setting, 100).splitlines()[0]
         for setting in listed(recipe)
         if not setting.is_group and not setting.only_with
+        # A shape of the laptop policy is refused beside a model that has its own.
+        if not (recipe.policy.folder and setting.name.startswith("policy.laptop."))
     ]
     assert dump_settings(load_recipe(name, typed)) == dump_settings(recipe)
 

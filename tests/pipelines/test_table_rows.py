@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, run, search_of
-from tests.pipelines.test_agent import TINY
+from tests.pipelines.test_agent import OF_A_MODEL, TINY
 from tests.scripted import Failing, Scripted, generator, judge
 
 from coseek.core.errors import SettingError, UserError
@@ -119,7 +119,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.medium
 def test_untrained_models_that_follow_instructions_have_rows_of_their_own(tmp_path: Path, chat_model: Path) -> None:
     recipe = load_recipe("from-nothing", [
-        *TINY, "data.unseen=null", "rl.steps=0", "rl.evaluate_every=0", "policy.folder=base", "warm_start=null",
+        *OF_A_MODEL, "data.unseen=null", "rl.steps=0", "rl.evaluate_every=0", "policy.folder=base", "warm_start=null",
         "prompt_template=default", "limits={max_tokens: 1024, max_turn_tokens: 8}",
         "table={questions: 2, dev: false, sampled: false, dev_questions: 1, rag_passages: 2}",
         "table.baselines=[direct, cot, rag, ircot, search-o1, rules]", f"table.baseline_model={chat_model}",
