@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -101,6 +102,28 @@ def test_a_measurement_goes_on_and_takes_more_continuations(
     halves = [turn_values(measured_turns(runs[:4], coin), more, half) for half in (0, 1)]
     whole = turn_values(measured_turns(runs[:4], coin), more)
     assert whole == pytest.approx({key: (halves[0][key] + halves[1][key]) / 2 for key in whole})
+
+
+def test_outcomes_of_another_run_or_other_gold_answers_are_not_those_of_this_one(
+    coin: Agent, runs: list[Trajectory], tmp_path: Path
+) -> None:
+    Ruler(coin, "coin", SHELF, LIMITS, 2, tmp_path).measure(runs[:1])
+    corrected = replace(runs[0], question=replace(runs[0].question, answers=("red",)))
+    again = Ruler(coin, "coin", SHELF, LIMITS, 2, tmp_path).measure([corrected])
+    assert again == Ruler(coin, "coin", SHELF, LIMITS, 2, tmp_path / "fresh").measure([corrected])
+    other = next(run for run in runs if run.searches[0] != runs[0].searches[0])
+    other = replace(other, seed=runs[0].seed, question=runs[0].question)
+    here = Ruler(coin, "coin", SHELF, LIMITS, 2, tmp_path).measure([other])
+    assert here == Ruler(coin, "coin", SHELF, LIMITS, 2, tmp_path / "other").measure([other])
+
+
+def test_a_state_with_one_half_of_its_continuations_does_not_stop_the_scores(
+    coin: Agent, runs: list[Trajectory], tmp_path: Path
+) -> None:
+    outcomes = Ruler(coin, "coin", SHELF, LIMITS, 2, tmp_path).measure(runs[:4])
+    failed = [replace(each, outcome=None) if each.turn == 1 and each.number else each for each in outcomes]
+    values, even, odd = values_of(runs[:4], coin, failed)
+    assert values and even.keys() == odd.keys() == set() and score_signal(even, odd).auc is None
 
 
 def test_signals_are_scored_at_the_turns_that_searched(coin: Agent, runs: list[Trajectory]) -> None:

@@ -70,9 +70,67 @@ def test_a_second_question_is_never_answered_under_the_first(tmp_path: Path) -> 
     run, report = only(tmp_path, *chat)
     assert (run.question.question, run.answer) == ("And which sea?", "North")
     assert [search.query for search in run.searches] == ["sea of the Tave"] and sum(report.unread.values()) == 1
-    (tmp_path / "named").mkdir()
-    first, _ = only(tmp_path / "named", *chat, question=ASK["content"])
-    assert first.question.question == ASK["content"]
+    for number, named in enumerate((str(ASK["content"]), f" {ASK['content']}\n".lower())):
+        (folder := tmp_path / str(number)).mkdir()
+        first, report = only(folder, *chat, question=named)
+        assert (first.question.question, first.answer, first.searches) == (named, "Tave", ())
+        assert sum(report.unread.values()) == 1
+    (tmp_path / "nudged").mkdir()
+    nudge: JsonObject = {"role": "user", "content": "Please continue."}
+    nudged, _ = only(
+        tmp_path / "nudged", ASK, {**SAID, "content": "I look."}, nudge, *chat[3:], question=ASK["content"]
+    )
+    assert (nudged.answer, len(nudged.searches)) == ("North", 1)
+
+
+CUT: list[Json] = [called({"query": "a"}), TOLD]
+ROLLOUT = f"<search>a</search><information>{FOUND}</information><answer>Tave</answer>"
+OTHER: list[Json] = [{**ASK, "content": "Which sea?"}, {**SAID, "content": "North"}]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("row", "answer", "unread"),
+    [
+        ({"prompt": [ASK], "completion": CUT, "answer": "Rhine"}, None, 0),
+        ({"input": json.dumps([ASK]), "output": json.dumps(CUT)}, None, 0),
+        ({"messages": [ASK, *CUT], "output": {"choices": [{"message": CUT[0]}]}}, None, 0),
+        ({"inputs": {"messages": [ASK, *CUT]}, "outputs": {"messages": [
+            {"type": "human", "content": ASK["content"], "id": "x"}, *CUT, {"type": "ai", "content": "Tave"},
+        ]}}, "Tave", 0),
+        ({"prompt": [ASK], "chosen": [*CUT, SAID], "rejected": OTHER[1:]}, "Tave", 1),
+        ({"attempt_1": [ASK, *CUT, SAID], "attempt_2": [ASK, OTHER[1]]}, "Tave", 1),
+        ({"main": {"messages": [ASK, *CUT, SAID]}, "sub": {"messages": OTHER}}, "Tave", 1),
+        ({"messages": [ASK, *CUT], "answer": "Tave", "golden_answers": ["Tave", "the Tave"]}, None, 1),
+        ({"messages": [ASK, *CUT], "answer": "Rhine", "golden_answers": ["Tave"]}, "Rhine", 1),
+        ({"question": ASK["content"], "response": ROLLOUT}, "Tave", 0),
+    ],
+)  # fmt: skip
+def test_a_record_with_several_lists_or_fields_is_one_run_read_once(
+    tmp_path: Path, row: JsonObject, answer: str | None, unread: int
+) -> None:
+    run, report = only(tmp_path, **row)
+    assert (run.question.question, run.answer, len(run.searches)) == (ASK["content"], answer, 1)
+    assert sum(report.unread.values()) == unread
+
+
+def test_gold_answers_in_a_text_are_several_and_errors_of_records_are_not_passed_over(tmp_path: Path) -> None:
+    chat: list[Json] = [ASK, *CUT, SAID]
+    rows: list[JsonObject] = [
+        {"messages": chat, "answers": "['Tave', \"the Tave\"]", "gold_ids": '["1", "2"]'},
+        {"messages": chat, "answers": '["Tave", "the Tave"]', "error": "timeout"},
+        {"id": "x", "epoch": 1, "messages": chat, "error": {"message": "timeout", "traceback": ""}},
+    ]
+    (first, second, failed), report = imported(tmp_path, rows)
+    assert first.question.answers == second.question.answers == ("Tave", "the Tave")
+    assert first.question.gold_ids == ("1", "2") and second.answer == "Tave" and sum(report.unread.values()) == 1
+    assert failed.fault == (StopReason.MODEL_ERROR, "timeout")
+
+
+@pytest.mark.parametrize(("name", "is_search"), [("ConductResearch", False), ("ReSearch_web_search", True)])
+def test_a_research_agent_is_no_search(tmp_path: Path, name: str, is_search: bool) -> None:
+    run, _ = only(tmp_path, ASK, called({"query": "a"}, name), TOLD, SAID)
+    assert bool(run.searches) is is_search
 
 
 @pytest.mark.medium

@@ -24,7 +24,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.core.record import OMIT_NONE, Record
+from coseek.core.record import OMIT_EMPTY, OMIT_NONE, Record
 from coseek.measure.intervals import TAIL, Interval, bootstrap_mean
 
 N = TypeVar("N", bound=Hashable)
@@ -54,10 +54,12 @@ class StateOutcome(Record):
     tokens: int = 0
     """Tokens that the agent wrote in it."""
     fault: Annotated[str | None, OMIT_NONE] = None
+    state: Annotated[str, OMIT_EMPTY] = ""
+    """Digest of the gold answers and of what the run did up to there; empty in older files, which are not read."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        return self.question_id, str(self.seed), str(self.turn), str(self.number)
+        return self.question_id, str(self.seed), str(self.turn), str(self.number), self.state
 
 
 def turn_values(
@@ -180,7 +182,7 @@ def _indices(names: Iterable[N]) -> dict[N, list[int]]:
 def _bootstrap(measure: Callable[[NDArray[np.int_]], float | None], keys: Sequence[TurnKey]) -> Interval | None:
     """A statistic of turns, with the percentile interval over questions drawn with replacement."""
     groups = [np.array(indices) for indices in _indices(key[0] for key in keys).values()]
-    estimate = measure(np.arange(len(keys)))
+    estimate = measure(np.arange(len(keys))) if keys else None
     if estimate is None:
         return None
     rng = np.random.default_rng(0)

@@ -143,10 +143,14 @@ class Ruler:
     def _states(self, trajectories: Sequence[Trajectory]) -> "Iterator[_State]":
         numbers = range(self.continuations)
         for question in {trajectory.question.id: trajectory.question for trajectory in trajectories}.values():
-            yield from (_State(question, 0, 0, number) for number in numbers)
+            asked = digest_of(question.question, *question.answers)
+            yield from (_State(question, 0, 0, number, asked) for number in numbers)
         for run in trajectories:
+            asked = digest_of(run.question.question, *run.question.answers)
             for turn, position in searches_by_turn(run, self.agent.protocol).items():
-                yield from (_State(run.question, run.seed, turn, number, (run, position)) for number in numbers)
+                ids = run.ids[: run.turn_spans[turn - 1][1]]
+                digest = digest_of(asked, ",".join(map(str, ids)), str(run.searches[position].to_json()))
+                yield from (_State(run.question, run.seed, turn, number, digest, (run, position)) for number in numbers)
 
     def _continue(self, states: "Sequence[_State]", keep: "Callable[[_State, Trajectory], None]") -> None:
         """Continue states; `keep` is called as each continuation ends."""
@@ -177,12 +181,14 @@ class _State:
     seed: int
     turn: int
     number: int
+    digest: str
+    """Digest of the gold answers and of what the run did up to there."""
     search: tuple[Trajectory, int] | None = None
     """The run and the position of the search to continue from; `None` for a new run."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        return self.question.id, str(self.seed), str(self.turn), str(self.number)
+        return self.question.id, str(self.seed), str(self.turn), str(self.number), self.digest
 
     @property
     def continued_seed(self) -> int:
@@ -192,7 +198,7 @@ class _State:
         fault = None if trajectory.fault is None else trajectory.fault[1] or str(trajectory.fault[0])
         right = None if fault is not None else float(exact_match(trajectory.answer, self.question.answers))
         tokens = trajectory.agent_tokens - (sum(end - start for start, end in trajectory.turn_spans[: self.turn]))
-        return StateOutcome(self.question.id, self.seed, self.turn, self.number, right, tokens, fault)
+        return StateOutcome(self.question.id, self.seed, self.turn, self.number, right, tokens, fault, self.digest)
 
 
 # --- signals
@@ -237,7 +243,7 @@ class GoldLikelihood(Record):
     question_id: str
     seed: int
     context: str
-    """Digest of the context's token ids."""
+    """Digest of the context's token ids and the gold answers."""
     logprob: float
     """Per token."""
 
@@ -263,7 +269,8 @@ class CountingProbe:
         for run, context in contexts:
             ids = [token for segment in context for token in segment.ids]
             self.tokens += len(ids)
-            keys.append((run.question.id, str(run.seed), digest_of(",".join(map(str, ids)))))
+            digest = digest_of(",".join(map(str, ids)), *run.question.answers)
+            keys.append((run.question.id, str(run.seed), digest))
         logprobs = {key: entry.logprob for key, entry in self.cache.entries().items()}
         context_of = dict(zip(keys, contexts, strict=True))
         unread = [key for key in context_of if key not in logprobs]
@@ -285,12 +292,15 @@ def measured_turns(stored: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
 def values_of(
     trajectories: Sequence[Trajectory], agent: Agent, outcomes: Sequence[StateOutcome]
 ) -> tuple[dict[TurnKey, float], dict[TurnKey, float], dict[TurnKey, float]]:
-    """The values of the turns by all continuations, and by each half of them. Raises `DataError` if no turn has one."""
+    """The values of the turns by all continuations, and by each half of them, of the turns that have both. Raises
+    `DataError` if no turn has a value."""
     turns = measured_turns(trajectories, agent)
     values = turn_values(turns, outcomes)
     if not values:
         raise DataError("no turn has a value: none searched, or no continuation went through")
-    return values, turn_values(turns, outcomes, 0), turn_values(turns, outcomes, 1)
+    even, odd = turn_values(turns, outcomes, 0), turn_values(turns, outcomes, 1)
+    # Faults may leave a state with continuations of one half alone.
+    return values, {key: even[key] for key in even if key in odd}, {key: odd[key] for key in odd if key in even}
 
 
 def measure_credit(
@@ -317,6 +327,8 @@ def measure_credit(
     trajectories = [trajectory for trajectory in faultless if trajectory.question.id in drawn_ids]
     agent, retriever = open_agent(settings), open_retriever(retriever_of([stored], None))
     ruler = Ruler(agent, identity_of(settings), retriever, limits_of([stored], None, settings), continuations, out)
+    if old_count := sum(not outcome.state for outcome in ruler.cache.entries().values()):
+        say(f"{out} holds {old_count} outcomes of coseek 0.2 that name no gold answers; they are measured again")
     outcomes = ruler.measure(trajectories, partial(tell, "continuations"))
     values, even_values, odd_values = values_of(trajectories, agent, outcomes)
     scores: dict[str, SignalScore] = {}

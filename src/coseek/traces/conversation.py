@@ -42,7 +42,7 @@ PROTOCOL = "tongyi"
 """The protocol whose tags imported runs use: reasoning, JSON tool calls, a tagged answer."""
 QUERY_ARGUMENTS = ("query", "queries", "q", "search_query", "question", "keywords", "input", "text")
 """Arguments of a search tool that may hold the query, in order of preference; else its only argument."""
-_SEARCHES = re.compile("search|retriev", re.I)
+_SEARCHES = re.compile("(?<!re)search|retriev", re.I)  # `ConductResearch` hands a task to another agent
 _OBSERVED = re.compile(
     r"\A\s*+(<(tool_response|information|observation|results?|search_results?|documents?)\b|observation\s*:)", re.I
 )
@@ -110,26 +110,32 @@ def question_at(messages: Sequence[JsonObject], given: str | None = None) -> int
     """The position of the user's message with the question: the last question that an assistant's message follows.
 
     A user's message after a call is a result, not a question. With `given`: the message with this text, else the first
-    that contains it, else the first. `None` if no user's message has text.
+    that contains it, else the first; case and spaces do not count. `None` if no user's message has text.
     """
     texts = {index: text_of(row.get("content")).strip() for index, row in enumerate(messages) if row["role"] == "user"}
     users = [index for index, text in texts.items() if text]
     if given is not None:
-        exact_indices = [index for index in users if texts[index] == given.strip()]
+        exact_indices = [index for index in users if plain(texts[index]) == plain(given)]
         if not exact_indices:
-            return next((index for index in users if given.strip() in texts[index]), next(iter(texts), None))
+            return next((index for index in users if plain(given) in plain(texts[index])), next(iter(texts), None))
         users = exact_indices
     question_indices = [index for index in users if _asks(messages, index)] or users
     followed = [index for index in question_indices if any(row["role"] == "assistant" for row in messages[index:])]
     return next(reversed(followed or question_indices), None)
 
 
-def questions_before(messages: Sequence[JsonObject], at: int) -> int:
-    """The number of the user's earlier questions that an assistant answered."""
-    return sum(
-        row["role"] == "user" and following["role"] == "assistant" and _asks(messages, position)
-        for position, (row, following) in enumerate(pairwise(messages[: at + 1]))
-    )
+def plain(text: str) -> str:
+    """A text without case and repeated spaces."""
+    return " ".join(text.casefold().split())
+
+
+def answered_at(messages: Sequence[JsonObject]) -> list[int]:
+    """The positions of the user's questions that an assistant answered."""
+    return [
+        position
+        for position, (row, following) in enumerate(pairwise(messages))
+        if row["role"] == "user" and following["role"] == "assistant" and _asks(messages, position)
+    ]
 
 
 def _asks(messages: Sequence[JsonObject], index: int) -> bool:

@@ -102,24 +102,34 @@ def is_message(value: Json) -> bool:
     return _is_single(value) or (isinstance(value, dict) and bool(messages_inside(unpacked(value))))
 
 
-def message_lists(value: Json, is_item: Callable[[Json], bool] = is_message, depth: int = 4) -> Iterator[list[Json]]:
-    """The lists of messages in a value, those of answers last. Only the first of several choices is read; lists inside
-    messages and tool schemas are skipped."""
+def message_lists(
+    value: Json, is_item: Callable[[Json], bool] = is_message, depth: int = 4, at: str = ""
+) -> Iterator[tuple[str, list[Json]]]:
+    """The lists of messages in a value with their paths, those of answers last. Only the first of several choices is
+    read; lists inside messages and tool schemas are skipped."""
     if isinstance(value, list) and value and all(map(is_item, value)):
-        yield value
+        yield at, value
     elif isinstance(value, dict) and depth:
         for name in sorted(value, key=lambda name: name in _ANSWERS):
             if name not in ("tools", "functions") or isinstance(value[name], dict):
                 first = inner[:1] if isinstance(inner := value[name], list) and name in _CHOICES else inner
-                yield from message_lists(first, is_item, depth - 1)
+                yield from message_lists(first, is_item, depth - 1, f"{at}.{name}".lstrip("."))
     elif depth and (inner_value := parsed(value)) is not value:
-        yield from message_lists(inner_value, is_item, depth - 1)
+        yield from message_lists(inner_value, is_item, depth - 1, at)
+
+
+def is_answer_path(path: str) -> bool:
+    """Whether a path in a record leads to the model's output."""
+    return not {*path.split(".")}.isdisjoint(_ANSWERS)
 
 
 def said_in(value: Json, gold: str = "", at: str = "") -> tuple[str, list[Json]]:
     """The path of a model's output in a record or response, and its messages: a message, the first of several choices,
     or a text. The path `gold` is skipped."""
     if isinstance(value, str):
+        inner_list = parsed(value)
+        if isinstance(inner_list, list) and inner_list and all(map(is_message, inner_list)):
+            return at, inner_list
         return at, [{"role": "assistant", "content": value}] if value.strip() else []
     if isinstance(value, list):
         messages = [] if at.endswith(_CHOICES) else list(filter(is_message, value))
@@ -143,7 +153,7 @@ def messages_inside(item: JsonObject) -> list[Json]:
         return [data.get("output")]
     is_update = all(isinstance(node, dict) and "messages" in node for node in item.values())
     is_event = is_update or isinstance(event, str) or kind_of(item) in _INPUTS
-    return next(message_lists(item, _is_single), []) if is_event else []
+    return next((items for _, items in message_lists(item, _is_single)), []) if is_event else []
 
 
 def _is_single(value: Json) -> bool:

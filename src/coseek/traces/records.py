@@ -4,10 +4,10 @@ A file holds JSON lines, one JSON object or a list of objects. A record is an AT
 object; `TraceSettings` name the places of its parts.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -26,15 +26,23 @@ from coseek.data.trajectory import Search, StopReason, Visit
 from coseek.models.written import refusal_in
 from coseek.traces.atif import conversation_parts, is_atif
 from coseek.traces.calls import as_json, calls_in, finished_in, parsed, reasoning_and_words, text_of, tool_call
-from coseek.traces.conversation import Conversation, SampledIds, question_at, questions_before
+from coseek.traces.conversation import Conversation, SampledIds, answered_at, plain, question_at
 from coseek.traces.found_passages import own_rows
 from coseek.traces.message_forms import chat_messages, count_unread
-from coseek.traces.message_shapes import is_message, message_lists, said_in
+from coseek.traces.message_shapes import is_answer_path, is_message, message_lists, said_in
 from coseek.traces.tool_shapes import tool_name_in
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
 KINDS = (*LINES, ".json")
 EARLIER = "earlier questions of conversations; each run answers the last one (question=PATH names another)"
+LATER = "later questions of conversations, which are left out: each run answers the question of its record"
+REMARKS = "later messages of a user after words without a call; the last words are the answer (answer=PATH)"
+OTHER_LISTS = "other lists of messages in a record (messages=PATH names one)"
+ERRORS = "records whose field 'error' holds something (fault=error counts them as failed)"
+REPEATED = "fields 'answer' that repeat a gold answer, which are not read (answer=PATH reads them)"
+_QUESTION_MARK = re.compile("[?\uff1f\u061f]")
+_TEMPLATE_END = re.compile(r"(?:assistant|model|\[/INST\])\W*\Z", re.I)
+"""Ends a prompt that a chat template wrote, which is no question."""
 _UNSAID = ("", "(refusal)")
 """Texts of a message that is only a refusal."""
 OWN = ("id", "question", "answers", "gold_ids")
@@ -115,7 +123,7 @@ class RecordReader:
         elif self.settings.steps:
             messages = self._steps(row)
         else:
-            logged = parsed(self._field(row, "messages")) if self.settings.messages else _messages_in(row)
+            logged = parsed(self._field(row, "messages")) if self.settings.messages else self._messages_in(row)
             unread_count = self.unread.total()
             messages = checked_messages(logged if is_ours else chat_messages(logged, self.unread))
             if self.unread.total() == unread_count and not any(map(calls_in, messages)) and (name := tool_name_in(row)):
@@ -126,13 +134,18 @@ class RecordReader:
         run = _object(own_row.get("run"))
         answer = self._answer(row) if self.settings.answer else self._text(run.get("answer"))
         fault = self._text(self._field(row, "fault") if self.settings.fault else run.get("fault"))
+        if not run and not self.settings.fault:
+            fault = self._own_error(row)
         if not fault and (refusal := refusal_in(messages[-1])) and text_of(messages[-1].get("content")) in _UNSAID:
             fault = f"the model refused: {refusal[:200]}"  # as for a server's refusal in a run of coseek
         stop = None if self.settings.answer or self.settings.fault else _stop_of(run, answer)
         if stop is not None and stop.is_fault:
             fault, stop = fault or str(stop), None
+        question = self._question(row, own_row, messages)
+        if not (run or answer or sampled):
+            messages = self._until_next_question(messages, question.question)
         return Conversation(
-            self._question(row, own_row, messages),
+            question,
             tuple(messages),
             where,
             answer=answer or None,
@@ -148,14 +161,13 @@ class RecordReader:
 
     def _question(self, row: JsonObject, own_row: JsonObject, messages: Sequence[JsonObject]) -> Question:
         fields = {name: self._field(row, name) if getattr(self.settings, name) else own_row.get(name) for name in OWN}
-        if not self.settings.answers and fields["answers"] is None:
-            fields["answers"] = own_row.get("golden_answers")
+        fields |= {"answers": self._golds(row, own_row), "gold_ids": _list_in(fields["gold_ids"])}
         record = _object(fields["question"])
         record |= {name: value for name, value in fields.items() if value is not None and value is not record}
         if "question" not in record:
             index = question_at(messages)
             record["question"] = None if index is None else text_of(messages[index].get("content")).strip()
-            if index is not None and (earlier_count := questions_before(messages, index)):
+            if index is not None and (earlier_count := sum(at < index for at in answered_at(messages))):
                 self.unread[EARLIER] += earlier_count
         if not isinstance(record["question"], str) or not record["question"].strip():
             raise DataError("there is no question: no message of a user with text, and none named by question=PATH")
@@ -163,6 +175,40 @@ class RecordReader:
             record["gold_ids"] = [record["gold_ids"]]
         record.setdefault("id", digest_of(record["question"].strip())[:16])
         return Question.from_json(record)
+
+    def _golds(self, row: JsonObject, own_row: JsonObject) -> Json:
+        """The gold answers of a record, a text or a list, which may be in a text."""
+        if self.settings.answers:
+            return _list_in(self._field(row, "answers"))
+        return _list_in(own_row.get("golden_answers") if own_row.get("answers") is None else own_row["answers"])
+
+    def _own_error(self, row: JsonObject) -> str:
+        """The error of a sample of Inspect or a run of LangSmith. That of other records, which may be a remark, counts
+        as unread."""
+        error = row.get("error")
+        if not error:
+            return ""
+        if {"epoch", "messages"} <= row.keys() or {"inputs", "outputs"} <= row.keys():
+            return self._text(_object(error).get("message") or error)
+        self.unread[ERRORS] += 1
+        return ""
+
+    def _until_next_question(self, messages: list[JsonObject], question: str) -> list[JsonObject]:
+        """The messages without those from the user's next question on, if the record names another one.
+
+        A program's message may follow words without a call, too, so only one with a question mark ends the run.
+        """
+        begin = question_at(messages, question)
+        if begin is None or plain(question) not in plain(text_of(messages[begin].get("content"))):
+            return messages
+        later = [at for at in answered_at(messages) if any(row["role"] == "assistant" for row in messages[begin:at])]
+        for number, at in enumerate(later):
+            texts = [text_of(message.get("content")).rstrip() for message in messages[at - 1 : at + 1]]
+            if _QUESTION_MARK.search(texts[1]) and not _QUESTION_MARK.match(texts[0][-1:]):  # else the agent had asked
+                self.unread[LATER] += len(later) - number
+                return messages[:at]
+            self.unread[REMARKS] += 1
+        return messages
 
     def _answer(self, row: JsonObject) -> str:
         """The answer at its path: a text, or the text of the last message or first choice there."""
@@ -178,11 +224,46 @@ class RecordReader:
         calls, words = calls_in(last), reasoning_and_words(last)[1].strip() or refusal_in(last)
         if last["role"] == "assistant" and (finished_in(calls) or (words and not calls)):
             return []
-        name, items = said_in(row, self.settings.answers)
+        golds = [text_of(gold) for gold in _items(self._golds(row, row))]
+        is_gold = bool(row.get("answer")) and all(text_of(item) in golds for item in _items(_list_in(row["answer"])))
+        name, items = said_in({**row, "answer": None} if is_gold else row, self.settings.answers)
         if not items:
+            if is_gold and self.settings.answers != "answer":
+                self.unread[REPEATED] += 1
             return []
+        known, new = _contents(messages), _contents(items)
+        if known[-len(new) :] == new or (any(content[2] for content in new) and _holds(known, new)):
+            return []  # read already
         self.unread[f"answers from the field {name!r} beside the messages (answer=PATH names another)"] += 1
         return checked_messages(chat_messages(items, self.unread))
+
+    def _messages_in(self, row: JsonObject) -> Json:
+        """The `messages` of an object; else its first list of messages, with the model's output after it; else a prompt
+        and an output that are texts."""
+        if row.get("messages") is not None:
+            return parsed(row["messages"])
+        joined: list[Json] = []
+        has_output = False
+        for path, items in message_lists(row):
+            known, new = _contents(joined), _contents(items)
+            is_context = not any(role == "assistant" for role, *_ in known)
+            goes_on = bool(known and new) and known[-1][0] != "assistant" and new[0][0] != "user"
+            if not joined or (known and new[: len(known)] == known):  # LangGraph's output is its whole state
+                joined = items
+            elif new and known[-len(new) :] == new:
+                continue
+            elif is_context or goes_on or (is_answer_path(path) and not has_output):
+                joined = [*joined, *items]
+            else:
+                count_unread(self.unread, OTHER_LISTS, path)
+                continue
+            has_output |= is_answer_path(path)
+        prompt = next((text for name in ("input", "prompt") if isinstance(text := row.get(name), str)), "")
+        if not joined and (prompt := self._text(row.get("question")) or prompt) and not _TEMPLATE_END.search(prompt):
+            joined = said_in({name: value for name, value in row.items() if is_answer_path(name)})[1]
+        contents = _contents(joined)
+        prompts: list[Json] = [{"role": "user", "content": prompt}]
+        return [*(prompts if prompt and contents and contents[0][0] != "user" else []), *joined] or None
 
     def _steps(self, row: JsonObject) -> list[JsonObject]:
         """Messages of a record whose steps are searches, or LangChain's pairs of an action and its result."""
@@ -230,6 +311,29 @@ def _value_at(value: Json, keys: Sequence[str]) -> Json:
     ends = {".".join(keys[:end]): end for end in range(len(keys), 0, -1)}
     values = (_value_at(row[key], keys[end:]) for key, end in ends.items() if key in row)
     return next((item for item in values if item is not None), None)
+
+
+def _contents(items: Sequence[Json]) -> list[tuple[str, str, str]]:
+    """Role, text and calls of messages in any form, to compare them. System prompts do not count."""
+    messages = cast(list[JsonObject], [item for item in cast(list[Json], chat_messages([*items], Counter())) if item])
+    return [
+        (str(row.get("role")), text_of(row.get("content")).strip(), "".join(map(str, calls_in(row))))
+        for row in messages
+        if row.get("role") not in ("system", "developer")
+    ]
+
+
+def _holds(items: Sequence[object], part: Sequence[object]) -> bool:
+    return any(items[start : start + len(part)] == part for start in range(len(items)))
+
+
+def _list_in(value: Json) -> Json:
+    """The list in a text. Other values are returned unchanged."""
+    return inner if isinstance(inner := parsed(value), list) else value
+
+
+def _items(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _object(value: Json) -> JsonObject:
@@ -286,16 +390,6 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
     is_list = isinstance(value, list) and not all(map(is_message, value))
     for number, item in enumerate(cast(list[Json], value) if is_list else [value], start=1):
         yield f"{path.name}, item {number}" if is_list else path.name, item
-
-
-def _messages_in(row: JsonObject) -> Json:
-    """The `messages` of an object, else all lists of messages in it."""
-    if row.get("messages") is not None:
-        return parsed(row["messages"])
-    lists = list(message_lists(row))
-    prompt = row.get("input") or row.get("prompt")
-    prompts: list[Json] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) and len(lists) == 1 else []
-    return [*prompts, *chain(*lists)] if lists else None
 
 
 def _parse_line(line: bytes, where: str) -> "Json | RecordFault":
