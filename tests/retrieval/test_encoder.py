@@ -291,6 +291,9 @@ def test_lengths_of_queries_and_passages_are_kept_apart(tmp_path: Path, tiny: Pa
     build_index(corpus, "dense", tmp_path / "index", {"encoder": str(tiny)})
     opened = open_index(tmp_path / "index", corpus)
     assert opened.search(["ba be bi"], 5) == opened.search(["ba"], 5)
+    for name in ("query_tokens", "passage_tokens"):
+        with pytest.raises(SettingError, match=f"{name}=129: .* reads at most 128 tokens"):
+            build_index(corpus, "dense", tmp_path / "too-long", {"encoder": str(tiny), name: 129})
     whole = build_index(corpus, "dense", tmp_path / "longer", {"encoder": str(tiny), "query_tokens": 64})
     assert whole.search(["ba be bi"], 5) != whole.search(["ba"], 5)
 

@@ -14,11 +14,11 @@ from tests.digests import digests
 from tests.retrieval.tiny_encoder import WORDS, make_encoder, sentences
 
 from coseek.core.errors import DataError, IndexMismatch, SettingError, UserError
-from coseek.core.files import read_json
+from coseek.core.files import JsonObject, read_json
 from coseek.data.corpus_file import STAMP
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware import device
-from coseek.retrieval.index import build_index, open_index, update_index, verify_index
+from coseek.retrieval.index import IndexCard, build_index, open_index, update_index, verify_index
 from coseek.retrieval.index_files import CHECKSUMS
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
@@ -214,6 +214,29 @@ def test_an_updated_index_of_vectors_has_the_bytes_of_a_rebuilt_one(tmp_path: Pa
         queries = [passage.text for passage in rng.sample(passages, 20)]
         assert updated.search(queries, 10) == rebuilt.search(queries, 10)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "encoder", "rebuilt", "updated"]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("kind", "options", "changed"),
+    [
+        ("dense", {"search": "int8"}, {"search": "exact", "block_rows": 7}),
+        ("ivf-pq", {"nbits": 4}, {"refine": 0, "nprobe": 3, "devices": ["cpu"]}),
+        ("hnsw", {}, {"ef_search": 9, "queries_together": 2}),
+    ],
+)
+def test_a_setting_that_an_update_changes_is_kept_and_its_index_opens(
+    tmp_path: Path, encoder: Path, kind: str, options: JsonObject, changed: JsonObject
+) -> None:
+    passages = list(sentences(40))
+    build_index(
+        saved(passages[:30], tmp_path / "corpus.jsonl"), kind, tmp_path / "index", {"encoder": str(encoder), **options}
+    )
+    update_index(saved(passages, tmp_path / "corpus.jsonl"), tmp_path / "index", settings=changed)
+    opened = open_index(tmp_path / "index")
+    assert opened.search([passages[35].text], 1)[0][0].passage == passages[35] or kind == "ivf-pq"
+    stored = IndexCard.read(tmp_path / "index").settings
+    assert stored.items() >= {name: value for name, value in changed.items() if name != "devices"}.items()
 
 
 def test_a_passage_that_only_moved_in_its_file_or_got_another_form_is_not_read_again(tmp_path: Path) -> None:

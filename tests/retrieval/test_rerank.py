@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
-from coseek.core.errors import DataError, IndexMismatch, RetrieverError
+from coseek.core.errors import DataError, IndexMismatch, RetrieverError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.placement import FLOAT32
@@ -49,6 +49,11 @@ def make_cross_encoder(folder: Path, labels: int = 1, seed: int = 0) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_cross_encoder(tmp_path_factory.mktemp("rerank") / "model")
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(folder: Path) -> None:
+    with pytest.raises(SettingError, match=r"max_tokens=65: .* reads at most 64 tokens"):
+        rerank(folder, max_tokens=65)
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import pytest
 from tests.digests import digests
 from tests.retrieval.tiny_encoder import build_killed_once, sentences
 
+from coseek.cli.commands.serve import opened
 from coseek.core.errors import DataError, IndexMismatch, SettingError, UserError
 from coseek.core.files import JsonObject, read_json_object, write_json
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.index import build_index, open_index, update_index
+from coseek.retrieval.index import build_index, open_index, retriever_names, update_index
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings, corpus_weights
@@ -84,6 +85,26 @@ def test_an_update_takes_the_encoder_where_the_index_has_it(
     assert len(open_index(tmp_path / "index").search(QUERIES, 3)) == len(QUERIES)
 
 
+@pytest.mark.parametrize("kind", retriever_names())
+def test_every_kind_of_index_is_served_and_none_takes_a_setting_that_does_nothing(
+    kind: str, folder: Path, encoder: Path, tmp_path: Path
+) -> None:
+    options: JsonObject = {"nbits": 4} if kind == "ivf-pq" else {}
+    if kind not in ("bm25", "random"):
+        options["encoder"] = str(folder if kind == "sparse" else encoder)
+    CORPUS.save(tmp_path / "corpus.jsonl")
+    built = build_index(tmp_path / "corpus.jsonl", kind, tmp_path / "index", options)
+    served = opened(str(tmp_path / "index"))
+    lists = [[hit.passage.id for hit in hits] for hits in served.search(QUERIES, 3)]
+    assert lists == [[hit.passage.id for hit in hits] for hits in built.search(QUERIES, 3)]
+    if kind != "dense":
+        with pytest.raises(SettingError, match="no dense index with exact search"):
+            opened(str(tmp_path / "index"), ["cpu", "cpu"])
+    if kind in ("hnsw", "ivf-pq", "late-interaction"):
+        with pytest.raises(SettingError, match="'devices' has no effect on the search"):
+            open_index(tmp_path / "index", overrides={"devices": ["cpu", "cpu"]})
+
+
 def test_an_encoder_of_another_kind_or_with_another_card_is_refused(
     folder: Path, encoder: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +115,8 @@ def test_an_encoder_of_another_kind_or_with_another_card_is_refused(
             build_index(CORPUS, retriever, tmp_path / "index", {"encoder": str(folder)})
     with pytest.raises(SettingError, match="none of `cluster`"):
         build_index(CORPUS, "sparse", tmp_path / "index", {"encoder": str(folder), "devices": ["cpu", "cpu"]})
+    with pytest.raises(SettingError, match="leave `dtype` out"):
+        build_index(CORPUS, "sparse", tmp_path / "index", {"encoder": str(folder), "dtype": "float16"})
     make_sparse_encoder(encoder, tmp_path / "encoder", seed=0)
     build_index(CORPUS, "sparse", tmp_path / "index", {"encoder": str(tmp_path / "encoder")})
     EncoderCard.of(tmp_path / "encoder").model_copy(update={"query_tokens": 7}).save(tmp_path / "encoder")

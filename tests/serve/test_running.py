@@ -124,7 +124,8 @@ def test_a_mistake_of_the_user_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
 def test_names_come_from_folders_files_and_hosts(tmp_path: Path) -> None:
     (tmp_path / "a=b").mkdir()
     sources = ["x/wiki-bm25", "e5=http://h/?a=b", "http://far:1/", str(tmp_path / "two.yaml"), str(tmp_path / "a=b")]
-    assert list(named(sources)) == ["wiki-bm25", "e5", "far", "two", "a=b"]
+    sources.append("{retriever: viewed, over: idx/bm25, view: query}")
+    assert list(named(sources)) == ["wiki-bm25", "e5", "far", "two", "a=b", "viewed"]
     for name in ("a=b", "", "a/b", "..", "-x", "info"):
         with pytest.raises(SettingError):
             check_name(name)

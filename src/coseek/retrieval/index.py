@@ -62,6 +62,8 @@ from coseek.retrieval.views import load_views
 PACKAGE = "coseek.retrieval.retrievers"
 SCHEMA = 4
 """Version of `index.json` and of the files beside it."""
+_ENCODING = frozenset({"devices", "cluster"})
+"""Where an update encodes new passages, even if the search of its index does not use them."""
 
 
 class IndexModule(Protocol):
@@ -301,17 +303,21 @@ def corpus_of(folder: Path, card: IndexCard) -> Corpus:
     return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
 
 
-def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
-    """The settings of an index, with overrides for searching."""
+def stored_settings(
+    module: IndexModule, card: IndexCard, overrides: Mapping[str, object], also: frozenset[str] = frozenset()
+) -> Settings:
+    """The settings of an index, with overrides: those of `SEARCH_TIME`, and those that are `also` allowed."""
     # A card is data: settings that are excluded from it, such as whether code may run, are not read from it.
     excluded_names = {name for name, field in module.SETTINGS.model_fields.items() if field.exclude}
     stored_values = {name: value for name, value in card.settings.items() if name not in excluded_names}
     settings = make_settings(module.SETTINGS, {**stored_values, **overrides})  # raises for an unknown name
     search_time_names: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
     for name, value in overrides.items():
-        if name not in search_time_names and not (name == "view" and value == card.settings.get("view")):
+        if name not in search_time_names | also and not (name == "view" and value == card.settings.get("view")):
             choice = f"; to choose when opening it: {', '.join(sorted(search_time_names))}" if search_time_names else ""
-            raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; make another{choice}")
+            why = "is fixed when an index of {!r} is made; make another"
+            why = "has no effect on the search of an index of {!r}; leave it out" if name in _ENCODING else why
+            raise SettingError(f"{name!r} {why.format(card.retriever)}{choice}")
     return resolve_here(settings)
 
 
@@ -409,9 +415,10 @@ def update_index(
 ) -> CorpusChange:
     """Bring the index in the folder `out` up to date with a corpus.
 
-    `retriever`, where given, must be the index's own; `settings` are those that may be chosen when an index is opened.
-    The new index replaces the old one at the end, in one rename. Raises `DataError` for a damaged
-    index, `IndexMismatch` for one whose encoder has changed: both must be rebuilt.
+    `retriever`, where given, must be the index's own; `settings` are those that may be chosen when an index is opened,
+    which the new index stores, and `devices` or `cluster`, which encode new passages. The new index replaces the old
+    one at the end, in one rename. Raises `DataError` for a damaged index, `IndexMismatch` for one whose encoder has
+    changed: both must be rebuilt.
     """
     out = as_path(out, "an index folder")
     source = source if isinstance(source, Corpus) else as_path(source, "a data-set folder or corpus file")
@@ -419,7 +426,8 @@ def update_index(
     if retriever not in (None, card.retriever):
         raise SettingError(f"{out} is an index of {card.retriever!r}, not of {retriever!r}; leave out the update")
     module = index_module(card.retriever)
-    checked = stored_settings(module, card, load_views(settings or {}))
+    checked = stored_settings(module, card, load_views(settings or {}), _ENCODING)
+    card_settings = card.settings | {name: v for name, v in dump_settings(checked).items() if name in (settings or {})}
     check_own_files(out)
     with lock_beside(out, again=False):
         check_files(out, report)  # in full: the new index copies bytes, and its checksums would hide damage
@@ -427,6 +435,6 @@ def update_index(
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source)
         old_M4 = cast(Digests, read_array(out / DIGESTS, "i", 4))
         change = CorpusChange.between(old_M4, as_digests(corpus.digests, 4))
-        new_card, old = IndexCard.of(card.retriever, card.settings, corpus, path, out), OldIndex(out, change.rows_N)
+        new_card, old = IndexCard.of(card.retriever, card_settings, corpus, path, out), OldIndex(out, change.rows_N)
         write_index(out, new_card, corpus, module, lambda folder: _fill(module, corpus, checked, folder, report, old))
     return change

@@ -1,5 +1,6 @@
 """Serve retrievers and agents over HTTP."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import real_path
 from coseek.core.settings import make_settings
 from coseek.hardware.device import AUTO, device_of
-from coseek.retrieval.factory import check_source, open_retriever, require_library
+from coseek.retrieval.factory import check_source, open_retriever, require_library, settings_in
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.settings import AgentServeSettings, ServeSettings
@@ -186,7 +187,7 @@ def named(texts: list[str], devices: Sequence[str] = ()) -> dict[str, Callable[[
     """Name → opener. A retriever without `NAME=` is named after its folder, file or host."""
     openers: dict[str, Callable[[], Retriever]] = {}
     for text in texts:
-        match = None if Path(text).exists() else _NAMED.fullmatch(text)
+        match = None if os.path.exists(text) else _NAMED.fullmatch(text)
         name, source = (match[1], match[2]) if match else (_own_name(text), text)
         if name in openers:
             raise SettingError(f"two retrievers would be served as {name!r}; write NAME={source} for one of them")
@@ -197,17 +198,20 @@ def named(texts: list[str], devices: Sequence[str] = ()) -> dict[str, Callable[[
 def opened(source: str, devices: Sequence[str] = ()) -> Retriever:
     """Open a retriever. An index with an encoder encodes several queries per pass, and is split over `devices`."""
     path = Path(source)
-    card = IndexCard.read(path) if path.is_dir() else None
+    card = IndexCard.read(path) if os.path.isdir(path) else None
+    if devices and (card is None or card.retriever != "dense" or card.settings.get("search") == "int8"):
+        raise SettingError(f"--devices {','.join(devices)}: {source} is no dense index with exact search; leave it out")
     if card is None or "queries_together" not in card.settings:
-        if devices:
-            raise SettingError(f"--devices {','.join(devices)}: {source} is no index folder of vectors")
         return open_retriever(source)
     on_cpu = device_of(str(card.settings.get("device", AUTO))).type == "cpu"
     batch_size = TOGETHER_CPU if on_cpu else TOGETHER_GPU
-    return open_index(path, overrides={"queries_together": batch_size, "devices": list(devices)})
+    split = {"devices": list(devices)} if devices else {}  # few kinds of index take it
+    return open_index(path, overrides={"queries_together": batch_size, **split})
 
 
 def _own_name(source: str) -> str:
     if "://" in source:
         return urlsplit(source).hostname or "remote"
+    if settings := settings_in(source):
+        return str(settings.get("retriever"))
     return real_path(Path(source)).name.removesuffix(".yaml").removesuffix(".yml")

@@ -107,7 +107,7 @@ class Dense(EmbeddingRetriever):
 
 
 SETTINGS = DenseSettings
-SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"search", "block_rows"}
+SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"search", "block_rows", "devices", "cluster"}
 
 
 resolve = fill_from_card

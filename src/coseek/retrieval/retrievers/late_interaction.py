@@ -41,7 +41,7 @@ class LateInteractionSettings(EmbeddingSettings):
 
 
 SETTINGS = LateInteractionSettings
-SEARCH_TIME = EMBEDDING_SEARCH_TIME - {"cluster"}
+SEARCH_TIME = EMBEDDING_SEARCH_TIME
 
 
 def resolve(settings: LateInteractionSettings) -> LateInteractionSettings:

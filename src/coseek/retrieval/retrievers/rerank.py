@@ -22,7 +22,7 @@ from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.vectors.embedding_retriever import passage_text
-from coseek.retrieval.vectors.encoder import architecture, remote_code_asked, trained_card
+from coseek.retrieval.vectors.encoder import architecture, check_tokens, remote_code_asked, trained_card
 from coseek.retrieval.views import View, render_view
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ class Reranker(LayeredRetriever):
 
     def __init__(self, over: Retriever, settings: RerankSettings, folder: Path) -> None:
         check_folder(folder)
+        check_tokens(folder, max_tokens=settings.max_tokens)
         super().__init__(over)
         self.settings = fill_from_training(settings, folder)
         self._folder = folder

@@ -140,11 +140,13 @@ class Sparse(EmbeddingRetriever):
 
 
 SETTINGS = SparseSettings
-SEARCH_TIME = EMBEDDING_SEARCH_TIME - {"cluster", "devices"}
+SEARCH_TIME = EMBEDDING_SEARCH_TIME
 
 
 def resolve(settings: SparseSettings) -> SparseSettings:
     """Fill in the values of the encoder's card."""
+    if settings.dtype != "float32":
+        raise SettingError(f"sparse stores its weights as float32, not {settings.dtype}; leave `dtype` out")
     return fill_from_card(settings, "sparse")
 
 

@@ -126,6 +126,8 @@ def _encode(texts: Sequence[str]) -> Vectors:
 
 
 ENCODER_RECORD = "encoder.json"
+QUOTED = "quoted-titles"
+"""An empty file in an index of published vectors whose passages were encoded in another layout."""
 _FRESH = "fresh"
 """The vectors of new texts, in an unfinished update."""
 COPY_ROWS = 65_536
@@ -344,7 +346,10 @@ def open_encoder(folder: Path, settings: EmbeddingSettings, kind: type[QueryEnco
 
 
 def same_encoder(folder: Path, settings: E) -> E:
-    """The settings of an index with the current path of its encoder. Raises as `open_encoder`."""
+    """The settings of an index with the current path of its encoder. Raises as `open_encoder`, and `DataError` for
+    vectors of another layout."""
+    if (folder / QUOTED).exists():
+        raise DataError(f"{folder} has published vectors of passages with quoted titles, unlike new ones; rebuild it")
     open_encoder(folder, settings)
     return settings.model_copy(update={"encoder": _encoder_of(folder)[1]})
 

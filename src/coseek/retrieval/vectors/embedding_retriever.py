@@ -27,6 +27,7 @@ from coseek.retrieval.vectors.encoder import (
     Vectors,
     check_prompts,
     check_retriever_of,
+    check_tokens,
     encoder_folder,
 )
 from coseek.retrieval.views import View, find_view, render_view
@@ -69,7 +70,7 @@ class EmbeddingSettings(Placement):
     vectors: str | None = Field(default=None, exclude=True)
     """A published faiss file with the vectors of the corpus, in its order (`e5_Flat.index`; for hnsw also a graph,
     which is taken as it is). It is read instead of encoding the corpus, after a sample was encoded again. Not stored
-    with an index, which is the same as one that is encoded here."""
+    with an index, which is like one that is encoded here; with quoted titles, as in Search-R1, it has no update."""
     trust_remote_code: bool = Field(default=False, exclude=True)
     """Run the Python code in the encoder's folder, for encoders that are no architecture of transformers. Not stored
     with an index: whoever opens it says so again."""
@@ -85,21 +86,20 @@ class EmbeddingSettings(Placement):
         return all_devices() if self.devices == [AUTO] else self.devices
 
 
-EMBEDDING_SEARCH_TIME = frozenset(
-    {"queries_together", "devices", "cluster", "trust_remote_code", *Placement.model_fields}
-)
+EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "trust_remote_code", *Placement.model_fields})
 """Settings that may be overridden when an index over vectors is opened."""
 
 E = TypeVar("E", bound=EmbeddingSettings)
 
 
 def fill_from_card(settings: E, *retrievers: str) -> E:
-    """Fill every `None` from the encoder's card. A view that contradicts the card's is a `SettingError`; a prompt that
-    the folder leaves open, or an encoder for none of these `retrievers` (without any: `dense`), is a `DataError`."""
+    """Fill every `None` from the encoder's card. Raises `SettingError` for a view that contradicts it or too many
+    tokens, `DataError` for a prompt that the folder leaves open or an encoder for none of `retrievers` (`dense`)."""
     folder = encoder_folder(settings.encoder)
     card = EncoderCard.of(folder)
     check_retriever_of(folder, *(retrievers or ("dense",)))
     check_prompts(folder, {"query_prompt": settings.query_prompt, "passage_prompt": settings.passage_prompt})
+    check_tokens(folder, query_tokens=settings.query_tokens, passage_tokens=settings.passage_tokens)
     if card.view is not None and settings.view not in (None, card.view):
         raise SettingError(
             f"the encoder {settings.encoder} was trained with the view {card.view!r}, not {settings.view!r}; "

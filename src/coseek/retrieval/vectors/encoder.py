@@ -319,6 +319,14 @@ def most_read(folder: Path) -> int | None:
     return positions - offset
 
 
+def check_tokens(folder: Path, **limits: int | None) -> None:
+    """Raise `SettingError` for a token limit above the number of positions."""
+    most = most_read(folder)
+    for name, tokens in limits.items():
+        if most is not None and tokens is not None and tokens > most:
+            raise SettingError(f"{name}={tokens}: {folder} reads at most {most} tokens; choose at most {most}")
+
+
 def architecture(folder: Path) -> str:
     """The class of the network in a folder, such as `BertModel`; empty if its files do not name it."""
     names = _object(folder / "config.json").get("architectures")

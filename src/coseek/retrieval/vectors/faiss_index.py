@@ -19,7 +19,7 @@ from coseek.core.files import atomic_path
 from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.index_files import Report
-from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus, window_encoder
+from coseek.retrieval.vectors.corpus_encoding import QUOTED, begin, encode_corpus, window_encoder
 from coseek.retrieval.vectors.embedding_retriever import E, EmbeddingSettings, Rows, in_order, passage_text
 from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.store import Floats, VectorStore, VectorWriter
@@ -157,7 +157,7 @@ def vectors_of(corpus: Corpus, settings: EmbeddingSettings, folder: Path, report
         return encode_corpus(corpus, settings, folder, report)
     path = Path(settings.vectors)
     index = open_published(path)
-    check_published(path, index, corpus, settings)
+    check_published(path, index, corpus, settings, folder.parent)
     writer = VectorWriter(folder, len(corpus), index.d, settings.dtype)
     for start in range(writer.written, len(corpus), BLOCK_ROWS):
         report("vectors read", start, len(corpus))
@@ -180,7 +180,7 @@ def take_graph(corpus: Corpus, settings: EmbeddingSettings, m: int, target: Path
         return
     if (graph_m := int(graph.nb_neighbors(1))) != m:
         raise SettingError(f"{path} is a graph of m={graph_m}, not {m}; say m={graph_m}")
-    check_published(path, index, corpus, settings, graph=True)
+    check_published(path, index, corpus, settings, target.parent, graph=True)
     with atomic_path(target) as part:
         shutil.copyfile(path, part)
 
@@ -194,11 +194,12 @@ def open_published(path: Path) -> "faiss.Index":
 
 
 def check_published(
-    path: Path, index: "faiss.Index", corpus: Corpus, settings: EmbeddingSettings, *, graph: bool = False
+    path: Path, index: "faiss.Index", corpus: Corpus, settings: EmbeddingSettings, folder: Path, *, graph: bool = False
 ) -> None:
     """Raise `DataError` unless the file's vectors are those of the corpus, in its order, by this encoder.
 
-    A passage is encoded as here or as Search-R1 and FlashRAG encode it: its title in quotes on a line of its own.
+    A passage is encoded as here or as Search-R1 and FlashRAG encode it: its title in quotes on a line of its own. The
+    index `folder` of the latter gets the file `QUOTED`, since new passages, encoded as here, would not match.
     """
     import faiss
 
@@ -228,13 +229,16 @@ def check_published(
             "encoder that made them"
         )
     published = _published_rows(path, index, rows)
-    differs = min(([_differs(*pair) for pair in zip(published, vectors, strict=True)] for vectors in encoded), key=sum)
+    plain, quoted = ([_differs(*pair) for pair in zip(published, vectors, strict=True)] for vectors in encoded)
+    differs = min(plain, quoted, key=sum)
     if any(differs):
         raise DataError(
             f"{path} has other vectors than {settings.encoder} in {sum(differs)} of {len(differs)} passages that were "
             f"encoded again, first in row {rows[differs.index(True)]}; check the order of the corpus, the encoder, "
             f"passage_prompt={settings.passage_prompt!r} and passage_tokens={settings.passage_tokens}"
         )
+    if any(plain):
+        (folder / QUOTED).touch()
 
 
 def _differs(published: Vectors, encoded: Vectors) -> bool:
