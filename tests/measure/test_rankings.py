@@ -202,6 +202,12 @@ def test_a_question_that_a_run_file_lacks_found_nothing_or_was_not_asked() -> No
         list(of_run_file({"q9": []}, QUESTIONS))
 
 
+def test_a_run_file_is_read_to_the_depth_of_the_searches() -> None:
+    ranked = {"q2": [("cat", 1.0), ("elsewhere", 0.5), ("bob", 0.2)]}
+    ((_, searched),) = of_run_file(ranked, QUESTIONS[1:2], depth=2)
+    assert searched.ids == ("cat", "elsewhere")
+
+
 def test_without_the_passages_a_run_file_has_no_answer_hit() -> None:
     ((_, searched),) = of_run_file({"q2": [("cat", 1.0), ("elsewhere", 0.5)]}, QUESTIONS[1:2], CORPUS)
     assert searched.passages is None

@@ -55,7 +55,7 @@ def test_a_word_is_found_in_a_sentence_without_blanks_and_so_is_one_letter(scrip
     bm25 = Bm25.over(Corpus([Passage("other", "", "a harbour"), Passage("this", "", sentence)]))
     queries = [word, sentence, units(words(word)[0])[0]]
     assert [[hit.passage.id for hit in hits] for hits in bm25.search(queries, 2)] == [["this"]] * 3
-    assert bm25.scores(queries[2])[1] == bm25.search(queries[2:], 1)[0][0].score
+    assert bm25.scores(words(queries[2]))[1] == bm25.search(queries[2:], 1)[0][0].score
 
 
 def test_arabic_and_hebrew_are_found_with_and_without_vowel_points_and_stretched() -> None:

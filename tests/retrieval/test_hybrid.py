@@ -19,6 +19,7 @@ from coseek.retrieval.retriever import FixedRetriever, Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.cached import CachedRetriever
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
+from coseek.retrieval.retrievers.viewed import ViewedRetriever, ViewedSettings
 
 CORPUS = Corpus(Passage(ident, ident.upper(), f"text of {ident}") for ident in "abcdef")
 
@@ -44,6 +45,10 @@ class Far:
 
 def near(*idents: str, corpus: Corpus = CORPUS) -> FixedRetriever:
     return FixedRetriever(corpus, {"q": list(idents)})
+
+
+def viewed(over: Retriever) -> Retriever:
+    return ViewedRetriever(over, ViewedSettings(over="-", view="query"))
 
 
 def hybrid(*parts: Retriever, **given: object) -> Hybrid:
@@ -74,7 +79,7 @@ def test_a_passage_that_only_one_part_finds_is_not_buried_because_the_part_found
 ) -> None:
     bm25 = Bm25.over(PUMPS)
     vague = Far([(passage, 0.4 - 0.1 * (row / 150) ** 0.5) for row, passage in enumerate(MANY)], corpus=PUMPS)
-    for lexical in (bm25, CachedRetriever(bm25, tmp_path / "lists")):
+    for lexical in (bm25, CachedRetriever(bm25, tmp_path / "lists"), viewed(bm25)):
         (hits,) = hybrid(lexical, vague, weights=[1, 1], scale=scale).search(["QX7731"], 5)
         assert hits[0].passage == CODE
 
@@ -107,7 +112,7 @@ class Illiterate:
 def test_a_part_that_cannot_read_the_corpus_does_not_pull_the_fusion_down() -> None:
     bm25 = Bm25.over(TEXTS)
     fused, equal = hybrid(bm25, Illiterate()), hybrid(bm25, Illiterate(), weights=[1, 1])
-    assert fused.weights == (1.0, 0.0)
+    assert fused.weights == (1.0, 0.0) == hybrid(viewed(bm25), viewed(Illiterate())).weights
     queries = [f"{word} of number {row}" for row, word in enumerate(("lamp", "lamp", "lamp", "bell", "bell"))]
     alone = [[hit.passage.id for hit in hits] for hits in bm25.search(queries, 5)]
     assert [[hit.passage.id for hit in hits] for hits in fused.search(queries, 5)] == alone

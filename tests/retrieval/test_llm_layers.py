@@ -109,6 +109,12 @@ def test_a_refused_prompt_of_a_model_retriever_fails_no_other_query() -> None:
     assert [search.fault is None for _, search in results] == [query != "bad" for query in queries]
 
 
+def test_a_blank_query_is_not_expanded_and_finds_nothing() -> None:
+    retriever = expanded(lambda _: "q", combine="replace")
+    assert [len(hits) for hits in retriever.search(["who?", " ", Query("", question="Q")], 2)] == [2, 0, 0]
+    assert retriever.stats.outputs == 1
+
+
 def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() -> None:
     seen_queries: list[str] = []
 
@@ -205,9 +211,21 @@ def test_any_answer_gives_every_passage_one_place(answer: str, count: int) -> No
     assert 0 <= reading.missing <= count
 
 
-@given(st.permutations(range(8)), st.sampled_from([" > ", ">", ", ", " ", "\n"]))
-def test_a_whole_ranking_is_read_as_it_was_written(order: list[int], joint: str) -> None:
-    assert parse_ranking(joint.join(f"[{index + 1}]" for index in order), 8).order == tuple(order)
+@given(
+    st.permutations(range(8)), st.sampled_from([" > ", ">", ", ", " ", "\n", " >> ", " = ", "\n- ", "\n* ", "\n7. "])
+)
+@pytest.mark.parametrize("item", ["[{}]", "**[{}]**", "Passage [{}]", "`[{}]`"])
+@pytest.mark.parametrize("comment", ["", " A title, of 1984", ": why"])
+def test_a_whole_ranking_is_read_as_it_was_written(item: str, comment: str, order: list[int], joint: str) -> None:
+    comment = comment if "\n" in joint else ""
+    lines = [f"{item.format(index + 1)}{comment}" for index in order]
+    assert parse_ranking(joint.join(["The ranking is", *lines]), 8).order == tuple(order)
+
+
+def test_numbers_in_sentences_are_no_ranking_but_a_single_number_is_one() -> None:
+    assert parse_ranking("The best is [2], then [1].", 3).unreadable
+    assert parse_ranking("The best is [2].", 3).order == (1, 0, 2)
+    assert parse_ranking("[1] is on cats.\n[2] is on dogs.\n\n[2] > [1]", 2).order == (1, 0)
 
 
 @given(st.lists(st.text(st.sampled_from("[]0123456789 x\n{}"), max_size=30), min_size=3, max_size=3))

@@ -107,6 +107,9 @@ def test_what_led_to_a_query_is_sent_to_a_server_that_can_read_it() -> None:
         assert echo.batches[-1] == [DEEP, Query("plain")]
         assert client.seen("plain") == "plain"
         assert client.seen(DEEP) != client.seen(Query("x"))
+        given = [Query("Who? [SEP] x", given=True), Query("x"), Query("x", reasoning="r")]
+        client.search(given, 1)
+        assert echo.batches[-1] == given
 
 
 @pytest.mark.parametrize("dialect", ["search-r1", "single"])

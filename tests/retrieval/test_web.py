@@ -20,6 +20,7 @@ from coseek.core.files import Json
 from coseek.core.settings import dump_settings
 from coseek.core.text import decode
 from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.web import Web
 from coseek.retrieval.web.pages import (
     FetchedPage,
@@ -91,6 +92,15 @@ def test_each_provider_is_asked_in_its_own_way(site: Site) -> None:
     parameters = {"text_decorations": ["false"], "q": ["grün & blau"], "count": ["7"]}
     assert parse_qs(urlsplit(brave.path).query) == parameters
     assert tavily.body == {"query": "grün & blau", "max_results": 7}
+
+
+def test_a_view_is_sent_without_labels_and_separators(site: Site) -> None:
+    for view in ("question+query", "question+reasoning+query"):
+        web(site, view=view).search([Query("built when", "Who built it?", "a tower")], 1)
+    assert [request.body["q"] for request in site.seen] == [
+        "Who built it? built when",
+        "Who built it? a tower built when",
+    ]
 
 
 def test_parameters_are_added_and_no_provider_is_asked_for_more_than_it_gives(site: Site) -> None:

@@ -106,8 +106,9 @@ def of_run_file(
     questions: Sequence[Question],
     corpus: Corpus | None = None,
     missing_is_empty: bool = True,
+    depth: int | None = None,
 ) -> Iterator[Answered]:
-    """Results of a TREC run file for these questions, with passages of `corpus` where it has them.
+    """Results of a TREC run file for these questions, the first `depth`, with passages of `corpus` where it has them.
 
     A question without a line has an empty result, as in ir-measures and `trec_eval -c`. With `missing_is_empty=False`
     it is left out, as in plain trec_eval.
@@ -121,7 +122,7 @@ def of_run_file(
         if rows is None and not missing_is_empty:
             continue
         own_id = None if question.own_passage is None else trec_id(question.own_passage)
-        rows = [(ident, score) for ident, score in rows or () if ident != own_id]
+        rows = [(ident, score) for ident, score in rows or () if ident != own_id][:depth]
         ids, scores = [ident for ident, _ in rows], [score for _, score in rows]
         known_passages = tuple(passages[ident] for ident in ids if ident in passages)
         is_complete = corpus is not None and len(known_passages) == len(ids)

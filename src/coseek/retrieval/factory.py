@@ -43,7 +43,7 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.models.model_folder import shipped_models
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.query import ContextFields, Query, QueryLike, as_queries
-from coseek.retrieval.retriever import LayeredRetriever, Retriever, absent_score, fault_of_hits
+from coseek.retrieval.retriever import LayeredRetriever, Retriever, fault_of_hits
 from coseek.retrieval.views import load_views
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class FunctionRetriever:
 class CheckedRetriever(LayeredRetriever):
     """A user's retriever. Its exceptions, and hits that no reader of rankings can use, are failed searches."""
 
+    keeps_scores = True
+
     def __init__(self, over: Retriever, file: str) -> None:
         super().__init__(over)
         self._file = file
@@ -108,10 +110,6 @@ class CheckedRetriever(LayeredRetriever):
     def identity(self) -> str:
         with running("retriever", self._file):
             return str(self.over.identity)
-
-    @property
-    def absent_score(self) -> float | None:
-        return absent_score(self.over)
 
     def seen(self, query: QueryLike) -> str:
         with running("retriever", self._file):

@@ -109,7 +109,14 @@ class ModelRetriever(LayeredRetriever):
 
 _NUMBER = re.compile(r"\[\s*([0-9]{1,9})\s*\]")
 _NUMBER_IN_DATA = re.compile(r"\[(\s*\d+\s*)\]")
-_SEPARATORS = ("", ">", ",")
+_SEPARATOR = re.compile(r"[\s>,=]*")
+_MARKUP = re.compile(r"[*_`]")
+_MARK = re.compile(
+    r"^[ \t]*(?:[-•]|\(?\d{1,9}[.):])[ \t]*(?=\[|passage|document)|\b(?:passage|document)\s+(?=\[)", re.I | re.M
+)
+"""List marks at the start of a line, and the nouns in front of a number."""
+_COMMENT = re.compile(r"^[ \t]*(\[\s*\d{1,9}\s*\]).*", re.M)
+"""A line that begins with a number."""
 
 
 class ListwisePrompt(PromptFile):
@@ -144,9 +151,16 @@ class ParsedRanking:
 
 def parse_ranking(answer: str, count: int) -> ParsedRanking:
     """Parse `[2] > [1] > [3]` as positions from 0. The ranking is the longest chain of bracketed numbers separated only
-    by `>`, commas or white space, the last one of equal length, since a model that reasons first mentions passages
-    earlier. Numbers without brackets are ignored."""
-    indices = [number - 1 for number in _longest_chain(without_reasoning(answer))]
+    by `>`, `=`, commas, white space, markup, list marks or the words passage and document, the last one of equal
+    length, since a model that reasons first mentions passages earlier. Without one of two numbers, it is the longest
+    list of lines that begin with a number (`[2] Title`). Other answers with several numbers have no ranking. Numbers
+    without brackets are ignored."""
+    text = _MARK.sub("", _MARKUP.sub("", without_reasoning(answer)))
+    chain = _longest_chain(text)
+    if len(chain) == 1 and len(set(_NUMBER.findall(text))) > 1:
+        chain = _longest_chain(_COMMENT.sub(r"\1", text))
+        chain = chain if len(chain) > 1 else []
+    indices = [number - 1 for number in chain]
     valid = [index for index in indices if 0 <= index < count]
     order = dict.fromkeys(valid)
     rest = [index for index in range(count) if index not in order]
@@ -160,7 +174,7 @@ def _longest_chain(answer: str) -> list[int]:
     chain: list[int] = []
     end = 0
     for match in _NUMBER.finditer(answer):
-        if answer[end : match.start()].strip() not in _SEPARATORS:
+        if not _SEPARATOR.fullmatch(answer, end, match.start()):
             chain = []
         chain.append(int(match.group(1)))
         end = match.end()

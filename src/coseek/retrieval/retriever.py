@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from coseek.core.errors import RetrieverError
 from coseek.core.fingerprint import digest_of
@@ -136,6 +136,9 @@ def search_each(retriever: Retriever, queries: Sequence[QueryLike], k: int) -> l
 class LayeredRetriever:
     """Base of a retriever over another one, with its corpus and view. Its `settings` may have a second view."""
 
+    keeps_scores: ClassVar[bool] = False
+    """Whether hits have the other retriever's scores, so that a hybrid weighs it like that one."""
+
     def __init__(self, over: Retriever) -> None:
         self.over = over
 
@@ -146,6 +149,10 @@ class LayeredRetriever:
     @property
     def corpus(self) -> Corpus | None:
         return self.over.corpus
+
+    @property
+    def absent_score(self) -> float | None:
+        return absent_score(self.over) if self.keeps_scores else None
 
     @property
     def reads(self) -> ContextFields:

@@ -327,7 +327,7 @@ def _with_contexts(texts: Sequence[str], contexts: Json, limits: ServeSettings) 
 
 
 def _with_context(text: str, context: Json, limits: ServeSettings) -> QueryLike:
-    if context is None or context == {}:
+    if context is None:
         return text
     if not isinstance(context, dict):
         raise RefusedRequest(422, f'each of "contexts" is an object or null, not {_quote(context)}')

@@ -207,7 +207,7 @@ def measure_source(name: str, source: Retriever | dict[str, Ranked], plan: Plan)
     """Search for every question, and measure the hits."""
     seconds: list[tuple[float, int]] = []
     if isinstance(source, dict):
-        answers = of_run_file(source, plan.questions, plan.corpus, plan.missing == "zero")
+        answers = of_run_file(source, plan.questions, plan.corpus, plan.missing == "zero", plan.depth)
     else:
         answers = searched(name, source, plan, seconds)
     faults: dict[str, str] = {}

@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import MissingExtra, UnknownName
-from coseek.core.text import SOFT_HYPHEN, ZERO_WIDTH
+from coseek.core.text import CJK, SOFT_HYPHEN, ZERO_WIDTH
 
 # Marks: characters that readers see as a part of a letter or word.
 
@@ -45,7 +45,7 @@ def undotted(text: str) -> str:
 ANALYZER = 2
 """Version of the tokenisation. Version 1 broke words at invisible characters, and not between Thai words."""
 # Han, kana and Hangul have no reliable spaces; overlapping character pairs replace words.
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
+_CJK = CJK + r"\U00020000-\U0003134f"
 _SPACELESS_BLOCKS = (
     (0xE00, 0xF00), (0x1000, 0x10A0), (0x1780, 0x1800), (0x1950, 0x19E0), (0x1A20, 0x1AB0), (0x1B00, 0x1B80),
     (0xA980, 0xAA00), (0xAA60, 0xAAE0),

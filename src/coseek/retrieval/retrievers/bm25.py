@@ -131,21 +131,18 @@ class Bm25:
         queries = as_queries(queries, k)
         return [self._search(self.seen(query), k) for query in queries]
 
-    def scores(self, query: str) -> Scores:
-        """The score of every passage, in corpus order; 0 without a shared word."""
-        return self._scores(self.settings.tokenize(query))
-
     def _search(self, query: str, k: int) -> list[Hit]:
         terms = self.settings.tokenize(query)
         if any(len(units(term)) == 1 for term in terms):
-            scores_N = self._scores(terms)
+            scores_N = self.scores(terms)
             rows = top_rows(scores_N, k, above=0.0)
             scores = scores_N[rows]
         else:
             rows, scores = self._postings.best(self._term_ids(terms), k)
         return [Hit(self.corpus[row], score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)]
 
-    def _scores(self, terms: Sequence[str]) -> Scores:
+    def scores(self, terms: Sequence[str]) -> Scores:
+        """The score of every passage, in corpus order; 0 without a shared term."""
         single_terms = [term for term in terms if len(units(term)) == 1]
         scores_N = self._postings.scores(self._term_ids(term for term in terms if term not in single_terms))
         for term in single_terms:

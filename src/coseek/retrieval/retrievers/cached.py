@@ -24,7 +24,7 @@ from coseek.core.strict_json import parse_strict
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import LayeredRetriever, Retriever, absent_score, schedule_of
+from coseek.retrieval.retriever import LayeredRetriever, Retriever, schedule_of
 
 
 class CachedSettings(Settings):
@@ -42,6 +42,7 @@ class CachedRetriever(LayeredRetriever):
     """Searches the other retriever for the lists that are not cached."""
 
     name = "cached"
+    keeps_scores = True
 
     def __init__(self, over: Retriever, path: Path, max_lists: int = 1_000_000) -> None:
         super().__init__(over)
@@ -53,10 +54,6 @@ class CachedRetriever(LayeredRetriever):
         """The other retriever's identity. Read once, since it may need files or a network, unless the other retriever
         changes during training."""
         return self.over.identity if self._is_scheduled else self._identity
-
-    @property
-    def absent_score(self) -> float | None:
-        return absent_score(self.over)
 
     @cached_property
     def _identity(self) -> str:

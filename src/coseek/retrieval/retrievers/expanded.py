@@ -42,6 +42,7 @@ class ExpandedRetriever(ModelRetriever):
     """A retriever whose queries a language model rewrites."""
 
     name = "expanded"
+    keeps_scores = True
     PROMPT, FIELDS = ExpansionPrompt, {"prompt": {"query"}}
     PROBLEM = "queries were searched unchanged"
     settings: ExpandedSettings
@@ -49,9 +50,12 @@ class ExpandedRetriever(ModelRetriever):
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
-        prompts = [fill_template(self._prompt.prompt, query=one_line(text)) for text in self._rendered(queries)]
-        outputs = self._generate(prompts, self.settings.max_tokens)
-        return self.over.search([self._expand(query, text) for query, text in zip(queries, outputs, strict=True)], k)
+        nonblank = [index for index, query in enumerate(queries) if Query.of(query).text.strip()]
+        texts = self._rendered([queries[index] for index in nonblank])
+        prompts = [fill_template(self._prompt.prompt, query=one_line(text)) for text in texts]
+        for index, output in zip(nonblank, self._generate(prompts, self.settings.max_tokens), strict=True):
+            queries[index] = self._expand(queries[index], output)
+        return self.over.search(queries, k)
 
     def _expand(self, query: QueryLike, output: str) -> QueryLike:
         """The query with the model's text. A query without context keeps its text as the question."""

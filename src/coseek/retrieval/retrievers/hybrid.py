@@ -28,7 +28,7 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import ContextFields, QueryLike, as_queries
 from coseek.retrieval.ranking import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
-from coseek.retrieval.retriever import Retriever, absent_score, fields_read
+from coseek.retrieval.retriever import LayeredRetriever, Retriever, absent_score, fields_read
 
 # Corpus weights: how well each part of a hybrid searches a corpus, measured without questions.
 #
@@ -103,7 +103,7 @@ class HybridSettings(Settings):
     method: Literal["rrf", "weighted"] = "weighted"
     """`weighted` sums scaled scores; `rrf` sums reciprocal ranks and needs no comparable scores."""
     weights: list[float] | None = None
-    """One weight ≥ 0 per part. Default: those of the corpus if every part is an index, else equal ones."""
+    """One weight ≥ 0 per part. Default: those of the corpus if every part searches an index, else equal ones."""
     smoothing: float = Field(default=SMOOTHING, ge=0)
     """`rrf`: the constant k; larger values flatten the ranks."""
     scale: Scale = "z"
@@ -140,13 +140,13 @@ class Hybrid:
         """One weight per part. Those of the corpus are computed at first use, which takes about a second for a small
         encoder."""
         if self._weights is None and self.corpus is not None:
-            self._weights = corpus_weights(self.parts, self.corpus)
+            self._weights = corpus_weights(list(map(_searched, self.parts)), self.corpus)
             shares = (f"{part.name} {weight:.2f}" for part, weight in zip(self.parts, self._weights, strict=True))
             log.info("weights of the hybrid: %s", ", ".join(shares))
         return self._weights or ()
 
     def _weighs_by_corpus(self) -> bool:
-        are_indexes = all(part.name in _INDEXES for part in self.parts)
+        are_indexes = all(_searched(part).name in _INDEXES for part in self.parts)
         return self.settings.weights is None and are_indexes and self.corpus is not None and len(self.corpus) > 0
 
     def seen(self, query: QueryLike) -> str:
@@ -197,6 +197,13 @@ class Hybrid:
         if self.corpus is not None:
             return passage.id
         return digest_of(*(" ".join(text.split()) for text in (passage.title, passage.text)))
+
+
+def _searched(part: Retriever) -> Retriever:
+    """The index that a part searches, under layers that keep its scores, such as a cache."""
+    while isinstance(part, LayeredRetriever) and part.keeps_scores:
+        part = part.over
+    return part
 
 
 def _check_weights(given: Sequence[float] | None, parts: int) -> tuple[float, ...]:

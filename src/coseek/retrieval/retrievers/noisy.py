@@ -120,6 +120,7 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
     """Answers some queries with passages drawn uniformly from the corpus of the other retriever."""
 
     name = "noisy"
+    keeps_scores = True
 
     def __init__(self, over: Retriever, settings: NoisySettings) -> None:
         if over.corpus is None:

@@ -205,17 +205,17 @@ class RemoteRetriever:
             return {"query": texts[0], "topk": k, "return_scores": True}
         body: JsonObject = {"queries": cast(Json, texts), "topk": k, "return_scores": True}
         contexts = [context for _, context in batch]
-        return body | {"contexts": cast(Json, contexts)} if any(contexts) else body
+        return body | {"contexts": cast(Json, contexts)} if any(context is not None for context in contexts) else body
 
     def _payload(self, query: QueryLike) -> _QueryPayload:
         """The text and the context to send; no context if the server reads none of it."""
         text = render_view(self.settings.view, query)
         if isinstance(query, str) or self.settings.dialect != "coseek" or self.settings.view != "query":
             return text, None
-        if not query.context_chars:
+        if self.reads == ContextFields():
             return text, None
         context = fitted(self.reads.of(query), self._limit("max_context_chars"))
-        return text, {key: value for key, value in context.to_json().items() if value and key != "text"} or None
+        return text, {key: value for key, value in context.to_json().items() if value and key != "text"}
 
     @cached_property
     def _info(self) -> JsonObject:

@@ -30,6 +30,7 @@ class ViewedRetriever(LayeredRetriever):
     """Searches another retriever with the text of a view."""
 
     name = "viewed"
+    keeps_scores = True
 
     def __init__(self, over: Retriever, settings: ViewedSettings) -> None:
         super().__init__(over)

@@ -125,10 +125,11 @@ class Web:
 
     @property
     def identity(self) -> str:
-        return digest_of(self.name, self.settings.model_dump_json(include=_IDENTITY_SETTINGS))
+        return digest_of(self.name, self.settings.model_dump_json(include=_IDENTITY_SETTINGS), "bare")
 
     def seen(self, query: QueryLike) -> str:
-        return render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
+        text = render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words, bare=True)
+        return text.replace("\n", " ")  # labels and separators would be words to the provider
 
     @property
     def shortfalls(self) -> tuple[Shortfall, ...]:
