@@ -4,8 +4,9 @@
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -18,6 +19,9 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, expand_home
 from coseek.core.settings import apply_overrides, make_settings
 from coseek.data.dataset import QuestionFilter
+
+if TYPE_CHECKING:
+    from coseek.core.cluster import Cluster
 
 RetrieverName: TypeAlias = Annotated[str, Option(help="An index folder, URL, YAML file, or `{retriever: NAME, …}`.")]
 Temperature: TypeAlias = Annotated[
@@ -61,6 +65,15 @@ def pairs(help_text: str) -> ArgumentInfo:
 
 
 LimitPairs: TypeAlias = Annotated[list[str] | None, pairs("Limits, such as max_turns=6 or limits.max_turns=6.")]
+
+
+def cluster_of(address: str | None) -> "AbstractContextManager[Cluster | None]":
+    """Connect to the cluster of `--cluster` for a block; `None` without an address."""
+    if address is None:
+        return nullcontext()
+    from coseek.core.cluster import cluster_at  # not at the top, since a run on one machine does not need it
+
+    return cluster_at(address)
 
 
 def question_filter(texts: Sequence[str] | None) -> QuestionFilter:

@@ -110,13 +110,13 @@ class ModelRetriever(LayeredRetriever):
 _NUMBER = re.compile(r"\[\s*([0-9]{1,9})\s*\]")
 _NUMBER_IN_DATA = re.compile(r"\[(\s*\d+\s*)\]")
 _SEPARATOR = re.compile(r"[\s>,=]*")
+_COMMENT = re.compile(r"^[ \t]*(\[\s*\d{1,9}\s*\]).*", re.M)
+"""A line that begins with a number."""
 _MARKUP = re.compile(r"[*_`]")
 _MARK = re.compile(
     r"^[ \t]*(?:[-•]|\(?\d{1,9}[.):])[ \t]*(?=\[|passage|document)|\b(?:passage|document)\s+(?=\[)", re.I | re.M
 )
 """List marks at the start of a line, and the nouns in front of a number."""
-_COMMENT = re.compile(r"^[ \t]*(\[\s*\d{1,9}\s*\]).*", re.M)
-"""A line that begins with a number."""
 
 
 class ListwisePrompt(PromptFile):

@@ -6,9 +6,8 @@ from typing import Annotated, TypeAlias
 
 from typer import Argument, Option
 
-from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume, at_servers, takes_servers
+from coseek.cli.options import CacheFile, ClusterName, Count, DeviceName, Resume, at_servers, cluster_of, takes_servers
 from coseek.cli.terminal import AsJson, assignments, new_app, note, output, progress_bar, resumable, say, shell_word
-from coseek.core.cluster import cluster_at
 from coseek.core.files import JsonObject
 from coseek.core.plugins import plugin_names
 from coseek.data.digests import check_output_file
@@ -68,7 +67,7 @@ def label(
     scorer, likelihood, agent = at_servers(scorer, likelihood, agent)
     fields: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
     chosen, method_settings = label_settings(runs, typed, fields, retriever, agent, temperature, device)
-    with resumable("the same command with --resume"), cluster_at(cluster) as nodes, progress_bar() as bars:
+    with resumable("the same command with --resume"), cluster_of(cluster) as nodes, progress_bar() as bars:
         summary = label_runs(chosen, method_settings, out, resume, cache, bars.report, nodes)
     if tevatron is not None:
         write_tevatron(tevatron, LabelFolder(out).sets(), view)

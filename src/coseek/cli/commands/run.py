@@ -9,7 +9,6 @@ from typer import Argument, Option
 from coseek.agents.factory import SCRIPTED, settings_for
 from coseek.cli import options
 from coseek.cli.terminal import AsJson, assignments, new_app, output, progress_bar, resumable, say, shell_word
-from coseek.core.cluster import cluster_at
 from coseek.core.plugins import plugin_names
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.score import score_runs
@@ -70,7 +69,7 @@ def run(
         seed=seed,
     )
     chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(base), kind=RunSettings))
-    with resumable("the same command with --resume"), cluster_at(cluster) as nodes, progress_bar() as bars:
+    with resumable("the same command with --resume"), options.cluster_of(cluster) as nodes, progress_bar() as bars:
         stored, intended = run_agent(chosen, out, resume, partial(bars.report, "questions"), say, nodes)
     scores = score_runs({str(out): stored.trajectories()}, questions=intended)
     next_steps = f"{out}: kept. More: coseek score {shell_word(out)} · coseek audit {shell_word(out)}"

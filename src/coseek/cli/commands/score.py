@@ -11,7 +11,6 @@ from coseek.agents.sources import SELECTED, SERVINGS, check_serving
 from coseek.cli import options
 from coseek.cli.grader_options import GraderSet, ScoredBothWays, agreements_over, ask, intended, open_parts
 from coseek.cli.terminal import AsJson, new_app, output
-from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.lock import lock_if_named
@@ -83,7 +82,7 @@ def score(
     groups = options.split_names(by)
     check_groups(groups)
     question_filter = options.question_filter(select)
-    with cluster_at(cluster) as nodes, lock_if_named(out):
+    with options.cluster_of(cluster) as nodes, lock_if_named(out):
         parts = open_parts(chosen, answer_with, budget, prompt, judges, judge_prompt, cache, device, nodes)
         scored_runs = [ask(Run(run), str(run), parts, question_filter, servings) for run in runs]
         questions = intended([Run(run) for run in runs], question_filter)

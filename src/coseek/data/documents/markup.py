@@ -71,11 +71,12 @@ _RST_DIRECTIVE = re.compile(
     r"^[ \t]*\.\.[ \t]+(?:\|[^|\n]+\|[ \t]+)?[\w:.+-]+::[ \t]*(.*)((?:\n[ \t]+:[\w-]+:.*)*)", re.MULTILINE
 )
 _RST_LITERAL = re.compile(
-    r"^(?P<indent>[ \t]*+)(?:\.\.[ \t]+(?:code-block|sourcecode|code|parsed-literal)::.*(?:\n[ \t]+:[\w-]+:.*)*"
-    r"|(?!\.\.[ \t])(?P<before>.*)::[ \t]*)\n(?:[ \t]*+\n)++"
-    r"(?P<block>(?P=indent)[ \t]++\S.*(?:\n(?:[ \t]*+\n)*+(?P=indent)[ \t]++\S.*)*+)"
-    r"|``(?!\s)(?P<inline>(?:[^\n]|\n(?![ \t]*\n)){1,300}?)``(?!`)",
-    re.MULTILINE,
+    r"""^(?P<indent>[ \t]*+)
+    (?:\.\.[ \t]+(?:code-block|sourcecode|code|parsed-literal)::.*(?:\n[ \t]+:[\w-]+:.*)*
+    |(?!\.\.[ \t])(?P<before>.*)::[ \t]*)\n(?:[ \t]*+\n)++
+    (?P<block>(?P=indent)[ \t]++\S.*(?:\n(?:[ \t]*+\n)*+(?P=indent)[ \t]++\S.*)*+)
+    |``(?!\s)(?P<inline>(?:[^\n]|\n(?![ \t]*\n)){1,300}?)``(?!`)""",
+    re.MULTILINE | re.VERBOSE,
 )
 """A literal block below its directive or a paragraph that ends in `::`, or an inline literal."""
 _RST_PLAIN = re.compile(r"(?<=\w)\*+(?=\w)|^[ \t]*+(?:#{1,6}|>+)(?=[ \t]+\S)", re.MULTILINE)
