@@ -90,6 +90,9 @@ def test_a_passage_that_holds_an_answer_says_why_it_is_no_label() -> None:
     assert ruled == RuledTurn([held[1]], [OTHER])
     assert answer_in_passage.judge(second, held) == "all-shown"
     assert answer_in_passage.judge(first, held[:1]) == "not-found"
+    logged = replace(second.trajectory.searches[0], hits=(Hit(replace(OTHER, id="0f3a"), 1.0),))
+    run = replace(second.trajectory, searches=(logged, second.trajectory.searches[1]))
+    assert answer_in_passage.judge(replace(second, trajectory=run), held) == "all-shown"  # in a log without ids
     assert candidate_of(replace(OTHER, id="elsewhere"), held) is held[1]
     assert candidate_of(ADA, held) == Candidate(ADA, 0)
 

@@ -83,56 +83,6 @@ def test_a_second_question_is_never_answered_under_the_first(tmp_path: Path) -> 
     assert (nudged.answer, len(nudged.searches)) == ("North", 1)
 
 
-CUT: list[Json] = [called({"query": "a"}), TOLD]
-ROLLOUT = f"<search>a</search><information>{FOUND}</information><answer>Tave</answer>"
-OTHER: list[Json] = [{**ASK, "content": "Which sea?"}, {**SAID, "content": "North"}]
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    ("row", "answer", "unread"),
-    [
-        ({"prompt": [ASK], "completion": CUT, "answer": "Rhine"}, None, 0),
-        ({"input": json.dumps([ASK]), "output": json.dumps(CUT)}, None, 0),
-        ({"messages": [ASK, *CUT], "output": {"choices": [{"message": CUT[0]}]}}, None, 0),
-        ({"inputs": {"messages": [ASK, *CUT]}, "outputs": {"messages": [
-            {"type": "human", "content": ASK["content"], "id": "x"}, *CUT, {"type": "ai", "content": "Tave"},
-        ]}}, "Tave", 0),
-        ({"prompt": [ASK], "chosen": [*CUT, SAID], "rejected": OTHER[1:]}, "Tave", 1),
-        ({"attempt_1": [ASK, *CUT, SAID], "attempt_2": [ASK, OTHER[1]]}, "Tave", 1),
-        ({"main": {"messages": [ASK, *CUT, SAID]}, "sub": {"messages": OTHER}}, "Tave", 1),
-        ({"messages": [ASK, *CUT], "answer": "Tave", "golden_answers": ["Tave", "the Tave"]}, None, 1),
-        ({"messages": [ASK, *CUT], "answer": "Rhine", "golden_answers": ["Tave"]}, "Rhine", 1),
-        ({"question": ASK["content"], "response": ROLLOUT}, "Tave", 0),
-    ],
-)  # fmt: skip
-def test_a_record_with_several_lists_or_fields_is_one_run_read_once(
-    tmp_path: Path, row: JsonObject, answer: str | None, unread: int
-) -> None:
-    run, report = only(tmp_path, **row)
-    assert (run.question.question, run.answer, len(run.searches)) == (ASK["content"], answer, 1)
-    assert sum(report.unread.values()) == unread
-
-
-def test_gold_answers_in_a_text_are_several_and_errors_of_records_are_not_passed_over(tmp_path: Path) -> None:
-    chat: list[Json] = [ASK, *CUT, SAID]
-    rows: list[JsonObject] = [
-        {"messages": chat, "answers": "['Tave', \"the Tave\"]", "gold_ids": '["1", "2"]'},
-        {"messages": chat, "answers": '["Tave", "the Tave"]', "error": "timeout"},
-        {"id": "x", "epoch": 1, "messages": chat, "error": {"message": "timeout", "traceback": ""}},
-    ]
-    (first, second, failed), report = imported(tmp_path, rows)
-    assert first.question.answers == second.question.answers == ("Tave", "the Tave")
-    assert first.question.gold_ids == ("1", "2") and second.answer == "Tave" and sum(report.unread.values()) == 1
-    assert failed.fault == (StopReason.MODEL_ERROR, "timeout")
-
-
-@pytest.mark.parametrize(("name", "is_search"), [("ConductResearch", False), ("ReSearch_web_search", True)])
-def test_a_research_agent_is_no_search(tmp_path: Path, name: str, is_search: bool) -> None:
-    run, _ = only(tmp_path, ASK, called({"query": "a"}, name), TOLD, SAID)
-    assert bool(run.searches) is is_search
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "query"),
@@ -356,6 +306,7 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
         ([{"document": {"id": 1, "title": "A", "contents": "b"}, "score": 2}], [("A", "b")]),
         (["one", "two", "one", " "], [("", "one"), ("", "two")]),
         ("[1] Faust: a play", [("", "[1] Faust: a play")]),
+        ({"answer": "b", "sources": [{"title": "A", "text": "b"}]}, [("A", "b")]),
         (' Doc 1(Title: "A") b c\nDoc 2(Title: "D (e)") f\n', [("A", "b c"), ("D (e)", "f")]),
         ({"title": "A", "metadata": {"source": "a.pdf"}}, [("A", "")]),
         ([{"title": "A", "text": ""}, {"name": "A", "born": 1815}], [("A", ""), ("", '{"name": "A", "born": 1815}')]),
@@ -386,6 +337,10 @@ def test_different_passages_that_a_log_gives_one_id_stay_apart_in_a_run(tmp_path
     scores = score_trajectory(run)
     assert (scores["passages"], scores["answer_hit"], scores["recall"]) == (3, 1, 1)
     assert [passage.text for passage in served_context(run)] == [first, last]
+    (tmp_path / "unnamed").mkdir()
+    steps = [{"query": "q", "results": [{"text": f"{first}\n\n{last}"}]}]
+    _, report = imported(tmp_path / "unnamed", [{**row, "steps": steps}], steps="steps")
+    assert any("recall cannot be measured" in name for name in report.unread)
     assert audit_run(tmp_path / "run").violations == ()
 
 
@@ -494,7 +449,8 @@ def test_an_answer_with_code_is_no_call(tmp_path: Path, words: str) -> None:
 
 def test_a_file_of_records_is_not_one_conversation(tmp_path: Path) -> None:
     pairs: list[Json] = [{"from": "human", "value": Q}, {"from": "gpt", "value": A}]
-    for number, rows in enumerate([[{"conversations": pairs}] * 2, [{"task": Q, "traj": [ASK, SAID]}] * 2]):
+    samples: JsonObject = {"version": 2, "eval": {"task": "x"}, "samples": [{"messages": [ASK, SAID]}] * 2}
+    for number, rows in enumerate([[{"conversations": pairs}] * 2, [{"task": Q, "traj": [ASK, SAID]}] * 2, samples]):
         (folder := tmp_path / str(number)).mkdir()
         (folder / "log.json").write_text(json.dumps(rows))
         assert import_traces([folder / "log.json"], folder / "run").imported == 2

@@ -209,7 +209,7 @@ class Trajectory(Record):
     visits: Annotated[tuple[Visit, ...], OMIT_EMPTY] = ()
     """Visits that showed more than the retrieved passage."""
     messages: Annotated[tuple[PlainObject, ...], OMIT_EMPTY] = ()
-    """The messages of an imported conversation, exactly as logged; empty for runs of coseek."""
+    """The messages of an imported conversation, in the form of chat completions; empty for runs of coseek."""
     logged_protocol: Annotated[str | None, OMIT_NONE] = None
     """The protocol that an imported log names, if the segments are written in the tags of another one."""
 

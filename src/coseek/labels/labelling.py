@@ -113,7 +113,7 @@ def check_distinct(turns: Iterable[SearchTurn]) -> dict[TurnId, str]:
         if turn.id in order:
             raise DataError(
                 f"question {turn.question.id!r} has two trajectories with the seed {turn.trajectory.seed}, which "
-                "cannot be told apart; label the runs one by one, or make one of them with another --seed"
+                "cannot be told apart; label the runs one by one, or make one with another --seed (import logs at once)"
             )
         order[turn.id] = digest
     return order

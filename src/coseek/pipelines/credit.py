@@ -143,13 +143,11 @@ class Ruler:
     def _states(self, trajectories: Sequence[Trajectory]) -> "Iterator[_State]":
         numbers = range(self.continuations)
         for question in {trajectory.question.id: trajectory.question for trajectory in trajectories}.values():
-            asked = digest_of(question.question, *question.answers)
-            yield from (_State(question, 0, 0, number, asked) for number in numbers)
+            yield from (_State(question, 0, 0, number, digest_of(*question.answers)) for number in numbers)
         for run in trajectories:
-            asked = digest_of(run.question.question, *run.question.answers)
             for turn, position in searches_by_turn(run, self.agent.protocol).items():
                 ids = run.ids[: run.turn_spans[turn - 1][1]]
-                digest = digest_of(asked, ",".join(map(str, ids)), str(run.searches[position].to_json()))
+                digest = digest_of(f"{ids}", f"{run.searches[position].to_json()}", *run.question.answers)
                 yield from (_State(run.question, run.seed, turn, number, digest, (run, position)) for number in numbers)
 
     def _continue(self, states: "Sequence[_State]", keep: "Callable[[_State, Trajectory], None]") -> None:
@@ -292,8 +290,7 @@ def measured_turns(stored: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
 def values_of(
     trajectories: Sequence[Trajectory], agent: Agent, outcomes: Sequence[StateOutcome]
 ) -> tuple[dict[TurnKey, float], dict[TurnKey, float], dict[TurnKey, float]]:
-    """The values of the turns by all continuations, and by each half of them, of the turns that have both. Raises
-    `DataError` if no turn has a value."""
+    """The values of the turns by all continuations, and by each half where both have one. Raises `DataError`."""
     turns = measured_turns(trajectories, agent)
     values = turn_values(turns, outcomes)
     if not values:

@@ -16,6 +16,7 @@ from coseek.agents.actions import texts_of
 from coseek.agents.grammar import Span
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.files import Json, JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import (
@@ -339,6 +340,9 @@ class _Writer:
             self.reader.counts["without_answer"] += 1
         format_error = grammar.format_error(grammar.spans(self.segments))
         passages, visits = met_passages(self.searches, ()), self._visits()
+        digests = {digest_of(each.title, each.text)[:16] for each in passages.values() if chat.question.gold_ids}
+        if digests & passages.keys():
+            self.reader.unread["runs whose hits have no ids to compare with gold_ids: recall cannot be measured"] += 1
         chosen_ids = [*chat.selected_ids, *(ident for search in self.searches for ident in search.selected or ())]
         selected_ids = tuple(dict.fromkeys(ident for ident in chosen_ids if ident in passages))
         return Trajectory(

@@ -18,7 +18,7 @@ from coseek.traces.failed_searches import is_failure, is_nothing
 T = TypeVar("T")
 LISTS = (
     *("results", "result", "hits", "documents", "docs", "passages", "items", "organic", "data", "value", "chunks"),
-    *("search_results", "organic_results", "web_results"),
+    *("search_results", "organic_results", "web_results", "sources"),
     *("matches", "records", "nodes", "content", "output"),
 )
 """Keys of the list of passages, in order of preference."""

@@ -16,13 +16,13 @@ from coseek.core.files import (
     read_yaml,
     write_json,
 )
-from coseek.core.fingerprint import file_digest
+from coseek.core.fingerprint import digest_of, file_digest
 from coseek.core.lock import lock_beside
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.data.imports._sources import files_of
 from coseek.data.run import Run
-from coseek.traces.conversation import ConversationReader
-from coseek.traces.records import KINDS, RecordFault, RecordReader, TraceSettings
+from coseek.traces.conversation import Conversation, ConversationReader
+from coseek.traces.records import KINDS, RecordFault, RecordReader, TraceSettings, contents_of
 
 REPORT = "source.json"
 """The file with the import summary, in the run's folder."""
@@ -44,6 +44,8 @@ class TraceReport:
     """Counts of unread parts by name: blocks, items, arguments, queries; earlier questions."""
     tools: Mapping[str, int] = field(default_factory=dict)
     """Number of calls with a result, by the tool's name as the agent wrote it."""
+    search_tools: Sequence[str] = ()
+    """The tools whose calls were taken as searches."""
 
     def to_json(self) -> JsonObject:
         counts: JsonObject = {"imported": self.imported, "with_answers": self.with_answers, **self.counts}
@@ -92,21 +94,26 @@ def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | 
 def _read_files(files: Sequence[Path], settings: TraceSettings, run: Run, report: TraceReport) -> None:
     reader = ConversationReader(settings.search_tools, settings.query_argument)
     records = RecordReader(settings, Counter())
-    seen_questions: dict[str, tuple[str, int]] = {}
-    """Question id → its text, and the number of conversations so far."""
+    seen_questions: dict[str, tuple[str, tuple[str, ...], int]] = {}
+    """Question id → its text, its gold answers, and the number of conversations so far."""
     with run.open_for_append() as file:
         for path in files:
+            shorter = _shorter_states(path, settings)
             for record in records.read(path):
                 if isinstance(record, RecordFault):
                     report.left_out.append(record)
                     continue
-                ident, text = record.question.id, record.question.question
-                previous_text, seed = seen_questions.get(ident, (text, 0))
-                if previous_text != text:
-                    reason = f"the question id {ident!r} is that of another question; name another field with id=PATH"
+                if record.where in shorter:
+                    records.unread["shorter states of conversations, which a later record of the file contains"] += 1
+                    continue
+                ident, text, golds = record.question.id, record.question.question, record.question.answers
+                previous_text, previous_golds, seed = seen_questions.get(ident, (text, golds, 0))
+                if previous_text != text or (golds and previous_golds and {*golds} != {*previous_golds}):
+                    other = "question" if previous_text != text else "set of gold answers"
+                    reason = f"the question id {ident!r} is that of another {other}; name another field with id=PATH"
                     report.left_out.append(RecordFault(record.where, reason))
                     continue
-                seen_questions[ident] = text, seed + 1
+                seen_questions[ident] = text, golds or previous_golds, seed + 1
                 Run.append(file, reader.trajectory(record, seed))
                 report.imported += 1
                 report.with_answers += bool(record.question.answers)
@@ -121,3 +128,19 @@ def _read_files(files: Sequence[Path], settings: TraceSettings, run: Run, report
     report.counts = {"searches": 0, "calls_without_result": 0, **reader.counts}
     report.unread = {**records.unread, **reader.unread}
     report.tools = dict(reader.tools.most_common())
+    report.search_tools = [name for name in report.tools if reader.is_search(name)]
+
+
+def _shorter_states(path: Path, settings: TraceSettings) -> set[str]:
+    """The places of the conversations that a later one of the file begins with, as in a proxy's log of calls."""
+    ends: dict[str, list[str]] = {}
+    shorter: set[str] = set()
+    for record in RecordReader(settings, Counter()).read(path):
+        if isinstance(record, Conversation) and not (record.answer or record.fault or record.stop):
+            digest, contents = digest_of(record.question.question), contents_of(record.messages)
+            for content in contents:
+                shorter.update(ends.pop(digest, ()))
+                digest = digest_of(digest, *content)
+            if any(role == "assistant" for role, *_ in contents):  # else the agent did nothing, which counts
+                ends.setdefault(digest, []).append(record.where)
+    return shorter

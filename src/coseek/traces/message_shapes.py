@@ -39,9 +39,9 @@ _OF_SMOLAGENTS = {"task": "user", "task_images": "", "system_prompt": "system", 
 _INPUTS = ("AgentInput", "AgentSetup")
 """Events of LlamaIndex with the messages that the agent reads."""
 _CHOICES = ("choices", "candidates")
-_ANSWERS = ("response", "output", "outputs", "completion", *_CHOICES)
+ANSWERS = ("response", "output", "outputs", "completion", *_CHOICES)
 """Fields of a record with the model's output, which are read after its input."""
-_TEXTS = (*_ANSWERS, "final_answer", "answer")
+_TEXTS = (*ANSWERS, "final_answer", "answer")
 """Fields of a record that may hold the answer, outside the messages."""
 
 
@@ -110,17 +110,12 @@ def message_lists(
     if isinstance(value, list) and value and all(map(is_item, value)):
         yield at, value
     elif isinstance(value, dict) and depth:
-        for name in sorted(value, key=lambda name: name in _ANSWERS):
+        for name in sorted(value, key=lambda name: name in ANSWERS):
             if name not in ("tools", "functions") or isinstance(value[name], dict):
                 first = inner[:1] if isinstance(inner := value[name], list) and name in _CHOICES else inner
                 yield from message_lists(first, is_item, depth - 1, f"{at}.{name}".lstrip("."))
     elif depth and (inner_value := parsed(value)) is not value:
         yield from message_lists(inner_value, is_item, depth - 1, at)
-
-
-def is_answer_path(path: str) -> bool:
-    """Whether a path in a record leads to the model's output."""
-    return not {*path.split(".")}.isdisjoint(_ANSWERS)
 
 
 def said_in(value: Json, gold: str = "", at: str = "") -> tuple[str, list[Json]]:

@@ -4,7 +4,6 @@ A file holds JSON lines, one JSON object or a list of objects. A record is an AT
 object; `TraceSettings` name the places of its parts.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,20 +28,13 @@ from coseek.traces.calls import as_json, calls_in, finished_in, parsed, reasonin
 from coseek.traces.conversation import Conversation, SampledIds, answered_at, plain, question_at
 from coseek.traces.found_passages import own_rows
 from coseek.traces.message_forms import chat_messages, count_unread
-from coseek.traces.message_shapes import is_answer_path, is_message, message_lists, said_in
-from coseek.traces.tool_shapes import tool_name_in
+from coseek.traces.message_shapes import ANSWERS, is_message, message_lists, said_in
+from coseek.traces.tool_shapes import object_of, tool_name_in
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
 KINDS = (*LINES, ".json")
 EARLIER = "earlier questions of conversations; each run answers the last one (question=PATH names another)"
-LATER = "later questions of conversations, which are left out: each run answers the question of its record"
-REMARKS = "later messages of a user after words without a call; the last words are the answer (answer=PATH)"
-OTHER_LISTS = "other lists of messages in a record (messages=PATH names one)"
-ERRORS = "records whose field 'error' holds something (fault=error counts them as failed)"
-REPEATED = "fields 'answer' that repeat a gold answer, which are not read (answer=PATH reads them)"
-_QUESTION_MARK = re.compile("[?\uff1f\u061f]")
-_TEMPLATE_END = re.compile(r"(?:assistant|model|\[/INST\])\W*\Z", re.I)
-"""Ends a prompt that a chat template wrote, which is no question."""
+_QUESTION_MARKS = {*"?\uff1f\u061f"}
 _UNSAID = ("", "(refusal)")
 """Texts of a message that is only a refusal."""
 OWN = ("id", "question", "answers", "gold_ids")
@@ -119,7 +111,7 @@ class RecordReader:
         if is_atif(row):
             messages, sampled = conversation_parts(row)
             checked_messages(cast(Json, messages))
-            own_row = _object(row.get("extra"))
+            own_row = object_of(row.get("extra"))
         elif self.settings.steps:
             messages = self._steps(row)
         else:
@@ -131,11 +123,14 @@ class RecordReader:
                 count_unread(self.unread, label, name)
         if own_row is row and not is_ours and not self.settings.answer:
             messages = [*messages, *self._messages_beside(row, messages)]
-        run = _object(own_row.get("run"))
+        run = object_of(own_row.get("run"))
         answer = self._answer(row) if self.settings.answer else self._text(run.get("answer"))
         fault = self._text(self._field(row, "fault") if self.settings.fault else run.get("fault"))
-        if not run and not self.settings.fault:
-            fault = self._own_error(row)
+        if not run and not self.settings.fault and (error := row.get("error")):
+            if {"epoch", "messages"} <= row.keys() or {"inputs", "outputs"} <= row.keys():  # Inspect, LangSmith
+                fault = self._text(object_of(error).get("message") or error)
+            else:
+                self.unread["records whose field 'error' holds something (fault=error counts them as failed)"] += 1
         if not fault and (refusal := refusal_in(messages[-1])) and text_of(messages[-1].get("content")) in _UNSAID:
             fault = f"the model refused: {refusal[:200]}"  # as for a server's refusal in a run of coseek
         stop = None if self.settings.answer or self.settings.fault else _stop_of(run, answer)
@@ -162,7 +157,7 @@ class RecordReader:
     def _question(self, row: JsonObject, own_row: JsonObject, messages: Sequence[JsonObject]) -> Question:
         fields = {name: self._field(row, name) if getattr(self.settings, name) else own_row.get(name) for name in OWN}
         fields |= {"answers": self._golds(row, own_row), "gold_ids": _list_in(fields["gold_ids"])}
-        record = _object(fields["question"])
+        record = object_of(fields["question"])
         record |= {name: value for name, value in fields.items() if value is not None and value is not record}
         if "question" not in record:
             index = question_at(messages)
@@ -182,32 +177,18 @@ class RecordReader:
             return _list_in(self._field(row, "answers"))
         return _list_in(own_row.get("golden_answers") if own_row.get("answers") is None else own_row["answers"])
 
-    def _own_error(self, row: JsonObject) -> str:
-        """The error of a sample of Inspect or a run of LangSmith. That of other records, which may be a remark, counts
-        as unread."""
-        error = row.get("error")
-        if not error:
-            return ""
-        if {"epoch", "messages"} <= row.keys() or {"inputs", "outputs"} <= row.keys():
-            return self._text(_object(error).get("message") or error)
-        self.unread[ERRORS] += 1
-        return ""
-
     def _until_next_question(self, messages: list[JsonObject], question: str) -> list[JsonObject]:
-        """The messages without those from the user's next question on, if the record names another one.
-
-        A program's message may follow words without a call, too, so only one with a question mark ends the run.
-        """
-        begin = question_at(messages, question)
-        if begin is None or plain(question) not in plain(text_of(messages[begin].get("content"))):
-            return messages
-        later = [at for at in answered_at(messages) if any(row["role"] == "assistant" for row in messages[begin:at])]
-        for number, at in enumerate(later):
-            texts = [text_of(message.get("content")).rstrip() for message in messages[at - 1 : at + 1]]
-            if _QUESTION_MARK.search(texts[1]) and not _QUESTION_MARK.match(texts[0][-1:]):  # else the agent had asked
-                self.unread[LATER] += len(later) - number
-                return messages[:at]
-            self.unread[REMARKS] += 1
+        """The messages up to the user's next question, if the record names this one. A program's message may follow
+        words without a call, too, so only one with a question mark ends the run."""
+        begin = question_at(messages, question) or 0
+        is_found = plain(question) in plain(text_of(messages[begin].get("content")))
+        for at in answered_at(messages) if is_found else ():
+            if any(row["role"] == "assistant" for row in messages[begin:at]):
+                reply, text = (text_of(row.get("content")).rstrip() for row in messages[at - 1 : at + 1])
+                if set(text) & _QUESTION_MARKS and reply[-1:] not in _QUESTION_MARKS:  # else the agent had asked
+                    self.unread["later questions of conversations, left out: each run answers its record's"] += 1
+                    return messages[:at]
+                self.unread["later messages of a user after words without a call; the last words are the answer"] += 1
         return messages
 
     def _answer(self, row: JsonObject) -> str:
@@ -224,15 +205,15 @@ class RecordReader:
         calls, words = calls_in(last), reasoning_and_words(last)[1].strip() or refusal_in(last)
         if last["role"] == "assistant" and (finished_in(calls) or (words and not calls)):
             return []
-        golds = [text_of(gold) for gold in _items(self._golds(row, row))]
-        is_gold = bool(row.get("answer")) and all(text_of(item) in golds for item in _items(_list_in(row["answer"])))
+        answers = texts_of(_list_in(row.get("answer")))
+        is_gold = bool(answers) and {*answers} <= {*texts_of(self._golds(row, row))}
         name, items = said_in({**row, "answer": None} if is_gold else row, self.settings.answers)
         if not items:
             if is_gold and self.settings.answers != "answer":
-                self.unread[REPEATED] += 1
+                self.unread["fields 'answer' that repeat a gold answer and are not read (answer=PATH)"] += 1
             return []
-        known, new = _contents(messages), _contents(items)
-        if known[-len(new) :] == new or (any(content[2] for content in new) and _holds(known, new)):
+        known, new = contents_of(messages), contents_of(items)
+        if known[-len(new) :] == new or (any(calls for *_, calls in new) and {*new} <= {*known}):
             return []  # read already
         self.unread[f"answers from the field {name!r} beside the messages (answer=PATH names another)"] += 1
         return checked_messages(chat_messages(items, self.unread))
@@ -245,25 +226,27 @@ class RecordReader:
         joined: list[Json] = []
         has_output = False
         for path, items in message_lists(row):
-            known, new = _contents(joined), _contents(items)
+            known, new = contents_of(joined), contents_of(items)
             is_context = not any(role == "assistant" for role, *_ in known)
+            is_output = not {*path.split(".")}.isdisjoint(ANSWERS)
             goes_on = bool(known and new) and known[-1][0] != "assistant" and new[0][0] != "user"
             if not joined or (known and new[: len(known)] == known):  # LangGraph's output is its whole state
                 joined = items
             elif new and known[-len(new) :] == new:
                 continue
-            elif is_context or goes_on or (is_answer_path(path) and not has_output):
+            elif is_context or goes_on or (is_output and not has_output):
                 joined = [*joined, *items]
             else:
-                count_unread(self.unread, OTHER_LISTS, path)
+                count_unread(self.unread, "other lists of messages in a record (messages=PATH names one)", path)
                 continue
-            has_output |= is_answer_path(path)
+            has_output |= is_output
         prompt = next((text for name in ("input", "prompt") if isinstance(text := row.get(name), str)), "")
-        if not joined and (prompt := self._text(row.get("question")) or prompt) and not _TEMPLATE_END.search(prompt):
-            joined = said_in({name: value for name, value in row.items() if is_answer_path(name)})[1]
-        contents = _contents(joined)
-        prompts: list[Json] = [{"role": "user", "content": prompt}]
-        return [*(prompts if prompt and contents and contents[0][0] != "user" else []), *joined] or None
+        if not joined and "assistant" not in prompt[-24:]:  # which ends the prompt of a chat template
+            prompt = self._text(row.get("question")) or prompt
+            joined = said_in({name: row[name] for name in ANSWERS if name in row})[1] if prompt else []
+        is_asked = any(plain(text) == plain(prompt) for _, text, _ in contents_of(joined)[:1])
+        prompts: list[Json] = [{"role": "user", "content": prompt}] if prompt and joined and not is_asked else []
+        return [*prompts, *joined] or None
 
     def _steps(self, row: JsonObject) -> list[JsonObject]:
         """Messages of a record whose steps are searches, or LangChain's pairs of an action and its result."""
@@ -307,13 +290,13 @@ def _value_at(value: Json, keys: Sequence[str]) -> Json:
     inner_value = parsed(value)
     if isinstance(inner_value, list) and keys[0].isdecimal() and int(keys[0]) < len(inner_value):
         return _value_at(inner_value[int(keys[0])], keys[1:])
-    row = _object(inner_value)
+    row = object_of(inner_value)
     ends = {".".join(keys[:end]): end for end in range(len(keys), 0, -1)}
     values = (_value_at(row[key], keys[end:]) for key, end in ends.items() if key in row)
     return next((item for item in values if item is not None), None)
 
 
-def _contents(items: Sequence[Json]) -> list[tuple[str, str, str]]:
+def contents_of(items: Sequence[Json]) -> list[tuple[str, str, str]]:
     """Role, text and calls of messages in any form, to compare them. System prompts do not count."""
     messages = cast(list[JsonObject], [item for item in cast(list[Json], chat_messages([*items], Counter())) if item])
     return [
@@ -323,21 +306,9 @@ def _contents(items: Sequence[Json]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _holds(items: Sequence[object], part: Sequence[object]) -> bool:
-    return any(items[start : start + len(part)] == part for start in range(len(items)))
-
-
 def _list_in(value: Json) -> Json:
     """The list in a text. Other values are returned unchanged."""
     return inner if isinstance(inner := parsed(value), list) else value
-
-
-def _items(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _object(value: Json) -> JsonObject:
-    return value if isinstance(value, dict) else {}
 
 
 def _is_pair(step: Json) -> bool:
@@ -365,7 +336,7 @@ def _passage_ids(value: Json) -> tuple[str, ...]:
 def checked_messages(value: Json) -> list[JsonObject]:
     """The value, if it is a list of messages. Raises `DataError` for any other value."""
     if not isinstance(value, list) or not value:
-        raise DataError("there is no list of messages; name its place with messages=PATH, or that of steps=PATH")
+        raise DataError("there is no list of messages; name messages=PATH or steps=PATH (jq -s joins lines to a list)")
     for number, message in enumerate(value, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DataError(f"message {number} is no object with a role")
@@ -383,7 +354,13 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
                     where = f"{path.name}, line {number}"
                     yield where, _parse_line(line, where)
             return
+        if kind_of(path) in (".eval", ".zip"):
+            raise DataError(f"an archive; unpack it, or for one of Inspect: inspect log dump {path.name} > log.json")
         value = read_json(path)
+        if isinstance(value, dict) and not (is_atif(value) or "question" in value or any(message_lists(value))):
+            fields = (rows for rows in value.values() if isinstance(rows, list))
+            lists = [rows for rows in fields if any(any(message_lists(row)) for row in rows)]
+            value = lists[0] if len(lists) == 1 else value  # such as the samples of Inspect
     except DataError as error:
         yield path.name, RecordFault(path.name, str(error))
         return

@@ -77,8 +77,8 @@ def tool_use_in(block: JsonObject) -> ToolUse | None:
     objects = (name for name, value in block.items() if value and isinstance(value, dict))
     outer_name = next((name for name in objects if holds_calls(name) or holds_results(name)), None)
     if outer_name is not None and not _calls(_fields(block)):
-        kind, block = outer_name, {"toolCallId": block.get("id"), **_object(block[outer_name])}
-    fields = _fields({**block, **_object(block.get("function")), **_object(block.get("custom"))})
+        kind, block = outer_name, {"toolCallId": block.get("id"), **object_of(block[outer_name])}
+    fields = _fields({**block, **object_of(block.get("function")), **object_of(block.get("custom"))})
     refers = _has_reference(fields) or any(isinstance(fields.get(name), dict) for name in _CALLS)
     if holds_results(kind) or (not kind and not _calls(fields) and refers and _first(fields, _CONTENTS) is not None):
         return ToolUse(_call_beside(fields), _result_of(fields))
@@ -111,7 +111,8 @@ def tool_name_in(value: Json) -> str:
     return ""
 
 
-def _object(value: Json) -> JsonObject:
+def object_of(value: Json) -> JsonObject:
+    """The value, if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -138,7 +139,7 @@ def _name_in(fields: Mapping[str, Json]) -> str:
 
 def _own_search(name: str, fields: Mapping[str, Json]) -> tuple[str, Json]:
     """Name and arguments of a search by OpenAI's server. Its action may also open a page."""
-    action = _object(fields.get("action"))
+    action = object_of(fields.get("action"))
     kind = action.get("type", "search")
     if kind != "search":
         return str(kind), {field: value for field, value in action.items() if field != "type"}
@@ -154,7 +155,7 @@ def _call_beside(fields: Mapping[str, Json]) -> JsonObject | None:
     """The call that a result repeats, in its own fields or in an object."""
     if _calls(fields):
         return _call(fields, _name_in(fields), _first(fields, _ARGUMENTS))
-    uses = (tool_use_in(_object(fields.get(name))) for name in _CALLS)
+    uses = (tool_use_in(object_of(fields.get(name))) for name in _CALLS)
     return next((use.call for use in uses if use is not None), None)
 
 
@@ -194,7 +195,7 @@ def result_text(content: Json) -> str:
             for page in blocks
         ]
         return as_json(pages)
-    inner = [block.get("json", _object(block.get("document")).get("data")) for block in blocks]  # Bedrock, Cohere
+    inner = [block.get("json", object_of(block.get("document")).get("data")) for block in blocks]  # Bedrock, Cohere
     if blocks and all(value is not None for value in inner):
         value = inner[0] if len(inner) == 1 else inner
         return as_json(value) if isinstance(value, list) else text_of(value)

@@ -323,6 +323,8 @@ def trace_lines(out: Path, report: TraceReport) -> Iterator[str]:
     )
     if unanswered := report.counts.get("without_answer"):
         yield f"Without an answer: {counted(unanswered, 'conversation')} (answer=PATH names its place)"
+    if report.search_tools:
+        yield f"Taken as searches: {', '.join(map(repr, report.search_tools))} (search_tools=[NAME] names others)"
     if not searches and report.tools:
         tools = ", ".join(map(repr, report.tools))
         yield f"No call is a search. Name the tools that search: search_tools=[NAME], of {tools}"

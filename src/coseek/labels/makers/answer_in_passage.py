@@ -8,7 +8,7 @@ the searches for the last step get a label.
 """
 
 from coseek.agents.search_turns import SearchTurn
-from coseek.labels.label_set import Candidates
+from coseek.labels.label_set import Candidates, not_equal_to
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.resources import LabelResources
 from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, shown_before
@@ -26,8 +26,7 @@ def judge(turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
     holders = [candidate for candidate, text in zip(candidates, texts, strict=True) if holds_answer(text, answers)]
     if not holders:
         return "not-found"
-    shown_ids = shown_before(turn)
-    positives = [candidate for candidate in holders if candidate.passage.id not in shown_ids]
+    positives = not_equal_to(holders, [*shown_before(turn).values()])  # a log may have the texts under other ids
     return RuledTurn(positives, [candidate.passage for candidate in holders]) if positives else "all-shown"
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from coseek.agents.search_turns import SearchTurn
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.labels.label_set import Candidate, Candidates
+from coseek.labels.label_set import Candidate, Candidates, not_equal_to
 from coseek.labels.maker import MakerRequirements
 from coseek.labels.resources import LabelResources
 from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, shown_before
@@ -33,7 +33,10 @@ SETTINGS = GoldSettings
 
 def judge(settings: GoldSettings, parts: LabelResources, turn: SearchTurn, candidates: Candidates) -> RuledTurn | str:
     """The open gold passages: retrieved ones in the retriever's order, then the others by shared words."""
-    open_ids = unseen(turn)
+    golds = _gold_passages(parts, turn.question, candidates)
+    new_golds = not_equal_to([Candidate(passage, 0) for passage in golds], [*shown_before(turn).values()])
+    shown_ids = {passage.id for passage in golds} - {gold.passage.id for gold in new_golds}  # in logs under other ids
+    open_ids = [ident for ident in unseen(turn) if ident not in shown_ids]
     if not open_ids:
         return "all-shown" if turn.question.gold_ids else "no-gold"
     positives = [candidate for candidate in candidates if candidate.passage.id in open_ids]
@@ -43,7 +46,7 @@ def judge(settings: GoldSettings, parts: LabelResources, turn: SearchTurn, candi
         query_words = set(words(f"{turn.query.text} {turn.query.reasoning}"))
         missing_passages.sort(key=lambda passage: -len(query_words & set(words(f"{passage.title} {passage.text}"))))
         positives += [Candidate(passage, 0) for passage in missing_passages]
-    return RuledTurn(positives, _gold_passages(parts, turn.question, candidates)) if positives else "not-found"
+    return RuledTurn(positives, golds) if positives else "not-found"
 
 
 def _gold_passages(parts: LabelResources, question: Question, candidates: Sequence[Candidate]) -> list[Passage]:
