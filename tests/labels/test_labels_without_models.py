@@ -9,11 +9,11 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.data.answers import cover_match
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
-from coseek.data.trajectory import Search, Visit
+from coseek.data.trajectory import Call, Search, Visit
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.labels.makers import answer_in_passage, opened_next
 from coseek.labels.makers.opened_next import OpenedSettings
-from coseek.labels.rule_maker import RuledTurn, RuleSettings, candidate_of, shown_before, used
+from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, candidate_of, shown_before, used
 from coseek.retrieval.query import Query
 
 FILM = Passage("film", "Night Train", "Night Train was directed by Ada Byron.")
@@ -102,6 +102,29 @@ def test_a_visit_counts_for_the_last_search_before_it_that_found_the_passage() -
     opened = (3, FILM), (4, ADA), (4, SEA), (5, FILM), (6, OTHER)
     made = run_of(*searches, visits=tuple(Visit(turn, passage.id, (passage,)) for turn, passage in opened))
     assert [ids(used(turn, "opened")) for turn in made] == [["sea"], ["film", "ada"], []]
+
+
+def test_a_page_that_a_tool_of_a_log_fetched_was_opened() -> None:
+    page = replace(SEA, meta={"url": "https://x.org/sea"})
+    (first,) = run_of(search_of("a", 1, page, FILM))
+    calls = Call(2, "fetch", {"urls": ["https://x.org/sea"]}, "A sea."), Call(3, "fetch", {"id": "film"}, "", "timeout")
+    (first,) = [replace(first, trajectory=replace(first.trajectory, calls=calls))]
+    assert ids(used(first, "opened")) == ["sea"]
+
+
+def test_function_words_show_no_use() -> None:
+    first, _ = run_of(search_of("Night Train", 1, SEA, OTHER), search_of("is it with Ada", 2, ADA))
+    assert not used(first, "query")
+
+
+def test_a_part_of_a_used_result_is_no_negative(tmp_path: Path) -> None:
+    text = "Night Train is a film of 1936 that was directed by Ada Byron."
+    blob = Passage("blob", "", f"[1] Night Train\n{text}\n\n[3] Orn\nOrn is a town on the Tave.")
+    candidates = (Candidate(Passage("film", "Night Train", text), 1), Candidate(OTHER, 2))
+    (turn,) = run_of(search_of("Night Train", 1, blob))
+    maker = RuleMaker("x", RuleSettings(), parts(tmp_path), lambda *_: RuledTurn([Candidate(blob, 0)], []))
+    (label,) = maker._labels(turn, candidates)
+    assert isinstance(label, LabelSet) and label.negatives == ("other",)
 
 
 def test_the_first_kind_of_use_that_there_is_gives_the_positives_and_no_used_passage_is_a_negative() -> None:

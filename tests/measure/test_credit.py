@@ -166,6 +166,8 @@ def test_chance_and_ties_score_a_half() -> None:
     drawn = score_signal(values, dict(zip(keys, rng.random(4000).tolist(), strict=True)), decisive=0.7)
     assert drawn.auc is not None and drawn.within is not None
     assert abs(drawn.auc.mean - 0.5) < 0.03 and abs(drawn.within.mean - 0.5) < 0.03
+    tied = score_signal(dict(zip(keys[:4], (1.0, 0.0, 0.0, 0.0), strict=True)), dict.fromkeys(keys[:4], 0.5))
+    assert tied.precision == 0.25
     assert auc(np.zeros(4), np.array([True, False, False, True])) == 0.5
     assert auc(np.array([3.0, 1.0, 2.0]), np.array([True, True, False])) == 0.5
     assert auc(np.zeros(2), np.array([True, True])) is None

@@ -17,7 +17,8 @@ from coseek.data.trajectory import StopReason
         *([{**SAID, "content": words}] for words in (
             "Thought: I know.\nAction: Finish[Tave]", "Finish[Tave]", "Action: finish\nAction Input: Tave",
             '```json\n{"action": "Final Answer", "action_input": "Tave"}\n```', '{"answer": "Tave", "sure": 0.9}',
-            "It is the\n$\\boxed{Tave}$.",
+            "It is the\n$\\boxed{Tave}$.", "So:\n**Final Answer:** Tave", "### Final Answer\n\nTave",
+            "**Final Answer: Tave**",
         )),
         [called('{"answer": "Tave"}', "final_answer")],
         [called({"answer": "Tave"}, "submit_answer"), {**TOLD, "content": "ok"}],

@@ -152,6 +152,11 @@ INFORMED = f"<information>{FOUND}</information>"
     [
         [{"role": "assistant", "content": None, "tool_calls": json.dumps([ASKED])}, TOLD, SAID],
         [{"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [ASKED]}}, TOLD, SAID],
+        [
+            {"role": "assistant", "content": "", "tool_calls": [ASKED], "additional_kwargs": {"function_call": CALL}},
+            TOLD,
+            SAID,
+        ],
         [{"role": "model", "content": "", "tool_calls": [ASKED]}, TOLD, {**SAID, "role": "Assistant"}],
         [
             {**SAID, "content": "<think>x</think><search> Orlen river </search>"},
@@ -306,6 +311,8 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
         ([{"document": {"id": 1, "title": "A", "contents": "b"}, "score": 2}], [("A", "b")]),
         (["one", "two", "one", " "], [("", "one"), ("", "two")]),
         ("[1] Faust: a play", [("", "[1] Faust: a play")]),
+        ("[1] Faust\nA play.\n\n[2] Egmont", [("Faust", "A play."), ("", "Egmont")]),
+        ('{"title": "A", "text": "b"}\n{"title": "C", "text": "d"}', [("A", "b"), ("C", "d")]),
         ({"answer": "b", "sources": [{"title": "A", "text": "b"}]}, [("A", "b")]),
         (' Doc 1(Title: "A") b c\nDoc 2(Title: "D (e)") f\n', [("A", "b c"), ("D (e)", "f")]),
         ({"title": "A", "metadata": {"source": "a.pdf"}}, [("A", "")]),

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
+from coseek.agents.actions import texts_of
+from coseek.agents.scripted.rules import STOP_WORDS
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
@@ -18,6 +20,9 @@ from coseek.labels.maker import Labelled
 from coseek.labels.resources import LabelResources
 from coseek.measure.corpus_coverage import answer_words, holds_answer, is_decidable
 from coseek.retrieval.lexical.analyzer import words
+
+LEAST_PART = 40
+"""Least number of characters of a passage that counts as a part of another one."""
 
 
 class RuleSettings(Settings):
@@ -72,12 +77,19 @@ class RuleMaker:
         chosen = {candidate.passage.id: candidate.passage for candidate in positives}
         rest = [candidate for candidate in candidates if candidate.passage.id not in chosen]
         excluded = [*(candidate.passage for candidate in ruling.positives), *ruling.not_negative]
-        pool = [candidate.passage.id for candidate in not_equal_to(rest, excluded)]
+        others = not_equal_to(rest, excluded)
+        pool = [each.passage.id for each in others if not any(_is_part(each.passage, known) for known in excluded)]
         if not pool:
             yield DroppedTurn(turn.id, "no-negatives")
             return
         ranked = (*positives, *rest)
         yield from label_sets(turn, ranked, [*chosen.values()], pool, self.settings.negatives, self.settings.seed)
+
+
+def _is_part(first: Passage, second: Passage) -> bool:
+    """Whether one text contains the other, if that is long: a log may have several passages as one."""
+    shorter, longer = sorted((" ".join(each.text.casefold().split()) for each in (first, second)), key=len)
+    return len(shorter) >= LEAST_PART and shorter in longer
 
 
 def candidate_of(passage: Passage, candidates: Candidates) -> Candidate:
@@ -90,10 +102,12 @@ def candidate_of(passage: Passage, candidates: Candidates) -> Candidate:
 
 # Used passages: which passages of a search the agent used afterwards, as its run shows.
 #
-# opened    the agent visited it. A visit counts for the last search before it that returned the passage.
+# opened    the agent visited it, or gave its id or address to a tool. That counts for the last search before it that
+#           returned the passage.
 # selected  the agent selected it.
 # query     the agent's next queries hold new words of it: words that neither the question nor any query so far nor the
-#           reasoning before this query has, and that not every passage of the search holds. More new words come first.
+#           reasoning before this query has, that are no function words, and that not every passage of the search holds.
+#           More new words come first.
 # answer    it holds the final answer as a run of whole words, if no later turn searched.
 
 Use: TypeAlias = Literal["opened", "selected", "query", "answer"]
@@ -123,17 +137,21 @@ def _passages_by_id(turn: SearchTurn, idents: list[str]) -> list[Passage]:
 
 
 def _opened_passages(turn: SearchTurn) -> list[Passage]:
+    opened = [(visit.turn, visit.id) for visit in turn.trajectory.visits]
+    for call in turn.trajectory.calls:
+        names = {text for value in call.arguments.values() for text in texts_of(value)}
+        opened += [(call.turn, hit.id) for hit in _passages(turn) if call.fault is None and names & {hit.id, hit.url}]
     idents: list[str] = []
-    for visit in turn.trajectory.visits:
+    for opened_turn, ident in opened:
         numbers = [
             number
             for number, search in enumerate(turn.trajectory.searches)
             if search.turn is not None
-            and search.turn < visit.turn
-            and any(hit.passage.id == visit.id for hit in search.hits)
+            and search.turn < opened_turn
+            and any(hit.passage.id == ident for hit in search.hits)
         ]
         if numbers and numbers[-1] == turn.search:
-            idents.append(visit.id)
+            idents.append(ident)
     return _passages_by_id(turn, idents)
 
 
@@ -152,7 +170,7 @@ def _query_passages(turn: SearchTurn) -> list[Passage]:
     old_words = {*words(turn.question.question), *words(turn.query.reasoning)}
     for search in turn.trajectory.searches[: turn.search + 1]:
         old_words.update(words(search.query))
-    new_words = {word for search in _next_searches(turn) for word in words(search.query)} - old_words
+    new_words = {word for search in _next_searches(turn) for word in words(search.query)} - old_words - STOP_WORDS
     passages = _passages(turn)
     shared_words = [new_words & set(words(passage.contents)) for passage in passages]
     if len(shared_words) > 1:

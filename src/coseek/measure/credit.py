@@ -121,7 +121,8 @@ def score_signal(
     truth, scores = np.array([values[key] for key in keys]), np.array([signal[key] for key in keys])
     positive = truth >= decisive
     count = int(positive.sum())
-    highest = np.argsort(-scores, kind="stable")[:count]
+    least = np.sort(scores)[-count] if count else 0.0
+    above, tied = scores > least, scores == least  # the turns that tie for the last ranks share them
     ranks_of_signal, ranks_of_truth = _ranks(scores), _ranks(truth)
     size = max(1, len(keys) - 1)
     bias = {
@@ -132,7 +133,7 @@ def score_signal(
         _bootstrap(lambda rows: auc(scores[rows], positive[rows]), keys),
         bootstrap_mean([*within_questions(values, signal, decisive).values()], np.random.default_rng(0)),
         _bootstrap(lambda rows: _correlation(scores[rows], truth[rows]), keys),
-        float(positive[highest].mean()) if count else None,
+        float(positive[above].sum() + positive[tied].mean() * (count - above.sum())) / count if count else None,
         bias,
     )
 

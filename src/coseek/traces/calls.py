@@ -21,7 +21,9 @@ from coseek.models.judge_text import unfenced
 from coseek.models.written import CALL, ToolCallText, read_turn, split_reasoning, without_reasoning
 
 _ANSWER = re.compile(
-    r"<answer>((?:(?!<answer>).)*?)</answer>|^[ \t]*Final Answer[ \t]*:(.*)\Z", re.DOTALL | re.MULTILINE
+    r"<answer>((?:(?!<answer>).)*?)</answer>|^[ \t]*(?:Final Answer[ \t]*:"
+    r"|[#*]{1,6}[ \t]*Final Answer[ \t]*\*{0,2}[ \t]*[:\n][ \t]*(?:\*\*)?)(.*)\Z",
+    re.DOTALL | re.MULTILINE,
 )
 """A tag ends before the next tag of its name, so that unclosed tags take linear time."""
 
@@ -88,7 +90,7 @@ def answer_in(text: str) -> str:
     r"""The last answer in a text that is marked by `<answer>`, a line `Final Answer:` or `\boxed{…}`, or the `answer`
     of a JSON object; else the whole text."""
     if marked := [*_ANSWER.finditer(text)]:
-        return (marked[-1][1] or marked[-1][2] or "").strip()
+        return (marked[-1][1] or marked[-1][2] or "").strip().removesuffix("**")
     if isinstance(row := parsed(unfenced(text)), dict) and isinstance(answer := row.get("answer"), str | int | float):
         return text_of(answer)
     spans = _boxed_grammar().parse(text) if "\\boxed{" in text else []

@@ -443,6 +443,8 @@ class _Writer:
             result = message["hits"] if "hits" in message else text_of(message.get("content"))
             answers = zip(queries, found_by_query(result, len(queries), self.known), strict=True)
             searches = [Search(query, hits, failure or None, number) for query, (failure, hits) in answers]
+            if any(len(search.hits) == 1 and "\n\n" in search.hits[0].passage.text for search in searches):
+                self.reader.unread["results that are one passage of several paragraphs, perhaps several passages"] += 1
         self.searches += searches
         for search in searches:
             self.reader.counts["searches"] += 1

@@ -38,6 +38,7 @@ _STORED = ("metadata", "payload", "properties")
 SCORES = ("score", "relevance_score", "relevance", "similarity", "_score")
 _HEADING = re.compile(r"^Doc(?:ument)? ?\[?\d+\]? ?\(Title: ?([^\n]*?)\)(?:[ \t]|$)", re.MULTILINE)
 """Opens a passage in Search-R1's text of a result."""
+_NUMBER = re.compile(r"^\[(\d{1,3})\][ \t]*", re.MULTILINE)
 _KNOWN = frozenset((*IDS, *TITLES, *TEXTS, *WRAPPERS, *SCORES, "meta", "metadata", "rank"))
 """Keys of a passage without text whose other keys hold nothing that would be lost."""
 
@@ -134,8 +135,17 @@ def _hits(value: Json, known: dict[str, Passage]) -> tuple[Hit, ...]:
 
 
 def _documents(value: Json) -> list[Json]:
-    """The passages of a text with a heading before each, which has the title; empty for other values."""
-    if not isinstance(value, str) or not _HEADING.match(text := value.strip()):
+    """The passages of a text with a heading or number before each, or of an object a line; empty for other values."""
+    if not isinstance(value, str):
+        return []
+    if not _HEADING.match(text := value.strip()):
+        rows = [parsed(line) for line in text.splitlines()] if text.startswith("{") else []
+        if len(rows) > 1 and all(isinstance(row, dict) for row in rows):
+            return rows
+        _, *numbered = _NUMBER.split(text)
+        if len(numbered) > 2 and numbered[::2] == [str(number) for number in range(1, len(numbered) // 2 + 1)]:
+            parts = [body.strip().partition("\n") for body in numbered[1::2]]
+            return [{"title": head if body else "", "text": body.strip() or head} for head, _, body in parts]
         return []
     pieces = _HEADING.split(text)[1:]
     pairs = zip(pieces[::2], pieces[1::2], strict=True)

@@ -110,8 +110,9 @@ class _Forms:
     def _separate_calls(self, item: JsonObject) -> tuple[JsonObject, list[Json]]:
         """The message with the calls that chat completions can express, and the other calls and results as parts."""
         extra_fields = item.get("additional_kwargs")  # LangChain, LlamaIndex
+        has_calls = any(value and holds_calls(name) for name, value in item.items())
         for name, value in extra_fields.items() if isinstance(extra_fields, dict) else ():
-            if not item.get(name) and (name == "tool_call_id" or holds_calls(name)):
+            if not item.get(name) and (name == "tool_call_id" or (holds_calls(name) and not has_calls)):
                 item = {**item, name: value}
         parts: list[Json] = []
         for name in [name for name, value in item.items() if value and (holds_calls(name) or holds_results(name))]:
