@@ -6,13 +6,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.pipelines.test_agent import FEW, TINY
+from tests.pipelines.test_agent import FEW, OF_A_MODEL
 from tests.source_tree import ROOT
 
 from coseek.cli.main import main
 
 BASE = [
-    *TINY, *FEW, "warm_start.sft={steps: 1, repeat_steps: 0, rounds: 1, tokens_per_step: 600}", "warm_start.worlds=1",
+    *OF_A_MODEL, *FEW, "warm_start.worlds=1",
+    "warm_start.sft={steps: 1, repeat_steps: 0, rounds: 1, tokens_per_step: 600}",
     "limits={max_turns: 1, max_turn_tokens: 8}", "rl={steps: 1, questions_per_step: 2, group_size: 2}",
     "table={questions: 2, dev_questions: 2}",
 ]  # fmt: skip

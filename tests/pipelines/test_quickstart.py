@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.pipelines.test_agent import FEW, TINY
+from tests.pipelines.test_agent import FEW, OF_A_MODEL, TINY
 
 from coseek.cli.main import main
 from coseek.core.files import read_yaml
@@ -23,7 +23,7 @@ from coseek.pipelines.table_rows import rows_of
 
 @pytest.mark.slow
 def test_the_quickstart_starts_from_the_base_and_reads_its_world_in_little_more_than_words(tmp_path: Path) -> None:
-    training = AgentTraining(load_recipe("quickstart", [*TINY, *FEW]), tmp_path / "run")
+    training = AgentTraining(load_recipe("quickstart", [*OF_A_MODEL, *FEW]), tmp_path / "run")
     training.begin(resume=False)
     training.prepare_data()
     training.make_policy()
@@ -43,7 +43,7 @@ def test_the_quickstart_starts_from_the_base_and_reads_its_world_in_little_more_
 def test_a_table_without_dev_asks_test_and_unseen_alone_and_the_curve_keeps_its_dev_questions(tmp_path: Path) -> None:
     few = ["table.dev_questions=3", "table.questions=3", "rl.evaluate_every=0"]
     for dev, named in ((True, ["dev", "test", "unseen"]), (False, ["test", "unseen"])):
-        recipe = load_recipe("quickstart", [*TINY, *few, f"table.dev={dev}", "table.sampled=false"])
+        recipe = load_recipe("quickstart", [*OF_A_MODEL, *few, f"table.dev={dev}", "table.sampled=false"])
         training = AgentTraining(recipe, tmp_path / str(dev))
         training.begin(resume=False)
         training.prepare_data()
@@ -58,7 +58,9 @@ def test_a_quickstart_from_nothing_is_one_option_away(tmp_path: Path) -> None:
     recipe = read_yaml(tmp_path / "run" / "recipe.yaml", "recipe")["recipe"]
     assert isinstance(recipe, dict)
     assert recipe["policy"]["folder"] is None  # type: ignore[index,call-overload]
-    assert main(["quickstart", *TINY, *FEW, "--out", str(tmp_path / "run"), "--resume"]) == 2  # another recipe's folder
+    assert (
+        main(["quickstart", *OF_A_MODEL, *FEW, "--out", str(tmp_path / "run"), "--resume"]) == 2
+    )  # another recipe's folder
 
 
 TEXT = "<search>the mayor of Novinna</search>"

@@ -306,8 +306,9 @@ def test_an_alarm_is_told_with_the_steps_in_which_it_was_on(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_an_s3_recipe_ends_with_its_table(tmp_path: Path, chat_model: Path) -> None:
     recipe = load_recipe("s3", [
-        "preset=laptop", *TINY, "data.unseen=null", "warm_start=null", f"policy.folder={chat_model}",
-        f"graders.generator.model={chat_model}", "graders.baseline.passages=1", "select.most=4", "rl.evaluate_every=0",
+        "preset=laptop", *OF_A_MODEL, "data.unseen=null", "warm_start=null", f"policy.folder={chat_model}",
+        f"graders.generator.model={chat_model}", "graders.generator.prompt=generator", "graders.baseline.passages=1",
+        "select.most=4", "rl.evaluate_every=0",
         "limits={max_turns: 1, max_turn_tokens: 8, max_observation_tokens: 120, max_tokens: 512}",
         "table={questions: 2, dev_questions: 2, rag_passages: 3, wide_rag: 6, sampled: false}",
     ])  # fmt: skip

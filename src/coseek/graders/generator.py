@@ -215,11 +215,12 @@ class Generator:
     def read(self, text: str) -> GeneratorOutput:
         """The answer in an output without its reasoning: the whole text or its first line, after the mark of the
         prompt, if any."""
-        answer = (visible_after(text, self.prompt.answer_after) or "").strip()
+        marked = visible_after(text, self.prompt.answer_after)
+        answer = (marked or "").strip()
         if (self.settings.answer or self.prompt.answer) != "whole":
             answer = next((line.strip() for line in answer.splitlines()), "")
         cut = isinstance(text, CutText) and text.rstrip().endswith(answer)
-        fault = "the text was cut before its answer; raise max_answer_tokens" if cut and not answer else None
+        fault = "the text was cut before its answer; raise max_answer_tokens" if cut and marked is None else None
         return GeneratorOutput(answer or None, text, fault, cut)
 
 

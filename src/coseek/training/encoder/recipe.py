@@ -264,7 +264,7 @@ class RetrieverRecipe(DevicePlacement):
             problem = f"loss.flops is of kind=sparse, and kind={self.kind} has no such term; leave it out"
         elif sources != 1:
             problem = (
-                "a retriever is trained on labels (labels=[FOLDER], made by `coseek label`), on synthetic ones, or on "
+                "a retriever is trained on labels (--labels FOLDER, made by `coseek label`), on synthetic ones, or on "
                 "a data set (recipe `documents`, data.folder=DIR); give one"
             )
         elif self.loss.kind == "kl" and not self.labels:
