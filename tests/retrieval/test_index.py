@@ -221,7 +221,6 @@ def test_an_updated_index_of_vectors_has_the_bytes_of_a_rebuilt_one(tmp_path: Pa
     ("kind", "options", "changed"),
     [
         ("dense", {"search": "int8"}, {"search": "exact", "block_rows": 7}),
-        ("ivf-pq", {"nbits": 4}, {"refine": 0, "nprobe": 3, "devices": ["cpu"]}),
         ("hnsw", {}, {"ef_search": 9, "queries_together": 2}),
     ],
 )
@@ -234,9 +233,9 @@ def test_a_setting_that_an_update_changes_is_kept_and_its_index_opens(
     )
     update_index(saved(passages, tmp_path / "corpus.jsonl"), tmp_path / "index", settings=changed)
     opened = open_index(tmp_path / "index")
-    assert opened.search([passages[35].text], 1)[0][0].passage == passages[35] or kind == "ivf-pq"
+    assert opened.search([passages[35].text], 1)[0][0].passage == passages[35]
     stored = IndexCard.read(tmp_path / "index").settings
-    assert stored.items() >= {name: value for name, value in changed.items() if name != "devices"}.items()
+    assert stored.items() >= changed.items()
 
 
 def test_a_passage_that_only_moved_in_its_file_or_got_another_form_is_not_read_again(tmp_path: Path) -> None:

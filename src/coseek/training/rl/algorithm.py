@@ -312,6 +312,11 @@ def algorithm_name(algorithm: "str | Path | Callable[[StepRewards], Tensor]") ->
     return offer("algorithm", algorithm, {"SETTINGS": AlgorithmSettings, "advantages": advantages})
 
 
+def settings_of(name: str) -> type[AlgorithmSettings]:
+    """The settings class of an algorithm. A user's file is executed. Raises `UnknownName`."""
+    return cast(type[AlgorithmSettings], find_plugin("algorithm", PACKAGE, name, CONTRACT).SETTINGS)
+
+
 def open_algorithm(settings: RlSettings) -> Algorithm:
     """Open the algorithm that `rl.algorithm` names, with its settings. A user's file is executed.
 

@@ -19,7 +19,7 @@ alarms: an agent that searches until its budget ends has no answer either.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from coseek.core.errors import RunError
 from coseek.core.progress import Progress
-from coseek.training.rl.algorithm import TurnSettings, open_algorithm
+from coseek.training.rl.algorithm import CriticSettings, TurnSettings, settings_of
 from coseek.training.rl.settings import AlarmName, MonitorSettings, RlSettings
 
 Row: TypeAlias = Mapping[str, float]
@@ -127,11 +127,14 @@ def active_checks(settings: RlSettings) -> list[AlarmCheck]:
     """Return the active checks. `no-signal` does not apply to groups of one trajectory, nor to algorithms that learn
     from groups without spread: by a critic, by the mean of the step, or by credit of turns."""
     ignored = set(settings.monitor.ignore)
-    algorithm = open_algorithm(settings)
-    compares = not (algorithm.needs_critic or isinstance(algorithm.settings, TurnSettings))
-    if settings.group_size == 1 or not compares or algorithm.name == "reinforce-pp":
+    if settings.group_size == 1 or not _needs_spread(settings.algorithm):
         ignored.add("no-signal")
     return [check for check in CHECKS if check.alarm not in ignored]
+
+
+@cache
+def _needs_spread(algorithm: str) -> bool:
+    return algorithm != "reinforce-pp" and not issubclass(settings_of(algorithm), (CriticSettings, TurnSettings))
 
 
 def _no_search(window: AlarmWindow) -> str | None:
