@@ -170,6 +170,7 @@ def test_a_mistake_in_a_study_is_told_before_anything_runs(changes: dict[str, ob
         study(**changes)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", study_names())
 @pytest.mark.parametrize("road", ["laptop", "smoke", "real", "paper"])
 def test_every_study_names_only_what_there_is(name: str, road: str, tmp_path: Path) -> None:
