@@ -325,7 +325,9 @@ def measure_credit(
     agent, retriever = open_agent(settings), open_retriever(retriever_of([stored], None))
     ruler = Ruler(agent, identity_of(settings), retriever, limits_of([stored], None, settings), continuations, out)
     if old_count := sum(not outcome.state for outcome in ruler.cache.entries().values()):
-        say(f"{out} holds {old_count} outcomes of coseek 0.2 that name no gold answers; they are measured again")
+        say(
+            f"{out} holds {old_count} outcomes of an earlier version that name no gold answers; they are measured again"
+        )
     outcomes = ruler.measure(trajectories, partial(tell, "continuations"))
     values, even_values, odd_values = values_of(trajectories, agent, outcomes)
     scores: dict[str, SignalScore] = {}

@@ -324,9 +324,9 @@ class StudyStep:
 
     def inputs(self) -> dict[str, str]:
         """Files and folders of the user that the command names → digest of their contents."""
-        paths = (Path(value) for word in self.words if (value := word.rpartition("=")[2]))
-        own = self.folder.parent
-        return {str(path): _content_of(path) for path in paths if path.exists() and own not in path.parents}
+        values = (word.rpartition("=")[2] for word in self.words)
+        paths = (Path(value) for value in values if os.path.exists(value))  # false also for a text too long for a path
+        return {str(path): _content_of(path) for path in paths if self.folder.parent not in path.parents}
 
     def check_inputs(self) -> None:
         """Raise `DataError` if an input has changed since the command succeeded."""
