@@ -135,9 +135,6 @@ def compare(
     print(f"k = {k}, medians of {args.repeats} (smallest – largest); best of torch: {torch_side.name}")
     for side in sides:
         print(side.report(truth_QK, int8.median))
-    for name, search in ours.items():
-        rescored_Q = search.find(queries_QD, k).rescored_Q
-        print(f"  {name}: rows rescored in float64 a query: mean {rescored_Q.mean():.1f}, most {rescored_Q.max()}")
     right = all(np.array_equal(side.rows_QK, truth_QK) for side in mine.values() if side.rows_QK is not None)
     return Verdict(
         held=all(

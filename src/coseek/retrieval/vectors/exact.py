@@ -26,7 +26,6 @@ from coseek.retrieval.vectors.shortlist import (
     Product,
     Queries,
     ScanSearch,
-    SearchResult,
     Shortlist,
     VectorSearch,
     score_error,
@@ -190,7 +189,7 @@ class ShardedSearch(VectorSearch):
             [(first, ExactSearch(store.part(first, last), device, block_rows)) for (first, last), device in spans]
         )
 
-    def find(self, queries_QD: Queries, k: int) -> SearchResult:
+    def find(self, queries_QD: Queries, k: int) -> tuple[Rows, Doubles]:
         """See `VectorSearch.find`."""
         with ThreadPoolExecutor(len(self._shards), "coseek-shard") as pool:
             results = list(pool.map(lambda shard: shard[1].find(queries_QD, k), self._shards))
@@ -206,7 +205,7 @@ class ClusterSearch(VectorSearch):
         self._spans = _spans(store, cluster.nodes)
         self._job = ShardJob(store.folder.resolve(), store.fingerprint, device, block_rows)
 
-    def find(self, queries_QD: Queries, k: int) -> SearchResult:
+    def find(self, queries_QD: Queries, k: int) -> tuple[Rows, Doubles]:
         """See `VectorSearch.find`."""
         tasks = [(span, queries_QD, k) for span in self._spans]
         results = [result for _, result in self._cluster.map(self._job, tasks, ordered=True, pinned=True)]
@@ -223,7 +222,7 @@ class ShardJob:
     """The device in the settings; each node resolves `auto`."""
     block_rows: int
 
-    def open(self) -> Callable[[tuple[tuple[int, int], Queries, int]], SearchResult]:
+    def open(self) -> Callable[[tuple[tuple[int, int], Queries, int]], tuple[Rows, Doubles]]:
         store = VectorStore.open(self.folder)
         check_same(store.fingerprint, self.fingerprint, f"the store {self.folder}")
 
@@ -240,16 +239,12 @@ def _spans(store: VectorStore, count: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def merge_shards(firsts: Sequence[int], results: Sequence[SearchResult], k: int) -> SearchResult:
+def merge_shards(firsts: Sequence[int], results: Sequence[tuple[Rows, Doubles]], k: int) -> tuple[Rows, Doubles]:
     """Merge the best rows of shards with these first rows."""
-    rows_QM = np.concatenate([result.rows_QK + first for first, result in zip(firsts, results, strict=True)], axis=1)
-    ranking_QM = np.concatenate([result.ranking_QK for result in results], axis=1)
-    best_QK = np.lexsort((rows_QM, -ranking_QM), axis=1)[:, :k]
-    scores_QM = np.concatenate([result.scores_QK for result in results], axis=1)
-    rows_QK, scores_QK, ranking_QK = (
-        np.take_along_axis(values_QM, best_QK, axis=1) for values_QM in (rows_QM, scores_QM, ranking_QM)
-    )
-    return SearchResult(rows_QK, scores_QK, np.sum([result.rescored_Q for result in results], axis=0), ranking_QK)
+    rows_QM = np.concatenate([rows_QK + first for first, (rows_QK, _) in zip(firsts, results, strict=True)], axis=1)
+    scores_QM = np.concatenate([scores_QK for _, scores_QK in results], axis=1)
+    best_QK = np.lexsort((rows_QM, -scores_QM), axis=1)[:, :k]
+    return np.take_along_axis(rows_QM, best_QK, axis=1), np.take_along_axis(scores_QM, best_QK, axis=1)
 
 
 # Search method: selects the faster exact search over a store on this machine. All methods find the same rows.

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.core.errors import RetrieverError
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
 
 if TYPE_CHECKING:
@@ -96,18 +95,6 @@ _WIDE = 1 << 18
 """Numbers multiplied per call when pairs are scored: 2 MB of float64, which fits the cache."""
 
 
-class SearchResult(NamedTuple):
-    """The result of a search."""
-
-    rows_QK: Rows
-    scores_QK: NDArray[np.float32]
-    """The ranking float64 scores, rounded to float32."""
-    rescored_Q: Integers
-    """The number of rows per query that were scored in float64."""
-    ranking_QK: Doubles
-    """The float64 scores, by which shards of a store are merged."""
-
-
 def scores_of(vectors_MD: Floats, queries_MD: Queries) -> Doubles:
     """The score of each pair: the float64 sum of products, with numpy's pairwise summation along the row. Products of
     float32 numbers are exact in float64; the error of the sum is below D · 2⁻⁵³ · ‖x‖‖q‖."""
@@ -118,17 +105,6 @@ def scores_of(vectors_MD: Floats, queries_MD: Queries) -> Doubles:
 def score_error(dim: int) -> float:
     """Error bound of `scores_of`, as a factor of ‖x‖‖q‖ (twice the theoretical bound)."""
     return 2.0 * dim * ROUNDING
-
-
-def check_queries(queries_QD: Queries, dim: int) -> Queries:
-    """The queries as contiguous float32. A wrong dimension or a number that is not finite is a `RetrieverError`."""
-    if queries_QD.ndim != 2 or queries_QD.shape[1] != dim:
-        raise RetrieverError(f"queries of shape {queries_QD.shape} cannot be compared with vectors of {dim} dimensions")
-    queries_QD = np.ascontiguousarray(queries_QD, dtype=np.float32)
-    if not np.isfinite(queries_QD).all():
-        row = int(np.flatnonzero(~np.isfinite(queries_QD).all(axis=1))[0])
-        raise RetrieverError(f"the vector of query {row} holds a number that is not finite")
-    return queries_QD
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +170,6 @@ class Shortlist:
         self._rows_seen, self._score_at = 0, _FIRST_ROWS
         self._buffer: list[_Block] = []
         self._has_floors = False
-        self._rescored_Q = np.zeros(len(queries_QD), dtype=np.int64)
 
     def add_block(self, product_BQ: Product, rows_B: Rows, bounds: Bounds) -> None:
         """Add a block: `product_BQ` without NaN, padded to a multiple of GROUP rows."""
@@ -207,16 +182,14 @@ class Shortlist:
         if sum(len(block.rows_B) for block in self._buffer) >= max(_FIRST_ROWS, 2 * GROUP * min(self._k, 8_192)):
             self._flush()
 
-    def best(self) -> SearchResult:
-        """The k best rows of every query."""
+    def best(self) -> tuple[Rows, Doubles]:
+        """The k best rows of every query, with their scores."""
         self._flush()
         self._score_best()
         self._score(np.arange(self._pool.size))
         best = self._pool.where(self._ranking())
         shape = (len(self._floor_Q), self._k)
-        largest = float(np.finfo(np.float32).max)
-        scores_QK = best.lower_M.clip(-largest, largest).astype(np.float32).reshape(shape)
-        return SearchResult(best.rows_M.reshape(shape), scores_QK, self._rescored_Q, best.lower_M.reshape(shape))
+        return best.rows_M.reshape(shape), best.lower_M.reshape(shape)
 
     def _flush(self) -> None:
         """Set the first floors from the peaks of the buffered blocks, then filter these blocks."""
@@ -308,7 +281,6 @@ class Shortlist:
             vectors_MD = self._store.gather(pool.rows_M[batch])
             pool.lower_M[batch] = scores_of(vectors_MD, self._queries_QD[pool.queries_M[batch]])
         pool.upper_M[chosen_M] = pool.lower_M[chosen_M]
-        self._rescored_Q += np.bincount(pool.queries_M[chosen_M], minlength=len(self._floor_Q))
 
     def _ranking(self) -> Integers:
         """The k best scored pairs of each query, best first, ties by row; query after query."""
@@ -341,12 +313,13 @@ class VectorSearch(ABC):
 
     def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
         """`(rows_QK, scores_QK)`, best first, ties by row; K is k, or N if the store has fewer rows."""
-        result = self.find(queries_QD, k)
-        return result.rows_QK, result.scores_QK
+        rows_QK, scores_QK = self.find(queries_QD, k)
+        largest = float(np.finfo(np.float32).max)
+        return rows_QK, scores_QK.clip(-largest, largest).astype(np.float32)
 
     @abstractmethod
-    def find(self, queries_QD: Queries, k: int) -> SearchResult:
-        """`search`, with the number of rows rescored per query."""
+    def find(self, queries_QD: Queries, k: int) -> tuple[Rows, Doubles]:
+        """`search`, with the float64 scores, by which shards of a store are merged."""
 
 
 class ScanSearch(VectorSearch):
@@ -360,15 +333,12 @@ class ScanSearch(VectorSearch):
     def _scan(self, tiles: "Sequence[tuple[Queries, Shortlist]]") -> None:
         """Pass every row of the store to the shortlist of every tile, block by block."""
 
-    def find(self, queries_QD: Queries, k: int) -> SearchResult:
+    def find(self, queries_QD: Queries, k: int) -> tuple[Rows, Doubles]:
         """See `VectorSearch.find`."""
         store, size = self._store, self._queries_per_tile
-        queries_QD = check_queries(queries_QD, store.dim)
         shape = (len(queries_QD), min(k, len(store)))
         # A zero query scores 0 on every row, so its result is the first rows; no bound could separate them.
-        rows_QK = np.broadcast_to(np.arange(shape[1]), shape).copy()
-        scores_QK, rescored_Q = np.zeros(shape, dtype=np.float32), np.zeros(shape[0], dtype=np.int64)
-        ranking_QK = np.zeros(shape)
+        rows_QK, scores_QK = np.broadcast_to(np.arange(shape[1]), shape).copy(), np.zeros(shape)
         nonzero = np.flatnonzero(queries_QD.any(axis=1))
         tile_rows = [nonzero[start : start + size] for start in range(0, len(nonzero), size)]
         for first in range(0, len(tile_rows), self._tiles):
@@ -376,5 +346,5 @@ class ScanSearch(VectorSearch):
             tiles = [(queries_QD[rows], Shortlist(store, queries_QD[rows], k)) for rows in group]
             self._scan(tiles)
             for rows, (_, shortlist) in zip(group, tiles, strict=True):
-                rows_QK[rows], scores_QK[rows], rescored_Q[rows], ranking_QK[rows] = shortlist.best()
-        return SearchResult(rows_QK, scores_QK, rescored_Q, ranking_QK)
+                rows_QK[rows], scores_QK[rows] = shortlist.best()
+        return rows_QK, scores_QK
