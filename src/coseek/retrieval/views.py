@@ -386,27 +386,13 @@ _FIELD_OF = {
 def neutralise_separator(text: str, separator: str) -> str:
     """Collapse text to one line and remove the punctuation of the separator from it."""
     text, mark = " ".join(text.split()), separator.strip()
-    if not mark or mark not in text:
+    if not mark:
         return text
     letters = _NO_LETTERS.sub(" ", mark)
     replacement = f" {letters} " if letters != mark else " "
-    text = " ".join(text.replace(mark, replacement).split())
-    return _replace_nested(text, mark, replacement) if mark in text else text
-
-
-def _replace_nested(text: str, mark: str, replacement: str) -> str:
-    """Replace every `mark` in collapsed text, including those that a replacement creates, in linear time."""
-    output: list[str] = []
-    remaining = list(reversed(text))
-    while remaining:
-        letter = remaining.pop()
-        if letter == " " and output[-1:] in ([], [" "]):
-            continue
-        output.append(letter)
-        if letter == mark[-1] and "".join(output[-len(mark) :]) == mark:
-            del output[-len(mark) :]
-            remaining += reversed(replacement)
-    return "".join(output).strip()
+    while mark in text:  # more than once only for a mark with blanks inside, which no tokenizer has
+        text = " ".join(text.replace(mark, replacement).split())
+    return text
 
 
 _Layout: TypeAlias = Callable[[Sequence[Piece]], str]

@@ -85,7 +85,7 @@ Stem: TypeAlias = Annotated[str, AfterValidator(check_stem)]
 `german`, …) selects its Snowball stemmer; `auto`, in settings, that of the corpus's language."""
 
 
-def words(text: str, stem: str = "none") -> list[str]:
+def words(text: str) -> list[str]:
     """Split text into lower-case words, in order, repetitions included. A word is a run of Unicode letters and digits,
     with their marks, after NFKC normalisation; accents are kept. Characters that are displayed as nothing and optional
     vowel points are removed. A run of n > 1 CJK characters, or of letters of a script without blanks, gives n − 1
@@ -97,13 +97,12 @@ def words(text: str, stem: str = "none") -> list[str]:
     if "\n" in text:
         text = _LINE_END_HYPHEN.sub(_join_hyphen, text)
     if text.isascii():
-        tokens = text.translate(_PLAIN).split()
-    else:
-        normalised = undotted(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower())
-        tokens = word_runs().findall(normalised)
-        if _patterns().spaceless.search(normalised) or _HYPHENATED in normalised:
-            tokens = [word for run in tokens for word in _split_run(run)]
-    return tokens if stem == "none" else list(map(stemmer(stem), tokens))
+        return text.translate(_PLAIN).split()
+    normalised = undotted(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower())
+    runs = word_runs().findall(normalised)
+    if _patterns().spaceless.search(normalised) or _HYPHENATED in normalised:
+        return [word for run in runs for word in _split_run(run)]
+    return runs
 
 
 def has_words(text: str, *phrases: str) -> bool:
