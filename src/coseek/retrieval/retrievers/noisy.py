@@ -66,14 +66,10 @@ class NoiseSchedule(Settings):
 
 
 class CurriculumSettings(Settings):
-    """A noise schedule and the initial progress."""
+    """A noise schedule. A retriever is opened at its start; the trainer calls `progress`."""
 
     noise: NoiseSchedule = NoiseSchedule()
     """The share of searches that are answered with noise."""
-    step: int = Field(default=0, ge=0)
-    """The training step when the retriever is opened; the trainer updates it with `progress`."""
-    steps: int = Field(default=1, ge=1)
-    """The number of training steps."""
 
 
 @dataclass
@@ -92,7 +88,7 @@ class Curriculum:
         self._noise = settings.noise
         self.varies = settings.noise.start != settings.noise.end
         """Whether the rate depends on the progress; a training that samples ahead reads it."""
-        self._stage = TrainingProgress(settings.step, settings.steps)
+        self._stage = TrainingProgress(0, 1)
 
     def progress(self, step: int, steps: int) -> None:
         """Set the training progress: later searches get the noise of `step` of `steps`."""

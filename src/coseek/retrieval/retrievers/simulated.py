@@ -93,7 +93,7 @@ class SimulatedRetriever(Curriculum):
 
     @property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"model", "local", "prompt", "questions", "step", "steps"})
+        settings = self.settings.model_dump_json(exclude={"model", "local", "prompt", "questions"})
         prompt = self._prompt.model_dump_json(exclude={"about"})
         answers = json.dumps(dict(self._answers), ensure_ascii=False, sort_keys=True)
         return digest_of(self.name, settings, prompt, answers, self._model.identity, str(self._stage))
