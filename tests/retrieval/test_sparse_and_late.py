@@ -182,7 +182,7 @@ def test_blocks_and_other_queries_change_nothing(
     assert whole != open_index(tmp_path / "index", CORPUS).search(QUERIES, 20)  # the view is read
     opened = open_index(tmp_path / "index", CORPUS)
     assert [opened.search([query], 20)[0] for query in queries] == whole
-    monkeypatch.setattr("coseek.retrieval.vectors.token_vectors.BLOCK_TOKENS", 37)
+    monkeypatch.setattr("coseek.retrieval.retrievers.late_interaction.BLOCK_TOKENS", 37)
     apart = opened.search(queries, 20)
     assert [hit.score for hits in apart for hit in hits] == pytest.approx([hit.score for hits in whole for hit in hits])
     assert opened.search([" "], 3) == [[]]

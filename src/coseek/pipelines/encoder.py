@@ -44,6 +44,7 @@ from coseek.pipelines.retriever_data import RetrieverData, question_claims
 from coseek.pipelines.run_record import TrainingRun, data_set_identities, threads_and_trackers, write_tables
 from coseek.retrieval.index import corpus_path
 from coseek.retrieval.query import Query
+from coseek.retrieval.retrievers.late_interaction import load_token_encoder
 from coseek.retrieval.retrievers.sparse import load_sparse_encoder
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import (
@@ -55,7 +56,6 @@ from coseek.retrieval.vectors.encoder import (
     most_read,
     retriever_of,
 )
-from coseek.retrieval.vectors.token_vectors import load_token_encoder
 from coseek.training.encoder.batch import Collator, FeatureBuilder, UpdateCollator
 from coseek.training.encoder.evaluation import (
     BEFORE,

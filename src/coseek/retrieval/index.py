@@ -7,10 +7,10 @@ name.
     build(corpus, settings, folder)   writes its files
     load(folder, corpus, settings)    returns a retriever
 
-It may define five more:
+It may define four more:
 
-    resume(corpus, settings, folder, report)   replaces `build`: continues what a killed build left in `folder`
-    update(corpus, settings, folder, old, report)   writes its files with what an older index has (`update_index`)
+    resume(corpus, settings, folder, report, old)   replaces `build`: continues what a killed build left in `folder`;
+                                                    an update passes the `old` index, whose parts can be copied
     resolve(settings)                 returns the settings with defaults filled in, as stored; refuses invalid ones
     adapt(settings, corpus)           returns the settings with the values that depend on the corpus, as stored
     SEARCH_TIME                       names of settings that may be overridden when an index is opened
@@ -77,7 +77,9 @@ class IndexModule(Protocol):
 
 @runtime_checkable
 class _Resumable(Protocol):
-    def resume(self, corpus: Corpus, settings: Settings, folder: Path, report: Report) -> None: ...
+    def resume(
+        self, corpus: Corpus, settings: Settings, folder: Path, report: Report, old: "OldIndex | None"
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +220,8 @@ def _fill(
     old: "OldIndex | None" = None,
 ) -> None:
     """Write the retriever's files, with what an older index has."""
-    if old is not None and isinstance(module, Updatable):
-        module.update(corpus, settings, folder, old, report)
-    elif isinstance(module, _Resumable):
-        module.resume(corpus, settings, folder, report)
+    if isinstance(module, _Resumable):
+        module.resume(corpus, settings, folder, report, old)
     else:
         module.build(corpus, settings, folder)
 
@@ -367,13 +367,6 @@ class OldIndex:
     folder: Path
     rows_N: Rows
     """For every passage of the new corpus, a row of the old one with the same title and text; −1 without one."""
-
-
-@runtime_checkable
-class Updatable(Protocol):
-    """A retriever module whose indexes can be updated."""
-
-    def update(self, corpus: Corpus, settings: Settings, folder: Path, old: OldIndex, report: Report) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
 VOCABULARY = "vocabulary.json"
 VERSION = "analyzer.json"
-"""The file with the version of the tokenisation; version 1 did not write it."""
+"""The file with the version of the tokenisation."""
 LANGUAGE_SAMPLE = 1_000
 """Passages that determine the language."""
 
@@ -265,20 +265,15 @@ def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
 
 def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     """Open an index; its arrays stay on disk and are mapped into memory."""
-    version = read_json_object(folder / VERSION).get("analyzer") if (folder / VERSION).is_file() else 1
-    if version != ANALYZER:
+    if (version := read_json_object(folder / VERSION).get("analyzer")) != ANALYZER:
         raise DataError(f"{folder} was tokenised by version {version} of the analyzer; {WAY_OUT}")
-    vocabulary = read_json(folder / VOCABULARY)
+    vocabulary = cast(list[str], read_json(folder / VOCABULARY))
     weights_P = cast(Scores, read_array(folder / "weights.npy", "f", mapped="r"))
     rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
     starts_V1 = cast(Ints, read_array(folder / "starts.npy", "i", mapped="r"))
     maxima_V = cast(Scores, read_array(folder / "maxima.npy", "f"))
-    # Checksums cover the rows themselves.
-    is_consistent = isinstance(vocabulary, list) and len(vocabulary) == len(maxima_V) == len(starts_V1) - 1
-    if not is_consistent or not starts_V1[-1] == len(rows_P) == len(weights_P):
-        raise DataError(f"the arrays of {folder} do not fit each other; {WAY_OUT}")
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
-    return Bm25(corpus, settings, postings, _number_terms(cast(list[str], vocabulary)))
+    return Bm25(corpus, settings, postings, _number_terms(vocabulary))
 
 
 def _number_terms(vocabulary: Sequence[str]) -> dict[str, int]:

@@ -12,13 +12,7 @@ from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report
-from coseek.retrieval.vectors.corpus_encoding import (
-    begin,
-    encode_changed,
-    encode_passages,
-    open_encoder,
-    same_encoder,
-)
+from coseek.retrieval.vectors.corpus_encoding import begin, encode_changed, encode_passages, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -114,22 +108,13 @@ resolve = fill_from_card
 """Fills in the values of the encoder's card."""
 
 
-def resume(corpus: Corpus, settings: DenseSettings, folder: Path, report: Report) -> None:
-    """Encode the corpus; write the int8 copy if the method needs one."""
-    begin(settings, folder)
-    _write_codes(vectors_of(corpus, settings, folder / VECTORS, report), settings, folder)
-
-
-def update(corpus: Corpus, settings: DenseSettings, folder: Path, old: OldIndex, report: Report) -> None:
-    """Write the files that `resume` writes; only new texts are encoded."""
-    settings = same_encoder(old.folder, settings)
-    begin(settings, folder)
-    old_vectors = VectorStore.open(old.folder / VECTORS)
-    _write_codes(encode_changed(corpus, old_vectors, old.rows_N, settings, folder / VECTORS, report), settings, folder)
-
-
-def _write_codes(store: VectorStore, settings: DenseSettings, folder: Path) -> None:
-    """Write the int8 copy of the vectors, if the search method needs one."""
+def resume(corpus: Corpus, settings: DenseSettings, folder: Path, report: Report, old: OldIndex | None) -> None:
+    """Encode the corpus, in an update only its new texts; write the int8 copy if the method needs one."""
+    settings, vectors = begin(settings, folder, old), folder / VECTORS
+    if old is None:
+        store = vectors_of(corpus, settings, vectors, report)
+    else:
+        store = encode_changed(corpus, VectorStore.open(old.folder / VECTORS), old.rows_N, settings, vectors, report)
     method = fastest_method(store, settings.device).taken if settings.search == "auto" else settings.search
     if method == "int8" and not (folder / CODES).exists():
         quantise(store, folder / CODES)

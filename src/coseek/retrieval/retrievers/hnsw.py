@@ -3,7 +3,7 @@
 Malkov and Yashunin (TPAMI 2020), by faiss. The graph does not depend on the number of threads.
 """
 
-from functools import partial
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,7 +13,7 @@ from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report, silent
-from coseek.retrieval.vectors.corpus_encoding import begin, encode_changed, open_encoder, same_encoder
+from coseek.retrieval.vectors.corpus_encoding import begin, encode_changed, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -23,14 +23,15 @@ from coseek.retrieval.vectors.embedding_retriever import (
 )
 from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.faiss_index import (
+    VECTORS,
     FileVectors,
     Lift,
     add_all,
-    build_file,
     open_file,
     search_file,
     take_graph,
     vectors_of,
+    write_file,
 )
 from coseek.retrieval.vectors.store import VectorStore
 
@@ -88,24 +89,23 @@ def resolve(settings: HnswSettings) -> HnswSettings:
     return fill_from_card(settings)
 
 
-def resume(corpus: Corpus, settings: HnswSettings, folder: Path, report: Report) -> None:
-    """Encode the corpus and build the graph, which contains the vectors."""
-    begin(settings, folder)
+def resume(corpus: Corpus, settings: HnswSettings, folder: Path, report: Report, old: OldIndex | None) -> None:
+    """Encode the corpus, in an update only its new texts, and build the graph, which contains the vectors."""
+    settings, vectors = begin(settings, folder, old), folder / VECTORS
     take_graph(corpus, settings, settings.m, folder / GRAPH)
-    encode = partial(vectors_of, corpus)
-    build_file(settings, folder / GRAPH, encode, build_graph, report, keep_vectors=False)
-
-
-def update(corpus: Corpus, settings: HnswSettings, folder: Path, old: OldIndex, report: Report) -> None:
-    """Write the files that `resume` writes. Only new texts are encoded; the graph is built again."""
-    settings = same_encoder(old.folder, settings)
-    old_vectors = FileVectors(old.folder / GRAPH, EncoderCard.of(encoder_folder(settings.encoder)).normalise)
-    encode = partial(encode_changed, corpus, old_vectors, old.rows_N)
-    build_file(settings, folder / GRAPH, encode, build_graph, report, keep_vectors=False)
+    if not (folder / GRAPH).exists():
+        normalised = EncoderCard.of(encoder_folder(settings.encoder)).normalise
+        if old is None:
+            store = vectors_of(corpus, settings, vectors, report)
+        else:
+            old_vectors = FileVectors(old.folder / GRAPH, normalised)
+            store = encode_changed(corpus, old_vectors, old.rows_N, settings, vectors, report)
+        write_file(build_graph(store, settings, normalised, report), folder / GRAPH)
+    if vectors.exists():
+        shutil.rmtree(vectors)
 
 
 def load(folder: Path, corpus: Corpus, settings: HnswSettings) -> EmbeddingRetriever:
     """Open an index; graph and vectors are memory-mapped."""
-    require_library("faiss", "the hnsw retriever", "faiss")
     search = HnswSearch(folder / GRAPH, settings.ef_search)
     return EmbeddingRetriever("hnsw", corpus, settings, open_encoder(folder, settings), search)

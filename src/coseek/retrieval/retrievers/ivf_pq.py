@@ -5,7 +5,7 @@ search scans the `nprobe` nearest cells; with `refine`, the best `refine` · k a
 disk.
 """
 
-from functools import partial
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +17,7 @@ from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report, silent
-from coseek.retrieval.vectors.corpus_encoding import open_encoder, same_encoder
+from coseek.retrieval.vectors.corpus_encoding import begin, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -26,15 +26,15 @@ from coseek.retrieval.vectors.embedding_retriever import (
     fill_from_card,
     in_order,
 )
-from coseek.retrieval.vectors.encoder import Vectors
+from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.faiss_index import (
     VECTORS,
     Lift,
     add_all,
-    build_file,
     open_file,
     search_file,
     vectors_of,
+    write_file,
 )
 from coseek.retrieval.vectors.shortlist import scores_of
 from coseek.retrieval.vectors.store import VectorStore
@@ -141,21 +141,20 @@ def resolve(settings: IvfPqSettings) -> IvfPqSettings:
     return fill_from_card(settings)
 
 
-def resume(corpus: Corpus, settings: IvfPqSettings, folder: Path, report: Report) -> None:
-    """Encode the corpus, train cells and codes on a sample, and assign every passage to its cell."""
+def resume(corpus: Corpus, settings: IvfPqSettings, folder: Path, report: Report, old: OldIndex | None) -> None:
+    """Encode the corpus, in an update too, train cells and codes on a sample, and assign every passage to its cell."""
     cells_for(len(corpus), settings)  # raises before anything is encoded
-    encode = partial(vectors_of, corpus)
-    build_file(settings, folder / CELLS, encode, fill_cells, report, keep_vectors=settings.refine > 0)
-
-
-def update(corpus: Corpus, settings: IvfPqSettings, folder: Path, old: OldIndex, report: Report) -> None:
-    """Write the files that `resume` writes, by the encoder of the old index. All texts are encoded again."""
-    resume(corpus, same_encoder(old.folder, settings), folder, report)
+    settings, vectors = begin(settings, folder, old), folder / VECTORS
+    if not (folder / CELLS).exists():
+        normalised = EncoderCard.of(encoder_folder(settings.encoder)).normalise
+        store = vectors_of(corpus, settings, vectors, report)
+        write_file(fill_cells(store, settings, normalised, report), folder / CELLS)
+    if vectors.exists() and not settings.refine:
+        shutil.rmtree(vectors)
 
 
 def load(folder: Path, corpus: Corpus, settings: IvfPqSettings) -> EmbeddingRetriever:
     """Open an index; codes and vectors are memory-mapped."""
-    require_library("faiss", "the ivf-pq retriever", "faiss")
     vectors = folder / VECTORS
     if settings.refine and not vectors.exists():
         raise SettingError(f"refine={settings.refine}: {folder} was made with refine=0, without vectors; rebuild it")

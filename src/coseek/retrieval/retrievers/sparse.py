@@ -21,7 +21,7 @@ from coseek.retrieval.factory import require_library
 from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report
 from coseek.retrieval.ranking import top_rows
-from coseek.retrieval.vectors.corpus_encoding import WINDOW_BATCHES, begin, open_encoder, same_encoder
+from coseek.retrieval.vectors.corpus_encoding import WINDOW_BATCHES, begin, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -106,16 +106,14 @@ class SparseQueryEncoder(QueryEncoder):
 class WordSearch:
     """Exact search over the word weights in a folder, which are read at the first search."""
 
-    def __init__(self, folder: Path, passages: int) -> None:
-        self._folder, self._passages = folder, passages
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     @cached_property
     def _weights_NV(self) -> "csc_array":
         from scipy.sparse import csc_array, load_npz, vstack
 
         windows = [load_npz(path) for path in sorted(self._folder.glob("*.npz"))]
-        if sum(window.shape[0] for window in windows) != self._passages:
-            raise DataError(f"{self._folder} is not of {self._passages} passages; rebuild the index")
         return csc_array(vstack(windows, format="csc"))
 
     def search(self, queries_QV: Vectors, k: int) -> tuple[Rows, Vectors]:
@@ -150,11 +148,11 @@ def resolve(settings: SparseSettings) -> SparseSettings:
     return fill_from_card(settings, "sparse")
 
 
-def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Report) -> None:
-    """Encode the windows of the corpus that are missing."""
+def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Report, old: OldIndex | None) -> None:
+    """Encode the windows of the corpus that are missing; in an update, all."""
     from scipy.sparse import save_npz
 
-    begin(settings, folder)
+    settings = begin(settings, folder, old)
     (folder / WEIGHTS).mkdir(exist_ok=True)
     model: SparseEncoder | None = None
     prompt, max_tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
@@ -175,12 +173,7 @@ def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Repor
         report("passages encoded", min(start + window, len(corpus)), len(corpus))
 
 
-def update(corpus: Corpus, settings: SparseSettings, folder: Path, old: OldIndex, report: Report) -> None:
-    """Write the files that `resume` writes, by the encoder of the old index. All texts are encoded again."""
-    resume(corpus, same_encoder(old.folder, settings), folder, report)
-
-
 def load(folder: Path, corpus: Corpus, settings: SparseSettings) -> Sparse:
     """Open an index. A changed encoder is an `IndexMismatch`."""
     queries = open_encoder(folder, settings, SparseQueryEncoder)
-    return Sparse("sparse", corpus, settings, queries, WordSearch(folder / WEIGHTS, len(corpus)))
+    return Sparse("sparse", corpus, settings, queries, WordSearch(folder / WEIGHTS))

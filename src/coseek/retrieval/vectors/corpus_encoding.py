@@ -34,6 +34,7 @@ from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.corpus_file import WAY_OUT
 from coseek.data.passage import Corpus
+from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import INDEX_CARD, Report, empty
 from coseek.retrieval.vectors.embedding_retriever import E, EmbeddingSettings, QueryEncoder, passage_text
 from coseek.retrieval.vectors.encoder import MOST_TOKENS, Encoder, EncoderCard, Vectors, encoder_folder, is_shipped
@@ -307,8 +308,10 @@ def encode_passages(encoder: Encoder, settings: EmbeddingSettings, texts: Sequen
     return encoder.encode(texts, prompt, tokens, settings.batch_size, normalise=normalise)
 
 
-def begin(settings: EmbeddingSettings, folder: Path) -> None:
-    """Write `encoder.json`. Vectors of another encoder, or of an earlier version of this one, are deleted."""
+def begin(settings: E, folder: Path, old: OldIndex | None) -> E:
+    """Write `encoder.json` and return the settings; in an update, with the current path of the old index's encoder.
+    Vectors of another encoder, or of an earlier version of this one, are deleted."""
+    settings = settings if old is None else _same_encoder(old.folder, settings)
     source = encoder_folder(settings.encoder)
     shipped_name = settings.encoder if is_shipped(settings.encoder) else None
     record: JsonObject = {
@@ -321,6 +324,7 @@ def begin(settings: EmbeddingSettings, folder: Path) -> None:
     if not (folder / ENCODER_RECORD).is_file() or read_json(folder / ENCODER_RECORD) != record:
         empty(folder, keep=INDEX_CARD)
         write_json(folder / ENCODER_RECORD, record)
+    return settings
 
 
 def open_encoder(folder: Path, settings: EmbeddingSettings, kind: type[QueryEncoder] = QueryEncoder) -> QueryEncoder:
@@ -345,7 +349,7 @@ def open_encoder(folder: Path, settings: EmbeddingSettings, kind: type[QueryEnco
     return kind(settings, source, card)
 
 
-def same_encoder(folder: Path, settings: E) -> E:
+def _same_encoder(folder: Path, settings: E) -> E:
     """The settings of an index with the current path of its encoder. Raises as `open_encoder`, and `DataError` for
     vectors of another layout."""
     if (folder / QUOTED).exists():

@@ -8,7 +8,6 @@ that inner products do not change (Bachrach et al., RecSys 2014).
 """
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,8 @@ from coseek.core.files import atomic_path
 from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.index_files import Report
-from coseek.retrieval.vectors.corpus_encoding import QUOTED, begin, encode_corpus, window_encoder
-from coseek.retrieval.vectors.embedding_retriever import E, EmbeddingSettings, Rows, in_order, passage_text
+from coseek.retrieval.vectors.corpus_encoding import QUOTED, encode_corpus, window_encoder
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, Rows, in_order, passage_text
 from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.store import Floats, VectorStore, VectorWriter
 
@@ -72,27 +71,6 @@ def add_all(index: "faiss.Index", store: VectorStore, lift: Lift, report: Report
     report(what, total, total)
 
 
-def build_file(
-    settings: E,
-    path: Path,
-    encode: Callable[[EmbeddingSettings, Path, Report], VectorStore],
-    make: Callable[[VectorStore, E, bool, Report], "faiss.Index"],
-    report: Report,
-    *,
-    keep_vectors: bool,
-) -> None:
-    """Build an index and write it to `path`. Continues an earlier build. `encode(settings, folder, report)` writes the
-    vectors; `make(store, settings, normalised, report)` builds the index; `normalised` says that all vectors have
-    length 1."""
-    begin(settings, path.parent)
-    vectors = path.parent / VECTORS
-    if not path.exists():
-        normalised = EncoderCard.of(encoder_folder(settings.encoder)).normalise
-        write_file(make(encode(settings, vectors, report), settings, normalised, report), path)
-    if vectors.exists() and not keep_vectors:
-        shutil.rmtree(vectors)
-
-
 def write_file(index: "faiss.Index", path: Path) -> None:
     """Write an index atomically."""
     import faiss
@@ -107,6 +85,7 @@ def write_file(index: "faiss.Index", path: Path) -> None:
 
 def open_file(path: Path, way_out: str = "rebuild the index") -> "faiss.Index":
     """Open an index file, memory-mapped where its kind can be. A broken file is a `DataError` with the `way_out`."""
+    require_library("faiss", f"the index file {path}", "faiss")
     import faiss
 
     try:
@@ -187,7 +166,6 @@ def take_graph(corpus: Corpus, settings: EmbeddingSettings, m: int, target: Path
 
 def open_published(path: Path) -> "faiss.Index":
     """Open a published file. Raises `DataError` for one that is missing or of another kind."""
-    require_library("faiss", "vectors=FILE", "faiss")
     if not path.is_file():
         raise DataError(f"there is no file {path}, which `vectors` names; join its parts first if it was split")
     return open_file(path, "fetch it again, or leave `vectors` out")

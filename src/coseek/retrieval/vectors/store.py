@@ -169,11 +169,7 @@ def row_norms(vectors_BD: Floats, first: int = 0) -> NDArray[np.float64]:
 
 
 def mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """Map a numpy file. Another type or shape is a `DataError`."""
-    if not path.is_file():
-        raise DataError(f"{path} is missing; rebuild the index")
-    if path.stat().st_size != len(_header(dtype, shape)) + int(np.prod(shape)) * np.dtype(dtype).itemsize:
-        raise DataError(f"{path} does not have the size of {dtype} {shape}; rebuild the index")
+    """Map a numpy file. A missing file, or one of another type or shape, is a `DataError`."""
     columns = shape[1] if len(shape) == 2 else None
     # Mode c shares the file's pages, and torch accepts the array because it is writable.
     array = read_array(path, "i" if np.dtype(dtype).kind == "i" else "f", columns, mapped="c")

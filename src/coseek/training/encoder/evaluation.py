@@ -33,11 +33,11 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
+from coseek.retrieval.retrievers.late_interaction import MaxSimSearch, TokenEncoder, padded
 from coseek.retrieval.retrievers.sparse import word_weights
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors
 from coseek.retrieval.vectors.store import VectorStore
-from coseek.retrieval.vectors.token_vectors import MaxSimSearch, TokenEncoder, padded
 from coseek.training.encoder.examples import QueryText
 from coseek.training.encoder.recipe import HeldOutSettings, RetrieverRecipe
 

@@ -22,8 +22,8 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import atomic_folder
 from coseek.hardware.placement import Placement
 from coseek.models.pretrained import quiet
+from coseek.retrieval.retrievers.late_interaction import TOKENS, with_head
 from coseek.retrieval.vectors.encoder import EncoderCard, load_encoder
-from coseek.retrieval.vectors.token_vectors import TOKENS, with_head
 from coseek.training.encoder.recipe import LaptopEncoderSettings
 
 PAD, CLS, SEP = "[PAD]", "[CLS]", "[SEP]"
