@@ -118,7 +118,7 @@ def test_parts_on_several_devices_find_what_one_search_finds_to_the_last_id(case
     store = VectorStore.of(vectors)
     for search in (
         ExactSearch(store, block_rows=33, queries_per_tile=2, tiles=tiles),
-        ShardedSearch.over(store, ["cpu"] * parts, block_rows=33),
+        ShardedSearch(store, ["cpu"] * parts, block_rows=33),
     ):
         check_ranking(search.search(queries, k), vectors, queries, k)
 
@@ -134,7 +134,7 @@ def test_ties_across_parts_keep_the_order_of_the_rows(tmp_path: Path, maker: obj
     writer = VectorWriter(tmp_path, 70_000, 6, shard_rows=9_000)
     writer.append(vectors)
     store, wanted = writer.finish(), brute_force(vectors, queries, 40)
-    rows, scores = ShardedSearch.over(store, ["cpu"] * 4, block_rows=1_000).search(queries, 40)
+    rows, scores = ShardedSearch(store, ["cpu"] * 4, block_rows=1_000).search(queries, 40)
     assert np.array_equal(rows, wanted)
     rows, there = ClusterSearch(ThisProcess(nodes=4), store, "cpu", block_rows=1_000).search(queries, 40)
     assert np.array_equal(rows, wanted) and there.tobytes() == scores.tobytes()

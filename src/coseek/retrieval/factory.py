@@ -164,17 +164,16 @@ def _checked_hits(hits: Sequence[object], k: int, corpus: Corpus | None) -> list
 
 def as_retriever(given: Retriever | SearchFunction) -> Retriever:
     """The retriever itself, or a retriever that calls the given function. Raises `SettingError` for anything else."""
-    if not (callable(getattr(given, "search", None)) or callable(given)):
-        raise SettingError(
-            f"a retriever is a path, a URL, a mapping, an object with `search` or a function of (query, k), not "
-            f"{given!r}"
-        )
     if callable(getattr(given, "search", None)):
         name = called(given)
         retriever = _check_complete(cast(Retriever, given), name)
         is_ours = type(given).__module__.partition(".")[0] == __name__.partition(".")[0]
         return retriever if is_ours else CheckedRetriever(retriever, f"{PREFIX}{name}")
-    return FunctionRetriever(cast(SearchFunction, given))
+    if callable(given):
+        return FunctionRetriever(given)
+    raise SettingError(
+        f"a retriever is a path, a URL, a mapping, an object with `search` or a function of (query, k), not {given!r}"
+    )
 
 
 def retriever_name(given: str | Path | Retriever | SearchFunction) -> str:

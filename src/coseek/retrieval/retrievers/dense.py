@@ -68,7 +68,7 @@ class StoreSearch:
         if settings.cluster is not None and self._store.folder is not None:
             return ClusterSearch(connect(settings.cluster), self._store, settings.device, block_rows)
         if devices := settings.spread:
-            return ShardedSearch.over(self._store, devices, block_rows)
+            return ShardedSearch(self._store, devices, block_rows)
         return ExactSearch(self._store, str(settings.torch_device()), block_rows)
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:

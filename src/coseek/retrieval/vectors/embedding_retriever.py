@@ -145,7 +145,6 @@ class QueryEncoder:
         self.settings = settings
         self._folder = folder
         self._card = card
-        self._encoder: Encoder | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -176,10 +175,12 @@ class QueryEncoder:
             )
         return vectors
 
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder.open(self._folder, self.settings, trust=self.settings.trust_remote_code)
+
     def _vectors(self, texts: Sequence[str]) -> Vectors:
         settings = self.settings
-        if self._encoder is None:
-            self._encoder = Encoder.open(self._folder, settings, trust=settings.trust_remote_code)
         prompt, tokens = settings.query_prompt or "", settings.query_tokens or MOST_TOKENS
         batch_size = settings.queries_together
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # reduces padding

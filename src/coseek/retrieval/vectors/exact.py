@@ -177,23 +177,19 @@ def product_error(dim: int) -> float:
 class ShardedSearch(VectorSearch):
     """Searches shards of a store concurrently. Shards are consecutive rows, in order."""
 
-    def __init__(self, shards: Sequence[tuple[int, ScanSearch]]) -> None:
-        """`shards` are (first row, search) pairs."""
-        self._shards = shards
-
-    @classmethod
-    def over(cls, store: VectorStore, devices: Sequence[str], block_rows: int = BLOCK_ROWS) -> "ShardedSearch":
+    def __init__(self, store: VectorStore, devices: Sequence[str], block_rows: int = BLOCK_ROWS) -> None:
         """Split the rows into equal shards, one per device."""
-        spans = zip(_spans(store, len(devices)), devices, strict=False)
-        return cls(
-            [(first, ExactSearch(store.part(first, last), device, block_rows)) for (first, last), device in spans]
-        )
+        self._spans = _spans(store, len(devices))
+        self._searches = [
+            ExactSearch(store.part(*span), device, block_rows)
+            for span, device in zip(self._spans, devices, strict=False)
+        ]
 
     def find(self, queries_QD: Queries, k: int) -> tuple[Rows, Doubles]:
         """See `VectorSearch.find`."""
-        with ThreadPoolExecutor(len(self._shards), "coseek-shard") as pool:
-            results = list(pool.map(lambda shard: shard[1].find(queries_QD, k), self._shards))
-        return merge_shards([first for first, _ in self._shards], results, k)
+        with ThreadPoolExecutor(len(self._searches), "coseek-shard") as pool:
+            results = list(pool.map(lambda search: search.find(queries_QD, k), self._searches))
+        return merge_shards(self._spans, results, k)
 
 
 class ClusterSearch(VectorSearch):
@@ -209,7 +205,7 @@ class ClusterSearch(VectorSearch):
         """See `VectorSearch.find`."""
         tasks = [(span, queries_QD, k) for span in self._spans]
         results = [result for _, result in self._cluster.map(self._job, tasks, ordered=True, pinned=True)]
-        return merge_shards([first for first, _ in self._spans], results, k)
+        return merge_shards(self._spans, results, k)
 
 
 @dataclass(frozen=True)
@@ -239,9 +235,11 @@ def _spans(store: VectorStore, count: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def merge_shards(firsts: Sequence[int], results: Sequence[tuple[Rows, Doubles]], k: int) -> tuple[Rows, Doubles]:
-    """Merge the best rows of shards with these first rows."""
-    rows_QM = np.concatenate([rows_QK + first for first, (rows_QK, _) in zip(firsts, results, strict=True)], axis=1)
+def merge_shards(
+    spans: Sequence[tuple[int, int]], results: Sequence[tuple[Rows, Doubles]], k: int
+) -> tuple[Rows, Doubles]:
+    """Merge the best rows of shards."""
+    rows_QM = np.concatenate([rows_QK + first for (first, _), (rows_QK, _) in zip(spans, results, strict=True)], axis=1)
     scores_QM = np.concatenate([scores_QK for _, scores_QK in results], axis=1)
     best_QK = np.lexsort((rows_QM, -scores_QM), axis=1)[:, :k]
     return np.take_along_axis(rows_QM, best_QK, axis=1), np.take_along_axis(scores_QM, best_QK, axis=1)
