@@ -290,7 +290,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_jsonl(home / "data" / "corpus.jsonl", [{"id": "a", "title": "Orlen", "text": "Orlen lies on the Tave."}])
     write_jsonl(home / "data" / "questions.test.jsonl", [{"id": "q", "question": "Orlen?", "answers": ["Tave"]}])
     assert coseek("index", "~/data", "--out=~/index").code == 0
-    assert IndexCard.read(home / "index").passages == 1
+    assert IndexCard.read(home / "index").corpus.passages == 1
     write_yaml(home / "bm25.yaml", {"retriever": "index", "path": "~/index", "settings": {}})
     for number, retriever in enumerate(("~/index", "~/bm25.yaml")):
         words = ("run", "~/data", "--split", "test", "--agent", "rules", "--retriever", retriever)

@@ -301,7 +301,7 @@ def _world_folders(settings: LabelSettings) -> Iterable[Path]:
     if settings_in(settings.retriever):
         return
     index = Path(settings.retriever)
-    if (index / "index.json").is_file() and (corpus := IndexCard.read(index).corpus_path) is not None:
+    if (index / "index.json").is_file() and (corpus := IndexCard.read(index).corpus.path) is not None:
         yield (index.resolve() / corpus).parent
 
 

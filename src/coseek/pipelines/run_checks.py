@@ -129,7 +129,7 @@ class RunChecks:
         if self.settings.get("index", card.to_json()) != card.to_json():
             raise DataError(f"the index {name} has been replaced since")
         corpus = corpus_of(Path(name), card)
-        if corpus.digest != card.digest:
+        if corpus.digest != card.corpus.digest:
             raise DataError(f"the corpus of {name} has changed since")
 
         def check(trajectory: Trajectory) -> Iterator[Finding]:

@@ -30,7 +30,6 @@ from coseek import __version__
 from coseek.core import plugins
 from coseek.core.errors import DataError, IndexMismatch, InUse, SettingError
 from coseek.core.files import (
-    WRONG_SHAPE,
     JsonObject,
     as_path,
     atomic_folder,
@@ -42,6 +41,7 @@ from coseek.core.files import (
 )
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
+from coseek.core.record import PlainObject, Record, Schema
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.corpus_file import DIGESTS, STAMP, CorpusFile, Digests, as_digests, first_rows, read_array
 from coseek.data.passage import Corpus
@@ -60,8 +60,6 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
 
 PACKAGE = "coseek.retrieval.retrievers"
-SCHEMA = 4
-"""Version of `index.json` and of the files beside it."""
 _ENCODING = frozenset({"devices", "cluster"})
 """Where an update encodes new passages, even if the search of its index does not use them."""
 
@@ -83,32 +81,33 @@ class _Resumable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class IndexCard:
+class IndexedCorpus(Record):
+    """The corpus of an index."""
+
+    digest: str
+    """`Corpus.digest`."""
+    passages: int
+    path: str | None
+    """The path of the corpus file relative to the index folder; `None` for a corpus in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCard(Record):
     """The contents of `index.json`."""
 
-    retriever: str
-    settings: JsonObject
-    digest: str
-    """`Corpus.digest` of the indexed corpus."""
-    passages: int
-    corpus_path: str | None
-    """The path of the corpus file relative to the index folder; `None` for a corpus in memory."""
-    coseek: str
+    SCHEMA = Schema(4, "an index")
 
-    def to_json(self) -> JsonObject:
-        return {
-            "schema": SCHEMA,
-            "retriever": self.retriever,
-            "settings": self.settings,
-            "corpus": {"digest": self.digest, "passages": self.passages, "path": self.corpus_path},
-            "coseek": self.coseek,
-        }
+    retriever: str
+    settings: PlainObject
+    corpus: IndexedCorpus
+    coseek: str
+    """The version that made the index."""
 
     @classmethod
     def of(cls, retriever: str, settings: JsonObject, corpus: Corpus, path: Path | None, out: Path) -> "IndexCard":
         """The card of an index in the folder `out` over the corpus of the file `path`."""
         relative = None if path is None else os.path.relpath(path.resolve(), out.resolve())
-        return cls(retriever, settings, corpus.digest, len(corpus), relative, __version__)
+        return cls(retriever, settings, IndexedCorpus(corpus.digest, len(corpus), relative), __version__)
 
     @classmethod
     def read(cls, folder: Path) -> "IndexCard":
@@ -131,23 +130,11 @@ class IndexCard:
             hint = in_training(folder, "retriever", "hybrid.yaml", "data.index")
             raise DataError(f"{folder} is not an index (it has no {INDEX_CARD}){hint or f'; make one with `{line}`'}")
         try:
-            return cls._from_json(read_json_object(folder / INDEX_CARD), folder)
-        except DataError as error:
-            raise DataError(f"{error}; rebuild it with `coseek index`") from None
-        except WRONG_SHAPE:
-            path = folder / INDEX_CARD
-            raise DataError(f"{path} is not the card of an index; rebuild it with `coseek index`") from None
-
-    @classmethod
-    def _from_json(cls, row: JsonObject, folder: Path) -> "IndexCard":
-        if row["schema"] != SCHEMA:
-            raise DataError(f"{folder} is an index of schema {row['schema']!r}, and this coseek reads schema {SCHEMA}")
-        corpus, settings = cast(JsonObject, row["corpus"]), cast(JsonObject, row["settings"])
-        path = None if corpus["path"] is None else str(corpus["path"])
-        passages = int(cast(int, corpus["passages"]))
-        if not isinstance(settings, dict):
-            raise TypeError("settings")
-        return cls(str(row["retriever"]), settings, str(corpus["digest"]), passages, path, str(row["coseek"]))
+            return cls.from_json(read_json_object(folder / INDEX_CARD))
+        except (DataError, KeyError) as error:
+            raise DataError(
+                f"{folder} has no {INDEX_CARD} that this coseek reads ({error}); rebuild it with `coseek index`"
+            ) from None
 
 
 def retriever_names() -> list[str]:
@@ -257,10 +244,10 @@ def open_index(
     module = index_module(card.retriever)
     settings = stored_settings(module, card, load_views(overrides or {}))
     corpus = corpus_of(folder, card) if corpus is None else corpus
-    if corpus.digest != card.digest:
+    if corpus.digest != card.corpus.digest:
         raise IndexMismatch(
-            f"{folder} indexes another corpus ({card.passages} passages, digest {card.digest[:12]}) than the one "
-            f"at hand ({len(corpus)} passages, digest {corpus.digest[:12]}); rebuild it with `coseek index`"
+            f"{folder} indexes another corpus ({card.corpus.passages} passages, digest {card.corpus.digest[:12]}) than "
+            f"the one at hand ({len(corpus)} passages, digest {corpus.digest[:12]}); rebuild it with `coseek index`"
         )
     return module.load(folder, corpus, settings)
 
@@ -281,8 +268,8 @@ def verify_index(folder: Path | str, report: Report = silent) -> VerifiedIndex:
     folder = as_path(folder, "an index folder")
     card = IndexCard.read(folder)
     size = check_files(folder, report)
-    path = None if card.corpus_path is None else _corpus_file(folder, card.corpus_path)
-    if path is not None and read_corpus(path).digest != card.digest:
+    path = None if card.corpus.path is None else _corpus_file(folder, card.corpus.path)
+    if path is not None and read_corpus(path).digest != card.corpus.digest:
         raise IndexMismatch(f"{path} has changed since {folder} was made; use `coseek index --update`, or rebuild it")
     return VerifiedIndex(len(read_checksums(folder)), size, path)
 
@@ -297,10 +284,10 @@ def _corpus_file(folder: Path, relative: str) -> Path:
 
 def corpus_of(folder: Path, card: IndexCard) -> Corpus:
     """Open the corpus file of an index, whose digest is not compared."""
-    if card.corpus_path is None:
+    if card.corpus.path is None:
         raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
-    path = _corpus_file(folder, card.corpus_path)
-    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
+    path = _corpus_file(folder, card.corpus.path)
+    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.corpus.digest)
 
 
 def stored_settings(

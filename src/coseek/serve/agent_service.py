@@ -263,7 +263,7 @@ def _questions(source: str) -> list[Question]:
     if not source or "://" in source or not (folder := Path(source)).is_dir():
         return []
     with suppress(CoseekError, OSError):
-        if corpus_path := IndexCard.read(folder).corpus_path:
+        if corpus_path := IndexCard.read(folder).corpus.path:
             dataset = Dataset((folder / corpus_path).resolve().parent)
             paths = (dataset.split_path(split) for split in _SPLITS if split in dataset.splits)
             return next(filter(None, (list(_short_questions(path)) for path in paths)), [])

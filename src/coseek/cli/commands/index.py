@@ -57,7 +57,8 @@ def index(
             built = build_index(source, retriever or USUAL, out, tree, bars.report)
             details = f", searched with search={built.method}" if isinstance(built, Dense) else ""
     card = IndexCard.read(out)
-    line = f"{out}: {card.retriever} over {counted(card.passages, 'passage')}{details}. {next_step(out, card, tree)}"
+    passages = counted(card.corpus.passages, "passage")
+    line = f"{out}: {card.retriever} over {passages}{details}. {next_step(out, card, tree)}"
     output(as_json, card.to_json(), [line])
 
 
