@@ -308,7 +308,7 @@ def test_rows_of_a_run_that_was_made_anew_and_searches_no_more_are_removed(tmp_p
 def test_a_row_of_another_schema_is_refused_by_its_number(tmp_path: Path) -> None:
     labels = made(tmp_path)
     labels.sets_path.write_text(json.dumps({**LABEL.to_json(), "schema": 1}) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=f"schema 1; this coseek reads {SCHEMA}: label it again"):
+    with pytest.raises(DataError, match=f"schema 1; this coseek reads schema {SCHEMA}: label it again"):
         list(LabelFolder(tmp_path).sets())
 
 

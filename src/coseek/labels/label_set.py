@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias, cast
 from coseek.agents.search_turns import SearchTurn, TurnId, TurnRecord
 from coseek.core.errors import DataError, RetrieverError
 from coseek.core.files import Json, JsonObject, write_jsonl
-from coseek.core.record import OMIT_EMPTY, Record
+from coseek.core.record import OMIT_EMPTY, OMIT_NONE, Record, Schema
 from coseek.data.digests import value_digest
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -21,8 +21,6 @@ from coseek.retrieval.views import find_view, render_view
 
 SCHEMA = 2
 """Version of the label set object in `labels.jsonl`. In schema 1 every text stands in its row."""
-TRAJECTORY = "trajectory"
-"""Key of the digest of the trajectory in a row. Rows without it are read, and taken for those of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +33,20 @@ class Candidate(Record):
     scores: Mapping[str, float] = field(default_factory=dict)
     """By name: `retriever`, `lr` (0 to 100), `gac` (0 or 1), … Only computed scores."""
 
-    def to_json(self) -> JsonObject:
-        return {**self.passage.to_json(), "rank": self.rank, "scores": dict(self.scores)}
+    def _written(self, row: JsonObject) -> JsonObject:
+        return {**cast(JsonObject, row.pop("passage")), **row}
 
     @classmethod
-    def from_json(cls, record: JsonObject) -> "Candidate":
-        scores = cast(Mapping[str, float], record["scores"])
-        return cls(Passage.from_json(record), cast(int, record["rank"]), {name: float(scores[name]) for name in scores})
+    def _to_read(cls, row: JsonObject) -> JsonObject:
+        return {**row, "passage": row}
 
 
 @dataclass(frozen=True, slots=True)
-class LabelSet:
+class LabelSet(Record):
     """One positive and several negatives for the query of a search turn, or target probabilities."""
 
+    SCHEMA = Schema(SCHEMA, "a label set", ": label it again")
+    KEYS = ("question", "turn", "query", "positive", "negatives", "candidates", "targets", "copy", "trajectory")
     turn: TurnId
     question: Question
     query: Query
@@ -58,13 +57,13 @@ class LabelSet:
     """Id of a candidate."""
     negatives: tuple[str, ...]
     """Ids of other candidates."""
-    targets: tuple[float, ...] | None = None
+    targets: Annotated[tuple[float, ...] | None, OMIT_NONE] = None
     """Target probability of each candidate, in their order, with sum 1 (REPLUG); `None` for labels with only a
     positive and negatives."""
-    copy: int = 0
+    copy: Annotated[int, OMIT_EMPTY] = 0
     """Index among the label sets of one turn, for makers with several positives per turn."""
-    trajectory: str = ""
-    """Digest of the trajectory that was labelled (`trajectory_digest`); empty in older rows."""
+    trajectory: Annotated[str, OMIT_EMPTY] = ""
+    """Digest of the trajectory that was labelled (`trajectory_digest`); empty in imported rows."""
 
     def __post_init__(self) -> None:
         idents = [candidate.passage.id for candidate in self.candidates]
@@ -93,42 +92,15 @@ class LabelSet:
         """The candidate with this id."""
         return next(candidate.passage for candidate in self.candidates if candidate.passage.id == ident)
 
-    def to_json(self) -> JsonObject:
-        record: JsonObject = {
-            "schema": SCHEMA,
-            "question": self.question.to_json(),
-            "seed": self.turn.seed,
-            "search": self.turn.search,
-            "query": self.query.to_json(),
-            "positive": self.positive,
-            "negatives": list(self.negatives),
-            "candidates": [candidate.to_json() for candidate in self.candidates],
-        }
-        if self.targets is not None:
-            record["targets"] = list(self.targets)
-        if self.copy:
-            record["copy"] = self.copy
-        if self.trajectory:
-            record[TRAJECTORY] = self.trajectory
-        return record
+    def _written(self, row: JsonObject) -> JsonObject:
+        turn: JsonObject = {"seed": self.turn.seed, "search": self.turn.search}
+        del row["turn"]
+        return {"schema": row["schema"], "question": row["question"], **turn, **row}
 
     @classmethod
-    def from_json(cls, record: JsonObject) -> "LabelSet":
-        if (schema := record.get("schema")) != SCHEMA:
-            raise DataError(f"a label set of schema {schema!r}; this coseek reads {SCHEMA}: label it again")
-        question = Question.from_json(cast(JsonObject, record["question"]))
-        targets = cast("list[float] | None", record.get("targets"))
-        return cls(
-            turn=TurnId(question.id, cast(int, record["seed"]), cast(int, record["search"])),
-            question=question,
-            query=Query.from_json(cast(JsonObject, record["query"])),
-            candidates=tuple(map(Candidate.from_json, cast(list[JsonObject], record["candidates"]))),
-            positive=str(record["positive"]),
-            negatives=tuple(str(ident) for ident in cast(list[str], record["negatives"])),
-            targets=None if targets is None else tuple(float(value) for value in targets),
-            copy=cast(int, record.get("copy", 0)),
-            trajectory=str(record.get(TRAJECTORY, "")),
-        )
+    def _to_read(cls, row: JsonObject) -> JsonObject:
+        ident = cast(JsonObject, row["question"])["id"]
+        return {**row, "turn": {"question_id": ident, "seed": row["seed"], "search": row["search"]}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +112,7 @@ class DroppedTurn(TurnRecord):
     """Short name of the reason, such as `no-positive` or `unreadable`."""
     detail: str = ""
     trajectory: Annotated[str, OMIT_EMPTY] = ""
-    """Digest of the trajectory; empty in older rows."""
+    """Digest of the trajectory; empty in imported rows."""
 
 
 def trajectory_digest(trajectory: Trajectory) -> str:
