@@ -350,16 +350,16 @@ def test_an_agent_that_writes_no_answer_has_no_correctness(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("made_of", "sentence"),
+    ("scorer", "sentence"),
     [
-        (LabelResources(Path("x")), "name with --scorer a model"),
-        (LabelResources(Path("x"), scorer_name="gold"), "name it with --agent"),
-        (LabelResources(Path("x"), scorer_name="oracle"), "there is no world.json beside the questions"),
+        (None, "name with --scorer a model"),
+        ("gold", "name it with --agent"),
+        ("oracle", "there is no world.json beside the questions"),
     ],
 )
-def test_what_nobody_named_is_asked_for_in_one_sentence(made_of: LabelResources, sentence: str) -> None:
+def test_what_nobody_named_is_asked_for_in_one_sentence(scorer: str | None, sentence: str) -> None:
     with pytest.raises(SettingError, match=sentence):
-        agentic_r.open(AgenticRSettings(), made_of)
+        agentic_r.open(AgenticRSettings(), LabelResources(Path("x"), bm25(), scorer_name=scorer))
 
 
 def test_other_settings_or_parts_do_not_go_on_with_a_folder(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_llm_embedder_takes_the_greatest_change_and_the_lowest_ones_against_it()
 
     def decided(above: float, negatives: int) -> Labelled:
         settings = LlmEmbedderSettings(above=above, negatives=negatives)
-        return LlmEmbedder(settings, LabelResources(Path())).decide(TURN, CANDIDATES, [-2.0, -3.0, -1.0, -2.5])
+        return LlmEmbedder(settings, LabelResources(Path(), bm25())).decide(TURN, CANDIDATES, [-2.0, -3.0, -1.0, -2.5])
 
     made = decided(0.0, 1)
     assert isinstance(made, LabelSet) and (made.positive, made.negatives) == ("mira", ("orbo",))
@@ -78,7 +78,7 @@ def test_scarlet_takes_what_costs_most_to_leave_out_and_the_lower_group_against_
     """With all −1; without each −3, −1 and −1.5: utilities of 2, 0 and .5."""
 
     def decided(above: float, *nats: float) -> Labelled:
-        return Scarlet(ScarletSettings(above=above), LabelResources(Path())).decide(TURN, CANDIDATES, nats)
+        return Scarlet(ScarletSettings(above=above), LabelResources(Path(), bm25())).decide(TURN, CANDIDATES, nats)
 
     made = decided(1.0, -1.0, -3.0, -1.0, -1.5)
     assert isinstance(made, LabelSet) and (made.positive, made.negatives) == ("orbo", ("other", "mira"))

@@ -12,8 +12,8 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Call, Search, Visit
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.labels.makers import answer_in_passage, opened_next
-from coseek.labels.makers.opened_next import OpenedSettings
-from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, candidate_of, shown_before, used
+from coseek.labels.makers.opened_next import OpenedSettings, candidate_of, used
+from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, shown_before
 from coseek.retrieval.query import Query
 
 FILM = Passage("film", "Night Train", "Night Train was directed by Ada Byron.")

@@ -52,7 +52,7 @@ class LabelResources:
 
     folder: Path
     """The label folder. Makers keep caches in `scores`, and a run of their own in `run`."""
-    found_by: Retriever | None = None
+    found_by: Retriever
     """The current retriever."""
     open_agent: Callable[[], AgentWithLimits] | None = None
     scorer_name: str | None = None
@@ -67,13 +67,11 @@ class LabelResources:
     """A SQLite file that caches the outputs of frozen models, independent of labels."""
     tally: CallCounts = field(default_factory=CallCounts)
     _closing: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
-    _searching: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    @property
+    @cached_property
     def retriever(self) -> Retriever:
-        """It can be searched from several threads."""
-        found_by = _require(self.found_by, "a retriever, whose passages they score; name one with --retriever")
-        return found_by if isinstance(found_by, Concurrent) else LockedRetriever(found_by, self._searching)
+        """The current retriever, which can be searched from several threads."""
+        return self.found_by if isinstance(self.found_by, Concurrent) else LockedRetriever(self.found_by)
 
     @property
     def corpus(self) -> Corpus:
@@ -217,10 +215,9 @@ def _require(resource: T | None, noun: str) -> T:
 class LockedRetriever(LayeredRetriever):
     """The other retriever under its own name and identity, searched by one thread at a time."""
 
-    def __init__(self, over: Retriever, lock: threading.Lock) -> None:
+    def __init__(self, over: Retriever) -> None:
         super().__init__(over)
-        self.name = over.name
-        self._lock = lock
+        self.name, self._lock = over.name, threading.Lock()
 
     @property
     def identity(self) -> str:

@@ -35,5 +35,4 @@ def terms(settings: RuleSettings) -> MakerRequirements:
 
 
 def open(settings: RuleSettings, parts: LabelResources) -> RuleMaker:
-    _ = parts.retriever
     return RuleMaker("answer-in-passage", settings, parts, judge)

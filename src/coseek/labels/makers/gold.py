@@ -71,5 +71,4 @@ def terms(settings: GoldSettings) -> MakerRequirements:
 def open(settings: GoldSettings, parts: LabelResources) -> RuleMaker:
     if settings.add_missing:
         _ = parts.corpus  # raises where there is no corpus, before the first search
-    _ = parts.retriever
     return RuleMaker("gold", settings, parts, partial(judge, settings, parts))
