@@ -15,8 +15,9 @@ from bench.real_sets import ROOT
 
 from coseek.core.settings import load_settings
 from coseek.measure.table import Table, show
-from coseek.studies.page import FOUND, StoredComparison, StoredResult, result_path, stored
+from coseek.studies.page import FOUND, StudyResult, result_path, stored
 from coseek.studies.study import PAPERS, Study, load_study, study_names
+from coseek.studies.verdict import ArmComparison
 
 PAGES = ROOT / "docs" / "papers"
 MOST_COLUMNS = 3
@@ -36,11 +37,11 @@ def main() -> int:
     return 0
 
 
-def is_newer(path: Path, known: StoredResult | None, study: Study) -> bool:
+def is_newer(path: Path, known: StudyResult | None, study: Study) -> bool:
     """Whether there is a result with every arm of the known one that the study still has; older runs may lack some."""
     if not path.exists():
         return False
-    return known is None or known.arms.keys() & study.arms.keys() <= load_settings(StoredResult, path).arms.keys()
+    return known is None or known.arms.keys() & study.arms.keys() <= load_settings(StudyResult, path).arms.keys()
 
 
 def page_of(paper: str, title: str) -> str:
@@ -83,7 +84,7 @@ def numbers_of(name: str, one: Study, road: str) -> Iterator[str]:
     yield "\n".join(f"- {compared(each, one.metrics[0])}" for each in known.comparisons)
 
 
-def compared(each: StoredComparison, headline: str) -> str:
+def compared(each: ArmComparison, headline: str) -> str:
     """A comparison as a sentence, in the headline metric unless it says another one."""
     metric = "" if headline == each.metric or each.expected.startswith(f"{each.metric}:") else f"{each.metric} "
     verdict = each.verdict.removesuffix(" here").removesuffix(" at this size")

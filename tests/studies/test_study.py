@@ -21,7 +21,7 @@ from coseek.core.settings import make_settings
 from coseek.measure.intervals import Interval
 from coseek.measure.report import ROWS
 from coseek.retrieval.index import index_module
-from coseek.studies.page import StudyResult
+from coseek.studies.page import StudyPage, StudyResult
 from coseek.studies.results import values_of
 from coseek.studies.study import (
     NAME,
@@ -221,10 +221,9 @@ def test_an_arm_that_lost_questions_says_so() -> None:
     values: dict[str, list[Values]] = {
         "A": [{"q": row, "r": row}, {"q": row}], "B": [{"q": row}, {"q": row}], "C": [{"q": row, "r": row}, {"q": row}],
     }  # fmt: skip
-    result = StudyResult("mine", defined, "laptop", (0, 1), values, (), (), ())
-    (caveat,) = result.caveats()
-    assert caveat == "B lacks 1 question that another arm has."
-    assert caveat in result.lines() and result.stored().caveats == (caveat,)
+    result = StudyResult.of("mine", defined.model_copy(update={"expect": ()}), "laptop", values, (0, 1), (), ())
+    assert result.caveats == ("B lacks 1 question that another arm has.",)
+    assert result.caveats[0] in StudyPage("mine", defined, result).lines()
 
 
 # --- rows of scores
@@ -268,7 +267,7 @@ def finding(
     sign: str, low: float, high: float, seeds: tuple[float, ...], n: int = 300, margin: float = 0.02
 ) -> ArmComparison:
     expected = Expectation.model_validate({"one": "A", "sign": sign, "other": "B", "margin": margin})
-    return ArmComparison(expected, "em", Interval((low + high) / 2, low, high, n), seeds)
+    return ArmComparison.of(expected, "em", Interval((low + high) / 2, low, high, n), seeds)
 
 
 @pytest.mark.parametrize(
@@ -336,11 +335,13 @@ def test_the_untrained_view_of_the_reasoning_has_the_prompt_of_the_trained_one()
 
 def test_what_would_tell_shrinks_the_interval_to_the_nearer_of_0_and_the_margin() -> None:
     # Mean .03, half width .06: four times the questions end at 0; an excluded .02 would be further from .03.
-    assert finding(">", -0.03, 0.09, (0.03,), n=100).needed == 400
+    assert finding(">", -0.03, 0.09, (0.03,), n=100).questions_that_would_tell == 400
     # Mean 0: .02 is excluded at half width .02, a third of it.
-    assert finding(">", -0.06, 0.06, (0.0,), n=100).needed == 900
-    assert finding(">", 0.01, 0.09, (0.15, -0.05)).needed is None  # seeds disagree: questions decide nothing
-    assert finding(">", 0.01, 0.09, (0.05,)).needed is None
+    assert finding(">", -0.06, 0.06, (0.0,), n=100).questions_that_would_tell == 900
+    assert (
+        finding(">", 0.01, 0.09, (0.15, -0.05)).questions_that_would_tell is None
+    )  # seeds disagree: questions decide nothing
+    assert finding(">", 0.01, 0.09, (0.05,)).questions_that_would_tell is None
 
 
 def test_one_comparison_that_fails_fails_a_study_and_an_open_one_keeps_it_open() -> None:

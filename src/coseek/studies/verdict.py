@@ -8,7 +8,6 @@ claims, and so is the mean of every seed: an interval over questions does not co
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 from typing import TypeAlias
@@ -16,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from coseek.core.errors import DataError
+from coseek.core.settings import Settings
 from coseek.measure.intervals import Interval, bootstrap_mean
 from coseek.studies.study import Expectation
 
@@ -33,53 +33,65 @@ class StudyVerdict(StrEnum):
     OPEN = "cannot tell at this size"
 
 
-@dataclass(frozen=True, slots=True)
-class ArmComparison:
+class ArmComparison(Settings):
     """The difference of two arms, the expectation's `one` − `other`."""
 
-    expected: Expectation
+    expected: str
+    """The expectation as a sentence."""
     metric: str
+    """The metric of the numbers."""
     difference: Interval
+    """The first arm's minus the other's, over the questions of all seeds."""
     seeds: tuple[float, ...]
     """The mean difference of each seed."""
+    verdict: StudyVerdict
+    """The verdict, in the fixed words."""
+    questions_that_would_tell: int | None
+    """Questions that would decide, if the difference stayed the same."""
 
-    @property
-    def verdict(self) -> StudyVerdict:
-        low, high, margin = self.difference.low, self.difference.high, self.expected.margin
-        if low is None or high is None or self.difference.n < LEAST:
-            return StudyVerdict.OPEN
-        if self.expected.sign == "=":
-            if -margin < low and high < margin:
-                return StudyVerdict.HOLDS
-            return StudyVerdict.FAILS if low > margin or high < -margin else StudyVerdict.OPEN
-        if self.expected.sign == "<":
-            low, high = -high, -low
-        one_way = all((mean > 0) == (self.expected.sign == ">") and mean != 0 for mean in self.seeds)
-        if low > 0:
-            return StudyVerdict.HOLDS if one_way else StudyVerdict.OPEN
-        return StudyVerdict.FAILS if high < margin else StudyVerdict.OPEN
+    @classmethod
+    def of(cls, expected: Expectation, metric: str, difference: Interval, seeds: tuple[float, ...]) -> "ArmComparison":
+        """The comparison with its verdict."""
+        verdict = _verdict(expected, difference, seeds)
+        return cls(
+            expected=str(expected), metric=metric, difference=difference, seeds=seeds, verdict=verdict,
+            questions_that_would_tell=_questions_needed(expected, difference) if verdict is StudyVerdict.OPEN else None,
+        )  # fmt: skip
 
-    @property
-    def needed(self) -> int | None:
-        """Questions that would decide if the difference stayed the same: enough to shrink the interval until it
-        excludes 0 or the margin. `None` if the verdict is decided, or if seeds disagree."""
-        low, high, mean = self.difference.low, self.difference.high, self.difference.mean
-        if self.verdict is not StudyVerdict.OPEN or low is None or high is None:
+
+def _verdict(expected: Expectation, difference: Interval, seeds: Sequence[float]) -> StudyVerdict:
+    low, high, margin = difference.low, difference.high, expected.margin
+    if low is None or high is None or difference.n < LEAST:
+        return StudyVerdict.OPEN
+    if expected.sign == "=":
+        if -margin < low and high < margin:
+            return StudyVerdict.HOLDS
+        return StudyVerdict.FAILS if low > margin or high < -margin else StudyVerdict.OPEN
+    if expected.sign == "<":
+        low, high = -high, -low
+    one_way = all((mean > 0) == (expected.sign == ">") and mean != 0 for mean in seeds)
+    if low > 0:
+        return StudyVerdict.HOLDS if one_way else StudyVerdict.OPEN
+    return StudyVerdict.FAILS if high < margin else StudyVerdict.OPEN
+
+
+def _questions_needed(expected: Expectation, difference: Interval) -> int | None:
+    """Questions that would shrink an undecided interval until it excludes 0 or the margin. `None` if seeds disagree:
+    it excludes 0 already, and more questions do not help."""
+    low, high, mean, margin = difference.low, difference.high, difference.mean, expected.margin
+    if low is None or high is None:
+        return None
+    if expected.sign == "=":
+        gap = abs(margin - abs(mean))
+        factor = (high - low) / 2 / gap if gap else math.inf
+    else:
+        if low > 0 or high < 0:
             return None
-        margin = self.expected.margin
-        if self.expected.sign == "=":
-            gap = abs(margin - abs(mean))
-            factor = (high - low) / 2 / gap if gap else math.inf
-        else:
-            if low > 0 or high < 0:  # significant over questions, but seeds disagree: more questions do not help
-                return None
-            if self.expected.sign == "<":
-                low, high, mean = -high, -low, -mean
-            sides = ((mean - low, mean), (high - mean, margin - mean))  # to exclude 0, or the margin
-            factor = min((width / gap for width, gap in sides if gap > 0), default=math.inf)
-        return (
-            None if math.isinf(factor) else max(LEAST, self.difference.n + 1, math.ceil(self.difference.n * factor**2))
-        )
+        if expected.sign == "<":
+            low, high, mean = -high, -low, -mean
+        sides = ((mean - low, mean), (high - mean, margin - mean))  # to exclude 0, or the margin
+        factor = min((width / gap for width, gap in sides if gap > 0), default=math.inf)
+    return None if math.isinf(factor) else max(LEAST, difference.n + 1, math.ceil(difference.n * factor**2))
 
 
 def overall(findings: Sequence[ArmComparison]) -> StudyVerdict:
@@ -101,7 +113,7 @@ def compare(expected: Expectation, metric: str, arm: Sequence[Values], other: Se
     interval = bootstrap_mean([fmean(values) for values in differences.values()], np.random.default_rng(0))
     if interval is None:
         raise DataError(f"{expected}: the two share no question with {metric}; see the logs of their commands")
-    return ArmComparison(expected, metric, interval, tuple(fmean(values.values()) for values in by_seed if values))
+    return ArmComparison.of(expected, metric, interval, tuple(fmean(values.values()) for values in by_seed if values))
 
 
 def paired(arm: Values, other: Values, metric: str) -> dict[str, float]:

@@ -16,9 +16,9 @@ from coseek.core.files import Json, JsonObject
 from coseek.measure.report import table_json
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
-from coseek.studies.page import StudyResult, listed, title_of
+from coseek.studies.page import StudyPage, StudyResult, listed, title_of
 from coseek.studies.study import ARM, Commands, Road, Study, StudyPlan, StudyStep, load_study, run_steps, study_names
-from coseek.studies.verdict import Values, compare
+from coseek.studies.verdict import Values
 
 GROUP = "Results"
 app = new_app()
@@ -61,21 +61,21 @@ def study(
     chosen = {name: load_study(name).on(road) for name in (study_names() if names == [EVERY] else names)}
     numbers = whole_numbers("--seeds", seeds, 0, "0,1,2") if seeds else []
     minutes = minutes_of(budget)
-    study_results = launch(chosen, numbers) if road == "paper" else results(chosen, road, numbers, minutes, out, jobs)
+    pages = launch(chosen, numbers) if road == "paper" else results(chosen, road, numbers, minutes, out, jobs)
     stored: list[Json] = []
-    for result in study_results:
-        page = result.write(out)
-        stored.append(result.stored().model_dump(mode="json"))
+    for page in pages:
+        path = page.write(out)
+        stored.append(page.result.model_dump(mode="json"))
         if not as_json:
-            show([result.means(), result.comparisons()])
-            tell("\n".join([*result.lines(), f"Page: {page}"]).replace("**", ""))
+            show([page.means(), page.comparisons()])
+            tell("\n".join([*page.lines(), f"Page: {path}"]).replace("**", ""))
     if as_json:
         print_json(stored)
 
 
 def results(
     chosen: dict[str, Study], road: Road, seeds: Sequence[int], budget: float | None, out: Path, jobs: int = 1
-) -> Iterator[StudyResult]:
+) -> Iterator[StudyPage]:
     """Run the studies that have this road, cheapest first, and skip those beyond the budget. If one of several fails,
     continue, and raise `RunError` at the end."""
     failed: list[str] = []
@@ -116,7 +116,7 @@ def cost(study: Study, road: Road) -> float:
     return study.at.get("laptop" if road == "smoke" else road) or 60.0
 
 
-def run_study(name: str, study: Study, road: Road, seeds: Sequence[int], out: Path, jobs: int) -> StudyResult | None:
+def run_study(name: str, study: Study, road: Road, seeds: Sequence[int], out: Path, jobs: int) -> StudyPage | None:
     """Run a study's commands and compare their results. In a tiny world, only check that they can be read."""
     plan = StudyPlan(Commands(study, road), out / ("smoke" if road == "smoke" else "arms"))
     steps = plan.steps(list(dict.fromkeys(sources_of(study, plan.commands).values())), seeds)
@@ -139,16 +139,11 @@ def read_values(study: Study, seeds: Sequence[int], plan: StudyPlan) -> dict[str
     }
 
 
-def result_of(name: str, study: Study, road: Road, seeds: Sequence[int], plan: StudyPlan) -> StudyResult:
+def result_of(name: str, study: Study, road: Road, seeds: Sequence[int], plan: StudyPlan) -> StudyPage:
     """Compare the results of a study's commands."""
-    values = read_values(study, seeds, plan)
-    findings = [
-        compare(expected, expected.metric or study.metrics[0], values[expected.one], values[expected.other])
-        for expected in study.expect
-    ]
     names, typed_plan = list(sources_of(study, plan.commands).values()), readable(name, study, road)
-    steps, typed_steps = plan.steps(names, seeds), typed_plan.steps(names, seeds)
-    return StudyResult(name, study, road, seeds, values, findings, steps, typed_steps)
+    values, steps, typed = read_values(study, seeds, plan), plan.steps(names, seeds), typed_plan.steps(names, seeds)
+    return StudyPage(name, study, StudyResult.of(name, study, road, values, seeds, steps, typed))
 
 
 def readable(name: str, study: Study, road: Road) -> StudyPlan:
@@ -161,7 +156,7 @@ def sources_of(study: Study, commands: Commands) -> dict[str, str]:
     return {name: commands.key(arm.of) if arm.of else ARM + name for name, arm in study.arms.items()}
 
 
-def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyResult]:
+def launch(chosen: dict[str, Study], seeds: Sequence[int]) -> Iterator[StudyPage]:
     """Check every training of the studies by a dry run, and print their commands in order. If all commands of a study
     have been run, read its results instead."""
     problems: dict[tuple[str, ...], str] = {}
