@@ -1,7 +1,6 @@
 """Label rules on a few passages that can be ranked by eye, and the requirements of each method."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, run, search_of
 from coseek.agents.drivers import rollout
 from coseek.agents.search_turns import SearchTurn, TurnId, search_turns
 from coseek.core.errors import DataError, SettingError, UnknownName
-from coseek.core.settings import Settings
-from coseek.data.passage import Hit, Passage
+from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
 from coseek.labels.label_folder import LabelFolder
@@ -32,10 +30,11 @@ from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.makers import agentic_r, dr_synth, gold
 from coseek.labels.makers.gold import GoldSettings, unseen
 from coseek.labels.makers.llm_embedder import LlmEmbedder, LlmEmbedderSettings
-from coseek.labels.makers.scarlet import Scarlet, ScarletSettings, upper_group
+from coseek.labels.makers.scarlet import Scarlet, ScarletSettings
 from coseek.labels.resources import LabelResources
 from coseek.retrieval.lexical.analyzer import words
-from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.query import Query
+from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
 
 PASSAGES = (ORBO, MIRA, OTHER)
@@ -87,7 +86,6 @@ def test_scarlet_takes_what_costs_most_to_leave_out_and_the_lower_group_against_
     assert decided(2.0, -1.0, -3.0, -1.0, -1.5) == low
     same = DroppedTurn(TURN.id, "no-negatives", "all passages have the same utility")
     assert decided(0.0, -1.0, -2.0, -2.0, -2.0) == same
-    assert (upper_group([2.0, 1.9, 0.1, 0.0]), upper_group([3.0, 1.0, 0.0]), upper_group([1.0, 1.0])) == (2, 1, 2)
 
 
 # --- negatives
@@ -111,24 +109,10 @@ def test_negatives_are_drawn_by_seed_and_copy_and_stand_in_the_pools_order() -> 
 # --- gold passages
 
 
-class Fixed:
-    """Returns the same passages for every query, and has no corpus."""
-
-    name, corpus, identity = "fixed", None, "fixed"
-
-    def __init__(self, *passages: Passage) -> None:
-        self.passages = passages
-
-    def seen(self, query: QueryLike) -> str:
-        return Query.of(query).text
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        return [[Hit(passage, -float(at)) for at, passage in enumerate(self.passages[:k])] for _ in queries]
-
-
 def gold_labels(folder: Path, turn: SearchTurn, *passages: Passage, **settings: object) -> list[LabelSet | DroppedTurn]:
     own = GoldSettings.model_validate({"add_missing": False, "candidates": 40} | settings)
-    return list(gold.open(own, parts(folder, retriever=Fixed(*passages))).label([turn]))
+    fixed = FixedRetriever(Corpus(passages), {"orbo": [passage.id for passage in passages]})
+    return list(gold.open(own, parts(folder, retriever=fixed)).label([turn]))
 
 
 def test_a_gold_passage_is_seen_once_an_earlier_turn_has_shown_it() -> None:
@@ -175,7 +159,6 @@ def test_what_agentic_r_and_dr_synth_need_follows_their_settings() -> None:
     assert agentic(lr=False) == MakerRequirements(answers="gac=false")
     assert synth() == MakerRequirements(scorer=True, answers="reject=false", rolls_out=True)
     assert synth(reject=False) == MakerRequirements(scorer=True, rolls_out=True)
-    assert issubclass(agentic_r.SETTINGS, Settings)
 
 
 # --- gold labels of whole runs

@@ -108,7 +108,7 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
             "start=!replace {url: 'http://h:1', encoder: minilm, index: {view: query}}",
             "leave start.recipe and start.index",
         ),
-        ("index.retriever=http://127.0.0.1:1", "is built here; http://127.0.0.1:1 can be retriever 0"),
+        ("index.retriever=http://127.0.0.1:1", "index.retriever"),
         ("stop.metric=emm", "did you mean 'em'"),
         ("rounds=0", "rounds"),
         ("labels.serve=vllm serve MODEL", "and labels.scorer is oracle; set labels.scorer to the address"),

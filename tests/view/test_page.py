@@ -66,11 +66,6 @@ def test_the_script_makes_no_markup_of_text() -> None:
     assert "</" not in script.replace("</think>", ""), "nothing closes the script element"
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", [trajectory("a"), trajectory("b", right=False)])
-    assert page_text(folder) == page_text(folder)
-
-
 # --- the command
 
 
@@ -201,20 +196,6 @@ def test_opening_a_folder_of_somebody_else_runs_no_code_of_theirs(tmp_path: Path
     spec = f"recipe:\n  reward: {{'{tmp_path / 'part.py'}': 1.0}}\n"
     (tmp_path / "recipe.yaml").write_text(spec, encoding="utf-8")
     assert reward_of(tmp_path) is None
-
-
-def test_grades_of_a_run_are_found_again(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", [trajectory("a")])
-    answers = GradeCache.beside(folder, GeneratedAnswer, "generator", {})
-    with answers.appending() as file:
-        answers.append(file, GeneratedAnswer("a", 7, "digest", "Ada", "It is Ada."))
-    verdicts = GradeCache.beside(folder, Verdict, "judge", {})
-    with verdicts.appending() as file:
-        verdicts.append(file, Verdict("a", "Ada", True, "yes"))
-    (source,), _ = open_sources([folder])
-    by_row, by_question = source.grades()
-    assert by_row["a", 7][0]["answer"] == "Ada"
-    assert by_question["a"][0]["right"] is True
 
 
 def test_labels_are_shown_at_the_search_that_they_are_of(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from coseek.core.files import (
     write_jsonl,
     write_yaml,
 )
-from coseek.core.lock import Lock, kept_lock, lock_beside, lock_folder
+from coseek.core.lock import Lock, kept_lock, lock_folder
 from coseek.core.plugins import plugin_names
 from coseek.core.settings import check_same_settings
 from coseek.data.digests import remove_digests, write_digests
@@ -245,8 +245,7 @@ class LabelFolder:
             current = {(turn.question_id, turn.seed): digest for turn, digest in known.items()}
             if any(turn not in known for turn, _ in stored):  # a repeated run may search less than before
                 current.update(digests())
-            # Older rows have no digest, so their trajectories cannot be compared.
-            stale = {turn for turn, old in stored if old and current.get((turn.question_id, turn.seed), old) != old}
+            stale = {turn for turn, old in stored if current.get((turn.question_id, turn.seed), old) != old}
             if unknown_turns := {turn for turn, _ in stored}.difference(known, stale):
                 first = min(unknown_turns, key=lambda turn: turn.key)
                 raise DataError(f"{self.folder} has a row of {first}, which the runs do not have; choose another --out")
@@ -418,7 +417,7 @@ class ScoreCache(Generic[E]):
     def __init__(self, cache: GradeCache[E]) -> None:
         self.cache = cache
         self._known = cache.entries()
-        self._lock: Lock | None = None
+        self._opened = ExitStack()
         self._file: IO[str] | None = None
         """Kept open: between busy threads, opening a file for every score takes longer than a call's other work."""
         self._writing = threading.Lock()
@@ -452,11 +451,7 @@ class ScoreCache(Generic[E]):
         lines = [json_line(entry.to_json()) for entry in entries]
         with self._writing:
             if self._file is None:
-                self._lock = lock_beside(self.cache.path)
-                with self.cache.appending():  # creates the file, or removes an incomplete last line
-                    pass
-                self._file = self.cache.path.open("a", encoding="utf-8")
-                weakref.finalize(self, self._file.close)
+                self._file = self._opened.enter_context(self.cache.appending())
             self._file.writelines(lines)
             self._file.flush()
             self._known.update((entry.key, entry) for entry in entries)
@@ -464,7 +459,5 @@ class ScoreCache(Generic[E]):
     def close(self) -> None:
         """Close the file and release its lock; `keep` would take them again."""
         with self._writing:
-            if self._file is not None and self._lock is not None:
-                self._file.close()
-                self._lock.release()
-                self._file = self._lock = None
+            self._opened.close()
+            self._file = None

@@ -74,15 +74,6 @@ class IndexSettings(Settings):
     settings: dict[str, Plain | list[str]] = Field(default={})
     """Its settings, such as `search: int8` or `devices: auto`, on which the first worker encodes the corpus."""
 
-    @field_validator("retriever", mode="before")
-    @classmethod
-    def _built_here(cls, name: object) -> object:
-        if is_url(name):
-            reason = "a trained retriever is searched through an index of its own vectors, which is built here"
-            alternative = "can be retriever 0 (start.url) or the agent's own retriever (agent.data.index)"
-            raise SettingError(f"{reason}; {name} {alternative}")
-        return name
-
 
 class LabellingSettings(Settings):
     """The labels of a round's runs."""

@@ -181,7 +181,7 @@ class RunSource:
         """Generators' answers by question id and seed, and judges' verdicts by question id."""
         answers: dict[RowKey, list[JsonObject]] = {}
         verdicts: dict[str, list[JsonObject]] = {}
-        for path in sorted((*self.folder.glob("reply.*.jsonl"), *self.folder.glob("generatedanswer.*.jsonl"))):
+        for path in sorted(self.folder.glob("reply.*.jsonl")):
             for answer in _grade_entries(path, GeneratedAnswer):
                 answers.setdefault((answer.question_id, answer.seed), []).append(answer.to_json())
         for path in sorted(self.folder.glob("verdict.*.jsonl")):
