@@ -1,6 +1,7 @@
 """Label rules on a few passages that can be ranked by eye, and the requirements of each method."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,6 @@ from coseek.labels.makers.gold import GoldSettings, unseen
 from coseek.labels.makers.llm_embedder import LlmEmbedder, LlmEmbedderSettings
 from coseek.labels.makers.scarlet import Scarlet, ScarletSettings
 from coseek.labels.resources import LabelResources
-from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
@@ -109,9 +109,12 @@ def test_negatives_are_drawn_by_seed_and_copy_and_stand_in_the_pools_order() -> 
 # --- gold passages
 
 
-def gold_labels(folder: Path, turn: SearchTurn, *passages: Passage, **settings: object) -> list[LabelSet | DroppedTurn]:
-    own = GoldSettings.model_validate({"add_missing": False, "candidates": 40} | settings)
-    fixed = FixedRetriever(Corpus(passages), {"orbo": [passage.id for passage in passages]})
+def gold_labels(
+    folder: Path, turn: SearchTurn, *passages: Passage, missed: Sequence[Passage] = (), **settings: object
+) -> list[LabelSet | DroppedTurn]:
+    """The labels of a turn that finds these passages in a corpus of them and the `missed` ones."""
+    own = GoldSettings.model_validate({"add_missing": bool(missed), "candidates": 40} | settings)
+    fixed = FixedRetriever(Corpus([*passages, *missed]), {turn.query.text: [passage.id for passage in passages]})
     return list(gold.open(own, parts(folder, retriever=fixed)).label([turn]))
 
 
@@ -144,6 +147,23 @@ def test_gold_negatives_are_neither_gold_nor_copies_and_are_drawn_by_the_seed(tm
         assert [candidate.passage.id for candidate in made.candidates[:3]] == ["mira", "a copy of orbo", "p0"]
 
 
+def test_gold_passages_that_were_missed_follow_those_that_were_found_by_words_of_query_and_reasoning(
+    tmp_path: Path,
+) -> None:
+    def positives(text: str, *passages: Passage, reasoning: str = "", every: bool = False) -> list[tuple[str, int]]:
+        turn = replace(TURN, query=Query(text, QUESTION.question, reasoning))
+        missed = [passage for passage in (ORBO, MIRA) if passage not in passages]
+        sets = gold_labels(tmp_path, turn, *MANY[:3], *passages, missed=missed, every=every)
+        ranks = {each.passage.id: each.rank for label in sets for each in label.candidates}  # type: ignore[union-attr]
+        return [(label.positive, ranks[label.positive]) for label in sets if isinstance(label, LabelSet)]
+
+    assert positives("it") == positives("a company") == [("orbo", 0)]
+    assert positives("a person") == positives("it", reasoning="a person") == [("mira", 0)]
+    assert positives("a person", every=True) == [("mira", 0), ("orbo", 0)]
+    assert positives("a person", ORBO) == [("orbo", 4)]
+    assert positives("a person", ORBO, every=True) == [("orbo", 4), ("mira", 0)]
+
+
 # --- requirements
 
 
@@ -159,60 +179,6 @@ def test_what_agentic_r_and_dr_synth_need_follows_their_settings() -> None:
     assert agentic(lr=False) == MakerRequirements(answers="gac=false")
     assert synth() == MakerRequirements(scorer=True, answers="reject=false", rolls_out=True)
     assert synth(reject=False) == MakerRequirements(scorer=True, rolls_out=True)
-
-
-# --- gold labels of whole runs
-
-
-def sets_of(folder: Path, **settings: object) -> tuple[list[LabelSet], dict[str, int]]:
-    made_of = parts(folder)
-    labels, report = make(folder, gold.open(GoldSettings.model_validate(settings), made_of), made_of)
-    assert report.left == 0
-    return list(labels.sets()), dict(report.dropped)
-
-
-def still_open(turn: SearchTurn) -> list[str]:
-    shown = {hit.passage.id for search in turn.trajectory.searches[: turn.search] for hit in search.hits}
-    return [ident for ident in turn.question.gold_ids if ident not in shown]
-
-
-def matches(turn: SearchTurn, passage: Passage) -> int:
-    query_words = set(words(f"{turn.query.text} {turn.query.reasoning}"))
-    return len(query_words & set(words(f"{passage.title} {passage.text}")))
-
-
-def test_the_positive_is_the_open_gold_passage_of_the_best_rank_or_else_of_most_words(
-    tmp_path: Path,
-) -> None:
-    sets, dropped = sets_of(tmp_path)
-    by_turn = {turn.id: turn for turn in turns()}
-    put_in = 0
-    for label in sets:
-        turn = by_turn[label.turn]
-        found_ids = [hit.passage.id for hit in bm25().search([turn.query], 20)[0]]
-        wanted = still_open(turn)
-        best = next((ident for ident in found_ids if ident in wanted), None)
-        if best is None:
-            best = max(wanted, key=lambda ident: matches(turn, world().corpus.by_id(ident)))
-            put_in += 1
-        assert label.positive == best == label.candidates[0].passage.id
-        assert label.candidates[0].rank == (found_ids.index(best) + 1 if best in found_ids else 0)
-        assert not set(label.negatives) & set(label.question.gold_ids) and set(label.negatives) <= set(found_ids)
-        assert len(label.negatives) == min(15, len(set(found_ids) - set(label.question.gold_ids)))
-    assert len(sets) > 20 and put_in > 0
-    assert len(sets) + sum(dropped.values()) == len(turns())
-
-
-@pytest.mark.medium
-def test_every_open_gold_passage_can_have_a_set_of_its_own(tmp_path: Path) -> None:
-    sets, _ = sets_of(tmp_path, every=True)
-    by_turn = {turn.id: turn for turn in turns()}
-    positives: dict[object, list[str]] = {}
-    for label in sets:
-        positives.setdefault(label.turn, []).append(label.positive)
-        assert label.copy == len(positives[label.turn]) - 1
-    assert all(sorted(idents) == sorted(still_open(by_turn[turn])) for turn, idents in positives.items())  # type: ignore[index]
-    assert max(map(len, positives.values())) > 1
 
 
 def test_a_corpus_that_is_not_at_hand_cannot_give_missing_passages(tmp_path: Path) -> None:
