@@ -116,11 +116,6 @@ def test_a_method_that_makes_its_runs_itself_makes_as_many_and_as_hot_as_was_ask
     assert len({run.ids for run in runs}) > 8
 
 
-def test_runs_of_a_question_that_could_only_be_equal_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"one run 4 times; raise labels\.temperature"):
-        recipe(tmp_path, "labels.samples=4", "labels.temperature=0")
-
-
 @pytest.mark.parametrize("method", plugin_names(PACKAGE))
 def test_what_a_method_asks_for_when_it_is_opened_it_says_beforehand(tmp_path: Path, method: str) -> None:
     module = maker_module(method)

@@ -111,6 +111,7 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
         ("index.retriever=http://127.0.0.1:1", "index.retriever"),
         ("stop.metric=emm", "did you mean 'em'"),
         ("rounds=0", "rounds"),
+        ("labels={samples: 4, temperature: 0}", r"one run 4 times; raise labels\.temperature"),
         ("labels.serve=vllm serve MODEL", "and labels.scorer is oracle; set labels.scorer to the address"),
     ],
 )

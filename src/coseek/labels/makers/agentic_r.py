@@ -163,8 +163,11 @@ class AgenticR:
         # Without LR all candidates are tied, and the retriever's order decides.
         min_lr = float(self.settings.min_lr)
         relevance_C = [candidate.scores.get(LR, min_lr) for candidate in candidates]
-        exhaustive = self.settings.exhaustive and self.agent is not None
-        return PositiveChoice(relevance_C, self.settings.ties, min_lr, exhaustive)
+        choice = PositiveChoice(relevance_C, self.settings.ties, min_lr, self.settings.exhaustive)
+        if self.agent is None:  # as if every answer were right
+            for index in range(len(candidates)):
+                choice.learn(index, True)
+        return choice
 
     def _decide(self, feed: Feed) -> Iterator[TurnCorrectness]:
         """The turns, each when its positives are chosen."""
@@ -172,10 +175,7 @@ class AgenticR:
             yield from self.agent.decide(feed)
             return
         while (batch := feed(True)) is not None:
-            for undecided in batch:
-                while indices := undecided.choice.wanted():
-                    undecided.choice.learn(indices[0], True)
-                yield undecided
+            yield from batch
 
     def _labels(self, decided: TurnCorrectness) -> Iterator[Labelled]:
         turn, settings, positives = decided.turn, self.settings, decided.choice.positives
