@@ -2,15 +2,14 @@
 
 The checks recompute every rule from the run and the world."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from tests.agents.playing import typist
-from tests.labels.small import LIMITS, agent
+from tests.labels.small import Away, bm25, parts, world
 from tests.scripted import Failing, Scripted
 
 from coseek.agents.drivers import Agent
@@ -22,52 +21,28 @@ from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.answers import exact_match
 from coseek.data.grade_cache import Verdict
-from coseek.data.passage import Hit, Passage
+from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.judge import Claim
-from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
 from coseek.labels.oracle_retriever import OracleRetriever
-from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.retrieval.query import QueryLike
-from coseek.retrieval.retriever import LayeredRetriever, Retriever
-from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retriever import Retriever
 
 pytestmark = pytest.mark.medium
-
-
-@cache
-def world() -> World:
-    return make_world(WorldSettings(size="tiny", seed=3, train=24, dev=1, test=1))
-
-
-@cache
-def bm25() -> Bm25:
-    return Bm25.over(world().corpus)
 
 
 def questions() -> list[Question]:
     return world().questions["train"]
 
 
-def speaker() -> AgentWithLimits:
-    return AgentWithLimits(agent(), LIMITS, "expert")
-
-
 def maker(
-    folder: Path,
-    retriever: Retriever | None = None,
-    scorer: str = "oracle",
-    speaks: Callable[[], AgentWithLimits] = speaker,
-    **given: object,
+    folder: Path, retriever: Retriever | None = None, scorer: str = "oracle", who: Agent | None = None, **given: object
 ) -> DrSynth:
-    world().save(folder / "world")
-    parts = LabelResources(folder, retriever or bm25(), speaks, scorer, folder / "world")
-    return open(make_settings(DrSynthSettings, given), parts)
+    return open(make_settings(DrSynthSettings, given), parts(folder, scorer, retriever, who))
 
 
 def labels_of(made: DrSynth, chosen: Sequence[Question] = ()) -> list[Labelled]:
@@ -116,7 +91,7 @@ def test_the_agent_goes_on_with_the_first_five_of_the_order(made: tuple[Path, li
             assert [hit.passage for hit in hits] == [candidate.passage for candidate in label.candidates[:5]]
 
 
-def test_only_turns_of_runs_with_a_wrong_answer_are_dropped(
+def test_only_turns_of_runs_with_a_wrong_answer_and_orders_of_one_passage_are_dropped(
     made: tuple[Path, list[Labelled]],
 ) -> None:
     runs = runs_of(made[0])
@@ -126,15 +101,16 @@ def test_only_turns_of_runs_with_a_wrong_answer_are_dropped(
     assert by_turn.keys() == wanted.keys()
     for key, label in by_turn.items():
         right = exact_match(wanted[key].answer, wanted[key].question.answers)
-        answer = wanted[key].answer or ""
-        assert isinstance(label, LabelSet) if right else label == DroppedTurn(label.turn, "wrong-answer", answer)
-    assert {type(label) for label in made[1]} == {LabelSet, DroppedTurn}
+        reason = ("too-few", "1 passages were found") if right else ("wrong-answer", wanted[key].answer or "")
+        assert label == DroppedTurn(label.turn, *reason) or (right and isinstance(label, LabelSet))
+    dropped = {label.reason for label in made[1] if isinstance(label, DroppedTurn)}
+    assert dropped == {"too-few", "wrong-answer"} and len(dropped) < len(made[1])
 
 
 def test_rejection_can_be_left_out(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
     everything = labels_of(maker(tmp_path, reject=False))
     assert len(everything) == len(made[1])
-    assert all(isinstance(label, LabelSet) for label in everything)
+    assert {label.reason for label in everything if isinstance(label, DroppedTurn)} == {"too-few"}
 
 
 @pytest.mark.slow
@@ -189,7 +165,7 @@ def test_an_unreadable_ranking_drops_the_turn_and_the_agent_reads_the_retrievers
 ) -> None:
     made = maker(tmp_path, scorer="some model", reject=False)
     made.parts.__dict__["writer"] = unreadable_for("birthplace")
-    labels = labels_of(made)
+    labels = [label for label in labels_of(made) if getattr(label, "reason", "") != "too-few"]
     runs = runs_of(tmp_path)
     dropped = [label for label in labels if isinstance(label, DroppedTurn)]
     assert dropped and {label.reason for label in dropped} == {"unreadable"} and all(label.detail for label in dropped)
@@ -218,7 +194,7 @@ def test_an_order_that_misses_a_few_passages_is_repaired_if_lenient_and_else_dro
 ) -> None:
     strict = maker(tmp_path / "strict", scorer="some model", reject=False)
     strict.parts.__dict__["writer"] = Scripted(forgetful)
-    assert {label.reason for label in labels_of(strict) if isinstance(label, DroppedTurn)} == {"unreadable"}
+    assert {label.reason for label in labels_of(strict) if isinstance(label, DroppedTurn)} == {"unreadable", "too-few"}
     lenient = maker(tmp_path / "lenient", scorer="some model", reject=False, lenient_orders=True)
     model = Scripted(forgetful)
     lenient.parts.__dict__["writer"] = model
@@ -302,12 +278,9 @@ def test_runs_are_sampled_from_the_seed_on_and_only_those_that_are_asked_for(tmp
 
 
 def test_a_corpus_is_needed_for_gold_passages_alone_and_missed_before_the_first_search(tmp_path: Path) -> None:
-    class Bare(Failing):
-        corpus = None
-
-    assert maker(tmp_path / "without", Bare(bm25()), gold=False).left(questions()[:1])
+    assert maker(tmp_path / "without", Away("nothing"), gold=False).left(questions()[:1])
     with pytest.raises(SettingError, match="the corpus of the retriever 'bm25' is unknown"):
-        maker(tmp_path / "with", Bare(bm25())).left(questions()[:1])
+        maker(tmp_path / "with", Away("nothing")).left(questions()[:1])
 
 
 def test_a_run_with_a_query_that_could_not_be_ranked_is_made_again_before_it_is_labelled(
@@ -319,12 +292,12 @@ def test_a_run_with_a_query_that_could_not_be_ranked_is_made_again_before_it_is_
         return backwards(prompt)
 
     some = questions()[:2]
-    made = maker(tmp_path, speaks=asks_two, scorer="some model", reject=False)
+    made = maker(tmp_path, who=asks_two(), scorer="some model", reject=False)
     made.parts.__dict__["writer"] = Scripted(says)
     assert labels_of(made, some) == [] and made.parts.tally.faults["run"] == 2
     for run in runs_of(tmp_path).values():
         assert [search.fault for search in run.searches] == [None, "the server is gone"] and not run.stop.is_fault
-    again = maker(tmp_path, speaks=asks_two, scorer="some model", reject=False)
+    again = maker(tmp_path, who=asks_two(), scorer="some model", reject=False)
     again.parts.__dict__["writer"] = Scripted(backwards)
     assert len(again.left(some)) == 2
     labels = labels_of(again, some)
@@ -337,12 +310,12 @@ def backwards(prompt: str) -> str:
     return " > ".join(f"[{number}]" for number in range(passages_in(prompt), 0, -1))
 
 
-def asks_two() -> AgentWithLimits:
+def asks_two() -> Agent:
     """An agent that asks two queries in its one turn with searches."""
     protocol = load_protocol("react")
     call = '<tool_call>{"name": "search", "arguments": {"query": ["film", "born"]}}</tool_call>'
     model = typist(protocol, f"<think>a</think>{call}", "<think>b</think><answer>1815</answer>")
-    return AgentWithLimits(Agent(protocol, model), LIMITS, "asks two")
+    return Agent(protocol, model)
 
 
 def assert_labels_of_what_was_read(labels: Sequence[Labelled], folder: Path) -> None:
@@ -384,17 +357,3 @@ def test_impossible_settings_and_a_run_of_other_settings_are_refused(tmp_path: P
     labels_of(maker(tmp_path), questions()[:1])
     with pytest.raises(SettingError, match="begun with other settings"):
         labels_of(maker(tmp_path, depth=30), questions()[:1])
-
-
-def test_an_order_with_one_passage_teaches_nothing(tmp_path: Path) -> None:
-    made = maker(tmp_path, OneHit(bm25()), gold=False)
-    turns = made.roll_out(questions()[:2], lambda done, total: None)
-    few = [label for label in made.label(turns) if label == DroppedTurn(label.turn, "too-few", "1 passages were found")]
-    assert few and {label.reason for label in made.label(turns)} <= {"too-few", "wrong-answer"}  # type: ignore[union-attr]
-
-
-class OneHit(LayeredRetriever):
-    name, identity = "bm25", "one hit"
-
-    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        return self.over.search(queries, 1)

@@ -418,6 +418,7 @@ class ScoreCache(Generic[E]):
         self.cache = cache
         self._known = cache.entries()
         self._opened = ExitStack()
+        weakref.finalize(self, self._opened.close)
         self._file: IO[str] | None = None
         """Kept open: between busy threads, opening a file for every score takes longer than a call's other work."""
         self._writing = threading.Lock()

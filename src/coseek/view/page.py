@@ -254,8 +254,6 @@ def _contains_answer(title: str, text: str, golds: tuple[str, ...]) -> bool:
     return cover_match(f"{title} {text}", golds)
 
 
-SCHEMA = 1
-"""Version of the data block."""
 SCRIPTS = ("page.js", "tokens.js", "episode.js", "curves.js", "list.js")
 """Files of the page's script, in order."""
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
@@ -278,7 +276,6 @@ def page_of(runs: Sequence[RunSource], curves: Sequence[Curves]) -> tuple[Episod
         empty = ", ".join(run.name for run in runs)
         raise DataError(f"{empty}: no episode has ended yet; wait for the first one, or go on with --resume")
     data: dict[str, Json] = {
-        "schema": SCHEMA,
         "runs": cast(Json, [run.name for run in runs]),
         "prefix": _prefix([run.name for run in runs]),
         "starts": cast(Json, table.starts),
