@@ -74,16 +74,6 @@ def small(folder: Path, *overrides: str) -> TogetherRecipe:
     return load_together_recipe(str(path), overrides)
 
 
-def taught(folder: Path, steps: int) -> Path:
-    """A tiny policy that has seen demonstrations of the training questions for so many steps."""
-    sft = {"steps": steps, "repeat_steps": 0, "tokens_per_step": 1000, "learner": {"optimizer": {"lr": 3e-3}}}
-    first = small(folder, f"agent.warm_start.sft={json.dumps({**sft, 'rounds': 1, 'gate': None, 'curriculum': []})}")
-    training = CoTraining(first, folder).first
-    training.begin(resume=True)
-    training.train()
-    return training.policy_folder("warm")
-
-
 def train(recipe: TogetherRecipe, folder: Path, resume: bool, progress: Progress) -> None:
     """What `coseek train together` does, without a terminal."""
     training = CoTraining(recipe, folder, progress)
@@ -103,18 +93,3 @@ def outcome(folder: Path) -> dict[str, str]:
         rows = [timeless(row) for _, row in read_jsonl(path)]
         digests[str(path.relative_to(folder))] = digest(json.dumps(rows).encode())
     return digests
-
-
-def check_moved(folder: Path, expected: dict[str, str]) -> None:
-    """Comparing weights that never moved would say nothing."""
-    kinds = {
-        "agents": [
-            digest for name, digest in expected.items() if name.endswith("model.safetensors") and "/policy/" in name
-        ],
-        "encoders": [digest for name, digest in expected.items() if "/retriever/encoder/model.safetensors" in name],
-    }
-    for name, digests in kinds.items():
-        if len(digests) != 3 or len(set(digests)) != 3:
-            raise RuntimeError(f"the {name} of the rounds are not three different ones: {digests}")
-    sets = [len((folder / f"round-{n}" / "labels" / "labels.jsonl").read_text().splitlines()) for n in (1, 2)]
-    print(f"label sets of the two rounds: {sets[0]}, {sets[1]}", flush=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from tests.pipelines.card_check import checked_card
-from tests.pipelines.small_together import check_moved, outcome, taught, train
+from tests.pipelines.small_together import outcome, train
 from tests.pipelines.small_together import small as recipe
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.serve.live import live
@@ -38,25 +38,12 @@ FEW = ("labels.questions=15", "pairs={questions: 2}")
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a policy has seen demonstrations."""
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("together") / "first"
-    taught(folder, 4)
-    return folder
-
-
-def begins_with(first: Path) -> str:
-    """The setting with which a recipe begins with the policy of that folder."""
-    return f"agent.policy.folder={CoTrainingPaths(recipe(first), first).first.policy_folder('warm')}"
-
-
-@pytest.fixture(scope="module")
-def one_round(first: Path) -> Path:
+def one_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a co-training of one round."""
-    folder = first.with_name("run")
-    train(recipe(first.parent, begins_with(first), "rounds=1"), folder, False, NoProgress())
-    return folder
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("together")
+    train(recipe(folder, "rounds=1"), folder / "run", False, NoProgress())
+    return folder / "run"
 
 
 # --- the recipe
@@ -276,13 +263,15 @@ def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: 
 
 @pytest.mark.slow
 def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
-    first: Path, one_round: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_round: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second round is asked for after the first has ended, as a user does who wants more."""
-    torch.set_num_threads(1)
-    policy, out = begins_with(first), one_round
-    train(recipe(tmp_path, policy), out, True, NoProgress())
-    check_moved(out, outcome(out))
+    out = one_round
+    train(recipe(tmp_path), out, True, NoProgress())
+    before = outcome(out)
+    for weights in ("/policy/", "/retriever/encoder/"):  # comparing weights that never moved would say nothing
+        digests = [digest for name, digest in before.items() if weights in name]
+        assert len(set(digests)) == len(digests) >= 3
     cells = [path for path in (out / "pairs").iterdir() if not path.name.endswith(".dev")]
     assert len(cells) == 12 and all(len(Run(path).finished_keys()) == 6 for path in cells)
     table = json.loads((out / "table.json").read_text())
@@ -303,28 +292,24 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     assert all("questions and rows" not in audit.left_out for audit in audits)
 
     # Everything is there: a later start trains nothing, also by a relative path, and may decide otherwise.
-    before = outcome(out)
-    train(recipe(tmp_path, policy), out, True, NoProgress())
+    train(recipe(tmp_path), out, True, NoProgress())
     assert outcome(out) == before
     with monkeypatch.context() as elsewhere:
         elsewhere.chdir(out.parent)
-        train(recipe(tmp_path, policy), Path(out.name), True, NoProgress())
+        train(recipe(tmp_path), Path(out.name), True, NoProgress())
         assert outcome(out) == before
-    strict = recipe(tmp_path, policy, "stop.min_improvement=2.0")
-    training = CoTraining(strict, out)
+    training = CoTraining(recipe(tmp_path, "stop.min_improvement=2.0"), out)
     assert training.train() == 1
     results = Results.of(training, 1)
     assert any("Stopped early: round 1 did not raise it by 2" in note for note in results.headline().notes)
 
 
 @pytest.mark.slow
-def test_a_server_can_be_the_first_retriever_and_the_agents_own(first: Path, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    policy = begins_with(first)
+def test_a_server_can_be_the_first_retriever_and_the_agents_own(one_round: Path, tmp_path: Path) -> None:
     out, encoder = tmp_path / "run", make_encoder(tmp_path / "encoder")
-    with live({"bm25": Bm25.over(Dataset(CoTrainingPaths(recipe(tmp_path), first).data_folder).corpus)}) as url:
+    with live({"bm25": Bm25.over(Dataset(CoTrainingPaths(recipe(tmp_path), one_round).data_folder).corpus)}) as url:
         start = f"start=!replace {{encoder: {encoder}, url: '{url}'}}"
-        served = (policy, "rounds=1", start, f"agent.data.index={url}", *FEW)
+        served = ("rounds=1", start, f"agent.data.index={url}", *FEW)
         train(recipe(tmp_path, *served), out, False, NoProgress())
     assert outcome(out)
     assert not (out / "round-0" / "index").exists() and (out / "round-1" / "index" / "index.json").is_file()
@@ -334,10 +319,11 @@ def test_a_server_can_be_the_first_retriever_and_the_agents_own(first: Path, tmp
 
 
 @pytest.mark.slow
-def test_a_reranker_takes_the_encoders_place_over_the_first_retriever(first: Path) -> None:
-    folder = first.with_name("reranked")
+def test_a_reranker_takes_the_encoders_place_over_the_first_retriever(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = tmp_path / "run"
     settings = ("rounds=2", "retriever.kind=reranker", "agent.rl.steps=1", "retriever.training.steps=1", "stop=null")
-    train(recipe(first.parent, begins_with(first), *settings, *FEW), folder, False, NoProgress())
+    train(recipe(tmp_path, *settings, *FEW), folder, False, NoProgress())
     second = open_retriever(folder / "round-2" / "index.yaml")
     assert isinstance(second, Reranker)
     assert second.over.identity == open_retriever(folder / "round-0" / "index").identity
