@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -19,8 +20,7 @@ from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingInput, context_of, load_generator_prompt
 from coseek.labels.answer_likelihood import LikelihoodMaker, distinct, softmax
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
-from coseek.labels.maker import Labelled
-from coseek.labels.makers import llm_embedder, replug, scarlet
+from coseek.labels.maker import Labelled, maker_module
 from coseek.labels.makers.scarlet import upper_group
 from coseek.labels.resources import LabelResources
 from coseek.models.laptop import LaptopSettings, make_policy
@@ -80,11 +80,8 @@ METHODS = ("replug", "llm-embedder", "scarlet")
 
 
 def opened(method: str, parts: LabelResources, given: dict[str, object]) -> LikelihoodMaker:
-    if method == "replug":
-        return replug.open(make_settings(replug.SETTINGS, given), parts)
-    if method == "llm-embedder":
-        return llm_embedder.open(make_settings(llm_embedder.SETTINGS, given), parts)
-    return scarlet.open(make_settings(scarlet.SETTINGS, given), parts)
+    module = maker_module(method)
+    return cast(LikelihoodMaker, module.open(make_settings(module.SETTINGS, given), parts))
 
 
 def maker(method: str, folder: Path, table: Table, **given: object) -> LikelihoodMaker:
@@ -255,7 +252,7 @@ def test_identities_follow_every_setting(tmp_path: Path) -> None:
 
 
 def test_without_a_model_there_is_a_sentence(tmp_path: Path) -> None:
-    made = replug.open(replug.ReplugSettings(), LabelResources(tmp_path, SHELF))
+    made = opened("replug", LabelResources(tmp_path, SHELF), {})
     with pytest.raises(SettingError, match="--likelihood"):
         list(made.label([turn()]))
 

@@ -12,6 +12,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, run, search_of
 from coseek.agents.drivers import rollout
 from coseek.agents.search_turns import SearchTurn, TurnId, search_turns
 from coseek.core.errors import DataError, SettingError, UnknownName
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
@@ -27,8 +28,8 @@ from coseek.labels.label_set import (
     trajectory_digest,
     write_tevatron,
 )
-from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.makers import agentic_r, dr_synth, gold
+from coseek.labels.maker import Labelled, MakerRequirements, maker_module
+from coseek.labels.makers import gold
 from coseek.labels.makers.gold import GoldSettings, unseen
 from coseek.labels.makers.llm_embedder import LlmEmbedder, LlmEmbedderSettings
 from coseek.labels.makers.scarlet import Scarlet, ScarletSettings
@@ -168,17 +169,14 @@ def test_gold_passages_that_were_missed_follow_those_that_were_found_by_words_of
 
 
 def test_what_agentic_r_and_dr_synth_need_follows_their_settings() -> None:
-    def agentic(**settings: object) -> MakerRequirements:
-        return agentic_r.terms(agentic_r.AgenticRSettings.model_validate(settings))
+    def terms(method: str, **settings: object) -> MakerRequirements:
+        return maker_module(method).terms(make_settings(maker_module(method).SETTINGS, settings))
 
-    def synth(**settings: object) -> MakerRequirements:
-        return dr_synth.terms(dr_synth.DrSynthSettings.model_validate(settings))
-
-    assert agentic() == MakerRequirements(scorer=True, answers="gac=false")
-    assert agentic(gac=False) == MakerRequirements(scorer=True)
-    assert agentic(lr=False) == MakerRequirements(answers="gac=false")
-    assert synth() == MakerRequirements(scorer=True, answers="reject=false", rolls_out=True)
-    assert synth(reject=False) == MakerRequirements(scorer=True, rolls_out=True)
+    assert terms("agentic-r") == MakerRequirements(scorer=True, answers="gac=false")
+    assert terms("agentic-r", gac=False) == MakerRequirements(scorer=True)
+    assert terms("agentic-r", lr=False) == MakerRequirements(answers="gac=false")
+    assert terms("dr-synth") == MakerRequirements(scorer=True, answers="reject=false", rolls_out=True)
+    assert terms("dr-synth", reject=False) == MakerRequirements(scorer=True, rolls_out=True)
 
 
 def test_a_corpus_that_is_not_at_hand_cannot_give_missing_passages(tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ from pathlib import Path
 from tests.labels.small import make, parts, runs, turns
 
 from coseek.agents.search_turns import SearchTurn
+from coseek.core.settings import make_settings
 from coseek.data.answers import cover_match
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Call, Search, Visit
 from coseek.labels.label_set import Candidate, LabelSet
+from coseek.labels.maker import maker_module
 from coseek.labels.makers import answer_in_passage, opened_next
-from coseek.labels.makers.opened_next import OpenedSettings, candidate_of, used
+from coseek.labels.makers.opened_next import candidate_of, used
 from coseek.labels.rule_maker import RuledTurn, RuleMaker, RuleSettings, shown_before
 from coseek.retrieval.query import Query
 
@@ -139,20 +141,15 @@ def test_the_first_kind_of_use_that_there_is_gives_the_positives_and_no_used_pas
     assert not isinstance(ruled, str) and [good.passage.id for good in ruled.positives] == ["sea"]
 
 
-def sets_of(folder: Path, maker: str, **settings: object) -> tuple[list[LabelSet], dict[str, int]]:
-    made_of = parts(folder)
-    opened = (
-        answer_in_passage.open(RuleSettings.model_validate(settings), made_of)
-        if maker == "answer"
-        else opened_next.open(OpenedSettings.model_validate(settings), made_of)
-    )
-    labels, report = make(folder, opened, made_of)
+def sets_of(folder: Path, method: str, **settings: object) -> tuple[list[LabelSet], dict[str, int]]:
+    made_of, module = parts(folder), maker_module(method)
+    labels, report = make(folder, module.open(make_settings(module.SETTINGS, settings), made_of), made_of)
     assert report.left == 0
     return list(labels.sets()), dict(report.dropped)
 
 
 def test_positives_hold_an_answer_that_no_earlier_turn_had_shown_and_negatives_hold_none(tmp_path: Path) -> None:
-    sets, dropped = sets_of(tmp_path, "answer")
+    sets, dropped = sets_of(tmp_path, "answer-in-passage")
     by_turn = {turn.id: turn for turn in turns()}
     for label in sets:
         earlier = by_turn[label.turn].trajectory.searches[: label.turn.search]
@@ -163,7 +160,7 @@ def test_positives_hold_an_answer_that_no_earlier_turn_had_shown_and_negatives_h
 
 
 def test_what_an_agent_used_is_nearly_always_what_it_needed(tmp_path: Path) -> None:
-    sets, _ = sets_of(tmp_path, "opened", every=True)
+    sets, _ = sets_of(tmp_path, "opened-next", every=True)
     first = [label for label in sets if label.copy == 0]
     assert len(first) > 30
     assert sum(label.positive in label.question.gold_ids for label in first) > 0.9 * len(first)
