@@ -12,7 +12,7 @@ from coseek.data.passage import Passage
 
 FOLDER = Path(__file__).with_name("documents")
 GOOD = {path.suffix[1:]: path for path in sorted(FOLDER.glob("heron.*"))}
-"""Suffix → a file of three paragraphs about herons, as `bench.documents` writes them."""
+"""Suffix → a file of three paragraphs about herons."""
 BROKEN = {
     "txt": b"\x00\x01\x02", "md": b"\x00\x01", "html": b"\x00\x02\x03", "rst": b"\x01\x02\x00", "csv": b"\x00,\x00\n",
     "eml": b"no headers here\n\nat all", "docx": b"PK\x03\x04 cut off", "pdf": b"%PDF-1.4\ncut off",
