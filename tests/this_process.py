@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coseek.core.cluster import Job
+from coseek.core.cluster import Cluster, Job
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 @dataclass(frozen=True)
-class ThisProcess:
+class ThisProcess(Cluster):
     """A cluster of this process alone."""
 
     nodes: int = 1

@@ -52,28 +52,6 @@ class Job(Protocol[J, S]):
         ...
 
 
-class Cluster(Protocol):
-    """Processes that run jobs."""
-
-    @property
-    def workers(self) -> int:
-        """Number of processes that work in parallel."""
-        ...
-
-    @property
-    def nodes(self) -> int: ...
-
-    def map(
-        self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
-    ) -> Iterator[tuple[int, B]]:
-        """Yield the number and the result of every item, in order of completion, or `ordered` by number. With `pinned`,
-        items with the same number go to the same node while it lives, since its memory has what they read.
-
-        Raises what the job's function raises, and `RunError` for an item over which `TRIES` processes died.
-        """
-        ...
-
-
 class ClusterSettings(Settings):
     """Resources of a process: `auto?gpus=1`."""
 
@@ -83,26 +61,32 @@ class ClusterSettings(Settings):
     """GPUs per process."""
 
 
-class RayCluster:
-    """The cluster that this process is connected to."""
+class Cluster:
+    """The cluster that this process is connected to: processes that run jobs."""
+
+    nodes: int
+    workers: int
+    """Number of processes that work in parallel."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         import ray
 
         self._settings = settings
         alive_nodes = [node for node in ray.nodes() if node["Alive"] and _processes(node["Resources"], settings) >= 1]
-        self._nodes = sorted(str(node["NodeID"]) for node in alive_nodes)
+        self._node_ids = sorted(str(node["NodeID"]) for node in alive_nodes)
+        self.nodes = len(self._node_ids)
         self.workers = sum(_processes(node["Resources"], settings) for node in alive_nodes)
         if not self.workers:
             raise RunError(f"no node has the {settings.cpus:g} CPUs and {settings.gpus:g} GPUs of a worker")
 
-    @property
-    def nodes(self) -> int:
-        return len(self._nodes)
-
     def map(
         self, job: Job[A, B], items: Iterable[A], *, ordered: bool = False, pinned: bool = False
     ) -> Iterator[tuple[int, B]]:
+        """Yield the number and the result of every item, in order of completion, or `ordered` by number. With `pinned`,
+        items with the same number go to the same node while it lives, since its memory has what they read.
+
+        Raises what the job's function raises, and `RunError` for an item over which `TRIES` processes died.
+        """
         import ray
 
         send = self._sender(ray.put(job), pinned)
@@ -134,7 +118,7 @@ class RayCluster:
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=TRIES - 1)(_process_item)
 
         def send(number: int, item: object) -> "ray.ObjectRef":
-            node = self._nodes[number % self.nodes]
+            node = self._node_ids[number % self.nodes]
             strategy = NodeAffinitySchedulingStrategy(node, soft=True) if pinned else "DEFAULT"
             return task.options(scheduling_strategy=strategy).remote(key, [job], folder, item)
 
@@ -157,7 +141,7 @@ def cluster_at(address: str | None) -> Iterator[Cluster | None]:
             ray.shutdown()
 
 
-def connect(address: str) -> RayCluster:
+def connect(address: str) -> Cluster:
     """Connect this process to a cluster, unless it is connected already: `local` starts one on this machine, `auto`
     finds the one that this machine belongs to, `ray://HOST:PORT` connects to a cluster's client server."""
     target, settings = check_cluster(address)
@@ -180,7 +164,7 @@ def connect(address: str) -> RayCluster:
             # The client server sends a traceback, whose last line is the message.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise RunError(f"cannot connect to the cluster {target}: {lines[-1][:200]}") from None
-    return RayCluster(settings)
+    return Cluster(settings)
 
 
 def _is_connected() -> bool:

@@ -3,25 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-@runtime_checkable
-class Concurrent(Protocol):
-    """A thread-safe part that accepts several calls at once, such as the client of a server."""
-
-    @property
-    def concurrency(self) -> int:
-        """Maximum number of simultaneous calls."""
-        ...
-
-
 def concurrency_of(part: object) -> int:
-    """Number of calls that a part accepts at once; 1 for a local part, which takes one batch at a time."""
-    return part.concurrency if isinstance(part, Concurrent) else 1
+    """Number of calls that a part accepts at once: its `concurrency` if it is thread-safe, such as the client of a
+    server; 1 for a local part, which takes one batch at a time."""
+    return int(getattr(part, "concurrency", 1))
 
 
 class WorkAhead(Generic[A, B]):

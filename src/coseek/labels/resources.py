@@ -11,7 +11,7 @@ from typing import TypeVar
 from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
 from coseek.agents.search_turns import SearchTurn
-from coseek.core.concurrency import Concurrent, WorkAhead, concurrency_of
+from coseek.core.concurrency import WorkAhead, concurrency_of
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
@@ -71,7 +71,7 @@ class LabelResources:
     @cached_property
     def retriever(self) -> Retriever:
         """The current retriever, which can be searched from several threads."""
-        return self.found_by if isinstance(self.found_by, Concurrent) else LockedRetriever(self.found_by)
+        return self.found_by if hasattr(self.found_by, "concurrency") else LockedRetriever(self.found_by)
 
     @property
     def corpus(self) -> Corpus:
