@@ -20,9 +20,9 @@ from coseek.core.files import (
     read_json,
     read_jsonl,
     recover_folder,
+    sweep,
     write_jsonl,
 )
-from coseek.core.temp_files import sweep
 
 
 @given(st.dictionaries(st.text(max_size=5), st.lists(st.none() | st.floats(-1e9, 1e9) | st.text()), max_size=4))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import Field
 
-from coseek.core.connections import CircuitBreaker, is_local, slots_of
+from coseek.core.connections import CircuitBreaker, error_in, is_local, slots_of
 from coseek.core.errors import SettingError, missing_extras
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings
@@ -375,8 +375,6 @@ class HttpClient:
 
     def _checked(self, value: Json, answer: "_Answer", results: Sequence[str] = ()) -> Json:
         """Return the JSON of an answer, or raise the error in it (`error_in`)."""
-        from coseek.core.answer_errors import error_in  # not at the top, since a run without a server does not need it
-
         row = value
         if isinstance(value, list) and len(value) == 1 and isinstance(item := value[0], dict) and item.get("error"):
             row = item  # Gemini sends errors in a list

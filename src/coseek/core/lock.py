@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 from coseek.core.errors import InUse
-from coseek.core.files import RECORDS, make_folder, real_path
-from coseek.core.temp_files import sweep
+from coseek.core.files import RECORDS, make_folder, real_path, sweep
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

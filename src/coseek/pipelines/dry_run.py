@@ -16,11 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError, ErrorList, MissingExtra
-from coseek.core.files import Json, JsonObject, read_jsonl
+from coseek.core.files import Json, JsonObject, read_jsonl, temp_folder
 from coseek.core.plugins import is_plugin_path
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
-from coseek.core.temp_files import temp_folder
 from coseek.data.dataset import EVERY
 from coseek.data.maker import WorldGroup, world_maker
 from coseek.data.trajectory import Trajectory

@@ -18,10 +18,9 @@ import torch
 
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, ErrorList, UserError
-from coseek.core.files import JsonObject, read_json, read_jsonl
+from coseek.core.files import JsonObject, read_json, read_jsonl, temp_folder
 from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
-from coseek.core.temp_files import temp_folder
 from coseek.core.text import counted
 from coseek.graders.judge import is_world
 from coseek.hardware.device import accelerators

@@ -7,8 +7,18 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from coseek.core.errors import DataError, DiskFault, UserError
-from coseek.core.files import JsonObject, make_folder, parsing, read_json, read_json_object, sync, write_json
-from coseek.core.temp_files import recover_folder, replace_folder, sweep
+from coseek.core.files import (
+    JsonObject,
+    make_folder,
+    parsing,
+    read_json,
+    read_json_object,
+    recover_folder,
+    replace_folder,
+    sweep,
+    sync,
+    write_json,
+)
 from coseek.data.corpus_file import STAMP
 
 # Resumable build: an index build that continues after a kill.

@@ -19,9 +19,8 @@ from rich.text import Text
 
 from coseek.cli.terminal import AsJson, new_app, note, output
 from coseek.core.errors import EXTRA_OF, MissingExtra
-from coseek.core.files import atomic_write
+from coseek.core.files import atomic_write, temp_folder
 from coseek.core.record import Record
-from coseek.core.temp_files import temp_folder
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import memory_bytes
 

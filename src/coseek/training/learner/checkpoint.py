@@ -28,11 +28,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from coseek.core.errors import CoseekError, DataError, DiskFault, RunError
-from coseek.core.files import JsonObject, atomic_folder, link_files, read_json_object, write_json
+from coseek.core.files import JsonObject, atomic_folder, link_files, read_json_object, recover_folder, sweep, write_json
 from coseek.core.lock import lock_folder
 from coseek.core.progress import PendingStop
 from coseek.core.settings import Settings, check_same_settings, dump_settings, make_settings
-from coseek.core.temp_files import recover_folder, sweep
 from coseek.training.learner.learner import ForwardModel, LearnerState, Trainable
 from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.tracker import MetricsLog

@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import fmean
 
 from coseek.core.errors import DiskFault
-from coseek.core.files import JsonObject, atomic_folder, json_line
+from coseek.core.files import JsonObject, atomic_folder, json_line, sweep
 from coseek.core.progress import Evaluate, Progress
-from coseek.core.temp_files import sweep
 from coseek.core.text import counted
 from coseek.data.run import Run
 from coseek.data.token_data import FILE
