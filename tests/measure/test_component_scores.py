@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from tests.measure.samples import MIRA, ORBO, QUESTION, fault, run, search_of
 
+from coseek.cli.commands.leaderboard import make_leaderboard
 from coseek.core.files import JsonObject
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.question import Question
 from coseek.measure.component_scores import CombinationGain, component_run, component_table
 from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paired_difference
-from coseek.measure.leaderboard import leaderboard
 from coseek.measure.plots import Series, line_plot
 from coseek.measure.score import (
     UNREAD,
@@ -173,7 +173,7 @@ def test_where_a_verdict_is_unread_on_one_side_nobody_is_compared_by_judges() ->
 def test_a_leaderboard_calls_a_lower_bound_one() -> None:
     questions, read = questions_judged(True, None)
     runs = {("a", "nq"): score_run("a", [run(answer="the capital", question=question) for question in questions], read)}
-    board = leaderboard(runs, "gen_acc")
+    board = make_leaderboard(runs, "gen_acc")
     assert board.cells["a", "nq"].missing == 0
     assert board.table().rows[0][1].startswith("≥ 0.500 [") and "(1 of 2 unread)" in board.table().rows[0][1]
     assert any("1 of 2 verdicts are missing" in note for note in board.notes())

@@ -6,7 +6,7 @@ from tests.agents.test_tools import tool
 
 from coseek.agents.protocol import load_protocol
 from coseek.data.question import plan_of
-from coseek.lab.world.plan import kind_of
+from coseek.lab.world.rationales import kind_of
 from coseek.lab.world.world import WorldSettings, make_world
 from coseek.measure.reasoning import ReasoningClaims, reasoning_values, reasonings_of
 

@@ -5,12 +5,12 @@ import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, run, search_of
 
 from coseek.agents.protocol import stored_protocol
+from coseek.cli.commands.leaderboard import make_leaderboard
 from coseek.core.errors import DataError, UnknownName
 from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.measure.leaderboard import leaderboard
 from coseek.measure.question_groups import MACRO, MACRO_LARGE
 from coseek.measure.score import METRICS, score_run, score_runs, score_trajectory
 from coseek.measure.table import comparison_table, dataset_table, grouped_tables, main_table
@@ -133,7 +133,7 @@ def test_different_questions_that_share_an_id_are_never_paired() -> None:
         score_runs({"a": batch("Velora", (ONE_HOP,)), "b": batch("Velora", (other,))}, questions=[QUESTION, ONE_HOP])
     scored_runs = {("a", "world"): score_run("a", batch("x")), ("b", "world"): score_run("b", batch("x", (other,)))}
     with pytest.raises(DataError, match="two different questions"):
-        leaderboard(scored_runs, "em")
+        make_leaderboard(scored_runs, "em")
 
 
 def test_the_same_values_get_the_same_interval_in_every_table() -> None:

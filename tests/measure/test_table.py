@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tests.measure.samples import MIRA, ORBO, QUESTION, fault, run, search_of
 
-from coseek.cli.commands.leaderboard import named_run
+from coseek.cli.commands.leaderboard import Leaderboard, make_leaderboard, named_run
 from coseek.data.grade_cache import Verdict
 from coseek.data.trajectory import Trajectory
 from coseek.measure.agreement import Agreement, agreement, agreement_table
 from coseek.measure.intervals import Interval
-from coseek.measure.leaderboard import Leaderboard, leaderboard
 from coseek.measure.score import ScoredRun, Scores, Verdicts, score_run, score_runs
 from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json
 
@@ -99,7 +98,7 @@ def board(**more: object) -> Leaderboard:
     cells = {("weak", "nq"): rows(2, 8), ("weak", "hotpotqa"): rows(1, 3), ("strong", "nq"): rows(9, 1),
              ("strong", "hotpotqa"): rows(2, 2), ("<b>part|ly</b>", "hotpotqa"): rows(3, 0, faults=1)}  # fmt: skip
     runs: dict[tuple[str, str], ScoredRun] = {key: score_run(key[0], cell) for key, cell in cells.items()}
-    return leaderboard(runs, "em", in_domain=("nq",), by=["Judge: nobody."])
+    return make_leaderboard(runs, "em", in_domain=("nq",), by=["Judge: nobody."])
 
 
 def test_a_run_in_a_folder_with_an_equals_sign_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,20 +134,20 @@ def test_faults_and_missing_questions_are_said_below_the_table() -> None:
 def test_an_unreachable_judge_gives_no_lower_bound_of_nothing() -> None:
     verdicts: Verdicts = {(f"q{n}", "Zun"): Verdict(f"q{n}", "Zun", None, fault="refused") for n in range(2)}
     runs = {("a", name): score_run("a", rows(0, 2), verdicts) for name in ("nq", "hotpotqa")}
-    board = leaderboard(runs, "gen_acc")
+    board = make_leaderboard(runs, "gen_acc")
     assert set(board.table().rows[0][1:]) == {"–"}
     assert "a: the judge did not reply, 4 of 4: refused; the same command asks again." in board.notes()
 
 
 def test_a_question_that_a_system_was_not_asked_is_missing_where_another_was() -> None:
     runs = {("a", "nq"): score_run("a", rows(3, 3)), ("b", "nq"): score_run("b", rows(1, 1))}
-    assert leaderboard(runs, "em").cells["b", "nq"].missing == 4
+    assert make_leaderboard(runs, "em").cells["b", "nq"].missing == 4
 
 
 def test_a_metric_that_some_questions_cannot_have_is_not_missing() -> None:
     bare = run(question=replace(QUESTION, id="q7", gold_ids=()))
     runs = {("a", "nq"): score_run("a", [*rows(1, 0), bare])}
-    assert leaderboard(runs, "recall").cells["a", "nq"].missing == 0
+    assert make_leaderboard(runs, "recall").cells["a", "nq"].missing == 0
 
 
 def test_a_name_breaks_neither_the_page_nor_the_table() -> None:
