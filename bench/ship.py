@@ -31,7 +31,7 @@ from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.digests import KEY
 from coseek.hub.card import FILE as CARD
 from coseek.hub.card import ModelCard
-from coseek.lab.pipelines.reader_recipes import BaseRecipe
+from coseek.lab.pipelines.recipes import BaseRecipe
 from coseek.models.model_folder import WEIGHTS, Kind, model_path, shipped_models
 from coseek.pipelines.run_record import FILE
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe

@@ -52,7 +52,7 @@ NEIGHBOURS = {
 
 TORCH_FREE = (
     "core", "data", "hardware", "retrieval", "agents", "rewards", "measure", "traces", "hub", "graders", "labels",
-    "view", "cli", "lab.world", "lab.agents", "lab.graders", "lab.synthesis",
+    "view", "cli", "lab.world", "lab.agents", "lab.synthesis",
 )  # fmt: skip
 
 LONG: dict[str, str] = {}

@@ -20,7 +20,7 @@ from coseek.data.question import Question, plan_of
 from coseek.data.trajectory import Search, StopReason
 from coseek.graders.generator import GeneratorSettings, load_generator_prompt
 from coseek.lab.agents.expert import PERFECT, ExpertAgent, ExpertSettings
-from coseek.lab.world.plan import kind_of
+from coseek.lab.world.rationales import kind_of
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer

@@ -15,7 +15,7 @@ from coseek.data.question import Question, plan_of
 from coseek.graders.ranker import GoldRanker, ModelRanker, RankingRequest, load_rank_prompt, read_order
 from coseek.graders.reasoning import ReasonedRun, ReasoningReader
 from coseek.graders.structured_output import FAULT, RETRIES, CallCounts, Unreadable
-from coseek.lab.graders.oracle import OracleRanker
+from coseek.lab.parts.oracle import OracleRanker
 from coseek.lab.world.world import WorldSettings, make_world
 from coseek.measure.reasoning import ReasoningClaims
 from coseek.retrieval.query import PastTurn, Query

@@ -14,7 +14,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import write_yaml
 from coseek.core.settings import Settings, changed_settings, make_settings
 from coseek.hub.card import FILE, ModelCard, base_model_of, front_of, inert, paragraph, read_card, shared, shown_table
-from coseek.lab.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe
+from coseek.lab.pipelines.recipes import BaseRecipe, GeneratorRecipe
 from coseek.measure.table import Table
 from coseek.pipelines.agent_recipe import load_recipe, preset_names, recipe_names
 from coseek.pipelines.together_recipe import load_together_recipe

@@ -18,7 +18,7 @@ from coseek.data.passage import Corpus
 from coseek.graders.factory import open_generator
 from coseek.graders.generator import GeneratorSettings, ReadingInput
 from coseek.lab.pipelines.base import BaseTraining, facts_read
-from coseek.lab.pipelines.reader_recipes import BaseRecipe, CorpusSettings
+from coseek.lab.pipelines.recipes import BaseRecipe, CorpusSettings
 from coseek.lab.training.base_tasks import LIVE_WORLDS, BaseTasks
 from coseek.lab.training.examples import ExampleSampler
 from coseek.library import make_world

@@ -13,7 +13,7 @@ from coseek.graders.factory import open_generator
 from coseek.graders.generator import GeneratorSettings, ReadingInput
 from coseek.hardware.placement import FLOAT32
 from coseek.lab.pipelines.reader import GeneratorTraining
-from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
+from coseek.lab.pipelines.recipes import GeneratorRecipe
 from coseek.lab.world.settings import WorldSettings
 from coseek.models.model_folder import model_path
 from coseek.models.pretrained import load_model

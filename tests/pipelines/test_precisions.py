@@ -14,7 +14,7 @@ from coseek.core.errors import SettingError
 from coseek.core.settings import Settings, dump_settings
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.placement import named
-from coseek.lab.pipelines.reader_recipes import GeneratorRecipe
+from coseek.lab.pipelines.recipes import GeneratorRecipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, preset_names, recipe_names
 from coseek.pipelines.run_record import FILE, resolve_recipe
 from coseek.pipelines.together_recipe import load_together_recipe

@@ -36,7 +36,7 @@ from coseek.pipelines.estimate import local_graders, shape_of
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.pipelines.run_record import agent_identities
 from coseek.pipelines.run_record import resolve_recipe
-from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
+from coseek.lab.pipelines.recipes import SimulatorRecipe, check_simulator
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.retrieval.factory import open_retriever
 from coseek.training.encoder.recipe import load_retriever_recipe

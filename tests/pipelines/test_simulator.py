@@ -15,8 +15,8 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.prompt_file import load_prompt
 from coseek.core.settings import make_settings
 from coseek.data.trajectory import Author, Search
+from coseek.lab.pipelines.recipes import SimulatorRecipe, check_simulator
 from coseek.lab.pipelines.simulator import SimulatorTraining, examples
-from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
 from coseek.models.text_model import open_local_text_model

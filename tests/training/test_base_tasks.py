@@ -25,7 +25,7 @@ from coseek.lab.training.base_tasks import (
     Task,
 )
 from coseek.lab.training.examples import ExampleSampler
-from coseek.lab.world.plan import wanted
+from coseek.lab.world.rationales import wanted
 from coseek.models.tokenizer import ByteTokenizer
 
 EXAMPLES = 60

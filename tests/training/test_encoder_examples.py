@@ -17,8 +17,8 @@ from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
-from coseek.lab.labels.synthetic import KINDS, SyntheticSettings, synthetic_labels, texts_of
-from coseek.lab.synthesis.settings import SynthesisSettings
+from coseek.lab.parts.synthesis import SynthesisSettings
+from coseek.lab.parts.synthetic import KINDS, SyntheticSettings, synthetic_labels, texts_of
 from coseek.lab.synthesis.synthesis import synthesize
 from coseek.lab.world.oracle import SUPPORT
 from coseek.lab.world.settings import WorldSettings

@@ -14,7 +14,7 @@ from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 
-PACKAGE = "coseek.lab.data"
+PACKAGE = "coseek.lab.parts"
 
 
 class MadeData(Protocol):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from coseek.graders.ranker import Ranker
     from coseek.graders.relevance import RelevanceScorer
 
-GRADERS = "coseek.lab.graders"
+GRADERS = "coseek.lab.parts"
 """The package of graders that are found by their names."""
 
 ORACLE = "oracle"

@@ -15,8 +15,8 @@ from coseek.core.errors import DataError
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
+from coseek.lab.parts.synthesis import SynthesisSettings
 from coseek.lab.synthesis.gates import AgentSolver
-from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.lab.synthesis.synthesis import SynthesisSummary, synthesize
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import make_world

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from coseek.data.passage import Corpus, Passage
+from coseek.lab.parts.synthesis import SynthesisSettings
 from coseek.lab.synthesis.graph import HopGraph
-from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.lab.synthesis.statements import StatementWriter
 
 FILMS = (

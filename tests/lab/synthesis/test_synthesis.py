@@ -17,11 +17,10 @@ from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, gold_path
-from coseek.lab.data.synthesis import training_questions
+from coseek.lab.parts.synthesis import SynthesisSettings, training_questions
 from coseek.lab.synthesis.gates import rule_verdicts
 from coseek.lab.synthesis.graph import HopGraph
 from coseek.lab.synthesis.proposals import Proposal, QuestionProposer
-from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.lab.synthesis.synthesis import RECORD, UNANSWERABLE, SynthesisSummary, synthesize
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import World, make_world

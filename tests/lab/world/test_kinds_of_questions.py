@@ -18,8 +18,7 @@ from coseek.data.dataset import Dataset
 from coseek.data.question import KNOWN, Question, plan_of
 from coseek.lab.agents.expert import PERFECT, ExpertAgent, ExpertSettings
 from coseek.lab.training.examples import ExampleSampler
-from coseek.lab.world.plan import LIST, kind_of, listed
-from coseek.lab.world.rationales import MARK, recalled
+from coseek.lab.world.rationales import LIST, MARK, kind_of, listed, recalled
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer

@@ -10,7 +10,7 @@ from tests.examples_drawn import at_most
 from coseek.core.errors import DataError
 from coseek.data.question import Question, plan_of
 from coseek.lab.world.oracle import GOLD, MISLEADING, OTHER_HOP, SUPPORT
-from coseek.lab.world.plan import kind_of
+from coseek.lab.world.rationales import kind_of
 from coseek.lab.world.world import World, WorldSettings, make_world
 
 

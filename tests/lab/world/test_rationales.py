@@ -8,8 +8,7 @@ from coseek.data.answers import exact_match
 from coseek.data.passage import Passage
 from coseek.data.question import Question, plan_of
 from coseek.lab.training.examples import ExampleSampler
-from coseek.lab.world.plan import constraints_of, kind_of
-from coseek.lab.world.rationales import MARK, NOW, rationale
+from coseek.lab.world.rationales import MARK, NOW, constraints_of, kind_of, rationale
 from coseek.lab.world.settings import WorldSettings
 from coseek.lab.world.world import World, make_world
 

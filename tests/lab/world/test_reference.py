@@ -9,9 +9,8 @@ from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.settings import dump_settings
 from coseek.lab.world import world
-from coseek.lab.world.reference import reference_world
 from coseek.lab.world.settings import WorldSettings
-from coseek.lab.world.world import World, make_world
+from coseek.lab.world.world import World, make_world, reference_world
 from coseek.library import make_world as make_in_folder
 from coseek.pipelines.agent_recipe import load_recipe
 

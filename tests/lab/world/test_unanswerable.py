@@ -13,7 +13,7 @@ from coseek.agents.protocol import load_protocol
 from coseek.data.question import plan_of
 from coseek.data.trajectory import Author
 from coseek.lab.agents.expert import PERFECT, ExpertAgent, ExpertSettings
-from coseek.lab.labels.synthetic import SyntheticSettings, synthetic_labels
+from coseek.lab.parts.synthetic import SyntheticSettings, synthetic_labels
 from coseek.lab.training import drills
 from coseek.lab.training.drills import make_drills
 from coseek.lab.training.examples import ExampleSampler

@@ -17,7 +17,7 @@ from coseek.data.dataset import Dataset
 from coseek.data.question import Question, plan_of
 from coseek.lab.world.facts import Entity
 from coseek.lab.world.passages import MAX_WORDS
-from coseek.lab.world.plan import kind_of
+from coseek.lab.world.rationales import kind_of
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.retrieval.retrievers.bm25 import Bm25
 

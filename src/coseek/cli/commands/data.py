@@ -36,9 +36,9 @@ from coseek.data.run import Run
 from coseek.graders.factory import open_frozen_model, open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.device import AUTO
+from coseek.lab.parts.synthesis import SynthesisSettings
 from coseek.lab.synthesis.gates import AgentSolver
 from coseek.lab.synthesis.proposals import QuestionProposer
-from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.lab.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
 from coseek.lab.synthesis.synthesis import synthesize as synthesize_questions
 from coseek.labels.importing import LabelImport, import_labels

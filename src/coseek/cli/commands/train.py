@@ -16,8 +16,14 @@ from coseek.cli.terminal import AsJson, Bar, assignments, new_app, output, resum
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_json
 from coseek.core.settings import dump_settings, make_settings
-from coseek.lab.pipelines.reader_recipes import BaseRecipe, GeneratorRecipe, ReaderRecipe, corpus_recipe
-from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
+from coseek.lab.pipelines.recipes import (
+    BaseRecipe,
+    GeneratorRecipe,
+    ReaderRecipe,
+    SimulatorRecipe,
+    check_simulator,
+    corpus_recipe,
+)
 from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_settings
 from coseek.pipelines.agent_recipe import load_recipe, parent_of, recipe_names, recipe_path

@@ -9,8 +9,7 @@ from coseek.cli.options import pairs
 from coseek.cli.terminal import AsJson, assignments, new_app, next_index, output
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
-from coseek.lab.world.reference import chosen_world
-from coseek.lab.world.world import check_world_folder, make_world
+from coseek.lab.world.world import check_world_folder, chosen_world, make_world
 
 GROUP = "Data and indexes"
 app = new_app()

@@ -22,8 +22,20 @@ from coseek.data.trajectory import Search
 from coseek.lab.training.drills import make_drills
 from coseek.lab.world.lexicon import laptop_lexicon
 from coseek.lab.world.passages import spaced
-from coseek.lab.world.plan import LIST, answer_of, constraints_of, kind_of, listed, wanted
-from coseek.lab.world.rationales import MISSED, NEXT, NOW, compared, line, step_line
+from coseek.lab.world.rationales import (
+    LIST,
+    MISSED,
+    NEXT,
+    NOW,
+    answer_of,
+    compared,
+    constraints_of,
+    kind_of,
+    line,
+    listed,
+    step_line,
+    wanted,
+)
 from coseek.models.model import EpisodeState
 
 

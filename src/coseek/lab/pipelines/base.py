@@ -29,7 +29,7 @@ from coseek.data.digests import Identities
 from coseek.data.passage import Corpus, Passage
 from coseek.graders.generator import ContextBudget, Generator
 from coseek.lab.pipelines.reader import ReaderTraining
-from coseek.lab.pipelines.reader_recipes import BaseRecipe, CorpusSettings
+from coseek.lab.pipelines.recipes import BaseRecipe, CorpusSettings
 from coseek.lab.synthesis.synthesis import synthesize
 from coseek.lab.training.base_tasks import BaseExample, BaseTasks, Task
 from coseek.lab.training.examples import ExampleSampler

@@ -41,7 +41,7 @@ from coseek.graders.generator import (
     load_generator_prompt,
 )
 from coseek.hub.card import FILE as MODEL_CARD
-from coseek.lab.pipelines.reader_recipes import GeneratorRecipe, ReaderRecipe
+from coseek.lab.pipelines.recipes import GeneratorRecipe, ReaderRecipe
 from coseek.lab.training.examples import ExampleSampler, ExampleWriter
 from coseek.lab.world.world import World, make_world
 from coseek.measure.score import Scores, score_runs

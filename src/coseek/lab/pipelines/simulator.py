@@ -20,7 +20,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Search, Trajectory
 from coseek.graders.scoring import TrajectoryScorer
 from coseek.hardware.placement import Placement
-from coseek.lab.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
+from coseek.lab.pipelines.recipes import SimulatorRecipe, check_simulator
 from coseek.models.model_folder import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.demonstrations import reply_to

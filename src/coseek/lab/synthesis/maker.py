@@ -15,10 +15,10 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question, plain_name
 from coseek.graders.generator import Generator
+from coseek.lab.parts.synthesis import Split, SynthesisSettings
 from coseek.lab.synthesis.gates import Solver, Verdicts, edge, model_verdicts, rule_verdicts
 from coseek.lab.synthesis.graph import HopGraph, key_of
 from coseek.lab.synthesis.proposals import MANY_FAULTS, Proposal, QuestionWriter
-from coseek.lab.synthesis.settings import Split, SynthesisSettings
 from coseek.retrieval.lexical.analyzer import has_words
 from coseek.training.encoder.examples import document_of
 

@@ -24,8 +24,8 @@ from coseek.graders.structured_output import (
     Unreadable,
     ask_with_retry,
 )
+from coseek.lab.parts.synthesis import SynthesisSettings
 from coseek.lab.synthesis.graph import HopGraph, PassageGroup
-from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.models.judge_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import repeatable

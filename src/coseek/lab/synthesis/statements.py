@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from coseek.data.passage import Passage
+from coseek.lab.parts.synthesis import SynthesisSettings
 from coseek.lab.synthesis.graph import CAPITAL, MONTHS, NAME, HopGraph, key_of
 from coseek.lab.synthesis.proposals import BATCH, Proposal, shuffled
-from coseek.lab.synthesis.settings import SynthesisSettings
 
 _PREPOSITIONS = "in|on|at|by|of|to|for|from|with|under|within|near|into|through"
 _DATE = rf"(?:(?:\d{{1,2}}\s)?(?:{MONTHS})(?:\s\d{{1,2}},)?\s)?(?:1\d|20)\d\d\b"

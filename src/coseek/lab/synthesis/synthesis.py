@@ -22,11 +22,11 @@ from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, save_questions, twins, withhold
 from coseek.graders.generator import Generator
+from coseek.lab.parts.synthesis import SynthesisSettings
 from coseek.lab.synthesis.gates import Solver
 from coseek.lab.synthesis.graph import HopGraph
 from coseek.lab.synthesis.maker import SPLITS, QuestionMaker, Tell, owned_passages
 from coseek.lab.synthesis.proposals import QuestionProposer
-from coseek.lab.synthesis.settings import SynthesisSettings
 from coseek.lab.synthesis.statements import StatementWriter
 
 RECORD = "synthesis.json"

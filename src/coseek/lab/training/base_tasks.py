@@ -29,8 +29,7 @@ from coseek.graders.generator import Generator, ReadingInput
 from coseek.lab.training.examples import DRILL_FACTS, ExampleSampler, drill_of, trajectory_of
 from coseek.lab.training.record_task import RecordTask
 from coseek.lab.world.passages import spaced
-from coseek.lab.world.plan import kind_of, wanted
-from coseek.lab.world.rationales import MARK, NEXT, rationale, step_line
+from coseek.lab.world.rationales import MARK, NEXT, kind_of, rationale, step_line, wanted
 from coseek.lab.world.world import World, WorldSettings, make_world
 from coseek.models.model import Tokenizer
 from coseek.training.sft.settings import Weight

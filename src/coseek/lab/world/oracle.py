@@ -19,7 +19,7 @@ from coseek.data.question import Question, Step, plan_of
 from coseek.lab.world.drawn_lexicon import lexicon_of
 from coseek.lab.world.facts import Entity, Fact, Facts
 from coseek.lab.world.lexicon import Lexicon
-from coseek.lab.world.plan import LIST, kind_of
+from coseek.lab.world.rationales import LIST, kind_of
 from coseek.lab.world.settings import WorldSettings
 from coseek.measure.reasoning import ReasoningClaims
 

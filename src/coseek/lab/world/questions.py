@@ -18,7 +18,7 @@ from coseek.data.question import KNOWN, Question, Step, plan_of, with_options
 from coseek.lab.world.facts import Entity, Fact, Facts
 from coseek.lab.world.lexicon import Constraint, Lexicon, Relation
 from coseek.lab.world.passages import WrittenWorld, spaced
-from coseek.lab.world.plan import LIST, listed
+from coseek.lab.world.rationales import LIST, listed
 from coseek.lab.world.settings import SPLITS, Split, WorldSettings
 
 ANCHOR_SHARES: dict[Split, float] = {"train": 0.70, "dev": 0.15, "test": 0.15}

@@ -5,13 +5,14 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from coseek.core.errors import DataError
-from coseek.core.files import atomic_folder, check_replaceable, read_json, write_json
+from coseek.core.errors import DataError, SettingError, UnknownName
+from coseek.core.files import atomic_folder, check_replaceable, read_json, read_yaml, write_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.lock import lock_beside
-from coseek.core.settings import dump_settings, make_settings
+from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import KNOWN, Question, plan_of, save_questions, twins, withhold
@@ -20,7 +21,6 @@ from coseek.lab.world.facts import make_facts
 from coseek.lab.world.oracle import Oracle
 from coseek.lab.world.passages import write_passages
 from coseek.lab.world.questions import make_known, make_questions, offer
-from coseek.lab.world.reference import reference_worlds
 from coseek.lab.world.settings import SPLITS, WorldSettings
 
 _FILES = re.compile(rf"world\.json|corpus\.jsonl|questions\.({'|'.join((*SPLITS, KNOWN))})\.jsonl")
@@ -135,3 +135,44 @@ def _withheld_ids(questions: Mapping[str, list[Question]], settings: WorldSettin
 
 def _stage_rng(settings: WorldSettings, name: str) -> random.Random:
     return random.Random(f"{settings.seed} {name}")
+
+
+# Reference worlds have a name and a digest, so that results of different versions are comparable.
+
+FOLDER = Path(__file__).parent / "worlds"
+
+
+class ReferenceWorld(Settings):
+    """A file of `worlds`."""
+
+    about: str
+    """One line of description."""
+    sha256: str
+    """`World.digest` of what the settings make."""
+    settings: WorldSettings
+    """The settings that differ from the defaults."""
+
+
+@cache
+def reference_worlds() -> dict[str, ReferenceWorld]:
+    """All reference worlds by name."""
+    files = sorted(FOLDER.glob("*.yaml"))
+    return {path.stem: make_settings(ReferenceWorld, read_yaml(path, "reference world"), path) for path in files}
+
+
+def reference_world(name: str) -> ReferenceWorld:
+    """A reference world by its name. Raises `UnknownName`, which suggests the closest one."""
+    if name not in reference_worlds():
+        raise UnknownName("reference world", name, reference_worlds())
+    return reference_worlds()[name]
+
+
+def chosen_world(settings: Mapping[str, object], name: str | None) -> WorldSettings:
+    """The settings given, or those of the reference world `name`, which takes no others."""
+    typed = make_settings(WorldSettings, settings)
+    if name is None:
+        return typed
+    fixed = reference_world(name).settings
+    if typed != WorldSettings():
+        raise SettingError(f"the settings of {name} are fixed; leave out yours, or the name")
+    return fixed

@@ -18,7 +18,7 @@ from coseek.labels.label_set import LabelSet
 from coseek.retrieval.views import View, load_views
 from coseek.training.learner.settings import LoraSettings, OptimizerSettings
 
-LABELS = "coseek.lab.labels"
+LABELS = "coseek.lab.parts"
 """The package of label sources, which are plug-ins."""
 
 

@@ -17,7 +17,7 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
 from coseek.data.question import Question, Step, plan_of
 from coseek.lab.world.oracle import SUPPORT
-from coseek.lab.world.plan import kind_of
+from coseek.lab.world.rationales import kind_of
 from coseek.lab.world.settings import LexiconName, WorldSettings
 from coseek.lab.world.world import World, make_world
 from coseek.labels.label_set import Candidate, LabelSet

@@ -1,1 +1,0 @@
-"""Graders of the laboratory, found by name: the oracle of a laptop world."""

@@ -1,1 +1,0 @@
-"""Training labels of the laboratory, found by name: those of laptop worlds."""

@@ -1,0 +1,1 @@
+"""Parts of the laboratory, found by name: laptop worlds, their oracle and labels, questions made from passages."""
