@@ -100,9 +100,13 @@ def test_every_metric_is_found_by_its_name(name: str) -> None:
     assert 0 < value <= 1
 
 
-@pytest.mark.parametrize("name", ["", "recal@5", "recall@0", "recall@", "recall@-1", "Recall@5", "ndcg@5 "])
-def test_a_misspelt_metric_is_refused(name: str) -> None:
-    with pytest.raises(UnknownName, match="no metric named"):
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("recal@5", "recall@5"), ("recal", "recall@10"), ("ndgc@3", "ndcg@3"), ("recall@0", "recall@10")]
+    + [("recall@", ""), ("recall@-1", ""), ("Recall@5", ""), ("ndcg@5 ", ""), ("", "")],
+)
+def test_a_misspelt_metric_is_refused_and_corrected_with_its_own_cut(name: str, nearest: str) -> None:
+    with pytest.raises(UnknownName, match=f"no metric named.*{nearest and f'did you mean {nearest!r}'}"):
         Metric.named(name)
 
 

@@ -1,16 +1,13 @@
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, run, search_of
 
-from coseek.core.errors import SettingError, UnknownName
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Search, Trajectory, evidence_of, rank_evidence
 from coseek.graders.generator import ContextBudget
 from coseek.measure import retrieval
-from coseek.measure.rankings import Metric, metrics_within
 from coseek.measure.score import score_trajectory
 
 
@@ -83,19 +80,3 @@ def test_the_evidence_holds_everything_that_was_retrieved_once(lists: list[list[
     assert sorted(order) == sorted({ident for ids in lists for ident in ids})
     chosen = list(dict.fromkeys(ident for ident in first if ident in order))
     assert list(order[: len(chosen)]) == chosen
-
-
-def test_metrics_are_read_once_each_within_the_depth_of_the_search() -> None:
-    assert [metric.name for metric in metrics_within(10, ["recall@10", "mrr", "recall@10"])] == ["recall@10", "mrr"]
-    for depth, names, says in (
-        (9, ["recall@10"], "reads 10 passages, and --depth is 9"),
-        (9, [], "no metric is named"),
-    ):
-        with pytest.raises(SettingError, match=says):
-            metrics_within(depth, names)
-
-
-def test_a_misspelt_metric_is_corrected_with_its_own_cut() -> None:
-    for wrong, right in (("recal@5", "recall@5"), ("recal", "recall@10"), ("ndgc@3", "ndcg@3")):
-        with pytest.raises(UnknownName, match=f"did you mean '{right}'"):
-            Metric.named(wrong)

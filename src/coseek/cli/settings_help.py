@@ -5,16 +5,17 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import cast
 
 import yaml
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from coseek.cli.terminal import print_json, tell
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject
-from coseek.core.settings import Settings, changed_settings, dump_settings
+from coseek.core.settings import Settings, changed_settings, dump_settings, group_of
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 
 WIDEST = 120
@@ -125,19 +126,16 @@ def listed(settings: Settings, prefix: str = "") -> Iterator[Setting]:
             yield from listed(value, f"{full_name}.")
             continue
         yield Setting(full_name, _description(field), tree[name])
-        if value is None and (kind := _settings_class(field)) is not None:
+        if value is None and (kind := group_of(type(settings), name)) is not None:
             yield from _unset_settings(kind, full_name, full_name)
 
 
-def _unset_settings(kind: type[Settings], group: str, only_with: str) -> Iterator[Setting]:
+def _unset_settings(kind: type[BaseModel], group: str, only_with: str) -> Iterator[Setting]:
     """Yield the settings of a group that is not set, with their defaults."""
     for name, field in kind.model_fields.items():
         full_name = f"{group}.{name}"
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        group_class = _settings_class(field)
-        if isinstance(default, Settings):
-            group_class, default = type(default), None
-        if group_class is not None:
+        if (group_class := group_of(kind, name)) is not None:
             yield Setting(full_name, _description(field), is_group=True, only_with=only_with)
             yield from _unset_settings(group_class, full_name, only_with)
         else:
@@ -167,9 +165,3 @@ def _format_value(value: Json) -> str:
 
 def _description(field: FieldInfo) -> str:
     return " ".join((field.description or "").split())
-
-
-def _settings_class(field: FieldInfo) -> type[Settings] | None:
-    """The settings class of a field, if its type is or includes one."""
-    types = get_args(field.annotation) or (field.annotation,)
-    return next((type_ for type_ in types if isinstance(type_, type) and issubclass(type_, Settings)), None)

@@ -88,15 +88,15 @@ def component_run(
     return replace(collect(name, rows()), fault_reasons=fault_reasons)
 
 
-def component_table(own: Scores, component: Scores, metrics: Sequence[str] = ("em",), group: str = ALL) -> Table:
+def component_table(own: Scores, component: Scores, metrics: Sequence[str] = ("em",)) -> Table:
     """One row per run: scores of its own answers and of the generator's, and the size of the generator's context.
 
     `component` holds the runs under the same names. The own score of an agent without answers is a dash.
     """
     rows = []
     summaries: list[MetricSummary] = []
-    for agent in (summary for summary in own.summaries if summary.group == group):
-        generator = component.of(agent.run, group)
+    for agent in (summary for summary in own.summaries if summary.group == ALL):
+        generator = component.of(agent.run)
         summaries += [agent, replace(generator, run=generator.run + SUFFIX)]
         cells = [agent.run, str(generator.questions)]
         answered = agent.metrics.get("answered")

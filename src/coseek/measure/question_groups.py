@@ -22,13 +22,9 @@ def _by_hops(question: Question) -> str | None:
     return None if question.hops is None else f"{question.hops} hop" + ("s" if question.hops != 1 else "")
 
 
-def _by_chain(question: Question) -> str | None:
-    return "2+ hops" if question.hops is not None and question.hops > 1 else None
-
-
 GROUPS: dict[str, Callable[[Question], str | None]] = {
     "hops": _by_hops,
-    "chain": _by_chain,
+    "chain": lambda question: "2+ hops" if (question.hops or 0) > 1 else None,
     "kind": lambda question: question.kind,
     "known": lambda question: "known" if question.meta.get(KNOWN) else "not known",
     "dataset": lambda question: question.dataset,

@@ -62,22 +62,20 @@ class OracleJudge(OracleGrader):
     """The oracle of a laptop world as a judge."""
 
     def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
-        return [self._verdict(claim) for claim in claims]
-
-    def _verdict(self, claim: Claim) -> Verdict:
-        right = self.oracle.judge(claim.question, claim.response)
-        return Verdict(claim.question.id, claim.response, right, asked=claim.asked)
+        rulings = [(claim, self.oracle.judge(claim.question, claim.response)) for claim in claims]
+        return [Verdict(claim.question.id, claim.response, right, asked=claim.asked) for claim, right in rulings]
 
 
 class OracleRelevance(OracleGrader):
     """The oracle of a laptop world as a relevance scorer."""
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        return [Rating(candidates.turn.id, candidates.digest, self._scores_by_id(candidates)) for candidates in asked]
+        return [self._rating(candidates) for candidates in asked]
 
-    def _scores_by_id(self, candidates: CandidateList) -> dict[str, float]:
+    def _rating(self, candidates: CandidateList) -> Rating:
         scores = self.scores(candidates.turn.question, candidates.turn.query.text, candidates.passages)
-        return {passage.id: score for passage, score in zip(candidates.passages, scores, strict=True)}
+        ids = (passage.id for passage in candidates.passages)
+        return Rating(candidates.turn.id, candidates.digest, dict(zip(ids, scores, strict=True)))
 
 
 class OracleRanker(OracleGrader):
