@@ -1,10 +1,12 @@
 """Fears about the web: a key that is stored, a page that reaches into this machine, costs that nobody sees."""
 
+import gzip
 import ipaddress
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
-from tests.models.http_site import Said
-from tests.retrieval.web_server import SECRET, SENT_AS, Site, running
+from tests.models import http_site
+from tests.models.http_site import Asked, Said
 
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json
@@ -34,6 +36,87 @@ from coseek.retrieval.web.pages import (
     read_page,
 )
 from coseek.retrieval.web.providers import WebResult, distinct, plain
+
+# --- a small web: saved pages, canned answers of the providers, and servers that behave badly
+SECRET = "sk-SECRET-4711"
+SENT_AS = {
+    "serper": ("x-api-key", SECRET),
+    "google": ("x-goog-api-key", SECRET),
+    "brave": ("x-subscription-token", SECRET),
+    "tavily": ("authorization", f"Bearer {SECRET}"),
+}
+"""Provider → the header that carries the key."""
+PAGES = Path(__file__).parent / "pages"
+
+
+@dataclass
+class Site:
+    """A running server."""
+
+    url: str
+    answers: dict[str, Callable[[int], Said]]
+    """Path without its query → what is answered to the n-th request for it, n from 0."""
+    seen: list[Asked]
+
+    def answer(self, request: Asked) -> Said:
+        path = request.path.partition("?")[0]
+        reply = self.answers[path](self.count(path)) if path in self.answers else Said(status=404)
+        self.seen.append(request)
+        return reply
+
+    def says(self, path: str, *answers: Said) -> None:
+        """Answer with these in order; repeat the last."""
+        self.answers[path] = lambda number: answers[min(number, len(answers) - 1)]
+
+    def answer_of(self, name: str) -> str:
+        """Serve the stored answer of a provider, whose results are the pages here; returns its URL."""
+        text = (PAGES / f"answer.{name}.json").read_text(encoding="utf-8").replace("BASE", self.url)
+        self.says("/api", Said(text.encode(), headers={"Content-Type": "application/json"}))
+        return f"{self.url}/api"
+
+    def count(self, path: str) -> int:
+        return sum(request.path.partition("?")[0] == path for request in self.seen)
+
+
+def html(body: bytes, content_type: str = "text/html", **headers: str) -> Said:
+    return Said(body, headers={"Content-Type": content_type, **headers})
+
+
+def _saved() -> dict[str, Said]:
+    read = {path.name: path.read_bytes() for path in PAGES.iterdir()}
+    return {
+        "/lighthouse.html": html(gzip.compress(read["lighthouse.html"]), **{"Content-Encoding": "gzip"}),
+        "/bridge.html": html(read["bridge.windows-1252.html"], "text/html; charset=windows-1252"),
+        "/garden.html": html(read["garden.shift-jis.html"]),
+        "/shell.html": html(read["shell.html"]),
+        "/notes.txt": html(b"Plain notes\x00 on tides.\n", "text/plain"),
+        "/photo": html(b"\x89PNG", "image/png"),
+        "/long": html(b"<p>" + b"word " * 1_000_000),
+        "/bomb": html(gzip.compress(b"0" * 50_000_000), **{"Content-Encoding": "gzip"}),
+        "/broken-gzip": html(b"no gzip", **{"Content-Encoding": "gzip"}),
+        "/brotli": html(b"x", **{"Content-Encoding": "br"}),
+        "/loop": Said(status=302, headers={"Location": "/loop"}),
+        "/moved": Said(status=301, headers={"Location": "/lighthouse.html#lamp"}),
+        "/to-file": Said(status=302, headers={"Location": "file:///etc/hostname"}),
+        "/to-user": Said(status=302, headers={"Location": "http://me:secret@127.0.0.1/"}),
+        "/to-nonsense": Said(status=302, headers={"Location": "http://[:::1/"}),
+        "/gone": Said(status=404),
+        "/slow": Said(b"<p>tick</p>" * 50, headers={"Content-Type": "text/html"}, dribble_s=0.05),
+    }
+
+
+@contextmanager
+def running() -> Iterator[Site]:
+    """Run a local server inside the block."""
+    web = Site("", {}, [])
+    for path, reply in _saved().items():
+        web.says(path, reply)
+    with http_site.site(web.answer) as there:
+        web.url = there.url
+        yield web
+
+
+# --- searches
 
 HERE = PageLimits(allow_private=True)
 
@@ -319,7 +402,7 @@ def test_addresses_of_the_open_internet() -> None:
 
 
 def test_an_article_is_read_without_what_stands_around_it() -> None:
-    body = (Path(__file__).parent / "pages" / "lighthouse.html").read_bytes()
+    body = (PAGES / "lighthouse.html").read_bytes()
     page = read_page(FetchedPage("u", body, "text/html"))
     assert page.title == "The lighthouse of Vessel Point"
     assert page.text.startswith("The lighthouse of Vessel Point stands on a low cliff")
