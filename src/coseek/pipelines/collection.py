@@ -6,19 +6,32 @@ dropped. A page that cannot be fetched is counted and has no passage.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import Field
 
+from coseek.core.cache import TextCache
+from coseek.core.concurrency import WorkAhead
 from coseek.core.connections import canonical_url, is_url
-from coseek.core.errors import DataError, ModelError, RunError
-from coseek.core.files import Json, atomic_folder, check_output_folder, check_replaceable, read_lines, write_json
+from coseek.core.errors import DataError, ModelError, RetrieverError, RunError
+from coseek.core.files import (
+    Json,
+    atomic_folder,
+    check_output_folder,
+    check_replaceable,
+    json_line,
+    parse_line,
+    read_lines,
+    write_json,
+)
 from coseek.core.lock import lock_beside
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.core.record import Record
 from coseek.core.settings import Settings, dump_settings
+from coseek.core.strict_json import replace_surrogates
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.dataset import Dataset
 from coseek.data.imports._sources import SourceRow, kind_of, read_rows
@@ -28,9 +41,9 @@ from coseek.models.text_model import TextModel
 from coseek.models.written import without_reasoning
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.llm import PROMPTS
-from coseek.retrieval.retriever import Retriever
-from coseek.retrieval.web.page_store import PageStore, StoredPage, Tell
-from coseek.retrieval.web.pages import Fetcher, PageLimits
+from coseek.retrieval.retriever import Retriever, search_each
+from coseek.retrieval.retrievers.cached import CachedRetriever
+from coseek.retrieval.web.pages import Fetcher, PageFault, PageLimits, read_page
 
 RECORD = "collection.json"
 UNCOLLECTED = "uncollected"
@@ -40,6 +53,12 @@ _BULLET = re.compile(r"^\s*+(?:[-*•]|[0-9]{1,3}[.)])?\s*+")
 _MAX_TOKENS = 1000
 _BATCH = 32
 """Questions that a generator gets at once."""
+_PAGES_IN_MEMORY = 200
+_MAX_TEXTS = 10**12
+"""Texts to keep: all. An evicted page would be missing from the corpus."""
+
+Tell: TypeAlias = Callable[[str, int, int], None]
+"""(what is counted, count done, total)."""
 
 
 class CollectionSettings(Settings):
@@ -155,7 +174,8 @@ def collect(
             queries = [question.searched for questions in sources.questions.values() for question in questions]
             queries += [] if generator is None else sub_queries(generator, queries, settings.sub_queries, tell)
             queries = list(dict.fromkeys(queries))
-            result_urls, failed_searches = pages.search(search, queries, settings.results, tell)
+            cached = CachedRetriever(search, store, _MAX_TEXTS)
+            result_urls, failed_searches = _search(cached, queries, settings, tell)
             if queries and len(failed_searches) == len(queries):
                 raise RunError(f"every search failed: {failed_searches[queries[0]]}")
             sources.urls.update(dict.fromkeys(result_urls))
@@ -184,6 +204,71 @@ def collect(
 
         atomic_folder(out, fill)
     return saved[0]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPage(Record):
+    """A page as it was fetched, or why it could not be."""
+
+    url: str
+    """The address after redirects, in one spelling."""
+    title: str = ""
+    text: str = ""
+    fault: str = ""
+    """The reason why there is no text."""
+
+
+class PageStore:
+    """Fetches pages, each once, into an SQLite file, as they arrive."""
+
+    def __init__(self, path: Path, fetcher: Fetcher, at_once: int) -> None:
+        self.path = path
+        self._texts = TextCache(path, _MAX_TEXTS)
+        self._fetcher, self._at_once = fetcher, at_once
+
+    def fetch(self, urls: Sequence[str], retry: bool, tell: Tell) -> None:
+        """Fetch the pages that are not stored yet; with `retry` also those that failed."""
+        stored_urls = {url for url, page in self.pages(urls) if not (retry and page.fault)}
+        missing_urls = [url for url in urls if url not in stored_urls]
+        tell("pages", len(stored_urls), len(urls))
+        with WorkAhead(self._fetch, missing_urls, self._at_once) as ahead:
+            for done_count, _ in enumerate(ahead, start=len(stored_urls) + 1):
+                tell("pages", done_count, len(urls))
+
+    def pages(self, urls: Sequence[str]) -> Iterator[tuple[str, StoredPage]]:
+        """The stored pages among these addresses, in order."""
+        for start in range(0, len(urls), _PAGES_IN_MEMORY):
+            batch = urls[start : start + _PAGES_IN_MEMORY]
+            stored_texts = self._texts.read([f"{kind} {url}" for url in batch for kind in ("page", "fault")])
+            for url in batch:
+                if (text := stored_texts.get(f"page {url}", stored_texts.get(f"fault {url}"))) is not None:
+                    yield url, StoredPage.from_json(parse_line(text, f"{self.path}, {url}"))
+
+    def _fetch(self, url: str) -> None:
+        try:
+            fetched = self._fetcher.fetch(url)
+            content = read_page(fetched)
+            page = StoredPage(canonical_url(fetched.url) or url, replace_surrogates(content.title), content.text)
+        except PageFault as fault:
+            page = StoredPage(url, fault=str(fault))
+        # The cache never replaces a text, so a fault has a key of its own; a later page takes precedence over it.
+        self._texts.write({f"{'fault' if page.fault else 'page'} {url}": json_line(page.to_json())})
+
+
+def _search(
+    retriever: Retriever, queries: Sequence[str], settings: CollectionSettings, tell: Tell
+) -> tuple[list[str], dict[str, str]]:
+    """The distinct addresses of the hits, and the queries whose search failed, with the reason."""
+    urls, faults = dict[str, None](), dict[str, str]()
+    for start in range(0, len(queries), settings.at_once):
+        batch = queries[start : start + settings.at_once]
+        for query, hits in zip(batch, search_each(retriever, batch, settings.results), strict=True):
+            if isinstance(hits, RetrieverError):
+                faults[query] = str(hits)
+            else:
+                urls.update(dict.fromkeys(filter(None, (canonical_url(hit.passage.url) for hit in hits))))
+        tell("searches", start + len(batch), len(queries))
+    return list(urls), faults
 
 
 def sub_queries(generator: TextModel, questions: Sequence[str], count: int, tell: Tell) -> list[str]:
