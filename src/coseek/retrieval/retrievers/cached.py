@@ -67,10 +67,7 @@ class CachedRetriever(LayeredRetriever):
         keys = [digest_of(identity, json.dumps(self.seen(query)), str(k)) for query in queries]
         cached = self._store.read(list(dict.fromkeys(keys)))
         lists = {key: self._parse(text) for key, text in cached.items()}
-        missing_queries: dict[str, QueryLike] = {}
-        for key, query in zip(keys, queries, strict=True):
-            if key not in lists:
-                missing_queries.setdefault(key, query)
+        missing_queries = {key: query for key, query in zip(keys, queries, strict=True) if key not in lists}
         if missing_queries:
             searched = dict(zip(missing_queries, self.over.search(list(missing_queries.values()), k), strict=True))
             self._store.write({key: json.dumps([hit.to_json() for hit in hits]) for key, hits in searched.items()})

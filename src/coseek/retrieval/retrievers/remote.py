@@ -172,11 +172,8 @@ class RemoteRetriever:
         """Send requests concurrently; returns the results in order. The first failure cancels the rest."""
         if len(batches) < 2:
             return [self._send(batch, k) for batch in batches]
-        pool = ThreadPoolExecutor(min(self.settings.concurrency, len(batches)), "coseek-remote")
-        try:
+        with ThreadPoolExecutor(min(self.settings.concurrency, len(batches)), "coseek-remote") as pool:
             return list(pool.map(lambda batch: self._send(batch, k), batches))
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     def _send(self, batch: list[_QueryPayload], k: int) -> list[list[Hit]]:
         try:
@@ -285,9 +282,7 @@ class Replicas:
         queries = as_queries(queries, k)
         order = self._order()
         available = [index for index in order if self._rests_until[index] <= time.monotonic()] or order[:1]
-        count = min(len(available), len(queries))
-        if count < 2:
-            return self._search_in(order, queries, k)
+        count = max(1, min(len(available), len(queries)))
         bounds = [len(queries) * number // count for number in range(count + 1)]
         with ThreadPoolExecutor(count, "coseek-replicas") as pool:
             batches = [
