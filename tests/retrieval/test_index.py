@@ -33,15 +33,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "world"
 
 
-@pytest.mark.parametrize("retriever", ["bm25", "random"])
-def test_an_opened_index_finds_what_the_built_one_found(folder: Path, tmp_path: Path, retriever: str) -> None:
-    built = build_index(folder, retriever, tmp_path / "index")
-    opened = open_index(tmp_path / "index")
-    queries = ["wrote", "ada programs", "nobody"]
-    assert opened.search(queries, 2) == built.search(queries, 2)
-    assert opened.name == retriever
-
-
 def test_the_arrays_of_an_index_stay_on_disk(folder: Path, tmp_path: Path) -> None:
     build_index(folder, "bm25", tmp_path / "index")
     opened = open_index(tmp_path / "index")
@@ -127,7 +118,6 @@ CORPORA = st.lists(
     unique_by=lambda passage: passage.id,
 )
 ENCODED: dict[str, tuple[str, dict[str, object]]] = {
-    "exact": ("dense", {"search": "exact"}),
     "int8": ("dense", {"search": "int8", "dtype": "float16", "batch_size": 3}),
     "hnsw": ("hnsw", {"m": 8}),
 }

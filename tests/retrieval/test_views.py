@@ -1,14 +1,22 @@
 """What a retriever sees of a search turn. Run as a program, it writes the examples into docs/reference/views.md."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.retrieval.test_remote import asking, ids, remote, respond
+from tests.serve.live import CORPUS, EchoRetriever, live
 
 from coseek.core.errors import SettingError, UnknownName
-from coseek.retrieval.query import PastTurn, Query
+from coseek.core.files import Json, JsonObject
+from coseek.retrieval.query import EVERYTHING, ContextFields, PastTurn, Query, fitted
+from coseek.retrieval.retriever import fields_read
+from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
+from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
+from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
 from coseek.retrieval.views import (
     LAST_TURNS_ABOUT,
     TEMPLATES,
@@ -16,6 +24,7 @@ from coseek.retrieval.views import (
     Count,
     QueryView,
     ViewTemplate,
+    find_view,
     load_view,
     neutralise_separator,
     render_view,
@@ -309,6 +318,67 @@ def test_a_view_file_may_bring_a_template(tmp_path: Path) -> None:
 def test_a_template_that_cannot_be_filled_is_refused_when_it_is_made(text: str, turn: str, says: str) -> None:
     with pytest.raises(SettingError, match=re.escape(says)):
         QueryView("mine", template=ViewTemplate(text, turn))
+
+
+# --- context fields: what a view does not read need not be sent
+
+
+@given(queries, st.sampled_from(ALL), st.sampled_from(ALL), st.sampled_from([None, 3, 8, 20]))
+def test_a_view_reads_nothing_of_what_was_left_out(query: Query, view: str, other: str, limit: int | None) -> None:
+    alone = find_view(view).fields
+    both = alone | find_view(other).fields
+    whole = render_view(view, query, limit=limit, count=tokens)
+    for fields in (alone, both, both | alone, EVERYTHING, ContextFields.from_json(both.to_json())):
+        assert render_view(view, fields.of(query), limit=limit, count=tokens) == whole
+    assert EVERYTHING.of(query) == query
+
+
+@given(queries, st.integers(0, 80), st.sampled_from(ALL))
+def test_what_is_dropped_to_fit_is_what_a_view_drops_first(query: Query, most: int, view: str) -> None:
+    short = fitted(query, most)
+    now = len(query.question) + len(query.reasoning)
+    assert short.context_chars <= max(most, now)
+    assert short == query or query.context_chars > most
+    cut = partial(render_view, view, limit=tokens(render_view(view, short)), count=tokens)
+    assert cut(query) == cut(short)
+
+
+def test_retrievers_of_several_parts_read_what_any_part_reads() -> None:
+    past = Bm25.over(CORPUS, Bm25Settings(view="last-2-turns"))
+    by_question = Bm25.over(CORPUS, Bm25Settings(view="question+query"))
+    hybrid = Hybrid([past, by_question], HybridSettings(parts=["a", "b"]))
+    assert fields_read(hybrid) == ContextFields(question=True, reasoning=True, past="reasonings", turns=2)
+    assert fields_read(NoisyRetriever(by_question, NoisySettings(over="a"))) == ContextFields(question=True)
+    assert fields_read(EchoRetriever()) == EVERYTHING, "a retriever that does not say is sent everything"
+    with live({"hybrid": hybrid, "echo": EchoRetriever()}) as url, remote(url) as client:
+        assert client.reads == fields_read(hybrid)
+        with remote(url, index="echo") as other:
+            assert other.reads == EVERYTHING
+
+
+CARD: Json = {"identity": "x", "limits": {"max_queries": 4, "max_hits": 9, "max_body_bytes": 900, "odd": "7"}}
+
+
+def serving(path: str, body: JsonObject) -> Json:
+    return CARD if path == "/info" else respond(path, body)
+
+
+@pytest.mark.parametrize(
+    ("texts", "k", "sizes"),
+    [
+        (["a"] * 10, 1, [4, 4, 2]),
+        (["a"] * 5, 3, [3, 2]),
+        (["a" * 300] * 4, 1, [1] * 4),
+        (["a", "a" * 2_000], 1, [1, 1]),
+    ],
+)
+def test_a_batch_above_the_servers_limits_becomes_several_requests(texts: list[str], k: int, sizes: list[int]) -> None:
+    with asking(serving) as (client, server):
+        server.has_card = True
+        queries = [f"{number}{text}" for number, text in enumerate(texts)]
+        assert ids(client, queries, k) == [[query] for query in queries]
+        batches = [body["queries"] for path, body, _ in server.asked if path != "/info"]
+    assert sorted((len(batch) for batch in batches if isinstance(batch, list)), reverse=True) == sizes
 
 
 if __name__ == "__main__":
