@@ -1,5 +1,4 @@
 import json
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -56,7 +55,7 @@ def foreign(answer: Answer) -> Iterator[Foreign]:
 @contextmanager
 def remote(url: str, **settings: object) -> Iterator[RemoteRetriever]:
     given = {"url": url, "backoff_s": 0.01, "retries": 2, **settings}
-    client = RemoteRetriever(make_settings(RemoteRetrieverSettings, given), random.Random(0))
+    client = RemoteRetriever(make_settings(RemoteRetrieverSettings, given))
     try:
         yield client
     finally:

@@ -262,17 +262,6 @@ def test_the_bound_of_int8_is_never_passed(case: Case) -> None:
         assert (np.abs(true - approximate) <= bound * (1 + 1e-9) + np.abs(approximate) * 1e-15).all()
 
 
-def test_a_processor_without_exact_integer_products_finds_the_same(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    for dim in (30, 1_100):  # the sums of 1,100 products are too large for float32
-        vectors, queries = unit_rows(rng, 500, dim), unit_rows(rng, 5, dim)
-        search = int8_search(VectorStore.of(vectors), tmp_path)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(int8, "largest_query_code", lambda: 0)
-            rows, _ = search.search(queries, 20)
-        assert np.array_equal(rows, brute_force(vectors, queries, 20))
-
-
 def test_float16_vectors_in_shards_are_ranked_by_their_stored_values(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     vectors, queries = unit_rows(rng, 1_000, 20), unit_rows(rng, 9, 20)

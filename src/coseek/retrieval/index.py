@@ -17,7 +17,7 @@ It may define four more:
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,7 +164,6 @@ def build_index(
     folder appears complete or not at all; an index of the same retriever is replaced at the end. A resumable build
     calls `report` with its progress and continues an earlier build with the same settings.
     """
-    source = source if isinstance(source, Corpus) else as_path(source, "a data-set folder or corpus file")
     out = as_path(out, "an index folder")
     module = index_module(retriever)
     checked = _validated(module, settings)
@@ -180,12 +179,10 @@ def build_index(
     if old_kind != retriever:
         raise DataError(f"{out} is an index of {old_kind}, not {retriever}; choose another folder, or delete it first")
     with lock_beside(out, again=False):  # two concurrent builds would mix their rows
-        path = None if isinstance(source, Corpus) else corpus_path(source)
-        corpus = source if isinstance(source, Corpus) else read_corpus(path or source)
+        corpus, path = _read_source(source)
         if adapt := getattr(module, "adapt", None):
             checked = cast(Settings, adapt(checked, corpus))
-        card = IndexCard.of(retriever, dump_settings(checked), corpus, path, out)
-        write_index(out, card, corpus, module, lambda folder: _fill(module, corpus, checked, folder, report))
+        _write_index(out, IndexCard.of(retriever, dump_settings(checked), corpus, path, out), corpus, checked, report)
     return module.load(out, corpus, checked)
 
 
@@ -198,38 +195,28 @@ def check_own_files(out: Path) -> None:
     check_replaceable(out, lambda name: name in own_names or name.startswith("."), "its index")
 
 
-def _fill(
-    module: IndexModule,
-    corpus: Corpus,
-    settings: Settings,
-    folder: Path,
-    report: Report,
-    old: "OldIndex | None" = None,
+def _write_index(
+    out: Path, card: IndexCard, corpus: Corpus, settings: Settings, report: Report, old: "OldIndex | None" = None
 ) -> None:
-    """Write the retriever's files, with what an older index has."""
-    if isinstance(module, _Resumable):
-        module.resume(corpus, settings, folder, report, old)
-    else:
-        module.build(corpus, settings, folder)
+    """Write an index with what an older one has, resumably if its retriever can. The caller holds the lock."""
+    module = index_module(card.retriever)
 
-
-def write_index(out: Path, card: IndexCard, corpus: Corpus, module: IndexModule, fill: Callable[[Path], None]) -> None:
-    """Write an index with the retriever's files from `fill`, resumably if `module` can. The caller holds the lock."""
-
-    def fill_all(folder: Path) -> None:
-        fill(folder)
+    def fill(folder: Path) -> None:
+        if isinstance(module, _Resumable):
+            module.resume(corpus, settings, folder, report, old)
+        else:
+            module.build(corpus, settings, folder)
+            write_json(folder / INDEX_CARD, card.to_json())
         if isinstance(corpus, CorpusFile):
             corpus.keep(folder)
         else:
             np.save(folder / DIGESTS, as_digests(corpus.digests, 4))
-        if not isinstance(module, _Resumable):
-            write_json(folder / INDEX_CARD, card.to_json())
         write_checksums(folder)
 
     if isinstance(module, _Resumable):
-        build_resumably(out, card.to_json(), fill_all)
+        build_resumably(out, card.to_json(), fill)
     else:
-        atomic_folder(out, fill_all)
+        atomic_folder(out, fill)
 
 
 def open_index(
@@ -311,6 +298,14 @@ def stored_settings(
 def read_corpus(path: Path) -> Corpus:
     """Read a corpus file. It stays on disk unless it is compressed."""
     return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.scan(path)
+
+
+def _read_source(source: Path | str | Corpus) -> tuple[Corpus, Path | None]:
+    """The corpus to index, and its file."""
+    if isinstance(source, Corpus):
+        return source, None
+    path = corpus_path(as_path(source, "a data-set folder or corpus file"))
+    return read_corpus(path), path
 
 
 def corpus_path(source: Path) -> Path:
@@ -401,7 +396,6 @@ def update_index(
     changed: both must be rebuilt.
     """
     out = as_path(out, "an index folder")
-    source = source if isinstance(source, Corpus) else as_path(source, "a data-set folder or corpus file")
     card = IndexCard.read(out)
     if retriever not in (None, card.retriever):
         raise SettingError(f"{out} is an index of {card.retriever!r}, not of {retriever!r}; leave out the update")
@@ -411,10 +405,9 @@ def update_index(
     check_own_files(out)
     with lock_beside(out, again=False):
         check_files(out, report)  # in full: the new index copies bytes, and its checksums would hide damage
-        path = None if isinstance(source, Corpus) else corpus_path(source)
-        corpus = source if isinstance(source, Corpus) else read_corpus(path or source)
+        corpus, path = _read_source(source)
         old_M4 = cast(Digests, read_array(out / DIGESTS, "i", 4))
         change = CorpusChange.between(old_M4, as_digests(corpus.digests, 4))
         new_card, old = IndexCard.of(card.retriever, card_settings, corpus, path, out), OldIndex(out, change.rows_N)
-        write_index(out, new_card, corpus, module, lambda folder: _fill(module, corpus, checked, folder, report, old))
+        _write_index(out, new_card, corpus, checked, report, old)
     return change

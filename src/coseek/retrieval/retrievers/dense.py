@@ -26,7 +26,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
 from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.exact import BLOCK_ROWS, ClusterSearch, ExactSearch, ShardedSearch, fastest_method
 from coseek.retrieval.vectors.faiss_index import vectors_of
-from coseek.retrieval.vectors.int8 import Int8Search, quantise
+from coseek.retrieval.vectors.int8 import Int8Search, largest_query_code, quantise
 from coseek.retrieval.vectors.store import VectorStore
 
 VECTORS, CODES = "vectors", "int8"
@@ -54,11 +54,10 @@ class StoreSearch:
     @cached_property
     def method(self) -> str:
         """`int8` or `exact`."""
-        if self._settings.search != "auto":
-            return self._settings.search
-        if self._settings.cluster is not None:
+        requested, cluster = self._settings.search, self._settings.cluster
+        if self._codes is None or not largest_query_code() or (requested == "auto" and cluster is not None):
             return "exact"
-        return fastest_method(self._store, self._settings.device).taken if self._codes is not None else "exact"
+        return fastest_method(self._store, self._settings.device).taken if requested == "auto" else requested
 
     @cached_property
     def _searcher(self) -> Nearest:

@@ -10,7 +10,6 @@ environment and appears in no message.
 
 import itertools
 import json
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -91,8 +90,7 @@ class RemoteRetriever:
     name = "remote"
     corpus = None
 
-    def __init__(self, settings: RemoteRetrieverSettings, rng: random.Random | None = None) -> None:
-        """`rng` draws the random share of pauses; no result depends on it."""
+    def __init__(self, settings: RemoteRetrieverSettings) -> None:
         assert isinstance(settings.url, str)
         self.settings = settings
         self._base = parse_base_url(settings.url, ("/retrieve",))
@@ -100,9 +98,7 @@ class RemoteRetriever:
             self._base += f"/{quote(settings.index, safe='')}"
         self._name = f"{self._base}/retrieve"
         token = read_key(settings.token_env, "token") if settings.token_env else None
-        self._calls = HttpClient(
-            self._base, _http_settings(settings), token, rng, name=self._name, most_bytes=_MAX_BYTES
-        )
+        self._calls = HttpClient(self._base, _http_settings(settings), token, name=self._name, most_bytes=_MAX_BYTES)
 
     @property
     def identity(self) -> str:

@@ -138,7 +138,7 @@ class Int8Search(ScanSearch):
 
     def _scan_tile(self, queries_QD: Queries, shortlist: Shortlist) -> None:
         wide_QD = queries_QD.astype(np.float64)
-        scales_Q1 = np.abs(wide_QD).max(axis=1, keepdims=True) / (largest_query_code() or _MAX_CODE)
+        scales_Q1 = np.abs(wide_QD).max(axis=1, keepdims=True) / largest_query_code()
         codes_QD = np.rint(wide_QD / scales_Q1)
         norms_Q = np.sqrt(np.square(wide_QD).sum(axis=1))
         rest_Q = np.sqrt(np.square(wide_QD - codes_QD * scales_Q1).sum(axis=1)) + norms_Q * 2.0**-48
@@ -166,8 +166,6 @@ def _products(queries_QD: Codes) -> Callable[[Codes], Product]:
     """Returns a function that multiplies a block with the queries; its result is overwritten by the next call."""
     import torch
 
-    if not largest_query_code():
-        return lambda codes_BD: torch.from_numpy(_float_product(codes_BD, queries_QD))
     queries_DQ = torch.from_numpy(queries_QD).t()  # a non-contiguous view is fastest here
     out_BQ = torch.zeros((PRODUCT_ROWS, len(queries_QD)), dtype=torch.int32)
 
@@ -195,10 +193,3 @@ def _is_exact(largest: int) -> bool:
     queries[1::2] = -largest
     batches = (queries[:1], queries)
     return all(bool((torch._int_mm(rows, batch.t()) == rows.int() @ batch.int().t()).all()) for batch in batches)
-
-
-def _float_product(codes_BD: Codes, queries_QD: Codes) -> NDArray[np.int32]:
-    """The integer product computed in floats, which are exact below 2²⁴ (float32) or 2⁵³ (float64)."""
-    if codes_BD.shape[1] * _MAX_CODE**2 < 2**24:
-        return (codes_BD.astype(np.float32) @ queries_QD.astype(np.float32).T).astype(np.int32)
-    return (codes_BD.astype(np.float64) @ queries_QD.astype(np.float64).T).astype(np.int32)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import DataError
-from coseek.core.files import parsing, read_json, read_json_object, write_json
+from coseek.core.files import parsing, read_json_object, write_json
 from coseek.core.record import Record, Schema
 from coseek.data.corpus_file import read_array
 
@@ -191,12 +191,8 @@ class VectorWriter:
         self.written = self._resume() if (folder / _CARD).exists() else self._begin()
 
     def append(self, vectors_BD: NDArray[np.float32]) -> None:
-        """Append rows and flush them to disk. A float16 store rounds; rows that do not fit are a `DataError`."""
+        """Append rows and flush them to disk. A float16 store rounds."""
         card = self._card
-        if vectors_BD.ndim != 2 or vectors_BD.shape[1] != card.dim or self.written + len(vectors_BD) > card.rows:
-            raise DataError(
-                f"vectors of shape {vectors_BD.shape} do not fit after row {self.written} of {card.rows} × {card.dim}"
-            )
         with np.errstate(over="ignore"):  # `row_norms` raises for infinite values
             block_BD = cast(NDArray[np.float32], np.ascontiguousarray(vectors_BD, dtype=card.dtype))
         norms_B = row_norms(block_BD, self.written)
@@ -229,11 +225,7 @@ class VectorWriter:
             raise DataError(f"{self.folder} holds other vectors than {self._card}; choose another folder or delete it")
         if not (self.folder / _PROGRESS).exists():
             return self._card.rows
-        progress = read_json(self.folder / _PROGRESS)
-        written = progress.get("rows") if isinstance(progress, dict) else None
-        if not isinstance(written, int) or not 0 <= written <= self._card.rows:
-            raise DataError(f"{self.folder / _PROGRESS} does not say how many rows are written; delete {self.folder}")
-        return written
+        return cast(int, read_json_object(self.folder / _PROGRESS)["rows"])
 
 
 def _append(path: Path, header: bytes, offset: int, data: bytes) -> None:
