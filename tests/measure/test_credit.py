@@ -99,8 +99,8 @@ def test_a_measurement_goes_on_and_takes_more_continuations(
     fresh = Ruler(coin, "coin", SHELF, LIMITS, 6, tmp_path / "fresh").measure(runs[:4])
     assert sorted(map(str, more)) == sorted(map(str, fresh)) and len(more) == 6 * (1 + 4 * 2)
     assert Ruler(coin, "coin", SHELF, LIMITS, 4, tmp_path).measure(runs[:4]) == few  # the others count no more
-    halves = [turn_values(measured_turns(runs[:4], coin), more, half) for half in (0, 1)]
-    whole = turn_values(measured_turns(runs[:4], coin), more)
+    halves = [turn_values(measured_turns(runs[:4]), more, half) for half in (0, 1)]
+    whole = turn_values(measured_turns(runs[:4]), more)
     assert whole == pytest.approx({key: (halves[0][key] + halves[1][key]) / 2 for key in whole})
 
 

@@ -17,7 +17,7 @@ from coseek.agents.environment import End
 from coseek.agents.episode import Episode
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
-from coseek.agents.search_turns import replay_queries, turn_number
+from coseek.agents.search_turns import replay_queries
 from coseek.agents.tool import TurnSearches
 from coseek.core.errors import DataError
 from coseek.data.passage import Hit, Passage
@@ -64,7 +64,7 @@ class ReplayPoint:
                 f"question {trajectory.question.id!r} made {len(trajectory.searches)} searches; there is no search "
                 f"{index} (they count from 0)"
             )
-        turns = [turn_number(trajectory, position, protocol) for position in range(len(trajectory.searches))]
+        turns = [search.turn or 0 for search in trajectory.searches]
         block = range(turns.index(turns[index]), len(turns) - turns[::-1].index(turns[index]))
         segments = _segments(trajectory, turns[index])
         noted_turns = {turns[position] for position in range(block.start) if trajectory.searches[position].hits}
@@ -72,7 +72,7 @@ class ReplayPoint:
             trajectory,
             segments,
             tuple(replay_queries(trajectory, protocol)[: block.stop]),
-            tuple(replace(trajectory.searches[position], turn=turns[position]) for position in range(block.stop)),
+            trajectory.searches[: block.stop],
             block,
             index,
             turns[index],
@@ -138,9 +138,9 @@ def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
     return trajectory.segments[: positions[turn - 1] + 1 if turn else 1]
 
 
-def searches_by_turn(trajectory: Trajectory, protocol: Protocol) -> dict[int, int]:
+def searches_by_turn(trajectory: Trajectory) -> dict[int, int]:
     """Map the number of each turn that searched, from 1, to the index of its first search."""
-    turns = [turn_number(trajectory, index, protocol) for index in range(len(trajectory.searches))]
+    turns = [search.turn for search in trajectory.searches]
     return {turn: turns.index(turn) for turn in turns if turn}
 
 
@@ -151,13 +151,12 @@ def with_hits(trajectory: Trajectory, index: int, hits: tuple[Hit, ...]) -> Traj
     selected = None if search.selected is None else tuple(names[ident] for ident in search.selected)
     searches = list[Search](trajectory.searches)
     searches[index] = replace(search, hits=hits, selected=selected)
-    chosen_ids = dict.fromkeys(ident for search in searches for ident in search.selected or ())
+    chosen_ids = tuple(dict.fromkeys(ident for search in searches for ident in search.selected or ()))
     # An agent's own ranking is kept under the new ids; otherwise the default ranking follows from the searches.
     default = rank_evidence(trajectory.searches, trajectory.selected_ids, trajectory.visits)
-    has_ranking = trajectory.evidence not in (None, default)
-    first = [names.get(ident, ident) for ident in trajectory.evidence or ()] if has_ranking else chosen_ids
-    evidence = None if trajectory.evidence is None else rank_evidence(searches, first, trajectory.visits)
-    return replace(trajectory, searches=tuple(searches), selected_ids=tuple(chosen_ids), evidence=evidence)
+    ranking = [names.get(ident, ident) for ident in trajectory.evidence or ()]
+    evidence = rank_evidence(searches, chosen_ids if trajectory.evidence == default else ranking, trajectory.visits)
+    return replace(trajectory, searches=tuple(searches), selected_ids=chosen_ids, evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True)

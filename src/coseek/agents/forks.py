@@ -44,7 +44,7 @@ def rollout_groups(
         number = index % tree.group_size
         if number >= tree.roots:
             root = trajectories[index - number + number % tree.roots]
-            searches = [] if root.fault else [*searches_by_turn(root, agent.protocol).values()]
+            searches = [] if root.fault else [*searches_by_turn(root).values()]
             if searches:
                 search = random.Random(seeds[index]).choice(searches)
                 passages = tuple(hit.passage for hit in root.searches[search].hits)

@@ -97,13 +97,6 @@ def reasoning_of(grammar: Grammar, written: Sequence[Span]) -> str:
     return " ".join(text for text in texts if text)
 
 
-def turn_number(trajectory: Trajectory, index: int, protocol: Protocol) -> int:
-    """The agent's turn that made a search, from 1; 0 for the search that opens a run."""
-    turn = trajectory.searches[index].turn
-    # Trajectories older than `Search.turn` have one search per turn.
-    return index + (not protocol.file.opens_with_search) if turn is None else turn
-
-
 def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     """Rebuild the queries of a stored trajectory's searches in order, as the driver sent them."""
     written_segments = [None, *(segment for segment in trajectory.segments if segment.author is Author.AGENT)]
@@ -111,7 +104,7 @@ def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     history: list[PastTurn] = []
     latest_turn, first = -1, 0  # the latest turn, and the index of its first search
     for index, search in enumerate(trajectory.searches):
-        turn = turn_number(trajectory, index, protocol)
+        turn = search.turn or 0
         if turn != latest_turn:
             latest_turn, first = turn, index
         query = make_query(trajectory.question, history[:first], search.query, written_segments[turn], protocol.grammar)

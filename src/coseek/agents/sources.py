@@ -163,11 +163,10 @@ def _part_of(trajectory: Trajectory, serving: str) -> tuple[Sequence[Search], Se
         return [search for search in trajectory.searches if search.turn != 0], trajectory.visits
     if not serving.startswith(ROUNDS):
         return trajectory.searches, trajectory.visits
-    # Runs that are older than `Search.turn` have one search per turn.
-    numbers = [index if search.turn is None else search.turn for index, search in enumerate(trajectory.searches)]
-    turns = sorted({*numbers, *(visit.turn for visit in trajectory.visits)})[: int(serving.removeprefix(ROUNDS))]
+    numbers = {found.turn or 0 for found in (*trajectory.searches, *trajectory.visits)}
+    turns = sorted(numbers)[: int(serving.removeprefix(ROUNDS))]
     return (
-        [search for search, turn in zip(trajectory.searches, numbers, strict=True) if turn in turns],
+        [search for search in trajectory.searches if search.turn in turns],
         [visit for visit in trajectory.visits if visit.turn in turns],
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from coseek.agents.protocol import Protocol
-from coseek.agents.search_turns import replay_queries, turn_number
+from coseek.agents.search_turns import replay_queries
 from coseek.data.trajectory import Trajectory
 
 METRICS = {
@@ -41,11 +41,8 @@ class ReasoningClaims:
 def reasonings_of(trajectory: Trajectory, protocol: Protocol) -> list[str]:
     """The reasoning of each turn that searched, oldest first, as its retriever was given it; empty where the agent
     wrote none. The search that opens a run has none and is left out."""
-    by_turn: dict[int, str] = {}
-    for index, query in enumerate(replay_queries(trajectory, protocol)):
-        if turn := turn_number(trajectory, index, protocol):
-            by_turn[turn] = query.reasoning
-    return list(by_turn.values())
+    queries = zip(trajectory.searches, replay_queries(trajectory, protocol), strict=True)
+    return list({search.turn: query.reasoning for search, query in queries if search.turn}.values())
 
 
 def reasoning_values(

@@ -145,7 +145,7 @@ class Ruler:
         for question in {trajectory.question.id: trajectory.question for trajectory in trajectories}.values():
             yield from (_State(question, 0, 0, number, digest_of(*question.answers)) for number in numbers)
         for run in trajectories:
-            for turn, position in searches_by_turn(run, self.agent.protocol).items():
+            for turn, position in searches_by_turn(run).items():
                 ids = run.ids[: run.turn_spans[turn - 1][1]]
                 digest = digest_of(f"{ids}", f"{run.searches[position].to_json()}", *run.question.answers)
                 yield from (_State(run.question, run.seed, turn, number, digest, (run, position)) for number in numbers)
@@ -282,16 +282,16 @@ class CountingProbe:
         return [logprobs[key] for key in keys]
 
 
-def measured_turns(stored: Sequence[Trajectory], agent: Agent) -> list[TurnKey]:
+def measured_turns(stored: Sequence[Trajectory]) -> list[TurnKey]:
     """The turns that searched."""
-    return [(run.question.id, run.seed, turn) for run in stored for turn in searches_by_turn(run, agent.protocol)]
+    return [(run.question.id, run.seed, turn) for run in stored for turn in searches_by_turn(run)]
 
 
 def values_of(
-    trajectories: Sequence[Trajectory], agent: Agent, outcomes: Sequence[StateOutcome]
+    trajectories: Sequence[Trajectory], outcomes: Sequence[StateOutcome]
 ) -> tuple[dict[TurnKey, float], dict[TurnKey, float], dict[TurnKey, float]]:
     """The values of the turns by all continuations, and by each half where both have one. Raises `DataError`."""
-    turns = measured_turns(trajectories, agent)
+    turns = measured_turns(trajectories)
     values = turn_values(turns, outcomes)
     if not values:
         raise DataError("no turn has a value: none searched, or no continuation went through")
@@ -329,7 +329,7 @@ def measure_credit(
             f"{out} holds {old_count} outcomes of an earlier version that name no gold answers; they are measured again"
         )
     outcomes = ruler.measure(trajectories, partial(tell, "continuations"))
-    values, even_values, odd_values = values_of(trajectories, agent, outcomes)
+    values, even_values, odd_values = values_of(trajectories, outcomes)
     scores: dict[str, SignalScore] = {}
     within: dict[str, dict[str, float]] = {}
     tokens = {RULER: sum(outcome.tokens for outcome in outcomes) / len(values)}

@@ -19,7 +19,7 @@ from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import InputMode
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.run_questions import row_keys_of
-from coseek.agents.search_turns import replay_queries, turn_number
+from coseek.agents.search_turns import replay_queries
 from coseek.agents.tool import DocumentPage, Result, TurnSearches
 from coseek.core.errors import DataError, UserError
 from coseek.core.files import JsonObject
@@ -154,9 +154,9 @@ class RunChecks:
         def check(trajectory: Trajectory) -> Iterator[Finding]:
             by_depth: dict[int, list[tuple[int, Query]]] = {}
             for index, query in enumerate(replay_queries(trajectory, protocol)):
-                if trajectory.searches[index].fault is None:
-                    depth = limits.passages_of(turn_number(trajectory, index, protocol))
-                    by_depth.setdefault(depth, []).append((index, query))
+                search = trajectory.searches[index]
+                if search.fault is None:
+                    by_depth.setdefault(limits.passages_of(search.turn or 0), []).append((index, query))
             for depth, indexed_queries in by_depth.items():
                 hit_lists = retriever.search([query for _, query in indexed_queries], depth)
                 for (index, _), hits in zip(indexed_queries, hit_lists, strict=True):
