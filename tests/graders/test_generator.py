@@ -13,7 +13,7 @@ from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError, UnknownName
 from coseek.data.passage import Passage
 from coseek.graders.generator import OWN_PROMPT, ContextBudget, GeneratorSettings, ReadingInput, load_generator_prompt
-from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
+from coseek.graders.grading import generate_answers, judge_claims
 from coseek.graders.judge import Claim
 from coseek.models.text_model import CachedTextModel, CutText
 from coseek.models.tokenizer import ByteTokenizer
@@ -167,7 +167,7 @@ SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira
 def test_the_generator_is_given_what_the_agent_served_and_not_its_words(tmp_path: Path) -> None:
     model = Scripted(lambda _: "Velora")
     runs = [run(search_of("orbo", ORBO, OTHER), search_of("mira", MIRA), answer="what the agent says")]
-    answers = generate_answers(generator(model), runs, answer_cache(tmp_path, generator(model)))
+    answers = generate_answers(generator(model), runs, tmp_path)
     (entry,) = answers.values()
     assert (entry.answer, entry.passage_ids) == ("Velora", ("orbo", "other", "mira"))
     assert "what the agent says" not in model.calls[0][0]
@@ -178,7 +178,7 @@ def test_passages_beyond_the_budget_are_not_lost_without_a_word(
 ) -> None:
     runs = [run(search_of("orbo", ORBO, OTHER)), run(search_of("mira", MIRA), question=SECOND)]
     few = generator(Scripted(str), max_context_tokens=12)
-    generate_answers(few, runs, answer_cache(tmp_path, few))
+    generate_answers(few, runs, tmp_path)
     assert "1 of 2 contexts did not fit into max_context_tokens=12 (--budget)" in caplog.text
 
 
@@ -187,13 +187,13 @@ def test_answers_that_the_limit_of_tokens_cut_are_counted(tmp_path: Path, caplog
     made = generator(
         Scripted(lambda prompt: CutText("Vel" if "Mira Tan is" in prompt else "Velora\nIt")), answer="first_line"
     )
-    generate_answers(made, runs, answer_cache(tmp_path, made))
+    generate_answers(made, runs, tmp_path)
     assert "1 of 2 answers were cut at max_answer_tokens=" in caplog.text
 
 
 def test_a_run_that_ended_by_a_fault_is_not_asked(tmp_path: Path) -> None:
     model = Scripted(str)
-    assert generate_answers(generator(model), [fault()], answer_cache(tmp_path, generator(model))) == {}
+    assert generate_answers(generator(model), [fault()], tmp_path) == {}
     assert not model.calls
 
 
@@ -205,27 +205,26 @@ def test_a_second_start_asks_only_what_is_missing_or_failed(tmp_path: Path) -> N
 
     fails = True
     model = Scripted(says)
-    made, sheet = generator(model), answer_cache(tmp_path, generator(model))
+    made = generator(model)
     runs = [run(search_of("o", ORBO)), run(search_of("o", ORBO), question=SECOND)]
-    first = generate_answers(made, runs, sheet)
+    first = generate_answers(made, runs, tmp_path)
     assert first["q2", 0].fault == "overloaded" and first["q2", 0].answer is None
     fails = False
     model.calls.clear()
-    second = generate_answers(made, [*runs, run(search_of("m", MIRA), seed=1)], sheet)
+    second = generate_answers(made, [*runs, run(search_of("m", MIRA), seed=1)], tmp_path)
     assert [len(call) for call in model.calls] == [2]
     assert {key: entry.answer for key, entry in second.items()} == dict.fromkeys(
         (("q1", 0), ("q2", 0), ("q1", 1)), "Velora"
     )
     model.calls.clear()
-    assert generate_answers(made, runs, sheet) == {key: second[key] for key in (("q1", 0), ("q2", 0))}
+    assert generate_answers(made, runs, tmp_path) == {key: second[key] for key in (("q1", 0), ("q2", 0))}
     assert not model.calls
 
 
 def test_an_answer_to_other_passages_is_not_taken_for_this_run(tmp_path: Path) -> None:
     model = Scripted(lambda prompt: "Velora" if "Mira Tan is" in prompt else "unknown")
-    sheet = answer_cache(tmp_path, generator(model))
-    assert generate_answers(generator(model), [run(search_of("o", ORBO))], sheet)["q1", 0].answer == "unknown"
-    assert generate_answers(generator(model), [run(search_of("m", MIRA))], sheet)["q1", 0].answer == "Velora"
+    assert generate_answers(generator(model), [run(search_of("o", ORBO))], tmp_path)["q1", 0].answer == "unknown"
+    assert generate_answers(generator(model), [run(search_of("m", MIRA))], tmp_path)["q1", 0].answer == "Velora"
 
 
 def test_equal_claims_are_judged_once_and_empty_ones_never(tmp_path: Path) -> None:
@@ -233,9 +232,9 @@ def test_equal_claims_are_judged_once_and_empty_ones_never(tmp_path: Path) -> No
     made = judge(model)
     claims = [Claim(QUESTION, answer) for answer in ("Velora", "Velora", " ", "")]
     claims.append(Claim(replace(QUESTION, id="q9", answers=()), "Velora"))
-    assert judge_claims(made, claims, verdict_cache(tmp_path, made)).keys() == {("q1", "Velora")}
+    assert judge_claims(made, claims, tmp_path).keys() == {("q1", "Velora")}
     assert [len(call) for call in model.calls] == [1]
-    judge_claims(made, claims, verdict_cache(tmp_path, made))
+    judge_claims(made, claims, tmp_path)
     assert len(model.calls) == 1
 
 
@@ -243,13 +242,13 @@ def test_an_unreadable_verdict_is_asked_again_and_is_never_a_no(tmp_path: Path) 
     texts = ["perhaps", "yes"]
     made = judge(Scripted(lambda _: texts.pop(0)))
     claims = [Claim(QUESTION, "Velora City")]
-    assert judge_claims(made, claims, verdict_cache(tmp_path, made))["q1", "Velora City"].right is None
-    assert judge_claims(made, claims, verdict_cache(tmp_path, made))["q1", "Velora City"].right is True
+    assert judge_claims(made, claims, tmp_path)["q1", "Velora City"].right is None
+    assert judge_claims(made, claims, tmp_path)["q1", "Velora City"].right is True
 
 
 def test_a_verdict_by_other_gold_answers_is_not_taken(tmp_path: Path) -> None:
     model = Scripted(lambda prompt: "yes" if "Velora" in prompt.partition("Zun")[0] else "no")
-    made, sheet = judge(model), verdict_cache(tmp_path, judge(model))
+    made = judge(model)
     claims = [Claim(replace(QUESTION, answers=(gold,)), "the town") for gold in ("Velora", "Zun")]
-    assert [judge_claims(made, [claim], sheet)["q1", "the town"].right for claim in claims] == [True, False]
-    assert judge_claims(made, claims[:1], sheet)["q1", "the town"].right is True  # neither replaced the other
+    assert [judge_claims(made, [claim], tmp_path)["q1", "the town"].right for claim in claims] == [True, False]
+    assert judge_claims(made, claims[:1], tmp_path)["q1", "the town"].right is True  # neither replaced the other

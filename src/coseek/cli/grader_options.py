@@ -20,7 +20,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import ContextBudget, Generator, GeneratorSettings
-from coseek.graders.grading import BATCH, Tell, answer_cache, generate_answers, judge_claims, verdict_cache
+from coseek.graders.grading import BATCH, Tell, generate_answers, judge_claims
 from coseek.graders.judge import Claim, Judge, JudgeSettings
 from coseek.hardware.device import AUTO
 from coseek.measure.agreement import Agreement, agreements
@@ -118,16 +118,17 @@ def ask(
     trajectories = list(_chosen_trajectories(run, select))
     answers: dict[str, Answers] = {}
     if parts.generator is not None:
-        cache = answer_cache(run.folder, parts.generator)
         for serving in servings:
             with _progress_of(f"{name}: answers" if serving == SELECTED else f"{name}: answers, {serving}") as tell:
-                answers[serving] = generate_answers(parts.generator, trajectories, cache, tell, parts.size, serving)
+                answers[serving] = generate_answers(
+                    parts.generator, trajectories, run.folder, tell, parts.size, serving
+                )
         warn_of_cuts(parts.generator)
     claims = claims_of(trajectories, *answers.values())
     verdicts: list[Verdicts] = []
     for judge in parts.judges:
         with _progress_of(f"{name}: verdicts") as tell:
-            verdicts.append(judge_claims(judge, claims, verdict_cache(run.folder, judge), tell, parts.size))
+            verdicts.append(judge_claims(judge, claims, run.folder, tell, parts.size))
     first = verdicts[0] if verdicts else None
     runs = [component_run(f"{name}, {key}", trajectories, texts, first, budget) for key, texts in answers.items()]
     return ScoredBothWays(

@@ -25,16 +25,6 @@ def no_progress(done: int, total: int) -> None:
     """Does nothing."""
 
 
-def answer_cache(folder: Path, generator: Generator) -> GradeCache[GeneratedAnswer]:
-    """The cache of a generator's answers to a run."""
-    return GradeCache.beside(folder, GeneratedAnswer, generator.identity, generator.card)
-
-
-def verdict_cache(folder: Path, judge: Judge) -> GradeCache[Verdict]:
-    """The cache of a judge's verdicts on a run."""
-    return GradeCache.beside(folder, Verdict, judge.identity, judge.card)
-
-
 def generated_answer(
     question_id: str, seed: int, context: GeneratorContext, output: GeneratorOutput
 ) -> GeneratedAnswer:
@@ -54,16 +44,17 @@ def generated_answer(
 def generate_answers(
     generator: Generator,
     trajectories: Iterable[Trajectory],
-    cache: GradeCache[GeneratedAnswer],
+    folder: Path,
     tell: Tell = no_progress,
     size: int = BATCH,
     serving: str = SELECTED,
 ) -> dict[tuple[str, int], GeneratedAnswer]:
     """The generator's answers from the passages that each run serves (`SERVINGS`), by question id and seed.
 
-    Runs with a fault are skipped. Faults of the generator are retried. `size` prompts are sent at once. The cache finds
-    an answer by its context, so servings with equal passages share an answer.
+    Runs with a fault are skipped. Faults of the generator are retried. `size` prompts are sent at once. The cache in
+    `folder` finds an answer by its context, so servings with equal passages share an answer.
     """
+    cache = GradeCache.beside(folder, GeneratedAnswer, generator.identity, generator.card)
     pairs = [
         (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run, serving)))))
         for run in trajectories
@@ -101,19 +92,20 @@ def generate_answers(
 
 
 def judge_claims(
-    judge: Judge, claims: Sequence[Claim], cache: GradeCache[Verdict], tell: Tell = no_progress, size: int = BATCH
+    judge: Judge, claims: Sequence[Claim], folder: Path, tell: Tell = no_progress, size: int = BATCH
 ) -> dict[tuple[str, str], Verdict]:
     """The verdicts of `verdicts_on` by question id and response, for questions with unique ids."""
-    return {key[:2]: verdict for key, verdict in verdicts_on(judge, claims, cache, tell, size).items()}
+    return {key[:2]: verdict for key, verdict in verdicts_on(judge, claims, folder, tell, size).items()}
 
 
 def verdicts_on(
-    judge: Judge, claims: Sequence[Claim], cache: GradeCache[Verdict], tell: Tell = no_progress, size: int = BATCH
+    judge: Judge, claims: Sequence[Claim], folder: Path, tell: Tell = no_progress, size: int = BATCH
 ) -> dict[VerdictKey, Verdict]:
-    """A verdict for every non-empty response, by `Claim.key`. Equal claims are judged once.
+    """A verdict for every non-empty response, by `Claim.key`. Equal claims are judged once and cached in `folder`.
 
     Questions without accepted answers are skipped. Faults of the judge are retried.
     """
+    cache = GradeCache.beside(folder, Verdict, judge.identity, judge.card)
     claims_by_key = {claim.key: claim for claim in claims if claim.response.strip() and claim.question.answers}
     entries = cache.entries()
     verdicts = {key: entries[key] for key in claims_by_key if key in entries and entries[key].fault is None}
@@ -135,9 +127,9 @@ def answers_to(
     generator: Generator, judge: Judge | None, folder: Path, trajectories: Sequence[Trajectory]
 ) -> tuple[dict[tuple[str, int], GeneratedAnswer], dict[tuple[str, str], Verdict] | None]:
     """A generator's answers from the passages of trajectories, and a judge's verdicts on them, cached in `folder`."""
-    answers = generate_answers(generator, trajectories, answer_cache(folder, generator))
+    answers = generate_answers(generator, trajectories, folder)
     if judge is None:
         return answers, None
     questions = {trajectory.question.id: trajectory.question for trajectory in trajectories}
     claims = [Claim(questions[reply.question_id], reply.answer) for reply in answers.values() if reply.answer]
-    return answers, judge_claims(judge, claims, verdict_cache(folder, judge))
+    return answers, judge_claims(judge, claims, folder)

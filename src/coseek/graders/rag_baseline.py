@@ -17,7 +17,7 @@ from coseek.data.answers import normalise
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, ReadingInput
-from coseek.graders.grading import BATCH, Tell, generated_answer, no_progress, verdict_cache, verdicts_on
+from coseek.graders.grading import BATCH, Tell, generated_answer, no_progress, verdicts_on
 from coseek.graders.judge import Claim, Judge, VerdictKey
 from coseek.measure.searched import Answered, search_questions
 from coseek.retrieval.retriever import Retriever
@@ -101,7 +101,7 @@ def make_baselines(
     if judge is not None:
         answers = [(question, replies[key].answer or "") for key, question in by_key.items()]
         claims = [Claim(question, answer) for question, answer in answers if left_to_judge(accuracy, question, answer)]
-        verdicts = verdicts_on(judge, claims, verdict_cache(folder, judge))
+        verdicts = verdicts_on(judge, claims, folder)
     return RagBaselines(replies, verdicts, cache.path)
 
 
