@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.actions import QueryFormat, first_sentence, parse_flag, parse_numbers, parse_queries, parse_tool_call
 from coseek.agents.protocol import FOLDER, load_protocol
 from coseek.agents.scripted.extract import extract
 from coseek.agents.scripted.rules import guess, with_subject
 from coseek.agents.search_turns import reasoning_of
+from coseek.agents.tag import QueryFormat, first_sentence, parse_flag, parse_numbers, parse_queries, parse_tool_call
 from coseek.agents.tool import open_tool
 from coseek.core.prompt_file import fill_template, one_line, without_role_marks
 from coseek.core.text import decode

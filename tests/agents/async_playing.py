@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from tests.agents.playing import CORPUS, QUESTION, Shelf, Typist, script
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.drivers import AsyncDriver, Sampled, Sampling
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.files import json_line
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.agents.playing import CORPUS, OURS, QUESTION, Shelf, play, script
 
-from coseek.agents.actions import NOT_FOUND, says_one_of
 from coseek.agents.protocol import load_protocol
 from coseek.agents.scripted_agent import Move, move_ids
 from coseek.agents.sources import reply_of, sources_of
-from coseek.agents.tag import Action
+from coseek.agents.tag import NOT_FOUND, Action, says_one_of
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.measure.score import score_trajectory

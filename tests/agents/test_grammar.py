@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.actions import QueryFormat, first_sentence, parse_flag, parse_numbers, parse_queries, parse_tool_call
 from coseek.agents.protocol import load_protocol
-from coseek.agents.tag import Action
+from coseek.agents.tag import (
+    Action,
+    QueryFormat,
+    first_sentence,
+    parse_flag,
+    parse_numbers,
+    parse_queries,
+    parse_tool_call,
+)
 from coseek.agents.tool import Tool, open_tool
 from coseek.core.files import JsonObject
 from coseek.data.trajectory import Author, Segment

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.agents.playing import moves_of
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import limits_for, open_agent, settings_for
 from coseek.agents.limits import Limits
@@ -19,6 +18,7 @@ from coseek.agents.scripted.extract import LONGEST, extract
 from coseek.agents.scripted.rules import RuleAgent, guess, heading, opening_name, with_subject
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel
 from coseek.agents.sources import holds, reply_of, served_context, sources_of
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.files import Json
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.measure.samples import ORBO, QUESTION, run, search_of
 
-from coseek.agents.actions import NOT_FOUND
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory

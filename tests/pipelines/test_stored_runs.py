@@ -12,11 +12,11 @@ from tests.models.networks import TEXTS
 from tests.pipelines.test_agent import TINY
 from tests.pipelines.typed_run import trained
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.agents.run_questions import run_questions
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import write_jsonl
 from coseek.core.progress import NoProgress

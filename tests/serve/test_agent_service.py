@@ -16,9 +16,9 @@ from tests.models.tiny_policy import tiny_policy
 from tests.serve.agent_live import LONG, QUESTIONS, SHORT, ask, live_agent, measured, until
 from tests.serve.live import WEB, EchoRetriever
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.prompt_template import EARLIER
 from coseek.agents.sources import reply_in_words
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.files import Json
 from coseek.core.text import as_written
 from coseek.data.dataset import Dataset

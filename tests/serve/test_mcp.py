@@ -14,9 +14,9 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
 from coseek.agents.sources import holds
+from coseek.agents.tag import NOT_FOUND
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.lab.world.world import WorldSettings, make_world
 from coseek.retrieval.index import build_index, open_index

@@ -13,11 +13,11 @@ from tests.agents.test_tools import tool
 from tests.agents.test_visits import visited
 from tests.traces.chats import HOSTILE, imported, own_runs, random_chat, search_chat, stored, write_log
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.branching import ReplayPoint
 from coseek.agents.protocol import load_protocol
 from coseek.agents.search_turns import replay_queries
 from coseek.agents.sources import served_context
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject, read_json_object, read_jsonl
 from coseek.data.passage import Hit, Passage

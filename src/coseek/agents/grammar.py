@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from coseek.agents.actions import (
+from coseek.agents.tag import (
+    Action,
     QueryFormat,
+    Tag,
     numbers_in,
     parse_flag,
     parse_numbers,
@@ -19,7 +21,6 @@ from coseek.agents.actions import (
     parse_tool_call,
     says_one_of,
 )
-from coseek.agents.tag import Action, Tag
 from coseek.agents.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol as Interface
 from typing import cast, runtime_checkable
 
-from coseek.agents.actions import NOT_FOUND, QueryFormat, says_one_of
 from coseek.agents.episode import latest_block, shown_documents
 from coseek.agents.grammar import END, FALSE, START, TRUE, Grammar, as_json
 from coseek.agents.protocol import Protocol
-from coseek.agents.tag import Action, Tag
+from coseek.agents.tag import NOT_FOUND, Action, QueryFormat, Tag, says_one_of
 from coseek.agents.tools.search import SearchSettings
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import Author, Search

@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import numbered_documents
 from coseek.agents.protocol import known_protocol
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.errors import SettingError
 from coseek.core.text import as_written, counted, has_loop, sentence_spans
 from coseek.data.passage import Passage

@@ -1,5 +1,13 @@
-"""Tag: the marks around one part of an agent's text, its author, and the action when it is closed."""
+"""Tag: the marks around one part of an agent's text, its author, the action when it is closed, and how the text inside
+is parsed.
 
+Any text parses; a problem with its form is returned. Whatever can be understood is carried out. A wrong form makes the
+trajectory invalid but does not stop the turn.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import product
@@ -7,11 +15,18 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.agents.actions import FLAGS, NOT_FOUND, QueryFormat
+from coseek.agents.tool import ParsedAction, Tool
 from coseek.core.errors import DataError
+from coseek.core.files import Json
 from coseek.core.settings import Settings
+from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.trajectory import Author
+from coseek.retrieval.lexical.analyzer import words
 
+NOT_FOUND = "not in these documents"
+"""What an agent answers when the documents do not hold the answer."""
+FLAGS = ("true", "1")
+"""Words for a true flag; case is ignored."""
 LONGEST_MARK = 64
 """Maximum characters of a mark: the time to find marks grows with text length times mark length."""
 _BRACKETS = {"{": "}", "[": "]", "(": ")"}
@@ -29,6 +44,19 @@ class Action(StrEnum):
     """Select documents of the latest block."""
     COMPLETE = "complete"
     """A flag that ends the run when it is true."""
+
+
+class QueryFormat(StrEnum):
+    """How the text inside a search tag is parsed."""
+
+    TEXT = "text"
+    """The whole text is one query."""
+    ITEMS = "items"
+    """Each inner tag holds a query."""
+    JSON = "json"
+    """`{"query": "…"}`, `{"query": ["…", …]}`, or the text or list alone."""
+    SENTENCE = "sentence"
+    """The first sentence is the query (IRCoT)."""
 
 
 class TagFile(Settings):
@@ -110,3 +138,130 @@ class Tag(TagFile):
     @property
     def inner_marks(self) -> tuple[str, ...]:
         return (f"<{self.item}>", f"</{self.item}>") if self.query_format is QueryFormat.ITEMS else ()
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedQueries:
+    """The queries of a search, and what is wrong with how they are written."""
+
+    queries: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def parse_queries(text: str, reads: QueryFormat, item: str = "query", most: int | None = None) -> ParsedQueries:
+    """Parse the non-empty queries of a search in the order written, at most `most`."""
+    if reads is QueryFormat.ITEMS:
+        parsed = _items(text, item)
+    elif reads is QueryFormat.JSON:
+        parsed = _json_queries(text, item)
+    else:
+        query = first_sentence(text) if reads is QueryFormat.SENTENCE else text.strip()
+        parsed = ParsedQueries((query,) if query else ())
+    if most is not None and len(parsed.queries) > most:
+        problem = parsed.problem or f"{len(parsed.queries)} queries in one search, and at most {most} are allowed"
+        return ParsedQueries(parsed.queries[:most], problem)
+    return parsed
+
+
+def _items(text: str, item: str) -> ParsedQueries:
+    pieces = re.split(rf"(</?{re.escape(item)}>)", text)  # text and marks in turn
+    queries: list[str] = []
+    problem, is_inside = "", False
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            if (piece[1] == "/") != is_inside:
+                problem = problem or f"{piece} at the wrong place in a search"
+            is_inside = piece[1] != "/"
+        elif is_inside:
+            is_closed = pieces[index + 1 : index + 2] == [f"</{item}>"]
+            if is_closed and piece.strip():
+                queries.append(piece.strip())
+            else:
+                problem = problem or (f"an empty <{item}>" if is_closed else f"<{item}> is not closed")
+        elif piece.strip():
+            problem = problem or f"text outside <{item}> in a search: {piece.strip()[:40]!r}"
+    return ParsedQueries(tuple(queries), problem or ("" if queries else f"a search without a <{item}>"))
+
+
+def _json_queries(text: str, key: str) -> ParsedQueries:
+    text = text.strip()
+    value = _from_json(text)
+    if not isinstance(value, str | list | dict):
+        # Plain text is taken as the query; half a JSON object is not.
+        is_plain = bool(text) and text[0] not in "{["
+        return ParsedQueries((text,) if is_plain else (), "the query is no JSON")
+    items = value.get(key) if isinstance(value, dict) else value
+    queries = texts_of(items)
+    is_complete = queries and len(queries) == (len(items) if isinstance(items, list) else 1)
+    return ParsedQueries(queries, "" if is_complete else f"the JSON holds no {key!r} text")
+
+
+def parse_tool_call(text: str, tools: Mapping[str, Tool]) -> ParsedAction:
+    """Parse a tool call: `{"name": "…", "arguments": {…}}`."""
+    call = _from_json(text.strip())
+    if not isinstance(call, dict):
+        return ParsedAction(problem='a tool call is a JSON object with "name" and "arguments"')
+    name, arguments = call.get("name"), call.get("arguments")
+    if isinstance(arguments, str):  # JSON in a string, as in the OpenAI format
+        arguments = _from_json(arguments)
+    tool = tools.get(name) if isinstance(name, str) else None
+    if tool is None:
+        return ParsedAction(problem=f"no tool named {str(name)[:40]!r}; there are: {', '.join(tools)}")
+    if not isinstance(arguments, dict):
+        return ParsedAction(problem=f"the arguments of {name!r} are no JSON object")
+    return tool.parse(arguments)
+
+
+# Possessive (`*+`) here and below: a model may write any number of blanks, marks and digits.
+_NUMBERS = re.compile(r"""\[?\s*+(?:["']?[0-9]{1,6}+["']?(?:\s*+,\s*+["']?[0-9]{1,6}+["']?)*+)?\s*+\]?""")
+_DIGITS = re.compile("[0-9]+")
+_SHORT_NUMBERS = re.compile("(?<![0-9])[0-9]{1,6}(?![0-9])")
+
+
+def parse_numbers(text: str) -> tuple[int, ...] | None:
+    """`[1, 3]` or `1, 3` → each number once, in order; `[]` and an empty text → `()`; `None` for any other text."""
+    if not _NUMBERS.fullmatch(text.strip()):
+        return None
+    return tuple(dict.fromkeys(int(number) for number in _DIGITS.findall(text)))
+
+
+def numbers_in(text: str) -> tuple[int, ...]:
+    """All numbers of a text, each once, in order: `[Doc 1, Doc 3]` → 1, 3."""
+    return tuple(dict.fromkeys(map(int, _SHORT_NUMBERS.findall(text))))
+
+
+def parse_flag(text: str, yes: Sequence[str] = FLAGS) -> bool | None:
+    """True for a word of `yes`, False for `False` or `0`; `None` for any other text."""
+    word = text.strip().lower()
+    if word in yes:
+        return True
+    return False if word in ("false", "0") else None
+
+
+_SENTENCE_END = re.compile(r"""(?:(?<![!?])[!?]++|(?:(?<=\w\w\w)|(?<=[\d\s]))\.++)["')\]]*+(?=\s|$)""")
+
+
+def first_sentence(text: str) -> str:
+    """The text up to the first `!`, `?`, or full stop after a word of three letters or more (not `Dr.`, `J.`)."""
+    text = text.strip()
+    end = _SENTENCE_END.search(text)
+    return text[: end.end()] if end else text
+
+
+def says_one_of(text: str, phrases: Sequence[str]) -> bool:
+    """Whether a text is one of the phrases and nothing else; case and marks are ignored. False for an empty text."""
+    text_words = words(text)
+    return bool(text_words) and any(text_words == words(phrase) for phrase in phrases)
+
+
+def _from_json(text: str) -> Json:
+    try:
+        return parse_lenient(text)
+    except InvalidJson:
+        return None
+
+
+def texts_of(value: Json) -> tuple[str, ...]:
+    """The non-empty texts of a value that is a text or a list, stripped."""
+    items: Sequence[Json] = value if isinstance(value, list) else [value]
+    return tuple(text.strip() for text in items if isinstance(text, str) and text.strip())

@@ -20,7 +20,7 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
-from coseek.graders.grader import Grader
+from coseek.graders.structured_output import Grader
 from coseek.models.judge_text import read_verdict
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import CutText, TextModel, generate_each, whole_words

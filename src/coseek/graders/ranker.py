@@ -16,9 +16,9 @@ from coseek.core.prompt_file import fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS
-from coseek.graders.grader import Grader
 from coseek.graders.structured_output import (
     CallCounts,
+    Grader,
     OutputRequest,
     ParsedOutput,
     Unreadable,

@@ -16,9 +16,10 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
 from coseek.graders.generator import PROMPTS
-from coseek.graders.grader import Grader, ModelGrader
 from coseek.graders.structured_output import (
     Form,
+    Grader,
+    ModelGrader,
     OutputRequest,
     ParsedOutput,
     Unreadable,

@@ -1,12 +1,17 @@
-"""Structured output: parse the output of a model, and call it once more if parsing fails."""
+"""Structured output: the base of judges, relevance scorers and rankers; parsing of what a model says, and a second call
+if parsing fails."""
 
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, TypeAlias, TypeVar
+from functools import cached_property
+from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
+from coseek.core.prompt_file import PromptFile
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.graders.generator import fault_of
 from coseek.models.judge_text import unfenced
@@ -14,6 +19,7 @@ from coseek.models.text_model import CachedTextModel, CutText, LocalTextModel, T
 from coseek.models.written import visible_after
 
 T = TypeVar("T")
+P = TypeVar("P", bound=PromptFile)
 
 # Call counts: calls, retries and faults of label making, by name.
 
@@ -43,6 +49,43 @@ class CallCounts:
     def faults(self) -> Mapping[str, int]:
         """Faults by part."""
         return {name.removeprefix(FAULT): count for name, count in self.counts.items() if name.startswith(FAULT)}
+
+
+class Grader(Protocol):
+    """A frozen model or rule that grades passages or answers."""
+
+    @property
+    def identity(self) -> str:
+        """Digest of everything that a grade depends on besides the graded text."""
+        ...
+
+    @property
+    def card(self) -> JsonObject:
+        """Description for the first line of a grade cache."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelGrader(Generic[P]):
+    """A language model with a prompt from a file."""
+
+    kind: ClassVar[str]
+    """First part of the identity."""
+    model: TextModel
+    prompt: P
+    max_tokens: int
+    max_words: int
+    """Maximum number of words shown of one passage or observation."""
+    tally: CallCounts
+
+    @cached_property
+    def identity(self) -> str:
+        prompt = self.prompt.model_dump_json(exclude={"about"})
+        return digest_of(self.kind, self.model.identity, prompt, str(self.max_tokens), str(self.max_words))
+
+    @property
+    def card(self) -> JsonObject:
+        return {"model_identity": self.model.identity, "prompt": self.prompt.about, "max_words": self.max_words}
 
 
 # Listed answers: one entry for each of n numbered items.

@@ -15,8 +15,14 @@ from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_
 from coseek.core.record import Record
 from coseek.data.trajectory import COMMON_TAGS, PROMPT, Author, Segment, Trajectory
 from coseek.graders.generator import PROMPTS
-from coseek.graders.grader import ModelGrader
-from coseek.graders.structured_output import OutputRequest, Unreadable, after_mark, ask_with_retry, read_lines
+from coseek.graders.structured_output import (
+    ModelGrader,
+    OutputRequest,
+    Unreadable,
+    after_mark,
+    ask_with_retry,
+    read_lines,
+)
 from coseek.models.text_model import CutText
 from coseek.retrieval.llm import neutralise_numbers
 

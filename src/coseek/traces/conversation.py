@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 
-from coseek.agents.actions import texts_of
 from coseek.agents.grammar import Span
 from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.tag import texts_of
 from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Hit, Passage

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import takewhile, zip_longest
 from typing import cast
 
-from coseek.agents.actions import texts_of
 from coseek.agents.sources import reply_of
+from coseek.agents.tag import texts_of
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import COMMON_TAGS, TOOL, Author, Segment, Trajectory, evidence_of
 from coseek.models.written import calls_in

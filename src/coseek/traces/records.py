@@ -12,7 +12,7 @@ from typing import cast
 
 from pydantic import Field
 
-from coseek.agents.actions import texts_of
+from coseek.agents.tag import texts_of
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_byte_lines, read_json
 from coseek.core.fingerprint import digest_of

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 from tests.agents.test_expert import run as run_expert
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.protocol import load_protocol
+from coseek.agents.tag import NOT_FOUND
 from coseek.data.question import plan_of
 from coseek.data.trajectory import Author
 from coseek.lab.agents.expert import PERFECT, ExpertAgent, ExpertSettings

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import latest_block, shown_documents
 from coseek.agents.scripted_agent import Move
 from coseek.agents.sources import first_with, holds
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.text import sentence_spans
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, has_plan, plain_name, plan_of

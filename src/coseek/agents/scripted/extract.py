@@ -20,9 +20,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.scripted.rules import STOP_WORDS, RuleAgent
 from coseek.agents.scripted_agent import Move
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.text import sentence_spans
 from coseek.data.passage import Passage
 from coseek.models.model import EpisodeState

@@ -2,8 +2,8 @@
 
 import random
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.scripted_agent import Move
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.errors import DataError
 from coseek.models.model import EpisodeState
 

@@ -6,7 +6,7 @@ from typing import cast
 
 from pydantic import Field
 
-from coseek.agents.actions import texts_of
+from coseek.agents.tag import texts_of
 from coseek.agents.tool import ParsedCall, ToolContext, ToolRequest, ToolSettings, TurnSearches
 from coseek.core.errors import RetrieverError
 from coseek.core.files import JsonObject

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from pydantic import Field
 
-from coseek.agents.actions import NOT_FOUND
 from coseek.agents.episode import shown_documents
 from coseek.agents.scripted_agent import Move
+from coseek.agents.tag import NOT_FOUND
 from coseek.core.settings import Settings
 from coseek.data.question import KNOWN, Question, Step, plan_of
 from coseek.data.trajectory import Search
