@@ -376,11 +376,6 @@ def test_a_protocol_that_shows_no_results_is_refused_when_it_is_loaded(tmp_path:
         with pytest.raises(SettingError, match="no tag for their results; add one with `author: environment`"):
             load_protocol(mine(tmp_path, text))
     assert load_protocol(mine(tmp_path, f"{UNSHOWN}ends_after_search: true\n")).file.ends_after_search
-    plain = UNSHOWN.replace('"{question}"', '"{question}", document: "{title}{text}", observation: "{documents}"')
-    assert load_protocol(mine(tmp_path, plain)).grammar.observation == "observation"  # shown without a tag
-    for old, new in (("{documents}", "(searched)"), ("{title}{text}", "")):  # nothing is shown
-        with pytest.raises(SettingError, match="no tag for their results"):
-            load_protocol(mine(tmp_path, plain.replace(old, new)))
 
 
 def test_a_brace_in_reasoning_does_not_end_a_turn_with_a_boxed_answer(tmp_path: Path) -> None:

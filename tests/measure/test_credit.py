@@ -77,7 +77,7 @@ def true_value(run: Trajectory, turn: int) -> float:
 
 def test_the_values_of_turns_are_those_of_a_known_policy(coin: Agent, runs: list[Trajectory], tmp_path: Path) -> None:
     ruler = Ruler(coin, "coin", SHELF, LIMITS, 200, tmp_path)
-    values, _, _ = values_of(runs, coin, ruler.measure(runs))
+    values, _, _ = values_of(runs, ruler.measure(runs))
     assert values.keys() == {(run.question.id, run.seed, turn) for run in runs for turn in (1, 2)}
     truth = {(run.question.id, run.seed, turn): true_value(run, turn) for run in runs for turn in (1, 2)}
     for kind in {round(value, 3) for value in truth.values()}:  # every kind of turn, over the runs that made it
@@ -122,7 +122,7 @@ def test_a_state_with_one_half_of_its_continuations_does_not_stop_the_scores(
 ) -> None:
     outcomes = Ruler(coin, "coin", SHELF, LIMITS, 2, tmp_path).measure(runs[:4])
     failed = [replace(each, outcome=None) if each.turn == 1 and each.number else each for each in outcomes]
-    values, even, odd = values_of(runs[:4], coin, failed)
+    values, even, odd = values_of(runs[:4], failed)
     assert values and even.keys() == odd.keys() == set() and score_signal(even, odd).auc is None
 
 

@@ -147,7 +147,7 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
             f"no agent named {name!r}{nearest(name, known)} Known: {', '.join(known)}, the path of a model folder or "
             "a YAML file, or the address of a server"
         )
-    check_folder(folder)
+    check_is_model(folder)
     return AgentCard.read(folder)
 
 
@@ -161,13 +161,6 @@ def former_protocol(folder: Path, protocol: Protocol) -> str | None:
     lacks_tags = bool(set(new_grammar.special_tokens) - set(old_grammar.special_tokens))
     reordered = old_grammar.special_tokens == new_grammar.special_tokens and old_grammar.order != new_grammar.order
     return name if lacks_tags or reordered else None
-
-
-def check_folder(folder: Path) -> None:
-    """Raise `DataError` for a folder without a model. Needs no torch."""
-    if not folder.is_dir():
-        raise DataError(missing("model folder", folder, known=shipped_models()))
-    check_is_model(folder)
 
 
 def _read_agent_file(path: Path) -> JsonObject:

@@ -25,7 +25,7 @@ from coseek.core.plugins import find_yaml, yaml_names
 from coseek.core.prompt_file import without_role_marks
 from coseek.core.settings import Settings, make_settings
 from coseek.core.text import separated
-from coseek.data.passage import Hit, Passage
+from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.models.chat import (
@@ -292,21 +292,16 @@ class PromptTemplate:
         ids: list[int] = [] if block else tokenizer.encode(self.file.nothing_found)
         for index, search in enumerate(searches):
             if search.fault is not None:
-                ids += self._fill(self.file.failed, {"query": self._data(tokenizer, search.query)}, tokenizer)
+                ids += self._fill(tokenizer, self.file.failed, query=search.query)
             for rank, (owner, hit) in enumerate(block, start=1):
                 if owner == index:
-                    ids += self._document(tokenizer, rank, offset + rank, hit)[:max_each]
+                    numbers = {"rank": tokenizer.encode(str(rank)), "number": tokenizer.encode(str(offset + rank))}
+                    ids += self._passage(tokenizer, self.file.document, hit.passage, **numbers)[:max_each]
         return ids
 
-    def _document(self, tokenizer: Tokenizer, rank: int, number: int, hit: Hit) -> list[int]:
-        fields = {
-            "rank": tokenizer.encode(str(rank)),
-            "number": tokenizer.encode(str(number)),
-            "id": self._data(tokenizer, hit.passage.id),
-            "title": self._data(tokenizer, hit.passage.title),
-            "text": self._data(tokenizer, hit.passage.text),
-        }
-        return self._fill(self.file.document, fields, tokenizer)
+    def _passage(self, tokenizer: Tokenizer, template: str, passage: Passage, **numbers: list[int]) -> list[int]:
+        texts = {"id": passage.id, "title": passage.title, "text": passage.text}
+        return self._fill(tokenizer, template, **texts, **numbers)
 
     def page_ids(self, tokenizer: Tokenizer, opened: DocumentPage, size: int) -> tuple[int, ...]:
         """Render a page of a passage, cut into pages of `size` tokens, or its document, which is one page of any size.
@@ -317,43 +312,42 @@ class PromptTemplate:
             text = [token for piece in opened.document for token in self.part_ids(tokenizer, piece)]
             size = max(1, len(text))
         pages = max(1, -(-len(text) // size))
-        fields = {
-            "id": self._data(tokenizer, opened.ident),
-            "title": self._data(tokenizer, passage.title if passage else ""),
-            "page": tokenizer.encode(str(page) if abs(page) < 10**9 else "?"),
-            "pages": tokenizer.encode(str(pages)),
-            "text": text[(page - 1) * size : page * size],
-        }
-        template = self.file.page if passage and 1 <= page <= pages else self.file.missing
-        return self._observation_ids(tokenizer, self._fill(template, fields, tokenizer))
+        ids = self._fill(
+            tokenizer,
+            self.file.page if passage and 1 <= page <= pages else self.file.missing,
+            id=opened.ident,
+            title=passage.title if passage else "",
+            page=tokenizer.encode(str(page) if abs(page) < 10**9 else "?"),
+            pages=tokenizer.encode(str(pages)),
+            text=text[(page - 1) * size : page * size],
+        )
+        return self._observation_ids(tokenizer, ids)
 
     def part_ids(self, tokenizer: Tokenizer, passage: Passage) -> list[int]:
         """Render one passage among others of its document."""
-        texts = {"id": passage.id, "title": passage.title, "text": passage.text}
-        fields = {name: self._data(tokenizer, text) for name, text in texts.items()}
-        return self._fill(self.file.part, fields, tokenizer)
+        return self._passage(tokenizer, self.file.part, passage)
 
     def result_ids(self, tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[int, ...]:
         """Render a tool's result, cut to `max_tokens`."""
-        return self._observation_ids(
-            tokenizer, self._fill(self.file.result, {"text": self._data(tokenizer, text)[:max_tokens]}, tokenizer)
-        )
+        shown = self._data(tokenizer, text)[:max_tokens]
+        return self._observation_ids(tokenizer, self._fill(tokenizer, self.file.result, text=shown))
 
     def retry_ids(self, tokenizer: Tokenizer, problem: str) -> tuple[int, ...]:
-        return tuple(self._fill(self.file.retry, {"problem": self._data(tokenizer, problem)}, tokenizer))
+        return tuple(self._fill(tokenizer, self.file.retry, problem=problem))
 
     def notes_prompt_ids(
         self, tokenizer: Tokenizer, question: str, reasoning: str, searches: Sequence[Search], limits: Limits
     ) -> tuple[int, ...]:
         """Render the prompt for notes on one turn's searches."""
-        sizes = limits.max_observation_tokens, limits.max_document_tokens
-        fields = {
-            "question": self._data(tokenizer, question),
-            "reasoning": self._data(tokenizer, reasoning),
-            "query": self._data(tokenizer, " · ".join(search.query for search in searches)),
-            "documents": self._documents(tokenizer, searches, *sizes),
-        }
-        return self._messages(tokenizer, [("user", [tuple(self._fill(self.file.notes, fields, tokenizer))])])[0]
+        prompt = self._fill(
+            tokenizer,
+            self.file.notes,
+            question=question,
+            reasoning=reasoning,
+            query=" · ".join(search.query for search in searches),
+            documents=self._documents(tokenizer, searches, limits.max_observation_tokens, limits.max_document_tokens),
+        )
+        return self._messages(tokenizer, [("user", [tuple(prompt)])])[0]
 
     def notes_ids(self, tokenizer: Tokenizer, notes: str, max_tokens: int) -> tuple[int, ...]:
         """Render the observation with notes in place of documents."""
@@ -363,7 +357,7 @@ class PromptTemplate:
     def _observation_ids(self, tokenizer: Tokenizer, documents: list[int]) -> tuple[int, ...]:
         if self.grammar.native_calls:  # framed with the other results of the turn
             return tuple(documents)
-        return tuple(self._fill(self.file.observation, {"documents": documents}, tokenizer))
+        return tuple(self._fill(tokenizer, self.file.observation, documents=documents))
 
     def _question_text(self, tokenizer: Tokenizer, question: Question) -> str:
         """The question, after the earlier messages of its conversation, each as a line `role: content`."""
@@ -389,10 +383,12 @@ class PromptTemplate:
             TextPart(self._data_text(fields[text])) if is_field else TextPart(text, True) for is_field, text in pieces
         ]
 
-    def _fill(self, template: str, fields: Mapping[str, list[int]], tokenizer: Tokenizer) -> list[int]:
+    def _fill(self, tokenizer: Tokenizer, template: str, **fields: str | list[int]) -> list[int]:
+        """A template with texts from outside, or ids, in its fields."""
         ids: list[int] = []
         for is_field, text in _pieces(template):
-            ids += fields[text] if is_field else tokenizer.encode(text)
+            value = fields[text] if is_field else tokenizer.encode(text)
+            ids += self._data(tokenizer, value) if isinstance(value, str) else value
         return ids
 
 

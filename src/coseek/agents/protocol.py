@@ -150,7 +150,8 @@ def load_protocol(
     protocol that a stored run names. Without it these tools are left out, which is enough to read stored trajectories.
     `tools` are further tools by name or path for a protocol with native calls.
     """
-    path, file, root = _read_file(name)
+    paths, file = _read_file(name)
+    path, root = paths[0], paths[-1].stem  # a protocol takes the prompts of the one that it extends in the end
     if tools:
         file = _with_tools(file, name, tools)
     make_settings(Limits, {**file.limits}, path)  # refuses a misspelt budget here, not in the middle of a run
@@ -168,7 +169,7 @@ def load_protocol(
         template = PromptTemplate.of(file.prompt_template, grammar, root, needs, str(path))
     else:
         template = PromptTemplate.load(prompt_template, grammar, root, needs)
-    _check_together(file, path, template)
+    _check_together(file, path)
     content = file.model_dump_json(exclude={"about", "extends", "limits", "prompt_template"}, exclude_defaults=True)
     tool_paths = _tool_files(file, path)
     functions = (own_function(str(tree.get("tool"))) for tree in file.tools.values())
@@ -227,34 +228,33 @@ def _with_tools(file: ProtocolFile, name: str, tools: Sequence[str]) -> Protocol
 
 def tool_files(name: str) -> list[Path]:
     """List the `.py` files among the tools of a protocol, without running them."""
-    path, file, _ = _read_file(name)
-    return _tool_files(file, path)
+    paths, file = _read_file(name)
+    return _tool_files(file, paths[0])
 
 
 def own_files(name: str) -> list[Path]:
-    """List a protocol's file, the user's YAML files that it extends, and the `.py` files of its tools."""
-    tools = tool_files(name)  # refuses a file that extends itself
-    files = [find_yaml("protocol", FOLDER, name)]
-    while (base := str(read_yaml(files[-1], "protocol file").get("extends") or "")).endswith((".yaml", ".yml")):
-        files.append(files[-1].parent / base)
-    return [*files, *tools]
+    """List the user's YAML files of a protocol, which may extend another, and the `.py` files of its tools."""
+    paths, file = _read_file(name)
+    return [*(path for path in paths if path.parent != FOLDER), *_tool_files(file, paths[0])]
 
 
-def _read_file(name: str) -> tuple[Path, ProtocolFile, str]:
-    """A protocol's file, its settings, and the name that selects its prompts: that of the protocol it extends."""
-    path = find_yaml("protocol", FOLDER, name)
-    tree, root = _tree(path, ())
-    return path, make_settings(ProtocolFile, tree, path), root
+def _read_file(name: str) -> tuple[list[Path], ProtocolFile]:
+    """A protocol's file and those that it extends in turn, and the settings."""
+    paths: list[Path] = []
+    tree = _tree(find_yaml("protocol", FOLDER, name), paths)
+    return paths, make_settings(ProtocolFile, tree, paths[0])
 
 
-def _tree(path: Path, visited: tuple[Path, ...]) -> tuple[JsonObject, str]:
+def _tree(path: Path, paths: list[Path]) -> JsonObject:
+    """The content of a file over that of the file that it extends. Both are added to `paths`."""
+    if path in paths:
+        raise SettingError(f"{path} extends itself; leave out one `extends`")
+    paths.append(path)
     tree = read_yaml(path, "protocol file", "`tags: …` and `order: …`")
     if not (base := str(tree.get("extends") or "")):
-        return tree, path.stem
-    if path in visited:
-        raise SettingError(f"{path} extends itself; leave out one `extends`")
+        return tree
     base_name = str(path.parent / base) if base.endswith((".yaml", ".yml")) else base
-    base_tree, root = _tree(find_yaml("protocol", FOLDER, base_name), (*visited, path))
+    base_tree = _tree(find_yaml("protocol", FOLDER, base_name), paths)
     merged = {**base_tree, **tree}
     for group in ("tags", "tools", "order", "limits", "prompt_template"):
         inherited, own_group = base_tree.get(group), tree.get(group)
@@ -262,7 +262,7 @@ def _tree(path: Path, visited: tuple[Path, ...]) -> tuple[JsonObject, str]:
             merged[group] = inherited | {name: _merge(inherited.get(name), value) for name, value in own_group.items()}
     if isinstance(tools := merged.get("tools"), dict):
         merged["tools"] = {name: tool for name, tool in tools.items() if tool is not None}
-    return merged, root
+    return merged
 
 
 def _merge(base: Json, override: Json) -> Json:
@@ -286,10 +286,13 @@ def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Gramm
     return Grammar(tags, order, tools, file.free_text, file.native_calls)
 
 
-def _check_together(file: ProtocolFile, path: Path, template: PromptTemplate) -> None:
+def _check_together(file: ProtocolFile, path: Path) -> None:
     """Raise `SettingError` for settings that exclude or lack each other."""
     tags = {(tag.author, tag.action) for tag in file.tags.values()}
-    if not _shows_results(file, template):
+    shows_results = file.opens_with_search or not {Action.SEARCH, Action.TOOL}.isdisjoint(action for _, action in tags)
+    if file.ends_after_search:  # results of other tools are shown nevertheless
+        shows_results = any(tree.get("tool") != "search" for tree in file.tools.values())
+    if shows_results and Author.ENVIRONMENT not in {author for author, _ in tags}:
         raise SettingError(
             f"{path}: the protocol has searches or tools and no tag for their results; add one with "
             "`author: environment`, or set ends_after_search where a search ends the run"
@@ -306,18 +309,3 @@ def _check_together(file: ProtocolFile, path: Path, template: PromptTemplate) ->
         for other_setting in ("opens_with_search", "ends_after_search", "reason_in_documents"):
             if getattr(file, setting) and getattr(file, other_setting):
                 raise SettingError(f"{path}: {setting} cannot be combined with {other_setting}; leave one of them out")
-
-
-def _shows_results(file: ProtocolFile, template: PromptTemplate) -> bool:
-    """Whether the results of searches and other tools can be shown. Without a tag of the environment only results of
-    searches can, if the prompt template has an observation."""
-    actions = {tag.action for tag in file.tags.values()}
-    if any(tag.author is Author.ENVIRONMENT for tag in file.tags.values()):
-        return True
-    if any(tree.get("tool") != "search" for tree in file.tools.values()):
-        return False
-    if file.ends_after_search:
-        return True
-    searches = file.opens_with_search or Action.SEARCH in actions
-    has_observation = template.file.document and "{documents}" in template.file.observation
-    return Action.TOOL not in actions and (not searches or bool(has_observation))
