@@ -29,7 +29,7 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.graders.factory import open_generator, open_judge
-from coseek.graders.generator import GeneratorOutput, GeneratorSettings, ReadingInput
+from coseek.graders.generator import GeneratorOutput, GeneratorSettings
 from coseek.graders.judge import Claim, JudgeSettings
 from coseek.models.model import EpisodeState, Request, Tokenizer, TurnEnd
 from coseek.models.remote import RemoteModelSettings, open_remote
@@ -85,7 +85,7 @@ def sends(kind: Kind) -> dict[str, object]:
 
 def answered(name: str) -> GeneratorOutput:
     generator = open_generator(GeneratorSettings(model=name))
-    return generator.answer([generator.context(ReadingInput(QUESTION.question, (PASSAGE,)))])[0]
+    return generator.answer([generator.context(QUESTION.question, (PASSAGE,))])[0]
 
 
 def run_at(there: Site, folder: Path, protocol: str, tokenizer: object = "bytes", **server: object) -> Trajectory:

@@ -17,7 +17,7 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingInput, context_of, load_generator_prompt
+from coseek.graders.generator import ContextBudget, GeneratorSettings, context_of, load_generator_prompt
 from coseek.labels.answer_likelihood import LikelihoodMaker, distinct, softmax
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, maker_module
@@ -159,7 +159,7 @@ def test_the_model_reads_the_generators_prompt_with_these_passages_and_no_others
         "llm-embedder": [[], *([passage] for passage in some)],
         "scarlet": [some, some[1:], [some[0], some[2]], some[:2]],
     }[method]
-    contexts = [context_of(prompt, ContextBudget(2048), ReadingInput(QUESTION.question, tuple(each))) for each in lists]
+    contexts = [context_of(prompt, ContextBudget(2048), QUESTION.question, tuple(each)) for each in lists]
     assert table.asked == [[Continuation(context.prompt, " 1815", "") for context in contexts]]
 
 
@@ -277,6 +277,6 @@ def test_a_real_network_labels_as_its_likelihoods_say_alone_and_among_other_turn
         prompt = load_generator_prompt(GeneratorSettings(model=str(folder)))
         likelihood = open_local_likelihood(folder)
         for candidate in alone.candidates:
-            context = context_of(prompt, ContextBudget(2048), ReadingInput(QUESTION.question, (candidate.passage,)))
+            context = context_of(prompt, ContextBudget(2048), QUESTION.question, (candidate.passage,))
             nats = likelihood.score([Continuation(context.prompt, " 1815")])[0].nats
             assert candidate.scores["logp"] == pytest.approx(nats, abs=2e-4)

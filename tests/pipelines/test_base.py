@@ -16,7 +16,7 @@ from coseek.core.fingerprint import file_digest
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.passage import Corpus
 from coseek.graders.factory import open_generator
-from coseek.graders.generator import GeneratorSettings, ReadingInput
+from coseek.graders.generator import GeneratorSettings
 from coseek.lab.pipelines.base import BaseTraining, facts_read
 from coseek.lab.pipelines.recipes import BaseRecipe, CorpusSettings
 from coseek.lab.training.base_tasks import LIVE_WORLDS, BaseTasks
@@ -121,7 +121,7 @@ def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp
     assert "coseek train base '" in card and "'tasks={" in card
     opened = open_generator(GeneratorSettings(model=str(training.trained_folder), max_answer_tokens=8))
     question = training.held_out.questions["test"][0]
-    context = opened.context(ReadingInput(question.question, (training.held_out.corpus[0],)))
+    context = opened.context(question.question, (training.held_out.corpus[0],))
     assert len(opened.answer([context])) == 1
     add_tokens(training.trained_folder, ["<search>"], (), tmp_path / "policy", seed=0)
     assert len(HfTokenizer.load(tmp_path / "policy").encode("<search>")) == 1

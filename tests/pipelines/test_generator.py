@@ -10,7 +10,7 @@ from tests.pipelines.typed_run import trained
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
 from coseek.graders.factory import open_generator
-from coseek.graders.generator import GeneratorSettings, ReadingInput
+from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.placement import FLOAT32
 from coseek.lab.pipelines.reader import GeneratorTraining
 from coseek.lab.pipelines.recipes import GeneratorRecipe
@@ -47,7 +47,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     opened = open_generator(GeneratorSettings(model=str(training.trained_folder), max_answer_tokens=8))
     assert opened.prompt.answer_after == " Answer :"  # the folder's own prompt, not the one for talking models
     room = training.held_out.questions["test"][0]
-    context = opened.context(ReadingInput(room.question, (training.held_out.corpus[0],)))
+    context = opened.context(room.question, (training.held_out.corpus[0],))
     again = training.generator_of(load_model(training.trained_folder, FLOAT32), "again")
     assert opened.answer([context]) == again.answer([context])
 

@@ -14,7 +14,6 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.question import Question, plan_of
-from coseek.graders.generator import ReadingInput
 from coseek.lab.training.base_tasks import (
     COPY_ALPHABETS,
     COPY_GAPS,
@@ -74,7 +73,7 @@ def test_the_prompt_of_training_is_the_prompt_of_answering() -> None:
     made = [tasks().example("read", sampler(), 1.0, random.Random(number)) for number in range(EXAMPLES)]
     for example in made:
         question = question_of(example.shown).question
-        assert example.shown == tasks().generator.context(ReadingInput(question, example.passages)).prompt
+        assert example.shown == tasks().generator.context(question, example.passages).prompt
 
 
 def test_the_next_thing_to_look_up_is_the_first_that_is_not_shown() -> None:

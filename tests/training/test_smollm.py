@@ -15,7 +15,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory_checks import check_trajectory
 from coseek.graders.factory import open_generator
-from coseek.graders.generator import GeneratorSettings, ReadingInput
+from coseek.graders.generator import GeneratorSettings
 from coseek.models.text_model import TextModelSettings
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.dry_run import dry_run
@@ -29,7 +29,7 @@ QUESTION = Question("q", "Who founded Rome?", ("Romulus",), ("rome",), hops=1)
 
 def test_it_reads_a_passage() -> None:
     generator = open_generator(GeneratorSettings(model=str(FOLDER)), None, TextModelSettings(device="cpu"))
-    (reply,) = generator.answer([generator.context(ReadingInput(QUESTION.question, (ROME,)))])
+    (reply,) = generator.answer([generator.context(QUESTION.question, (ROME,))])
     assert "Romulus" in (reply.answer or "")
 
 

@@ -8,7 +8,6 @@ import pytest
 from tests.scripted import Scripted, generator
 
 from coseek.data.trajectory import Author
-from coseek.graders.generator import ReadingInput
 from coseek.lab.training.examples import ExampleSampler, ExampleWriter
 from coseek.lab.world.rationales import MARK, NOW
 from coseek.lab.world.settings import WorldSettings
@@ -49,7 +48,7 @@ def test_one_passage_means_the_gold_ones_alone() -> None:
 def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
     for number, question in enumerate(sampler().questions):
         example = sampler().example_of(question, 4, random.Random(number))
-        prompt = teacher().generator.context(ReadingInput(question.question, example.passages)).prompt
+        prompt = teacher().generator.context(question.question, example.passages).prompt
         facts_alone = re.sub(f"{NOW}.*? [?.](?= )", "", example.written.partition(MARK)[0])
         for line in facts_alone.split(" .")[:-1]:
             title, hash_sign, facts = line.partition(" # ")
@@ -60,7 +59,7 @@ def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
 def test_a_drill_states_what_its_passages_state() -> None:
     for number in range(40):
         example = sampler().drill(4, random.Random(number))
-        prompt = teacher().generator.context(ReadingInput(example.question.question, example.passages)).prompt
+        prompt = teacher().generator.context(example.question.question, example.passages).prompt
         lines = example.written.split(" .")[:-1]
         assert [line.partition(" #")[0].strip() for line in lines] == [
             clause.partition(" , ")[0].strip() for clause in example.question.question.split(" ;")

@@ -73,14 +73,6 @@ class GeneratorSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingInput:
-    """A question and its passages, best first."""
-
-    question: str
-    passages: tuple[Passage, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GeneratorOutput:
     """Output of the generator for one context."""
 
@@ -198,9 +190,9 @@ class Generator:
     def max_answer_tokens(self) -> int:
         return self.settings.max_answer_tokens or self.prompt.max_answer_tokens
 
-    def context(self, asked: ReadingInput) -> GeneratorContext:
-        """The whole prompt, within the budget."""
-        return context_of(self.prompt, self.budget, asked)
+    def context(self, question: str, passages: Sequence[Passage]) -> GeneratorContext:
+        """The whole prompt, with the passages (best first) that fit the budget."""
+        return context_of(self.prompt, self.budget, question, passages)
 
     def answer(self, contexts: Sequence[GeneratorContext]) -> list[GeneratorOutput]:
         """One answer per context, in order. Equal contexts are sent once; a failure affects no other context."""
@@ -224,15 +216,17 @@ class Generator:
         return GeneratorOutput(answer or None, text, fault, cut)
 
 
-def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInput) -> GeneratorContext:
+def context_of(
+    prompt: GeneratorPrompt, budget: ContextBudget, question: str, passages: Sequence[Passage]
+) -> GeneratorContext:
     """The whole prompt with as many passages as the budget allows."""
-    included, tokens, truncated = budget.fill_or_cut(asked.passages)
-    passages = "".join(
+    included, tokens, truncated = budget.fill_or_cut(passages)
+    shown = "".join(
         fill_template(prompt.passage, number=str(number), title=passage.title, text=passage.text)
         for number, passage in enumerate(included, start=1)
     )
-    passages = (passages or prompt.no_passages).rstrip("\n")
-    text = fill_template(prompt.prompt, passages=passages, question=one_line(asked.question))
+    shown = (shown or prompt.no_passages).rstrip("\n")
+    text = fill_template(prompt.prompt, passages=shown, question=one_line(question))
     return GeneratorContext(text, tuple(passage.id for passage in included), tokens, truncated)
 
 

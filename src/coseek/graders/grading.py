@@ -9,7 +9,7 @@ from typing import TypeAlias
 from coseek.agents.sources import SELECTED, served_context
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.trajectory import Trajectory
-from coseek.graders.generator import Generator, GeneratorContext, GeneratorOutput, ReadingInput
+from coseek.graders.generator import Generator, GeneratorContext, GeneratorOutput
 from coseek.graders.judge import Claim, Judge, VerdictKey
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def generate_answers(
     """
     cache = GradeCache.beside(folder, GeneratedAnswer, generator.identity, generator.card)
     pairs = [
-        (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run, serving)))))
+        (run, generator.context(run.question.question, served_context(run, serving)))
         for run in trajectories
         if run.fault is None
     ]

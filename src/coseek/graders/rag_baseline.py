@@ -16,7 +16,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.data.answers import normalise
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.question import Question
-from coseek.graders.generator import Generator, ReadingInput
+from coseek.graders.generator import Generator
 from coseek.graders.grading import BATCH, Tell, generated_answer, no_progress, verdicts_on
 from coseek.graders.judge import Claim, Judge, VerdictKey
 from coseek.measure.searched import Answered, search_questions
@@ -141,7 +141,7 @@ def _answer_batch(generator: Generator, results: Sequence[Answered]) -> list[Gen
         if search.fault
     ]
     contexts = [
-        (question, generator.context(ReadingInput(question.question, tuple(search.passages or ()))))
+        (question, generator.context(question.question, search.passages or ()))
         for question, search in results
         if not search.fault
     ]

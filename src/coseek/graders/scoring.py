@@ -15,7 +15,7 @@ from coseek.core.errors import DataError, SettingError, commonest
 from coseek.data.answers import can_match, exact_match
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.trajectory import Trajectory
-from coseek.graders.generator import Generator, ReadingInput
+from coseek.graders.generator import Generator
 from coseek.graders.grading import generated_answer
 from coseek.graders.judge import Claim, Judge
 from coseek.graders.rag_baseline import RagBaselines
@@ -72,7 +72,7 @@ class TrajectoryScorer:
         assert self.generator is not None
         faultless = {index: trajectory for index, trajectory in enumerate(trajectories) if trajectory.fault is None}
         contexts = [
-            self.generator.context(ReadingInput(trajectory.question.question, tuple(served_context(trajectory))))
+            self.generator.context(trajectory.question.question, served_context(trajectory))
             for trajectory in faultless.values()
         ]
         answers = zip(faultless.items(), contexts, self.generator.answer(contexts), strict=True)

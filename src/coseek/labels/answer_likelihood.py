@@ -25,7 +25,6 @@ from coseek.graders.generator import (
     GeneratorContext,
     GeneratorPrompt,
     GeneratorSettings,
-    ReadingInput,
     context_of,
     load_generator_prompt,
 )
@@ -147,7 +146,7 @@ class LikelihoodMaker(ABC):
             return DroppedTurn(turn.id, "too-few", f"{len(candidates)} passages were found")
         budget = ContextBudget(self.settings.max_context_tokens)
         contexts = [
-            context_of(self.prompt, budget, ReadingInput(turn.question.question, tuple(passages)))
+            context_of(self.prompt, budget, turn.question.question, passages)
             for passages in self.lists([candidate.passage for candidate in candidates])
         ]
         # Likelihoods are compared between lists of the same texts, so every passage must be read whole.

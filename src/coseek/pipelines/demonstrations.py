@@ -34,7 +34,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.question import KNOWN, Question
 from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Segment, StopReason, Trajectory
-from coseek.graders.generator import ContextBudget, GeneratorSettings, ReadingInput, context_of, load_generator_prompt
+from coseek.graders.generator import ContextBudget, GeneratorSettings, context_of, load_generator_prompt
 from coseek.graders.scoring import TrajectoryScorer
 from coseek.models.chat import chat_frame
 from coseek.models.laptop import make_policy
@@ -276,7 +276,7 @@ def readings(
         others = [hit.passage for hit in hits if hit.passage.id not in question.gold_ids]
         passages = [*gold, *others[: rng.randint(0, max(0, most - len(gold)))]]
         rng.shuffle(passages)
-        context = context_of(prompt, budget, ReadingInput(question.question, tuple(passages)))
+        context = context_of(prompt, budget, question.question, passages)
         yield reply_to(question, "generator", context.prompt, held_answer(question, gold), tokenizer)
 
 

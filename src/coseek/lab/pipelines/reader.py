@@ -37,7 +37,6 @@ from coseek.graders.generator import (
     Generator,
     GeneratorOutput,
     GeneratorSettings,
-    ReadingInput,
     load_generator_prompt,
 )
 from coseek.hub.card import FILE as MODEL_CARD
@@ -202,9 +201,10 @@ class ReaderTraining(TrainingRun[R], ABC):
         trajectories: list[Trajectory] = []
         for start in range(0, len(questions), BATCH):
             batch = questions[start : start + BATCH]
-            readings = [ReadingInput(question.question, passages(question)) for question in batch]
-            outputs = generator.answer([generator.context(reading) for reading in readings])
-            trajectories += map(_trajectory, batch, readings, outputs)
+            shown = [passages(question) for question in batch]
+            pairs = zip(batch, shown, strict=True)
+            outputs = generator.answer([generator.context(question.question, texts) for question, texts in pairs])
+            trajectories += map(_trajectory, batch, shown, outputs)
         return trajectories
 
     def _with_gold(self, sampler: ExampleSampler, count: int) -> Callable[[Question], tuple[Passage, ...]]:
@@ -243,9 +243,9 @@ class ReaderTraining(TrainingRun[R], ABC):
         return table
 
 
-def _trajectory(question: Question, reading: ReadingInput, output: GeneratorOutput) -> Trajectory:
+def _trajectory(question: Question, passages: Sequence[Passage], output: GeneratorOutput) -> Trajectory:
     """A question and its answer as a trajectory without tokens, for scoring."""
-    hits = tuple(Hit(passage, -float(rank)) for rank, passage in enumerate(reading.passages))
+    hits = tuple(Hit(passage, -float(rank)) for rank, passage in enumerate(passages))
     return Trajectory(
         question=question,
         protocol="generator",

@@ -27,7 +27,7 @@ from coseek.core.record import OMIT_EMPTY, Record
 from coseek.data.answers import cover_match, exact_match
 from coseek.data.passage import Passage
 from coseek.data.question import Question, plain_name
-from coseek.graders.generator import Generator, ReadingInput
+from coseek.graders.generator import Generator, GeneratorContext
 from coseek.lab.synthesis.graph import HopGraph
 from coseek.lab.synthesis.proposals import Proposal
 from coseek.retrieval.lexical.analyzer import has_words, words
@@ -104,11 +104,11 @@ def model_verdicts(
 ) -> list[Verdicts]:
     """The verdicts of a model for each question with its path and its passages from one search. A fault passes no
     gate."""
-    readings: list[ReadingInput] = []
+    contexts: list[GeneratorContext] = []
     for question, path, hits in zip(questions, paths, found_passages, strict=True):
         passage_lists = [path, *([*path[:at], *path[at + 1 :]] for at in range(len(path)))] if len(path) > 1 else [path]
-        readings += [ReadingInput(question.question, tuple(passages)) for passages in (*passage_lists, (), hits)]
-    outputs = iter(reader.answer([reader.context(reading) for reading in readings]))
+        contexts += [reader.context(question.question, passages) for passages in (*passage_lists, (), hits)]
+    outputs = iter(reader.answer(contexts))
     verdicts: list[Verdicts] = []
     for question, path in zip(questions, paths, strict=True):
         is_single = len(path) == 1

@@ -25,7 +25,7 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question, plan_of
 from coseek.data.trajectory import Trajectory
-from coseek.graders.generator import Generator, ReadingInput
+from coseek.graders.generator import Generator
 from coseek.lab.training.examples import DRILL_FACTS, ExampleSampler, drill_of, trajectory_of
 from coseek.lab.training.record_task import RecordTask
 from coseek.lab.world.passages import spaced
@@ -201,7 +201,7 @@ class BaseTasks:
 
     def _example(self, question: Question, passages: tuple[Passage, ...], cue: str, written: str) -> BaseExample:
         """An example with the generator's prompt, which ends with another cue."""
-        shown = self.generator.context(ReadingInput(question.question, passages)).prompt
+        shown = self.generator.context(question.question, passages).prompt
         return BaseExample(shown.removesuffix(CUES["read"]) + cue, written, passages)
 
     def _drill_turns(

@@ -15,7 +15,7 @@ from functools import cached_property
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, has_plan, plan_of
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
-from coseek.graders.generator import Generator, ReadingInput
+from coseek.graders.generator import Generator
 from coseek.lab.world.passages import spaced
 from coseek.lab.world.rationales import StatedFact, fact_of, line, rationale, recalled
 from coseek.lab.world.world import World
@@ -218,7 +218,7 @@ class ExampleWriter:
 
     def write(self, example: SyntheticExample) -> Trajectory:
         """Make a trajectory of the prompt and the target text."""
-        prompt = self.generator.context(ReadingInput(example.question.question, example.passages)).prompt
+        prompt = self.generator.context(example.question.question, example.passages).prompt
         target_ids = [*self.tokenizer.encode_data(example.written), self.tokenizer.eos_id]
         turns = [(self.tokenizer.encode_data(prompt), target_ids)]
         return trajectory_of(turns, example.question, "generator", self.tokenizer)
