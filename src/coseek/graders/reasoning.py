@@ -61,20 +61,6 @@ class ClaimPrompt(PromptFile):
     """Appended after an unreadable output."""
 
 
-_CLUES = {
-    "prompt": {"question", "reasonings"},
-    "reasoning": {"number", "text"},
-    "assign": {"clues", "text"},
-    "clue": {"number", "text"},
-}
-_CLAIMS = {
-    "hops": {"question", "answers", "evidence"},
-    "passage": {"title", "text"},
-    "prompt": {"question", "hops", "text"},
-    "hop": {"number", "text"},
-}
-
-
 @dataclass(frozen=True, slots=True)
 class ReasonedRun:
     """The reasonings of one run (`measure.reasoning.reasonings_of`)."""
@@ -97,8 +83,8 @@ class ReasoningReader:
     @classmethod
     def over(cls, model: TextModel) -> "ReasoningReader":
         """A reader with the built-in prompts."""
-        clues = load_prompt(CluePrompt, "clues", Path(), _CLUES, PROMPTS)
-        claims = load_prompt(ClaimPrompt, "claims", Path(), _CLAIMS, PROMPTS)
+        clues = load_prompt(CluePrompt, "clues", Path(), {}, PROMPTS)
+        claims = load_prompt(ClaimPrompt, "claims", Path(), {}, PROMPTS)
         return cls(model, clues, claims, CallCounts())
 
     def read(self, runs: Sequence[ReasonedRun]) -> list[list[ReasoningClaims] | None]:

@@ -336,15 +336,11 @@ def _register(function: OwnReward) -> str:
 
 def make_reward(spec: Mapping[str, RewardValue]) -> RewardFunction:
     """Build a reward from settings. Raises `UnknownName` or `SettingError` with the nearest name."""
-    trees: dict[str, PartSpec] = {}
-    for name, value in _parts_of(spec):
-        if name in trees:
-            raise SettingError(f"the reward names a part twice: {', '.join(spec)}; give each part one weight")
-        trees[name] = _part_spec(value)
+    trees = _part_specs(spec)
     if "preset" in spec:
         if not isinstance(spec["preset"], str):
             raise SettingError(f"reward.preset is a name, not {spec['preset']!r} (known: {', '.join(preset_names())})")
-        preset = {name: _part_spec(value) for name, value in _parts_of(load_preset(spec["preset"]).reward)}
+        preset = _part_specs(load_preset(spec["preset"]).reward)
         trees = {name: preset.get(name, {}) | trees.get(name, {}) for name in (*preset, *trees)}
     if not trees:
         raise SettingError(
@@ -361,14 +357,16 @@ def make_reward(spec: Mapping[str, RewardValue]) -> RewardFunction:
     return RewardFunction(parts)
 
 
-def _parts_of(spec: Mapping[str, RewardValue]) -> list[tuple[str, RewardValue]]:
-    parts = [(name, value) for name, value in spec.items() if name != "preset"]
-    return [(name if is_plugin_path(name) else name.replace("-", "_"), value) for name, value in parts]
-
-
-def _part_spec(value: RewardValue) -> PartSpec:
-    """The settings of a part, including its weight."""
-    return dict(value) if isinstance(value, Mapping) else {"weight": value}
+def _part_specs(spec: Mapping[str, RewardValue]) -> dict[str, PartSpec]:
+    """The settings of each part, including its weight."""
+    specs: dict[str, PartSpec] = {}
+    for name, value in spec.items():
+        part = name if is_plugin_path(name) else name.replace("-", "_")
+        if part in specs:
+            raise SettingError(f"the reward names a part twice: {', '.join(spec)}; give each part one weight")
+        if part != "preset":
+            specs[part] = dict(value) if isinstance(value, Mapping) else {"weight": value}
+    return specs
 
 
 def _make_part(name: str, tree: PartSpec) -> RewardPart:
