@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from tests.agents.playing import CORPUS, QUESTION, Shelf, Typist, script
+from tests.agents.playing import QUESTION, Typist, script
 
 from coseek.agents.drivers import AsyncDriver, Sampled, Sampling
 from coseek.agents.limits import Limits
@@ -76,14 +76,6 @@ class Improviser(Typist):
         end = TurnEnd.LENGTH if len(written) == request.max_tokens else TurnEnd.STOP
         cost = None if rng.random() < 0.01 else 1e-3
         return Turn(request.key, written, logprobs, end, exact=rng.random() > 0.05, cost_usd=cost)
-
-
-def shelf_for(protocol: Protocol) -> Shelf:
-    """A retriever of the kind that the protocol is meant for."""
-    shelf = Shelf(CORPUS)
-    if protocol.file.retrievers:
-        shelf.name = protocol.file.retrievers[0]
-    return shelf
 
 
 def make_questions(count: int) -> list[Question]:

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -38,6 +38,11 @@ class Shelf(FixedRetriever):
     def __init__(self, corpus: Corpus = CORPUS, results: dict[str, list[str]] | None = None) -> None:
         super().__init__(corpus, {QUESTION.question: ["p1", "p2"], **(RESULTS if results is None else results)})
         self.asked: list[QueryLike] = []
+
+    def fit(self, protocol: Protocol) -> "Shelf":
+        """Call itself a retriever of the kind that the protocol is meant for."""
+        self.name = (protocol.file.retrievers or (self.name,))[0]
+        return self
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         self.asked += queries
@@ -86,8 +91,8 @@ class Typist:
         self.count.pop(key, None)
 
 
-def typist(protocol: Protocol, *turns: str) -> Typist:
-    return Typist(ByteTokenizer(protocol.grammar.special_tokens), turns)
+def typist(protocol: Protocol, *turns: str, notes: str = "noted", note_end: TurnEnd = TurnEnd.EOS) -> Typist:
+    return Typist(ByteTokenizer(protocol.grammar.special_tokens), turns, notes, note_end)
 
 
 def play(
@@ -95,15 +100,14 @@ def play(
     *turns: str,
     limits: Limits = WIDE,
     retriever: Shelf | None = None,
-    make: Callable[[Protocol], Typist] | None = None,
+    model: Typist | None = None,
+    notes: str = "noted",
+    note_end: TurnEnd = TurnEnd.EOS,
 ) -> Trajectory:
     """One question under a protocol, with a model that writes these turns."""
     protocol = load_protocol(name, "default", run_files=True)
-    shelf = retriever or Shelf()
-    if protocol.file.retrievers:
-        shelf.name = protocol.file.retrievers[0]
-    model = make(protocol) if make else typist(protocol, *turns)
-    trajectory = rollout(Agent(protocol, model), shelf, [QUESTION], [7], limits)[0]
+    model = model or typist(protocol, *turns, notes=notes, note_end=note_end)
+    trajectory = rollout(Agent(protocol, model), (retriever or Shelf()).fit(protocol), [QUESTION], [7], limits)[0]
     assert not model.count, "a row was left open in the model"
     return trajectory
 

@@ -143,8 +143,7 @@ def assert_same(trajectory: Trajectory, other: Trajectory) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", list(CALLS))
+@pytest.mark.parametrize(("name", "temperature"), [("search-r1", 0.0), *((name, 1.0) for name in CALLS)])
 def test_a_branch_is_token_for_token_the_branch_that_reads_everything_anew(name: str, temperature: float) -> None:
     agent, model = sampler(name)
     branches = branches_of(finished(agent))
@@ -164,8 +163,7 @@ def test_a_branch_is_what_the_ordinary_driver_makes_of_a_retriever_that_finds_it
     agent = Agent(protocol, ScriptedModel({QUESTION.id: script(name)}, typist(protocol).tokenizer))
 
     def driven(results: dict[str, list[str]]) -> tuple[Shelf, Trajectory]:
-        shelf = Shelf(results={**RESULTS, **results})
-        shelf.name = (protocol.file.retrievers or ("fixed",))[0]
+        shelf = Shelf(results={**RESULTS, **results}).fit(protocol)
         return shelf, replace(rollout(agent, shelf, [QUESTION], [7], WIDE)[0], timings={})
 
     shelf, truth = driven({})

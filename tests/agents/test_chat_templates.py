@@ -1,6 +1,7 @@
 """Fears about prompts of instruct models: raw text where a chat was learnt, other prompts in training than in a run,
 and a question that writes the turns of somebody else."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -64,32 +65,30 @@ def as_published(tokenizer: HfTokenizer, *messages: str) -> tuple[int, ...]:
     return tuple(tokenizer.fast(str(text), add_special_tokens=False).input_ids)
 
 
-def played(name: str, tokenizer: Tokenizer, question: Question = QUESTION, **more: str) -> tuple[Trajectory, Typist]:
+def played(
+    name: str, tokenizer: Tokenizer, question: Question = QUESTION, turns: Sequence[str] = (), **more: str
+) -> tuple[Trajectory, Typist]:
+    """A run of the protocol's script, or of these turns."""
     protocol = load_protocol(name, **more)  # type: ignore[arg-type]
-    model = Typist(tokenizer, script(name))
+    model = Typist(tokenizer, turns or script(name))
     shelf = Shelf(results={question.question: ["p1"], "Ada": ["p1"], "Bob": ["p2"], "Eve": ["p3"]})
     return rollout(Agent(protocol, model), shelf, [question], [7], WIDE)[0], model
 
 
-@pytest.mark.parametrize("name", ["search-r1", "s3", "qagent", "react", "search-o1"])
-def test_an_instruct_models_prompt_stands_in_its_chat_template_token_for_token(name: str) -> None:
+def test_the_search_that_opens_an_episode_is_part_of_the_users_message() -> None:
     tokenizer = chatting()
-    run, model = played(name, tokenizer)
-    first = next(index for index, segment in enumerate(run.segments) if segment.author == "agent")
-    text = tokenizer.decode([token for segment in run.segments[:first] for token in segment.ids])
-    assert text.startswith("<|im_start|>user\n") and text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    run, model = played("s3", tokenizer)
+    prompt, information = run.segments[:2]
     start, end = (tokenizer.encode(mark)[0] for mark in ("<|im_start|>", "<|im_end|>"))
-    assert [token for segment in run.segments[:first] for token in segment.ids if token in (start, end)] == [
-        start, end, start
-    ]  # fmt: skip
+    assert [token for token in prompt.ids + information.ids if token in (start, end)] == [start, end, start]
+    assert prompt.text.startswith("<|im_start|>user\n")
+    assert information.tag == "information" and information.text.endswith("<|im_end|>\n<|im_start|>assistant\n")
     assert model.read[0] == run.ids
-    assert_sound(run, load_protocol(name), tokenizer)
-    if name == "s3":  # what opens the episode is part of the user's message
-        assert run.segments[1].tag == "information" and run.segments[1].text.endswith("assistant\n")
-        assert run.segments[0].text.count("<|im_start|>") == 1
+    assert_sound(run, load_protocol("s3"), tokenizer)
 
 
 FEARS = {
+    "a plain template": TEMPLATE,
     "a template that trims": TEMPLATE.replace("m.content", "m.content | trim"),
     "a text next to the question": TEMPLATE.replace("{{ m.role }}\n", "{{ m.role }}: ").replace("<|im_end|>\n", "\n"),
 }
@@ -100,7 +99,9 @@ FEARS = {
 def test_a_prompt_has_the_ids_that_the_template_has_for_it(fear: str, name: str) -> None:
     tokenizer = chatting()
     tokenizer.fast.chat_template = FEARS[fear]
-    assert played(name, tokenizer)[0].segments[0].ids == as_published(tokenizer, instruction_of(name))
+    run, model = played(name, tokenizer)
+    assert run.segments[0].ids == as_published(tokenizer, instruction_of(name)) and model.read[0] == run.ids
+    assert_sound(run, load_protocol(name), tokenizer)
 
 
 def test_a_template_that_writes_todays_date_writes_one_prompt_on_all_days() -> None:
@@ -125,9 +126,7 @@ def test_a_template_without_a_system_role_gives_the_user_the_system_message(refu
 def test_an_end_of_text_that_also_pads_stays_in_the_row_and_in_the_loss() -> None:
     tokenizer = chatting()
     tokenizer.fast.pad_token = tokenizer.fast.eos_token
-    protocol, eos = load_protocol("react"), tokenizer.fast.eos_token
-    model = Typist(tokenizer, [f"I stop here.{eos}", *script("react")])
-    long = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
+    long, _ = played("react", tokenizer, turns=[f"I stop here.{tokenizer.fast.eos_token}", *script("react")])
     batch = make_batch([long, played("react", tokenizer)[0]])
     assert tuple(batch.ids_BT[0].tolist()) == long.ids and tokenizer.eos_id in long.segments[1].ids
     agents = [segment.author is Author.AGENT for segment in long.segments for _ in segment.ids]
@@ -261,28 +260,21 @@ def test_a_base_models_prompt_is_continued_as_it_stands(name: str) -> None:
     assert tail == () and chatting().decode(ids).endswith("Record:\n") and template.file.chat_template == "off"
 
 
-def opening() -> HfTokenizer:
-    """A tokenizer whose chat template opens the thought, as those of R1-Distill, QwQ and Qwen3-Thinking do."""
+def tokenizer_that_opens(mark: str) -> HfTokenizer:
+    """A tokenizer whose chat template ends prompts with a mark, as those of R1-Distill, QwQ and Qwen3-Thinking do."""
     tokenizer = chatting()
-    tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+    tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", f"assistant\n{mark}{{% endif")
     return tokenizer
 
 
-@pytest.mark.parametrize("name", ["search-r1", "react", "s3-think", "s3", "qagent", "search-o1"])
-@pytest.mark.parametrize("again", [False, True], ids=["once", "opened again"])
-def test_a_thought_that_the_template_opens_is_of_the_valid_form(name: str, again: bool, tmp_path: Path) -> None:
-    tokenizer, protocol = opening(), load_protocol(name)
-    first, *rest = script(name)
-    thought = first.startswith("<think>")
-    bare = first.removeprefix("<think>") if thought else f"I look it up.</think>{first}"
-    model = Typist(tokenizer, [f"<think>{bare}" if again else bare, *rest])
-    shelf = Shelf(results={QUESTION.question: ["p1"], "Ada": ["p1"], "Bob": ["p2"], "Eve": ["p3"]})
-    run = Run.create(tmp_path / "run", {})
-    run_questions(run, Agent(protocol, model), shelf, [QUESTION], WIDE)
+def test_a_run_records_the_thought_that_the_template_opens(tmp_path: Path) -> None:
+    protocol, run = load_protocol("search-o1"), Run.create(tmp_path / "run", {})
+    first, *rest = script("search-o1")
+    model = Typist(tokenizer_that_opens("<think>\n"), [f"I look it up.</think>{first}", *rest])
+    run_questions(run, Agent(protocol, model), Shelf(), [QUESTION], WIDE)
     (made,) = run.trajectories()
-    before = next(index for index, segment in enumerate(made.segments) if segment.author is Author.AGENT) - 1
-    assert made.segments[before].text.endswith("<think>\n") and made.valid, made.format_error
-    assert_sound(made, protocol, tokenizer)
+    assert made.segments[0].text.endswith("<think>\n") and made.valid, made.format_error
+    assert_sound(made, protocol, model.tokenizer)
     assert cast(dict[str, Json], run.record["identities"])["opened_by_prompt"] == "<think>"
 
 
@@ -296,10 +288,7 @@ def in_marks(turn: str, opening: str, closing: str) -> str:
 @pytest.mark.parametrize("form", ["written", "opened", "opened again", "before the protocol's own"])
 def test_reasoning_in_a_models_own_marks_is_the_protocols_thought(opening: str, closing: str, form: str) -> None:
     """Whether the model writes its marks or the template opens them, in every turn."""
-    tokenizer = chatting()
-    if form.startswith("opened"):
-        mine = f"assistant\n{opening}\n{{% endif"
-        tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", mine)
+    tokenizer = tokenizer_that_opens(f"{opening}\n" if form.startswith("opened") else "")
     for name in ("search-r1", "react", "s3-think", "s3", "qagent", "cot", "rag"):
         protocol, turns = load_protocol(name), script(name)
         written = [in_marks(turn, opening, closing) for turn in turns]
@@ -324,11 +313,8 @@ def test_reasoning_in_a_models_own_marks_is_the_protocols_thought(opening: str, 
 
 @pytest.mark.parametrize("written", ["<think>{}</think>", "{}"])
 def test_after_reasoning_that_the_template_has_closed_the_agent_writes_the_protocols_own(written: str) -> None:
-    tokenizer = chatting()
-    closed = "assistant\n<think>\n\n</think>\n\n{% endif"
-    tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", closed)
     turn = f"{written.format('I know it.')}<answer>1815</answer>"
-    (run,) = rollout(Agent(load_protocol("search-r1"), Typist(tokenizer, [turn])), Shelf(), [QUESTION], [7], WIDE)
+    run, _ = played("search-r1", tokenizer_that_opens("<think>\n\n</think>\n\n"), turns=[turn])
     assert run.valid == ("<think>" in written) and run.answer == "1815"
 
 

@@ -7,12 +7,13 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.agents.async_playing import Improviser, OneRow, ledger, make_questions, no_pause, play_async, shelf_for
+from tests.agents.async_playing import Improviser, OneRow, ledger, make_questions, no_pause, play_async
 from tests.agents.playing import CORPUS, OURS, QUESTION, WIDE, Shelf, play, script, typist
 from tests.agents.test_tools import ECHO, tool, with_tool
 from tests.models.networks import network
@@ -48,7 +49,9 @@ def test_only_what_the_agent_wrote_is_marked_as_the_agents() -> None:
 @pytest.mark.medium
 def test_a_run_ends_at_its_token_budget_and_nothing_is_cut() -> None:
     whole = play("search-r1", SEARCH, ANSWER)
-    for budget in range(1, len(whole.ids) + 1):
+    ends = [*accumulate(len(segment.ids) for segment in whole.segments)]
+    near = {end + more for end in ends[:-1] for more in (-1, 0, 1)}
+    for budget in (*near, *range(1, ends[-1], 50), ends[-1]):
         run = play("search-r1", SEARCH, ANSWER, limits=WIDE.model_copy(update={"max_tokens": budget}))
         assert len(run.ids) <= max(budget, len(whole.segments[0].ids))
         assert run.ids == whole.ids[: len(run.ids)]
@@ -189,7 +192,7 @@ def batch_ledgers(
     protocol: Protocol, model: Model, count: int, limits: Limits = TIGHT, concurrency: int = 256
 ) -> list[str]:
     agent = Agent(protocol, model)
-    runs = rollout(agent, shelf_for(protocol), make_questions(count), range(count), limits, concurrency=concurrency)
+    runs = rollout(agent, Shelf().fit(protocol), make_questions(count), range(count), limits, concurrency=concurrency)
     return [ledger(run) for run in runs]
 
 
@@ -200,7 +203,8 @@ def async_ledgers(
     limits: Limits = TIGHT,
     pause: Callable[[], Awaitable[None]] = no_pause,
 ) -> list[str]:
-    played = play_async(protocol, model, shelf_for(protocol), make_questions(count), range(count), limits, pause=pause)
+    questions, shelf = make_questions(count), Shelf().fit(protocol)
+    played = play_async(protocol, model, shelf, questions, range(count), limits, pause=pause)
     return [ledger(run) for run in asyncio.run(played)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.agents.test_chat_templates import TEMPLATE, chatting
+from tests.agents.test_chat_templates import TEMPLATE, chatting, tokenizer_that_opens
 from tests.models.http_site import Asked, Said, Site, site
 from tests.models.model_servers import KINDS, Kind, answers
 
@@ -88,14 +88,12 @@ def answered(name: str) -> GeneratorOutput:
     return generator.answer([generator.context(QUESTION.question, (PASSAGE,))])[0]
 
 
-def run_at(there: Site, folder: Path, protocol: str, tokenizer: object = "bytes", **server: object) -> Trajectory:
+def run_at(there: Site, folder: Path, protocol: str, **more: object) -> Trajectory:
     path = folder / "agent.yaml"
-    given = {"dialect": "chat", "patience": {"attempts": 1}, **server}
-    agent_file = {"name": there.url, "protocol": protocol, "tokenizer": str(tokenizer), "server": given}
-    path.write_text(yaml.safe_dump(agent_file))
-    agent = open_agent(settings_for(str(path)))
+    path.write_text(yaml.safe_dump({"url": there.url, "protocol": protocol, "patience": {"attempts": 1}, **more}))
+    settings = settings_for(str(path))
     shelf = FixedRetriever(Corpus([PASSAGE]), {"Mira Castell born": [PASSAGE.id]})
-    (run,) = rollout(agent, shelf, [QUESTION], [0], Limits(max_turn_tokens=4000, max_tokens=64000))
+    (run,) = rollout(open_agent(settings), shelf, [QUESTION], [0], limits_for(settings))
     return run
 
 
@@ -113,9 +111,13 @@ def test_generator_judge_and_simulated_engine_are_read_behind_their_reasoning(ki
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)
 @pytest.mark.parametrize("protocol", ["search-r1", "react"])
-def test_an_agent_searches_and_answers(kind: Kind, protocol: str, tmp_path: Path) -> None:
+def test_an_agent_searches_and_answers_and_is_asked_for_text_without_a_tokenizer(
+    kind: Kind, protocol: str, tmp_path: Path
+) -> None:
     with served(kind, tmp_path) as (there, _):
         run = run_at(there, tmp_path, protocol, **sends(kind))
+        sent = [request.body for request in there.asked if request.method == "POST"]
+    assert all(body.get("max_tokens", body.get("max_completion_tokens")) == 4000 for body in sent)  # long thoughts fit
     assert (run.stop, run.answer) == (StopReason.ANSWERED, "Orlen"), run.stop_detail
     assert [search.query for search in run.searches] == ["Mira Castell born"]
     if kind.reasoning != "hidden":  # its reasoning becomes the turn's thought
@@ -185,12 +187,10 @@ def test_tool_calls_in_a_protocol_without_tools_are_no_fault_of_the_agent(tmp_pa
 
 @pytest.mark.parametrize("protocol", ["search-r1", "rag"])
 def test_a_thought_that_the_template_opens_before_a_server_of_texts_is_valid(protocol: str, tmp_path: Path) -> None:
-    tokenizer = chatting()
-    tokenizer.fast.chat_template = TEMPLATE.replace("assistant\n{% endif", "assistant\n[THINK]{% endif")
-    tokenizer.save(tmp_path / "model")
+    tokenizer_that_opens("[THINK]").save(tmp_path / "model")
     reply = Said({"choices": [{"text": "I know it.[/THINK]<answer>Orlen</answer>", "finish_reason": "stop"}]})
     with site(lambda request: reply) as there:
-        run = run_at(there, tmp_path, protocol, tmp_path / "model", model="m", dialect="completions")
+        run = run_at(there, tmp_path, protocol, tokenizer=str(tmp_path / "model"), model="m", dialect="completions")
     assert (run.answer, run.valid) == ("Orlen", True), run.format_error
 
 
@@ -294,25 +294,6 @@ def test_reasoning_that_a_chat_template_drops_is_no_sign_of_a_prompt_that_was_cu
             (turn,) = model.step()
             assert not turn.fault and len(turn.ids) > 3_000
         model.calls.close()
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=NAMES)
-def test_a_server_that_is_asked_for_text_needs_no_tokenizer(kind: Kind, tmp_path: Path) -> None:
-    """One file with a `url` names the agent; a turn longer than a thousand tokens is not cut in its answer."""
-    long = "<think>" + "Is it Veld? " * 600 + "</think>"
-
-    def says(messages: Sequence[JsonObject]) -> str:
-        return long + ("<answer>Orlen</answer>" if len(messages) > 1 else "<search>Mira Castell born</search>")
-
-    with site(answers(kind, says)) as there:
-        path = tmp_path / "agent.yaml"
-        path.write_text(yaml.safe_dump({"url": there.url, "model": "m", **sends(kind)}))
-        settings = settings_for(str(path))
-        shelf = FixedRetriever(Corpus([PASSAGE]), {"Mira Castell born": [PASSAGE.id]})
-        (run,) = rollout(open_agent(settings), shelf, [QUESTION], [0], limits_for(settings))
-        assert (run.stop, run.answer, len(run.searches)) == (StopReason.ANSWERED, "Orlen", 1), run.stop_detail
-        sent = [request.body for request in there.asked if request.method == "POST"]
-        assert all(body.get("max_tokens", body.get("max_completion_tokens")) == 4000 for body in sent)
 
 
 def test_settings_of_a_server_are_merged_wherever_they_stand_and_none_is_dropped(tmp_path: Path) -> None:

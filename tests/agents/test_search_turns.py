@@ -59,17 +59,13 @@ def test_later_searches_are_told_which_earlier_ones_were_made_in_one_turn() -> N
     assert ReplayPoint.of(trajectory, 3, protocol).episode(0, 1).history == list(queries[3].history)
 
 
-def test_a_search_that_failed_is_said_again_too() -> None:
-    retriever = shelf()
-    trajectory = run(*[turn.replace("Bob", "bad") for turn in TURNS], retriever=retriever)
-    assert trajectory.stop.is_fault and replay_queries(trajectory, PROTOCOL) == retriever.asked[:2]
-
-
-@pytest.mark.parametrize("budget", [*range(60, 400, 20), 4000])
-def test_a_run_cut_short_anywhere_says_only_the_searches_it_holds(budget: int) -> None:
-    retriever = shelf()
-    trajectory = run(*TURNS, retriever=retriever, limits=LIMITS.model_copy(update={"max_tokens": budget}))
-    assert replay_queries(trajectory, PROTOCOL) == retriever.asked[: len(trajectory.searches)]
+@pytest.mark.parametrize("budget", [*range(60, 400, 40), 4000])
+def test_a_run_that_a_limit_or_a_fault_ends_says_only_the_searches_it_holds(budget: int) -> None:
+    limits = LIMITS.model_copy(update={"max_tokens": budget})
+    for turns in (TURNS, [turn.replace("Bob", "bad") for turn in TURNS]):
+        retriever = shelf()
+        trajectory = run(*turns, retriever=retriever, limits=limits)
+        assert replay_queries(trajectory, PROTOCOL) == retriever.asked[: len(trajectory.searches)]
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,7 @@ def test_whatever_a_model_writes_its_run_is_sound(
         max_tokens=max_tokens,
     )
     marks = " ".join(protocol.grammar.special_tokens)  # including those that close a block
-    shelf = Shelf(Corpus([replace(ADA, text=f"{marks} é {ADA.text}"), BOB, EVE]))
-    if protocol.file.retrievers:
-        shelf.name = protocol.file.retrievers[0]
+    shelf = Shelf(Corpus([replace(ADA, text=f"{marks} é {ADA.text}"), BOB, EVE])).fit(protocol)
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
     end = data.draw(st.sampled_from([TurnEnd.EOS, TurnEnd.STOP, TurnEnd.FAULT]))
     model = Breaking(tokenizer, turns, data.draw(st.sampled_from(["", "noted", "<|end|>"])), end)
@@ -111,15 +109,11 @@ def test_whatever_a_model_writes_its_run_is_sound(
 
 @pytest.mark.parametrize("end", [TurnEnd.FAULT, TurnEnd.EOS])
 def test_a_run_whose_notes_failed_or_had_no_room_is_worked_out_again(end: TurnEnd) -> None:
-    protocol = opened("search-o1")
-    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
     before = sum(len(segment.ids) for segment in play("search-o1", *script("search-o1")).segments[:2])
     limits = WIDE if end is TurnEnd.FAULT else WIDE.model_copy(update={"max_tokens": before + 20})
-    run = play(
-        "search-o1", limits=limits, make=lambda _: Typist(tokenizer, script("search-o1"), "noted at length", end)
-    )
+    run = play("search-o1", *script("search-o1"), limits=limits, notes="noted at length", note_end=end)
     assert run.stop in (StopReason.MODEL_ERROR, StopReason.TOKEN_LIMIT) and not run.searches
-    assert_sound(run, protocol, tokenizer, limits)
+    assert_sound(run, opened("search-o1"), limits=limits)
 
 
 Change = Callable[[Trajectory], Trajectory]
@@ -243,10 +237,8 @@ def run(name: str, titles: list[str], texts: list[str], question: Question, note
         Passage(passage.id, f"{passage.title}{title}", f"{passage.text}{text}")
         for passage, title, text in zip((ADA, BOB, EVE), titles, texts, strict=True)
     )
-    shelf = Shelf(corpus, {**RESULTS, question.question: ["p1", "p2"]})
-    if protocol.file.retrievers:
-        shelf.name = protocol.file.retrievers[0]
-    model = Typist(ByteTokenizer(protocol.grammar.special_tokens), script(name), notes)
+    shelf = Shelf(corpus, {**RESULTS, question.question: ["p1", "p2"]}).fit(protocol)
+    model = typist(protocol, *script(name), notes=notes)
     return rollout(Agent(protocol, model), shelf, [question], [7], WIDE)[0]
 
 

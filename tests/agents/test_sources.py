@@ -69,9 +69,9 @@ def served(run: Trajectory, serving: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.medium
-def test_hundreds_of_runs_serve_again_what_an_extractor_of_their_text_finds() -> None:
+def test_runs_serve_again_what_an_extractor_of_their_text_finds() -> None:
     sizes = set()
-    for seed in range(300):
+    for seed in range(120):
         rng = random.Random(seed)
         run = play("s3-code", *(turn(rng, number) for number in range(1, 6)), limits=LIMITS, retriever=shelf(rng))
         expected = {
@@ -84,7 +84,7 @@ def test_hundreds_of_runs_serve_again_what_an_extractor_of_their_text_finds() ->
         }
         assert {serving: served(run, serving) for serving in expected} == expected, seed
         sizes.add(tuple(map(len, expected.values())))
-    assert len(sizes) > 100
+    assert len(sizes) > 50
 
 
 def test_rounds_count_the_turns_of_an_agent_with_several_queries_each() -> None:

@@ -364,11 +364,6 @@ def of_type(x: Shop) -> str:
     return ""
 
 
-def private(_x: str) -> str:
-    """Say it."""
-    return ""
-
-
 def unknown(x: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
     """Say it."""
     return ""
@@ -378,7 +373,6 @@ def unknown(x: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
     ("function", "says"),
     [
         (of_type, r"the tool of_type\(x: .*Shop\) .* an argument whose name or type is not allowed: .*Shop"),
-        (private, r"the tool private\(_x: str\) .* underscores"),
         (unknown, r"the tool unknown\(x: 'Nowhere'\) .* 'Nowhere' is not defined"),
         (later, "is async or a generator"),
         (untyped, "with a type, such as `x: str`"),

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Sequence
-from functools import partial
 
 from tests.agents.playing import OURS, SCRIPTS, Shelf, Typist, play, typist
 from tests.proof.canonical import Proof, digest
@@ -10,7 +9,7 @@ from tests.proof.material import Material
 
 import coseek
 from coseek.agents.factory import SCRIPTED
-from coseek.agents.protocol import Protocol
+from coseek.agents.protocol import load_protocol
 from coseek.core.errors import RetrieverError
 from coseek.core.plugins import plugin_names
 from coseek.models.model import Turn, TurnEnd
@@ -44,10 +43,6 @@ class Failing(Typist):
         ]
 
 
-def failing_after_one(turns: Sequence[str], protocol: Protocol) -> Failing:
-    return Failing(typist(protocol).tokenizer, turns)
-
-
 def proof(material: Material) -> Proof:
     """Digests by protocol, agent and retriever, of one trajectory each."""
     return {**scripted(material), **typed()}
@@ -79,7 +74,7 @@ def typed() -> Proof:
         broken = [turns[0][:-3], turns[0].replace("Ada", "bad"), "", *turns]
         items[f"{protocol} · typed"] = digest(play(protocol, *turns).to_json())
         items[f"{protocol} · broken turns"] = digest(play(protocol, *broken).to_json())
-        failing = play(protocol, make=partial(failing_after_one, turns))
+        failing = play(protocol, model=Failing(typist(load_protocol(protocol)).tokenizer, turns))
         items[f"{protocol} · failing model"] = digest(failing.to_json())
         lost = play(protocol, *(turn.replace("Ada", "bad") for turn in turns), retriever=Shelf())
         items[f"{protocol} · failing search"] = digest(lost.to_json())
