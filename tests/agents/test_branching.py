@@ -9,9 +9,8 @@ from tests.agents.playing import EVE, OURS, QUESTION, RESULTS, WIDE, Shelf, play
 from tests.scripted import ScriptedModel
 from tests.training.tiny import VOCABULARY, tiny_model
 
-from coseek.agents.branching import Branch, branch
+from coseek.agents.branching import Branch, branch, rollout_groups
 from coseek.agents.drivers import Agent, rollout
-from coseek.agents.forks import rollout_groups
 from coseek.agents.limits import Limits, Tree
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.errors import DataError, RetrieverError
@@ -215,51 +214,7 @@ def test_tokens_before_a_branch_count_in_its_budget() -> None:
 
 def _before(told: Branch) -> int:
     """Tokens of a run up to the end of the turn that searched."""
-    turn = told.trajectory.searches[told.search].turn or 0
-    length, turns = 0, 0
-    for segment in told.trajectory.segments:
-        length, turns = length + len(segment.ids), turns + (segment.author is Author.AGENT)
-        if turns == turn and segment.author is Author.AGENT:
-            return length
-    raise AssertionError
-
-
-def test_equal_passages_of_one_search_are_written_once_and_each_is_found_under_its_own_id() -> None:
-    agent, _ = sampler("search-r1")
-    runs = finished(agent)
-
-    def ends_of(copies: int) -> tuple[list[Trajectory], int]:
-        branches = [
-            Branch(run, position, (Passage(f"copy {copy}", "T", "same words"),), seed=run.seed)
-            for run in runs
-            for position in range(len(run.searches))
-            for copy in range(copies)
-        ]
-        agent, model = sampler("search-r1")
-        heard: list[tuple[Branch, Trajectory]] = []
-        ends = branch(agent, Anything(), branches, LIMITS, on_done=lambda told, end: heard.append((told, end)))
-        assert len(heard) == len(branches)
-        assert all(ends[branches.index(told)] is end for told, end in heard)
-        return ends, model.tokens_read
-
-    (once, read), (thrice, read_again) = ends_of(1), ends_of(3)
-    assert read == read_again
-    for number, end in enumerate(thrice):
-        assert end.ids == once[number // 3].ids
-        found_ids = {hit.passage.id for search in end.searches for hit in search.hits}
-        assert {f"copy {copy}" for copy in range(3)} & found_ids == {f"copy {number % 3}"}
-
-
-def test_a_selection_names_the_passage_under_the_id_that_its_branch_gave_it() -> None:
-    protocol = load_protocol("s3")
-    model = typist(protocol, *script("s3"))
-    run = play("s3", *script("s3"))
-    branches = [Branch(run, 0, (Passage(ident, "Ada", "A countess."),), 7) for ident in ("x1", "x2")]
-    scripted = ScriptedModel({QUESTION.id: script("s3")}, model.tokenizer)
-    first, other = branch(Agent(protocol, scripted), Shelf(), branches, WIDE)
-    assert first.searches[0].selected == ("x1",) and other.searches[0].selected == ("x2",)
-    assert first.selected_ids[0] == "x1" and other.selected_ids[0] == "x2"
-    assert first.ids == other.ids
+    return told.trajectory.turn_spans[(told.trajectory.searches[told.search].turn or 0) - 1][1]
 
 
 def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:

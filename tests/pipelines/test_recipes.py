@@ -16,8 +16,8 @@ from tests.pipelines.typed_run import same, trained, weights
 from tests.training.tiny import agent, environment, trajectory
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from coseek.agents.branching import rollout_groups
 from coseek.agents.drivers import Agent, rollout
-from coseek.agents.forks import rollout_groups
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.data.question import Question

@@ -3,25 +3,30 @@
 Agentic-R's global answer correctness (eq. 2 and 3) needs this for every candidate passage of every search turn. The run
 up to the search is read once, in a separate row (a trunk), which advances from search to search; each branch is forked
 from it. Models that cannot fork read the past again in every branch and write the same tokens.
+
+In groups of trajectories that share beginnings, some begin at the question; the others continue from a search of one of
+them (Tree-GRPO, Ji et al. 2025, arXiv 2509.21240, section 3.2), which costs only the tokens after the fork.
 """
 
+import random
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
 from typing import TypeAlias
 
-from coseek.agents.drivers import Agent, Driver, contexts_of
+from coseek.agents.drivers import Agent, Driver, contexts_of, rollout
 from coseek.agents.environment import End
 from coseek.agents.episode import Episode
-from coseek.agents.limits import Limits
+from coseek.agents.limits import Limits, Tree
 from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import replay_queries
 from coseek.agents.tool import TurnSearches
 from coseek.core.errors import DataError
 from coseek.data.passage import Hit, Passage
-from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory, rank_evidence
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.models.model import EpisodeState, ForkableModel, Request, Turn, TurnEnd
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
@@ -115,16 +120,14 @@ class ReplayPoint:
         )
 
     def results(self, passages: Sequence[Passage]) -> TurnSearches:
-        """The results of the turn's searches, with `passages` as the result of this search."""
+        """The results of the turn's searches, with `passages` as the result of this search. A passage keeps its score,
+        which is 0 if the search did not find it."""
         searches = [replace(search, selected=None) for search in self.searches[self.block.start :]]
         index = self.index - self.block.start
-        searches[index] = replace(searches[index], hits=self.hits(passages), fault=None)
+        scores = {hit.passage.id: hit.score for hit in searches[index].hits}
+        hits = tuple(Hit(passage, scores.get(passage.id, 0.0)) for passage in passages)
+        searches[index] = replace(searches[index], hits=hits, fault=None)
         return TurnSearches(self.queries[self.block.start :], tuple(searches))
-
-    def hits(self, passages: Sequence[Passage]) -> tuple[Hit, ...]:
-        """Hits of these passages with their scores in this search, 0 for passages that it did not find."""
-        scores = {hit.passage.id: hit.score for hit in self.searches[self.index].hits}
-        return tuple(Hit(passage, scores.get(passage.id, 0.0)) for passage in passages)
 
 
 def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
@@ -142,21 +145,6 @@ def searches_by_turn(trajectory: Trajectory) -> dict[int, int]:
     """Map the number of each turn that searched, from 1, to the index of its first search."""
     turns = [search.turn for search in trajectory.searches]
     return {turn: turns.index(turn) for turn in turns if turn}
-
-
-def with_hits(trajectory: Trajectory, index: int, hits: tuple[Hit, ...]) -> Trajectory:
-    """Replace the hits of one search by hits with equal contents and other passage ids."""
-    search = trajectory.searches[index]
-    names = {old.passage.id: new.passage.id for old, new in zip(search.hits, hits, strict=True)}
-    selected = None if search.selected is None else tuple(names[ident] for ident in search.selected)
-    searches = list[Search](trajectory.searches)
-    searches[index] = replace(search, hits=hits, selected=selected)
-    chosen_ids = tuple(dict.fromkeys(ident for search in searches for ident in search.selected or ()))
-    # An agent's own ranking is kept under the new ids; otherwise the default ranking follows from the searches.
-    default = rank_evidence(trajectory.searches, trajectory.selected_ids, trajectory.visits)
-    ranking = [names.get(ident, ident) for ident in trajectory.evidence or ()]
-    evidence = rank_evidence(searches, chosen_ids if trajectory.evidence == default else ranking, trajectory.visits)
-    return replace(trajectory, searches=tuple(searches), selected_ids=chosen_ids, evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +181,7 @@ def branch(
     most `max_turns` - t further searches; a search beyond the budget ends the branch with `turn_limit` or
     `token_limit`. Later searches return `passages_per_search` passages.
 
-    Branches of one search with passages of equal contents are sampled once. `timings` and `cost_usd` count only the
-    branch.
+    `timings` and `cost_usd` count only the branch.
     """
     trajectories: dict[int, Trajectory] = {}
     feed = iter([branches])
@@ -211,10 +198,10 @@ def branch(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A branch to sample, with all branches equal to it."""
+    """A branch to sample."""
 
     past: ReplayPoint
-    branches: tuple[Branch, ...]
+    branch: Branch
 
 
 @dataclass(slots=True)
@@ -288,12 +275,8 @@ class Branching(Driver):
                 self.model.close(trunk.key)
 
     def add(self, branches: Sequence[Branch]) -> None:
-        """Add branches before those that wait. Branches of one search with equal contents are sampled once."""
-        groups: dict[Hashable, list[Branch]] = {}
-        for branch in branches:
-            seen_key = self._seen_key(self._past(branch), branch.passages)
-            groups.setdefault((id(branch.trajectory), branch.search, branch.seed, seen_key), []).append(branch)
-        new_jobs = {next(self.keys): _Job(self._past(group[0]), tuple(group)) for group in groups.values()}
+        """Add branches before those that wait."""
+        new_jobs = {next(self.keys): _Job(self._past(branch), branch) for branch in branches}
         self.jobs |= new_jobs
         self.waiting += self._stages([*new_jobs])[::-1]
 
@@ -307,12 +290,6 @@ class Branching(Driver):
                 self.pasts.clear()
             self.pasts[key] = ReplayPoint.of(branch.trajectory, branch.search, self.protocol)
         return self.pasts[key]
-
-    def _seen_key(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
-        """A key that is equal for passages that look the same to the agent. Ids count if they are shown, and if
-        passages found twice are shown once."""
-        by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.protocol.template.file.document
-        return tuple((passage.id if by_id else "", passage.title, passage.text) for passage in passages)
 
     def _stages(self, keys: Sequence[int]) -> list[_Stages]:
         """Group jobs by trunk; a model that cannot fork gets one group per job."""
@@ -400,7 +377,7 @@ class Branching(Driver):
 
     def _resume(self, key: int) -> None:
         """Restore an episode as it was before its search was answered, and show it the new results."""
-        branch, past = self.jobs[key].branches[0], self.jobs[key].past
+        branch, past = self.jobs[key].branch, self.jobs[key].past
         episode = self.episodes[key] = past.episode(key, branch.seed)
         if episode.turns > self.limits.max_turns:
             self._finish(episode, End(StopReason.TURN_LIMIT))
@@ -409,7 +386,7 @@ class Branching(Driver):
 
     def _send(self, episode: Episode, request: Request) -> None:
         past, trunk = self.jobs[episode.key].past, self.trunk_of.get(episode.key)
-        request = replace(request, rank=self.jobs[episode.key].branches[0].rank)
+        request = replace(request, rank=self.jobs[episode.key].branch.rank)
         if episode.started:
             self.model.extend(request)
         elif trunk is None or trunk.broken:
@@ -437,11 +414,53 @@ class Branching(Driver):
 
     def _finish(self, episode: Episode, end: End) -> None:
         super()._finish(episode, end)
-        trajectory, job = self.trajectories.pop(episode.key), self.jobs.pop(episode.key)
-        for branch in job.branches:
-            hits, has_reached = job.past.hits(branch.passages), branch.search < len(trajectory.searches)
-            self.on_branch(branch, with_hits(trajectory, branch.search, hits) if has_reached else trajectory)
+        self.on_branch(self.jobs.pop(episode.key).branch, self.trajectories.pop(episode.key))
 
     def _forking(self) -> ForkableModel:
         assert self.forking is not None
         return self.forking
+
+
+def rollout_groups(
+    agent: Agent,
+    retriever: Retriever,
+    questions: Sequence[Question],
+    seeds: Sequence[int],
+    limits: Limits,
+    tree: Tree | None,
+    *,
+    concurrency: int = 256,
+    overlap: bool = False,
+) -> list[Trajectory]:
+    """Run groups of `tree.group_size` equal questions. The first `tree.roots` of each group begin at the question;
+    without a tree all of them do.
+
+    Each other trajectory forks from one of these roots in turn, after a search that its seed draws. If the root did not
+    search, or failed, it also begins at the question.
+    """
+    if tree is None:
+        return rollout(agent, retriever, questions, seeds, limits, concurrency=concurrency, overlap=overlap)
+
+    def roll_out(indices: Sequence[int]) -> dict[int, Trajectory]:
+        rows = [questions[index] for index in indices], [seeds[index] for index in indices]
+        trajectories = rollout(agent, retriever, *rows, limits, concurrency=concurrency, overlap=overlap)
+        return dict(zip(indices, trajectories, strict=True))
+
+    trajectories = roll_out([index for index in range(len(questions)) if index % tree.group_size < tree.roots])
+    forks: dict[int, Branch] = {}
+    lone_indices: list[int] = []
+    for index in range(len(questions)):
+        number = index % tree.group_size
+        if number >= tree.roots:
+            root = trajectories[index - number + number % tree.roots]
+            searches = [] if root.fault else [*searches_by_turn(root).values()]
+            if searches:
+                search = random.Random(seeds[index]).choice(searches)
+                passages = tuple(hit.passage for hit in root.searches[search].hits)
+                forks[index] = Branch(root, search, passages, seeds[index])
+            else:
+                lone_indices.append(index)
+    trajectories |= roll_out(lone_indices)
+    ends = branch(agent, retriever, [*forks.values()], limits, concurrency=concurrency)
+    trajectories |= dict(zip(forks, ends, strict=True))
+    return [trajectories[index] for index in range(len(questions))]

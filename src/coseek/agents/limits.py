@@ -39,7 +39,7 @@ class Limits(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The shape of a group whose trajectories fork (`agents/forks.py`)."""
+    """The shape of a group whose trajectories fork (`agents/branching.py`)."""
 
     group_size: int
     """Trajectories of a question."""

@@ -14,8 +14,8 @@ from threading import Lock
 from transformers import PreTrainedModel
 
 from coseek.agents.agent_card import CARD, AgentCard
+from coseek.agents.branching import rollout_groups
 from coseek.agents.drivers import Agent, rollout
-from coseek.agents.forks import rollout_groups
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
 from coseek.core.connections import is_url
