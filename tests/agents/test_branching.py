@@ -222,7 +222,6 @@ def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:
     for told, protocol, complaint in (
         (Branch(run, 1, (), 0), "search-r1", "made 1 searches; there is no search 1"),
         (Branch(run, 0, (), 0), "qagent", "name an agent of the run's own protocol"),
-        (Branch(replace(run, segments=run.segments[:1]), 0, (), 0), "search-r1", "its file is damaged"),
     ):
         named = load_protocol(protocol)
         with pytest.raises(DataError, match=complaint):

@@ -1,17 +1,7 @@
 """Adapters: coseek's retrievers, runs and labels inside other libraries. Each needs the extra of the same name."""
 
-from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Hit
-from coseek.retrieval.factory import Source, open_retriever
-from coseek.retrieval.retriever import Retriever
-
-
-def open_source(source: Source, k: int) -> Retriever:
-    """Open an index folder, a URL, a YAML file or a mapping. Raises `UserError`, also for a wrong `k`."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise SettingError(f"the number of passages must be at least 1, not {k!r}")
-    return open_retriever(source)
 
 
 def metadata(hit: Hit) -> JsonObject:

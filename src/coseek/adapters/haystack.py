@@ -1,7 +1,8 @@
 """Haystack: a coseek retriever as a component of a pipeline (`pip install 'coseek[haystack]'`)."""
 
-from coseek.adapters import metadata, open_source
+from coseek.adapters import metadata
 from coseek.core.errors import missing_extras
+from coseek.retrieval.factory import open_retriever
 
 with missing_extras("the Haystack retriever"):
     from haystack import Document, component
@@ -17,7 +18,7 @@ class HaystackRetriever:
 
     def __init__(self, source: str | dict[str, object], top_k: int = 5) -> None:
         self.source, self.top_k = source, top_k
-        self._retriever = open_source(source, top_k)
+        self._retriever = open_retriever(source)
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     def run(self, query: str, top_k: int | None = None) -> dict[str, list[Document]]:

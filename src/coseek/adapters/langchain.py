@@ -2,8 +2,9 @@
 
 from pydantic import PrivateAttr
 
-from coseek.adapters import metadata, open_source
+from coseek.adapters import metadata
 from coseek.core.errors import missing_extras
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 
 with missing_extras("the LangChain retriever"):
@@ -24,7 +25,7 @@ class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
     _retriever: Retriever = PrivateAttr()
 
     def model_post_init(self, context: object) -> None:
-        self._retriever = open_source(self.source, self.k)
+        self._retriever = open_retriever(self.source)
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         hits = self._retriever.search([query], self.k)[0]

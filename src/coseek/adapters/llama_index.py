@@ -1,8 +1,8 @@
 """LlamaIndex: a coseek retriever as a `BaseRetriever` (`pip install 'coseek[llama-index]'`)."""
 
-from coseek.adapters import metadata, open_source
+from coseek.adapters import metadata
 from coseek.core.errors import missing_extras
-from coseek.retrieval.factory import Source
+from coseek.retrieval.factory import Source, open_retriever
 
 with missing_extras("the LlamaIndex retriever"):
     from llama_index.core.retrievers import BaseRetriever
@@ -16,7 +16,7 @@ class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]
     """
 
     def __init__(self, source: Source, k: int = 5) -> None:
-        self._k, self._retriever = k, open_source(source, k)
+        self._k, self._retriever = k, open_retriever(source)
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

@@ -133,11 +133,6 @@ class ReplayPoint:
 def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
     """The segments up to the end of a turn of the agent, from 1; only the prompt for turn 0."""
     positions = [index for index, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
-    if not trajectory.segments or turn > len(positions):
-        raise DataError(
-            f"the run of question {trajectory.question.id!r} has a search in turn {turn} but only "
-            f"{len(positions)} turns; its file is damaged"
-        )
     return trajectory.segments[: positions[turn - 1] + 1 if turn else 1]
 
 

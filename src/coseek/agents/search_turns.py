@@ -8,7 +8,6 @@ from coseek.agents.episode import make_past_turn
 from coseek.agents.grammar import Grammar, Span
 from coseek.agents.protocol import Protocol
 from coseek.agents.tag import Action
-from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.core.record import Record
 from coseek.data.question import Question
@@ -26,10 +25,6 @@ class TurnId(Record):
     """Seed of the trajectory; with the question's id it identifies the trajectory."""
     search: int
     """Index in `Trajectory.searches`, from 0."""
-
-    def __post_init__(self) -> None:
-        if self.search < 0:
-            raise DataError(f"a search turn has an index from 0, not {self.search}")
 
     @property
     def key(self) -> tuple[str, ...]:

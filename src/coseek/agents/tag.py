@@ -27,8 +27,6 @@ NOT_FOUND = "not in these documents"
 """What an agent answers when the documents do not hold the answer."""
 FLAGS = ("true", "1")
 """Words for a true flag; case is ignored."""
-LONGEST_MARK = 64
-"""Maximum characters of a mark: the time to find marks grows with text length times mark length."""
 _BRACKETS = {"{": "}", "[": "]", "(": ")"}
 
 
@@ -98,8 +96,6 @@ class Tag(TagFile):
     def model_post_init(self, _: object) -> None:
         if len(self.closing) == 1 and not self.is_bracket:
             raise DataError(f"the tag {self.name!r} closes with {self.closing!r}, which plain text may hold")
-        if any(len(mark) > LONGEST_MARK for mark in (*self.marks, *self.inner_marks)):
-            raise DataError(f"a mark of the tag {self.name!r} is longer than {LONGEST_MARK} characters; shorten it")
 
     @cached_property
     def opening(self) -> str:
