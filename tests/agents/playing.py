@@ -30,6 +30,8 @@ RESULTS = {"Ada": ["p1", "p2"], "Bob": ["p2", "p1"], "Eve": ["p3"], "none": []}
 QUESTION = Question("q1", "When was Ada born ?", ("1815",))
 WIDE = Limits(max_turns=6, passages_per_search=3, max_turn_tokens=4000, max_observation_tokens=4000, max_tokens=60000)
 OURS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+LOOPS = [name for name in OURS if not name.endswith("-paper") or name == "react-paper"]
+"""Those that differ in more than their limits, and one with a last word."""
 
 
 class Shelf(FixedRetriever):

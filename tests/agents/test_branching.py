@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.agents.playing import EVE, OURS, QUESTION, RESULTS, WIDE, Shelf, play, script, typist
+from tests.agents.playing import EVE, LOOPS, QUESTION, RESULTS, WIDE, Shelf, play, script, typist
 from tests.scripted import ScriptedModel
 from tests.training.tiny import VOCABULARY, tiny_model
 
@@ -156,7 +156,7 @@ def test_a_branch_is_token_for_token_the_branch_that_reads_everything_anew(name:
     assert len({told.trajectory.searches[told.search].turn for told in branches}) > 1
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name not in ("direct", "cot")])
+@pytest.mark.parametrize("name", [name for name in LOOPS if name not in ("direct", "cot")])
 def test_a_branch_is_what_the_ordinary_driver_makes_of_a_retriever_that_finds_its_passages(name: str) -> None:
     protocol = load_protocol(name)
     agent = Agent(protocol, ScriptedModel({QUESTION.id: script(name)}, typist(protocol).tokenizer))

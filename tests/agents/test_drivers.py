@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from tests.agents.playing import CORPUS, OURS, QUESTION, WIDE, Shelf, Typist, play, script, typist
+from tests.agents.playing import CORPUS, LOOPS, QUESTION, WIDE, Shelf, Typist, play, script, typist
 from tests.agents.test_tools import ECHO, tool, with_tool
 from tests.models.networks import network
 
@@ -252,7 +252,7 @@ def check_ledgers(protocol: Protocol, *more: str) -> list[Trajectory]:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize("name", LOOPS, ids=lambda name: Path(name).stem)
 def test_the_async_driver_writes_the_ledger_of_the_batch_driver(name: str) -> None:
     check_ledgers(protocol_of(name))
 

@@ -5,7 +5,7 @@ from functools import cache
 from statistics import mean
 
 import pytest
-from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION, moves_of
+from tests.agents.playing import ADA, BOB, EVE, LOOPS, QUESTION, moves_of
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
@@ -189,7 +189,7 @@ def test_a_first_move_reflects_on_nothing_and_an_answer_out_of_order_is_written_
 
 
 @pytest.mark.parametrize("writer", [ExpertAgent(PERFECT), RuleAgent()], ids=["expert", "rules"])
-@pytest.mark.parametrize("name", [name for name in OURS if name != "rag-rerank"])
+@pytest.mark.parametrize("name", [name for name in LOOPS if name != "rag-rerank"])
 def test_writers_run_every_protocol_in_its_valid_form(name: str, writer: ScriptedAgent) -> None:
     protocol = load_protocol(name)
     model = ScriptedAgentModel(writer, protocol, ByteTokenizer(protocol.grammar.special_tokens))

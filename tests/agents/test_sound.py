@@ -14,7 +14,7 @@ from tests.agents.playing import (
     ADA,
     BOB,
     EVE,
-    OURS,
+    LOOPS,
     QUESTION,
     RESULTS,
     WIDE,
@@ -78,7 +78,7 @@ class Breaking(Typist):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", LOOPS)
 @given(data=st.data(), max_tokens=st.integers(1, 4000), max_turn_tokens=st.integers(1, 300), k=st.integers(1, 3))
 @settings(max_examples=at_most(20))
 def test_whatever_a_model_writes_its_run_is_sound(
@@ -243,7 +243,7 @@ def run(name: str, titles: list[str], texts: list[str], question: Question, note
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", LOOPS)
 @given(data=st.data())
 @settings(max_examples=at_most(15))
 def test_hostile_text_changes_neither_parsing_nor_stop_nor_reward_and_forges_no_mark(
