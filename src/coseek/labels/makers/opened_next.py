@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, TypeAlias
 
-from coseek.agents.actions import texts_of
 from coseek.agents.scripted.rules import STOP_WORDS
 from coseek.agents.search_turns import SearchTurn
+from coseek.agents.tag import texts_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Search
 from coseek.labels.label_set import Candidate, Candidates
