@@ -185,13 +185,3 @@ def test_a_word_document_keeps_every_cell_field_and_box(tmp_path: Path) -> None:
     lines = passages[0].text.split("\n")
     assert lines[:3] == ["a | b | c", "d e f | g | h", ""] and "# i <j> *k*" in lines
     assert {"boxed", "one", "two"} <= {*lines} and "field" in passages[0].text and "x=y" in passages[0].text
-
-
-@pytest.mark.slow
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    bomb = io.BytesIO()
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for number in range(6):
-            file.writestr(f"xl/{number}.xml", bytes(100 << 20))
-    made, _ = imported(tmp_path, bomb__xlsx=bomb.getvalue(), note__txt=b"Herons fish at dawn.")
-    assert "it unpacks to 600 MB" in reasons(made)
