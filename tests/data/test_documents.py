@@ -159,9 +159,8 @@ def nested(data: bytes, depth: int) -> bytes:
 @pytest.mark.parametrize(
     ("name", "data", "settings", "reason"),
     [
-        ("a.zip", zipped({f"{n}.txt": b"x" * 4_000_000 for n in range(3)}), {}, "200 times its size"),
+        ("a.zip", zipped({f"{n}.txt": b"x " * 200_000 for n in range(3)}), {"max_archive_mb": 1}, "more than 1 MB"),
         ("a.txt.gz", gzip.compress(b"x " * 4_000_000), {"max_file_mb": 1}, "larger than 1 MB"),
-        ("a.zip", zipped({f"{n}.txt": b"x" for n in range(9)}), {"max_archive_files": 8}, "more than 8 files"),
         ("a.zip", nested(zipped({"a.txt": b"deep"}), 4), {}, "nested more than 3 deep"),
         ("a.zip", zipped({"a.txt": b"words" * 50})[:-30], {}, "no whole zip archive"),
         ("a.tgz", tarred((tarfile.TarInfo("a.txt"), random.Random(0).randbytes(50_000)))[:-9000], {}, "no whole tar"),
@@ -192,7 +191,7 @@ def test_bombs_and_broken_or_empty_files_are_refused_and_the_rest_is_read(
 def test_a_reader_that_hangs_is_stopped_and_the_rest_of_its_archive_is_read(tmp_path: Path) -> None:
     slow = b"title,text\n" + b"a,b c d e f\n" * 300_000
     (tmp_path / "a.zip").write_bytes(zipped({"1.csv": slow, "2.txt": b"behind it"}))
-    made = import_data("documents", [tmp_path / "a.zip"], tmp_path / "out", settings={"seconds": 1, "max_ratio": 1e6})
+    made = import_data("documents", [tmp_path / "a.zip"], tmp_path / "out", settings={"seconds": 1})
     texts = [passage.text for passage in CorpusFile.scan(tmp_path / "out" / "corpus.jsonl")]
     assert texts[-1] == "behind it"
     assert "longer than 1 second" in unread(made)["a.zip/1.csv"]

@@ -240,7 +240,7 @@ def _part_text(part: EmailMessage) -> DecodedText:
         # Mail programs declare ASCII by default, whatever the text.
         name = declared_encoding(body, charset if charset not in ("ascii", "us-ascii") else "")
         return DecodedText(body.decode(name), name)
-    except (LookupError, UnicodeDecodeError):
+    except (LookupError, ValueError):
         return decoded_text(body, is_page=part.get_content_subtype() == "html")
 
 

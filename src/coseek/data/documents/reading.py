@@ -41,8 +41,6 @@ from coseek.data.documents.document import Document, DocumentFault, clean, count
 from coseek.data.documents.readers import ARCHIVES, MAIL_BEGIN, kind_of, mail_parts, parse_mail, read_document
 from coseek.data.passage import Passage
 
-_FREE_BYTES = 10 << 20
-"""Number of bytes that any archive may unpack to, whatever its ratio."""
 BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError,
           NotImplementedError, RuntimeError, KeyError)  # fmt: skip
 """Exceptions of the libraries for broken and for locked archives."""
@@ -61,10 +59,6 @@ class DocumentSettings(Settings):
     """Maximum size of a file, unpacked, in megabytes. Larger files are reported, not read."""
     max_archive_mb: float = Field(default=2000.0, gt=0)
     """Megabytes that one archive may unpack to."""
-    max_archive_files: int = Field(default=100_000, ge=1)
-    """Maximum number of files in one archive."""
-    max_ratio: float = Field(default=200.0, gt=1)
-    """Maximum ratio of unpacked to packed size, for archives that unpack to more than 10 MB."""
     max_nesting: int = Field(default=3, ge=0)
     """Maximum nesting depth of archives, and of attachments in mails."""
     seconds: float = Field(default=60.0, gt=0)
@@ -86,48 +80,60 @@ class Member:
     data: bytes = b""
     fault: str = ""
 
+    @classmethod
+    def of(cls, name: str, file: IO[bytes], settings: DocumentSettings) -> "Member":
+        """The rest of an open file, unless it is too large."""
+        data = file.read(settings.max_file_bytes + 1)
+        if len(data) > settings.max_file_bytes:
+            return cls(name, fault=f"it is larger than {settings.max_file_mb:g} MB (max_file_mb)")
+        return cls(name, data)
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of the file; `None` if there is no reader or nothing to read."""
+        return None if self.fault else kind_of(self.name, self.data[:8192])
+
 
 @dataclass
 class Budget:
     """Limits of an archive and all archives inside it."""
 
     settings: DocumentSettings
-    packed: int
-    """Bytes of the archive itself."""
     unpacked: int = 0
-    files: int = 0
     depth: int = 0
 
     def read(self, label: str, file: IO[bytes]) -> Member:
         """Read and count a file. Raises `DocumentFault` if the archive exceeds a limit."""
-        settings = self.settings
-        data = file.read(settings.max_file_bytes + 1)
-        self.files += 1
-        self.unpacked += len(data)
-        if self.files > settings.max_archive_files:
-            raise DocumentFault(f"it holds more than {settings.max_archive_files} files (max_archive_files)")
-        if self.unpacked > settings.max_archive_mb * 1e6:
-            raise DocumentFault(f"it unpacks to more than {settings.max_archive_mb:g} MB (max_archive_mb)")
-        if self.unpacked > max(_FREE_BYTES, settings.max_ratio * self.packed):
-            raise DocumentFault(f"it unpacks to more than {settings.max_ratio:g} times its size (max_ratio)")
-        return Member(label, data) if len(data) <= settings.max_file_bytes else too_large(label, settings)
+        member = Member.of(label, file, self.settings)
+        self.unpacked += self.settings.max_file_bytes if member.fault else len(member.data)
+        if self.unpacked > self.settings.max_archive_mb * 1e6:
+            raise DocumentFault(f"it unpacks to more than {self.settings.max_archive_mb:g} MB (max_archive_mb)")
+        return member
 
 
-def too_large(label: str, settings: DocumentSettings) -> Member:
-    return Member(label, fault=f"it is larger than {settings.max_file_mb:g} MB (max_file_mb)")
-
-
-def members(kind: str, name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
-    """The files of an archive. A file that cannot be read becomes a `Member` with a fault, and so does the rest of an
-    archive that is broken or exceeds a limit."""
+def _members(kind: str, name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
+    """The files in an archive or a mail, at any depth. A file that cannot be read becomes a `Member` with a fault, and
+    so does the rest of an archive that is broken or exceeds a limit."""
+    budget.depth += 1
     try:
         if budget.depth > budget.settings.max_nesting:
             raise DocumentFault(f"archives are nested more than {budget.settings.max_nesting} deep (max_nesting)")
-        yield from _KINDS[kind](name, file, budget)
+        for member in _KINDS[kind](name, file, budget):
+            yield from _with_inner(member, budget)
     except DocumentFault as fault:
         yield Member(name, fault=str(fault))
     except BROKEN as error:
         yield Member(name, fault=f"it is no whole {kind} archive ({clean(str(error))[:100]}); what follows is not read")
+    budget.depth -= 1
+
+
+def _with_inner(member: Member, budget: Budget) -> Iterator[Member]:
+    """A file, with the attachments of a mail, or in place of an archive the files in it."""
+    kind = member.kind
+    if kind not in ARCHIVES:
+        yield member
+    if kind in ARCHIVES or kind == "mail":
+        yield from _members(kind, member.name, io.BytesIO(member.data), budget)
 
 
 def _zip(name: str, file: IO[bytes], budget: Budget) -> Iterator[Member]:
@@ -232,9 +238,10 @@ class DocumentReader:
 
     def read(self, path: Path, name: str) -> Iterator[Passage]:
         """The passages of a file, or of the files in an archive. Raises `MissingExtra`."""
-        for member in _with_distinct_names(self._files(path, name)):
-            kind = None if member.fault else kind_of(member.name, member.data[:8192])
-            if kind is None:
+        taken = Counter[str]()
+        for file in self._files(path, name):
+            member = replace(file, name=free_name(file.name, taken))  # archives may contain a name twice
+            if (kind := member.kind) is None:
                 outcome = "failed" if member.fault else "left out"
                 reasons = [member.fault or "there is no reader for files of this kind"]
                 self.records.append({"path": member.name, "kind": "other", "outcome": outcome, "reasons": [*reasons]})
@@ -249,19 +256,14 @@ class DocumentReader:
     def _files(self, path: Path, name: str) -> Iterator[Member]:
         """A file, or the files in an archive, at any depth."""
         try:
-            size = path.stat().st_size
             with path.open("rb") as file:
-                head = file.read(8192)
+                kind = kind_of(name, file.read(8192))
                 file.seek(0)
-                budget = Budget(self.settings, size)
-                if kind_of(name, head) in ARCHIVES:
-                    yield from _members_inside(name, head, file, budget)
-                elif size > self.settings.max_file_bytes:
-                    yield too_large(name, self.settings)
+                budget = Budget(self.settings)
+                if kind in ARCHIVES:  # which may be larger than memory
+                    yield from _members(kind, name, file, budget)
                 else:
-                    yield (member := Member(name, file.read()))
-                    if kind_of(name, head) == "mail":
-                        yield from _members_inside(name, head, io.BytesIO(member.data), budget)
+                    yield from _with_inner(Member.of(name, file, self.settings), budget)
         except OSError as error:
             yield Member(name, fault=f"it cannot be opened ({error.strerror or error})")
 
@@ -310,13 +312,6 @@ def _start_process() -> "subprocess.Popen[bytes]":
     return process
 
 
-def _with_distinct_names(files: Iterator[Member]) -> Iterator[Member]:
-    """Number repeated names, since archives may contain a name twice."""
-    taken = Counter[str]()
-    for member in files:
-        yield replace(member, name=free_name(member.name, taken))
-
-
 def free_name(name: str, taken: Counter[str], is_folder: bool = False) -> str:
     """Number a name that is taken, before its endings, which determine the kind: the second `a.md` is `a 2.md`."""
     match = None if is_folder else _ENDINGS.search(name)
@@ -327,19 +322,6 @@ def free_name(name: str, taken: Counter[str], is_folder: bool = False) -> str:
         candidate = f"{stem} {taken[name]}{ending}"
     taken[candidate] += 1
     return candidate
-
-
-def _members_inside(name: str, head: bytes, file: IO[bytes], budget: Budget) -> Iterator[Member]:
-    """The files in an archive or a mail, and in archives and mails among them."""
-    budget.depth += 1
-    for member in members(cast(str, kind_of(name, head)), name, file, budget):
-        head = member.data[:8192]
-        kind = None if member.fault else kind_of(member.name, head)
-        if kind not in ARCHIVES:
-            yield member
-        if kind in ARCHIVES or kind == "mail":
-            yield from _members_inside(member.name, head, io.BytesIO(member.data), budget)
-    budget.depth -= 1
 
 
 TITLE_STEP = " › "
