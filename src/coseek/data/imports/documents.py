@@ -86,12 +86,13 @@ def _listing(sources: Sequence[Path]) -> Iterator[tuple[Path, str, _Fault | None
         for folder, folders, names in os.walk(source, onerror=errors.append):
             parent = Path(folder)
             label_path = top / parent.relative_to(source)
-            closed_names = [name for name in folders if _is_closed(parent / name)]
-            folders[:] = sorted(set(folders) - set(closed_names))
-            for name in sorted([*names, *closed_names]):
+            closed = {name: fault for name in folders if (fault := _fault_of(parent / name, is_folder=True))}
+            folders[:] = sorted({*folders} - closed.keys())
+            for name in sorted([*names, *closed]):
                 if name.startswith(".") and name.endswith((".part", ".lock")):  # of a running import
                     continue
-                yield parent / name, _label(label_path / name, labels), _fault_of(parent / name, name in closed_names)
+                fault = closed[name] if name in closed else _fault_of(parent / name)
+                yield parent / name, _label(label_path / name, labels), fault
         for error in errors:
             path = Path(error.filename)
             yield path, _label(top / path.relative_to(source), labels), _open_fault(error)
@@ -102,36 +103,24 @@ def _label(path: Path, labels: Counter[str]) -> str:
     return free_name(" ".join(clean(path.as_posix().encode(errors="replace").decode(), is_name=True).split()), labels)
 
 
-def _fault_of(path: Path, is_folder: bool) -> _Fault | None:
-    """Why a file or a closed folder is not read."""
+def _fault_of(path: Path, is_folder: bool = False) -> _Fault | None:
+    """Why a file, or a folder with all its files, is not read."""
     try:
         mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            return "left out", "a link, which is not followed"
+        if path.name.startswith(".") or path.name in _JUNK:
+            return "left out", f"a hidden {'folder' if is_folder else 'file'}, or one that programs keep for themselves"
+        if is_folder:
+            is_ours = any(all((path / name).is_file() for name in names) for names in _OURS)
+            return ("left out", "a data set or an index of coseek") if is_ours else None
+        return None if stat.S_ISREG(mode) else ("left out", "it is no ordinary file")
     except OSError as error:
         return _open_fault(error)
-    if stat.S_ISLNK(mode):
-        return "left out", "a link, which is not followed"
-    if _is_junk(path.name):
-        return "left out", f"a hidden {'folder' if is_folder else 'file'}, or one that programs keep for themselves"
-    if is_folder:
-        return "left out", "a data set or an index of coseek"
-    return None if stat.S_ISREG(mode) else ("left out", "it is no ordinary file")
 
 
 def _open_fault(error: OSError) -> _Fault:
     return "failed", f"it cannot be opened ({error.strerror})"
-
-
-def _is_closed(folder: Path) -> bool:
-    """Whether a folder is left out with all its files: a link, a hidden folder, a data set or an index."""
-    try:
-        is_ours = any(all((folder / name).is_file() for name in names) for names in _OURS)
-        return is_ours or _is_junk(folder.name) or folder.is_symlink()
-    except OSError:  # reported when it is opened
-        return _is_junk(folder.name)
-
-
-def _is_junk(name: str) -> bool:
-    return name.startswith(".") or name in _JUNK
 
 
 def _report(records: Sequence[JsonObject], settings: DocumentSettings) -> JsonObject:
