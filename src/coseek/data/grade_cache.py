@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import IO, Annotated, Generic, Protocol, Self, TypeVar
 
 from coseek.core.errors import DataError
-from coseek.core.files import WRONG_SHAPE, JsonObject, atomic_write, check_is_file, json_line, parse_line
+from coseek.core.files import JsonObject, atomic_write, json_line, parse_row
 from coseek.core.lock import lock_beside
 from coseek.core.record import OMIT_EMPTY, Record
-from coseek.core.strict_json import is_json
 from coseek.data.digests import digest
-from coseek.data.run import drop_partial_line
+from coseek.data.run import drop_partial_line, whole_lines
 
 SCHEMA = 1
 """Version of the file, in its first line."""
@@ -109,28 +108,14 @@ class GradeCache(Generic[E]):
 
     def entries(self) -> dict[tuple[str, ...], E]:
         """All entries by key; empty without a file. Takes no lock: another process may be appending."""
-        return {entry.key: entry for entry in self._lines()}
-
-    def _lines(self) -> Iterator[E]:
-        if not self.path.exists():
-            return
-        check_is_file(self.path)
-        with self.path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                where = f"{self.path}, line {number}"
-                if not line.endswith(b"\n") and not is_json(line):
-                    return  # the last line was cut by a kill
-                row = parse_line(line, where)
-                if number == 1:
-                    if row.get("schema") != SCHEMA or row.get("identity") != self.identity:
-                        raise DataError(f"{where}: another part wrote this sheet; delete the file to write it again")
-                    continue
-                try:
-                    yield self.kind.from_json(row)
-                except WRONG_SHAPE as error:
-                    raise DataError(f"{where}: not an entry of this sheet ({error}); delete the line") from None
+        entries: dict[tuple[str, ...], E] = {}
+        for number, (where, _, _, row) in enumerate(whole_lines(self.path)):
+            if number:
+                entry = parse_row(row, self.kind.from_json, where)
+                entries[entry.key] = entry
+            elif row.get("schema") != SCHEMA or row.get("identity") != self.identity:
+                raise DataError(f"{where}: another part wrote this sheet; delete the file to write it again")
+        return entries
 
     @contextmanager
     def appending(self) -> Iterator[IO[str]]:
@@ -139,7 +124,6 @@ class GradeCache(Generic[E]):
             if not self.path.exists():
                 with atomic_write(self.path) as file:
                     file.write(json_line({"schema": SCHEMA, "identity": self.identity, "by": self.card}))
-            check_is_file(self.path)
             drop_partial_line(self.path)
             with self.path.open("a", encoding="utf-8") as file:
                 yield file

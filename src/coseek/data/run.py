@@ -258,7 +258,7 @@ class Run:
         file.flush()
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[str, int, int, JsonObject]]:
+def whole_lines(path: Path) -> Iterator[tuple[str, int, int, JsonObject]]:
     """Place, start, end and object of every whole line of a JSONL file, which may be missing. Skips what follows the
     last newline, since a kill may have cut it."""
     end = 0
@@ -273,7 +273,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, int, int, JsonObject]]:
 def _spans(path: Path) -> list[tuple[RowKey, int, int]]:
     """Key, start and end of every whole line of a trajectories file."""
     spans: list[tuple[RowKey, int, int]] = []
-    for where, start, end, row in _whole_lines(path):
+    for where, start, end, row in whole_lines(path):
         with parsing(where, "delete that line"):
             question = cast(JsonObject, row["question"])
             spans.append(((str(question["id"]), int(cast(int, row["seed"]))), start, end))
@@ -307,7 +307,7 @@ def _explain_no_run(folder: Path) -> str:
 def check_whole_rows(path: Path, parse: Callable[[JsonObject], object]) -> None:
     """Parse the whole lines of a JSONL file, which may be missing. Raises `DataError`."""
     check_link(path)
-    for where, _, _, row in _whole_lines(path):
+    for where, _, _, row in whole_lines(path):
         parse_row(row, parse, where)
 
 
@@ -350,25 +350,15 @@ def provenance() -> JsonObject:
     for library in RECORDED:
         with suppress(PackageNotFoundError):
             versions[library] = version(library)
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions,
-        "commit": commit_of(Path(__file__)),
-    }
-
-
-def commit_of(file: Path) -> str | None:
-    """The commit of the checkout that holds a file of this package; `None` if it was installed without one."""
     # The package may be in an environment inside the user's own repository, which does not track it.
-    if _git(file, "ls-files", "--error-unmatch", "--", file.name) is None:
-        return None
-    return _git(file, "rev-parse", "HEAD")
+    is_checkout = _git("ls-files", "--error-unmatch", "--", Path(__file__).name) is not None
+    commit = _git("rev-parse", "HEAD") if is_checkout else None
+    return {"created": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions, "commit": commit}
 
 
-def _git(file: Path, *words: str) -> str | None:
-    """The output of git in the folder of a file; `None` if git fails or is missing."""
+def _git(*words: str) -> str | None:
+    """The output of git in the folder of this file; `None` if git fails or is missing."""
+    command = ["git", "-C", str(Path(__file__).parent), *words]
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(
-            ["git", "-C", str(file.parent), *words], stderr=subprocess.DEVNULL, text=True, timeout=5
-        ).strip()
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=5).strip()
     return None
