@@ -89,8 +89,7 @@ def import_data(
     corpus. `settings` are those of the format. Raises `DataError` and `SettingError` without writing anything.
     """
     _check_options(format_name, split, shares, deal)
-    reader = _format(format_name)
-    files = _files(reader, format_name, sources)
+    reader, files = _open_format(format_name, sources)
     if deal is not None:
         unused = deal.leaves_alone(sources)
         files = [file for file in files if file not in unused]
@@ -145,7 +144,7 @@ def _corpus(format_name: str, reading: ImportedData, files: Sequence[Path], out:
 
 def source_files(format_name: str, sources: Sequence[Path]) -> list[Path]:
     """The files of a format among files and folders. Raises `DataError`."""
-    return _files(_format(format_name), format_name, sources)
+    return _open_format(format_name, sources)[1]
 
 
 def read_sources(
@@ -153,17 +152,14 @@ def read_sources(
 ) -> tuple[ImportedData, list[Path]]:
     """Read files and folders in a format, without writing anything. Returns the data and the files. Raises `DataError`
     and `SettingError`."""
-    reader = _format(format_name)
-    files = _files(reader, format_name, sources)
+    reader, files = _open_format(format_name, sources)
     return _read(format_name, reader, files, settings), files
 
 
-def _format(name: str) -> ImportFormat:
-    return cast(ImportFormat, plugins.find_plugin("data format", PACKAGE, name, CONTRACT))
-
-
-def _files(reader: ImportFormat, format_name: str, sources: Sequence[Path]) -> list[Path]:
-    return reader.files(sources) if hasattr(reader, "files") else expand(sources, plugin_name(format_name))
+def _open_format(name: str, sources: Sequence[Path]) -> tuple[ImportFormat, list[Path]]:
+    """A format, and its files among files and folders."""
+    reader = cast(ImportFormat, plugins.find_plugin("data format", PACKAGE, name, CONTRACT))
+    return reader, reader.files(sources) if hasattr(reader, "files") else expand(sources, plugin_name(name))
 
 
 def _read(name: str, reader: ImportFormat, files: Sequence[Path], values: Mapping[str, object] | None) -> ImportedData:

@@ -345,8 +345,7 @@ def checked_splits(
         with_text = [question for question in questions if has_text(question.question)]
         kept[name] = [replace(question, answers=tuple(filter(has_text, question.answers))) for question in with_text]
         counts[NO_TEXT] += len(questions) - len(with_text)
-        lost_counts = (len(old.answers) - len(new.answers) for old, new in zip(with_text, kept[name], strict=True))
-        counts[EMPTY] += sum(lost_counts)
+        counts[EMPTY] += sum(not has_text(answer) for question in with_text for answer in question.answers)
     counts.update({reason: len(idents) for reason, idents in unmatched(chain(*kept.values())).items()})
     return {name: questions for name, questions in kept.items() if questions}, {
         name: count for name, count in counts.items() if count or name in notes
