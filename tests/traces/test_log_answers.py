@@ -18,7 +18,8 @@ from coseek.data.trajectory import StopReason
             "Thought: I know.\nAction: Finish[Tave]", "Finish[Tave]", "Action: finish\nAction Input: Tave",
             '```json\n{"action": "Final Answer", "action_input": "Tave"}\n```', '{"answer": "Tave", "sure": 0.9}',
             "It is the\n$\\boxed{Tave}$.", "So:\n**Final Answer:** Tave", "### Final Answer\n\nTave",
-            "**Final Answer: Tave**",
+            "**Final Answer: Tave**", "Thought: I know.\nFinal Answer: Tave", "<think>Rhine? No.</think>Tave",
+            "Rhine? No.</think>\n\nTave", "[THINK]x[/THINK] Tave", "No <answer>a</answer> <answer>Tave</answer>",
         )),
         [called('{"answer": "Tave"}', "final_answer")],
         [called({"answer": "Tave"}, "submit_answer"), {**TOLD, "content": "ok"}],
@@ -26,7 +27,7 @@ from coseek.data.trajectory import StopReason
         [SAID, {"role": "system", "content": "done"}],
     ],
 )  # fmt: skip
-def test_the_act_that_ends_a_run_is_its_answer(tmp_path: Path, acts: list[Json]) -> None:
+def test_the_act_that_ends_a_run_is_its_answer_without_thoughts_and_marks(tmp_path: Path, acts: list[Json]) -> None:
     run, report = only(tmp_path, ASK, called({"query": "a"}), TOLD, *acts)
     assert (run.answer, run.stop, run.valid, len(run.searches)) == ("Tave", StopReason.ANSWERED, True, 1)
     assert report.counts == {"searches": 1, "calls_without_result": 0} and not run.calls

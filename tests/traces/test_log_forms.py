@@ -100,19 +100,6 @@ def test_arguments_that_are_no_json_are_counted_and_never_a_query(
     assert sum(report.unread.values()) == (query is None) and run.answer == "Tave"
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "words",
-    [
-        "<think>Rhine? No.</think>Tave", "Rhine? No.</think>\n\nTave", "[THINK]x[/THINK] Tave", "<answer>Tave</answer>",
-        "Thought: I know.\nFinal Answer: Tave", "No <answer>a</answer> <answer>Tave</answer>",
-    ],
-)  # fmt: skip
-def test_thoughts_and_marks_are_no_part_of_the_answer(tmp_path: Path, words: str) -> None:
-    run, _ = only(tmp_path, ASK, {"role": "assistant", "content": words})
-    assert run.answer == "Tave" and run.valid
-
-
 def test_a_thought_that_was_cut_off_is_no_answer(tmp_path: Path) -> None:
     run, _ = only(tmp_path, ASK, {"role": "assistant", "content": "<think>The Tave, or"})
     assert run.answer is None and run.stop is not StopReason.ANSWERED

@@ -54,7 +54,7 @@ def there_and_back(folder: Path, run: Trajectory, name: str) -> Trajectory:
 
 @pytest.mark.medium
 def test_conversations_come_back_as_they_were_and_are_sound_runs(tmp_path: Path) -> None:
-    rng, count = random.Random(0), 200
+    rng, count = random.Random(0), 120
     chats = [random_chat(rng) for _ in range(count)]
     runs, report = imported(tmp_path, ({"messages": [*chat]} for chat in chats))
     assert report.imported == count and not report.left_out
@@ -315,11 +315,11 @@ def test_ids_that_nobody_sampled_are_not_written_as_sampled() -> None:
 @pytest.mark.medium
 def test_any_conversation_is_a_valid_document_and_loses_no_search(tmp_path: Path) -> None:
     rng = random.Random(7)
-    runs, _ = imported(tmp_path, ({"messages": [*random_chat(rng)]} for _ in range(100)))
+    runs, _ = imported(tmp_path, ({"messages": [*random_chat(rng)]} for _ in range(60)))
     export_run(Run(tmp_path / "run"), "atif", tmp_path / "out")
-    assert len(read(tmp_path / "out")) == 100
+    assert len(read(tmp_path / "out")) == 60
     report = import_traces([tmp_path / "out"], tmp_path / "again")
-    assert report.imported == 100 and audit_run(tmp_path / "again").violations == ()
+    assert report.imported == 60 and audit_run(tmp_path / "again").violations == ()
     again = list(Run(tmp_path / "again").trajectories())
     assert [run.question for run in again] == [run.question for run in runs]
 

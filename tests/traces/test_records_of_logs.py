@@ -31,6 +31,10 @@ OTHER: list[Json] = [{**ASK, "content": "Which sea?"}, {**SAID, "content": "Nort
         ({"messages": [ASK, *CUT], "answer": "Tave", "golden_answers": ["Tave", "the Tave"]}, None, 1),
         ({"messages": [ASK, *CUT], "answer": "Rhine", "golden_answers": ["Tave"]}, "Rhine", 1),
         ({"question": ASK["content"], "response": ROLLOUT}, "Tave", 0),
+        ({"events": [
+            {"event": "on_chain_start", "data": {"input": {"messages": [ASK, *CUT]}}},
+            {"event": "on_chat_model_end", "data": {"output": [SAID]}},
+        ]}, "Tave", 0),
     ],
 )  # fmt: skip
 def test_a_record_with_several_lists_or_fields_is_one_run_read_once(

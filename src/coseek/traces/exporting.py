@@ -31,8 +31,6 @@ def export_run(run: Run, format_name: str, out: Path) -> int:
     ending, write = FORMATS[format_name]
     if ending:
         check_output_file(out, ending)
-    elif not out.name:
-        raise DataError(f"{out} already exists; name a new folder")
     with lock_beside(out, again=False):
         return write(run, out)
 

@@ -145,7 +145,7 @@ def messages_inside(item: JsonObject) -> list[Json]:
         result = unpacked(output) if isinstance(output, dict) else {"content": output}
         return [{**result, "type": "tool_result", "name": item.get("name"), "input": data.get("input")}]
     if isinstance(data, dict) and event == "on_chat_model_end":
-        return [data.get("output")]
+        return output if isinstance(output := data.get("output"), list) else [output]
     is_update = all(isinstance(node, dict) and "messages" in node for node in item.values())
     is_event = is_update or isinstance(event, str) or kind_of(item) in _INPUTS
     return next((items for _, items in message_lists(item, _is_single)), []) if is_event else []

@@ -95,11 +95,14 @@ class RecordReader:
 
     def read(self, path: Path) -> Iterator[Conversation | RecordFault]:
         """The conversations of a file, in order, or the faults of records that cannot be read."""
-        for where, value in _values(path):
-            try:
-                yield value if isinstance(value, RecordFault) else self._conversation(value, where)
-            except DataError as error:
-                yield RecordFault(where, str(error))
+        try:
+            for where, value in _values(path):
+                try:
+                    yield self._conversation(_parse_line(value) if isinstance(value, bytes) else value, where)
+                except DataError as error:
+                    yield RecordFault(where, str(error))
+        except DataError as error:
+            yield RecordFault(path.name, str(error))
 
     def _conversation(self, value: Json, where: str) -> Conversation:
         row: JsonObject = {"messages": value} if isinstance(value, list) else value if isinstance(value, dict) else {}
@@ -298,11 +301,10 @@ def _value_at(value: Json, keys: Sequence[str]) -> Json:
 
 def contents_of(items: Sequence[Json]) -> list[tuple[str, str, str]]:
     """Role, text and calls of messages in any form, to compare them. System prompts do not count."""
-    messages = cast(list[JsonObject], [item for item in cast(list[Json], chat_messages([*items], Counter())) if item])
     return [
         (str(row.get("role")), text_of(row.get("content")).strip(), "".join(map(str, calls_in(row))))
-        for row in messages
-        if row.get("role") not in ("system", "developer")
+        for row in cast(list[Json], chat_messages([*items], Counter()))
+        if isinstance(row, dict) and row and row.get("role") not in ("system", "developer")
     ]
 
 
@@ -345,34 +347,27 @@ def checked_messages(value: Json) -> list[JsonObject]:
     return cast(list[JsonObject], value)
 
 
-def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
-    """The JSON values of a file, each with its place, or their faults."""
-    try:
-        if kind_of(path) in LINES:
-            for number, line in read_byte_lines(path):
-                if line.strip():
-                    where = f"{path.name}, line {number}"
-                    yield where, _parse_line(line, where)
-            return
-        if kind_of(path) in (".eval", ".zip"):
-            raise DataError(f"an archive; unpack it, or for one of Inspect: inspect log dump {path.name} > log.json")
-        value = read_json(path)
-        if isinstance(value, dict) and not (is_atif(value) or "question" in value or any(message_lists(value))):
-            fields = (rows for rows in value.values() if isinstance(rows, list))
-            lists = [rows for rows in fields if any(any(message_lists(row)) for row in rows)]
-            value = lists[0] if len(lists) == 1 else value  # such as the samples of Inspect
-    except DataError as error:
-        yield path.name, RecordFault(path.name, str(error))
+def _values(path: Path) -> Iterator[tuple[str, "Json | bytes"]]:
+    """The JSON values of a file, or the lines with one each, with their places."""
+    if kind_of(path) in LINES:
+        yield from ((f"{path.name}, line {number}", line) for number, line in read_byte_lines(path) if line.strip())
         return
+    if kind_of(path) in (".eval", ".zip"):
+        raise DataError(f"an archive; unpack it, or for one of Inspect: inspect log dump {path.name} > log.json")
+    value = read_json(path)
+    if isinstance(value, dict) and not (is_atif(value) or "question" in value or any(message_lists(value))):
+        fields = (rows for rows in value.values() if isinstance(rows, list))
+        lists = [rows for rows in fields if any(any(message_lists(row)) for row in rows)]
+        value = lists[0] if len(lists) == 1 else value  # such as the samples of Inspect
     is_list = isinstance(value, list) and not all(map(is_message, value))
     for number, item in enumerate(cast(list[Json], value) if is_list else [value], start=1):
         yield f"{path.name}, item {number}" if is_list else path.name, item
 
 
-def _parse_line(line: bytes, where: str) -> "Json | RecordFault":
+def _parse_line(line: bytes) -> Json:
     try:
         return parse_strict(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        return RecordFault(where, "not UTF-8 text")
+        raise DataError("not UTF-8 text") from None
     except InvalidJson as error:
-        return RecordFault(where, str(error))
+        raise DataError(str(error)) from None
