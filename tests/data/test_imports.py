@@ -46,24 +46,26 @@ def write_lines(path: Path, *values: Json) -> Path:
     return path
 
 
-def only_question(folder: Path) -> Question:
-    dataset = Dataset(folder)
-    (question,) = dataset.questions(dataset.splits[0])
-    return question
+def questions_of(
+    format_name: str, sources: list[Path], out: Path, *, settings: Mapping[str, object] | None = None
+) -> list[Question]:
+    """The questions of an import, which `out` holds."""
+    import_data(format_name, sources, out, settings=settings)
+    return Dataset(out).questions("test")
 
 
 def test_hotpotqa_without_a_corpus_uses_the_questions_own_passages(tmp_path: Path) -> None:
     made = import_data("hotpotqa", [write(tmp_path / "q.json", HOTPOT)], tmp_path / "out", split="dev")
     assert (made.passages, made.questions) == (3, {"dev": 1})
-    assert only_question(tmp_path / "out").gold_ids == ("Ada", "Bob")
+    assert Dataset(tmp_path / "out").questions("dev")[0].gold_ids == ("Ada", "Bob")
     assert Dataset(tmp_path / "out").corpus.by_id("Ada").text == "Ada is a film. It has songs."
 
 
 def test_hotpotqa_with_a_titled_corpus_finds_gold_by_title(tmp_path: Path) -> None:
     corpus = write(tmp_path / "corpus.json", {"Zoe": ["First."], "Bob": ["A man."], "Ada": ["A film."]})
-    import_data("hotpotqa", [corpus, write(tmp_path / "q.json", HOTPOT)], tmp_path / "out")
+    (question,) = questions_of("hotpotqa", [corpus, write(tmp_path / "q.json", HOTPOT)], tmp_path / "out")
     assert [passage.id for passage in Dataset(tmp_path / "out").corpus] == ["Zoe", "Bob", "Ada"]
-    assert only_question(tmp_path / "out").gold_ids == ("Ada", "Bob")
+    assert question.gold_ids == ("Ada", "Bob")
 
 
 def test_a_pool_takes_gold_from_the_table_and_answers_by_question(tmp_path: Path) -> None:
@@ -76,8 +78,7 @@ def test_a_pool_takes_gold_from_the_table_and_answers_by_question(tmp_path: Path
         tmp_path / "results.csv.gz",
         write(tmp_path / "answers.json", [{"question": "Who, then?", "answer": "Bob"}]),
     ]
-    import_data("hotpotqa", sources, tmp_path / "out")
-    question = only_question(tmp_path / "out")
+    (question,) = questions_of("hotpotqa", sources, tmp_path / "out")
     assert (question.answers, question.gold_ids, question.meta["type"]) == (("Bob",), ("Ada", "Cy"), "bridge")
     with pytest.raises(DataError, match="row 1: no answer is given for 'Who, then\\?'"):
         import_data("hotpotqa", sources[:2], tmp_path / "other")
@@ -94,8 +95,7 @@ def test_2wiki_adds_distractors_once(tmp_path: Path) -> None:
 
 
 def test_musique_tells_namesakes_apart_and_keeps_steps_and_aliases(tmp_path: Path) -> None:
-    import_data("musique", [write(tmp_path / "q.json", MUSIQUE)], tmp_path / "out")
-    question = only_question(tmp_path / "out")
+    (question,) = questions_of("musique", [write(tmp_path / "q.json", MUSIQUE)], tmp_path / "out")
     assert (question.gold_ids, question.answers, question.hops) == (("Ada", "Elm #2"), ("Bob", "Robert"), 2)
     assert question.meta["decomposition"] == [
         {"question": "Where did Ada live?", "answer": "Elm", "gold_id": "Ada"},
@@ -106,18 +106,17 @@ def test_musique_tells_namesakes_apart_and_keeps_steps_and_aliases(tmp_path: Pat
 def test_squad_leaves_out_what_cannot_be_answered_and_says_so(tmp_path: Path) -> None:
     made = import_data("squad", [write(tmp_path / "q.json", SQUAD)], tmp_path / "out")
     assert (made.passages, made.questions, made.notes) == (2, {"test": 1}, {"unanswerable questions left out": 1})
-    question = only_question(tmp_path / "out")
+    (question,) = Dataset(tmp_path / "out").questions("test")
     assert (question.answers, question.gold_ids) == (("x",), ("Super Bowl",))
 
 
 def test_qed_joins_an_answer_of_several_spans(tmp_path: Path) -> None:
-    import_data("qed", [write_lines(tmp_path / "q.jsonlines", QED)], tmp_path / "out")
-    assert only_question(tmp_path / "out").answers == ("Ada, Bob", "Ada")
+    (question,) = questions_of("qed", [write_lines(tmp_path / "q.jsonlines", QED)], tmp_path / "out")
+    assert question.answers == ("Ada, Bob", "Ada")
 
 
 def test_flashrag_and_search_r1_lines_give_the_same_question(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": '"Ada"\nA film.'})
-    (tmp_path / "nq").mkdir()
     flashrag: Json = {"id": "test_3", "question": "Who?", "golden_answers": ["Bob"], "gold_ids": ["7"]}
     search_r1: Json = {
         "data_source": "nq",
@@ -125,9 +124,8 @@ def test_flashrag_and_search_r1_lines_give_the_same_question(tmp_path: Path) -> 
         "reward_model": {"style": "rule", "ground_truth": {"target": ["Bob"]}},
         "extra_info": {"split": "test", "index": 3},
     }
-    import_data("flashrag", [corpus, write_lines(tmp_path / "nq" / "test.jsonl", flashrag)], tmp_path / "a")
-    import_data("search-r1", [corpus, write_lines(tmp_path / "b.jsonl", search_r1)], tmp_path / "b")
-    first, other = only_question(tmp_path / "a"), only_question(tmp_path / "b")
+    (first,) = questions_of("flashrag", [corpus, write_lines(tmp_path / "nq/test.jsonl", flashrag)], tmp_path / "a")
+    (other,) = questions_of("search-r1", [corpus, write_lines(tmp_path / "b.jsonl", search_r1)], tmp_path / "b")
     for question in (first, other):
         assert (question.id, question.question, question.answers) == ("nq/test_3", "Who?", ("Bob",))
     assert first.gold_ids == ("7",)
@@ -162,16 +160,15 @@ def parquet(path: Path, *rows: Mapping[str, object]) -> Path:
 def test_two_sets_in_one_search_r1_file_do_not_share_their_ids(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": '"Ada"\nA film.'})
     lines = write_lines(tmp_path / "train.jsonl", *search_r1_rows("train", 1, "nq", "hotpotqa"))
-    import_data("search-r1", [corpus, lines], tmp_path / "out", split="train")
-    assert [q.id for q in Dataset(tmp_path / "out").questions("train")] == ["nq/train_0", "hotpotqa/train_0"]
+    questions = questions_of("search-r1", [corpus, lines], tmp_path / "out")
+    assert [question.id for question in questions] == ["nq/train_0", "hotpotqa/train_0"]
 
 
 def test_parquet_is_read_as_the_same_lines_are(tmp_path: Path) -> None:
     rows = search_r1_rows("train", 1, "nq", "hotpotqa")
     corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": '"Ada"\nA film.'})
-    import_data("search-r1", [corpus, parquet(tmp_path / "train.parquet", *rows)], tmp_path / "a")
-    import_data("search-r1", [corpus, write_lines(tmp_path / "train.jsonl", *rows)], tmp_path / "b")
-    assert Dataset(tmp_path / "a").questions("test") == Dataset(tmp_path / "b").questions("test")
+    packed = questions_of("search-r1", [corpus, parquet(tmp_path / "train.parquet", *rows)], tmp_path / "a")
+    assert packed == questions_of("search-r1", [corpus, write_lines(tmp_path / "q.jsonl", *rows)], tmp_path / "b")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "train.parquet").read_bytes()[:200])
     with pytest.raises(DataError, match=r"cut\.parquet is not a whole parquet file"):
         import_data("search-r1", [corpus, tmp_path / "cut.parquet"], tmp_path / "c")
@@ -186,8 +183,7 @@ def test_tables_with_dates_bytes_and_missing_numbers_give_golds_as_people_write_
         parquet(tmp_path / "times.parquet", *({"question": f"d{number}?", "answer": value} for number, value in days)),
         parquet(tmp_path / "b.parquet", {"question": "b?", "answer": "Köln".encode(), "picture": b"\xff\xd8"}),
     ]
-    import_data("questions", files, tmp_path / "out")
-    answers = {each.question: each.answers for each in Dataset(tmp_path / "out").questions("test")}
+    answers = {each.question: each.answers for each in questions_of("questions", files, tmp_path / "out")}
     assert answers == {
         "q0?": ("5",), "q1?": ("2.5",), "q2?": ("1.152921504606847e+18",), "b?": ("Köln",),
         "d0?": ("2020-01-02",), "d1?": ("2020-01-02T07:00:00",),
@@ -366,12 +362,8 @@ def test_the_options_are_read_and_not_searched(name: str) -> None:
     assert "B. Cobalamin" in run.segments[0].text
     assert [search.query for search in run.searches] == ["Which lack?"]
     assert shelf.asked == [Query("Which lack?", "Which lack?")]
-
-
-def test_naive_rag_searches_without_the_options() -> None:
-    shelf = Shelf(Corpus([Passage("p1", "Iron", "text")]), {"Which lack?": ["p1"]})
     ((_, search),) = next(search_questions(shelf, [ASKED], 1))
-    assert [passage.id for passage in search.passages or ()] == ["p1"] and "Cobalamin" not in str(shelf.asked)
+    assert search.ids == ("p1",) and "Cobalamin" not in str(shelf.asked)
 
 
 def test_only_the_judge_says_what_is_right_about_options() -> None:

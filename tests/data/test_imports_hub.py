@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from tests.data.test_imports import HOTPOT, MUSIQUE, parquet, write, write_lines
+from tests.data.test_imports import HOTPOT, MUSIQUE, parquet, questions_of, write, write_lines
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
@@ -23,31 +23,27 @@ COLUMNS: JsonObject = {
 FACTS: JsonObject = {"title": ["Ada", "Bob", "Ada"], "sent_id": [0, 1, 1]}
 
 
-def questions(out: Path) -> list[Question]:
-    return Dataset(out).questions("test")
-
-
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["hotpotqa", "2wiki"])
 def test_columns_and_json_in_texts_are_the_authors_own_layout(tmp_path: Path, name: str, packed: bool) -> None:
-    import_data(name, [write(tmp_path / "own.json", [ROW])], tmp_path / "own")
+    own = questions_of(name, [write(tmp_path / "own.json", [ROW])], tmp_path / "own")
     columns: JsonObject = {"context": COLUMNS, "supporting_facts": FACTS}
     as_text: JsonObject = {key: json.dumps(ROW[key]) for key in columns}
     for number, lists in enumerate((columns, as_text)):
         row: JsonObject = {"id": ROW["_id"], **{key: ROW[key] for key in ("question", "answer", "type")}, **lists}
         file = parquet(tmp_path / "q.parquet", row) if packed else write_lines(tmp_path / "q.jsonl", row)
-        import_data(name, [file], tmp_path / f"out-{number}")
-        assert questions(tmp_path / f"out-{number}") == questions(tmp_path / "own")
+        assert questions_of(name, [file], tmp_path / f"out-{number}") == own
         assert [*Dataset(tmp_path / f"out-{number}").corpus] == [*Dataset(tmp_path / "own").corpus]
 
 
 def test_evidence_of_2wiki_in_columns_is_a_gold_path(tmp_path: Path) -> None:
     own: JsonObject = {**ROW, "evidences": [["Ada", "spouse", "Bob"], ["Bob", "country", "Elm"]]}
     columns: JsonObject = {"fact": ["Ada", "Bob"], "relation": ["spouse", "country"], "entity": ["Bob", "Elm"]}
-    for number, row in enumerate((own, {**own, "evidences": columns}, {**own, "evidences": json.dumps(columns)})):
-        import_data("2wiki", [write(tmp_path / "q.json", [row])], tmp_path / f"{number}")
-        assert questions(tmp_path / f"{number}") == questions(tmp_path / "0")
-    assert questions(tmp_path / "0")[0].meta["path"]
+    (question,) = questions_of("2wiki", [write(tmp_path / "q.json", [own])], tmp_path / "own")
+    assert question.meta["path"]
+    for number, evidences in enumerate((columns, json.dumps(columns))):
+        file = write(tmp_path / "q.json", [{**own, "evidences": evidences}])
+        assert questions_of("2wiki", [file], tmp_path / f"{number}") == [question]
     with pytest.raises(DataError, match="item 1: 'evidences' must be a list"):
         import_data("2wiki", [write(tmp_path / "q.json", [{**own, "evidences": "Ada, spouse, Bob"}])], tmp_path / "bad")
 
@@ -62,9 +58,8 @@ def test_musique_in_columns_is_the_same_question(tmp_path: Path) -> None:
     row = json.loads(json.dumps(MUSIQUE[0]))
     for name in ("paragraphs", "question_decomposition"):
         row[name] = {key: [each[key] for each in row[name]] for key in row[name][0]}
-    import_data("musique", [write(tmp_path / "own.json", MUSIQUE)], tmp_path / "own")
-    import_data("musique", [write_lines(tmp_path / "q.jsonl", row)], tmp_path / "out")
-    assert questions(tmp_path / "out") == questions(tmp_path / "own")
+    own = questions_of("musique", [write(tmp_path / "own.json", MUSIQUE)], tmp_path / "own")
+    assert questions_of("musique", [write_lines(tmp_path / "q.jsonl", row)], tmp_path / "out") == own
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -77,7 +72,7 @@ def test_squad_has_a_row_for_each_question_on_the_hub(tmp_path: Path, packed: bo
     ]
     file = parquet(tmp_path / "q.parquet", *rows) if packed else write_lines(tmp_path / "q.jsonl", *rows)
     made = import_data("squad", [file], tmp_path / "out")
-    first, test_row = questions(tmp_path / "out")
+    first, test_row = Dataset(tmp_path / "out").questions("test")
     assert (first.answers, first.gold_ids, test_row.id, test_row.answers) == (("Tave",), ("Old Orlen",), "s3", ())
     assert made.notes["unanswerable questions left out"] == 1
 
@@ -90,8 +85,8 @@ def test_merged_parquet_has_null_for_what_the_other_set_calls_otherwise(tmp_path
          "extra_info": {"split": "train", "index": 3}},
         {"id": "7", "contents": '"Ada"\nA film.'},
     ]  # fmt: skip
-    import_data("flashrag", [parquet(tmp_path / "all.parquet", *rows)], tmp_path / "out")
-    assert [(question.id, question.question, question.answers) for question in questions(tmp_path / "out")] == [
+    questions = questions_of("flashrag", [parquet(tmp_path / "all.parquet", *rows)], tmp_path / "out")
+    assert [(question.id, question.question, question.answers) for question in questions] == [
         ("nq/a", "Who?", ("x",)), ("hotpotqa/train_3", "Who?", ("x",)),
     ]  # fmt: skip
     assert Dataset(tmp_path / "out").corpus.by_id("7").text == "A film."
@@ -116,8 +111,7 @@ def test_a_question_in_a_prompt_ends_before_its_instructions(tmp_path: Path, tex
         {"role": "assistant", "content": "<think> Question: what now"},
     ]
     sources = [write_lines(tmp_path / "c.jsonl", CORPUS), write_lines(tmp_path / "q.jsonl", {"prompt": prompt})]
-    import_data("search-r1", sources, tmp_path / "out")
-    assert questions(tmp_path / "out")[0].question == question
+    assert questions_of("search-r1", sources, tmp_path / "out")[0].question == question
 
 
 def test_a_prompt_may_begin_with_a_bracket_and_an_interval_is_one_answer(tmp_path: Path) -> None:
@@ -126,20 +120,15 @@ def test_a_prompt_may_begin_with_a_bracket_and_an_interval_is_one_answer(tmp_pat
         {"prompt": prompt.format(gold), "reward_model": {"ground_truth": gold}, "extra_info": {"index": number}}
         for number, gold in enumerate(golds)
     ]
-    import_data(
-        "search-r1",
-        [write_lines(tmp_path / "c.jsonl", CORPUS), write_lines(tmp_path / "q.jsonl", *rows)],
-        tmp_path / "out",
-    )
-    assert [question.answers for question in questions(tmp_path / "out")] == [("[2, 5]",), ("[2, 5)",), ("2", "5")]
+    questions, _ = imported(tmp_path, *rows, format_name="search-r1")
+    assert [question.answers for question in questions] == [("[2, 5]",), ("[2, 5)",), ("2", "5")]
 
 
 def test_tables_with_quotes_and_without_ids_are_read(tmp_path: Path) -> None:
     (tmp_path / "psgs.tsv").write_text('id\ttext\ttitle\n1\t"He said ""no""\tthen."\tAda\n', encoding="utf-8")
     (tmp_path / "simple.csv").write_text('metadata,problem,answer\n,"Who, then?",Bob\n,Why?,\n', encoding="utf-8")
-    import_data("flashrag", [tmp_path / "psgs.tsv", tmp_path / "simple.csv"], tmp_path / "out")
+    first, second = questions_of("flashrag", [tmp_path / "psgs.tsv", tmp_path / "simple.csv"], tmp_path / "out")
     assert Dataset(tmp_path / "out").corpus.by_id("1").text == 'He said "no"\tthen.'
-    first, second = questions(tmp_path / "out")
     assert (first.question, first.answers, second.answers) == ("Who, then?", ("Bob",), ()) and first.id != second.id
 
 
@@ -245,13 +234,12 @@ def test_of_two_own_passages_of_one_title_the_one_with_the_supporting_sentence_i
     row = json.loads(json.dumps(HOTPOT[0]))
     row["context"] = [["Ada", ["Right.", None, "End."]], ["Bob", ["Bob is a man.", "Two."]], ["Ada", ["Wrong."]]]
     row["supporting_facts"] = [["Ada", 2], ["Bob", 0]]
-    import_data("hotpotqa", [write(tmp_path / "q.json", [row])], tmp_path / "out")
-    data = Dataset(tmp_path / "out")
-    gold = [data.corpus.by_id(ident).text for ident in data.questions("test")[0].gold_ids]
+    (question,) = questions_of("hotpotqa", [write(tmp_path / "q.json", [row])], tmp_path / "out")
+    gold = [Dataset(tmp_path / "out").corpus.by_id(ident).text for ident in question.gold_ids]
     assert gold == ["Right. End.", "Bob is a man. Two."]  # and a missing sentence is no text `None`
     row["supporting_facts"] = [["Ada", 2], ["Cyd", 0]]
     made = import_data("hotpotqa", [write(tmp_path / "q.json", [row])], tmp_path / "fullwiki")
-    assert len(questions(tmp_path / "fullwiki")[0].gold_ids) == 1
+    assert len(Dataset(tmp_path / "fullwiki").questions("test")[0].gold_ids) == 1
     assert [*chain(*made.named.values())] == [f"{tmp_path / 'q.json'}, item 1: Cyd"]
     row["supporting_facts"] = [["Ada", 0]]
     made = import_data("2wiki", [write(tmp_path / "q.json", [row])], tmp_path / "both")
@@ -275,5 +263,4 @@ def test_a_table_with_an_open_quote_or_a_name_twice_is_refused_and_semicolons_ar
             import_data("flashrag", [corpus, file], tmp_path / "out")
     file = tmp_path / "q.csv"
     file.write_text("id;question;answer\n1;Where?;Orlen, Vesta\n")
-    import_data("flashrag", [corpus, file], tmp_path / "out")
-    assert Dataset(tmp_path / "out").questions("test")[0].answers == ("Orlen, Vesta",)
+    assert questions_of("flashrag", [corpus, file], tmp_path / "out")[0].answers == ("Orlen, Vesta",)

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from tests.data.test_imports import write_lines
+from tests.data.test_imports import questions_of, write_lines
 
 from coseek.agents.search_turns import TurnId
 from coseek.cli.main import main
@@ -154,8 +154,7 @@ def test_the_decrypted_file_alone_brings_its_own_corpus_and_judgements(browsecom
 
 def test_queries_alone_are_questions_without_answers(browsecomp: Path, tmp_path: Path) -> None:
     (browsecomp / "data" / "browsecomp_plus_decrypted.jsonl").unlink()
-    import_data("browsecomp-plus", [browsecomp], tmp_path / "out")
-    (question,) = Dataset(tmp_path / "out").questions("test")
+    (question,) = questions_of("browsecomp-plus", [browsecomp], tmp_path / "out")
     assert (question.id, question.answers, question.gold_ids) == ("769", (), ("58102", "9"))
 
 
@@ -204,14 +203,10 @@ def test_the_choices_of_gpqa_stand_behind_the_question_in_an_order_that_does_not
 def test_a_letter_a_column_or_a_position_is_the_text_of_its_choice(
     tmp_path: Path, columns: Sequence[str], answer: str
 ) -> None:
-    row, settings = (
-        {"question": "Which?", columns[0]: "Veld", columns[1]: "Orlen"},
-        {"choices": [*columns], "answers": "label"},
-    )
-    import_data(
-        "questions", [write_csv(tmp_path / "a.csv", row | {"label": answer})], tmp_path / "out", settings=settings
-    )
-    (question,) = Dataset(tmp_path / "out").questions("test")
+    row = {"question": "Which?", columns[0]: "Veld", columns[1]: "Orlen"}
+    settings = {"choices": [*columns], "answers": "label"}
+    table = write_csv(tmp_path / "a.csv", row | {"label": answer})
+    (question,) = questions_of("questions", [table], tmp_path / "out", settings=settings)
     assert (question.answers, question.searched) == (("Orlen",), "Which?")
     table = write_csv(tmp_path / "b.csv", row | {"label": "E"})
     with pytest.raises(DataError, match="gold answer 'E' is neither a choice nor a label nor a position"):
@@ -235,13 +230,12 @@ def test_lines_of_json_are_read_under_any_name(tmp_path: Path, name: str) -> Non
 def test_simpleqa_and_webquestions_are_read_by_their_own_columns(tmp_path: Path) -> None:
     simple = {"metadata": "{'topic': 'Birds', 'urls': ['https://herons.example']}", "problem": "Who fed them?"}
     write_csv(tmp_path / "simple.csv", simple | {"answer": "Mira Vale"}, simple | {"problem": "Who?", "answer": "1958"})
-    import_data("questions", [tmp_path / "simple.csv"], tmp_path / "s", settings={"dataset": "simpleqa", "most": 1})
-    (drawn,) = Dataset(tmp_path / "s").questions("test")
+    named: dict[str, object] = {"dataset": "simpleqa", "most": 1}
+    (drawn,) = questions_of("questions", [tmp_path / "simple.csv"], tmp_path / "s", settings=named)
     assert drawn.answers in (("Mira Vale",), ("1958",)) and drawn.dataset == "simpleqa"
     web = {"url": "http://herons.example", "question": "where do herons nest?", "answers": ["Velora", "Orbo"]}
     (tmp_path / "web.jsonl").write_text(json.dumps(web))
-    import_data("questions", [tmp_path / "web.jsonl"], tmp_path / "w", split="webq")
-    assert Dataset(tmp_path / "w").questions("webq")[0].answers == ("Velora", "Orbo")
+    assert questions_of("questions", [tmp_path / "web.jsonl"], tmp_path / "w")[0].answers == ("Velora", "Orbo")
 
 
 def test_a_folder_keeps_its_corpus_and_its_other_splits(tmp_path: Path) -> None:
@@ -265,12 +259,11 @@ def test_a_column_that_is_not_there_is_named_beside_those_that_are(tmp_path: Pat
 def test_golds_lie_in_several_columns_or_in_a_field_of_one(tmp_path: Path) -> None:
     row = {"question": "Who?", "answer": {"value": "Mira", "aliases": ["M. Vale", "Mira V."]}, "also": None}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    columns = {"answers": ["answer.value", "answer.aliases", "also"]}
-    import_data("questions", [tmp_path / "a.jsonl"], tmp_path / "out", settings=columns)
-    assert Dataset(tmp_path / "out").questions("test")[0].answers == ("Mira", "M. Vale", "Mira V.")
     table = write_csv(tmp_path / "a.csv", {"question": "Who?", "answer": "Mira", "aliases": '["M. Vale", "Mira V."]'})
-    import_data("questions", [table], tmp_path / "csv", settings={"answers": ["answer", "aliases"]})
-    assert Dataset(tmp_path / "csv").questions("test")[0].answers == ("Mira", "M. Vale", "Mira V.")
+    columns = {tmp_path / "a.jsonl": ["answer.value", "answer.aliases", "also"], table: ["answer", "aliases"]}
+    for file, answers in columns.items():
+        (question,) = questions_of("questions", [file], tmp_path / file.suffix, settings={"answers": answers})
+        assert question.answers == ("Mira", "M. Vale", "Mira V.")
     with pytest.raises(DataError, match="no column 'text'"):
         import_data("questions", [tmp_path / "a.jsonl"], tmp_path / "b", settings={"answers": "answer.text"})
 
@@ -278,8 +271,8 @@ def test_golds_lie_in_several_columns_or_in_a_field_of_one(tmp_path: Path) -> No
 @pytest.mark.parametrize("settings", [{}, {"answers": "answer"}])
 def test_a_named_column_of_answers_keeps_their_aliases(settings: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"question": "Who?", "answer": "Mira", "answer_aliases": ["M."]}))
-    import_data("questions", [tmp_path / "a.jsonl"], tmp_path / "out", settings=settings)
-    assert Dataset(tmp_path / "out").questions("test")[0].answers == ("Mira", "M.")
+    (question,) = questions_of("questions", [tmp_path / "a.jsonl"], tmp_path / "out", settings=settings)
+    assert question.answers == ("Mira", "M.")
 
 
 @pytest.mark.medium
