@@ -36,12 +36,13 @@ def test_a_corpus_on_disk_reads_as_the_one_in_memory(
     folder = tmp_path_factory.mktemp("corpus")
     made = scanned(passages, folder)
     made.keep(folder)
-    for corpus in (made, CorpusFile.open(folder / "corpus.jsonl", folder, made.digest)):
+    in_memory = Corpus.load(folder / "corpus.jsonl")
+    for corpus in (made, CorpusFile.open(folder / "corpus.jsonl", folder, made.digest), in_memory):
         assert list(corpus) == passages and len(corpus) == len(passages)
         assert [corpus[row] for row in range(-len(corpus), 0)] == passages
         assert corpus[1:3] == tuple(passages[1:3])
         assert all(corpus.has(passage.id) and corpus.by_id(passage.id) == passage for passage in passages)
-        assert corpus.digest == Corpus(passages).digest
+        assert corpus.digest == Corpus(passages).digest and not corpus.has("no id has fourteen characters")
 
 
 def test_blank_lines_and_contents_rows_are_read_as_ever(tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ def test_blank_lines_and_contents_rows_are_read_as_ever(tmp_path: Path) -> None:
         (b'{"id": "a", "text": "x"}\n{"id"', "line 2: not valid JSON"),
         (b'{"id": "a", "text": "\xff"}', "not UTF-8"),
         (b'{"text": "x"}', 'line 1: a passage needs an "id"'),
+        (b'{"id": "a"}', 'line 1: passage \'a\' has neither "text" nor "contents"'),
         (b'{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}', "'a' twice"),
     ],
 )

@@ -20,7 +20,7 @@ from typing import Annotated, cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import WRONG_SHAPE, Json, JsonObject, parse_rows, write_jsonl
-from coseek.core.record import OMIT_EMPTY, OMIT_NONE, Record
+from coseek.core.record import OMIT_EMPTY, OMIT_NONE, PlainObject, Record
 from coseek.core.strict_json import is_deep
 from coseek.core.text import without_invisible
 from coseek.data.answers import can_match, read_answers, read_text, texts_of
@@ -58,7 +58,7 @@ class Question(Record):
     gold_ids: Annotated[tuple[str, ...], OMIT_EMPTY] = ()
     hops: Annotated[int | None, OMIT_NONE] = None
     """Number of facts to chain; `None` if the data set does not say."""
-    meta: Annotated[dict[str, Json], OMIT_EMPTY] = field(default_factory=dict)
+    meta: Annotated[PlainObject, OMIT_EMPTY] = field(default_factory=dict)
     search_text: Annotated[str, OMIT_EMPTY] = ""
     """Query text for the question, if it differs: a multiple-choice question without its options. Empty: the question.
     """
@@ -100,7 +100,7 @@ class Question(Record):
         return self.id if own is True else own if isinstance(own, str) else None
 
     @classmethod
-    def from_json(cls, record: JsonObject) -> "Question":
+    def _to_read(cls, record: JsonObject) -> JsonObject:
         """Read a row of `questions.<split>.jsonl`. `golden_answers` is an alias of `answers` (`read_answers`).
 
         `null` counts as missing. A question marked as unanswerable has no gold answers, whatever its row says. Unknown
@@ -113,35 +113,21 @@ class Question(Record):
         for required_key in ("id", "question"):
             if record.get(required_key) is None:
                 raise DataError(f"a question needs {required_key!r}")
+        ident, meta, gold_ids = read_id(record), record.get("meta") or {}, record.get("gold_ids") or []
         name = "golden_answers" if record.get("answers") is None else "answers"
-        gold_ids = record.get("gold_ids") or []
-        hops = record.get("hops")
-        meta = record.get("meta") or {}
-        if not isinstance(gold_ids, list) or not isinstance(meta, dict):
-            raise DataError(f"question {record['id']!r}: gold_ids is a list, meta is an object")
-        if hops is not None and not isinstance(hops, int):
-            raise DataError(f"question {record['id']!r}: hops is a whole number, not {hops!r}")
-        if is_deep(meta, DEEPEST_META):
-            raise DataError(f"question {record['id']!r}: meta is nested more than {DEEPEST_META} deep; flatten it")
-        ident, question, search_text = read_id(record), record["question"], record.get("search_text") or ""
-        if not isinstance(question, str):
-            raise DataError(f"question {ident!r}: the question is a text, not {question!r}")
-        if not isinstance(search_text, str):
-            raise DataError(f"question {ident!r}: search_text is a text, not {search_text!r}")
         try:
             answers = read_answers(record.get(name), name)
-            golds = tuple(read_text(gold, "gold_ids", "a gold id") for gold in gold_ids)
+            if isinstance(gold_ids, list):
+                gold_ids = [read_text(gold, "gold_ids", "a gold id") for gold in gold_ids]
+            if is_deep(meta, DEEPEST_META):
+                raise DataError(f"meta is nested more than {DEEPEST_META} deep; flatten it")
         except DataError as error:
             raise DataError(f"question {ident!r}: {error}") from None
-        return cls(
-            id=ident,
-            question=question,
-            answers=() if meta.get(UNANSWERABLE) is True else answers,
-            gold_ids=golds,
-            hops=hops,
-            meta=meta,
-            search_text=search_text,
-        )
+        if isinstance(meta, dict) and meta.get(UNANSWERABLE) is True:
+            answers = ()
+        search_text = record.get("search_text") or ""
+        values: JsonObject = {"id": ident, "answers": [*answers], "gold_ids": gold_ids, "search_text": search_text}
+        return {**record, **values, "meta": meta}
 
 
 def has_text(text: str) -> bool:
