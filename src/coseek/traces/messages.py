@@ -60,9 +60,7 @@ def about(run: Trajectory) -> JsonObject:
 
 def _turn(run: Trajectory, turn: int, segment: Segment, following: Sequence[Segment]) -> list[JsonObject]:
     """The messages of a turn and of the environment's segments after it."""
-    # In older runs, which do not store `Search.turn`, each turn made one search.
-    numbered = enumerate(run.searches, start=1)
-    searches = [search for number, search in numbered if (number if search.turn is None else search.turn) == turn]
+    searches = [search for search in run.searches if search.turn == turn]
     shown = "\n".join(later.text for later in following if later.tag not in COMMON_TAGS)
     texts = iter(later.text for later in following if later.tag == TOOL)
     calls: list[Json] = []
