@@ -1,22 +1,38 @@
-"""Export of runs: their trajectories in the formats of other systems."""
+"""Export of runs: their trajectories as chat messages, as ATIF documents, or as a log of Inspect AI (`.eval`)."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from statistics import fmean
+from typing import TypeAlias, cast
 
 from coseek.agents.protocol import stored_protocol
+from coseek.agents.sources import reply_of
 from coseek.core.connections import is_url
 from coseek.core.errors import DataError, UnknownName
-from coseek.core.files import atomic_folder, check_output_folder, check_replaceable, write_json, write_jsonl
+from coseek.core.files import (
+    Json,
+    JsonObject,
+    atomic_folder,
+    atomic_path,
+    check_output_folder,
+    check_replaceable,
+    write_json,
+    write_jsonl,
+)
 from coseek.core.lock import lock_beside
 from coseek.data.digests import check_output_file
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.measure.score import score_trajectory
+from coseek.models.written import reasoning_in
 from coseek.traces.atif import atif_document
-from coseek.traces.inspect_log import write_inspect_log
-from coseek.traces.messages import message_row
+from coseek.traces.calls import calls_in, text_of
+from coseek.traces.messages import message_row, messages_of
 
+SHOWN = ("em", "cover_em", "f1", "recall", "answer_hit", "searches", "turns")
+"""Metrics that become scores of a sample of Inspect."""
 _ATIF_FILES = re.compile(r"[0-9]{6,}\.json")
 
 Writer: TypeAlias = Callable[[Run, Path], int]
@@ -65,8 +81,78 @@ def _atif(run: Run, out: Path) -> int:
 
 
 def _inspect(run: Run, out: Path) -> int:
-    task = run.folder.resolve().name
-    return write_inspect_log(out, task, run.record, list(_trajectories(run)), _agent_name(run) or "none")
+    """Write a log with one sample per trajectory. The trajectories of a question are its epochs."""
+    from inspect_ai.log import EvalLog, write_eval_log
+
+    task, model, created = run.folder.resolve().name, _agent_name(run) or "none", str(run.record.get("created", ""))
+    epochs: Counter[str] = Counter()
+    samples: list[JsonObject] = []
+    for trajectory in _trajectories(run):
+        epochs[trajectory.question.id] += 1
+        samples.append(_sample(trajectory, epochs[trajectory.question.id], model))
+    log = {
+        "status": "success",
+        "eval": {
+            "created": created,
+            "task": task,
+            "dataset": {"name": task, "samples": len(epochs), "sample_ids": list(epochs)},
+            "model": model,
+            "config": {"epochs": max(epochs.values())},
+        },
+        "results": _mean_scores(samples),
+        "stats": {"started_at": created, "completed_at": created},
+        "samples": samples,
+    }
+    with atomic_path(out) as part:
+        write_eval_log(EvalLog.model_validate(log), str(part), format="eval")
+    return len(samples)
+
+
+def _sample(run: Trajectory, epoch: int, model: str) -> JsonObject:
+    """The sample of a trajectory. After a fault it has an error and no scores."""
+    scores = {} if run.fault else {key: value for key, value in score_trajectory(run).items() if key in SHOWN}
+    reply: Json = {"role": "assistant", "content": reply_of(run)}
+    sample: JsonObject = {
+        "id": run.question.id,
+        "epoch": epoch,
+        "input": run.question.question,
+        "target": [*run.question.answers],
+        "messages": [_inspect_message(message) for message in messages_of(run)],
+        "output": {"model": model, "choices": [] if run.answer is None and not run.declined else [{"message": reply}]},
+        "scores": {name: {"value": value, "answer": run.answer} for name, value in scores.items()},
+        "metadata": {"protocol": run.agent_protocol, "stop": str(run.stop), "seed": run.seed, "exact": run.exact},
+    }
+    if run.fault:
+        sample["error"] = {"message": ": ".join(map(str, run.fault)), "traceback": "", "traceback_ansi": ""}
+    return sample
+
+
+def _inspect_message(message: JsonObject) -> JsonObject:
+    text = text_of(message.get("content"))
+    if message["role"] == "user":
+        return {"role": "user", "content": text}
+    if message["role"] in ("tool", "function"):
+        ident = message.get("tool_call_id")
+        return {"role": "tool", "content": text, "tool_call_id": ident if isinstance(ident, str) else None}
+    if message["role"] != "assistant":
+        return {"role": "system", "content": text}
+    calls: list[Json] = [
+        {"id": call.ident or f"call_{number}", "function": call.name, "arguments": call.object}
+        for number, call in enumerate(calls_in(message), start=1)
+    ]
+    reasoning = reasoning_in(message)
+    return {"role": "assistant", "content": f"{reasoning}\n{text}" if reasoning else text, "tool_calls": calls or None}
+
+
+def _mean_scores(samples: Sequence[JsonObject]) -> JsonObject:
+    """The mean of every score over the samples that have it."""
+    sample_scores = [cast(dict[str, dict[str, float]], sample["scores"]) for sample in samples if "error" not in sample]
+    means: list[Json] = []
+    for name in SHOWN:
+        if values := [scores[name]["value"] for scores in sample_scores if name in scores]:
+            mean: JsonObject = {"mean": {"name": "mean", "value": fmean(values)}}
+            means.append({"name": name, "scorer": name, "scored_samples": len(values), "metrics": mean})
+    return {"total_samples": len(samples), "completed_samples": len(sample_scores), "scores": means}
 
 
 def _agent_name(run: Run) -> str | None:

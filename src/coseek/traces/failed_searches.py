@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 
 from coseek.core.files import Json, JsonObject
-from coseek.traces.tool_shapes import letters
+from coseek.traces.shapes import letters
 
 _MOST_CHARS = 800
 """Maximum length of a message, except for exceptions and error pages. A passage of 100 words has about 600 characters.

@@ -1,8 +1,8 @@
 """Message forms: converts the messages of other systems to those of OpenAI's chat completions.
 
-`message_shapes` finds role and content of a message. Calls and results are recognised by their shape (`tool_shapes`) or
-by marks in a text (`text_calls`). Messages of chat completions do not change. Items, blocks, roles and calls that
-cannot be read are counted by name.
+Role, content, calls and results of a message are recognised by their `shapes`, or calls and results by marks in a text
+(`text_calls`). Messages of chat completions do not change. Items, blocks, roles and calls that cannot be read are
+counted by name.
 """
 
 import json
@@ -13,18 +13,22 @@ from typing import cast
 from coseek.core.files import Json, JsonObject
 from coseek.models import written
 from coseek.traces.calls import calls_in, is_finish, parsed, reasoning_and_words, text_of
-from coseek.traces.message_shapes import (
+from coseek.traces.shapes import (
     ROLES,
     THOUGHTS,
+    holds_calls,
+    holds_results,
     is_thought,
+    kind_of,
     messages_inside,
+    result_text,
     role_of,
     thought_in,
+    tool_use_in,
     unpacked,
     with_content,
 )
 from coseek.traces.text_calls import call_mark_in, parts_in_text, results_in_text, without_heading, without_tag
-from coseek.traces.tool_shapes import holds_calls, holds_results, kind_of, result_text, tool_use_in
 
 _TEXTS = ("", "text", "input_text", "output_text", "user-prompt")
 _QUIET = ("step-start", "step-finish", "document", "search_result")

@@ -28,8 +28,7 @@ from coseek.traces.calls import as_json, calls_in, finished_in, parsed, reasonin
 from coseek.traces.conversation import Conversation, SampledIds, answered_at, plain, question_at
 from coseek.traces.found_passages import own_rows
 from coseek.traces.message_forms import chat_messages, count_unread
-from coseek.traces.message_shapes import ANSWERS, is_message, message_lists, said_in
-from coseek.traces.tool_shapes import object_of, tool_name_in
+from coseek.traces.shapes import ANSWERS, is_message, message_lists, object_of, said_in, tool_name_in
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
 KINDS = (*LINES, ".json")

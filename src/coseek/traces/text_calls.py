@@ -15,7 +15,7 @@ from typing import cast
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_lenient_values
 from coseek.traces.calls import MOST_PYTHON, is_finish, python_value
-from coseek.traces.tool_shapes import tool_use_in
+from coseek.traces.shapes import tool_use_in
 
 _PREFIX = r"(?:\w{1,16}:|[|\uff5c]DSML[|\uff5c])?"
 """Prefix of an element's name in some models: `minimax:`, `seed:`."""
