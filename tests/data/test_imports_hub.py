@@ -41,7 +41,8 @@ def test_evidence_of_2wiki_in_columns_is_a_gold_path(tmp_path: Path) -> None:
     columns: JsonObject = {"fact": ["Ada", "Bob"], "relation": ["spouse", "country"], "entity": ["Bob", "Elm"]}
     (question,) = questions_of("2wiki", [write(tmp_path / "q.json", [own])], tmp_path / "own")
     assert question.meta["path"]
-    for number, evidences in enumerate((columns, json.dumps(columns))):
+    shapes: list[Json] = [columns, json.dumps(columns)]
+    for number, evidences in enumerate(shapes):
         file = write(tmp_path / "q.json", [{**own, "evidences": evidences}])
         assert questions_of("2wiki", [file], tmp_path / f"{number}") == [question]
     with pytest.raises(DataError, match="item 1: 'evidences' must be a list"):

@@ -88,7 +88,7 @@ def test_a_question_that_two_sets_ask_counts_once_and_its_passage_too(tmp_path: 
     made = make_pool(sources, tmp_path / "pool", {"train": 1.0})
     assert made.questions == {"one": {"train": 1}, "two": {"train": 1}}
     assert made.passages == 2
-    assert made.evaluations == {"nq-dev.jsonl": 2}
+    assert made.evaluation_sets == {"nq-dev.jsonl": 2}
 
 
 def test_published_tests_stay_whole_and_are_left_out_of_the_training(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_published_tests_stay_whole_and_are_left_out_of_the_training(tmp_path: P
     assert sorted(question.id for question in questions["test"]) == ["nq/test_0", "popqa/test_0"]
     trained = {normalise(question.question) for name in ("train", "dev") for question in questions.get(name, [])}
     assert trained == {"who made rome", "who made alba"}
-    assert not made.evaluations
+    assert not made.evaluation_sets
 
 
 def test_a_published_validation_split_is_tested(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject, as_path, atomic_folder, check_replaceable, write_json
 from coseek.core.fingerprint import digest_of
+from coseek.core.record import Record
 from coseek.data import imports
 from coseek.data.answers import normalise
 from coseek.data.corpus_file import CorpusFile
@@ -41,20 +42,15 @@ class PoolSource(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSummary:
+class PoolSummary(Record):
     """The counts of a pool."""
 
     passages: int
     questions: dict[str, dict[str, int]]
     """Data set → split → questions."""
     notes: dict[str, int]
-    evaluations: dict[str, int]
+    evaluation_sets: dict[str, int]
     """Evaluation file of a publisher → number of its questions."""
-
-    def to_json(self) -> JsonObject:
-        questions: JsonObject = {name: {**splits} for name, splits in self.questions.items()}
-        counts: JsonObject = {"passages": self.passages, "questions": questions, "notes": {**self.notes}}
-        return {**counts, "evaluation_sets": {**self.evaluations}}
 
 
 class Pooled(NamedTuple):

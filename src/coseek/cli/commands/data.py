@@ -149,7 +149,7 @@ def pool(
     lines = [f"{count:,} {reason}" for reason, count in summary.notes.items()]
     lines += [
         f"{file}: an evaluation set of its publisher ({count:,} questions), of which a part is training here."
-        for file, count in summary.evaluations.items()
+        for file, count in summary.evaluation_sets.items()
     ]
     lines += [f"{out}: {counted(summary.passages, 'passage')}.", next_index(out)]
     table = Table(("questions of", *splits), tuple(sizes))
