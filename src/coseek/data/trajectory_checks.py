@@ -38,9 +38,8 @@ def check_trajectory(trajectory: Trajectory, decode: Decode | None = None) -> It
             for problem in _ledger(segment, decode):
                 yield problem, position
     yield from _order(trajectory)
-    checks = [_ending(trajectory), _searches(trajectory), _turns(trajectory), _calls(trajectory)]
-    checks += [_visits(trajectory), _selection(trajectory), _evidence(trajectory)]
-    for problem in (*chain(*checks), *_side_contexts(trajectory, decode)):
+    checks = (_ending, _searches, _turns, _calls, _visits, _selection, _evidence)
+    for problem in chain(*(check(trajectory) for check in checks), _side_contexts(trajectory, decode)):
         yield problem, None
 
 
