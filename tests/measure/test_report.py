@@ -94,11 +94,6 @@ def test_what_is_counted_has_whole_numbers_on_its_axis() -> None:
     assert {"0", "1", "2"} <= set(words) and not {"0.5", "0.50", "1.5", "1.50"} & set(words)
 
 
-def test_bars_must_fit_their_groups() -> None:
-    with pytest.raises(ValueError, match="1 values for 2 groups"):
-        bar_plot(["a", "b"], [BarSeries("x", (None,))], "EM")
-
-
 def test_a_series_reads_the_rows_that_have_the_metric() -> None:
     rows: list[JsonObject] = [{"step": 1, "em": 0.5}, {"step": 2}, {"step": 3, "em": 0.75}, {"step": 4, "em": "broken"}]
     series = series_of(rows, "em", "EM")

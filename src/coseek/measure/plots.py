@@ -62,11 +62,6 @@ class Series:
     markers: bool = False
     """Draw each point: for a few measurements, such as evaluations."""
 
-    def __post_init__(self) -> None:
-        lengths = {len(self.x), len(self.y), len(self.low) or len(self.x), len(self.high) or len(self.x)}
-        if len(lengths) != 1 or bool(self.low) != bool(self.high):
-            raise ValueError(f"the series {self.name!r} has parts of different lengths")
-
     @classmethod
     def of(cls, name: str, points: Sequence[tuple[float, Interval]], banded: bool = True) -> "Series":
         """Measurements at their positions, with a band if all of them have an interval."""
@@ -94,7 +89,7 @@ def series_of(rows: Sequence[JsonObject], key: str, name: str, *, markers: bool 
     return Series(name, tuple(step for step, _ in points), tuple(value for _, value in points), markers=markers)
 
 
-def smoothed(series: Series, window: int = 5) -> Series:
+def smoothed(series: Series, window: int) -> Series:
     """The moving average over the last `window` points, for noisy values such as rewards of single batches."""
     means = [sum(series.y[max(0, end - window) : end]) / min(window, end) for end in range(1, len(series.y) + 1)]
     return Series(series.name, series.x, tuple(means), markers=series.markers)
@@ -117,9 +112,6 @@ def line_plot(lines: Sequence[Series], x_label: str, y_label: str) -> Svg:
 
 def bar_plot(groups: Sequence[str], bars: Sequence[BarSeries], y_label: str) -> Svg:
     """Grouped bars with intervals: before and after, by hops."""
-    for bar in bars:
-        if len(bar.values) != len(groups):
-            raise ValueError(f"the bars {bar.name!r} have {len(bar.values)} values for {len(groups)} groups")
     with _style():
         figure, axes = _figure()
         width = 0.8 / max(1, len(bars))

@@ -310,7 +310,7 @@ def _curve(stage: Stage) -> list[ReportSection]:
         return []
     rows = [row for _, row in read_jsonl(path)]
     reward = series_of(rows, "reward", "a step's runs, temperature 1")
-    lines = [reward, replace(smoothed(reward), name="mean of five steps")]
+    lines = [reward, replace(smoothed(reward, 5), name="mean of five steps")]
     keys = sorted({key for row in rows for key in row if key == LOOK or key.startswith(f"{LOOK}/")})
     names = [": ".join(["dev questions, greedy", *key.split("/")[2:]]) for key in keys]
     evaluations = [series_of(rows, key, name, markers=True) for key, name in zip(keys, names, strict=True)]

@@ -23,7 +23,7 @@ from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, gold_path
 from coseek.lab.parts.synthesis import SynthesisSettings, training_questions
-from coseek.lab.synthesis.gates import AgentSolver, rule_verdicts
+from coseek.lab.synthesis.gates import Solver, rule_verdicts, solved
 from coseek.lab.synthesis.graph import HopGraph
 from coseek.lab.synthesis.proposals import Proposal, QuestionProposer
 from coseek.lab.synthesis.synthesis import RECORD, UNANSWERABLE, SynthesisSummary, synthesize
@@ -325,19 +325,12 @@ def test_a_corpus_without_names_is_refused_and_nothing_is_written(tmp_path: Path
 # --- questions that a solver leaves
 
 
-@dataclass
-class SkilledSolver:
-    """Answers a question of n hops in a known share of its tries."""
-
-    skill: dict[int, float | None]
-    asked: list[int] = field(default_factory=list)
-
-    def solved(self, questions: Sequence[Question]) -> list[float | None]:
-        self.asked += [question.hops or 0 for question in questions]
-        return [self.skill[question.hops or 0] for question in questions]
+def skilled(skill: dict[int, float | None]) -> Solver:
+    """A solver that answers a question of n hops in a known share of its tries."""
+    return lambda questions: [skill[question.hops or 0] for question in questions]
 
 
-def at_edge(world: World, folder: Path, solver: SkilledSolver) -> SynthesisSummary:
+def at_edge(world: World, folder: Path, solver: Solver) -> SynthesisSummary:
     world.corpus.save(folder / "in" / "corpus.jsonl")
     settings = SynthesisSettings(count=40, hop_mix=(1.0, 1.0), unanswerable=0)
     return synthesize(folder / "in", folder / "out", settings, solver=solver)
@@ -346,7 +339,7 @@ def at_edge(world: World, folder: Path, solver: SkilledSolver) -> SynthesisSumma
 @pytest.mark.medium
 def test_only_questions_at_the_edge_are_kept_and_the_rest_is_counted(world: World, tmp_path: Path) -> None:
     for share, reason in ((1.0, "nearly always"), (0.0, "seldom")):
-        summary = at_edge(world, tmp_path / reason, SkilledSolver({1: share, 2: 0.4}))
+        summary = at_edge(world, tmp_path / reason, skilled({1: share, 2: 0.4}))
         dataset = Dataset(tmp_path / reason / "out")
         questions = everything(dataset)
         assert {question.hops for question in questions} == {2}
@@ -356,7 +349,7 @@ def test_only_questions_at_the_edge_are_kept_and_the_rest_is_counted(world: Worl
 
 def test_a_solver_that_always_fails_is_a_sentence_and_nothing_is_written(world: World, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the solver failed in every try"):
-        at_edge(world, tmp_path, SkilledSolver({1: None, 2: None}))
+        at_edge(world, tmp_path, skilled({1: None, 2: None}))
     assert not (tmp_path / "out").exists()
 
 
@@ -365,7 +358,6 @@ def test_an_agent_tries_each_question_in_its_retriever() -> None:
     protocol = load_protocol("search-r1")
     model = ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
     agent = Agent(protocol, model)
-    solver = AgentSolver(agent, Bm25.over(world.corpus), limits_of(agent), tries=2, seed=0)
-    rates = solver.solved(world.questions["dev"])
+    rates = solved(world.questions["dev"], agent, Bm25.over(world.corpus), limits_of(agent), tries=2, seed=0)
     assert len(rates) == len(world.questions["dev"])
     assert {*rates} == {0.0, 1.0}  # the rules draw nothing: all tries are alike

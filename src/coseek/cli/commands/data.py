@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, cast
@@ -37,7 +38,7 @@ from coseek.graders.factory import open_frozen_model, open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.device import AUTO
 from coseek.lab.parts.synthesis import SynthesisSettings
-from coseek.lab.synthesis.gates import AgentSolver
+from coseek.lab.synthesis.gates import Solver, solved
 from coseek.lab.synthesis.proposals import QuestionProposer
 from coseek.lab.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
 from coseek.lab.synthesis.synthesis import synthesize as synthesize_questions
@@ -262,14 +263,15 @@ def synthesize(
         say(f"warning: {summary.warning}")
 
 
-def open_solver(name: str, retriever: str | None, device: str | None, settings: SynthesisSettings) -> AgentSolver:
+def open_solver(name: str, retriever: str | None, device: str | None, settings: SynthesisSettings) -> Solver:
     """Open the agent that tries questions, and its retriever."""
     if retriever is None:
         raise SettingError("--solver needs an index to search; name it with --retriever")
     check_source(retriever)
     sampling = settings_for(name, device=device).model_copy(update={"temperature": 1.0})
     agent = open_agent(settled_for(sampling, sampling))
-    return AgentSolver(agent, open_retriever(retriever), limits_for(sampling), settings.tries, settings.seed)
+    limits, index = limits_for(sampling), open_retriever(retriever)
+    return partial(solved, agent=agent, retriever=index, limits=limits, tries=settings.tries, seed=settings.seed)
 
 
 @app.command(epilog="Example: `coseek data export runs/mine --format messages --out messages.jsonl`")

@@ -158,10 +158,6 @@ def serve_mcp(
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
     (agent,) = options.at_servers(agent)
-    if agent is None and any(option is not None for option in (protocol, prompt_template, tokenizer, device)):
-        raise SettingError(
-            "--protocol, --prompt-template, --tokenizer and --device are an agent's; name one with --agent"
-        )
     limited = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 

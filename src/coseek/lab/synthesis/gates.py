@@ -16,9 +16,9 @@ it answers the question in some of its tries, but not in nearly all.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol
+from typing import Annotated, TypeAlias
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
@@ -143,30 +143,18 @@ def edge(solved: float | None, least: float, most: float) -> GateVerdict:
     return GateVerdict(False, f"the solver {'seldom' if solved < least else 'nearly always'} answers it")
 
 
-class Solver(Protocol):
-    """Tries questions several times."""
-
-    def solved(self, questions: Sequence[Question]) -> list[float | None]:
-        """The share of right tries of each question, in [0, 1]; `None` where a part failed in every try."""
+Solver: TypeAlias = Callable[[Sequence[Question]], list[float | None]]
+"""Questions → the share of right tries of each, in [0, 1]; `None` where a part failed in every try."""
 
 
-@dataclass(frozen=True)
-class AgentSolver:
-    """An agent with its retriever. It should sample: at temperature 0 all tries are the same."""
-
-    agent: Agent
-    retriever: Retriever
-    limits: Limits
-    tries: int
-    seed: int
-
-    def solved(self, questions: Sequence[Question]) -> list[float | None]:
-        attempts = [
-            replace(question, id=f"q{row}") for row, question in enumerate(questions) for _ in range(self.tries)
-        ]
-        seeds = [row_seed(self.seed, question.question, index % self.tries) for index, question in enumerate(attempts)]
-        right: dict[str, list[bool]] = {f"q{row}": [] for row in range(len(questions))}
-        for trajectory in rollout(self.agent, self.retriever, attempts, seeds, self.limits):
-            if trajectory.fault is None:
-                right[trajectory.question.id].append(exact_match(trajectory.answer, trajectory.question.answers))
-        return [sum(tries) / len(tries) if tries else None for tries in right.values()]
+def solved(
+    questions: Sequence[Question], agent: Agent, retriever: Retriever, limits: Limits, tries: int, seed: int
+) -> list[float | None]:
+    """A `Solver` of an agent with its retriever. It should sample: at temperature 0 all tries are the same."""
+    attempts = [replace(question, id=f"q{row}") for row, question in enumerate(questions) for _ in range(tries)]
+    seeds = [row_seed(seed, question.question, index % tries) for index, question in enumerate(attempts)]
+    right: dict[str, list[bool]] = {f"q{row}": [] for row in range(len(questions))}
+    for trajectory in rollout(agent, retriever, attempts, seeds, limits):
+        if trajectory.fault is None:
+            right[trajectory.question.id].append(exact_match(trajectory.answer, trajectory.question.answers))
+    return [sum(hits) / len(hits) if hits else None for hits in right.values()]

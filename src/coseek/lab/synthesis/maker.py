@@ -105,7 +105,7 @@ class QuestionMaker:
             if not batch:
                 return
             tried_count += len(batch)
-            rates = solver.solved([self._question("", candidate) for candidate in batch])
+            rates = solver([self._question("", candidate) for candidate in batch])
             if all(rate is None for rate in rates):
                 raise DataError(f"the solver failed in every try of {len(batch)} questions; try it with `coseek run`")
             for candidate, rate in zip(batch, rates, strict=True):
