@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from coseek.core.errors import CoseekError, DiskFault
-from coseek.core.files import parsing, read_json, read_json_object, write_json
+from coseek.core.files import read_json, read_json_object, write_json
 from coseek.core.progress import PendingStop, Progress
 from coseek.core.record import OPTIONAL, Number, Record
 from coseek.training.encoder.batch import UpdateCollator
@@ -52,11 +52,7 @@ class CheckpointNotes(Record):
     @classmethod
     def of(cls, checkpoint: Path | None) -> "CheckpointNotes":
         """Read the notes of a checkpoint; empty for a new training."""
-        if checkpoint is None:
-            return cls()
-        row = read_json_object(checkpoint / NOTES)
-        with parsing(checkpoint / NOTES, "delete this checkpoint, to go on from the one before it"):
-            return cls.from_json(row)
+        return cls() if checkpoint is None else cls.from_json(read_json_object(checkpoint / NOTES))
 
 
 class EncoderTrainer(SentenceTransformerTrainer):

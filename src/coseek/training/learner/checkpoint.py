@@ -81,13 +81,10 @@ def save_checkpoint(folder: Path, state: Checkpoint, workers: Workers = ALONE) -
         else:
             _write(Path(), state, workers)
     except (OSError, CheckpointException) as error:
-        failures: list[BaseException] = [error]
-        if isinstance(error, CheckpointException):
-            failures = [failure for failure, _ in error.failures.values()]
-        for failure in failures:
-            if not isinstance(failure, OSError):
-                raise failure from None  # a bug, not a full disk
-        reason = getattr(failures[0], "strerror", None) or failures[0]
+        failures = [failure for failure, _ in getattr(error, "failures", {}).values()] or [error]
+        if bugs := [failure for failure in failures if not isinstance(failure, OSError)]:
+            raise bugs[0] from None
+        reason = failures[0].strerror or failures[0]
         last_step = max(_checkpoint_steps(folder), default=None)
         kept = "there is no earlier one" if last_step is None else f"the one of step {last_step} is kept"
         raise DiskFault(
@@ -243,12 +240,7 @@ def _manifest(path: Path) -> JsonObject:
 
 def _is_valid(path: Path) -> bool:
     manifest = _manifest(path)
-    if manifest and manifest.get("schema") != SCHEMA:
-        raise RunError(
-            f"{path} was written by an earlier version of coseek; continue with that version, or start again in "
-            "another folder"
-        )
-    return bool(manifest) and manifest.get("bytes") == _file_sizes(path)
+    return manifest.get("schema") == SCHEMA and manifest.get("bytes") == _file_sizes(path)
 
 
 def _checkpoint_steps(folder: Path) -> set[int]:
@@ -315,7 +307,7 @@ class TrainingState:
             )
         state = load_checkpoint(self._checkpoints, self._tensors(), workers) if resume else None
         if state is not None:
-            old_settings = make_settings(type(settings), state["settings"])  # newer settings have their defaults
+            old_settings = make_settings(type(settings), state["settings"])
             old_settings = old_settings.model_copy(update={name: getattr(settings, name) for name in resumable})
             check_same_settings(folder, dump_settings(old_settings), self._settings, "take the old value")
             self.step, self.position, self.notes = state["step"], state["position"], state["notes"]
