@@ -62,15 +62,6 @@ class TrainingRow(Record):
     policy_version: int
     """The oldest version of the weights that sampled the row; 0 if the run does not record it."""
 
-    def __post_init__(self) -> None:
-        sizes = {len(self.ids), len(self.trained), len(self.sampled_logprob), len(self.advantage)}
-        if len(sizes) != 1 or not self.ids:
-            raise DataError(f"a row of {len(self.ids)} ids needs one value of each kind per id, and at least one id")
-        if self.trained[0]:
-            raise DataError("the first token of a row has nothing before it and cannot be trained")
-        if any(value for value, is_trained in zip(self.advantage, self.trained, strict=True) if not is_trained):
-            raise DataError("a row has an advantage at a token that is not trained")
-
 
 @dataclass
 class RowExport:
