@@ -305,11 +305,8 @@ def algorithm_name(algorithm: "str | Path | Callable[[StepRewards], Tensor]") ->
     if not callable(algorithm):
         return str(algorithm)
     check_takes("algorithm", algorithm, "step")
-
-    def advantages(step: StepRewards, settings: AlgorithmSettings) -> "Tensor":
-        return algorithm(step)
-
-    return offer("algorithm", algorithm, {"SETTINGS": AlgorithmSettings, "advantages": advantages})
+    names = {"SETTINGS": AlgorithmSettings, "advantages": lambda step, settings: algorithm(step)}
+    return offer("algorithm", algorithm, names)
 
 
 def settings_of(name: str) -> type[AlgorithmSettings]:

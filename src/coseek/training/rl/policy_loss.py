@@ -129,11 +129,8 @@ def policy_loss_name(policy_loss: "str | Path | Callable[[LossBatch], Tensor]") 
     if not callable(policy_loss):
         return str(policy_loss)
     check_takes("policy loss", policy_loss, "batch")
-
-    def token_losses(batch: LossBatch, settings: PolicyLossSettings) -> "Tensor":
-        return policy_loss(batch)
-
-    return offer("policy loss", policy_loss, {"SETTINGS": PolicyLossSettings, "token_losses": token_losses})
+    names = {"SETTINGS": PolicyLossSettings, "token_losses": lambda batch, settings: policy_loss(batch)}
+    return offer("policy loss", policy_loss, names)
 
 
 def open_policy_loss(settings: RlSettings) -> PolicyLoss:

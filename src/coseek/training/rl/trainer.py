@@ -8,7 +8,6 @@ negative advantages ("dual clip").
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -23,7 +22,7 @@ from coseek.training.learner.batch import make_batch
 from coseek.training.learner.checkpoint import TrainingState
 from coseek.training.learner.data_order import QuestionStream
 from coseek.training.learner.learner import Trainable
-from coseek.training.rl.algorithm import Algorithm, open_algorithm, spread_over_steps
+from coseek.training.rl.algorithm import Algorithm, GoldProbe, open_algorithm, spread_over_steps
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.callbacks import (
     AlarmStop,
@@ -38,7 +37,7 @@ from coseek.training.rl.experience import StepTokens, TokenRecord, make_experien
 from coseek.training.rl.gold_probe import AnswerWriter, PolicyProbe
 from coseek.training.rl.monitor import Monitor
 from coseek.training.rl.rollout import RolloutFunction, SampledStep, ScoreFunction, rollout_metrics, sample_step
-from coseek.training.rl.rollout_ahead import RolloutAhead
+from coseek.training.rl.rollout_servers import RolloutAhead
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import LikelihoodProbe, logprob_gap, right_rows, rows_in_loss, update_weights
 
@@ -50,19 +49,6 @@ RESUMABLE_SETTINGS = frozenset(
 """Settings that may change when a training is resumed; `steps` only if no schedule depends on it."""
 GAP_ROWS = 8
 """Trajectories on which sampler and trainer are compared in a step without an update."""
-
-
-@dataclass(frozen=True, slots=True)
-class RlTraining:
-    """Objects that all steps of a training share."""
-
-    settings: RlSettings
-    algorithm: Algorithm
-    backend: TrainingBackend
-    rollout: RolloutAhead
-    state: TrainingState
-    answers: AnswerWriter | None
-    """Writes gold answers, for algorithms that ask how likely the policy finds them."""
 
 
 def train_rl(
@@ -81,18 +67,20 @@ def train_rl(
     """Train the backend's policy; `folder` gets `metrics.jsonl` and `checkpoints/`. Returns the last step's metrics.
 
     `callbacks` are called before the built-in ones, which raise alarms and write metrics and checkpoints, so metrics
-    that they add are written. On one machine with one number of threads, the same settings, questions and initial
-    weights give the same training, also when it is killed and resumed; not where rollouts are sampled ahead
-    (`rollout.max_steps_behind`), whose turns depend on when new weights arrive.
+    that they add are written. `answers` writes gold answers, for algorithms that ask how likely the policy finds them.
+    On one machine with one number of threads, the same settings, questions and initial weights give the same training,
+    also when it is killed and resumed; not where rollouts are sampled ahead (`rollout.max_steps_behind`), whose turns
+    depend on when new weights arrive.
     """
     progress = progress or NoProgress()
     stream = QuestionStream(questions, settings.seed, settings.balance_hops)
     state = _open_state(folder, settings, backend, resume)
     backend.refresh()
     ahead = RolloutAhead(rollout, stream, settings, backend)
-    training = RlTraining(settings, open_algorithm(settings), backend, ahead, state, answers)
-    callbacks = [*callbacks, *_built_in_callbacks(training, folder, progress)]
-    progress.stage(training.algorithm.name.upper(), settings.steps)
+    algorithm = open_algorithm(settings)
+    gold_probe = None if answers is None else PolicyProbe(backend.policy, answers)
+    callbacks = [*callbacks, *_built_in_callbacks(settings, algorithm, state, folder, progress)]
+    progress.stage(algorithm.name.upper(), settings.steps)
     for callback in callbacks:
         callback.begin()
 
@@ -106,7 +94,7 @@ def train_rl(
             ahead.prefetch(step, state.position)
             sampled = sample_step(step, stream, state.position, settings, ahead, reward, backend, report.timer)
             backend.release()
-            update_metrics = _update(step, sampled, training, report)
+            update_metrics = _update(step, sampled, settings, algorithm, backend, gold_probe, report)
             backend.refresh()
 
             report.episodes = sampled.episodes
@@ -120,17 +108,23 @@ def train_rl(
     return report.row
 
 
-def _update(step: int, sampled: SampledStep, training: RlTraining, report: StepReport) -> dict[str, float]:
+def _update(
+    step: int,
+    sampled: SampledStep,
+    settings: RlSettings,
+    algorithm: Algorithm,
+    backend: TrainingBackend,
+    gold_probe: GoldProbe | None,
+    report: StepReport,
+) -> dict[str, float]:
     """Compute advantages and update. Returns the metrics. Without a trajectory to train on there is no update, and
     sampler and trainer are compared on the trajectories that were sampled."""
-    settings, policy = training.settings, training.backend.policy
-    algorithm, episodes = training.algorithm, sampled.kept
+    policy, episodes = backend.policy, sampled.kept
     if not episodes.scored:
         trajectories = [episode.trajectory for episode in sampled.episodes.scored]
         return {"updates": 0, **(logprob_gap(policy, make_batch(trajectories), GAP_ROWS) if trajectories else {})}
     with report.timer("advantages_s"):
-        gold_probe = None if training.answers is None else PolicyProbe(policy, training.answers)
-        experience = make_experience(episodes, settings, algorithm, training.backend, gold_probe)
+        experience = make_experience(episodes, settings, algorithm, backend, gold_probe)
         batch, has_grad_B = experience.batch, ~experience.zero_grad_B
         right_N = right_rows(episodes.scored, settings.monitor.outcome)
         probe = LikelihoodProbe(policy, batch, right_N, has_grad_B, settings.monitor.probe_trajectories)
@@ -138,7 +132,7 @@ def _update(step: int, sampled: SampledStep, training: RlTraining, report: StepR
     with report.timer("update_s"):
         rng = random.Random(f"{settings.seed}/minibatches/{step}")
         record = TokenRecord(experience) if report.wants_tokens else None
-        metrics = update_weights(experience, settings, algorithm, training.backend, rng, record)
+        metrics = update_weights(experience, settings, algorithm, backend, rng, record)
         if "logprob_gap" not in metrics:
             metrics |= logprob_gap(policy, batch, GAP_ROWS)
     if record is not None:
@@ -156,16 +150,17 @@ def _update(step: int, sampled: SampledStep, training: RlTraining, report: StepR
     }
 
 
-def _built_in_callbacks(training: RlTraining, folder: Path, progress: Progress) -> list[Callback]:
+def _built_in_callbacks(
+    settings: RlSettings, algorithm: Algorithm, state: TrainingState, folder: Path, progress: Progress
+) -> list[Callback]:
     """Return the built-in callbacks, in the order of their calls."""
-    settings, state = training.settings, training.state
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "metrics.jsonl")]
     monitor = Monitor(settings, rows, progress)
     alarm_stops = [AlarmStop(monitor, state, folder / "checkpoints")] if settings.monitor.stop else []
     return [
         MetricsWriter(state, monitor),
         CheckpointWriter(state, monitor, settings.checkpoint_every, settings.monitor.window),
-        LearnsNothing(training.algorithm, settings, progress),
+        LearnsNothing(algorithm, settings, progress),
         ProgressLine(progress),
         *alarm_stops,
     ]

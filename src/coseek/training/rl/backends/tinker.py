@@ -181,7 +181,6 @@ def check(settings: RlSettings) -> None:
 
 def make(network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> "TinkerBackend":
     """Connect to the server. Raises `SettingError` if its base model is not the policy that the run starts from."""
-    check(settings)
     if workers.world_size > 1:
         raise SettingError(
             f"a Tinker server trains for one process, not for {workers.world_size}; start without torchrun"
@@ -215,8 +214,6 @@ class TinkerBackend:
     ) -> "TinkerSampler":
         from coseek.training.rl.tinker_policy import TinkerSampler
 
-        if on_policy and (not settings.on_policy or settings.temperature != 1.0):
-            raise SettingError(f"a Tinker server trains at temperature 1 of the whole softmax, not at {settings}")
         self._samplers.append(TinkerSampler(tokenizer, stops, settings.temperature, self.settings.concurrency))
         return self._samplers[-1]
 
