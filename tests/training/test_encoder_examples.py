@@ -84,10 +84,9 @@ def test_no_search_is_measured_twice_because_its_labels_were_named_or_made_twice
     [
         ({"loss": {"negatives": 0, "in_batch": False}}, r"loss\.negatives=0 leaves no passage"),
         ({"loss": {"negatives": 0}, "kind": "reranker"}, r"loss\.negatives=0 leaves no passage"),
-        ({"token_dimension": 8}, "token_dimension is of kind=late-interaction"),
-        ({"loss": {"flops": [0.1, 0.1]}}, r"loss\.flops is of kind=sparse"),
-        ({"pooling": "cls", "kind": "reranker"}, "pooling=cls is of encoders, and kind=reranker has none"),
-        ({"query_prompt": "", "kind": "reranker"}, "query_prompt= is of encoders"),
+        ({"token_dimension": 8}, "token_dimension does nothing with kind=dense"),
+        ({"loss": {"flops": [0.1, 0.1]}}, r"loss\.flops does nothing with kind=dense"),
+        ({"query_prompt": "", "kind": "reranker"}, "query_prompt does nothing with kind=reranker"),
         (
             {"labels": [], "data": {"folder": "d"}, "held_out": {"corpus": "c.jsonl"}},
             r"held_out.corpus=c.jsonl is searched for turns of label folders",

@@ -55,6 +55,13 @@ else:
     SyntheticGroup = synthetic_labels().SETTINGS
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "retriever"
+UNREAD: Mapping[str, Sequence[str]] = {
+    "dense": ["token_dimension"],
+    "late-interaction": ["pooling"],
+    "sparse": ["token_dimension", "pooling"],
+    "reranker": ["token_dimension", "pooling", "query_prompt", "passage_prompt"],
+}
+"""Kind → the settings that it does not read, besides `loss.flops`."""
 
 
 class LaptopEncoderSettings(Settings):
@@ -241,7 +248,9 @@ class RetrieverRecipe(DevicePlacement):
     def _is_consistent(self) -> "RetrieverRecipe":
         every, saved = self.held_out.every, self.training.checkpoint_every
         own_negatives_only = self.kind == "reranker" or not self.loss.in_batch
-        unread = [name for name in ("query_prompt", "passage_prompt", "pooling") if getattr(self, name) is not None]
+        unread = [name for name in UNREAD[self.kind] if getattr(self, name) != type(self).model_fields[name].default]
+        if self.kind != "sparse" and self.loss.flops != RetrieverLoss().flops:
+            unread.append("loss.flops")
         sources = bool(self.labels) + (self.synthetic is not None) + (self.data is not None)
         problem = None
         if self.training.optimizer.algorithm == "muon":
@@ -258,10 +267,8 @@ class RetrieverRecipe(DevicePlacement):
             )
         elif self.loss.kind == "contrastive" and own_negatives_only and self.loss.negatives == 0:
             problem = "loss.negatives=0 leaves no passage to tell the positive from; set it to 1 or more"
-        elif self.kind != "late-interaction" and self.token_dimension != 128:
-            problem = f"token_dimension is of kind=late-interaction, and kind={self.kind} has none; leave it out"
-        elif self.kind != "sparse" and self.loss.flops != RetrieverLoss().flops:
-            problem = f"loss.flops is of kind=sparse, and kind={self.kind} has no such term; leave it out"
+        elif unread:
+            problem = f"{unread[0]} does nothing with kind={self.kind}; leave it out"
         elif sources != 1:
             problem = (
                 "a retriever is trained on labels (--labels FOLDER, made by `coseek label`), on synthetic ones, or on "
@@ -269,16 +276,8 @@ class RetrieverRecipe(DevicePlacement):
             )
         elif self.loss.kind == "kl" and not self.labels:
             problem = "these labels have no targets, which the loss `kl` needs; make labels with the method replug"
-        elif self.kind in ("late-interaction", "sparse") and (self.data is not None or self.pooling is not None):
-            problem = (
-                f"kind={self.kind} pools no vectors, and is trained on label folders or synthetic labels; leave "
-                "`data` and `pooling` out"
-            )
-        elif self.kind == "reranker" and self.data is not None:
-            problem = "kind=reranker is trained on label folders or synthetic labels; leave `data` out"
-        elif self.kind == "reranker" and unread:
-            name = unread[0]
-            problem = f"{name}={getattr(self, name)} is of encoders, and kind=reranker has none; leave it out"
+        elif self.kind != "dense" and self.data is not None:
+            problem = f"kind={self.kind} is trained on label folders or synthetic labels; leave `data` out"
         elif self.held_out.corpus is not None and not self.labels:
             problem = (
                 f"held_out.corpus={self.held_out.corpus} is searched for turns of label folders, and these labels have "
