@@ -84,8 +84,8 @@ def fixed(question: Question, stop: StopReason = StopReason.ANSWERED, right: boo
     return Trajectory(question, "test", (environment(1), agent(2, 3)), (), stop, answer, True)
 
 
-def experience_of(runs: Sequence[Trajectory], groups: Sequence[int], settings: RlSettings) -> Experience:
-    policy = Policy(tiny_model(), settings.policy, 1)
-    return make_experience(
-        score(groups, runs, reward), settings, open_algorithm(settings), LocalBackend(policy, settings)
-    )
+def experience_of(
+    runs: Sequence[Trajectory], groups: Sequence[int], settings: RlSettings, reference: Policy | None = None
+) -> Experience:
+    backend = LocalBackend(Policy(tiny_model(), settings.policy, 1), settings, reference=reference)
+    return make_experience(score(groups, runs, reward), settings, open_algorithm(settings), backend)

@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("training.lora={rank: 2}",), ("kind=sparse", "loss.temperature=1")])
+@pytest.mark.parametrize("more", [("training.lora={rank: 2}",), ("kind=sparse", "loss.temperature=1")])
 def test_the_start_keeps_its_share_of_every_weight(given_folders: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     settings = ("training.steps=2", "training.optimizer.lr=0.01", *more)
     trained = train(given_folders, tmp_path / "trained", *settings)

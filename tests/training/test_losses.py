@@ -315,17 +315,6 @@ def rows(*numbers: list[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def test_the_default_is_the_clipped_surrogate_to_the_bit() -> None:
-    draw = torch.Generator().manual_seed(0)
-    new, old, advantages = (torch.randn(5, 7, generator=draw) for _ in range(3))
-    mask = torch.rand(5, 7, generator=draw) < 0.6
-    settings = RlSettings(clip_ratio_high=0.28)
-    found_bt = open_policy_loss(settings)(LossBatch.of(new, old, advantages, mask, settings))
-    ratios_bt = ratios(new, old, mask)
-    surrogate_bt = torch.minimum(ratios_bt * advantages, ratios_bt.clamp(0.8, 1.28) * advantages)
-    assert torch.equal(found_bt, torch.where(mask, -surrogate_bt, 0.0))
-
-
 def test_gspo_has_one_ratio_for_a_run_and_clips_all_of_it() -> None:
     # s = (ρ1 · ρ2 · …)^(1/n): (0.5 · 1 · 1.5 · 7)^¼ = 1.5137, and (1 · 2)^½ = 1.4142
     first, second = 5.25**0.25, 2.0**0.5

@@ -244,20 +244,14 @@ def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(tmp_
     assert still is not None and still["step"] == kept["step"]
 
 
-@pytest.mark.slow
-def test_a_resumed_run_raises_the_same_alarms(tmp_path: Path) -> None:
-    plan = small().model_copy(update={"steps": 24})
-    train(plan, tmp_path / "whole")
-    train(plan.model_copy(update={"steps": 10}), tmp_path / "parts")
-    train(plan, tmp_path / "parts", resume=True)
-    whole, parts = (
-        [
-            {name: value for name, value in row.items() if "alarm" in name}
-            for row in read(tmp_path / folder / "metrics.jsonl")
-        ]
-        for folder in ("whole", "parts")
-    )
-    assert whole == parts and any(row["alarms"] for row in whole)
+def test_a_resumed_run_raises_the_same_alarms_and_reports_none_again() -> None:
+    rows = [{**row, "step": step} for step, row in enumerate(history(answered=0.3), start=1)]
+    began = Monitor(SETTINGS, [], Heard())
+    logged = [row | began.update(row) for row in rows]
+    resumed = Monitor(SETTINGS, logged[:22], progress := Heard())
+    assert resumed.alarms
+    assert [row | resumed.update(row) for row in rows[22:]] == logged[22:]
+    assert progress.lines == []
 
 
 def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_path: Path) -> None:
@@ -288,7 +282,7 @@ def heard(settings: RlSettings, *rows: dict[str, float]) -> list[str]:
     return progress.warned
 
 
-def test_groups_of_one_run_are_warned_of_if_runs_are_compared(tmp_path: Path) -> None:
+def test_groups_of_one_run_are_warned_of_if_runs_are_compared() -> None:
     [warning] = heard(RlSettings(group_size=1))
     assert warning.startswith("rl.group_size=1") and "rl.algorithm=reinforce-pp" in warning
     assert not heard(RlSettings(group_size=1, algorithm="ppo"))

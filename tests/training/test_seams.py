@@ -1,16 +1,16 @@
 """Seams of the loop: an algorithm, a backend and a callback are one file or one class outside the package."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.training.echo import LEARNER, QUESTIONS, fixed, reward, sampling, settings_of, train
+from tests.training.echo import LEARNER, QUESTIONS, experience_of, fixed, reward, sampling, settings_of, train
 from tests.training.tiny import agent, environment, tiny_model
 
 from coseek.core.errors import SettingError, UnknownName
 from coseek.core.plugins import plugin_names
-from coseek.data.trajectory import StopReason, Trajectory
 from coseek.training.learner.policy import Policy
 from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.learner.workers import ALONE
@@ -18,8 +18,6 @@ from coseek.training.rl.algorithm import PACKAGE, StepRewards, open_algorithm, s
 from coseek.training.rl.backend import open_backend
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, StepReport
-from coseek.training.rl.experience import make_experience
-from coseek.training.rl.rollout import score
 from coseek.training.rl.trainer import train_rl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -28,8 +26,7 @@ RECORDER = '''
 
 from coseek.training.rl.backends import local
 
-ASKED = []
-NAMES = ("forward", "forward_backward", "optim_step", "weights", "load_weights", "state", "load_state")
+CALLS = []
 
 
 class Recorded:
@@ -37,20 +34,14 @@ class Recorded:
         self._model = model
 
     def __getattr__(self, name):
-        if name in NAMES:
-            ASKED.append(name)
+        CALLS.append(name)
         return getattr(self._model, name)
 
 
-class Recorder(local.LocalBackend):
-    def __init__(self, policy, settings):
-        super().__init__(policy, settings)
-        self.policy = Recorded(policy)
-
-
 def make(network, settings, workers):
-    made = local.make(network, settings, workers)
-    return Recorder(made.policy, settings)
+    backend = local.make(network, settings, workers)
+    backend.policy = Recorded(backend.policy)
+    return backend
 '''
 
 
@@ -63,13 +54,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_users_algorithm_computes_the_advantages(here: Path) -> None:
-    settings = settings_of("opo.py")
-    long = Trajectory(
-        QUESTIONS[0], "test", (environment(1), agent(2, 3, 4, 5, 6, 7)), (), StopReason.ANSWERED, "no", True
-    )
-    policy = Policy(tiny_model(), settings.policy, 1)
-    episodes = score([0, 0], [fixed(QUESTIONS[0]), long], reward)
-    experience = make_experience(episodes, settings, open_algorithm(settings), LocalBackend(policy, settings))
+    long = replace(fixed(QUESTIONS[0], right=False), segments=(environment(1), agent(2, 3, 4, 5, 6, 7)))
+    experience = experience_of([fixed(QUESTIONS[0]), long], [0, 0], settings_of("opo.py"))
     # Two tokens with reward 1 and six with 0: the baseline is 2 / 8.
     assert experience.advantages_BT[:, 1].tolist() == [0.75, -0.25]
 
@@ -85,7 +71,7 @@ def test_the_loop_reaches_the_models_only_through_the_backend(here: Path) -> Non
         train_rl(backend, QUESTIONS, runs, reward, settings, here / f"run-{len(weights)}")
         weights.append({key: value.clone() for key, value in network.state_dict().items()})
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
-    calls = type(backend).__init__.__globals__["ASKED"]
+    calls = vars(type(backend.policy))["__getattr__"].__globals__["CALLS"]
     assert calls.count("optim_step") == calls.count("forward_backward") == 4  # two steps of two minibatches
     assert {"forward", "state"} <= set(calls)
 

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from tests.training.tiny_labels import write_labels
 
 from coseek.cli.main import main
 from coseek.core.errors import MissingExtra, SettingError, UnknownName
-from coseek.core.settings import dump_settings, fixed_settings
+from coseek.core.settings import Settings, dump_settings, fixed_settings
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.training import tracker as tracker_module
+from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
 from coseek.training.tracker import ADAPTERS, MetricsLog, find_tracker, tracked
 
 OWN = '''
@@ -234,24 +235,25 @@ def random_states() -> list[bytes]:
     ]
 
 
-@pytest.mark.slow
-def test_the_rows_of_a_retriever_reach_its_trackers_which_may_change(own: str, tmp_path: Path) -> None:
+@pytest.mark.medium
+def test_the_rows_of_a_retriever_reach_its_trackers(own: str, tmp_path: Path) -> None:
     write_labels(tmp_path / "labels")
     make_encoder(tmp_path / "encoder")
     steps = ("training.steps=4", "training.log_every=2", "held_out.share=0")
-    train_retriever(tmp_path, tmp_path / "out", *steps)
-    assert not received(tmp_path / "out")
-    train_retriever(tmp_path, tmp_path / "out", *steps, f"track=[{own}]", resume=True)
-    assert not received(tmp_path / "out")  # it is trained already
-    train_retriever(tmp_path, tmp_path / "tracked", *steps, f"track=[{own}]")
-    assert [row["step"] for row in received(tmp_path / "tracked")] == [2, 4]
-    assert rows(store(tmp_path / "tracked") / "rows.jsonl")[0]["open"] == "tracked"
+    train_retriever(tmp_path, tmp_path / "out", *steps, f"track=[{own}]")
+    assert [row["step"] for row in received(tmp_path / "out")] == [2, 4]
+    assert rows(store(tmp_path / "out") / "rows.jsonl")[0]["open"] == "out"
 
 
-def test_trackers_may_change_when_an_agent_goes_on(own: str) -> None:
-    tracked = load_recipe("from-nothing", [f"track=[{own}]"])
-    plain = load_recipe("from-nothing")
-    assert fixed_settings(AgentRecipe, dump_settings(tracked)) == fixed_settings(AgentRecipe, dump_settings(plain))
+@pytest.mark.parametrize(
+    ("load", "name", "kind"),
+    [(load_recipe, "from-nothing", AgentRecipe), (load_retriever_recipe, "laptop", RetrieverRecipe)],
+)
+def test_trackers_may_change_when_a_training_goes_on(
+    load: Callable[..., Settings], name: str, kind: type[Settings], own: str
+) -> None:
+    tracked, plain = (dump_settings(load(name, overrides)) for overrides in ([f"track=[{own}]"], []))
+    assert fixed_settings(kind, tracked) == fixed_settings(kind, plain) and tracked != plain
 
 
 @pytest.mark.parametrize("words", [["agent", "quickstart"], ["retriever", "laptop"]])
