@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 from coseek.training.learner.batch import make_batch
 from coseek.training.learner.learner import Learner
-from coseek.training.learner.logprobs import (
-    LENGTH_MULTIPLE,
-    POSITION_MULTIPLE,
-    TORCH_ATTENTION,
-    ReplacedAttention,
-)
+from coseek.training.learner.logprobs import LENGTH_MULTIPLE, POSITION_MULTIPLE, TORCH_ATTENTION, ReplacedAttention
 from coseek.training.learner.policy import Critic, Policy
 from coseek.training.learner.settings import LearnerSettings
 

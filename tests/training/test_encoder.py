@@ -160,12 +160,7 @@ def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> No
     [("late-interaction", (), "start-tokens", "maxsim"), ("sparse", ("loss.temperature=1",), "start-sparse", "words")],
 )
 def test_another_kind_learns_and_is_searched_as_it_was_measured(
-    given_folders: Path,
-    tmp_path: Path,
-    kind: str,
-    more: tuple[str, ...],
-    start: str,
-    similarity: str,
+    given_folders: Path, tmp_path: Path, kind: str, more: tuple[str, ...], start: str, similarity: str
 ) -> None:
     settings = (f"kind={kind}", "training.steps=40", "training.optimizer.lr=0.003", *more)
     training = train(given_folders, tmp_path / "out", *settings)

@@ -188,13 +188,8 @@ def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() ->
     assert tokenizer.get_vocab() == again.get_vocab()
     ids = tokenizer("Zyqxwv-Jk'7 [SEP] vovobrazilik ~ {|} 東")["input_ids"]
     assert None not in ids and ids.count(tokenizer.sep_token_id) == 2
-    assert str(tokenizer.decode(ids, skip_special_tokens=True)).split() == [
-        "zyqxwv-jk'7",
-        "vovobrazilik",
-        "~",
-        "{|}",
-        "東",
-    ]
+    text = str(tokenizer.decode(ids, skip_special_tokens=True))
+    assert " ".join(text.split()) == "zyqxwv-jk'7 vovobrazilik ~ {|} 東"
 
 
 @pytest.mark.parametrize(("every", "save_steps"), [(1000, 100), (100, 100), (40, 40)])

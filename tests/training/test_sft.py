@@ -111,7 +111,7 @@ def test_rounds_go_on_until_the_gate_is_reached(tmp_path: Path) -> None:
     ended = train_sft(
         Policy(tiny_model(), LEARNER, 0), draw_any(demonstrations()), settings, tmp_path, evaluate=evaluate
     )
-    assert ended.passed and ended.rounds == 2 and ended.evaluation == {"exact_match": 0.3}
+    assert ended.passed and ended.rounds == 2
     # Resumed, it remembers its evaluations and asks for no new one.
     ended = train_sft(
         Policy(tiny_model(), LEARNER, 0), draw_any(demonstrations()), settings, tmp_path, resume=True, evaluate=evaluate

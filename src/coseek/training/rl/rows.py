@@ -17,13 +17,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.training.rl.algorithm import Algorithm, GroupSettings, open_algorithm
 from coseek.training.rl.experience import Experience, make_experience
-from coseek.training.rl.rollout import (
-    ScoreFunction,
-    TrajectoryBatch,
-    add_overlong_penalty,
-    groups_with_spread,
-    score,
-)
+from coseek.training.rl.rollout import ScoreFunction, TrajectoryBatch, add_overlong_penalty, groups_with_spread, score
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import minibatch_weights, rows_in_loss
 

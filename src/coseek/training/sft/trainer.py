@@ -77,8 +77,6 @@ class SftOutcome:
     rounds: int
     passed: bool
     """Whether the gate was reached; true without a gate."""
-    evaluation: Mapping[str, float]
-    """Metrics of the last evaluation; empty without evaluation."""
 
 
 def train_sft(
@@ -97,14 +95,13 @@ def train_sft(
     with the same `draw`. All evaluate, with samplers of the policy, and get the same metrics.
     """
     progress = progress or NoProgress()
-    evaluation: Mapping[str, float] = {}
     for number in range(1, settings.rounds + 1):
         evaluation = _run_round(number, policy, draw, settings, folder / f"round-{number}", resume, evaluate, progress)
         value = evaluation.get(settings.gate_metric)
         if settings.gate is None or (value is not None and value >= settings.gate):
-            return SftOutcome(number, True, evaluation)
+            return SftOutcome(number, True)
         progress.warn(f"round {number}: {settings.gate_metric} {value} is below the gate of {settings.gate}")
-    return SftOutcome(settings.rounds, False, evaluation)
+    return SftOutcome(settings.rounds, False)
 
 
 def _run_round(

@@ -59,11 +59,7 @@ def _observations(trajectory: Trajectory) -> dict[int, tuple[Segment, ...]]:
 
 
 def _contexts(
-    trajectory: Trajectory,
-    turn: int,
-    observation: tuple[Segment, ...],
-    pool: Sequence[tuple[Segment, ...]],
-    count: int,
+    trajectory: Trajectory, turn: int, observation: tuple[Segment, ...], pool: Sequence[tuple[Segment, ...]], count: int
 ) -> list[tuple[Segment, ...]]:
     """Return the context after a turn, and variants with observations from the pool in place of the turn's."""
     up_to_turn = trajectory.contexts[turn + 1][: len(trajectory.contexts[turn]) + 1]
