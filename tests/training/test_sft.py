@@ -63,16 +63,15 @@ def first_loss(folder: Path) -> float:
 
 @pytest.mark.slow
 def test_a_warm_start_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
-    settings = settings_of(checkpoint_every=7, learner=MUON)
+    settings = settings_of(checkpoint_every=7, evaluate_every=17, learner=MUON)
     whole, parts = tiny_model(), tiny_model()
     train_sft(Policy(whole, MUON, 0), draw_any(demonstrations()), settings, tmp_path / "whole")
 
     def stop(step: int) -> Mapping[str, float]:
         raise KeyboardInterrupt
 
-    early = settings.model_copy(update={"evaluate_every": 17})
     with pytest.raises(KeyboardInterrupt):
-        train_sft(Policy(parts, MUON, 0), draw_any(demonstrations()), early, tmp_path / "parts", evaluate=stop)
+        train_sft(Policy(parts, MUON, 0), draw_any(demonstrations()), settings, tmp_path / "parts", evaluate=stop)
     again = tiny_model(seed=9)  # what is in the checkpoint counts, not what the caller brings
     train_sft(Policy(again, MUON, 0), draw_any(demonstrations()), settings, tmp_path / "parts", resume=True)
     assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in whole.state_dict().items())

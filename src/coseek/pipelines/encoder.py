@@ -273,9 +273,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             held_out = self.evaluator.held_out
             counts = f"{len(held_out.labels):,} turns over {len(held_out.pool):,} passages"
             self.progress.say(f"measuring the encoder before training: {counts}")
-            results = {BEFORE: self.evaluator.evaluate(model)}
-            if self.recipe.held_out.bm25:
-                results |= self.evaluator.baselines()
+            results = {BEFORE: self.evaluator.evaluate(model), **self.evaluator.baselines()}
             write_json(self.folder / "before.json", {name: result.to_json() for name, result in results.items()})
         trainer = self._trainer(model, order, steps, checkpoint)
         if self.workers.world_size == 1 and (line := idle_devices(self.recipe.torch_device())):

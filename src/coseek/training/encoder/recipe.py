@@ -184,8 +184,6 @@ class HeldOutSettings(Settings):
     """Values of k for recall@k."""
     keep: Literal["last", "best"] = "last"
     """Which weights are saved: those at the end, or those of the evaluation with the best `mrr` (needs `every`)."""
-    bm25: bool = True
-    """Evaluate BM25 on the same turns for the table."""
 
 
 class RetrieverRecipe(DevicePlacement):

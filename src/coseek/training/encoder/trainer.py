@@ -7,6 +7,7 @@ the sums of its next row. It is valid once `trainer_state.json`, which the libra
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
@@ -239,11 +240,8 @@ def last_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint: its state, written last, can be read. `None` if there is none."""
     complete: list[tuple[int, Path]] = []
     for path in folder.glob("checkpoint-*"):
-        number = path.name.removeprefix("checkpoint-")
-        if number.isdigit() and (path / STATE).is_file() and (path / WEIGHTS).is_file():
-            try:
+        if (path / WEIGHTS).is_file():
+            with suppress(CoseekError):
                 read_json(path / STATE)
-            except CoseekError:
-                continue
-            complete.append((int(number), path))
+                complete.append((int(path.name.removeprefix("checkpoint-")), path))
     return max(complete)[1] if complete else None

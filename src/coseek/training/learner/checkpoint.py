@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypedDict, cast
 
@@ -31,7 +31,7 @@ from coseek.core.errors import CoseekError, DataError, DiskFault, RunError
 from coseek.core.files import JsonObject, atomic_folder, link_files, read_json_object, recover_folder, sweep, write_json
 from coseek.core.lock import lock_folder
 from coseek.core.progress import PendingStop
-from coseek.core.settings import Settings, check_same_settings, dump_settings, make_settings
+from coseek.core.settings import Settings, check_same_settings, dump_settings, fixed_settings
 from coseek.training.learner.learner import ForwardModel, LearnerState, Trainable
 from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.tracker import MetricsLog
@@ -287,10 +287,10 @@ class TrainingState:
         frozen: Mapping[str, ForwardModel],
         *,
         resume: bool,
-        resumable: frozenset[str] = frozenset(),
+        fixed: Collection[str] = (),
         workers: Workers = ALONE,
     ) -> None:
-        """`resumable` names the settings that may change on resume."""
+        """`fixed` names settings that may not change on resume, though they are marked `MayChange`."""
         self._workers = workers
         self._lock = lock_folder(folder) if workers.is_main else None
         self._checkpoints = folder / "checkpoints"
@@ -307,9 +307,11 @@ class TrainingState:
             )
         state = load_checkpoint(self._checkpoints, self._tensors(), workers) if resume else None
         if state is not None:
-            old_settings = make_settings(type(settings), state["settings"])
-            old_settings = old_settings.model_copy(update={name: getattr(settings, name) for name in resumable})
-            check_same_settings(folder, dump_settings(old_settings), self._settings, "take the old value")
+            began, now = (
+                fixed_settings(type(settings), tree) | {name: tree[name] for name in fixed}
+                for tree in (state["settings"], self._settings)
+            )
+            check_same_settings(folder, began, now, "take the old value")
             self.step, self.position, self.notes = state["step"], state["position"], state["notes"]
             for name, learner in learners.items():
                 learner.load_state(state["learners"][name])

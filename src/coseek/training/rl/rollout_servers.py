@@ -103,11 +103,9 @@ class ServedBackend:
         if not self.current:
             raise ModelError(f"no rollout server loaded the new weights: {'; '.join(self.refusals.values())}")
         for pool in self._pools:
-            names: dict[int, str] = {}
-            for server in self.current:
-                dialect = weight_dialect_of(pool.servers[server].served.dialect)
-                if dialect is not None and dialect.ADAPTERS and update.adapter:
-                    names[server] = update.name
+            dialects = {server: weight_dialect_of(pool.servers[server].served.dialect) for server in self.current}
+            takes_adapter = [server for server, dialect in dialects.items() if dialect is not None and dialect.ADAPTERS]
+            names = dict.fromkeys(takes_adapter, update.name) if update.adapter else {}
             pool.use(self.current, version, names)
         if self.workers.is_main:
             for old_folder in self.folder.glob("version-*"):

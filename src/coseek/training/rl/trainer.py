@@ -16,7 +16,6 @@ import torch
 from coseek.core.errors import SettingError
 from coseek.core.files import read_jsonl
 from coseek.core.progress import NoProgress, Progress, waiting_stops
-from coseek.core.settings import MayChange
 from coseek.data.question import Question
 from coseek.training.learner.batch import make_batch
 from coseek.training.learner.checkpoint import TrainingState
@@ -41,12 +40,6 @@ from coseek.training.rl.rollout_servers import RolloutAhead
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import LikelihoodProbe, logprob_gap, right_rows, rows_in_loss, update_weights
 
-RESUMABLE_SETTINGS = frozenset(
-    name
-    for name, field in RlSettings.model_fields.items()
-    if any(isinstance(mark, MayChange) for mark in field.metadata)
-)
-"""Settings that may change when a training is resumed; `steps` only if no schedule depends on it."""
 GAP_ROWS = 8
 """Trajectories on which sampler and trainer are compared in a step without an update."""
 
@@ -171,9 +164,8 @@ def _open_state(folder: Path, settings: RlSettings, backend: TrainingBackend, re
     if backend.critic is not None:
         models["critic"] = backend.critic
     frozen = {"reference": backend.reference} if backend.reference is not None else {}
-    resumable = RESUMABLE_SETTINGS - ({"steps"} if spread_over_steps(settings) else set())
-    workers = backend.workers
-    state = TrainingState(folder, settings, models, frozen, resume=resume, resumable=resumable, workers=workers)
+    fixed = ["steps"] if spread_over_steps(settings) else []
+    state = TrainingState(folder, settings, models, frozen, resume=resume, fixed=fixed, workers=backend.workers)
     if state.step > settings.steps:
         raise SettingError(
             f"{folder} has already taken {state.step} steps, more than steps={settings.steps}; set steps to at least "

@@ -66,8 +66,6 @@ def varied_batch(vocabulary: int, tokens: int, length: int, spread: float, gener
 
 CHUNK_STEPS = 16
 """Number of steps for which demonstrations are drawn at once, so that rows of similar length can share a step."""
-RESUMABLE_SETTINGS = frozenset({"rounds", "later_steps", "gate", "evaluate_every", "checkpoint_every", "log_every"})
-"""Settings that may change when a training is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +120,7 @@ def _run_round(
     optimizer = settings.learner.optimizer
     optimizer = optimizer.model_copy(update={"lr": optimizer.lr * settings.later_lr ** (number - 1)})
     policy.restart(settings.learner.model_copy(update={"optimizer": optimizer}), total)
-    models, resumable = {"policy": policy}, RESUMABLE_SETTINGS
-    state = TrainingState(folder, settings, models, {}, resume=resume, resumable=resumable, workers=policy.workers)
+    state = TrainingState(folder, settings, {"policy": policy}, {}, resume=resume, workers=policy.workers)
     policy.release()  # what samplers hold is not needed until the first evaluation
     batches = BatchFeed(draw, settings, number, repeats, policy.model.config.get_text_config().vocab_size, state)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
