@@ -87,5 +87,6 @@ def fixed(question: Question, stop: StopReason = StopReason.ANSWERED, right: boo
 def experience_of(
     runs: Sequence[Trajectory], groups: Sequence[int], settings: RlSettings, reference: Policy | None = None
 ) -> Experience:
-    backend = LocalBackend(Policy(tiny_model(), settings.policy, 1), settings, reference=reference)
+    backend = LocalBackend(Policy(tiny_model(), settings.policy, 1), settings)
+    backend.reference = reference
     return make_experience(score(groups, runs, reward), settings, open_algorithm(settings), backend)

@@ -28,17 +28,17 @@ def state(step: int, size: int = 8) -> Checkpoint:
 
 
 def loaded_step(folder: Path) -> int | None:
-    checkpoint = load_checkpoint(folder)
+    checkpoint = load_checkpoint(folder, state(0))
     return None if checkpoint is None else checkpoint["step"]
 
 
 def test_a_checkpoint_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, state(3))
-    checkpoint = load_checkpoint(tmp_path)
+    checkpoint = load_checkpoint(tmp_path, state(0))
     assert checkpoint is not None
     assert checkpoint["step"] == 3 and checkpoint["notes"] == {"chunk": 3}
     assert torch.equal(checkpoint["learners"]["policy"]["module"]["w"], torch.full((8,), 3.0))
-    assert load_checkpoint(tmp_path / "nowhere") is None
+    assert loaded_step(tmp_path / "nowhere") is None
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, name: 
 def test_damage_of_all_checkpoints_is_an_error(tmp_path: Path) -> None:
     (save_checkpoint(tmp_path, state(7)) / SHARD).write_bytes(b"")
     with pytest.raises(RunError, match=r"all checkpoints .* are damaged \(steps \[7\]\)"):
-        load_checkpoint(tmp_path)
+        loaded_step(tmp_path)
 
 
 @pytest.mark.parametrize("large", ["tensors", "notes"])

@@ -11,7 +11,7 @@ from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor
 
 from coseek.rewards.reward import Reward
-from coseek.training.learner.policy import Critic, Policy
+from coseek.training.learner.policy import Policy
 from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
@@ -39,24 +39,20 @@ def experience_of(choice: RlSettings, seed: int, order: list[int]) -> Experience
     runs = random_trajectories(ROWS, rng)
     paid = {id(run): Reward(rng.uniform(-1, 1)) for run in runs}
     episodes = score([row // 4 for row in order], [runs[row] for row in order], lambda run: paid[id(run)])
-    policy, reference = Policy(tiny_model(), choice.policy, 1), Policy(tiny_model(1), choice.policy, 1)
-    critic = Critic(policy.model, choice.critic, 1) if choice.algorithm == "ppo" else None
-    return make_experience(
-        episodes, choice, open_algorithm(choice), LocalBackend(policy, choice, critic=critic, reference=reference)
-    )
+    backend = LocalBackend(Policy(tiny_model(), choice.policy, 1), choice)
+    backend.reference = Policy(tiny_model(1), choice.policy, 1)
+    return make_experience(episodes, choice, open_algorithm(choice), backend)
 
 
 def weights_after(experience: Experience, choice: RlSettings, micro_batch_tokens: int) -> list[Tensor]:
-    """All weights after one update of a network in float64, and of its critic."""
+    """All weights after one update of a network in float64."""
     learner = LearnerSettings(optimizer=LINEAR, micro_batch_tokens=micro_batch_tokens)
-    policy = Policy(tiny_model().double(), learner, 1)
-    critic = None
-    if choice.algorithm == "ppo":
-        critic = Critic(policy.model, learner, 1)
-        critic.module.double()
-    backend = LocalBackend(policy, choice, critic=critic)
+    choice = choice.model_copy(update={"critic": learner})
+    backend = LocalBackend(Policy(tiny_model().double(), learner, 1), choice)
+    if backend.critic is not None:
+        backend.critic.module.double()
     update_weights(experience, choice, open_algorithm(choice), backend, random.Random(micro_batch_tokens))
-    return [weight.detach() for weight in policy.module.parameters()]
+    return [weight.detach() for weight in backend.policy.module.parameters()]
 
 
 PAIRS = [

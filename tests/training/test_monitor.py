@@ -18,7 +18,7 @@ from coseek.core.errors import RunError
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Trajectory
 from coseek.rewards.reward import Reward
-from coseek.training.learner.checkpoint import SCHEMA, keep_healthy, load_healthy
+from coseek.training.learner.checkpoint import SCHEMA, CheckpointTensors, keep_healthy, load_healthy
 from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
@@ -225,9 +225,10 @@ def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(tmp_
     assert isinstance(stop.value, RunError)
     rows = read(tmp_path / "metrics.jsonl")
     assert rows[-1]["alarm/no-search"] == 1 and not any(row["alarms"] for row in rows[:-1])
-    kept = load_healthy(tmp_path / "checkpoints")
-    assert kept is not None and 0 < kept["step"] <= len(rows) - 3
     again = Policy(tiny_model(), plan.policy, plan.total_updates)
+    like: CheckpointTensors = {"learners": {"policy": again.state()}, "frozen": {}}
+    kept = load_healthy(tmp_path / "checkpoints", like)
+    assert kept is not None and 0 < kept["step"] <= len(rows) - 3
     again.load_state(kept["learners"]["policy"])
     looked = searching(again)(QUESTIONS * 8, range(32))
     assert sum(bool(run.searches) for run in looked) > 0.6 * len(looked)  # not yet what the alarm was about
@@ -240,7 +241,7 @@ def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(tmp_
     # With stop=false the training continues from where it stopped, and the healthy checkpoint stays.
     train(small().model_copy(update={"steps": len(rows) + 2}), tmp_path, resume=True)
     assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == list(range(1, len(rows) + 3))
-    still = load_healthy(tmp_path / "checkpoints")
+    still = load_healthy(tmp_path / "checkpoints", like)
     assert still is not None and still["step"] == kept["step"]
 
 
@@ -270,7 +271,7 @@ def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_pat
     assert [written(step) for step in (3, 6, 9, 12, 15)] == [None, None, 3, 3, 9]
     assert written(18, alarm=True) == 9  # 15 was waiting, and is not to be trusted
     assert [written(step) for step in (21, 24, 27)] == [9, 9, 21]
-    assert load_healthy(tmp_path) is None  # its files are missing
+    assert load_healthy(tmp_path, {"learners": {}, "frozen": {}}) is None  # its files are missing
 
 
 def heard(settings: RlSettings, *rows: dict[str, float]) -> list[str]:

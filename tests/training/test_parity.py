@@ -205,7 +205,9 @@ def step_of(policy: Policy, reference: Policy, loss_agg_mode: str) -> Experience
     paid = iter([0.0, 1.0, 0.3, 0.2, 0.6, 0.9])
     episodes = score([0, 0, 0, 1, 1, 1], runs, lambda _: Reward(next(paid)))
     choice = settings_of("grpo", kl_coef=0.1, loss_agg_mode=loss_agg_mode)
-    return make_experience(episodes, choice, open_algorithm(choice), LocalBackend(policy, choice, reference=reference))
+    backend = LocalBackend(policy, choice)
+    backend.reference = reference
+    return make_experience(episodes, choice, open_algorithm(choice), backend)
 
 
 @pytest.mark.parametrize(

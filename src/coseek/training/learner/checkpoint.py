@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -153,11 +152,11 @@ def _insert_tensors(tree: object, path: str, tensors: Mapping[str, Tensor]) -> o
     return tensors.get(path, tree)
 
 
-def load_checkpoint(folder: Path, like: CheckpointTensors | None = None, workers: Workers = ALONE) -> Checkpoint | None:
+def load_checkpoint(folder: Path, like: CheckpointTensors, workers: Workers = ALONE) -> Checkpoint | None:
     """Load the newest valid checkpoint; `None` without any checkpoint. Raises `RunError` if all are damaged.
 
     `like` is the current state of the models to load: each of its tensors is read with this worker's device and shard.
-    Without it all tensors are read, whole and to the CPU. All workers call this.
+    All workers call this.
     """
     if workers.is_main:
         sweep(folder)
@@ -199,25 +198,20 @@ def keep_healthy(folder: Path, step: int, alarm: bool, patience: int) -> None:
         ) from None
 
 
-def load_healthy(folder: Path, like: CheckpointTensors | None = None, workers: Workers = ALONE) -> Checkpoint | None:
+def load_healthy(folder: Path, like: CheckpointTensors, workers: Workers = ALONE) -> Checkpoint | None:
     """Load the healthy checkpoint, as `load_checkpoint` does; `None` if there is no valid one."""
     path = folder / HEALTHY
     workers.broadcast(lambda: recover_folder(path))
     return _read(path, like, workers) if _is_valid(path) else None
 
 
-def _read(path: Path, like: CheckpointTensors | None, workers: Workers) -> Checkpoint:
+def _read(path: Path, like: CheckpointTensors, workers: Workers) -> Checkpoint:
     reader = HuggingFaceStorageReader(str(path))
     live_tensors: dict[str, Tensor] = {}
-    tensors: dict[str, Tensor] = {}
-    for group, models in (like or {}).items():
+    for group, models in like.items():
         _extract_tensors(models, group, live_tensors)
-    for name, stored in reader.read_metadata().state_dict_metadata.items():
-        assert isinstance(stored, TensorStorageMetadata)
-        if name in live_tensors:
-            tensors[name] = torch.empty_like(live_tensors[name])
-        elif like is None:
-            tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
+    stored_names = reader.read_metadata().state_dict_metadata.keys()
+    tensors = {name: torch.empty_like(tensor) for name, tensor in live_tensors.items() if name in stored_names}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about loading by a single process
         load(tensors, storage_reader=reader, no_dist=workers.world_size == 1)

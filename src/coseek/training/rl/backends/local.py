@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from coseek.models.model import Tokenizer
     from coseek.models.sampler import Sampler, SamplerSettings
-    from coseek.training.learner.policy import Critic, Policy
+    from coseek.training.learner.policy import Policy
     from coseek.training.learner.workers import Workers
 
 HERE = True
@@ -21,23 +21,13 @@ HERE = True
 class LocalBackend:
     """Implements `TrainingBackend` around a policy. Creates reference and critic if the settings need them."""
 
-    def __init__(
-        self,
-        policy: "Policy",
-        settings: RlSettings,
-        *,
-        reference: "Policy | None" = None,
-        critic: "Critic | None" = None,
-    ) -> None:
+    def __init__(self, policy: "Policy", settings: RlSettings) -> None:
         from coseek.training.learner.policy import Critic
 
-        self.policy = policy
-        self.workers = policy.workers
-        self.reference = reference
-        if reference is None and settings.kl_coef > 0.0:
-            self.reference = policy.frozen_copy()
-        self.critic = critic
-        if critic is None and open_algorithm(settings).needs_critic:
+        self.policy, self.workers = policy, policy.workers
+        self.reference = policy.frozen_copy() if settings.kl_coef > 0.0 else None
+        self.critic: Critic | None = None
+        if open_algorithm(settings).needs_critic:
             self.critic = Critic(policy.model, settings.critic, settings.total_updates, policy.workers)
         for learner in (self.policy, self.reference, self.critic):  # after all copies of the policy are made
             if learner is not None:
