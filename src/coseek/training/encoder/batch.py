@@ -45,56 +45,21 @@ class EncoderBatch:
 
     @classmethod
     def of(cls, rows: Sequence[TrainingExample], loss: RetrieverLoss) -> "EncoderBatch":
-        """Make the batch of an update for its loss."""
-        return cls._weighted(rows) if loss.kind == "kl" else cls._contrastive(rows, loss)
-
-    @classmethod
-    def _contrastive(cls, rows: Sequence[TrainingExample], loss: RetrieverLoss) -> "EncoderBatch":
-        """Make a batch of each row's positive and negatives, with `in_batch` also those of all other rows, or of those
-        in the same block of `in_batch_rows` rows."""
-        slots = [(row, passage) for row, item in enumerate(rows) for passage in (item.positive, *item.negatives)]
-        owner_S = torch.tensor([row for row, _ in slots])
+        """Make the batch of an update: for `kl` of each row's candidates with their targets, else of its positive and
+        negatives, which may be negatives of other rows as well (`_negatives`)."""
+        is_kl = loss.kind == "kl"
+        shown = [row.candidates if is_kl else (row.positive, *row.negatives) for row in rows]
+        slots = [passage for passages in shown for passage in passages]
+        owner_S = torch.tensor([row for row, passages in enumerate(shown) for _ in passages])
         own_BS = owner_S == torch.arange(len(rows))[:, None]
         positive_B = own_BS.int().argmax(dim=1)  # a row's first slot
-        question_B, query_B = _number_keys([row.question for row in rows]), _number_keys([row.query for row in rows])
-        id_S = _number_keys([passage.id for _, passage in slots])
-        text_S = _number_keys([passage.text for _, passage in slots])
-
-        kin_BB = _equal(question_B, question_B) | _equal(query_B, query_B)
-        holds_BS = _equal(id_S[positive_B], id_S) | _equal(text_S[positive_B], text_S)  # the positive of row B
-        right_BS = (kin_BB.float() @ holds_BS.float()) > 0
-        block_B = torch.arange(len(rows)) // (loss.in_batch_rows or len(rows))
-        shared_BS = _equal(block_B, block_B[owner_S]) & torch.tensor(loss.in_batch)
-        negative_BS = own_BS | shared_BS
-        if loss.mask_false_negatives:
-            negative_BS = ~right_BS & (own_BS | (~_equal(question_B, question_B[owner_S]) & shared_BS))
-        allowed_BS = negative_BS | (torch.arange(len(slots)) == positive_B[:, None])
-        targets_BS = torch.zeros(allowed_BS.shape)
-        return cls._of_slots(rows, [passage for _, passage in slots], allowed_BS, positive_B, targets_BS)
-
-    @classmethod
-    def _weighted(cls, rows: Sequence[TrainingExample]) -> "EncoderBatch":
-        """Make a batch of each row's candidates with their targets. Other rows' slots are masked."""
-        slots = [passage for row in rows for passage in row.candidates]
-        owner_S = torch.tensor([row for row, example in enumerate(rows) for _ in example.candidates])
-        own_BS = owner_S == torch.arange(len(rows))[:, None]
-        targets_S = torch.tensor([target for row in rows for target in row.targets])
-        targets_BS = torch.where(own_BS, targets_S, torch.zeros(()))
-        return cls._of_slots(rows, slots, own_BS, torch.zeros(len(rows), dtype=torch.long), targets_BS)
-
-    def structure(self) -> dict[str, Tensor]:
-        """Return the tensors by name: how queries and passages belong together."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-
-    @classmethod
-    def _of_slots(
-        cls,
-        rows: Sequence[TrainingExample],
-        slots: Sequence[ExamplePassage],
-        allowed_BS: Tensor,
-        positive_B: Tensor,
-        targets_BS: Tensor,
-    ) -> "EncoderBatch":
+        targets_BS = torch.zeros(own_BS.shape)
+        if is_kl:
+            allowed_BS = own_BS
+            targets_BS[own_BS] = torch.tensor([target for row in rows for target in row.targets])
+        else:
+            negative_BS = _negatives(rows, slots, owner_S, positive_B, loss)
+            allowed_BS = negative_BS | (torch.arange(len(slots)) == positive_B[:, None])
         # Longest first: micro-batches of texts of similar length need little padding.
         queries = _longest_first(row.query for row in rows)
         passages = _longest_first(passage.text for passage in slots)
@@ -109,6 +74,32 @@ class EncoderBatch:
             positive_B=positive_B,
             targets_BS=targets_BS,
         )
+
+    def structure(self) -> dict[str, Tensor]:
+        """Return the tensors by name: how queries and passages belong together."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+
+def _negatives(
+    rows: Sequence[TrainingExample],
+    slots: Sequence[ExamplePassage],
+    owner_S: Tensor,
+    positive_B: Tensor,
+    loss: RetrieverLoss,
+) -> Tensor:
+    """Return the slots that are negatives of each row: its own, with `in_batch` also those of all other rows, or of
+    those in the same block of `in_batch_rows` rows; shape BS."""
+    own_BS = owner_S == torch.arange(len(rows))[:, None]
+    block_B = torch.arange(len(rows)) // (loss.in_batch_rows or len(rows))
+    shared_BS = _equal(block_B, block_B[owner_S]) & torch.tensor(loss.in_batch)
+    if not loss.mask_false_negatives:
+        return own_BS | shared_BS
+    question_B, query_B = _number_keys([row.question for row in rows]), _number_keys([row.query for row in rows])
+    id_S, text_S = _number_keys([passage.id for passage in slots]), _number_keys([passage.text for passage in slots])
+    kin_BB = _equal(question_B, question_B) | _equal(query_B, query_B)
+    holds_BS = _equal(id_S[positive_B], id_S) | _equal(text_S[positive_B], text_S)  # the positive of row B
+    right_BS = (kin_BB.float() @ holds_BS.float()) > 0
+    return ~right_BS & (own_BS | (~_equal(question_B, question_B[owner_S]) & shared_BS))
 
 
 def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
