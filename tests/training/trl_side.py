@@ -37,28 +37,16 @@ def trl_loss(
         # Its own code uses names that transformers has deprecated.
         warnings.simplefilter("ignore", FutureWarning)
         config = GRPOConfig(
-            output_dir=str(folder),
-            report_to="none",
-            use_cpu=True,
-            bf16=False,
-            loss_type=loss_type,
-            importance_sampling_level=level,
-            beta=0.1,
-            epsilon_high=clip_ratio_high,
+            output_dir=str(folder), report_to="none", use_cpu=True, bf16=False, loss_type=loss_type,
+            importance_sampling_level=level, beta=0.1, epsilon_high=clip_ratio_high, per_device_train_batch_size=6,
+            num_generations=3, max_completion_length=20, steps_per_generation=1,
             # On by default: the KL term times the ratio, which is another gradient than that of the estimate.
             use_bias_correction_kl=False,
-            per_device_train_batch_size=6,
-            num_generations=3,
-            max_completion_length=20,
-            steps_per_generation=1,
-        )
+        )  # fmt: skip
         trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=_no_reward,
-            args=config,
+            model=model, reward_funcs=_no_reward, args=config, processing_class=tokenizer.fast,
             train_dataset=Dataset.from_list([{"prompt": "?"}] * 8),
-            processing_class=tokenizer.fast,
-        )
+        )  # fmt: skip
     trainer.current_gradient_accumulation_steps = 1
     model.train()
     loss: Tensor = trainer.compute_loss(model, inputs)
