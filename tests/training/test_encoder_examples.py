@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label, write_labels
+from torch import Tensor
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
@@ -28,7 +30,7 @@ from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import EncoderCard
-from coseek.training.encoder.batch import FeatureBuilder
+from coseek.training.encoder.batch import FeatureBuilder, Side
 from coseek.training.encoder.evaluation import HeldOut
 from coseek.training.encoder.examples import (
     ExampleOrder,
@@ -159,13 +161,12 @@ def test_queries_and_passages_are_cut_and_prompted_as_serving_does_it(tmp_path: 
         update={"query_tokens": 5, "passage_tokens": 9, "query_prompt": "q: ", "passage_prompt": "p: "}
     )
     feeder, long = FeatureBuilder(model, card), "ba be bi bo bu " * 4
-    for side, tokens, prompt in (("query", 5, "q: "), ("passage", 9, "p: ")):
-        assert side in ("query", "passage")
-        fed = feeder.features("query" if side == "query" else "passage", [long, "ba"])
+    sides: list[tuple[Side, int, str]] = [("query", 5, "q: "), ("passage", 9, "p: ")]
+    for side, tokens, prompt in sides:
+        fed = feeder.features(side, [long, "ba"])
         model.max_seq_length = tokens
         wanted = model.preprocess([long, "ba"], prompt=prompt)
-        assert fed["input_ids"].tolist() == wanted["input_ids"].tolist()  # type: ignore[union-attr]
-        assert fed["attention_mask"].tolist() == wanted["attention_mask"].tolist()  # type: ignore[union-attr]
+        assert all(torch.equal(cast(Tensor, fed[name]), wanted[name]) for name in ("input_ids", "attention_mask"))
 
 
 def test_a_lessons_negatives_never_tell_the_fact() -> None:

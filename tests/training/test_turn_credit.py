@@ -329,16 +329,20 @@ def test_the_rewards_of_turns_are_weighted_and_gated_like_the_reward() -> None:
         make_reward(reward_spec(too_few))(RUNS[1])
 
 
+WITHOUT_TRAJECTORIES = StepRewards(
+    torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2).bool(), ((0,),), 1, torch.zeros(1).bool()
+)
+"""One run of two tokens, as an engine hands it over that passes no trajectories on."""
+
+
 def test_an_engine_without_trajectories_is_named(tmp_path: Path) -> None:
-    mask_BT = torch.ones(1, 2).bool()
-    step = StepRewards(torch.ones(1), torch.zeros(1, 2), mask_BT, ((0,),), 1, torch.zeros(1).bool())
     with pytest.raises(SettingError, match="reads turns"):
-        step.tree()
+        WITHOUT_TRAJECTORIES.tree()
     for wrong in (lambda: 1, lambda step, more: 1):
         with pytest.raises(SettingError, match=r"algorithm.*step"):
             algorithm_name(wrong)  # type: ignore[arg-type]
     assert algorithm_name(tmp_path / "mine.py") == str(tmp_path / "mine.py")
-    by_run = open_algorithm(settings_of(algorithm_name(lambda step: step.rewards_B))).advantages(step)
+    by_run = open_algorithm(settings_of(algorithm_name(lambda step: step.rewards_B))).advantages(WITHOUT_TRAJECTORIES)
     assert by_run.advantages_BT.tolist() == [[1.0, 1.0]]  # one number a run is that of its tokens
 
 
@@ -353,14 +357,13 @@ NEAR: dict[str, Callable[[StepRewards], object]] = {
 
 @pytest.mark.parametrize("kind", NEAR)
 def test_an_algorithm_may_return_what_is_nearly_a_tensor(kind: str) -> None:
-    step = StepRewards(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2).bool(), ((0,),), 1, torch.zeros(1).bool())
     opened = open_algorithm(settings_of(algorithm_name(NEAR[kind])))  # type: ignore[arg-type]
-    assert opened.advantages(step).advantages_BT.tolist() == [[1.0, 1.0]]
-    assert opened.advantages(step).advantages_BT.dtype == torch.float32
+    advantages_BT = opened.advantages(WITHOUT_TRAJECTORIES).advantages_BT
+    assert advantages_BT.tolist() == [[1.0, 1.0]] and advantages_BT.dtype == torch.float32
 
 
 @pytest.mark.parametrize("nothing", [None, ["a"], [[1.0], [1.0, 2.0]]])
 def test_an_algorithm_that_returns_no_numbers_is_asked_for_a_tensor(nothing: object) -> None:
-    step = StepRewards(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2).bool(), ((0,),), 1, torch.zeros(1).bool())
+    opened = open_algorithm(settings_of(algorithm_name(lambda step: nothing)))  # type: ignore[arg-type, return-value]
     with pytest.raises(SettingError, match=r"the algorithm lambda returned .*; let it return a tensor"):
-        open_algorithm(settings_of(algorithm_name(lambda step: nothing))).advantages(step)  # type: ignore[arg-type, return-value]
+        opened.advantages(WITHOUT_TRAJECTORIES)
