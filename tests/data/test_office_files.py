@@ -9,19 +9,14 @@ from pathlib import Path
 import pytest
 from tests.data.document_files import imported, read_one, zipped
 
-from coseek.data.imports import ImportSummary
-
-
-def reasons(made: ImportSummary) -> str:
-    return str(made.report["unread"])
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["docx", "pptx", "xlsx", "pdf", "epub"])
-def test_a_file_of_another_kind_than_its_name_says_is_no_text(tmp_path: Path, kind: str) -> None:
-    made, passages = imported(tmp_path, **{f"broken__{kind}": b"Not what it says."}, note__txt=b"Herons fish at dawn.")
+def test_a_file_of_another_kind_than_its_name_says_is_no_text(tmp_path: Path) -> None:
+    kinds = ("docx", "pptx", "xlsx", "pdf", "epub")
+    broken = {f"broken__{kind}": b"Not what it says." for kind in kinds}
+    made, passages = imported(tmp_path, **broken, note__txt=b"Herons fish at dawn.")
     assert [passage.text for passage in passages] == ["Herons fish at dawn."]
-    assert f"broken.{kind}" in reasons(made) and "it is no" in reasons(made)
+    assert str(made.report["unread"]).count("it is no") == len(kinds)
 
 
 @pytest.mark.slow
