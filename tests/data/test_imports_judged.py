@@ -152,12 +152,6 @@ def test_the_decrypted_file_alone_brings_its_own_corpus_and_judgements(browsecom
     assert (question.gold_ids, question.meta) == (("58102", "9"), {"gold_docs": ["58102"]})
 
 
-def test_queries_alone_are_questions_without_answers(browsecomp: Path, tmp_path: Path) -> None:
-    (browsecomp / "data" / "browsecomp_plus_decrypted.jsonl").unlink()
-    (question,) = questions_of("browsecomp-plus", [browsecomp], tmp_path / "out")
-    assert (question.id, question.answers, question.gold_ids) == ("769", (), ("58102", "9"))
-
-
 # --- benchmarks without a corpus, in the shapes that their publishers give them; all texts are made up
 
 

@@ -6,7 +6,6 @@ lines:
     data/browsecomp_plus_decrypted.jsonl   {"query_id", "query", "answer", "evidence_docs": [{"docid", "text"}, …], …}
     topics-qrels/qrel_evidence.txt         TREC qrels: the pages that are needed to answer
     topics-qrels/qrel_golds.txt            TREC qrels: those of these pages that hold the answer
-    topics-qrels/queries.tsv               query id and text, used without the first file (there are no answers then)
     any other .jsonl                       the corpus: {"docid", "text"}
 
 A folder is read with its subfolders `data`, `topics-qrels` and `corpus`. `gold_ids` are the evidence pages and
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, read_lines
+from coseek.core.files import Json
 from coseek.data.imports._sources import ImportedData, SourceRow, kind_of, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -35,8 +34,6 @@ class _BrowseCompGold:
 
     passages: dict[str, Passage] = field(default_factory=dict)
     questions: list[SourceRow] = field(default_factory=list)
-    bare: dict[str, str] = field(default_factory=dict)
-    """Queries of the .tsv."""
     evidence: Qrels | None = None
     golds: Qrels | None = None
 
@@ -62,14 +59,11 @@ def read(sources: Sequence[Path]) -> ImportedData:
         for row in gold.questions:
             for name in _OWN:
                 _add_pages(gold, row.rows(name) if row.has(name) else ())
-    complete = [_question(gold, row.text("query_id"), row.text("query"), row) for row in gold.questions]
-    questions = complete or [_question(gold, ident, text, SourceRow("", {})) for ident, text in gold.bare.items()]
-    return ImportedData(tuple(gold.passages.values()), tuple(questions), notes)
+    return ImportedData(tuple(gold.passages.values()), [_question(gold, row) for row in gold.questions], notes)
 
 
 def _is_data_file(path: Path) -> bool:
-    is_rows = kind_of(path) in (".jsonl", ".parquet")
-    return path.is_file() and (is_rows or path.name == "queries.tsv" or path.name.startswith("qrel_"))
+    return path.is_file() and (kind_of(path) in (".jsonl", ".parquet") or path.name.startswith("qrel_"))
 
 
 def _sort_file(path: Path, gold: _BrowseCompGold) -> None:
@@ -77,25 +71,12 @@ def _sort_file(path: Path, gold: _BrowseCompGold) -> None:
         gold.evidence = read_qrels(path)
     elif path.name.startswith("qrel_gold"):
         gold.golds = read_qrels(path)
-    elif kind_of(path) == ".tsv":
-        gold.bare.update(_tsv(path))
-    else:
+    elif kind_of(path) != ".tsv":  # the queries, which the decrypted file also has
         for row in read_rows(path):
             if row.has("query_id"):
                 gold.questions.append(row)
             else:
                 _add_pages(gold, [row])
-
-
-def _tsv(path: Path) -> dict[str, str]:
-    queries: dict[str, str] = {}
-    for number, line in read_lines(path):
-        ident, tab, text = line.strip().partition("\t")
-        if not tab and line.strip():
-            raise DataError(f"{path}, line {number}: a query id and its text, separated by a tab, are needed")
-        queries[ident] = text
-    queries.pop("", None)
-    return queries
 
 
 def _add_pages(gold: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
@@ -106,7 +87,8 @@ def _add_pages(gold: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
             raise DataError(f"{page.where}: the page {ident!r} has another text elsewhere; keep one of them")
 
 
-def _question(gold: _BrowseCompGold, ident: str, text: str, row: SourceRow) -> Question:
+def _question(gold: _BrowseCompGold, row: SourceRow) -> Question:
+    ident, text = row.text("query_id"), row.text("query")
     gold_docs = _pages(gold.golds, ident, row, "gold_docs")
     meta: dict[str, Json] = {"gold_docs": [*gold_docs]} if gold_docs else {}
     evidence = _pages(gold.evidence, ident, row, "evidence_docs")
