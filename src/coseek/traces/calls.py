@@ -38,8 +38,8 @@ def as_json(value: Json) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def tool_call(ident: str, name: str, arguments: str) -> JsonObject:
-    """A call in the form of chat completions. `arguments` is JSON."""
+def tool_call(ident: str | None, name: str, arguments: Json) -> JsonObject:
+    """A call in the form of chat completions. `arguments` is JSON in a text, or in other programs' calls an object."""
     return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

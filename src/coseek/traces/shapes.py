@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coseek.core.files import Json, JsonObject
-from coseek.traces.calls import as_json, parsed, text_of
+from coseek.traces.calls import as_json, parsed, text_of, tool_call
 
 _TOOL = r"\w*(?:tool|function|mcp|websearch|filesearch|codeexecution)"
 _CALL = re.compile(rf"{_TOOL}\w*?(?:call|use|invocation|request|requestevent|selection)s?|dynamictool|function")
@@ -151,7 +151,7 @@ def _own_search(name: str, fields: Mapping[str, Json]) -> tuple[str, Json]:
 
 def _call(fields: Mapping[str, Json], name: str, arguments: Json) -> JsonObject:
     ident = next((ident for field in (*_IDS, "id") if isinstance(ident := fields.get(field), str) and ident), None)
-    return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return tool_call(ident, name, arguments)
 
 
 def _call_beside(fields: Mapping[str, Json]) -> JsonObject | None:

@@ -139,7 +139,8 @@ Count: TypeAlias = Callable[[str], int]
 TOKENIZER = "tokenizer.json"
 PARAGRAPH = "\n\n"
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])(?<![A-Z]\.)[ \t\n]+|(?<=[。！？])")
-_CELL = " | "
+CELL = " | "
+"""Between the cells of a table's row."""
 
 
 def count_words(text: str) -> int:
@@ -244,9 +245,9 @@ def _split_words(text: str, size: int, count: Count) -> Iterator[str]:
 def _parts(block: str) -> Iterator[tuple[str, str, bool]]:
     """The rows of a table, or the sentences of a text, each with the glue after it and whether it has cells."""
     rows = block.split("\n")
-    is_table = sum(_CELL in row for row in rows) > len(rows) / 2
+    is_table = sum(CELL in row for row in rows) > len(rows) / 2
     if is_table or not _SENTENCE_END.search(block):
-        yield from ((row, "\n", is_table and _CELL in row) for row in rows if row.strip())
+        yield from ((row, "\n", is_table and CELL in row) for row in rows if row.strip())
         return
     start = 0
     for end in _SENTENCE_END.finditer(block):

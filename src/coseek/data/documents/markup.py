@@ -14,9 +14,8 @@ from textwrap import dedent
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
-from coseek.data.documents.document import Document, Outline
+from coseek.data.documents.document import CELL, Document, Outline
 
-CELL = " | "
 FENCE = "~" * 12
 
 

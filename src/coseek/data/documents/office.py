@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 
 from coseek.core.files import JsonObject
 from coseek.core.text import counted
-from coseek.data.documents.document import Document, DocumentFault, Section, clean, decoded_text, paragraphs
-from coseek.data.documents.markup import CELL, read_html
+from coseek.data.documents.document import CELL, Document, DocumentFault, Section, clean, decoded_text, paragraphs
+from coseek.data.documents.markup import read_html
 
 if TYPE_CHECKING:
     from pptx.shapes.base import BaseShape
