@@ -1,21 +1,84 @@
 """Fears about concurrent turns: labels that depend on timing, a prompt paid for twice, a turn that blocks others."""
 
+import json
 import random
+import re
 import threading
 import time
+import zlib
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.labels.model_server import SLOTS, answer, body_of, number_of, paid, refusing, served_parts
-from tests.labels.small import labelled, turns
-from tests.models.http_site import Asked, Said, site
+from tests.labels.small import LIMITS, bm25, labelled, protocol, turns
+from tests.models.http_site import Asked, Said, Site, site
 
+from coseek.agents.drivers import Agent
 from coseek.agents.search_turns import SearchTurn
+from coseek.core.http import HttpSettings
 from coseek.data.trajectory import Trajectory
+from coseek.labels.resources import AgentWithLimits, LabelResources
+from coseek.models.remote import RemoteModelSettings, open_remote
+from coseek.models.tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.medium
+
+# A rule-based server acts as scorer, sub-answer model and agent of label makers.
+
+SLOTS = 8
+
+
+def prompt_of(request: Asked) -> str:
+    body = request.body
+    return str(body["prompt"] if "prompt" in body else body["messages"][0]["content"])  # type: ignore[index,call-overload]
+
+
+def body_of(request: Asked) -> str:
+    return json.dumps(request.body, sort_keys=True)
+
+
+def number_of(request: Asked) -> int:
+    return zlib.crc32(prompt_of(request).encode())
+
+
+def answer(request: Asked) -> Said:
+    """Scores that are often high enough, and turns that search again or answer, often correctly."""
+    prompt, number = prompt_of(request), number_of(request)
+    if request.path.endswith("/chat/completions"):
+        count = int(re.findall(r"(\d+) (?:passages|searches)", prompt)[-1])
+        fact = "the fact" in prompt and "square brackets and then the fact" in prompt
+        lines = [f"[{n}] some fact" if fact else f"[{n}] {(number // n + 17 * n) % 90}" for n in range(1, count + 1)]
+        return Said({"choices": [{"message": {"content": "\n".join(lines)}, "finish_reason": "stop"}]})
+    if number % 3 == 0:
+        text = "<think> more is needed </think> <search> founder of it </search>"
+    else:
+        text = f"<think> it is known </think> <answer> {'yes' if number % 2 else 'no'} </answer>"
+    return Said({"choices": [{"text": text, "finish_reason": "stop"}]})
+
+
+def refusing(request: Asked) -> Said:
+    """Refuses one prompt in ten."""
+    return Said({"error": "not this"}, 400) if number_of(request) % 10 == 1 else answer(request)
+
+
+def paid(there: Site) -> Counter[str]:
+    """The number of times that each request was sent."""
+    return Counter(body_of(request) for request in there.asked)
+
+
+def served_parts(folder: Path, url: str) -> LabelResources:
+    """Resources whose scorer and agent are the server."""
+    folder.mkdir(parents=True, exist_ok=True)
+    patience = HttpSettings(concurrency=SLOTS, attempts=1)
+    scorer = folder.with_name(f"{folder.name}.yaml")
+    scorer.write_text(f"url: {url}\nmodel: m\npatience: {{concurrency: {SLOTS}, attempts: 1}}\n", encoding="utf-8")
+    settings = RemoteModelSettings(dialect="completions", model="m", patience=patience)
+    grammar = protocol().grammar
+    model = open_remote(url, settings, ByteTokenizer(grammar.special_tokens), grammar.stops, 0.0, grammar.lost_stop)
+    speaker = AgentWithLimits(Agent(protocol(), model), LIMITS, "the server")
+    return LabelResources(folder, bm25(), lambda: speaker, str(scorer))
 
 
 @cache
@@ -52,7 +115,7 @@ def test_labels_have_the_same_bytes_whatever_the_timing(tmp_path: Path) -> None:
 
 def test_refused_prompts_are_counted_and_no_prompt_is_paid_twice(tmp_path: Path) -> None:
     """The next start sends only the refused prompts."""
-    ways = [refusing(10)]
+    ways = [refusing]
     with site(lambda request: ways[-1](request)) as there:
         _, report = labelled(tmp_path, served_parts(tmp_path, there.url), some())
         before = paid(there)

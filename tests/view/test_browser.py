@@ -3,14 +3,16 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import pytest
-from tests.view.accessibility import FOUND as AXE
-from tests.view.accessibility import TALL, shape, views, violations
 from tests.view.chromium import FOUND, Chromium
 from tests.view.samples import HOSTILE, make_labels, make_rollouts, make_run, token_data, trajectory
 
+from coseek.core.files import JsonObject
 from coseek.data.trajectory import Search
 from coseek.view.page import write_page
 from coseek.view.run_source import open_sources
@@ -193,6 +195,27 @@ def test_curves_of_several_runs_lie_over_each_other(browser: Chromium, tmp_path:
     assert browser.ask(f"{lines}.length") == 2, "the mean is drawn over the logged values"
 
 
+# --- accessibility, by axe-core
+
+AXE = find_spec("axe_core_python") is not None
+"""Whether the wheel with axe-core's script is installed."""
+TALL = 3000
+"""Height of the page in pixels, so that nearly everything is visible: axe-core checks contrast only of visible text."""
+_RUN = "axe.run().then(({violations}) => JSON.stringify(violations))"
+
+
+def violations(browser: Chromium) -> list[str]:
+    """Expand the page, and list the violations of serious and critical rules."""
+    browser.ask("document.querySelectorAll('details').forEach((one) => { one.open = true; }); 0")
+    browser.ask("document.querySelectorAll('[aria-expanded=false]').forEach((one) => one.click()); 0")
+    browser.ask("new Promise((done) => setTimeout(() => requestAnimationFrame(() => done(0)), 50))")
+    browser.ask((files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8") + "; 0")
+    rules = cast("list[JsonObject]", json.loads(str(browser.ask(_RUN))))
+    serious = [rule for rule in rules if rule["impact"] in ("serious", "critical")]
+    nodes = [(rule, cast("list[JsonObject]", rule["nodes"])) for rule in serious]
+    return [f"{rule['id']}: {str(node['html'])[:160]}" for rule, broken in nodes for node in broken]
+
+
 @pytest.mark.skipif(not AXE, reason="axe-core-python is not installed")
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1600, False)])
 def test_axe_finds_nothing_serious_in_any_view(browser: Chromium, tmp_path: Path, width: int, dark: bool) -> None:
@@ -201,9 +224,11 @@ def test_axe_finds_nothing_serious_in_any_view(browser: Chromium, tmp_path: Path
     make_rollouts(tmp_path / "training", [episode], [token_data(episode)])
     (tmp_path / "training" / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n', encoding="utf-8")
     url = page_of(tmp_path, *runs, tmp_path / "training", labels=make_labels(tmp_path / "labels", episode))
-    browser.open(url)
-    rollout = "#view=episode&run=training/rl/rollouts/step-000010&q=a"
-    shape(browser, width, TALL, dark)
-    for fragment in (*views(browser).values(), rollout):
+    browser.send("Emulation.setDeviceMetricsOverride", width=width, height=TALL, deviceScaleFactor=1, mobile=False)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.send("Emulation.setEmulatedMedia", features=[scheme])
+    episodes = ("run=mine&q=a&seed=7", "run=training/rl/rollouts/step-000010&q=a")
+    views = ("list", "runs", "curves", f"compare&{episodes[0]}", *(f"episode&{each}" for each in episodes))
+    for fragment in (f"#view={view}" for view in views):
         browser.open(url + fragment)
         assert violations(browser) == [], fragment
