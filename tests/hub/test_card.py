@@ -36,9 +36,12 @@ HOSTILE = [
 ]
 
 
+MARKDOWN = MarkdownIt("gfm-like", {"html": True, "linkify": True})
+
+
 def tokens(text: str) -> list[Token]:
     """All tokens of a page, those inside paragraphs and cells included, as GitHub's Markdown reads them."""
-    page = MarkdownIt("gfm-like", {"html": True, "linkify": True}).parse(front_of(text, Path())[1])
+    page = MARKDOWN.parse(front_of(text, Path())[1])
     return [inner for token in page for inner in (token, *(token.children or ()))]
 
 
@@ -78,7 +81,7 @@ def test_text_of_others_stays_text_in_a_card(text: str) -> None:
 
 @given(st.text(max_size=60))
 def test_any_text_is_one_plain_paragraph_and_one_plain_cell(text: str) -> None:
-    alone = MarkdownIt("gfm-like", {"html": True, "linkify": True}).parse(paragraph(text))
+    alone = MARKDOWN.parse(paragraph(text))
     inside = [child.type for token in alone for child in token.children or ()]
     assert [token.type for token in alone] in ([], ["paragraph_open", "inline", "paragraph_close"])
     assert set(inside) <= {"text", "text_special"}

@@ -147,6 +147,7 @@ Opener: TypeAlias = Callable[[Path], tuple[LabelMaker, LabelResources]]
 """Opens the maker of a label folder. It can be pickled."""
 R = TypeVar("R")
 SCORES, OWN_RUN = "scores", "run"
+"""Folders in a label folder: of scores, and of the run of a method that makes its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from coseek.graders.judge import is_world
 from coseek.graders.structured_output import FAULT, CallCounts
 from coseek.hardware.placement import Placement
 from coseek.labels.label_folder import LabelFolder, absorb_lines
-from coseek.labels.labelling import check_distinct, digests_of, label_turns, summary, unlabelled
+from coseek.labels.labelling import OWN_RUN, check_distinct, digests_of, label_turns, summary, unlabelled
 from coseek.labels.maker import RUN, LabelMaker, RolloutMaker, StoredTurns, maker_module
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.models.server import ServerPaths, split_settings
@@ -40,9 +40,6 @@ from coseek.pipelines.together.paths import SEED_BOUND, CoTrainingPaths
 from coseek.pipelines.together_recipe import method_settings, requirements_of
 from coseek.training.learner.data_order import derive_seed
 from coseek.training.learner.workers import Workers
-
-OWN_RUN = "run"
-"""Folder, in a label folder, of the run of a method that makes its own."""
 
 Shares: TypeAlias = Sequence[frozenset[RowKey]]
 """For a method that makes its own runs: the runs that each worker made in this start, by rank. The worker's folder
