@@ -248,9 +248,7 @@ def test_reinforcement_learning_is_drawn_from_the_policy_that_it_began_with(tmp_
 
 
 def table_of(folder: Path, trajectories: list[Trajectory], settings: JsonObject | None = None) -> EpisodeTable:
-    table = EpisodeTable()
-    table.add_run(RunSource("run", make_run(folder, trajectories, settings)))
-    return table
+    return table_from(make_run(folder, trajectories, settings))
 
 
 def table_from(folder: Path) -> EpisodeTable:

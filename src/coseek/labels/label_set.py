@@ -214,12 +214,5 @@ def label_sets(
 ) -> Iterator[LabelSet]:
     """One label set per positive, each with `count` negatives drawn from the pool."""
     for copy, positive in enumerate(positives):
-        yield LabelSet(
-            turn=turn.id,
-            question=turn.question,
-            query=turn.query,
-            candidates=tuple(candidates),
-            positive=positive.id,
-            negatives=pick_negatives(turn.id, pool, count, seed, copy),
-            copy=copy,
-        )
+        negatives = pick_negatives(turn.id, pool, count, seed, copy)
+        yield LabelSet(turn.id, turn.question, turn.query, tuple(candidates), positive.id, negatives, copy=copy)
