@@ -87,9 +87,7 @@ def _opened_passages(turn: SearchTurn) -> list[Passage]:
         numbers = [
             number
             for number, search in enumerate(turn.trajectory.searches)
-            if search.turn is not None
-            and search.turn < opened_turn
-            and any(hit.passage.id == ident for hit in search.hits)
+            if (search.turn or 0) < opened_turn and any(hit.passage.id == ident for hit in search.hits)
         ]
         if numbers and numbers[-1] == turn.search:
             idents.append(ident)
@@ -103,8 +101,8 @@ def _selected_passages(turn: SearchTurn) -> list[Passage]:
 def _next_searches(turn: SearchTurn) -> list[Search]:
     """The searches of the next turn that searches."""
     now = turn.trajectory.searches[turn.search].turn
-    later = [search for search in turn.trajectory.searches[turn.search + 1 :] if now is None or search.turn != now]
-    return [search for search in later if search.turn is not None and search.turn == later[0].turn] or later[:1]
+    later = [search for search in turn.trajectory.searches[turn.search + 1 :] if search.turn != now]
+    return [search for search in later if search.turn == later[0].turn]
 
 
 def _query_passages(turn: SearchTurn) -> list[Passage]:
