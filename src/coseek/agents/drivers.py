@@ -103,7 +103,7 @@ class Agent:
     """What the model's turns depend on besides its input, as far as known: digests of its weights (`agent`) and
     tokenizer, and the sampling settings. They are stored in the run folder."""
     limits: Limits | None = None
-    """The budgets that it was trained with, if known."""
+    """Its budgets (`factory.limits_for`), if it was opened from settings."""
 
     def __repr__(self) -> str:
         return f"Agent(protocol={self.protocol.name!r}, model={type(self.model).__name__})"

@@ -196,24 +196,17 @@ def limits_for(settings: AgentSettings) -> Limits:
     """The budgets that an agent was trained with, else the defaults of the agent and its protocol."""
     if (trained := _trained_limits(settings)) is not None:
         return trained
-    protocol = load_protocol(settings.protocol, settings.prompt_template)
+    in_bytes = settings.tokenizer_name == BYTES
+    base = Limits() if not in_bytes else TEXT_LIMITS if settings.is_remote else BYTE_LIMITS
     agent = open_scripted_agent(settings.name) if is_scripted(settings.name) else None
-    return _default_limits(protocol, settings.tokenizer_name == BYTES, settings.is_remote, agent)
+    protocol = load_protocol(settings.protocol, settings.prompt_template)
+    return protocol.limits_over(base).model_copy(update=getattr(agent, "LIMITS", {}))
 
 
 def limits_of(agent: Agent) -> Limits:
-    """The same as `limits_for`, for an open agent."""
-    if agent.limits is not None:
-        return agent.limits
-    model = agent.model
-    scripted = model.agent if isinstance(model, ScriptedAgentModel) else None
-    in_bytes = isinstance(model.tokenizer, ByteTokenizer)
-    return _default_limits(agent.protocol, in_bytes, isinstance(model, RemoteModel), scripted)
-
-
-def _default_limits(protocol: Protocol, in_bytes: bool, remote: bool, agent: ScriptedAgent | None) -> Limits:
-    base = Limits() if not in_bytes else TEXT_LIMITS if remote else BYTE_LIMITS
-    return protocol.limits_over(base).model_copy(update=getattr(agent, "LIMITS", {}))
+    """The budgets of an open agent; for one that a program made, the defaults of its protocol."""
+    in_bytes = isinstance(agent.model.tokenizer, ByteTokenizer)
+    return agent.limits or agent.protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
 
 
 def _trained_limits(settings: AgentSettings) -> Limits | None:
@@ -234,6 +227,7 @@ def _trained_limits(settings: AgentSettings) -> Limits | None:
 
 def open_agent(settings: AgentSettings) -> Agent:
     """Open an agent from a user's settings. Files that they name are run."""
+    limits = limits_for(settings)
     protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
     tokenizer = open_tokenizer(settings, protocol)
     protocol.template.framed(tokenizer)  # refuses a missing chat template before the model is loaded
@@ -244,7 +238,7 @@ def open_agent(settings: AgentSettings) -> Agent:
         protocol = protocol.with_input_mode(input_mode_of(model.served.dialect))
     else:
         model = open_model(settings, protocol, tokenizer)
-    return Agent(protocol, model, turn_identities(settings, model), _trained_limits(settings))
+    return Agent(protocol, model, turn_identities(settings, model), limits)
 
 
 def input_mode_of(dialect: str) -> InputMode:
