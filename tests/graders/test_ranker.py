@@ -31,7 +31,7 @@ def by_worth(prompt: str) -> str:
 
 def ranker(says: Callable[[str], str], fault: str = "", window: int | None = None) -> tuple[ModelRanker, Scripted]:
     model = Scripted(says, fault)
-    return ModelRanker(model, load_rank_prompt("oracle-rank"), 512, 150, window, 2, CallCounts()), model
+    return ModelRanker(model, load_rank_prompt("oracle-rank"), 512, 150, CallCounts(), window, 2), model
 
 
 def ask(count: int = len(PASSAGES)) -> RankingRequest:
@@ -132,7 +132,7 @@ def test_another_prompt_window_or_model_is_another_identity() -> None:
     prompt = load_rank_prompt("oracle-rank")
     first, second = Scripted(by_worth), Scripted(by_worth, identity="other")
     kinds = [
-        ModelRanker(model, prompt, tokens, words, window, step, CallCounts()).identity
+        ModelRanker(model, prompt, tokens, words, CallCounts(), window, step).identity
         for model, prompt, tokens, words, window, step in [
             (first, prompt, 512, 150, None, 10),
             (second, prompt, 512, 150, None, 10),
@@ -144,7 +144,7 @@ def test_another_prompt_window_or_model_is_another_identity() -> None:
         ]
     ]
     assert len(set(kinds)) == len(kinds)
-    assert ModelRanker(first, prompt, 512, 150, None, 3, CallCounts()).identity == kinds[0]
+    assert ModelRanker(first, prompt, 512, 150, CallCounts(), None, 3).identity == kinds[0]
 
 
 # --- a model that reads reasonings

@@ -17,15 +17,14 @@ from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS
 from coseek.graders.structured_output import (
-    CallCounts,
     Grader,
+    ModelGrader,
     OutputRequest,
     ParsedOutput,
     Unreadable,
     after_mark,
     ask_with_retry,
 )
-from coseek.models.text_model import TextModel
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.llm import LISTWISE_FIELDS, ListwisePrompt, fill_listwise_prompt, parse_ranking, sliding_together
 from coseek.retrieval.query import Query
@@ -117,21 +116,16 @@ def load_rank_prompt(name: str) -> RankPrompt:
 
 
 @dataclass(frozen=True)
-class ModelRanker:
+class ModelRanker(ModelGrader[RankPrompt]):
     """A language model that ranks all passages at once, or sliding windows from the last to the first (RankGPT).
 
     One pass of windows moves the best `window - step` passages to the front, in order.
     """
 
-    model: TextModel
-    prompt: RankPrompt
-    max_tokens: int
-    max_words: int
-    """Maximum number of words shown of a passage."""
+    kind = "model ranker"
     window: int | None
     """Passages per call; `None`: all."""
     step: int
-    tally: CallCounts
     lenient: bool = False
     """Repair an order that names most passages (`read_order`)."""
 
@@ -140,7 +134,7 @@ class ModelRanker:
         prompt = self.prompt.model_dump_json(exclude={"about"})
         sizes = (self.max_tokens, self.max_words, self.window, self.step if self.window else None)
         lenient = ("lenient",) if self.lenient else ()
-        return digest_of("model ranker", self.model.identity, prompt, *map(str, sizes), *lenient)
+        return digest_of(self.kind, self.model.identity, prompt, *map(str, sizes), *lenient)
 
     @property
     def card(self) -> JsonObject:

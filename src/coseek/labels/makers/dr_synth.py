@@ -112,9 +112,9 @@ class DrSynth:
             load_rank_prompt(settings.prompt),
             settings.answer_tokens,
             settings.passage_words,
+            parts.tally,
             settings.window,
             settings.step,
-            parts.tally,
             settings.lenient_orders,
         )
 
