@@ -250,7 +250,7 @@ def input_mode_of(dialect: str) -> InputMode:
 
 def turn_identities(settings: AgentSettings, model: Model) -> dict[str, str]:
     """Identities of an agent (`Agent.identities`). A server's weights are unknown, so the model's name is used. The
-    chat template beside a tokenizer is a part of its own, which runs of older versions do not record."""
+    chat template beside a tokenizer is a part of its own."""
     agent = f"{model.served.model} at {settings.name}" if isinstance(model, RemoteModel) else content_of(settings.name)
     sampling = [f"temperature {settings.temperature:g}"]
     if not (is_scripted(settings.name) or settings.is_remote):

@@ -282,7 +282,15 @@ def reward_spec(reward: RewardLike) -> RewardSpec:
     if callable(reward):
         return {_register(reward): 1.0}
     if not isinstance(reward, str | Path):
-        return _without_repeats(_terms(reward))
+        spec: RewardSpec = {}
+        for part, value in _terms(reward):
+            if part in spec:
+                raise SettingError(
+                    f"two parts of the reward are called {plugin_name(part)!r}; give each function a name with def, "
+                    "each part one weight in a mapping, and take one preset"
+                )
+            spec[part] = value
+        return spec
     name = str(reward)
     if name in reward_names() and name in preset_names():
         raise SettingError(f"{name!r} is a part and a preset; write {{{name!r}: 1.0}} or {{'preset': {name!r}}}")
@@ -306,18 +314,6 @@ def _terms(reward: object) -> Iterator[tuple[str, float | PartSpec | str]]:
         raise SettingError(
             f"a reward is a name, a file, a function or {{part: weight}}, as {{'exact_match': 1.0}}, not {reward!r}"
         )
-
-
-def _without_repeats(terms: Iterable[tuple[str, float | PartSpec | str]]) -> RewardSpec:
-    spec: RewardSpec = {}
-    for name, value in terms:
-        if name in spec:
-            raise SettingError(
-                f"two parts of the reward are called {plugin_name(name)!r}; give each function a name with def, each "
-                "part one weight in a mapping, and take one preset"
-            )
-        spec[name] = value
-    return spec
 
 
 def _register(function: OwnReward) -> str:
