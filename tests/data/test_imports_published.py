@@ -51,10 +51,8 @@ def by_dataset(folder: Path, split: str) -> dict[str | None, int]:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("sets", [("nq", "hotpotqa"), ("triviaqa", "hotpotqa")])
-def test_one_command_deals_the_papers_training_and_test_sets_from_flashrag(
-    flashrag: Path, tmp_path: Path, sets: tuple[str, ...]
-) -> None:
+def test_one_command_deals_the_papers_training_and_test_sets_from_flashrag(flashrag: Path, tmp_path: Path) -> None:
+    sets = ("triviaqa", "hotpotqa")
     (flashrag / "ms_marco" / "train.jsonl").write_text("broken, and of no set that is named")
     made = import_data("flashrag", [flashrag], tmp_path / "out", deal=SplitAssignment(sets, SEVEN, 0.05))
     assert (made.passages, made.questions) == (5, {"train": 380, "dev": 20, "test": 30 * 4 + 20 * 3})

@@ -1,9 +1,9 @@
 """Searches that failed or found nothing in the logs of other programs, and passages that only read like one."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
 from tests.traces.chats import imported, search_chat
 
 from coseek.core.files import Json
@@ -16,38 +16,38 @@ RESULTS: dict[str, list[Json]] = json.loads(Path(__file__).with_name("tool_resul
 """What tools of other programs returned: of searches that failed, that found nothing, and passages."""
 
 
-def searched(tmp_path: Path, result: Json) -> tuple[Search, dict[str, int]]:
-    chat = search_chat()
-    chat[3]["content"] = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
-    (run,), report = imported(tmp_path, [{"messages": [*chat]}])
-    return run.searches[0], dict(report.counts)
+def searched(tmp_path: Path, results: Sequence[Json]) -> tuple[list[Search], Mapping[str, int]]:
+    """The search of a conversation with each of these results, and the counts of their import."""
+    chats = [search_chat() for _ in results]
+    for chat, result in zip(chats, results, strict=True):
+        chat[3]["content"] = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    runs, report = imported(tmp_path, [{"messages": [*chat]} for chat in chats])
+    return [run.searches[0] for run in runs], report.counts
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("result", [*RESULTS["faults"], TRACEBACK, PAGE])
-def test_a_search_that_failed_is_a_fault_and_its_message_no_passage(tmp_path: Path, result: Json) -> None:
-    search, counts = searched(tmp_path, result)
-    assert search.fault and not search.hits and counts["failed_searches"] == 1
+def test_a_search_that_failed_is_a_fault_and_its_message_no_passage(tmp_path: Path) -> None:
+    results = [*RESULTS["faults"], TRACEBACK, PAGE]
+    searches, counts = searched(tmp_path, results)
+    missed = [result for result, search in zip(results, searches, strict=True) if not search.fault or search.hits]
+    assert not missed and counts["failed_searches"] == len(results)
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("result", RESULTS["nothing"])
-def test_a_search_that_found_nothing_has_no_hits_and_is_no_fault(tmp_path: Path, result: Json) -> None:
-    search, counts = searched(tmp_path, result)
-    assert search.fault is None and not search.hits and counts["searches_without_hits"] == 1
+def test_a_search_that_found_nothing_has_no_hits_and_is_no_fault(tmp_path: Path) -> None:
+    searches, counts = searched(tmp_path, RESULTS["nothing"])
+    pairs = zip(RESULTS["nothing"], searches, strict=True)
+    missed = [result for result, search in pairs if search.fault is not None or search.hits]
+    assert not missed and counts["searches_without_hits"] == len(searches)
 
 
-@pytest.mark.parametrize("text", [*RESULTS["passages"], "Error: " + "word " * 200])
-def test_a_passage_about_errors_stays_a_passage(tmp_path: Path, text: str) -> None:
-    assert [hit.passage.text for hit in searched(tmp_path, text)[0].hits] == [text]
+def test_a_passage_about_errors_stays_a_passage(tmp_path: Path) -> None:
+    texts = [*RESULTS["passages"], "Error: " + "word " * 200]
+    found = [[hit.passage.text for hit in search.hits] for search in searched(tmp_path, texts)[0]]
+    assert found == [[text] for text in texts]
 
 
 def test_a_passage_with_fields_is_one_whatever_it_says(tmp_path: Path) -> None:
     rows: list[Json] = [{"id": "1", "title": "Error", "text": "Error: timeout", "status": "failed"}, ORLEN]
-    results: list[Json] = [rows, rows[:1], {"error": "one shard of two failed", "results": rows}]
-    for number, result in enumerate(results):
-        (folder := tmp_path / str(number)).mkdir()
-        search, _ = searched(folder, result)
+    for search in searched(tmp_path, [rows, rows[:1], {"error": "one shard of two failed", "results": rows}])[0]:
         assert search.fault is None and search.hits[0].passage.text == "Error: timeout"
 
 

@@ -376,7 +376,7 @@ def utterances(trajectory: Trajectory) -> Iterator[Utterance]:
     """The segments after the prompt; turns of the agent are numbered from 1."""
     turn = 0
     for segment in trajectory.segments[1:]:
-        is_agent = bool(segment.author == "agent")
+        is_agent = segment.author is Author.AGENT
         turn += is_agent
         speaker = f"agent, turn {turn}" if is_agent else segment.tag or "environment"
         yield Utterance(speaker, segment.text.strip(), is_agent)
