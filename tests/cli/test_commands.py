@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
+from tests.cli.test_bad_input import contents
 from tests.core.test_lock import holder
 from tests.hardware.paces import FAST, SLOW, processor
 from tests.hub.hub_server import HubState
@@ -128,7 +129,7 @@ def test_no_output_replaces_a_file_of_a_run_or_a_data_set(
     world: Path, index: Path, run_to_spoil: Path, tmp_path: Path, coseek: Type
 ) -> None:
     data, run = Path(shutil.copytree(world, tmp_path / "data")), run_to_spoil
-    before = {path: path.read_bytes() for folder in (data, run) for path in folder.iterdir()}
+    before = contents(data) | contents(run)
     refused = []
     (tmp_path / "notes.md").write_text("mine")
     for path in (run / "run.yaml", index / "index.json", tmp_path / "notes.md"):
@@ -148,7 +149,7 @@ def test_no_output_replaces_a_file_of_a_run_or_a_data_set(
         all("choose another name" in outcome.sentence for outcome in refused[:-1])
         and "is a folder" in refused[-1].sentence
     )
-    assert {path: path.read_bytes() for folder in (data, run) for path in folder.iterdir()} == before
+    assert contents(data) | contents(run) == before
     assert not (tmp_path / "labels").exists()
     assert coseek("audit", "corpus", data, "--out", tmp_path / "world.json").code == 0  # of no data set
 

@@ -65,9 +65,9 @@ def test_help_is_quick_and_imports_no_torch() -> None:
     assert min(took) < 0.5
 
 
-def test_no_words_at_all_show_the_help(coseek: Type) -> None:
-    assert coseek() == coseek("--help")
-    assert coseek().code == 0
+def test_no_words_at_all_show_the_help_and_the_version_is_printed(coseek: Type) -> None:
+    assert coseek() == coseek("--help") and coseek().code == 0
+    assert coseek("--version").out.startswith("coseek 0.")
 
 
 @pytest.mark.medium
@@ -79,10 +79,6 @@ def test_every_command_has_a_line_and_a_help(coseek: Type) -> None:
         assert about.strip().endswith(".")
         shown = coseek(name, "--help")
         assert shown.code == 0 and (("--quiet" in shown.out and "--verbose" in shown.out) or "COMMAND" in shown.out)
-
-
-def test_the_version_is_printed(coseek: Type) -> None:
-    assert coseek("--version").out.startswith("coseek 0.")
 
 
 def test_a_new_file_is_a_new_command(newcomer: Path, coseek: Type) -> None:

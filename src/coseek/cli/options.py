@@ -13,14 +13,17 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from coseek.cli.terminal import Volume, set_volume
+from coseek.cli.terminal import Volume, assignments, set_volume
 from coseek.core.connections import is_url
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, expand_home
-from coseek.core.settings import apply_overrides, make_settings
+from coseek.core.plugins import find_plugin
+from coseek.core.settings import apply_overrides, dump_settings, make_settings
 from coseek.data.dataset import QuestionFilter
 
 if TYPE_CHECKING:
+    from coseek.agents.factory import AgentSettings
+    from coseek.agents.limits import Limits
     from coseek.core.cluster import Cluster
 
 RetrieverName: TypeAlias = Annotated[str, Option(help="An index folder, URL, YAML file, or `{retriever: NAME, …}`.")]
@@ -74,6 +77,37 @@ def cluster_of(address: str | None) -> "AbstractContextManager[Cluster | None]":
     from coseek.core.cluster import cluster_at  # not at the top, since a run on one machine does not need it
 
     return cluster_at(address)
+
+
+def agent_with_limits(
+    name: str,
+    protocol: str | None,
+    prompt_template: str | None,
+    tokenizer: str | None,
+    device: str | None,
+    temperature: float | None = None,
+    limits: Sequence[str] | None = None,
+) -> "tuple[AgentSettings, Limits]":
+    """Return an agent's settings, and its default limits with the typed `NAME=VALUE` or `limits.NAME=VALUE` applied:
+    for `ask`, `serve agent` and `serve mcp`.
+
+    Raises `SettingError` for a scripted agent that needs more than the text of a question.
+    """
+    from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, settings_for  # not for help
+    from coseek.agents.limits import Limits
+    from coseek.agents.sources import CITED
+
+    settings = settings_for(name, protocol, prompt_template, tokenizer, device, untrained=CITED)
+    if temperature is not None:
+        settings = settings.model_copy(update={"temperature": temperature})
+    script = is_scripted(settings.name) and find_plugin("scripted agent", SCRIPTED, settings.name, CONTRACT)
+    if needs := getattr(script, "NEEDS", ""):
+        raise SettingError(
+            f"the agent {settings.name!r} needs {needs}, and a typed question has none; take --agent extract, rules or "
+            "a model folder, or ask the questions of a data set with `coseek run`"
+        )
+    typed = [text.removeprefix("limits.") for text in limits or ()]  # as in `coseek run`, where they are a group
+    return settings, make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(settings))))
 
 
 def question_filter(texts: Sequence[str] | None) -> QuestionFilter:

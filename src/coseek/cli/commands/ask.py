@@ -11,7 +11,6 @@ from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settled_for
 from coseek.agents.sources import cited_answer, holds, reply_in_words, sources_of
 from coseek.cli import options
-from coseek.cli.agent_options import agent_with_limits
 from coseek.cli.terminal import AsJson, Volume, new_app, print_json, say, stderr_console, tell, volume
 from coseek.core.errors import SettingError
 from coseek.core.text import as_written, without_repetition
@@ -56,7 +55,9 @@ def ask(
         raise SettingError("the question is empty; write one: coseek ask 'QUESTION' --retriever INDEX")
     console = stderr_console(quiet=as_json or volume() is Volume.QUIET)
     agent = options.at_server(agent)
-    chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
+    chosen, budgets = options.agent_with_limits(
+        agent, protocol, prompt_template, tokenizer, device, temperature, limits
+    )
     opened_agent = open_agent(settled_for(chosen, chosen))
     index = RetrieverDisplay(open_retriever(retriever), console)
     displayed = Agent(opened_agent.protocol, ModelDisplay(opened_agent.model, console))

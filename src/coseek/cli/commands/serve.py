@@ -12,7 +12,6 @@ from typer import Argument, Option
 
 from coseek.agents.factory import open_agent, settled_for
 from coseek.cli import options
-from coseek.cli.agent_options import agent_with_limits
 from coseek.cli.terminal import new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.core.files import real_path
@@ -119,7 +118,9 @@ def serve_agent(
     """
     check_libraries()
     agent = options.at_server(agent)
-    chosen, budgets = agent_with_limits(agent, protocol, prompt_template, tokenizer, device, temperature, limits or ())
+    chosen, budgets = options.agent_with_limits(
+        agent, protocol, prompt_template, tokenizer, device, temperature, limits
+    )
     check_source(retriever)
     from coseek.serve.agent_app import serve_agent as run
     from coseek.serve.agent_service import AgentService
@@ -158,7 +159,7 @@ def serve_mcp(
     check_libraries()
     require_library("mcp", "`coseek serve mcp`", "mcp")
     (agent,) = options.at_servers(agent)
-    limited = agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
+    limited = options.agent_with_limits(agent, protocol, prompt_template, tokenizer, device) if agent else None
     from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
 
     index = open_retriever(retriever)
