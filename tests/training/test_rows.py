@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 from tests.training.echo import settings_of
 from tests.training.tiny import agent, environment, random_trajectories, trajectory
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import json_line, parse_line
@@ -22,6 +20,7 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.reward import Reward
+from coseek.training.learner.batch import padded
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.rollout import TrajectoryBatch, score
@@ -72,15 +71,11 @@ def test_the_batch_of_a_step_can_be_made_of_its_rows(
 ) -> None:
     choice = settings_of(algorithm, group_size=SIZE, truncated=truncated, loss_agg_mode=loss_agg_mode)
     experience, rows = made(scored(sampled(seed)), choice)
-
-    def padded(name: str) -> Tensor:
-        return pad_sequence([torch.tensor(getattr(row, name)) for row in rows], batch_first=True)
-
     assert [len(row.ids) for row in rows] == experience.batch.lengths_B.tolist()
-    assert torch.equal(padded("ids"), experience.batch.ids_BT)
-    assert torch.equal(padded("trained"), experience.mask_BT)
-    assert torch.equal(padded("sampled_logprob"), experience.old_BT)
-    assert torch.equal(padded("advantage"), experience.advantages_BT)
+    assert torch.equal(padded(row.ids for row in rows), experience.batch.ids_BT)
+    assert torch.equal(padded(row.trained for row in rows), experience.mask_BT)
+    assert torch.equal(padded(row.sampled_logprob for row in rows), experience.old_BT)
+    assert torch.equal(padded(row.advantage for row in rows), experience.advantages_BT)
     assert [row.group for row in rows] == experience.groups_B.tolist()
     assert [row.policy_version for row in rows] == experience.sampled_at_B.tolist()
     trained = [row for row in rows if any(row.trained)]

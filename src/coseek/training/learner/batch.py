@@ -6,17 +6,15 @@ Convention: a `_BT` tensor is indexed by the token that it describes. `logprobs_
 token t (output of the model at position t-1); a value at t is that of the state *before* token t.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from coseek.core.errors import DataError
 from coseek.data.trajectory import Author, Trajectory
-
-FILLER_ID = 0
-"""Id of the padding. Any id works: lengths mark the padding, never the id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +46,10 @@ class Batch:
     def select(self, rows_B: Tensor) -> "Batch":
         """Select rows, cut to the longest of them."""
         width = int(self.lengths_B[rows_B].max())
-        return Batch(
-            ids_BT=self.ids_BT[rows_B, :width],
-            agent_BT=self.agent_BT[rows_B, :width],
-            logprobs_BT=self.logprobs_BT[rows_B, :width],
-            lengths_B=self.lengths_B[rows_B],
+        ids_bt, agent_bt, logprobs_bt = (
+            whole_BT[rows_B, :width] for whole_BT in (self.ids_BT, self.agent_BT, self.logprobs_BT)
         )
+        return Batch(ids_bt, agent_bt, logprobs_bt, self.lengths_B[rows_B])
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(
@@ -63,12 +59,7 @@ class Batch:
 
 def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     """Make a batch of the ids of trajectories, one row each. Raises `DataError` for those without exact ids."""
-    lengths_B = torch.tensor([len(trajectory.ids) for trajectory in trajectories])
-    shape = (len(trajectories), int(lengths_B.max()))
-    ids_BT = torch.full(shape, FILLER_ID, dtype=torch.long)
-    agent_BT = torch.zeros(shape, dtype=torch.bool)
-    logprobs_BT = torch.zeros(shape, dtype=torch.float32)
-    for row, trajectory in enumerate(trajectories):
+    for trajectory in trajectories:
         segments, question = trajectory.segments, trajectory.question.id
         if not trajectory.exact:
             raise DataError(
@@ -78,15 +69,21 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
             )
         if not segments or not segments[0].ids or segments[0].author is Author.AGENT:
             raise DataError(f"the trajectory of question {question!r} begins without a prompt")
-        start = 0
-        for segment in segments:
-            end = start + len(segment.ids)
-            ids_BT[row, start:end] = torch.tensor(segment.ids, dtype=torch.long)
-            if segment.author is Author.AGENT:
-                agent_BT[row, start:end] = True
-                logprobs_BT[row, start:end] = torch.tensor(segment.logprobs, dtype=torch.float32)
-            start = end
-    return Batch(ids_BT, agent_BT, logprobs_BT, lengths_B)
+    logprobs = (
+        [value for segment in trajectory.segments for value in segment.logprobs or [0.0] * len(segment.ids)]
+        for trajectory in trajectories
+    )
+    return Batch(
+        ids_BT=padded(trajectory.ids for trajectory in trajectories),
+        agent_BT=padded(trajectory.agent_mask for trajectory in trajectories),
+        logprobs_BT=padded(logprobs),
+        lengths_B=torch.tensor([len(trajectory.ids) for trajectory in trajectories]),
+    )
+
+
+def padded(rows: Iterable[Sequence[float]]) -> Tensor:
+    """Return rows as a tensor, padded on the right with 0; shape BT. Lengths mark the padding, never the 0."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
 
 
 def before(target_mask_BT: Tensor) -> Tensor:

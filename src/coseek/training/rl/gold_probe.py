@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from coseek.agents.protocol import Protocol
 from coseek.agents.scripted_agent import Move, move_ids
@@ -13,7 +11,7 @@ from coseek.agents.tag import Action
 from coseek.core.errors import SettingError
 from coseek.data.trajectory import Author, Segment, Trajectory
 from coseek.models.model import EpisodeState, Tokenizer
-from coseek.training.learner.batch import FILLER_ID, Batch
+from coseek.training.learner.batch import Batch, padded
 from coseek.training.learner.learner import ForwardModel
 from coseek.training.rl.algorithm import GoldContext
 
@@ -54,18 +52,14 @@ class PolicyProbe:
     writer: AnswerWriter
 
     def __call__(self, contexts: Sequence[GoldContext]) -> list[float]:
-        ids_B: list[Tensor] = []
-        target_masks_B: list[Tensor] = []
+        rows: list[list[int]] = []
+        targets: list[list[bool]] = []
         for trajectory, context in contexts:
             turn, answer = self.writer.ids(trajectory, context)
             prompt = [token for segment in context for token in segment.ids]
-            ids_B.append(torch.tensor([*prompt, *turn]))
-            target_mask_T = torch.zeros(len(ids_B[-1]), dtype=torch.bool)
-            target_mask_T[len(prompt) + answer.start : len(prompt) + answer.stop] = True
-            target_masks_B.append(target_mask_T)
-        ids_BT = pad_sequence(ids_B, batch_first=True, padding_value=FILLER_ID)
-        target_mask_BT = pad_sequence(target_masks_B, batch_first=True)
-        lengths_B = torch.tensor([len(ids_T) for ids_T in ids_B])
-        batch = Batch(ids_BT, target_mask_BT, torch.zeros(ids_BT.shape), lengths_B)
+            rows.append([*prompt, *turn])
+            targets.append([position - len(prompt) in answer for position in range(len(rows[-1]))])
+        ids_BT, target_mask_BT = padded(rows), padded(targets)
+        batch = Batch(ids_BT, target_mask_BT, torch.zeros(ids_BT.shape), torch.tensor([*map(len, rows)]))
         logprobs_BT = torch.where(target_mask_BT, self.policy.forward(batch, target_mask_BT), 0.0)
         return (logprobs_BT.double().sum(dim=1) / target_mask_BT.sum(dim=1)).tolist()
